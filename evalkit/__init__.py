@@ -1,0 +1,1 @@
+"""Evaluation: benchmarks, engines, sampling, metrics, statistics, store, compare, report."""

@@ -1,0 +1,21 @@
+"""Training with GTPO: objective, conflict weights, entropy gate, fused op, trainers, run folder.
+
+`GTPOConfig` and `GTPOTrainer` are loaded on first use, so that reading a config imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gtpo.trainer import GTPOConfig, GTPOTrainer
+
+__all__ = ["GTPOConfig", "GTPOTrainer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from gtpo import trainer
+
+        return getattr(trainer, name)
+    raise AttributeError(f"module 'gtpo' has no attribute {name!r}")

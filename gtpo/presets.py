@@ -1,0 +1,77 @@
+"""The switches of the objective and their named settings, free of torch so that configs validate in an instant.
+
+`gtpo.objective` re-exports both names and holds the mathematics. Every row of PRESETS is a row of the table in
+docs/method.md; a variant is `dataclasses.replace(PRESETS["gtpo"], gamma=0.01)`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+LN2 = math.log(2.0)
+"""The paper's entropy threshold in nats: the entropy of a fair choice between two tokens (Eq. 6)."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Every switch of the objective; the defaults are the paper's GTPO."""
+
+    scale_rewards: Literal["group", "none"] = "group"
+    """`group`: advantages divided by the group's sample standard deviation + 1e-4; `none`: only centred."""
+    conflict: bool = True
+    """Whether conflict tokens are reweighted; off gives lambda = 1 everywhere (GRPO)."""
+    combine: Literal["or", "product"] = "or"
+    """How the forward and the backward span's weights meet where both cover a token."""
+    positive_weight: float = 2.0
+    """lambda of a conflict token in a completion of positive advantage (Eq. 5)."""
+    group_reduction: Literal["mean", "sum"] = "mean"
+    """Mean (Eq. 7) or sum (published code) over the completions of a group."""
+    conflict_norm: Literal["none", "union", "max"] = "none"
+    """Extra per-completion divisor: none (paper), the union of the spans, or max(1, forward, backward)."""
+    filter: Literal["auto", "always", "never"] = "auto"
+    """The entropy gate: `auto` is active iff the untrained model's entropy lies below ln 2 (Eq. 6)."""
+    filter_scope: Literal["all", "negative"] = "all"
+    """Which completions the gate may drop: all, or those of negative advantage only."""
+    entropy_threshold: float = LN2
+    """Mean token entropy in nats above which a completion is dropped; equality keeps."""
+    entropy_mode: Literal["advantage", "loss", "none"] = "advantage"
+    """`advantage`: A' = A - gamma <H>, no gradient through H; `loss`: differentiable -gamma <H> (Eq. 7 read literally)."""
+    entropy_gated: bool = False
+    """In mode `loss`: whether the gate also drops the entropy term."""
+    gamma: float = 0.1
+    """Weight of the entropy term."""
+    log_clamp: float = 0.0
+    """Probabilities are clamped at this value inside the entropy's logarithm (published code: 1e-6; 0 is exact)."""
+    entropy_temperature: Literal["sampling", "one"] = "sampling"
+    """Temperature of the distribution whose log-probabilities and entropy are taken."""
+    skip_zero_variance_groups: bool = False
+    """Drop groups whose rewards are all equal; otherwise the entropy term still moves them."""
+    mask_truncated: bool = False
+    """Leave completions that ended without EOS out of the loss."""
+
+
+_PAPER = Objective()
+
+PRESETS: dict[str, Objective] = {
+    "gtpo": _PAPER,
+    "gtpo-published": replace(
+        _PAPER,
+        scale_rewards="none",
+        combine="product",
+        group_reduction="sum",
+        conflict_norm="max",
+        filter="always",
+        entropy_threshold=0.7,
+        log_clamp=1e-6,
+        entropy_temperature="one",
+    ),
+    "gtpo-eq7": replace(_PAPER, entropy_mode="loss"),
+    "gtpo-conflict-only": replace(_PAPER, filter="never", entropy_mode="none"),
+    "gtpo-no-filter": replace(_PAPER, filter="never"),
+    "gtpo-negative-only": replace(_PAPER, filter="always", filter_scope="negative"),
+    "grpo": replace(_PAPER, conflict=False, filter="never", entropy_mode="none"),
+    "grpo-filtered": replace(_PAPER, conflict=False, filter="always", entropy_threshold=1.05),
+}
+"""The presets of docs/method.md. `sft` has no objective of this kind and is no preset."""

@@ -1,0 +1,1 @@
+"""Problems, prompts and the embedded arithmetic task: what training and evaluation both read."""

@@ -1,0 +1,20 @@
+"""The prompt that training and evaluation share, and the target format it asks for."""
+
+from __future__ import annotations
+
+SYSTEM_INSTRUCTION = (
+    "You are a helpful assistant for solving math problems. Given a question, first think step by step between "
+    "<reasoning> and </reasoning>. Then, give the final answer between <answer> and </answer>."
+)
+"""The system prompt of the published runs (PUBLISHED recipe, GTPO paper, Listing 1)."""
+
+
+def chat_messages(problem: str, system_instruction: str = SYSTEM_INSTRUCTION) -> list[dict[str, str]]:
+    """Return the [system, user] conversation for one problem; an empty system instruction is left out."""
+    system = [{"role": "system", "content": system_instruction}] if system_instruction else []
+    return [*system, {"role": "user", "content": problem}]
+
+
+def target_text(reasoning: str, answer: str) -> str:
+    """Return the supervised target: the published `<reasoning>…</reasoning>`, `<answer>…</answer>` layout."""
+    return f"<reasoning>\n{reasoning}\n</reasoning>\n<answer>{answer}</answer>"

@@ -1,0 +1,19 @@
+"""The one exception for mistakes of the user's."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake the user can fix: what is wrong, where, and what to do, in one or two sentences.
+
+    `cli.py` prints the message on stderr without a traceback and exits with code 2.
+    """
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `' Did you mean "x"?'` for the nearest of `known`, or an empty string if none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f' Did you mean "{near[0]}"?' if near else ""

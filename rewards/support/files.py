@@ -1,0 +1,78 @@
+"""Files: written whole or not at all, read with the place of the fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rewards.support.errors import UserError
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `data` to a temporary file beside `path`, flush it to disk, and rename it over `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes private files; a result is an ordinary one
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 `text` by write-then-rename."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON by write-then-rename. NaN and infinities are refused (ValueError)."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Parse a JSON file. Raises UserError naming the file, line and column of the fault."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except json.JSONDecodeError as fault:
+        raise UserError(f"{path}:{fault.lineno}:{fault.colno}: not valid JSON ({fault.msg})") from None
+    except UnicodeDecodeError as fault:
+        raise UserError(f"{path}: not UTF-8 text (byte {fault.start})") from None
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    r"""Yield (line number, object) for each line of a JSONL file; blank lines are skipped.
+
+    Lines end at `\n` alone: U+2028 stands inside real GSM8K text and must not split a row. Raises UserError
+    with file and line number on a broken line, and on a file without a single row.
+    """
+    rows = 0
+    try:
+        with path.open("rb") as handle:
+            for number, line in enumerate(handle, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line.decode("utf-8"))
+                except (json.JSONDecodeError, UnicodeDecodeError) as fault:
+                    raise UserError(f"{path}:{number}: not a JSON object ({fault})") from None
+                if not isinstance(row, dict):
+                    raise UserError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
+                rows += 1
+                yield number, row
+    except (FileNotFoundError, IsADirectoryError):
+        raise UserError(f"{path}: no such file") from None
+    if rows == 0:
+        raise UserError(f"{path}: the file is empty; expected one JSON object per line")
