@@ -1,0 +1,66 @@
+"""Shared test set-up: one thread, and a stated reason for every test that this machine cannot run."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Two torch threads on a busy two-core machine can be ten times slower than one. Subprocesses inherit this.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _shared_dir() -> Path | None:
+    candidate = Path(os.environ.get("GTPO_SHARED_DIR", ROOT.parent / "shared"))
+    return candidate if (candidate / "data").is_dir() else None
+
+
+def _missing(marker: str) -> str | None:
+    """Return why tests with this marker cannot run here, or None if they can."""
+    if marker == "shared" and _shared_dir() is None:
+        return "shared material not found (set GTPO_SHARED_DIR, or lay it beside the checkout as ../shared)"
+    if marker == "vllm" and importlib.util.find_spec("vllm") is None:
+        return "vLLM is not installed here (make test-vllm)"
+    if marker == "gpu":
+        import torch
+
+        return None if torch.cuda.is_available() else "no CUDA device"
+    if marker == "chromium" and not (shutil.which("chromium") and shutil.which("chromedriver")):
+        return "no chromium and chromedriver on the PATH"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reasons = {marker: _missing(marker) for marker in ("shared", "vllm", "gpu", "chromium")}
+    for item in items:
+        for marker, reason in reasons.items():
+            if reason and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """The project's shared material (benchmark files, recorded completions, golden steps)."""
+    found = _shared_dir()
+    assert found is not None, "mark the test with @pytest.mark.shared"
+    return found
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT
