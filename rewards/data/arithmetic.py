@@ -75,7 +75,7 @@ def arithmetic_problems(split: Split, count: int | None = None, seed: int = 0) -
         draws += 1
         if draws > 50 * count + 1000:
             raise UserError(
-                f"arithmetic/{split} has about {len(problems)} distinct problems; {count} were asked for: lower the count"
+                f"arithmetic/{split} has only about {len(problems)} distinct problems; {count} were asked for"
             )
         three = split == "hard" or rng.random() < _SHARE_OF_THREE_TERMS
         largest = 99 if split == "hard" or not three else 9

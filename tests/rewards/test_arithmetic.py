@@ -43,5 +43,5 @@ def test_the_same_seed_gives_the_same_list_and_another_seed_another():
 def test_bad_input_is_refused_in_a_sentence():
     with pytest.raises(UserError, match="train, test, hard"):
         arithmetic_problems("validation")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="lower the count"):
+    with pytest.raises(UserError, match="were asked for"):
         arithmetic_problems("test", 100_000)
