@@ -1,1 +1,23 @@
 """What a completion is worth: extract the answer, check the format, verify equality."""
+
+from rewards.extract import extract_answer, gsm8k_gold, last_boxed
+from rewards.format import format_ok
+from rewards.functions import accuracy_reward, final_reward, format_reward
+from rewards.published import published_correctness_reward, published_final_reward, published_format_reward
+from rewards.verify import Verdict, Verifier, default_verifier
+
+__all__ = [
+    "Verdict",
+    "Verifier",
+    "accuracy_reward",
+    "default_verifier",
+    "extract_answer",
+    "final_reward",
+    "format_ok",
+    "format_reward",
+    "gsm8k_gold",
+    "last_boxed",
+    "published_correctness_reward",
+    "published_final_reward",
+    "published_format_reward",
+]

@@ -1,0 +1,228 @@
+r"""Find the final answer in a completion.
+
+`strict`: what stands inside `<answer>…</answer>`, outside any thinking; the last pair if there are several.
+`lenient`: the answer tags, else the last `\boxed`, else `####`, else "the answer is", else the last number.
+
+Everything here is linear-time string work: no model text reaches a parser.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+Scoring = Literal["strict", "lenient"]
+
+MAX_TEXT = 200_000
+"""Characters of a completion that are looked at, counted from its end: answers come last."""
+
+_ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
+_THOUGHT_TAGS = ("think", "thinking", "reasoning")
+
+# Between boxes that together form one answer: separators, math delimiters, `y =`; never prose.
+_JOINT = re.compile(
+    r"(?:\s|,|;|&|\$|\\[()\[\],;: ]|\\q?quad|\\\\|\band\b|\bor\b|\\(?:text|mbox|textrm)\s*\{[\s,]*(?:and|or)?[\s,]*\}"
+    r"|[a-zA-Z](?:_\{?\w{1,4}\}?)?\s*=)*"
+)
+_HASHES = re.compile(r"####[^\S\n]*(\S[^\n]*)")
+_LEAD_IN = re.compile(
+    r"\b(?:the\s+)?(?:correct\s+|final\s+)?(?:answer|solution)(?:\s+(?:to|for|of)\b[^.:\n]{0,80}?)?"
+    r"\s*(?:\bis\b|\bare\b|=|:)(?:\s*:)?[\s*]*",
+    re.IGNORECASE,
+)
+_HOPE = re.compile(r"\s*\.?\s*I hope (?:it|this) is correct\b.*", re.IGNORECASE | re.DOTALL)
+_FORMULA = re.compile(
+    r"(?<!\\)\$\$(?P<a>[^$]{1,4000}?)(?<!\\)\$\$|\\\[(?P<b>.{1,4000}?)\\\]|\\\((?P<c>.{1,4000}?)\\\)"
+    r"|(?<![\\\d])\$(?P<d>(?:\\\$|[^$\n]){1,4000}?)(?<!\\)\$",
+    re.DOTALL,
+)
+_PLAIN_WORD = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{3,}")
+_NUMBER = re.compile(
+    r"(?<![\w.,])(?:[-−+]\s?)?[$€£¥₹]?\s?(?:\\\$)?"
+    r"(?:\d{1,3}(?:(?:,|\{,\}|\\[,!]|[\u00a0\u2009\u202f])\s?\d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))"
+    r"(?:\s?/\s?\d+(?:\.\d+)?)?(?:\s?(?:\\?%|percent\b))?"
+)
+_BARE_FRACTION = re.compile(r"[-−]?\s*\\[dtc]?frac\s*\{[^{}]{1,200}\}\s*\{[^{}]{1,200}\}(?:\s*\\?%)?")
+
+
+def match_brace(text: str, start: int) -> int:
+    r"""Return the index of the `}` that closes the `{` at `start`, or -1. `\{` and `\}` do not count."""
+    depth = 0
+    position = start
+    while position < len(text):
+        character = text[position]
+        if character == "\\":
+            position += 2
+            continue
+        if character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                return position
+        position += 1
+    return -1
+
+
+def _boxes(text: str) -> list[tuple[int, int, str]]:
+    r"""Return (start, end, content) of every complete outermost `\boxed{…}`, `\fbox{…}` or `\boxed 5`."""
+    found: list[tuple[int, int, str]] = []
+    position = 0
+    while (match := _BOX.search(text, position)) is not None:
+        inside = match.end()
+        if inside >= len(text):
+            break
+        if text[inside] == "{":
+            end = match_brace(text, inside)
+            if end < 0:  # never closed: a cut-off or malformed box is no answer; a later one may be
+                position = inside + 1
+                continue
+            found.append((match.start(), end + 1, text[inside + 1 : end].strip()))
+            position = end + 1
+        else:
+            token = re.compile(r"[^\s$\\{}]+|\\[a-zA-Z]+").match(text, inside)
+            if token is None:
+                position = inside + 1
+                continue
+            found.append((match.start(), token.end(), token.group().rstrip(".,;")))
+            position = token.end()
+    return found
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Return the content of the last complete `\boxed{…}` (or `\fbox{…}`, `\boxed 5`), braces balanced.
+
+    Boxes joined by nothing but separators (`\boxed{1}, \boxed{2}`, `\boxed{1} and \boxed{2}`) are one answer
+    and come back as `1, 2`. None if there is no complete box.
+    """
+    boxes = _boxes(text[-MAX_TEXT:])
+    if not boxes:
+        return None
+    tail = text[-MAX_TEXT:]
+    run = [boxes[-1]]
+    for box in reversed(boxes[:-1]):
+        if _JOINT.fullmatch(tail[box[1] : run[0][0]]) is None:
+            break
+        run.insert(0, box)
+    contents = list(dict.fromkeys(content for _, _, content in run))
+    return ", ".join(contents) if len(contents) > 1 else contents[0]
+
+
+def gsm8k_gold(text: str) -> str | None:
+    """Return the answer after the last `####` of a GSM8K solution: stripped, thousands commas removed.
+
+    None if there is no `####` or nothing follows it.
+    """
+    _, mark, tail = text.rpartition("####")
+    answer = tail.strip().split("\n")[0].strip().replace(",", "") if mark else ""
+    return answer or None
+
+
+def without_thoughts(text: str, tags: tuple[str, ...] = _THOUGHT_TAGS) -> str:
+    """Remove what a model thinks to itself: `<think>…</think>` and the like, whole with their content.
+
+    A closing tag whose opening stood in the prompt ends thinking that began with the text; an opening tag that
+    is never closed hides all that follows it (the completion was cut while thinking), except that an unclosed
+    `<reasoning>` hides nothing that stands in answer tags after it.
+    """
+    for tag in tags:
+        opening, closing = f"<{tag}>", f"</{tag}>"
+        if opening not in text and closing not in text:
+            continue
+        kept: list[str] = []
+        rest = text
+        first_open, first_close = rest.find(opening), rest.find(closing)
+        if first_close >= 0 and (first_open < 0 or first_close < first_open):
+            rest = rest[first_close + len(closing) :]
+        while (start := rest.find(opening)) >= 0:
+            kept.append(rest[:start])
+            end = rest.find(closing, start)
+            if end < 0:
+                rest = rest[start + len(opening) :] if tag == "reasoning" else ""
+                break
+            # Nested or repeated openings close together at the last closing tag before the next opening.
+            rest = rest[end + len(closing) :]
+            while (again := rest.find(closing)) >= 0 and not 0 <= rest.find(opening) < again:
+                rest = rest[again + len(closing) :]
+        text = " ".join([*kept, rest])
+    return text
+
+
+def _inner(answer: str) -> str | None:
+    """Return the content of answer tags or a phrase: its box if it has one, else itself; None if empty."""
+    boxed = last_boxed(answer) if "\\boxed" in answer or "\\fbox" in answer else None
+    return (boxed if boxed is not None else answer).strip() or None
+
+
+def _tagged(text: str) -> str | None:
+    matches = _ANSWER.findall(text)
+    return matches[-1].strip() if matches else None
+
+
+def _first_sentence(text: str) -> str:
+    """Cut a phrase at the end of its sentence: a full stop (not a decimal point), or the end of the line."""
+    line = text.lstrip().split("\n")[0]
+    match = re.search(r"(?<!\b[A-Za-z])[.!?](?:\*\*|\")?(?=\s|$)", line)
+    return (line[: match.start()] if match else line).strip().strip("*").strip()
+
+
+def _formulas(text: str) -> list[tuple[int, int, str]]:
+    found = []
+    for match in _FORMULA.finditer(text):
+        content = next(group for group in match.groups() if group is not None)
+        # `$2 per egg and 9 for sale makes $18`: two prices, no formula.
+        if _PLAIN_WORD.search(re.sub(r"\\[a-zA-Z]+\s*(?:\{[^{}]*\})?", " ", content)) is None or match["d"] is None:
+            found.append((match.start(), match.end(), content.strip()))
+    return found
+
+
+def _last_value(text: str) -> str | None:
+    """Return the last number of a text, widened to the formula or fraction it is part of."""
+    numbers = [match for match in _NUMBER.finditer(text) if any(c.isdigit() for c in match.group())]
+    formulas = _formulas(text)
+    fractions = [(m.start(), m.end(), m.group()) for m in _BARE_FRACTION.finditer(text)]
+    last = numbers[-1] if numbers else None
+    for start, end, content in reversed(formulas + fractions):
+        if last is None or start <= last.start() < end or start > last.start():
+            after = re.match(r"\s*(?:\\?%|percent(?:age)?\b|pct\b)", text[end:])
+            return content + ("\\%" if after else "")
+    return last.group().strip() if last else None
+
+
+def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
+    r"""Return the final answer of a completion as written, or None if it gives none.
+
+    `strict` takes the content of the last `<answer>…</answer>` outside thinking (its `\boxed` if it has one).
+    `lenient` takes that, else the last `\boxed{…}`, else what follows the last `####`, else the sentence after
+    the last "the answer is", else the last number (whole, with the formula or fraction it belongs to).
+    Raises ValueError for any other `scoring`.
+    """
+    if scoring not in ("strict", "lenient"):
+        raise ValueError(f'scoring must be "strict" or "lenient", not {scoring!r}')
+    visible = without_thoughts(text[-MAX_TEXT:])
+    tagged = _tagged(visible)
+    if tagged is not None:
+        return _inner(tagged)
+    if scoring == "strict":
+        return None
+    visible = without_thoughts(text[-MAX_TEXT:], ("think", "thinking"))
+    boxed = last_boxed(visible)
+    if boxed is not None:
+        return boxed or None
+    hashes = _HASHES.findall(visible)
+    if hashes:
+        return hashes[-1].strip() or None
+    phrases = [match.end() for match in _LEAD_IN.finditer(visible)]
+    if phrases:
+        answer = _HOPE.sub("", _first_sentence(visible[phrases[-1] :]))
+        if answer:
+            formulas = _formulas(answer)
+            return formulas[-1][2] if formulas and _PLAIN_WORD.search(_FORMULA.sub(" ", answer)) else answer
+    return _last_value(_HOPE.sub("", visible)) or _only_answer(visible)
+
+
+def _only_answer(text: str) -> str | None:
+    """Return a completion that is nothing but an answer without digits: one word, or one formula."""
+    bare = text.strip().strip("*").rstrip(".").strip()
+    return bare if re.fullmatch(r"[A-Za-z]{1,20}|\([A-Za-z]\)|\\[a-zA-Z]+(?:\{[^{}]{0,40}\})?", bare) else None

@@ -1,0 +1,38 @@
+"""Static limits, checked before any parser sees a text. Beyond them a verdict is REJECTED."""
+
+from __future__ import annotations
+
+import re
+
+MAX_CHARACTERS = 3_000
+MAX_NESTING = 40
+"""Open brackets of any kind at one place."""
+MAX_DIGITS = 200
+"""Digits in one run. Longer integers are compared as text only."""
+MAX_TOKENS = 800
+"""Numbers, names, commands and operators together."""
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_LONG_DIGITS = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}")
+_TOKEN = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]+|[0-9.]+|[^\s]")
+
+
+def reject_reason(text: str) -> str | None:
+    """Return why a text is beyond the limits, or None. Linear in the text's length."""
+    if len(text) > MAX_CHARACTERS:
+        return f"{len(text)} characters, more than {MAX_CHARACTERS}"
+    if _CONTROL.search(text):
+        return "control or bidirectional characters"
+    if _LONG_DIGITS.search(text):
+        return f"more than {MAX_DIGITS} digits in a run"
+    depth = deepest = 0
+    for character in text:
+        if character in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in ")]}":
+            depth = max(0, depth - 1)
+    if deepest > MAX_NESTING:
+        return f"brackets nested {deepest} deep, more than {MAX_NESTING}"
+    tokens = len(_TOKEN.findall(text))
+    return f"{tokens} tokens, more than {MAX_TOKENS}" if tokens > MAX_TOKENS else None

@@ -1,0 +1,109 @@
+"""Rewards by dotted path: ours, or any function of the user's with TRL's signature."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rewards.support.errors import UserError, did_you_mean
+
+RewardFunction = Callable[..., list[float | None]]
+
+
+class LoadedRewards(NamedTuple):
+    """Reward functions and the weight of each in the total."""
+
+    functions: list[RewardFunction]
+    weights: list[float]
+    names: list[str]
+    """One per function, unique: the function's name, with its module where two share one."""
+
+
+def load_reward(path: str) -> RewardFunction:
+    """Import the reward at `package.module.function` or `package.module:function`.
+
+    The working directory is searched too, so a file beside the config works. Raises UserError that names the part
+    of the path that fails: the module, the attribute, or the signature.
+    """
+    module_name, _, attribute = path.rpartition(":") if ":" in path else path.rpartition(".")
+    if not module_name or not attribute or not all(part.isidentifier() for part in module_name.split(".")):
+        raise UserError(f'reward "{path}": expected a dotted path such as rewards.final_reward or my_module:my_reward')
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as fault:
+        if fault.name is not None and (module_name == fault.name or module_name.startswith(f"{fault.name}.")):
+            raise UserError(
+                f'reward "{path}": no module named "{fault.name}" (searched the installed packages and {here})'
+            ) from None
+        raise UserError(f'reward "{path}": importing {module_name} failed: {fault}') from fault
+    except Exception as fault:
+        raise UserError(f'reward "{path}": importing {module_name} failed: {type(fault).__name__}: {fault}') from fault
+    finally:
+        if added and here in sys.path:
+            sys.path.remove(here)
+    function = getattr(module, attribute, None)
+    if function is None:
+        known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise UserError(f'reward "{path}": {module_name} has no "{attribute}".{did_you_mean(attribute, known)}')
+    if not callable(function) or inspect.isclass(function):
+        raise UserError(f'reward "{path}": {type(function).__name__}, not a function')
+    _check_signature(path, function)
+    return function
+
+
+def _check_signature(path: str, function: Callable[..., Any]) -> None:
+    """TRL calls `reward(prompts=…, completions=…, <dataset columns>=…)`: refuse what that call would break on."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature: left to the call itself
+        return
+    names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        raise UserError(
+            f'reward "{path}": its signature {inspect.signature(function)} lacks **kwargs; rewards are called with '
+            "prompts, completions, completion_ids and every column of the dataset as keywords"
+        )
+    if "completions" not in names:
+        raise UserError(f'reward "{path}": its signature {inspect.signature(function)} lacks "completions"')
+
+
+def load_rewards(paths: Sequence[str], weights: Sequence[float] | None = None) -> LoadedRewards:
+    """Load several rewards with their weights (1 each if unset). Raises UserError on a mismatch."""
+    if not paths:
+        raise UserError("trainer.reward_funcs is empty: name at least one reward, e.g. rewards.final_reward")
+    if weights is not None and len(weights) != len(paths):
+        raise UserError(f"trainer.reward_weights has {len(weights)} values for {len(paths)} reward_funcs")
+    chosen = [1.0] * len(paths) if weights is None else [float(weight) for weight in weights]
+    if not all(math.isfinite(weight) for weight in chosen) or not any(chosen):
+        raise UserError(f"trainer.reward_weights {chosen}: finite numbers, not all zero")
+    functions = [load_reward(path) for path in paths]
+    names = [getattr(function, "__name__", path) for function, path in zip(functions, paths, strict=True)]
+    unique = [name if names.count(name) == 1 else path for name, path in zip(names, paths, strict=True)]
+    return LoadedRewards(functions, chosen, unique)
+
+
+def weighted_total(scores: Sequence[Sequence[float | None]], weights: Sequence[float]) -> list[float | None]:
+    """Return sum over functions f of weights[f] * scores[f][i] per completion i; None where any is unscored.
+
+    A completion of which a part could not be scored has no total: adding up the rest would read as a low score.
+    """
+    if len(scores) != len(weights):
+        raise ValueError(f"{len(scores)} rewards but {len(weights)} weights")
+    totals: list[float | None] = []
+    for row in zip(*scores, strict=True):
+        known = [score for score in row if score is not None]
+        totals.append(
+            sum(weight * score for weight, score in zip(weights, known, strict=True))
+            if len(known) == len(row)
+            else None
+        )
+    return totals

@@ -1,0 +1,190 @@
+"""Is this answer equal to the gold answer? The one definition, for training rewards and for evaluation.
+
+docs/verification.md states the policy. Plain numbers and equal strings are settled here, in the caller, exactly;
+everything else goes to worker processes under a time and a memory limit.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from rewards.limits import reject_reason
+from rewards.plain import settle
+from rewards.pool import WorkerPool
+
+Percent = Literal["value", "ignore"]
+
+
+class Verdict(enum.StrEnum):
+    """What came of comparing a prediction with a gold answer."""
+
+    CORRECT = "CORRECT"
+    INCORRECT = "INCORRECT"
+    NO_ANSWER = "NO_ANSWER"
+    """The prediction is empty."""
+    TIMEOUT = "TIMEOUT"
+    """Undecided within the time limit: unscored, not wrong."""
+    REJECTED = "REJECTED"
+    """Beyond the static limits, or beyond the memory limit of a worker."""
+
+
+class AnswerClasses(NamedTuple):
+    """Answers grouped by equality, for the majority vote."""
+
+    labels: list[int | None]
+    """Per answer: the number of its class, counted from 0 in order of first appearance; None abstains."""
+    correct: int | None
+    """The class that equals the gold, or None if no answer does."""
+    verdicts: list[Verdict]
+    """Per answer: its verdict against the gold."""
+
+
+class Verifier:
+    """Verifies answers; safe to share between threads.
+
+    Args:
+        workers: processes at most; unset takes the CPUs this process may use, at most 16. None starts before
+            there is an answer that needs one.
+        timeout_s: seconds of wall clock for one verification, after which its worker is killed.
+        percent: `value`: 50% is 0.5, and 50 only where the gold has a percent sign; `ignore`: the sign is a
+            unit like any other, 50% is 50.
+        memory_mb: address space of one worker, in MiB.
+        cache_size: verdicts kept, by (prediction, gold); the oldest go first.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        timeout_s: float = 5.0,
+        *,
+        percent: Percent = "value",
+        memory_mb: int = 1024,
+        cache_size: int = 200_000,
+    ) -> None:
+        if percent not in ("value", "ignore"):
+            raise ValueError(f'percent must be "value" or "ignore", not {percent!r}')
+        self.workers = workers if workers is not None else min(16, len(os.sched_getaffinity(0)))
+        self.timeout_s, self.percent, self.memory_mb, self.cache_size = timeout_s, percent, memory_mb, cache_size
+        self._cache: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
+        self._lock = threading.Lock()
+        self._pool = WorkerPool(self.workers, timeout_s, memory_mb)
+        self._owner = os.getpid()
+
+    def verify(self, prediction: str | None, gold: str) -> Verdict:
+        """Return the verdict on one extracted answer. Raises ValueError if the gold is empty."""
+        return self.verify_many([(prediction, gold)])[0]
+
+    def verify_many(self, pairs: Sequence[tuple[str | None, str]]) -> list[Verdict]:
+        """Return the verdicts on (prediction, gold) pairs, in order; equal pairs are verified once.
+
+        Raises ValueError if a gold is empty: such a row cannot be scored (`rewards.selftest` lists them).
+        """
+        keys = [(prediction or "", gold) for prediction, gold in pairs]
+        for index, (_, gold) in enumerate(keys):
+            if not isinstance(gold, str) or not gold.strip():
+                raise ValueError(f"pair {index}: the gold answer is {gold!r}; leave such rows out (rewards.selftest)")
+        verdicts: dict[tuple[str, str], Verdict] = {}
+        open_keys: list[tuple[str, str]] = []
+        for key in dict.fromkeys(keys):
+            with self._lock:
+                known = self._cache.get(key)
+                if known is not None:
+                    self._cache.move_to_end(key)
+            if known is None:
+                known = self._settle(*key)
+            if known is None:
+                open_keys.append(key)
+            else:
+                verdicts[key] = known
+        if open_keys:
+            tasks = [{"prediction": p, "gold": g, "percent": self.percent} for p, g in open_keys]
+            verdicts |= {k: Verdict(o) for k, o in zip(open_keys, self._workers().run(tasks), strict=True)}
+        with self._lock:
+            self._cache.update(verdicts)
+            while len(self._cache) > self.cache_size:
+                self._cache.popitem(last=False)
+        return [verdicts[key] for key in keys]
+
+    def _settle(self, prediction: str, gold: str) -> Verdict | None:
+        """Decide without a worker, where that is exact: empty, beyond the limits, plain numbers, equal texts."""
+        if not prediction.strip():
+            return Verdict.NO_ANSWER
+        if reject_reason(prediction) is not None:
+            return Verdict.REJECTED
+        equal = settle(prediction, gold, self.percent)
+        if equal is not None:
+            return Verdict.CORRECT if equal else Verdict.INCORRECT
+        return Verdict.REJECTED if reject_reason(gold) is not None else None
+
+    def _workers(self) -> WorkerPool:
+        with self._lock:
+            if self._owner != os.getpid():  # a forked child starts its own
+                self._pool, self._owner = WorkerPool(self.workers, self.timeout_s, self.memory_mb), os.getpid()
+            return self._pool
+
+    def answer_classes(self, answers: Sequence[str | None], gold: str) -> AnswerClasses:
+        """Group answers to one question by the same equality that scores them.
+
+        All answers equal to the gold form one class. Every other answer joins the first class whose
+        representative (its first member) equals it in either direction, or opens a new one. An empty or missing
+        answer abstains. An answer that could not be decided (TIMEOUT, REJECTED) votes for itself alone and for
+        identical texts.
+        """
+        verdicts = self.verify_many([(answer, gold) for answer in answers])
+        labels: list[int | None] = []
+        by_text: dict[str, int] = {}
+        representatives: list[tuple[int, str]] = []
+        correct: int | None = None
+        classes = 0
+        for answer, verdict in zip(answers, verdicts, strict=True):
+            if verdict is Verdict.NO_ANSWER or answer is None:
+                labels.append(None)
+                continue
+            label = by_text.get(answer)
+            if label is None and verdict is Verdict.CORRECT:
+                label = correct
+            elif label is None and verdict is Verdict.INCORRECT and representatives:
+                both = [(answer, other) for _, other in representatives]
+                results = self.verify_many(both + [(other, answer) for _, other in representatives])
+                count = len(representatives)
+                equal = (i for i in range(count) if Verdict.CORRECT in (results[i], results[i + count]))
+                first = next(equal, None)
+                label = representatives[first][0] if first is not None else None
+            if label is None:
+                label = classes
+                classes += 1
+                if verdict is Verdict.INCORRECT:
+                    representatives.append((label, answer))
+                elif verdict is Verdict.CORRECT:
+                    correct = label
+            by_text[answer] = label
+            labels.append(label)
+        return AnswerClasses(labels, correct, verdicts)
+
+    def close(self) -> None:
+        """Stop the workers now; they also stop when the program ends."""
+        self._pool.close()
+
+    def __enter__(self) -> Verifier:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+_default: Verifier | None = None
+_default_lock = threading.Lock()
+
+
+def default_verifier() -> Verifier:
+    """Return the process's shared verifier (built on first use, default policy): one pool, one cache."""
+    global _default
+    with _default_lock:
+        if _default is None:
+            _default = Verifier()
+        return _default

@@ -1,0 +1,69 @@
+"""The program of a verification worker: one task a line on stdin, its outcome on stdout.
+
+`python -m rewards.worker MEMORY_MB TIMEOUT_S`. The address space is limited, so that runaway terms end in a
+MemoryError and not in the machine's swap. A timer with the default action ends the process even inside C code and
+even when the caller is gone; the caller's own deadline comes first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import sys
+from typing import Any
+
+ORPHAN_GRACE_S = 2.0
+
+
+def _send(stream: int, *message: Any) -> None:
+    os.write(stream, json.dumps(message).encode() + b"\n")
+
+
+def _lines(stream: int) -> Any:
+    """Yield lines of stdin until it closes or the caller has died (its other children may hold the pipe open)."""
+    parent, buffer = os.getppid(), b""
+    while True:
+        while b"\n" in buffer:
+            line, buffer = buffer.split(b"\n", 1)
+            yield line
+        ready, _, _ = select.select([stream], [], [], 5.0)
+        if not ready:
+            if os.getppid() != parent:
+                return
+            continue
+        part = os.read(stream, 65536)
+        if not part:
+            return
+        buffer += part
+
+
+def main() -> None:
+    """Serve tasks until the caller goes away."""
+    memory_mb, timeout_s = int(sys.argv[1]), float(sys.argv[2])
+    # Prints of a library must not reach the protocol: keep a private copy of stdout, point fd 1 at stderr.
+    replies = os.dup(1)
+    os.dup2(2, 1)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    sys.setrecursionlimit(2000)
+
+    from rewards.equality import outcome
+
+    for line in _lines(0):
+        _send(replies, "begin")
+        signal.setitimer(signal.ITIMER_REAL, timeout_s + ORPHAN_GRACE_S)
+        try:
+            verdict = outcome(json.loads(line))
+        except MemoryError:
+            _send(replies, "retire", "REJECTED")  # a fresh process for the next: this heap may be in pieces
+            os._exit(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _send(replies, "done", verdict)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+import pytest
+
+from rewards import extract_answer, gsm8k_gold, last_boxed
+
+
+@pytest.mark.parametrize(
+    ("text", "strict", "lenient"),
+    [
+        ("<reasoning>r</reasoning><answer> 12 </answer>", "12", "12"),
+        ("<answer>5</answer> or <answer>7</answer>", "7", "7"),
+        (r"<answer>so \boxed{\frac{1}{2}}</answer>", r"\frac{1}{2}", r"\frac{1}{2}"),
+        ("<answer> </answer>", None, None),
+        ("<answer>12", None, "12"),
+        ("<think><answer>5</answer></think> all done", None, None),
+        ("a thought <answer>5</answer></think>", None, None),
+        ("<think> cut while thinking <answer>5</answer>", None, None),
+        ("<reasoning><answer>5</answer></reasoning>", None, "5"),
+        ("<reasoning>never closed <answer>5</answer>", "5", "5"),
+        (r"first \boxed{3}. Then \boxed{\frac{1}{2}}.", None, r"\frac{1}{2}"),
+        (r"\boxed{1} and \boxed{2}", None, "1, 2"),
+        (r"\boxed{4", None, "4"),
+        ("work\n#### 1,234", None, "1,234"),
+        ("The answer is 12. I am sure.", None, "12"),
+        ("Final Answer: The final answer is $12$. I hope it is correct.", None, "$12$"),
+        ("She earns $18 a day, which is $126 a week.", None, "$126"),
+        (r"We find $x \geq 5$ at last.", None, r"x \geq 5"),
+        ("A loss of 28 percent", None, "28 percent"),
+        ("nothing here", None, None),
+        ("", None, None),
+        ("Monday", None, "Monday"),
+    ],
+)
+def test_extraction(text: str, strict: str | None, lenient: str | None) -> None:
+    assert extract_answer(text) == strict
+    assert extract_answer(text, "lenient") == lenient
+
+
+def test_unknown_scoring_is_an_error() -> None:
+    with pytest.raises(ValueError, match="strict"):
+        extract_answer("1", "loose")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (r"\boxed{\frac{\sqrt{2}}{2}}", r"\frac{\sqrt{2}}{2}"),
+        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        (r"\boxed 5.", "5"),
+        (r"\fbox{7}", "7"),
+        (r"\boxed{\boxed{7}}", r"\boxed{7}"),
+        (r"\boxed{3} and later \boxed{4", "3"),
+        ("none", None),
+    ],
+)
+def test_last_boxed(text: str, content: str | None) -> None:
+    assert last_boxed(text) == content
+
+
+def test_gsm8k_gold() -> None:
+    assert gsm8k_gold("work <<1+1=2>>\n#### 1,080\n") == "1080"
+    assert gsm8k_gold("no mark") is None
+    assert gsm8k_gold("####  ") is None

@@ -1,0 +1,87 @@
+import pytest
+
+from rewards import accuracy_reward, final_reward, format_ok, format_reward, published_final_reward
+from rewards.loading import load_reward, load_rewards, weighted_total
+from rewards.support.errors import UserError
+
+GOOD = "<reasoning>r</reasoning>\n<answer>12</answer>"
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        (GOOD, 10.0),
+        (GOOD + "\n ", 10.0),
+        (GOOD + " bye", 1.0),
+        ("<answer>12</answer><reasoning>r</reasoning>", 1.0),
+        (GOOD + "<answer>13</answer>", 1.0),
+        ("<reasoning>r</reasoning>", 1.0),
+        ("</answer>", 1.0),
+        ("12", 0.0),
+    ],
+)
+def test_format(text: str, score: float) -> None:
+    assert format_reward([text]) == [score]
+    assert format_ok(text) == (score == 10.0)
+
+
+def test_accuracy_and_final() -> None:
+    chat = [{"role": "assistant", "content": GOOD}]
+    parts = [{"role": "assistant", "content": [{"type": "text", "text": GOOD}]}]
+    completions = [GOOD, chat, parts, "12", GOOD]
+    assert accuracy_reward(completions, ["12", "12.0", "120", "12", None]) == [10.0, 10.0, 0.0, 0.0, None]
+    assert final_reward(completions=completions, prompts=None, answer=["12", "12", "120", "12", ""]) == [
+        20.0,
+        20.0,
+        10.0,
+        0.0,
+        None,
+    ]
+    with pytest.raises(ValueError, match="gold answers"):
+        accuracy_reward([GOOD], [])
+
+
+@pytest.mark.parametrize(
+    ("completion", "gold", "score"),
+    [
+        ("<reasoning>r</reasoning><answer>120</answer>", "12", 20.0),
+        ("<reasoning>r</reasoning><answer>1,000</answer>", "1000", 10.0),
+        ("<reasoning>r</reasoning><answer>12</answer>\n", "12", 20.0),
+        ("<reasoning>r</reasoning><answer>12</answer> ", "12", 1.5),
+        ("<reasoning>r</reasoning><answer>5</answer><answer>7</answer>", "7", 20.0),
+        ("<reasoning>r</reasoning><answer>12.005</answer>", "12", 20.0),
+        ("<answer>12</answer>", "12", 1.0),
+        ("</reasoning><answer>12</answer>", "12", 1.5),
+        ("12", "12", 0.0),
+    ],
+)
+def test_published_reward(completion: str, gold: str, score: float) -> None:
+    assert published_final_reward([completion], [gold]) == [score]
+
+
+def test_loading(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_ok.py").write_text("def short(completions, **kwargs):\n    return [1.0] * len(completions)\n")
+    (tmp_path / "mine_bad.py").write_text("import no_such_thing_here\n")
+    (tmp_path / "mine_sig.py").write_text("def f(completions):\n    return []\n")
+    assert load_reward("rewards.final_reward") is final_reward
+    assert load_reward("mine_ok:short")(completions=["a"]) == [1.0]
+    loaded = load_rewards(["rewards.format_reward", "mine_ok.short"], [1, 0.5])
+    assert loaded.weights == [1.0, 0.5]
+    assert loaded.names == ["format_reward", "short"]
+    for path, complaint in [
+        ("final_reward", "dotted path"),
+        ("rewards.final_rewrd", "Did you mean"),
+        ("no_such.module.f", 'no module named "no_such"'),
+        ("mine_bad.f", "no_such_thing_here"),
+        ("mine_sig.f", "kwargs"),
+        ("rewards.__all__", "not a function"),
+    ]:
+        with pytest.raises(UserError, match=complaint):
+            load_reward(path)
+    with pytest.raises(UserError, match="2 values for 1"):
+        load_rewards(["rewards.final_reward"], [1, 2])
+
+
+def test_weighted_total() -> None:
+    assert weighted_total([[1.0, 2.0, None], [10.0, 0.0, 1.0]], [1.0, 0.5]) == [6.0, 2.0, None]
