@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated, Any
 
@@ -31,13 +32,39 @@ app = App(
 )
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings={"ignore_unknown_options": True})
 def train(
-    context: typer.Context,
-    config: Annotated[str, typer.Argument(help="A YAML file: one of configs/ or your own.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="CONFIG.yaml [--section.key VALUE]...", help="A YAML file: one of configs/ or your own."
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option(help="Print the resolved run and a memory forecast; train nothing.")] = False,
+    help_config: Annotated[bool, typer.Option(help="Print every key: type, range, default, meaning.")] = False,
+    check_loss: Annotated[
+        bool, typer.Option(help="Compare the fused loss with the reference on the first batch.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option(help="No progress, only warnings and the result.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> None:
-    """Train a model from a config; every key is also a flag, e.g. --training.learning_rate 2e-6."""
-    raise UserError("gtpo train is not built yet")
+    """Train a model from a config. Every key is also a flag, e.g. --training.learning_rate 2e-6.
+
+    Lists take several words. Shortcuts: --model-name --dataset-name --dataset-subset (repeatable) --dataset-split
+    --data-dir --cuda --run-name. The same command again resumes an interrupted run.
+    """
+    from gtpo.config import load_config
+    from gtpo.config.flags import parse_flags
+
+    path, overrides = parse_flags(words or [])
+    if path is None:
+        raise UserError("gtpo train needs a config file, e.g. gtpo train configs/demo/gtpo.yaml")
+    config = load_config(path, overrides)
+    if config.env.CUDA_VISIBLE_DEVICES is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = config.env.CUDA_VISIBLE_DEVICES  # before anything imports torch
+    from gtpo.train import train as run
+
+    run(config, quiet=quiet, json_output=json_output, check_loss=check_loss)
 
 
 @app.command("eval")

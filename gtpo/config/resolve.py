@@ -1,0 +1,244 @@
+"""What follows from other keys: contradictions refused by name, idle keys named, open values filled in.
+
+`resolve` is idempotent, so a run folder's config.yaml loads to itself.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, NoReturn
+
+from gtpo.config.schema import Optimizer, TrainConfig
+from gtpo.presets import PRESETS
+from rewards.support.errors import UserError
+
+if TYPE_CHECKING:
+    from gtpo.config.load import Document
+
+LARGEST_8BIT_BETA = 0.9999
+"""Above it an Adam moment moves by less than the resolution of block-wise 8-bit states, and updates are lost."""
+
+_32_BIT: dict[str, Optimizer] = {
+    "adamw_torch_8bit": "adamw_torch",
+    "adamw_8bit": "adamw_torch",
+    "adamw_bnb_8bit": "adamw_torch",
+    "paged_adamw_8bit": "paged_adamw_32bit",
+    "lion_8bit": "lion_32bit",
+    "paged_lion_8bit": "paged_lion_32bit",
+    "ademamix_8bit": "ademamix",
+}
+
+_TRL_GRPO_KNOWS = {"scale_rewards", "mask_truncated"}
+"""Fields of Objective that TRL's own GRPO can vary."""
+
+_IDLE_IN_SFT = (
+    "training.num_generations",
+    "training.steps_per_generation",
+    "training.num_iterations",
+    "training.temperature",
+    "training.max_completion_length",
+    "trainer.reward_funcs",
+    "trainer.reward_weights",
+    "rollout.",
+    "model.gpu_memory_utilization",
+)
+
+_MATH_NAMES = {"math", "hendrycks_math", "eleutherai/hendrycks_math"}
+
+
+class _Resolver:
+    """One resolution: the config, where its keys stand, what was set explicitly, whom to tell."""
+
+    def __init__(
+        self, config: TrainConfig, document: Document, set_apart: frozenset[str], say: Callable[[str], None]
+    ) -> None:
+        self.config = config.model_copy(deep=True)
+        self.document, self.set_apart, self.say = document, set_apart, say
+
+    def at(self, dotted: str) -> str:
+        place = self.document.place(tuple(dotted.split(".")))
+        return f"{place}: " if place else ""
+
+    def refuse(self, dotted: str, message: str) -> NoReturn:
+        raise UserError(f"{self.at(dotted)}{dotted} {message}")
+
+    def idle(self, keys: Sequence[str], why: str) -> None:
+        if keys:
+            self.say(f"no effect {why}: {', '.join(keys)}")
+
+    def model(self) -> None:
+        model = self.config.model
+        if model.model_name and model.build:
+            self.refuse("model.model_name", "and model.build exclude each other: load a model or build one")
+        if not model.model_name and not model.build:
+            self.refuse("model", "needs model_name (a Hub name, a folder or a train run) or build")
+        if model.build and model.build.hidden_size % model.build.num_attention_heads:
+            heads, width = model.build.num_attention_heads, model.build.hidden_size
+            self.refuse("model.build.num_attention_heads", f"{heads} does not divide hidden_size {width}")
+        if model.load_in_4bit and not model.lora_rank:
+            self.refuse("model.load_in_4bit", "needs lora_rank > 0: 4-bit weights are frozen, adapters are what trains")
+        if model.lora_rank:
+            model.lora_alpha = model.lora_alpha or model.lora_rank
+        else:
+            self.idle(
+                [key for key in ("model.lora_alpha", "model.target_modules") if key in self.set_apart],
+                "without adapters (model.lora_rank 0)",
+            )
+
+    def dataset(self) -> None:
+        dataset = self.config.dataset
+        name = dataset.name.lower()
+        if name in _MATH_NAMES:
+            if dataset.subset and dataset.subset != "main":
+                if dataset.subsets and dataset.subsets != [dataset.subset]:
+                    self.refuse("dataset.subset", f'"{dataset.subset}" and dataset.subsets are both set; drop one')
+                dataset.subsets, dataset.subset = [dataset.subset], None
+        elif dataset.subsets:
+            if name in ("gsm8k", "openai/gsm8k") and len(dataset.subsets) == 1 and not dataset.subset:
+                dataset.subset = dataset.subsets[0]
+            else:
+                self.idle(["dataset.subsets"], f"on dataset {dataset.name} (MATH subjects)")
+            dataset.subsets = []
+
+    def lengths(self) -> None:
+        model, training = self.config.model, self.config.training
+        room = model.max_seq_length - training.max_prompt_length
+        if self.config.method == "sft":
+            return
+        if training.max_completion_length is None:
+            if room < 1:
+                self.refuse(
+                    "training.max_prompt_length",
+                    f"{training.max_prompt_length} leaves no room for a completion in model.max_seq_length "
+                    f"{model.max_seq_length}",
+                )
+            training.max_completion_length = room
+        elif training.max_completion_length > room:
+            self.refuse(
+                "training.max_completion_length",
+                f"{training.max_completion_length} + max_prompt_length {training.max_prompt_length} exceeds "
+                f"model.max_seq_length {model.max_seq_length}",
+            )
+
+    def optimizer(self) -> None:
+        training = self.config.training
+        beta = max(training.adam_beta1, training.adam_beta2)
+        wide = _32_BIT.get(training.optimizer)
+        if wide and beta > LARGEST_8BIT_BETA:
+            self.say(
+                f"{self.at('training.optimizer')}training.optimizer {training.optimizer} -> {wide}: with an Adam beta "
+                f"of {beta} (> {LARGEST_8BIT_BETA}) 8-bit states would round the updates away"
+            )
+            training.optimizer = wide
+        if training.optimizer in ("adafactor", "sgd"):
+            betas = [key for key in ("training.adam_beta1", "training.adam_beta2") if key in self.set_apart]
+            self.idle(betas, f"with optimizer {training.optimizer}")
+
+    def objective(self) -> None:
+        config, changes = self.config, self.config.objective.changes()
+        if config.method == "sft":
+            for key in (["preset"] if config.objective.preset else []) + list(changes):
+                self.refuse(f"objective.{key}", "contradicts method sft: supervised fine-tuning has no RL objective")
+            return
+        if config.method == "grpo":
+            if config.preset_name() != "grpo":
+                self.refuse(
+                    "objective.preset",
+                    f'"{config.objective.preset}" contradicts method grpo, which is TRL\'s own GRPO; '
+                    "set method: gtpo to train with this preset",
+                )
+            plain = asdict(PRESETS["grpo"])
+            for key, value in changes.items():
+                if value != plain[key] and key not in _TRL_GRPO_KNOWS:
+                    self.refuse(
+                        f"objective.{key}",
+                        f"{value} contradicts method grpo, which is TRL's own GRPO and has no such switch; "
+                        "method: gtpo with objective.preset grpo or grpo-filtered has it",
+                    )
+        try:
+            objective = config.resolved_objective()
+        except ValueError as fault:
+            raise UserError(f"{self.at('objective')}objective: {fault}") from None
+        self.config = config.with_objective(objective)
+
+    def method(self) -> None:
+        config = self.config
+        if config.training.beta > 0 and config.method != "grpo":
+            why = "GTPO has no reference model and no KL term" if config.method == "gtpo" else "SFT has no KL term"
+            self.refuse(
+                "training.beta", f"{config.training.beta} contradicts method {config.method}: {why}; set it to 0"
+            )
+        if config.method == "sft":
+            keys = [key for key in sorted(self.set_apart) if key.startswith(_IDLE_IN_SFT)]
+            self.idle(keys, "with method sft")
+            return
+        if config.training.num_generations < 2:
+            self.refuse(
+                "training.num_generations",
+                f"{config.training.num_generations}: a group of one has no advantage to learn from; at least 2",
+            )
+        weights, functions = config.trainer.reward_weights, config.trainer.reward_funcs
+        if not functions:
+            self.refuse("trainer.reward_funcs", "is empty; at least one reward function is needed")
+        if weights is not None and len(weights) != len(functions):
+            self.refuse("trainer.reward_weights", f"has {len(weights)} values for {len(functions)} reward functions")
+        if config.rollout.engine != "vllm_server":
+            keys = [key for key in ("rollout.server_host", "rollout.server_port") if key in self.set_apart]
+            self.idle(keys, f"with rollout.engine {config.rollout.engine}")
+
+    def batch(self, world_size: int) -> None:
+        """Make every round of sampling hold complete groups, by the published rule: raise the batch to G."""
+        if self.config.method == "sft":
+            return
+        training = self.config.training
+        group, batch = training.num_generations, training.per_device_train_batch_size
+        rounds = training.steps_per_generation or training.gradient_accumulation_steps
+        if (batch * rounds * world_size) % group == 0:
+            return
+        training.per_device_train_batch_size = group
+        key, size = "training.per_device_train_batch_size", _divisor(group, batch)
+        self.say(
+            f"{self.at(key)}{key} {batch} -> {group}: {batch} x {rounds} micro-batch(es) x {world_size} process(es) "
+            f"hold no complete groups of {group}; now {rounds * world_size} prompt(s) per round, as in the published runs "
+            f"(the same gradient in less memory: batch {size}, gradient_accumulation_steps {group // size * rounds})"
+        )
+
+    def trackers(self) -> None:
+        missing = [name for name in self.config.training.report_to if importlib.util.find_spec(name) is None]
+        for name in missing:
+            self.say(
+                f"{self.at('training.report_to')}training.report_to {name}: not installed here, so this run is not "
+                f"reported to it (pip install {name}); metrics.jsonl has everything"
+            )
+        self.config.training.report_to = [name for name in self.config.training.report_to if name not in missing]
+
+
+def _divisor(group: int, batch: int) -> int:
+    """Return the largest divisor of the group size that is at most the batch."""
+    return max(size for size in range(1, min(batch, group) + 1) if group % size == 0)
+
+
+def resolve(
+    config: TrainConfig,
+    document: Document,
+    set_apart: frozenset[str],
+    say: Callable[[str], None],
+    world_size: int | None = None,
+) -> TrainConfig:
+    """Return the resolved copy of a valid config. Raises UserError naming the keys that contradict each other.
+
+    set_apart: the keys that were set to something other than their default.
+    """
+    resolver = _Resolver(config, document, set_apart, say)
+    resolver.model()
+    resolver.dataset()
+    resolver.lengths()
+    resolver.optimizer()
+    resolver.method()
+    resolver.objective()
+    resolver.batch(world_size or int(os.environ.get("WORLD_SIZE", "1")))
+    resolver.trackers()
+    return resolver.config
