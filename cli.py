@@ -40,12 +40,16 @@ def train(
             metavar="CONFIG.yaml [--section.key VALUE]...", help="A YAML file: one of configs/ or your own."
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option(help="Print the resolved run and a memory forecast; train nothing.")] = False,
-    help_config: Annotated[bool, typer.Option(help="Print every key: type, range, default, meaning.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved run and a memory forecast; train nothing.")
+    ] = False,
+    help_config: Annotated[
+        bool, typer.Option("--help-config", help="Print every key: type, range, default, meaning.")
+    ] = False,
     check_loss: Annotated[
         bool, typer.Option(help="Compare the fused loss with the reference on the first batch.")
     ] = False,
-    quiet: Annotated[bool, typer.Option(help="No progress, only warnings and the result.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only warnings and the result.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> None:
     """Train a model from a config. Every key is also a flag, e.g. --training.learning_rate 2e-6.

@@ -202,7 +202,7 @@ class _Resolver:
         key, size = "training.per_device_train_batch_size", _divisor(group, batch)
         self.say(
             f"{self.at(key)}{key} {batch} -> {group}: {batch} x {rounds} micro-batch(es) x {world_size} process(es) "
-            f"hold no complete groups of {group}; now {rounds * world_size} prompt(s) per round, as in the published runs "
+            f"hold no complete groups of {group}; now {rounds * world_size} prompt(s) a round as in the published runs "
             f"(the same gradient in less memory: batch {size}, gradient_accumulation_steps {group // size * rounds})"
         )
 
