@@ -3,15 +3,16 @@
 Three splits with no expression in common (membership is a hash of the expression, so no seed can leak one into
 another):
 
-    train   `a + b` and `a - b` of numbers up to 99, and three terms of single digits
+    train   `a+b` and `a-b` of numbers up to 99, and three terms of which one has two digits
     test    the same distribution, held out: the benchmark `arithmetic`
-    hard    three terms of numbers up to 99, a composition that training never shows: `arithmetic_hard`
+    hard    three terms of which two have two digits, a composition that training never shows: `arithmetic_hard`
 
 No intermediate value is negative. The worked solution has one step a line, which is what the SFT target teaches.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import zlib
 from typing import Literal
@@ -26,9 +27,7 @@ DEFAULT_COUNTS: dict[str, int] = {"train": 4096, "test": 64, "hard": 64}
 
 TEMPLATES = ("What is {}?", "Compute {}.", "Find the value of {}.", "{} = ?")
 
-_SHARE_OF_THREE_TERMS = (
-    0.25  # of train and test; enough to learn the two-line layout, too little to learn carrying in it
-)
+_SHARE_OF_THREE_TERMS = 0.35  # of train and test: enough to learn the layout of two steps
 
 
 def _is_held_out(expression: str) -> bool:
@@ -36,27 +35,32 @@ def _is_held_out(expression: str) -> bool:
     return zlib.crc32(expression.encode()) % 8 == 0
 
 
-def _terms(rng: random.Random, count: int, largest: int) -> tuple[list[int], list[str]]:
-    """Draw numbers and signs such that no running total is negative."""
-    numbers, signs = [rng.randint(0, largest)], []
-    total = numbers[0]
-    for _ in range(count - 1):
-        sign = rng.choice("+-")
-        number = rng.randint(0, min(largest, total) if sign == "-" else largest)
-        total += number if sign == "+" else -number
-        numbers.append(number)
-        signs.append(sign)
-    return numbers, signs
+def _terms(rng: random.Random, kind: str) -> tuple[list[int], list[str]]:
+    """Draw numbers and signs: no running total is negative, and none that is calculated with exceeds 99."""
+    while True:
+        if kind == "two":
+            numbers = [rng.randint(0, 99) for _ in range(2)]
+        else:
+            numbers = [rng.randint(0, 9) for _ in range(3)]
+            for place in rng.sample(range(3), 2 if kind == "hard" else 1):
+                numbers[place] = rng.randint(10, 99)
+        signs = [rng.choice("+-") for _ in numbers[1:]]
+        totals = _totals(numbers, signs)
+        if min(totals) >= 0 and max(totals[:-1]) <= 99:
+            return numbers, signs
 
 
-def _worked(numbers: list[int], signs: list[str]) -> tuple[str, int]:
-    """Return the solution, one step a line, and the value."""
-    total, lines = numbers[0], []
-    for sign, number in zip(signs, numbers[1:], strict=True):
-        result = total + number if sign == "+" else total - number
-        lines.append(f"{total} {sign} {number} = {result}")
-        total = result
-    return "\n".join(lines), total
+def _totals(numbers: list[int], signs: list[str]) -> list[int]:
+    """Return the running totals, the first number included."""
+    signed = [number if sign == "+" else -number for sign, number in zip(["+", *signs], numbers, strict=True)]
+    return list(itertools.accumulate(signed))
+
+
+def _worked(numbers: list[int], signs: list[str]) -> str:
+    """Return the solution, one step a line."""
+    totals = _totals(numbers, signs)
+    steps = zip(totals, signs, numbers[1:], totals[1:], strict=False)
+    return "\n".join(f"{before}{sign}{number}={after}" for before, sign, number, after in steps)
 
 
 def arithmetic_problems(split: Split, count: int | None = None, seed: int = 0) -> list[Problem]:
@@ -77,22 +81,18 @@ def arithmetic_problems(split: Split, count: int | None = None, seed: int = 0) -
             raise UserError(
                 f"arithmetic/{split} has only about {len(problems)} distinct problems; {count} were asked for"
             )
-        three = split == "hard" or rng.random() < _SHARE_OF_THREE_TERMS
-        largest = 99 if split == "hard" or not three else 9
-        numbers, signs = _terms(rng, 3 if three else 2, largest)
-        expression = str(numbers[0]) + "".join(f" {s} {n}" for s, n in zip(signs, numbers[1:], strict=True))
-        # Three terms that all happen to be single digits would be training problems.
-        wrong_split = max(numbers) <= 9 if split == "hard" else _is_held_out(expression) != (split == "test")
-        if expression in seen or wrong_split:
+        kind = "hard" if split == "hard" else "three" if rng.random() < _SHARE_OF_THREE_TERMS else "two"
+        numbers, signs = _terms(rng, kind)
+        expression = str(numbers[0]) + "".join(f"{s}{n}" for s, n in zip(signs, numbers[1:], strict=True))
+        if expression in seen or (split != "hard" and _is_held_out(expression) != (split == "test")):
             continue
         seen.add(expression)
-        solution, value = _worked(numbers, signs)
         problems.append(
             Problem(
                 id=f"arithmetic/{split}/{len(problems)}",
                 problem=rng.choice(TEMPLATES).format(expression),
-                answer=str(value),
-                solution=solution,
+                answer=str(_totals(numbers, signs)[-1]),
+                solution=_worked(numbers, signs),
                 subject={"+": "addition", "-": "subtraction"}.get("".join(sorted(set(signs))), "mixed"),
                 level=len(signs),
             )

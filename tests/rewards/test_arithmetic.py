@@ -11,7 +11,7 @@ from rewards.support.errors import UserError
 
 
 def expression_of(problem: str) -> str:
-    found = re.search(r"\d+(?: [+-] \d+)+", problem)
+    found = re.search(r"\d+(?:[+-]\d+)+", problem)
     assert found
     return found.group()
 
@@ -22,7 +22,7 @@ def test_answers_are_the_value_of_the_expression(split):
     assert len(problems) == DEFAULT_COUNTS[split]
     for problem in problems:
         assert int(problem.answer) == eval(expression_of(problem.problem), {"__builtins__": {}})
-        assert problem.solution.endswith(f"= {problem.answer}")
+        assert problem.solution.endswith(f"={problem.answer}")
 
 
 def test_splits_share_no_expression_for_any_seed():

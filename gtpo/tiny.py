@@ -1,0 +1,93 @@
+"""A small decoder built from scratch, with its own tokenizer and chat template: the embedded default model.
+
+It needs no download, so that the whole pipeline can be seen to work on a laptop. Digits are single tokens (numbers
+are read column by column) and the four tags of the answer format are one token each.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gtpo.config import BuiltModel
+from rewards.data.arithmetic import TEMPLATES
+from rewards.data.prompt import SYSTEM_INSTRUCTION
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+PAD, EOS = "<|pad|>", "<|end|>"
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}"
+    "{{ '<|assistant|>' }}{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}"
+    "{% else %}{{ '<|' + message['role'] + '|>' + message['content'] + eos_token }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+"""The generation markers tell TRL's SFT trainer which tokens are the assistant's."""
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE on the task's own words; any text round-trips, and every build is the same."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=512,
+        min_frequency=1,
+        special_tokens=[PAD, EOS, *ROLES],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    corpus = [SYSTEM_INSTRUCTION, *(template.format("1 + 2 - 3 = 4") for template in TEMPLATES)]
+    tokenizer.train_from_iterator(corpus, trainer)
+    # The tags are ordinary text to the reader, so they must survive skip_special_tokens.
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        additional_special_tokens=list(ROLES),
+        padding_side="left",
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def build_tiny_model(
+    spec: BuiltModel, *, max_seq_length: int, seed: int
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """Build the model `spec` describes in float32 with weights drawn from `seed`, and its tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = build_tokenizer()
+    shape = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "num_hidden_layers": spec.num_hidden_layers,
+        "num_attention_heads": spec.num_attention_heads,
+        "num_key_value_heads": spec.num_attention_heads,
+        "tie_word_embeddings": spec.tie_word_embeddings,
+        "max_position_embeddings": max_seq_length,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": None,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: PreTrainedModel
+        if spec.architecture == "llama":
+            model = LlamaForCausalLM(LlamaConfig(**shape))
+        else:
+            model = Qwen2ForCausalLM(Qwen2Config(**shape))
+    return model.float(), tokenizer
