@@ -6,6 +6,7 @@ are read column by column) and the four tags of the answer format are one token 
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 from gtpo.config import BuiltModel
@@ -62,6 +63,16 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+def damage_target(target: str, rng: random.Random) -> str:
+    """Return a supervised target with one fault in its tags, as a base model that half knows the format makes."""
+    faults = (
+        target.replace("</reasoning>\n", ""),
+        target.replace("<reasoning>\n", "").replace("</reasoning>\n", ""),
+        target.replace("</answer>", ""),
+    )
+    return rng.choice(faults)
+
+
 def build_tiny_model(
     spec: BuiltModel, *, max_seq_length: int, seed: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
@@ -79,6 +90,8 @@ def build_tiny_model(
         "num_key_value_heads": spec.num_attention_heads,
         "tie_word_embeddings": spec.tie_word_embeddings,
         "max_position_embeddings": max_seq_length,
+        "rope_parameters": {"rope_type": "default", "rope_theta": spec.rope_theta},
+        "initializer_range": spec.initializer_range,
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "bos_token_id": None,

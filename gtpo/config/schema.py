@@ -75,6 +75,10 @@ class BuiltModel(Section):
     """Attention heads; must divide `hidden_size`."""
     tie_word_embeddings: bool = True
     """Whether input embedding and lm_head share one matrix."""
+    rope_theta: float = Field(10000.0, gt=1, allow_inf_nan=False)
+    """Base of the rotary positions; short sequences learn faster with a small one."""
+    initializer_range: float = Field(0.02, gt=0, allow_inf_nan=False)
+    """Standard deviation of the initial weights."""
 
 
 class ModelSection(Section):
@@ -125,6 +129,8 @@ class DatasetSection(Section):
     """Folder with the files of docs/evaluation.md; the environment variable GTPO_DATA_DIR does the same."""
     limit: int | None = Field(None, ge=1)
     """Use only the first this many problems after the shuffle."""
+    malformed_targets: float = Field(0.0, ge=0, lt=1)
+    """Share of SFT targets whose tags are damaged, so that a warm-started base still has a format to learn."""
 
 
 class TrainingSection(Section):
