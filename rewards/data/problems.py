@@ -1,8 +1,22 @@
-"""Problems: one record type for training sets and benchmarks, from local files, the Hub, or generated."""
+"""Problems: one record type for training sets and benchmarks, from local files, the Hub, or generated.
+
+A source is a name of `SOURCES`, an embedded arithmetic split, or a .jsonl/.parquet file of the user's with the
+fields problem and answer (and id, solution, subject, level where there are any). Named sources are read from
+`<name>.jsonl` or `<name>.parquet` in the data folder where one is given (argument, else GTPO_DATA_DIR) and from the
+Hugging Face Hub otherwise; both give the same ids and the same golds.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rewards.support.errors import UserError, did_you_mean
+from rewards.support.files import read_jsonl
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +30,274 @@ class Problem:
     """Worked solution, the source of SFT targets; may be empty."""
     subject: str = ""
     level: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HubSource:
+    """Where a named source lies on the Hub and how one of its rows becomes a Problem."""
+
+    repository: str
+    configs: tuple[str, ...]
+    split: str
+    parse: Callable[[dict[str, Any], int], Problem]
+    """(row, position in the whole set) -> Problem."""
+    count: int
+
+
+def last_boxed(text: str) -> str:
+    r"""Return the content of the last `\boxed{...}` with its braces balanced, or an empty string."""
+    start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
+    if start < 0:
+        bare = re.findall(r"\\boxed\s+([^\s$]+)", text)
+        return str(bare[-1]) if bare else ""
+    opening = text.index("{", start)
+    depth = 0
+    for position in range(opening, len(text)):
+        if text[position] in "{}" and text[position - 1] != "\\":
+            depth += 1 if text[position] == "{" else -1
+            if depth == 0:
+                return text[opening + 1 : position].strip()
+    return ""
+
+
+def plain_integer(answer: str) -> str:
+    """Return an integer as it is commonly written: `27.0`, `073` and `1,080` become 27, 73 and 1080."""
+    text = answer.strip()
+    if re.fullmatch(r"-?\d{1,3}(,\d{3})+", text):
+        text = text.replace(",", "")
+    if re.fullmatch(r"-?\d+(\.0+)?", text):
+        return str(int(text.split(".")[0]))
+    return text
+
+
+def parse_level(value: Any) -> int | None:
+    """Return 3 for 3, "3" and "Level 3"; None where the level is missing (`Level ?` in MATH)."""
+    digits = re.search(r"\d+", str(value if value is not None else ""))
+    return int(digits.group()) if digits else None
+
+
+def _gsm8k(split: str) -> Callable[[dict[str, Any], int], Problem]:
+    def parse(row: dict[str, Any], position: int) -> Problem:
+        solution, _, answer = str(row["answer"]).rpartition("####")
+        return Problem(f"gsm8k/{split}/{position}", row["question"], plain_integer(answer), solution.strip())
+
+    return parse
+
+
+def _math(split: str) -> Callable[[dict[str, Any], int], Problem]:
+    def parse(row: dict[str, Any], position: int) -> Problem:
+        solution = str(row["solution"])
+        return Problem(
+            f"math/{split}/{position}",
+            row["problem"],
+            last_boxed(solution),
+            solution,
+            str(row.get("type") or ""),
+            parse_level(row.get("level")),
+        )
+
+    return parse
+
+
+def _math500(row: dict[str, Any], position: int) -> Problem:
+    return Problem(
+        str(row["unique_id"]),
+        row["problem"],
+        str(row["answer"]),
+        str(row["solution"]),
+        str(row["subject"]),
+        parse_level(row["level"]),
+    )
+
+
+def _aime24(row: dict[str, Any], position: int) -> Problem:
+    place = re.search(r"2024_AIME_(I+)_Problems/Problem_(\d+)", str(row.get("url", "")))
+    paper = f"{place.group(1)}-{place.group(2)}" if place else _aime_paper(position)
+    return Problem(
+        f"aime/2024-{paper}", row["problem"], plain_integer(str(row["answer"])), str(row.get("solution") or "")
+    )
+
+
+def _aime_paper(position: int) -> str:
+    return f"{'I' if position < 15 else 'II'}-{position % 15 + 1}"
+
+
+def _aime25(row: dict[str, Any], position: int) -> Problem:
+    return Problem(f"aime/2025-{_aime_paper(position)}", row["problem"], plain_integer(str(row["answer"])))
+
+
+def _amc23(row: dict[str, Any], position: int) -> Problem:
+    text = row.get("question") or row["problem"]
+    return Problem(f"amc23/{row.get('id', position)}", text, plain_integer(str(row["answer"])))
+
+
+MATH_SUBJECTS = {
+    "algebra": "Algebra",
+    "counting_and_probability": "Counting & Probability",
+    "geometry": "Geometry",
+    "intermediate_algebra": "Intermediate Algebra",
+    "number_theory": "Number Theory",
+    "prealgebra": "Prealgebra",
+    "precalculus": "Precalculus",
+}
+"""Hub config -> subject, in the order in which the ids count."""
+
+SOURCES: dict[str, HubSource] = {
+    "gsm8k_train": HubSource("openai/gsm8k", ("main",), "train", _gsm8k("train"), 7473),
+    "gsm8k_test": HubSource("openai/gsm8k", ("main",), "test", _gsm8k("test"), 1319),
+    "math_train": HubSource("EleutherAI/hendrycks_math", tuple(MATH_SUBJECTS), "train", _math("train"), 7500),
+    "math_test": HubSource("EleutherAI/hendrycks_math", tuple(MATH_SUBJECTS), "test", _math("test"), 5000),
+    "math500": HubSource("HuggingFaceH4/MATH-500", ("default",), "test", _math500, 500),
+    "aime24": HubSource("HuggingFaceH4/aime_2024", ("default",), "train", _aime24, 30),
+    "aime25": HubSource("math-ai/aime25", ("default",), "test", _aime25, 30),
+    "amc23": HubSource("math-ai/amc23", ("default",), "test", _amc23, 40),
+}
+
+ARITHMETIC = {"arithmetic_train": "train", "arithmetic_test": "test", "arithmetic_hard": "hard"}
+
+
+def source_names() -> list[str]:
+    """Return every name that `load_source` knows."""
+    return [*SOURCES, *ARITHMETIC]
+
+
+def _problem_of(row: dict[str, Any], position: int, stem: str, where: str) -> Problem:
+    for field in ("problem", "answer"):
+        value = row.get(field)
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            found = "missing" if value is None else f"{type(value).__name__}"
+            raise UserError(f'{where}: field "{field}" must be text, found {found}; fields here: {", ".join(row)}')
+    return Problem(
+        id=str(row.get("id") if row.get("id") is not None else f"{stem}/{position}"),
+        problem=str(row["problem"]),
+        answer=str(row["answer"]).strip(),
+        solution=str(row.get("solution") or ""),
+        subject=str(row.get("subject") or ""),
+        level=parse_level(row.get("level")),
+    )
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    try:
+        table = parquet.read_table(path)
+    except (pyarrow.ArrowInvalid, OSError) as fault:
+        raise UserError(f"{path}: not a readable Parquet file ({fault})") from None
+    if table.num_rows == 0:
+        raise UserError(f"{path}: the file has no rows")
+    yield from enumerate(table.to_pylist(), start=1)
+
+
+def load_file(path: Path) -> list[Problem]:
+    """Read problems from a .jsonl (or .jsonl.gz) or .parquet file.
+
+    Raises UserError with file and line (row) number on a broken row, a missing field or a repeated id.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    if path.name.endswith((".jsonl", ".jsonl.gz")):
+        rows, place = read_jsonl(path), f"{path}:{{}}"
+    elif path.suffix == ".parquet":
+        rows, place = _parquet_rows(path), f"{path}, row {{}}"
+    else:
+        raise UserError(f"{path}: expected a .jsonl or .parquet file")
+    problems: list[Problem] = []
+    first_seen: dict[str, int] = {}
+    for number, row in rows:
+        problem = _problem_of(row, len(problems), path.stem.removesuffix(".jsonl"), place.format(number))
+        if problem.id in first_seen:
+            raise UserError(f'{place.format(number)}: id "{problem.id}" stands on line {first_seen[problem.id]} too')
+        first_seen[problem.id] = number
+        problems.append(problem)
+    return problems
+
+
+def _load_hub(name: str, source: HubSource) -> list[Problem]:
+    import datasets
+
+    problems: list[Problem] = []
+    try:
+        for config in source.configs:
+            for row in datasets.load_dataset(source.repository, config, split=source.split):
+                problems.append(source.parse(row, len(problems)))
+    except (KeyError, TypeError) as fault:
+        raise UserError(
+            f"{source.repository} ({source.split}) no longer has the fields that {name} is read from ({fault}); "
+            f"put {name}.jsonl in a folder and pass it as --data-dir"
+        ) from fault
+    except Exception as fault:  # datasets raises a dozen kinds for "not reachable"; all mean the same to the user
+        first_line = str(fault).strip().split("\n")[0][:200]
+        raise UserError(
+            f"could not load {source.repository} from the Hugging Face Hub ({type(fault).__name__}: {first_line}); "
+            f"offline, put {name}.jsonl in a folder and pass it as --data-dir or GTPO_DATA_DIR"
+        ) from fault
+    return problems
+
+
+def data_folder(data_dir: str | Path | None = None) -> Path | None:
+    """Return the folder of local benchmark files: the argument, else GTPO_DATA_DIR, else None.
+
+    Raises UserError where it is given but not there.
+    """
+    given = data_dir or os.environ.get("GTPO_DATA_DIR")
+    if not given:
+        return None
+    folder = Path(given)
+    if not folder.is_dir():
+        origin = "--data-dir" if data_dir else "GTPO_DATA_DIR"
+        raise UserError(f"{origin}: {folder} is not a folder")
+    return folder
+
+
+def _local_file(name: str, folder: Path) -> Path:
+    for candidate in (folder / f"{name}.jsonl", folder / f"{name}.parquet"):
+        if candidate.is_file():
+            return candidate
+    raise UserError(f"{folder} has neither {name}.jsonl nor {name}.parquet")
+
+
+def _normalise_subject(name: str) -> str:
+    return re.sub(r"[^a-z]+", "_", name.lower().replace("&", "and")).strip("_")
+
+
+def load_source(
+    name: str, *, data_dir: str | Path | None = None, subsets: Sequence[str] | None = None
+) -> list[Problem]:
+    """Load the problems of a source.
+
+    Args:
+        name: one of `source_names()`, or the path of a .jsonl/.parquet file.
+        data_dir: folder with `<name>.jsonl` or `<name>.parquet`; GTPO_DATA_DIR where it is not given.
+        subsets: subjects to keep ("algebra" or "Algebra", ...); all where it is empty.
+
+    Raises UserError for an unknown name (with the nearest one), a file or folder that is not there, broken rows
+    (with file and line), an unknown subset, and a Hub that cannot be reached.
+    """
+    if name in ARITHMETIC:
+        from rewards.data.arithmetic import arithmetic_problems
+
+        problems = arithmetic_problems(ARITHMETIC[name])  # type: ignore[arg-type]
+    elif name in SOURCES:
+        folder = data_folder(data_dir)
+        problems = _load_hub(name, SOURCES[name]) if folder is None else load_file(_local_file(name, folder))
+    elif name.endswith((".jsonl", ".jsonl.gz", ".parquet")):
+        problems = load_file(Path(name))
+    else:
+        known = source_names()
+        raise UserError(
+            f'unknown dataset "{name}".{did_you_mean(name, known)} '
+            f"Known: {', '.join(known)}, or a .jsonl or .parquet file"
+        )
+    if not subsets:
+        return problems
+    present = {_normalise_subject(p.subject): p.subject for p in problems if p.subject}
+    for subset in subsets:
+        if _normalise_subject(subset) not in present:
+            raise UserError(
+                f'{name} has no subset "{subset}".{did_you_mean(_normalise_subject(subset), present)} '
+                f"Known: {', '.join(present) or 'none'}"
+            )
+    wanted = {_normalise_subject(subset) for subset in subsets}
+    return [p for p in problems if _normalise_subject(p.subject) in wanted]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,14 +55,14 @@ def read_json(path: Path) -> Any:
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    r"""Yield (line number, object) for each line of a JSONL file; blank lines are skipped.
+    r"""Yield (line number, object) for each line of a JSONL (or .jsonl.gz) file; blank lines are skipped.
 
     Lines end at `\n` alone: U+2028 stands inside real GSM8K text and must not split a row. Raises UserError
     with file and line number on a broken line, and on a file without a single row.
     """
     rows = 0
     try:
-        with path.open("rb") as handle:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as handle:
             for number, line in enumerate(handle, start=1):
                 if not line.strip():
                     continue
@@ -74,5 +76,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield number, row
     except (FileNotFoundError, IsADirectoryError):
         raise UserError(f"{path}: no such file") from None
+    except (gzip.BadGzipFile, zlib.error, EOFError) as fault:
+        raise UserError(f"{path}: damaged gzip file ({fault})") from None
     if rows == 0:
         raise UserError(f"{path}: the file is empty; expected one JSON object per line")

@@ -1,0 +1,228 @@
+r"""pass@k and maj@k, exactly, for every k.
+
+Symbols: n samples of a question, of which c are right; the wrong answers fall into classes of n_1..n_m votes, and
+a samples abstain (no answer). k of the n samples are drawn without replacement.
+
+    pass@k = 1 - C(n-c, k) / C(n, k)                                                  (Chen et al. 2021, eq. 1)
+
+    maj@k  = 1/C(n, k) * sum_{j=1..c} C(c, j) * [x^{k-j}] (1+x)^a
+             * integral_0^1  prod_i ( sum_{v<j} C(n_i, v) x^v  +  y C(n_i, j) x^j )  dy
+
+The second line is the expectation over all k-subsets of "the class with most votes is the right one", where a tie
+of t classes gives 1/t to each of them: integral_0^1 y^{t-1} dy = 1/t, and t - 1 is the number of wrong classes that
+also reached j votes. Abstaining samples do not vote; a subset without any right vote scores 0. The integrand is a
+polynomial in y, so Gauss-Legendre quadrature is exact. All terms are positive: nothing cancels, and float64 stays
+within about 1e-13 of the rational result. Every binomial row C(m, .) is kept divided by 2^m, which cancels against
+C(n, k) / 2^n and keeps n up to MAX_SAMPLES within range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+MAX_SAMPLES = 1000
+"""Most samples a question may have: beyond it 2^-n times a binomial leaves the range of a float64."""
+
+_BLOCK = 64  # questions worked on at once: the polynomials of one block stay in the processor's cache
+
+
+def _check(n: int, k: int) -> None:
+    if not 1 <= k <= n:
+        raise ValueError(f"k must be between 1 and the number of samples: k={k}, samples={n}")
+    if n > MAX_SAMPLES:
+        raise ValueError(f"at most {MAX_SAMPLES} samples a question are supported, found {n}")
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Return the unbiased pass@k of a question: n samples, c of them right. ValueError unless 1 <= k <= n."""
+    _check(n, k)
+    if not 0 <= c <= n:
+        raise ValueError(f"correct samples must be between 0 and n={n}: {c}")
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def maj_at_k(votes: Sequence[int], correct: int, k: int, abstentions: int = 0) -> float:
+    """Return the exact expected maj@k of a question.
+
+    Args:
+        votes: sizes of the wrong answer classes.
+        correct: votes for the right answer.
+        k: subset size, 1 <= k <= sum(votes) + correct + abstentions; ValueError otherwise.
+        abstentions: samples without an answer.
+    """
+    n = sum(votes) + correct + abstentions
+    _check(n, k)
+    return float(maj_at_all_k([votes], [correct], [abstentions])[0, k - 1])
+
+
+@lru_cache(maxsize=64)
+def _pass_table(n: int) -> Array:
+    """Return pass@k for c = 0..n (rows) and k = 1..n (columns)."""
+    return np.array([[pass_at_k(n, c, k) for k in range(1, n + 1)] for c in range(n + 1)]).reshape(n + 1, n)
+
+
+def pass_at_all_k(n: Sequence[int], c: Sequence[int]) -> Array:
+    """Return pass@k of Q questions for every k: [Q, max n], NaN where k exceeds a question's n."""
+    out = np.full((len(n), max(n, default=0)), np.nan)
+    for q, (samples, right) in enumerate(zip(n, c, strict=True)):
+        if samples:
+            _check(samples, samples)
+            out[q, :samples] = _pass_table(samples)[right]
+    return out
+
+
+@lru_cache(maxsize=8)
+def _binomials(size: int) -> Array:
+    """Return C(m, v) / 2^m for m, v = 0..size: [size + 1, size + 1]."""
+    table = np.zeros((size + 1, size + 1))
+    table[0, 0] = 1.0
+    for m in range(1, size + 1):
+        table[m, 0] = table[m - 1, 0] / 2
+        table[m, 1:] = (table[m - 1, 1:] + table[m - 1, :-1]) / 2
+    return table
+
+
+@lru_cache(maxsize=64)
+def _quadrature(nodes: int) -> tuple[Array, Array]:
+    """Return Gauss-Legendre nodes and weights on [0, 1]: exact up to degree 2 * nodes - 1."""
+    x, w = np.polynomial.legendre.leggauss(nodes)
+    return (x + 1) / 2, w / 2
+
+
+def _maj_block(
+    votes: npt.NDArray[np.int64], correct: npt.NDArray[np.int64], abstentions: npt.NDArray[np.int64]
+) -> Array:
+    """Return sum_j C(c, j)/2^c [x^{k-j}](...) for k = 0..size of a block: votes [Q, m] in descending order."""
+    questions = len(correct)
+    size = int((votes.sum(1) + correct + abstentions).max())
+    binomial = _binomials(size)
+    total = np.zeros((questions, size + 1))
+    for j in range(1, int(correct.max()) + 1):
+        able = np.flatnonzero(correct >= j)
+        v = votes[able]
+        big = v >= j
+        classes = int(big.sum(1).max()) if v.size else 0
+        # Classes that cannot reach j votes are all of one kind: together (1+x)^(their votes), as are abstentions.
+        free = (v * ~big).sum(1) + abstentions[able]
+        y, w = _quadrature(classes // 2 + 1)
+        degree = size - j
+        product = w[None, :, None] * binomial[free][:, None, : degree + 1]  # [able, nodes, degree + 1]
+        for i in range(classes):
+            sizes = np.where(big[:, i], v[:, i], 0)  # size 0: the factor 1
+            rows = binomial[sizes]
+            nextproduct = rows[:, 0, None, None] * product
+            for power in range(1, min(j, degree + 1)):
+                nextproduct[:, :, power:] += rows[:, power, None, None] * product[:, :, : degree + 1 - power]
+            if j <= degree:
+                last = rows[:, j, None, None] * y[None, :, None]
+                nextproduct[:, :, j:] += last * product[:, :, : degree + 1 - j]
+            product = nextproduct
+        total[able, j:] += binomial[correct[able], j][:, None] * product.sum(1)
+    return total
+
+
+def maj_at_all_k(
+    votes: Sequence[Sequence[int]], correct: Sequence[int], abstentions: Sequence[int] | None = None
+) -> Array:
+    """Return the exact expected maj@k of Q questions for every k: [Q, max n], NaN where k exceeds a question's n.
+
+    Args:
+        votes: per question, the sizes of its wrong answer classes (ragged).
+        correct: per question, the votes for the right answer.
+        abstentions: per question, samples without an answer; none by default.
+    """
+    abstaining = [0] * len(correct) if abstentions is None else list(abstentions)
+    keys = [
+        (tuple(sorted((int(v) for v in vs if v), reverse=True)), int(c), int(a))
+        for vs, c, a in zip(votes, correct, abstaining, strict=True)
+    ]
+    if any(c < 0 or a < 0 or (vs and vs[-1] < 0) for vs, c, a in keys):
+        raise ValueError("counts of votes must not be negative")
+    samples = [sum(vs) + c + a for vs, c, a in keys]
+    for n in samples:
+        if n:
+            _check(n, n)
+    out = np.full((len(keys), max(samples, default=0)), np.nan)
+    # Questions share signatures (all right, all wrong, ...): each is worked out once; like sizes lie side by side.
+    unique = sorted(set(keys), key=lambda key: (key[1], len(key[0]), key))
+    results: dict[tuple[tuple[int, ...], int, int], Array] = {}
+    for start in range(0, len(unique), _BLOCK):
+        block = unique[start : start + _BLOCK]
+        width = max(len(vs) for vs, _, _ in block)
+        padded = np.array([[*vs, *[0] * (width - len(vs))] for vs, _, _ in block], dtype=np.int64)
+        right = np.array([c for _, c, _ in block], dtype=np.int64)
+        silent = np.array([a for _, _, a in block], dtype=np.int64)
+        totals = _maj_block(padded.reshape(len(block), width), right, silent)
+        for key, total in zip(block, totals, strict=True):
+            n = sum(key[0]) + key[1] + key[2]
+            results[key] = total[1 : n + 1] / _binomials(n)[n, 1:]
+    for q, (key, n) in enumerate(zip(keys, samples, strict=True)):
+        out[q, :n] = results[key]
+    return np.minimum(out, 1.0)
+
+
+def jackknife_variance(
+    votes: Sequence[Sequence[int]], correct: Sequence[int], abstentions: Sequence[int]
+) -> tuple[Array, Array]:
+    """Return the sampling variance of pass@k and maj@k of Q questions, each [Q, max n].
+
+    Both metrics are U-statistics of the n samples, so leaving out one sample at a time gives
+    (n-1)/n * sum_s (theta_(-s) - mean theta_(-s))^2 (Arvesen 1969); samples of one class share one term, so there
+    are few. For pass@1 this is c(n-c) / (n^2 (n-1)). k = n cannot be computed from n - 1 samples and takes the
+    value of k = n - 1. NaN for n = 1: one sample says nothing about its own noise.
+    """
+    samples = [sum(vs) + c + a for vs, c, a in zip(votes, correct, abstentions, strict=True)]
+    left_votes: list[list[int]] = []
+    left_correct: list[int] = []
+    left_abstentions: list[int] = []
+    owner: list[int] = []
+    weight: list[int] = []
+
+    def leave(q: int, vs: list[int], c: int, a: int, count: int) -> None:
+        left_votes.append(vs)
+        left_correct.append(c)
+        left_abstentions.append(a)
+        owner.append(q)
+        weight.append(count)
+
+    for q, (vs, c, a) in enumerate(zip(votes, correct, abstentions, strict=True)):
+        if samples[q] < 2:
+            continue
+        sizes = sorted(int(v) for v in vs if v)
+        for size in set(sizes):
+            at = sizes.index(size)
+            leave(q, [*sizes[:at], size - 1, *sizes[at + 1 :]], c, a, size * sizes.count(size))
+        if c:
+            leave(q, sizes, c - 1, a, c)
+        if a:
+            leave(q, sizes, c, a - 1, a)
+    width = max(samples, default=0)
+    of_pass, of_maj = np.full((len(samples), width), np.nan), np.full((len(samples), width), np.nan)
+    if not owner:
+        return of_pass, of_maj
+    owners, weights = np.array(owner), np.array(weight, dtype=np.float64)[:, None]
+    left = [sum(vs) + c + a for vs, c, a in zip(left_votes, left_correct, left_abstentions, strict=True)]
+    for out, values in (
+        (of_pass, pass_at_all_k(left, left_correct)),
+        (of_maj, maj_at_all_k(left_votes, left_correct, left_abstentions)),
+    ):
+        n = np.array(samples, dtype=np.float64)[:, None]
+        mean = np.zeros((len(samples), values.shape[1]))
+        np.add.at(mean, owners, weights * values)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean = mean / n
+        spread = np.zeros_like(mean)
+        np.add.at(spread, owners, weights * (values - mean[owners]) ** 2)
+        for q, size in enumerate(samples):
+            if size >= 2:
+                variance = (size - 1) / size * spread[q, : size - 1]
+                out[q, : size - 1] = variance
+                out[q, size - 1] = variance[-1]
+    return of_pass, of_maj

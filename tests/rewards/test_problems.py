@@ -1,0 +1,112 @@
+"""Loading problems: real sets, the user's files, the traps in both."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from rewards.data.problems import SOURCES, last_boxed, load_file, load_source, parse_level, plain_integer
+from rewards.support.errors import UserError
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("name", SOURCES)
+def test_real_sets(name: str, shared_dir: Path) -> None:
+    problems = load_source(name, data_dir=shared_dir / "data")
+    assert len(problems) == SOURCES[name].count
+    assert len({p.id for p in problems}) == len(problems)
+    assert [p.id for p in problems if not p.answer] == (
+        ["math/train/5341", "math/train/5343"] if name == "math_train" else []
+    )
+    assert len([p for p in problems if p.level is None and p.subject]) == (2 if name == "math_train" else 0)
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("name", ["gsm8k_test", "math_test", "math_train", "math500"])
+def test_hub_rows_give_the_same_problems(name: str, shared_dir: Path) -> None:
+    """Rows rebuilt in the Hub's layout parse to the problems of the local file, gold for gold."""
+    for position, problem in enumerate(load_source(name, data_dir=shared_dir / "data")):
+        row = {
+            "problem": problem.problem,
+            "solution": problem.solution,
+            "type": problem.subject,
+            "subject": problem.subject,
+            "level": f"Level {problem.level if problem.level is not None else '?'}",
+            "unique_id": problem.id,
+            "answer": problem.answer,
+        }
+        if name.startswith("gsm8k"):
+            row |= {"question": problem.problem, "answer": f"{problem.solution}\n#### {int(problem.answer):,}"}
+        assert SOURCES[name].parse(row, position) == problem
+
+
+@pytest.mark.shared
+def test_subsets(shared_dir: Path) -> None:
+    both = load_source("math_train", data_dir=shared_dir / "data", subsets=["algebra", "Counting & Probability"])
+    assert len(both) == 1744 + 771
+    with pytest.raises(UserError, match=r'no subset "algebr".*Did you mean "algebra"'):
+        load_source("math_train", data_dir=shared_dir / "data", subsets=["algebr"])
+
+
+def test_arithmetic_needs_nothing() -> None:
+    assert load_source("arithmetic_train")[0].solution
+    assert {p.id for p in load_source("arithmetic_test")}.isdisjoint(p.id for p in load_source("arithmetic_hard"))
+
+
+def test_users_file_in_three_formats(tmp_path: Path) -> None:
+    rows = [{"problem": "a line separator \u2028 inside", "answer": 4}, {"problem": "p", "answer": "\\frac12"}]
+    text = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n\n"
+    (tmp_path / "own.jsonl").write_text(text, encoding="utf-8")
+    (tmp_path / "own.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    table = pyarrow.Table.from_pylist([{**row, "answer": str(row["answer"])} for row in rows])
+    pyarrow.parquet.write_table(table, tmp_path / "own.parquet")
+    loaded = [load_source(str(tmp_path / f"own.{kind}")) for kind in ("jsonl", "jsonl.gz", "parquet")]
+    assert loaded[0] == loaded[1] == loaded[2]
+    assert [(p.id, p.answer) for p in loaded[0]] == [("own/0", "4"), ("own/1", "\\frac12")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "the file is empty"),
+        ('{"problem": "p", "answer": "1"}\n{"problem": "p",\n', r"bad\.jsonl:2: not a JSON object"),
+        ('{"problem": "p"}\n', r'bad\.jsonl:1: field "answer" must be text, found missing'),
+        ('{"id": 1, "problem": "p", "answer": "1"}\n' * 2, r'bad\.jsonl:2: id "1" stands on line 1 too'),
+    ],
+)
+def test_broken_files_name_the_line(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        load_file(path)
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r'unknown dataset "gsm8k_tset".*Did you mean "gsm8k_test"'):
+        load_source("gsm8k_tset")
+    with pytest.raises(UserError, match=r"has neither aime24\.jsonl nor aime24\.parquet"):
+        load_source("aime24", data_dir=tmp_path)
+    with pytest.raises(UserError, match="is not a folder"):
+        load_source("aime24", data_dir=tmp_path / "nowhere")
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(UserError, match=r"cut\.parquet: not a readable Parquet file"):
+        load_file(tmp_path / "cut.parquet")
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"problem": "p", "answer": "1"}\n' * 50)[:30])
+    with pytest.raises(UserError, match="damaged gzip"):
+        load_file(tmp_path / "cut.jsonl.gz")
+
+
+def test_small_parsers() -> None:
+    assert last_boxed(r"first \boxed{1}, then \boxed{\frac{1}{\sqrt{2}}}.") == r"\frac{1}{\sqrt{2}}"
+    assert last_boxed(r"\boxed{\left\{1, 2\right\}}") == r"\left\{1, 2\right\}"
+    assert last_boxed(r"so \boxed 5 it is") == "5"
+    assert last_boxed("no box") == ""
+    assert [plain_integer(a) for a in ("27.0", "073", "1,080", "-5", "1/2", "3.5")] == [
+        "27", "73", "1080", "-5", "1/2", "3.5",
+    ]  # fmt: skip
+    assert [parse_level(v) for v in ("Level 3", 4, "2", "Level ?", None)] == [3, 4, 2, None, None]
