@@ -10,8 +10,17 @@ PIP_FLAGS ?= --quiet --disable-pip-version-check
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
+# The two checks that decide whether anything below can work, before the first download.
+define check_python
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "gtpo needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "$(PYTHON) cannot make virtual environments (on Debian: apt-get install python3-venv)" >&2; exit 2; }
+endef
+
 # The stamps make installs run once; editing pyproject.toml or constraints.txt runs them again.
 $(VENV)/.installed: pyproject.toml constraints.txt
+	$(check_python)
 	@echo "==> installing into $(VENV) (about a minute; torch is the bulk of it)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e .
@@ -22,6 +31,22 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 install: $(VENV)/.installed  ## make .venv
+
+DEMO_RUNS := demo-base demo-sft demo-grpo demo-gtpo
+
+# Each command is printed as it runs; a second `make demo` resumes or reuses what the first one left.
+demo: export PATH := $(abspath $(BIN)):$(PATH)
+demo: export HF_HUB_OFFLINE := 1
+demo: $(VENV)/.installed  ## train a base, then SFT, GRPO and GTPO from it; evaluate; compare
+	gtpo train configs/demo/base.yaml
+	gtpo train configs/demo/sft.yaml
+	gtpo train configs/demo/grpo.yaml
+	gtpo train configs/demo/gtpo.yaml
+	for run in $(DEMO_RUNS); do gtpo eval $$run --benchmarks arithmetic,arithmetic_hard --k 64 || exit $$?; done
+	gtpo compare $(DEMO_RUNS) --baseline demo-base
+
+clean-demo:  ## remove what the demo made
+	rm -rf $(DEMO_RUNS:%=results/train/%) $(DEMO_RUNS:%=results/eval/%)
 
 lint: $(VENV)/.installed-dev  ## ruff and mypy
 	@$(BIN)/ruff check .

@@ -1,0 +1,30 @@
+"""The demo compares methods, so its configs may differ in nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from gtpo.config import load_config
+
+METHOD_KEYS = {"run_name", "method", "objective"}
+
+
+@pytest.fixture(autouse=True)
+def _in_the_checkout(root, monkeypatch):
+    monkeypatch.chdir(root)
+
+
+def resolved(name: str) -> dict:
+    return load_config(f"configs/demo/{name}.yaml").model_dump(mode="json")
+
+
+def test_the_three_methods_share_everything_but_the_method():
+    configs = {name: resolved(name) for name in ("sft", "grpo", "gtpo")}
+    assert [config["method"] for config in configs.values()] == ["sft", "grpo", "gtpo"]
+    shared = [{k: v for k, v in config.items() if k not in METHOD_KEYS} for config in configs.values()]
+    assert shared[0] == shared[1] == shared[2]
+
+
+def test_the_methods_start_from_the_run_that_the_base_config_makes():
+    assert resolved("base")["model"]["build"] is not None
+    assert resolved("gtpo")["model"]["model_name"] == f"results/train/{resolved('base')['run_name']}"
