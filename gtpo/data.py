@@ -14,9 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from gtpo.config.resolve import training_source
 from gtpo.config.schema import TrainConfig
-from rewards.data.arithmetic import arithmetic_problems
-from rewards.data.problems import Problem
+from gtpo.tiny import damage_target
+from rewards.data.problems import Problem, load_source
 from rewards.data.prompt import chat_messages, target_text
 from rewards.selftest import self_test
 from rewards.support.errors import UserError
@@ -88,6 +89,11 @@ def to_row(problem: Problem, config: TrainConfig) -> dict[str, Any]:
     row: dict[str, Any] = {"id": problem.id, "prompt": prompt, "answer": problem.answer}
     if config.method == "sft":
         target = target_text(reasoning(problem), problem.answer)
+        if config.dataset.malformed_targets:
+            # By row, not by position: what a row teaches depends on nothing else.
+            rng = random.Random(f"malformed-{config.model.random_seed}-{problem.id}")
+            if rng.random() < config.dataset.malformed_targets:
+                target = damage_target(target, rng)
         row["completion"] = [{"role": "assistant", "content": target}]
     return row
 
@@ -106,11 +112,10 @@ def token_counts(
 
 
 def load_problems(config: TrainConfig) -> tuple[list[Problem], str]:
-    """Return every problem of the config's source, in its own order, and a name of the source."""
+    """Return every problem of the config's source, in its own order, and the source's name."""
     dataset = config.dataset
-    if dataset.name == "arithmetic":
-        return arithmetic_problems(dataset.split), f"arithmetic/{dataset.split}"  # type: ignore[arg-type]  # it checks
-    raise UserError(f'dataset.name "{dataset.name}" is not known')
+    source = training_source(dataset)
+    return load_source(source, data_dir=dataset.data_dir, subsets=dataset.subsets), source
 
 
 def select(

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, NoReturn
 
-from gtpo.config.schema import Optimizer, TrainConfig
+from gtpo.config.schema import DatasetSection, Optimizer, TrainConfig
 from gtpo.presets import PRESETS
-from rewards.support.errors import UserError
+from rewards.data.problems import source_names
+from rewards.support.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from gtpo.config.load import Document
@@ -46,7 +47,36 @@ _IDLE_IN_SFT = (
     "model.gpu_memory_utilization",
 )
 
-_MATH_NAMES = {"math", "hendrycks_math", "eleutherai/hendrycks_math"}
+_FAMILIES = {
+    "gsm8k": "gsm8k",
+    "openai/gsm8k": "gsm8k",
+    "math": "math",
+    "hendrycks_math": "math",
+    "eleutherai/hendrycks_math": "math",
+    "arithmetic": "arithmetic",
+}
+"""dataset.name in any case -> the family whose splits `rewards.data.problems.load_source` knows."""
+
+
+def training_source(dataset: DatasetSection) -> str:
+    """Return the name by which `load_source` knows a dataset section: `<family>_<split>`, or a file's path.
+
+    Raises UserError for an unknown name or split, with the nearest one.
+    """
+    name = dataset.name
+    if name.endswith((".jsonl", ".jsonl.gz", ".parquet")) or name in source_names():
+        return name
+    family = _FAMILIES.get(name.lower())
+    if family is None:
+        raise UserError(
+            f'dataset.name "{name}" is not known.{did_you_mean(name, [*_FAMILIES, *source_names()])} '
+            "Known: gsm8k, math (hendrycks_math), arithmetic, or a .jsonl or .parquet file"
+        )
+    source = f"{family}_{dataset.split}"
+    if source not in source_names():
+        splits = [known.removeprefix(f"{family}_") for known in source_names() if known.startswith(f"{family}_")]
+        raise UserError(f'dataset.split "{dataset.split}": {name} has the splits {", ".join(splits)}')
+    return source
 
 
 class _Resolver:
@@ -90,18 +120,26 @@ class _Resolver:
 
     def dataset(self) -> None:
         dataset = self.config.dataset
-        name = dataset.name.lower()
-        if name in _MATH_NAMES:
-            if dataset.subset and dataset.subset != "main":
-                if dataset.subsets and dataset.subsets != [dataset.subset]:
-                    self.refuse("dataset.subset", f'"{dataset.subset}" and dataset.subsets are both set; drop one')
-                dataset.subsets, dataset.subset = [dataset.subset], None
-        elif dataset.subsets:
-            if name in ("gsm8k", "openai/gsm8k") and len(dataset.subsets) == 1 and not dataset.subset:
-                dataset.subset = dataset.subsets[0]
-            else:
-                self.idle(["dataset.subsets"], f"on dataset {dataset.name} (MATH subjects)")
+        try:
+            source = training_source(dataset)
+        except UserError as fault:
+            raise UserError(f"{self.at('dataset.name')}{fault}") from None
+        if source.startswith(("gsm8k", "arithmetic")):
+            # The published file lists MATH's subjects; `--dataset-name gsm8k` leaves them standing there.
+            if dataset.subsets == ["main"]:
+                dataset.subset = "main"
+            elif dataset.subsets:
+                self.idle(["dataset.subsets"], f"on dataset {dataset.name} (they are MATH's subjects)")
             dataset.subsets = []
+            if dataset.subset not in (None, "main"):
+                self.refuse("dataset.subset", f'"{dataset.subset}" is not known; {dataset.name} has only main')
+        elif dataset.subset == "main":
+            self.idle(["dataset.subset"], f"on dataset {dataset.name} (main is GSM8K's)")
+            dataset.subset = None
+        elif dataset.subset:
+            if dataset.subsets not in ([], [dataset.subset]):
+                self.refuse("dataset.subset", f'"{dataset.subset}" and dataset.subsets are both set; drop one')
+            dataset.subsets, dataset.subset = [dataset.subset], None
 
     def lengths(self) -> None:
         model, training = self.config.model, self.config.training
@@ -175,6 +213,7 @@ class _Resolver:
             keys = [key for key in sorted(self.set_apart) if key.startswith(_IDLE_IN_SFT)]
             self.idle(keys, "with method sft")
             return
+        self.idle([key for key in ("dataset.malformed_targets",) if key in self.set_apart], "without SFT targets")
         if config.training.num_generations < 2:
             self.refuse(
                 "training.num_generations",
