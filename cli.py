@@ -60,12 +60,22 @@ def train(
     from gtpo.config import load_config
     from gtpo.config.flags import parse_flags
 
+    if help_config:
+        from gtpo.config.reference import print_reference
+
+        print_reference()
+        return
     path, overrides = parse_flags(words or [])
     if path is None:
         raise UserError("gtpo train needs a config file, e.g. gtpo train configs/demo/gtpo.yaml")
     config = load_config(path, overrides)
     if config.env.CUDA_VISIBLE_DEVICES is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = config.env.CUDA_VISIBLE_DEVICES  # before anything imports torch
+    if dry_run:
+        from gtpo.dry_run import dry_run as describe
+
+        describe(config, json_output=json_output)
+        return
     from gtpo.train import train as run
 
     run(config, quiet=quiet, json_output=json_output, check_loss=check_loss)

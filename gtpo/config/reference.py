@@ -1,0 +1,136 @@
+"""The reference of every key, from the schema: `gtpo train --help-config` and docs/config.md.
+
+`python -m gtpo.config.reference` writes docs/config.md; a test holds it current.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gtpo.config.flags import SHORTCUTS
+from gtpo.config.leaves import Leaf, leaves, sections
+from gtpo.config.published import REWARDS, RUNTIME, TRAINERS
+
+INTRODUCTION = """\
+<!-- Written by `python -m gtpo.config.reference` from gtpo/config/schema.py. Edit the schema, not this file. -->
+
+# The config of a training run
+
+`gtpo train CONFIG.yaml [flags]`. Every key below is also a flag, `--section.key value`, before or after the file;
+a list takes several words, `--key=value` works too, and a flag wins over the file. `gtpo train --help-config` prints
+this list, `--dry-run` prints what a run resolves to.
+
+A file may start from another: `extends: base.yaml` (one file or a list, relative to the file it stands in). Sections
+merge key by key, lists are replaced, and `section: null` clears what the base had there.
+
+Numbers such as `1e-6` are numbers. Unknown keys, values out of range and contradictions are refused with the key, the
+file and the line, exit code 2, before anything heavy is imported. A key that is accepted and has no effect in the run
+at hand is named on stderr.
+"""
+
+
+def _default(leaf: Leaf) -> str:
+    value = leaf.default
+    if leaf.key == "run_name":
+        return "the file's name"
+    if leaf.key == "dataset.system_instruction":
+        return "the published prompt"
+    if leaf.required:
+        return "required"
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "[" + ", ".join(map(str, value)) + "]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value) if value != "" else '""'
+
+
+def _by_section() -> Iterator[tuple[str, str, list[Leaf]]]:
+    """Yield (section, its documentation, its own leaves)."""
+    for name, section in sections().items():
+        own = [leaf for leaf in leaves().values() if leaf.key.rpartition(".")[0] == name]
+        if own:
+            yield name, " ".join((section.__doc__ or "").split()), own
+
+
+def _cell(text: Any) -> str:
+    return str(text).replace("|", "\\|")
+
+
+def as_markdown() -> str:
+    """Return docs/config.md."""
+    out = [INTRODUCTION]
+    for name, doc, own in _by_section():
+        out.append(f"## {f'`{name}`' if name else 'Top level'}\n\n{doc}\n")
+        out.append("| key | takes | default | |\n|---|---|---|---|")
+        out += [
+            f"| `{leaf.key}` | {_cell(leaf.expects)} | {_cell(_default(leaf))} | {_cell(leaf.doc)} |" for leaf in own
+        ]
+        out.append("")
+    out.append("## Short flags\n\n| flag | sets |\n|---|---|")
+    out += [f"| `--{flag}` | `{key}` |" for flag, key in SHORTCUTS.items()]
+    out.append("\n`--dataset-subset` may be repeated.\n")
+    out.append(PUBLISHED)
+    out.append("| in the published file | here |\n|---|---|")
+    out += [
+        f"| `trainer.class_path: {path}` | `method: {method}` |" for path, (method, line) in TRAINERS.items() if line
+    ]
+    out += [f"| `trainer.reward_funcs: {path}` | `{ours}` ({why}) |" for path, (ours, why) in REWARDS.items()]
+    out += [f"| `gtpo_runtime.{key}` | `objective.{field}` |" for key, field in RUNTIME.items()]
+    out += [f"| {theirs} | {ours} |" for theirs, ours in PUBLISHED_ROWS]
+    return "\n".join(out) + "\n"
+
+
+PUBLISHED = """\
+## The published config files
+
+The authors' own files and flags run unchanged. Each mapping below prints one line on stderr, and so does each key
+that has no effect. They train with the paper's objective; `--objective.preset gtpo-published --trainer.reward_funcs
+rewards.published_final_reward --training.temperature 0.9` computes what the authors' code computed
+(docs/paper_vs_code.md).
+"""
+
+PUBLISHED_ROWS = (
+    ('`training.num_generations: "8/12"`', "8, with a warning"),
+    (
+        "`training.per_device_train_batch_size` that makes no complete groups (1 with G = 8)",
+        "raised to G, as there: with 1 process and no accumulation that is one prompt per step",
+    ),
+    ("`training.beta` above 0 with GTPO", "refused: it never had an effect there, GTPO has no KL term"),
+    ("8-bit optimiser with an Adam beta above 0.9999", "the same optimiser with 32-bit states"),
+    ("`model.max_prompt_length`, `gtpo_runtime.pad_id`, `gtpo_runtime.torch_compile_options`", "no effect"),
+    ("`env.CUDA_VISIBLE_DEVICES`, `--cuda`", "act (the published code overwrote both with 0)"),
+    ("`training.report_to: [wandb]` where wandb is not installed", "the run is not tracked; metrics.jsonl has all"),
+    ("keys of the old flat layout (`learning_rate` at the top level)", "moved into their section"),
+)
+
+
+def print_reference() -> None:
+    """Print every key as plain text, wrapped to nothing: one block per key, greppable by its flag."""
+    for name, doc, own in _by_section():
+        print(f"\n{name or 'top level'}: {doc}")
+        for leaf in own:
+            print(f"  --{leaf.key}\n      {leaf.expects}; default {_default(leaf)}")
+            if leaf.doc:
+                print(f"      {leaf.doc}")
+    print("\nshort flags")
+    for flag, key in SHORTCUTS.items():
+        print(f"  --{flag:20} --{key}")
+
+
+def main() -> None:
+    """Write docs/config.md."""
+    path = Path(__file__).resolve().parents[2] / "docs" / "config.md"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(as_markdown(), encoding="utf-8")
+    print(f"wrote {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

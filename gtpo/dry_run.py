@@ -1,0 +1,239 @@
+"""`gtpo train --dry-run`: the resolved run in full, before a GPU hour is spent.
+
+Config, dataset counts where the source can be reached, tokens per step, the gate's decision if it is already
+stored, and the memory forecast. Loads no model; loads the tokenizer only to count prompt lengths.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from gtpo.config.resolve import training_source
+from gtpo.config.schema import TrainConfig
+from gtpo.forecast import Forecast, forecast
+from gtpo.shapes import find_shape
+from rewards.support.errors import UserError
+from rewards.support.files import read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from gtpo.data import DatasetReport
+
+PROBE_SECONDS = 3.0
+
+
+def go_offline_if_unreachable() -> bool:
+    """Return whether the Hub answers; if not, switch its libraries to their cache, which else retry for minutes.
+
+    Must run before huggingface_hub is imported. Behind a proxy it is left to the libraries.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        return False
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    try:
+        socket.create_connection((endpoint.hostname or "", endpoint.port or 443), timeout=PROBE_SECONDS).close()
+    except OSError:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        return False
+    return True
+
+
+def _tokenizer(config: TrainConfig) -> tuple[PreTrainedTokenizerBase | None, str]:
+    """Return the tokenizer that training will use, or None and why not."""
+    if config.model.build:
+        from gtpo.tiny import build_tokenizer
+
+        return build_tokenizer(), ""
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    name = config.model.model_name or ""
+    folder = Path(name)
+    for inside in (folder / "best", folder / "final"):
+        if (inside / "tokenizer_config.json").is_file():
+            folder = inside
+            break
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder) if folder.exists() else name, trust_remote_code=config.model.trust_remote_code
+        )
+    except (OSError, ValueError) as fault:
+        return None, f"the tokenizer of {name} is not reachable ({type(fault).__name__})"
+    if not tokenizer.chat_template:
+        return None, f"the tokenizer of {name} has no chat template"
+    return tokenizer, ""
+
+
+def _dataset(config: TrainConfig) -> tuple[DatasetReport | None, str]:
+    """Return the counts of the dataset; None and why where its source cannot be reached from here."""
+    from gtpo.data import load_problems, select
+
+    source = training_source(config.dataset)
+    at_hand = config.dataset.data_dir or os.environ.get("GTPO_DATA_DIR")
+    on_hub = source.startswith(("gsm8k", "math")) and not at_hand
+    try:
+        problems, source = load_problems(config)
+    except UserError as fault:
+        if on_hub:
+            return None, f"{source}: not counted; {fault}"
+        raise
+    tokenizer, why = _tokenizer(config)
+    _, report = select(problems, config, tokenizer, source)
+    return report, f"prompt lengths not checked: {why}" if why else ""
+
+
+def _steps(config: TrainConfig, rows: int | None, world_size: int) -> dict[str, Any]:
+    """Count completions, prompts, tokens and steps; rows is None where the dataset could not be counted."""
+    training = config.training
+    examples = training.per_device_train_batch_size * training.gradient_accumulation_steps * world_size
+    steps: dict[str, Any] = {"processes": world_size}
+    per_step: float = examples
+    if config.method == "sft":
+        steps["examples_per_step"] = examples
+        steps["tokens_per_step_at_most"] = examples * config.model.max_seq_length
+    else:
+        per_step = examples / training.num_generations
+        completion = training.max_completion_length or 0
+        steps |= {
+            "prompts_per_step": per_step,
+            "completions_per_step": examples,
+            "completion_tokens_per_step_at_most": examples * completion,
+            "tokens_per_step_at_most": examples * (completion + training.max_prompt_length),
+        }
+    if training.max_steps > 0:
+        steps["steps"] = training.max_steps
+    elif rows is not None:
+        steps["steps"] = math.ceil(rows * training.num_train_epochs * training.num_iterations / per_step)
+    return steps
+
+
+def _gate(config: TrainConfig) -> str:
+    """Say what the entropy gate will do, from the run folder if H_ini was already measured there."""
+    if config.method != "gtpo":
+        return "none (method " + config.method + ")"
+    objective = config.resolved_objective()
+    threshold = f"<H> > {objective.entropy_threshold:.4g} nats"
+    which = "" if objective.filter_scope == "all" else ", completions of negative advantage only"
+    if objective.filter == "never":
+        return "off (objective.filter never)"
+    if objective.filter == "always":
+        return f"on (objective.filter always): drops {threshold}{which}"
+    stored = Path("results") / "train" / config.run_name / "run.json"
+    h_ini = read_json(stored).get("H_ini") if stored.is_file() else None
+    if h_ini is None:
+        return (
+            f"auto: on iff H_ini < ln 2, measured before step 0 on the first 100 samples; then drops {threshold}{which}"
+        )
+    decision = "on" if h_ini < math.log(2) else "off"
+    sign = "<" if decision == "on" else ">="
+    return f"{decision}: H_ini {h_ini:.4f} {sign} ln 2 = 0.6931 ({stored}); drops {threshold}{which}"
+
+
+def _missing(config: TrainConfig) -> list[str]:
+    """Name what this run needs and this environment lacks."""
+
+    def absent(package: str) -> bool:
+        return importlib.util.find_spec(package) is None
+
+    needs = []
+    if (config.model.load_in_4bit or "8bit" in config.training.optimizer or "paged" in config.training.optimizer) and (
+        absent("bitsandbytes")
+    ):
+        needs.append("bitsandbytes (4-bit weights, paged or 8-bit optimiser): pip install bitsandbytes")
+    if config.rollout.engine in ("vllm", "vllm_server") and config.method != "sft" and absent("vllm"):
+        needs.append("vllm (rollout.engine): pip install -e '.[vllm]', or --rollout.engine transformers")
+    if config.model.backend == "unsloth" and absent("unsloth"):
+        needs.append("unsloth (model.backend)")
+    return needs
+
+
+def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
+    """Print the resolved run on stdout, as text or as one JSON object. Raises UserError on what would refuse it."""
+    go_offline_if_unreachable()
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    report, note = _dataset(config)
+    steps = _steps(config, report.kept if report else None, world_size)
+    shape, origin = find_shape(config)
+    memory = forecast(config, shape) if shape else None
+    if json_output:
+        summary = {
+            "config": config.model_dump(mode="json"),
+            "dataset": report.as_dict() if report else None,
+            "dataset_note": note,
+            "steps": steps,
+            "gate": _gate(config),
+            "memory": _memory_json(memory, origin),
+            "missing_here": _missing(config),
+        }
+        json.dump(summary, sys.stdout, indent=2)
+        print()
+        return
+    print(config.to_yaml())
+    print("Dataset")
+    for line in [*(report.lines() if report else []), *([note] if note else [])]:
+        print(f"  {line}")
+    print("\nSteps")
+    for name, value in steps.items():
+        print(
+            f"  {name.replace('_', ' '):38} {value:>12,g}"
+            if value < 1e6
+            else f"  {name.replace('_', ' '):38} {value:>12,}"
+        )
+    print(f"\nEntropy gate\n  {_gate(config)}")
+    print(f"\nMemory forecast, per GPU ({origin})")
+    for line in _memory_lines(memory, config):
+        print(f"  {line}")
+    if missing := _missing(config):
+        print("\nMissing in this environment")
+        for line in missing:
+            print(f"  {line}")
+    print("\nDry run: nothing was trained or written. Without --dry-run the same command starts the run.")
+
+
+def _memory_lines(memory: Forecast | None, config: TrainConfig) -> list[str]:
+    if memory is None:
+        return ["none: the model's dimensions are not known"]
+    unit, scale = ("GiB", 1.0) if memory.training_gib >= 1 else ("MiB", 1024.0)
+    lines = [f"{part.name:20} {part.gib * scale:9.2f} {unit}  {part.basis}" for part in memory.parts]
+    lines.append(f"{'sum':20} {memory.training_gib * scale:9.2f} {unit}  every sequence at its greatest length")
+    if memory.vllm_share:
+        lines.append(
+            f"{'vLLM':20} {memory.vllm_share:9.0%}      of the GPU (model.gpu_memory_utilization), which must hold its "
+            f"own {memory.vllm_weights_gib:.1f} GiB of weights and the KV cache"
+        )
+    if memory.training_gib >= 1:
+        size = memory.smallest_gpu()
+        lines.append(
+            f"fits a GPU of {size} GiB (an estimate; not yet measured on one)"
+            if size
+            else "fits no single GPU: lower training.per_device_train_batch_size (raise gradient_accumulation_steps), "
+            "turn on training.gradient_checkpointing, or shard (docs/scale.md)"
+        )
+    if not config.training.gradient_checkpointing and memory.training_gib >= 8:
+        lines.append("training.gradient_checkpointing true would cut the activations")
+    return lines
+
+
+def _memory_json(memory: Forecast | None, origin: str) -> dict[str, Any]:
+    if memory is None:
+        return {"from": origin, "parts": None}
+    return {
+        "from": origin,
+        "parts": {part.name: {"gib": round(part.gib, 4), "basis": part.basis} for part in memory.parts},
+        "training_gib": round(memory.training_gib, 4),
+        "vllm_share": memory.vllm_share,
+        "vllm_weights_gib": round(memory.vllm_weights_gib, 4),
+        "smallest_gpu_gib": memory.smallest_gpu(),
+    }

@@ -1,0 +1,215 @@
+"""Memory of a training step, forecast by part from the model's dimensions: arithmetic, no torch, no model.
+
+    weights      P parameters at the base's bytes each; 4-bit linear layers at 0.5 + 4/64 (one scale per 64)
+    adapters     sum over target layers of r (d_in + d_out), held in float32 so that small updates are not rounded away
+    gradients    one value per trainable parameter, in its dtype
+    optimiser    bytes per trainable parameter, by optimiser
+    activations  of one micro-batch at full length (T tokens); with checkpointing D per token and layer + one layer
+    logits       of the loss's chunk (gtpo, grpo), or of the whole micro-batch (sft)
+    rollout      vLLM: its share of the GPU, which must hold its own copy of the weights; transformers: the KV cache
+
+An upper estimate: every sequence at its greatest length. Not yet checked against a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gtpo.config.schema import TrainConfig
+
+GIB = 1024**3
+GPUS = (16, 24, 40, 48, 80, 141, 180)
+"""Sizes in GiB of the GPUs that people have; the forecast names the smallest that fits."""
+
+LOGITS_ROWS = 1024
+"""Rows of logits that the loss holds at a time."""
+
+_OPTIMISER_BYTES = {
+    "adamw_torch_8bit": 2.0,
+    "adamw_8bit": 2.0,
+    "adamw_bnb_8bit": 2.0,
+    "paged_adamw_8bit": 2.0,
+    "lion_8bit": 1.0,
+    "paged_lion_8bit": 1.0,
+    "lion_32bit": 4.0,
+    "paged_lion_32bit": 4.0,
+    "ademamix": 12.0,
+    "ademamix_8bit": 3.0,
+    "adafactor": 0.1,
+    "sgd": 0.0,
+}
+"""Bytes of state per trainable parameter; AdamW in 32 bits has 8. (Block scales of 8-bit states: +2 %, ignored.)"""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Dimensions of a decoder-only transformer with gated feed-forward layers (Llama, Qwen, Mistral, Gemma, ...)."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    tied: bool
+    attention_bias: bool = False
+
+    @property
+    def linear_layers(self) -> dict[str, tuple[int, int]]:
+        """(d_in, d_out) of each linear layer of a block."""
+        width, inner = self.hidden_size, self.intermediate_size
+        queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        return {
+            "q_proj": (width, queries),
+            "k_proj": (width, keys),
+            "v_proj": (width, keys),
+            "o_proj": (queries, width),
+            "gate_proj": (width, inner),
+            "up_proj": (width, inner),
+            "down_proj": (inner, width),
+        }
+
+    @property
+    def linear_parameters(self) -> int:
+        """Parameters of the blocks' linear layers: what 4-bit loading quantises."""
+        return self.num_hidden_layers * sum(d_in * d_out for d_in, d_out in self.linear_layers.values())
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        biases = sum(self.linear_layers[name][1] for name in ("q_proj", "k_proj", "v_proj")) * self.attention_bias
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied else 2)
+        norms = 2 * self.hidden_size
+        return self.linear_parameters + self.num_hidden_layers * (biases + norms) + embeddings + self.hidden_size
+
+    def adapter_parameters(self, rank: int, target_modules: list[str]) -> int:
+        """LoRA parameters: r (d_in + d_out) for each target layer; names that no block has count nothing."""
+        layers = [self.linear_layers[name] for name in target_modules if name in self.linear_layers]
+        return self.num_hidden_layers * sum(rank * (d_in + d_out) for d_in, d_out in layers)
+
+
+_LLAMA_8B = ModelShape(128256, 4096, 14336, 32, 32, 8, 128, tied=False)
+
+PUBLISHED_MODELS: dict[str, ModelShape] = {
+    "meta-llama/llama-3.1-8b-instruct": _LLAMA_8B,
+    "meta-llama/meta-llama-3.1-8b-instruct": _LLAMA_8B,  # as the published file has it
+    "qwen/qwen2.5-3b-instruct": ModelShape(151936, 2048, 11008, 36, 16, 2, 128, tied=True, attention_bias=True),
+}
+"""The two models of the paper by Hub name in lower case, known offline."""
+
+
+class Part(NamedTuple):
+    """One row of the forecast."""
+
+    name: str
+    gib: float
+    basis: str
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Memory per GPU, by part."""
+
+    parts: list[Part]
+    vllm_share: float
+    """Share of the GPU that vLLM takes on top of the parts; 0 where it does not run there."""
+    vllm_weights_gib: float
+    """What vLLM's own copy of the weights takes of that share."""
+
+    @property
+    def training_gib(self) -> float:
+        """Sum of the parts: everything but vLLM's share."""
+        return sum(part.gib for part in self.parts)
+
+    def fits(self, gpu_gib: float) -> bool:
+        """Return whether a GPU of this size holds it, with 1 GiB for CUDA itself and 1 GiB of vLLM's KV cache."""
+        share = self.vllm_share * gpu_gib
+        if self.vllm_share and share < self.vllm_weights_gib + 1:
+            return False
+        return self.training_gib + share + 1 <= gpu_gib
+
+    def smallest_gpu(self) -> int | None:
+        """Return the smallest common GPU (GiB) that fits, None if none does."""
+        return next((size for size in GPUS if self.fits(size)), None)
+
+
+def _bytes_per_weight(config: TrainConfig) -> int:
+    """Base weights: bfloat16 on a GPU; the built model is meant for a CPU, where `auto` is float32."""
+    dtype = config.model.dtype
+    if dtype == "auto":
+        return 4 if config.model.build else 2
+    return 4 if dtype == "float32" else 2
+
+
+def _activation_bytes(shape: ModelShape, checkpointing: bool, size: int) -> float:
+    """Bytes per token that the backward pass needs: what norm, attention and feed-forward save, per layer."""
+    attention = (shape.num_attention_heads + 2 * shape.num_key_value_heads) * shape.head_dim
+    layer = size * (
+        2 * 3 * shape.hidden_size  # two norms: their input in float32 (2 x) and their output
+        + 2 * attention  # q, k, v before and after the rotation
+        + shape.num_attention_heads * shape.head_dim  # attention's output
+        + 2 * shape.hidden_size  # two residual sums
+        + 4 * shape.intermediate_size  # gate, up, activation, product
+    )
+    if checkpointing:
+        return shape.num_hidden_layers * size * shape.hidden_size + layer
+    return shape.num_hidden_layers * layer
+
+
+def forecast(config: TrainConfig, shape: ModelShape) -> Forecast:
+    """Forecast the memory of one training process from a resolved config and the model's dimensions."""
+    model, training = config.model, config.training
+    size = _bytes_per_weight(config)
+    parts: list[Part] = []
+
+    def part(name: str, count: float, basis: str) -> None:
+        parts.append(Part(name, count / GIB, basis))
+
+    billions = f"{shape.parameters / 1e9:.2f} B" if shape.parameters > 1e8 else f"{shape.parameters / 1e6:.2f} M"
+    if model.load_in_4bit:
+        rest = shape.parameters - shape.linear_parameters
+        part(
+            "base weights",
+            shape.linear_parameters * (0.5 + 4 / 64) + rest * size,
+            f"{billions} parameters, linear layers in 4 bits, the rest in {8 * size} bits",
+        )
+    else:
+        part("base weights", shape.parameters * size, f"{billions} parameters, {8 * size} bits")
+    if model.lora_rank:
+        trainable, trainable_size = shape.adapter_parameters(model.lora_rank, model.target_modules), 4
+        part("adapters", trainable * 4, f"{trainable / 1e6:.1f} M parameters, rank {model.lora_rank}, float32")
+    else:
+        trainable, trainable_size = shape.parameters, size
+    part("gradients", trainable * trainable_size, f"{8 * trainable_size} bits per trainable parameter")
+    state = _OPTIMISER_BYTES.get(training.optimizer, 8.0)
+    part("optimiser states", trainable * state, f"{training.optimizer}, {state:g} bytes per trainable parameter")
+
+    micro = training.per_device_train_batch_size
+    length = model.max_seq_length
+    if config.method != "sft":
+        length = training.max_prompt_length + (training.max_completion_length or 0)
+    tokens = micro * length
+    how = "checkpointed" if training.gradient_checkpointing or model.backend == "unsloth" else "all layers kept"
+    part(
+        "activations",
+        tokens * _activation_bytes(shape, how == "checkpointed", size),
+        f"{micro} x {length:,} tokens at most, {how}",
+    )
+    rows = tokens if config.method == "sft" else min(tokens, LOGITS_ROWS)
+    part(
+        "logits", rows * shape.vocab_size * 4 * 2, f"{rows:,} rows x {shape.vocab_size:,}, float32, and their gradient"
+    )
+    if config.method == "grpo" and training.beta > 0 and not model.lora_rank:
+        part("reference model", shape.parameters * size, f"beta {training.beta:g} with all weights trained")
+
+    share = weights = 0.0
+    if config.method != "sft" and config.rollout.engine == "vllm":
+        share = model.gpu_memory_utilization
+        weights = shape.parameters * 2 / config.rollout.tensor_parallel_size / GIB
+    elif config.method != "sft" and config.rollout.engine != "vllm_server":
+        cached = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * size
+        sampled = micro * (training.steps_per_generation or training.gradient_accumulation_steps)
+        part("KV cache", cached * sampled * length, f"transformers samples {sampled} x {length:,} tokens at a time")
+    return Forecast(parts, share, weights)

@@ -1,0 +1,94 @@
+"""Where a model's dimensions come from: the embedded table, a local config.json, a built model, or the Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gtpo.config.schema import TrainConfig
+from gtpo.forecast import PUBLISHED_MODELS, ModelShape
+from rewards.support.errors import UserError
+from rewards.support.files import read_json
+
+_BIASED = {"qwen2", "qwen2_moe", "qwen2_vl"}
+"""Model types whose q, k and v projections have a bias that their config.json does not mention."""
+
+
+def shape_of_config(values: dict[str, Any]) -> ModelShape | None:
+    """Read the dimensions from a config.json; None where it is no dense decoder of the Llama family."""
+    values = values.get("text_config", values)
+    try:
+        heads = int(values["num_attention_heads"])
+        hidden = int(values["hidden_size"])
+        return ModelShape(
+            vocab_size=int(values["vocab_size"]),
+            hidden_size=hidden,
+            intermediate_size=int(values["intermediate_size"]),
+            num_hidden_layers=int(values["num_hidden_layers"]),
+            num_attention_heads=heads,
+            num_key_value_heads=int(values.get("num_key_value_heads") or heads),
+            head_dim=int(values.get("head_dim") or hidden // heads),
+            tied=bool(values.get("tie_word_embeddings", False)),
+            attention_bias=bool(values.get("attention_bias", values.get("model_type") in _BIASED)),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def local_config(folder: Path) -> Path | None:
+    """Return the config.json (or adapter_config.json) of a model folder or a train run, None where there is none."""
+    for inside in (folder, folder / "best", folder / "final"):
+        for name in ("config.json", "adapter_config.json"):
+            if (inside / name).is_file():
+                return inside / name
+    return None
+
+
+def find_shape(config: TrainConfig, model_name: str | None = None) -> tuple[ModelShape | None, str]:
+    """Return the model's dimensions and where they are from; (None, why) where they cannot be had.
+
+    A local folder that is no model is a UserError; a Hub that cannot be reached is not.
+    """
+    build = config.model.build
+    if build and model_name is None:
+        from gtpo.tiny import build_tokenizer
+
+        heads = build.num_attention_heads
+        return ModelShape(
+            vocab_size=len(build_tokenizer()),
+            hidden_size=build.hidden_size,
+            intermediate_size=build.intermediate_size,
+            num_hidden_layers=build.num_hidden_layers,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            head_dim=build.hidden_size // heads,
+            tied=build.tie_word_embeddings,
+            attention_bias=build.architecture == "qwen2",
+        ), "model.build"
+    name = model_name or config.model.model_name or ""
+    folder = Path(name)
+    if folder.exists():
+        file = local_config(folder)
+        if file is None:
+            raise UserError(f"model.model_name {name}: no config.json or adapter_config.json there, best/ or final/")
+        values = read_json(file)
+        if file.name == "adapter_config.json":
+            return find_shape(config, str(values.get("base_model_name_or_path")))
+        return shape_of_config(values), str(file)
+    if known := PUBLISHED_MODELS.get(name.lower()):
+        return known, "embedded table"
+    if name.startswith((".", "/", "results/")) or name.count("/") > 1:
+        return None, f"{name} is not there yet"
+    return _from_hub(name)
+
+
+def _from_hub(name: str) -> tuple[ModelShape | None, str]:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        file = hf_hub_download(name, "config.json")
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as fault:
+        return None, f"{name}: config.json not reachable ({type(fault).__name__})"
+    shape = shape_of_config(read_json(Path(file)))
+    return shape, f"{name} on the Hub" if shape else f"{name}: not a dense decoder whose dimensions are known"
