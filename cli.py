@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -88,9 +89,46 @@ def evaluate(model: Annotated[str, typer.Argument(help="Hub name, local folder o
 
 
 @app.command()
-def compare(runs: Annotated[list[str], typer.Argument(help="Run folders or names.")]) -> None:
-    """Compare runs: paired differences with intervals."""
-    raise UserError("gtpo compare is not built yet")
+def compare(
+    runs: Annotated[
+        list[str], typer.Argument(help="Eval or train runs: folders, or names under results/eval and results/train.")
+    ],
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="Run (name, folder or method) to take differences to. Default: the first GRPO run, else SFT, else untrained, else the first given."),
+    ] = None,
+    k: Annotated[str | None, typer.Option("--k", help="Which k to show, e.g. 1,8,16,32,64.")] = None,
+    scoring: Annotated[str | None, typer.Option(help="strict or lenient. Default: the runs' own headline.")] = None,
+    format: Annotated[str, typer.Option("--format", help="table, markdown, latex, csv or json.")] = "table",
+    per_subject: Annotated[bool, typer.Option("--per-subject", help="One more table a subject and a level.")] = False,
+    allow_mismatch: Annotated[
+        bool,
+        typer.Option(
+            "--allow-mismatch",
+            help="Compare runs that differ in settings or questions, or are incomplete, on what they share; with a note.",
+        ),
+    ] = False,
+    figures: Annotated[Path | None, typer.Option(help="Write the figures here, as PNG and SVG (extra: report).")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write one self-contained page: tables, curves, completions.")] = None,
+    samples_mb: Annotated[
+        float, typer.Option("--samples-mb", help="Room in the page for completions, in MB; the rest is left out and the page says so.")
+    ] = 1.5,
+) -> None:
+    """Compare runs: paired differences with intervals, figures, and a page to look into any completion."""
+    from evalkit.command import run_compare
+
+    run_compare(
+        runs,
+        baseline=baseline,
+        k=k,
+        scoring=scoring,
+        format=format,
+        per_subject=per_subject,
+        allow_mismatch=allow_mismatch,
+        figures=figures,
+        html=html,
+        samples_mb=samples_mb,
+    )
 
 
 if __name__ == "__main__":

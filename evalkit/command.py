@@ -1,0 +1,66 @@
+"""What `gtpo compare` does with its arguments: find the runs, compare, print, write."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from evalkit.compare import compare
+from evalkit.runs import SCORINGS, find_runs
+from evalkit.tables import TEXT_FORMATS, as_rich
+from rewards.support.errors import UserError, did_you_mean
+
+
+def parse_ks(text: str | None) -> list[int] | None:
+    """`1,8,64` as numbers. Raises UserError."""
+    if text is None:
+        return None
+    try:
+        ks = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        ks = []
+    if not ks or min(ks) < 1:
+        raise UserError(f'--k "{text}": expected whole numbers from 1 on, e.g. --k 1,8,64')
+    return ks
+
+
+def run_compare(
+    names: list[str],
+    *,
+    baseline: str | None,
+    k: str | None,
+    scoring: str | None,
+    format: str,
+    per_subject: bool,
+    allow_mismatch: bool,
+    figures: Path | None,
+    html: Path | None,
+    samples_mb: float,
+) -> None:
+    """Run the command. The comparison goes to stdout, everything else to stderr. Raises UserError."""
+    if format not in ("table", *TEXT_FORMATS):
+        known = ["table", *TEXT_FORMATS]
+        raise UserError(f'--format "{format}": one of {", ".join(known)}.{did_you_mean(format, known)}')
+    if scoring is not None and scoring not in SCORINGS:
+        raise UserError(f'--scoring "{scoring}": strict or lenient.{did_you_mean(scoring, SCORINGS)}')
+    ks = parse_ks(k)
+    runs, trains, notes = find_runs(names, allow_incomplete=allow_mismatch)
+    comparison = compare(
+        runs,
+        trains,
+        baseline=baseline,
+        ks=ks,
+        scoring=scoring,
+        per_subject=per_subject,
+        allow_mismatch=allow_mismatch,
+        notes=notes,
+    )
+    if format == "table":
+        from rich.console import Console
+
+        # A pipe has no width; 80 columns would fold the intervals.
+        console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+        console.print(as_rich(comparison))
+    else:
+        sys.stdout.write(TEXT_FORMATS[format](comparison))
+    sys.stdout.flush()

@@ -1,0 +1,436 @@
+"""Run folders as a reader finds them: by path or by name, checked, and their per-question scores loaded.
+
+An eval run is a folder with `eval.json` (evalkit/schema.py); a train run is a folder with `run.json` and stands for
+the eval runs made of it. Everything that makes a run unfit to read is a UserError that names it and the way out.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalkit.schema import EVAL_SCHEMA_VERSION
+from rewards.support.errors import UserError, did_you_mean
+from rewards.support.files import read_json
+
+RESULTS = Path("results")
+"""Where names are looked up: results/eval/NAME and results/train/NAME under the working directory."""
+TRAIN_SCHEMA_VERSION = 1
+SCORINGS = ("strict", "lenient")
+
+
+@dataclass(frozen=True)
+class TrainRun:
+    """A train run's folder and its run.json."""
+
+    name: str
+    folder: Path
+    document: dict[str, Any] = field(repr=False)
+
+    @property
+    def method(self) -> str:
+        """gtpo, grpo or sft."""
+        return str(self.document.get("method") or "")
+
+    @property
+    def preset(self) -> str:
+        """The objective's preset; empty for sft."""
+        return str(self.document.get("preset") or "")
+
+    @property
+    def complete(self) -> bool:
+        """Whether training reached its end."""
+        return self.document.get("status") in ("complete", "completed", "finished", "done")
+
+
+@dataclass(frozen=True)
+class EvalRun:
+    """One line of a table: an eval run, or several that measured parts of the same thing."""
+
+    name: str
+    folders: tuple[Path, ...]
+    documents: tuple[dict[str, Any], ...] = field(repr=False)
+    train: TrainRun | None = None
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The (first) eval.json; the others agree with it in every setting."""
+        return self.documents[0]
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The model block of eval.json."""
+        return self.document.get("model") or {}
+
+    @property
+    def method(self) -> str:
+        """The preset or method it was trained with; `untrained` where there is none."""
+        name = self.model.get("preset") or self.model.get("method")
+        if not name and self.train is not None:
+            name = self.train.preset or self.train.method
+        return str(name or "untrained")
+
+    @property
+    def benchmarks(self) -> list[str]:
+        """Names of its benchmarks, in the order they were run."""
+        return list(dict.fromkeys(name for document in self.documents for name in document["benchmarks"]))
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Per-question figures of one run on one benchmark under one scoring, sorted by question id.
+
+    ids [Q] str; subject [Q] str; level [Q] int (0: none); n, correct, format_ok, truncated [Q] counts;
+    pass_at_k, maj_at_k [Q, K] for k = 1..K, K the least n of the benchmark.
+    """
+
+    ids: NDArray[np.object_]
+    subject: NDArray[np.object_]
+    level: NDArray[np.int32]
+    n: NDArray[np.int32]
+    correct: NDArray[np.int32]
+    format_ok: NDArray[np.int32]
+    truncated: NDArray[np.int32]
+    mean_tokens: NDArray[np.float64]
+    pass_at_k: NDArray[np.float64]
+    maj_at_k: NDArray[np.float64]
+
+    def take(self, rows: NDArray[Any]) -> Questions:
+        """The questions at `rows` (indices or mask)."""
+        return Questions(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
+
+
+def find_runs(names: list[str], *, allow_incomplete: bool = False) -> tuple[list[EvalRun], list[TrainRun], list[str]]:
+    """Resolve paths and names to eval runs (table lines), the train runs behind them, and notes for the reader.
+
+    Train runs without an eval run are returned too: they still have dynamics. Raises UserError on a run that is not
+    there, not complete (unless `allow_incomplete`), of a newer schema, or whose name is taken by another.
+    """
+    evals: list[EvalRun] = []
+    trains: dict[Path, TrainRun] = {}
+    notes: list[str] = []
+    for given in names:
+        folder = _resolve(given)
+        if (folder / "run.json").is_file() and not (folder / "eval.json").is_file():
+            train = read_train_run(folder)
+            if not train.complete:
+                _incomplete_train(train, allow_incomplete, notes)
+            trains[folder.resolve()] = train
+            found = _eval_runs_of(train, notes)
+            if found:
+                evals.append(_joined(train.name, [replace(run, train=train) for run in found]))
+            else:
+                notes.append(f"{train.name}: no eval run yet, training dynamics only (gtpo eval {given})")
+        else:
+            run = read_eval_run(folder, allow_incomplete=allow_incomplete, notes=notes)
+            behind = _train_run_of(run)
+            if behind is not None:
+                trains.setdefault(behind.folder.resolve(), behind)
+                run = replace(run, train=behind)
+            evals.append(run)
+    return _one_line_a_name(evals, notes), list(trains.values()), notes
+
+
+def _resolve(given: str) -> Path:
+    """A folder from a path to it, to its eval.json, or from a name under results/."""
+    path = Path(given)
+    if path.name in ("eval.json", "run.json") and path.is_file():
+        return path.parent
+    if path.is_dir() and any((path / part).exists() for part in ("eval.json", "run.json", "samples", "metrics.jsonl")):
+        return path
+    places = [RESULTS / kind / given for kind in ("eval", "train")]
+    there = [place for place in places if place.is_dir()]
+    if len(there) == 2:
+        # Evaluating a train run under its own name is the usual case; the train run then stands for both.
+        run = _peek(there[0] / "eval.json")
+        if _names_train_run(run, there[1]):
+            return there[1]
+        raise UserError(f'"{given}" is an eval run and another train run: give the path, {there[0]} or {there[1]}')
+    if there:
+        return there[0]
+    if path.is_dir():
+        raise UserError(f"{path}: neither an eval run (eval.json) nor a train run (run.json)")
+    known = [entry.name for place in places for entry in _folders(place.parent)]
+    hint = did_you_mean(given, known)
+    raise UserError(f'no run "{given}": no such folder, and none of that name in {RESULTS}/eval or {RESULTS}/train.{hint}')
+
+
+def _folders(parent: Path) -> list[Path]:
+    return sorted(entry for entry in parent.iterdir() if entry.is_dir()) if parent.is_dir() else []
+
+
+def _peek(path: Path) -> dict[str, Any]:
+    """An eval.json as it is, or {} where it cannot be read: for searching among runs nobody asked for."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _check_schema(path: Path, document: Any, newest: int) -> None:
+    if not isinstance(document, dict):
+        raise UserError(f"{path}: expected a JSON object")
+    version = document.get("schema_version")
+    if not isinstance(version, int):
+        raise UserError(f"{path}: no schema_version; not a file that gtpo wrote")
+    if version > newest:
+        raise UserError(
+            f"{path}: schema {version} is newer than this gtpo reads ({newest}); upgrade gtpo to compare this run"
+        )
+
+
+def read_eval_run(folder: Path, *, allow_incomplete: bool = False, notes: list[str] | None = None) -> EvalRun:
+    """Read and check one eval run. Raises UserError naming file and field."""
+    path = folder / "eval.json"
+    if not path.is_file():
+        raise UserError(
+            f"{folder}: the eval run is incomplete (no eval.json yet); run the gtpo eval command that started it "
+            "again, it resumes"
+        )
+    document = read_json(path)
+    _check_schema(path, document, EVAL_SCHEMA_VERSION)
+    if not isinstance(document.get("benchmarks"), dict):
+        raise UserError(f"{path}: no benchmarks; not an eval run's summary")
+    name = str(document.get("name") or folder.resolve().name)
+    if document.get("status") != "complete":
+        command = document.get("command")
+        if isinstance(command, list):
+            command = " ".join(map(str, command))
+        resume = f"resume it with: {command}" if command else "run its gtpo eval command again, it resumes"
+        if not (allow_incomplete and (folder / "questions.parquet").is_file()):
+            raise UserError(f'{folder}: eval run "{name}" is incomplete; {resume}')
+        if notes is not None:
+            notes.append(f"{name} is incomplete: compared as far as it got ({resume})")
+    if not (folder / "questions.parquet").is_file():
+        raise UserError(f"{folder}: questions.parquet is missing; write it again with gtpo eval --rescore")
+    if document.get("scoring") not in SCORINGS:
+        raise UserError(f"{path}: scoring is {document.get('scoring')!r}, expected strict or lenient")
+    return EvalRun(name, (folder,), (document,))
+
+
+def read_train_run(folder: Path) -> TrainRun:
+    """Read one train run's run.json. Raises UserError."""
+    path = folder / "run.json"
+    document = read_json(path)
+    _check_schema(path, document, TRAIN_SCHEMA_VERSION)
+    return TrainRun(str(document.get("run_name") or document.get("name") or folder.resolve().name), folder, document)
+
+
+def _incomplete_train(train: TrainRun, allowed: bool, notes: list[str]) -> None:
+    command = train.document.get("command")
+    if isinstance(command, list):
+        command = " ".join(map(str, command))
+    resume = f"resume it with: {command}" if command else "run the gtpo train command that started it again, it resumes"
+    status = train.document.get("status", "unknown")
+    if not allowed:
+        raise UserError(f'{train.folder}: train run "{train.name}" is incomplete (status {status}); {resume}')
+    notes.append(f"{train.name} is an incomplete train run (status {status}): shown as far as it got ({resume})")
+
+
+def _names_train_run(document: dict[str, Any], folder: Path) -> bool:
+    """Whether an eval.json says that its model is this train run."""
+    named = (document.get("model") or {}).get("train_run")
+    if not named:
+        return False
+    return Path(named).name == folder.resolve().name or Path(named).resolve() == folder.resolve()
+
+
+def _eval_runs_of(train: TrainRun, notes: list[str]) -> list[EvalRun]:
+    """The complete eval runs of a train run, beside it (results/train/X -> results/eval/*) or under results/."""
+    homes = {place.resolve() for place in (train.folder.resolve().parent.parent / "eval", RESULTS / "eval")}
+    found = []
+    for entry in sorted(entry for home in homes for entry in _folders(home)):
+        document = _peek(entry / "eval.json")
+        if not _names_train_run(document, train.folder):
+            continue
+        if document.get("status") != "complete":
+            notes.append(f"{train.name}: eval run {entry.name} is incomplete and left out")
+            continue
+        found.append(read_eval_run(entry))
+    return found
+
+
+def _train_run_of(run: EvalRun) -> TrainRun | None:
+    """The train run that an eval run names, where its folder is still there."""
+    named = run.model.get("train_run")
+    if not named:
+        return None
+    beside = run.folders[0].resolve().parent.parent / "train" / Path(named).name
+    for place in (Path(named), beside, RESULTS / "train" / Path(named).name):
+        if (place / "run.json").is_file():
+            return read_train_run(place)
+    return None
+
+
+SETTINGS = ("scoring", "temperature", "top_p", "top_k", "min_p", "max_tokens", "n", "prompt", "chat template", "verifier")
+
+
+def settings(run: EvalRun) -> dict[str, Any]:
+    """What two runs must share to be comparable, by the name a reader knows it under."""
+    document = run.document
+    sampling, prompt = document.get("sampling") or {}, document.get("prompt") or {}
+    values = {
+        "scoring": document.get("scoring"),
+        **{key: sampling.get(key) for key in ("temperature", "top_p", "top_k", "min_p", "max_tokens", "n")},
+        "prompt": prompt.get("system"),
+        "chat template": prompt.get("chat_template_hash"),
+        "verifier": (document.get("verifier") or {}).get("version"),
+    }
+    if values["prompt"] is None:
+        values["prompt"] = prompt.get("hash")
+    return values
+
+
+def _one_line_a_name(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
+    """Join shards and other disjoint parts of one name; refuse a name that two different runs carry."""
+    lines: list[EvalRun] = []
+    for name in dict.fromkeys(run.name for run in runs):
+        same = [run for run in runs if run.name == name]
+        folders = [folder.resolve() for run in same for folder in run.folders]
+        if len(set(folders)) < len(folders):
+            twice = next(folder for folder in folders if folders.count(folder) > 1)
+            raise UserError(f'run "{name}" is given twice ({twice}); name it once')
+        if len(same) > 1:
+            lines.append(_joined(name, same))
+            notes.append(f"{name}: {len(same)} parts joined ({', '.join(str(run.folders[0]) for run in same)})")
+        else:
+            lines.append(same[0])
+    return lines
+
+
+def _joined(name: str, parts: list[EvalRun]) -> EvalRun:
+    """One run of parts that measured different questions under the same settings."""
+    if len(parts) == 1:
+        return replace(parts[0], name=name)
+    places = " and ".join(str(folder) for part in parts for folder in part.folders)
+    first = settings(parts[0])
+    differing = [key for key in SETTINGS if any(settings(part)[key] != first[key] for part in parts[1:])]
+    if differing:
+        raise UserError(
+            f'two runs are called "{name}" ({places}) and differ in {", ".join(differing)}: rename one (its eval.json '
+            "carries the name) or pass the folder of the one you mean"
+        )
+    for benchmark in dict.fromkeys(b for part in parts for b in part.benchmarks):
+        seen: set[str] = set()
+        for part in parts:
+            ids = {} if benchmark not in part.benchmarks else load_questions(part, benchmark, "strict").ids
+            if not seen.isdisjoint(ids):
+                raise UserError(
+                    f'two runs are called "{name}" and share questions of {benchmark} ({places}): rename one (its '
+                    "eval.json carries the name) or pass the folder of the one you mean"
+                )
+            seen.update(ids)
+    folders = tuple(folder for part in parts for folder in part.folders)
+    return EvalRun(name, folders, tuple(d for part in parts for d in part.documents), parts[0].train)
+
+
+_COLUMNS = ["benchmark", "question_id", "scoring", "subject", "level", "n", "correct", "format_ok", "truncated"]
+_SCORES = ["mean_tokens", "pass_at_k", "maj_at_k"]
+_TABLES: dict[Path, dict[tuple[str, str], Questions]] = {}
+
+
+def load_questions(run: EvalRun, benchmark: str, scoring: str) -> Questions:
+    """Return a run's per-question figures on one benchmark. Raises UserError where the file does not hold them."""
+    parts = []
+    for folder, document in zip(run.folders, run.documents, strict=True):
+        if benchmark in document["benchmarks"]:
+            path = folder / "questions.parquet"
+            if path not in _TABLES:
+                _TABLES[path] = _read_questions(path)
+            if (benchmark, scoring) not in _TABLES[path]:
+                raise UserError(f"{path}: no {scoring} scores of {benchmark}; write them again with gtpo eval --rescore")
+            parts.append(_TABLES[path][benchmark, scoring])
+    if not parts:
+        raise UserError(f"{run.name}: {benchmark} was not evaluated")
+    if len(parts) == 1:
+        return parts[0]
+    least = min(part.pass_at_k.shape[1] for part in parts)
+    joined = {}
+    for name in Questions.__dataclass_fields__:
+        columns = [getattr(part, name) for part in parts]
+        joined[name] = np.concatenate([c[:, :least] if c.ndim == 2 else c for c in columns])
+    whole = Questions(**joined)
+    return whole.take(np.argsort(whole.ids))
+
+
+def _read_questions(path: Path) -> dict[tuple[str, str], Questions]:
+    """Every (benchmark, scoring) of one questions.parquet."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path, read_dictionary=["benchmark", "scoring", "subject"]) as file:
+            version = int((file.schema_arrow.metadata or {}).get(b"gtpo_schema_version", b"0"))
+            if version > EVAL_SCHEMA_VERSION:
+                raise UserError(
+                    f"{path}: schema {version} is newer than this gtpo reads ({EVAL_SCHEMA_VERSION}); upgrade gtpo"
+                )
+            missing = [name for name in (*_COLUMNS, *_SCORES) if name not in file.schema_arrow.names]
+            if missing:
+                raise UserError(f"{path}: column {missing[0]} is missing; write the file again: gtpo eval --rescore")
+            table = file.read(columns=_COLUMNS + _SCORES, use_threads=False).combine_chunks()
+    except (pa.ArrowException, OSError) as fault:
+        raise UserError(f"{path}: cannot be read ({fault}); write it again with gtpo eval --rescore") from None
+    columns = {name: _whole(table.column(name)) for name in _COLUMNS + _SCORES}
+    ids = np.array(columns["question_id"].to_pylist(), dtype=object)
+    coded = {
+        name: (_numbers(columns[name].indices, np.int32, -1), columns[name].dictionary.to_pylist())
+        for name in ("benchmark", "scoring", "subject")
+    }
+    counts = {name: _numbers(columns[name], np.int32, 0) for name in ("level", "n", "correct", "format_ok", "truncated")}
+    tokens = _numbers(columns["mean_tokens"], np.float64, np.nan)
+    lists = {
+        name: (_numbers(columns[name].offsets, np.int32, 0), _numbers(columns[name].values, np.float64, np.nan))
+        for name in ("pass_at_k", "maj_at_k")
+    }
+    out = {}
+    for b, benchmark in enumerate(coded["benchmark"][1]):
+        for s, scoring in enumerate(coded["scoring"][1]):
+            rows = np.flatnonzero((coded["benchmark"][0] == b) & (coded["scoring"][0] == s))
+            if rows.size == 0:
+                continue
+            rows = rows[np.argsort(ids[rows])]
+            least = int(counts["n"][rows].min())
+            out[benchmark, scoring] = Questions(
+                ids=ids[rows],
+                subject=np.array([*coded["subject"][1], ""], dtype=object)[coded["subject"][0][rows]],
+                mean_tokens=tokens[rows],
+                **{name: column[rows] for name, column in counts.items()},
+                **{name: _rectangle(path, name, *lists[name], rows, least) for name in lists},
+            )
+    return out
+
+
+def _whole(column: Any) -> Any:
+    """A chunked column, after combine_chunks, as one array."""
+    import pyarrow as pa
+
+    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+
+
+def _numbers(array: Any, kind: Any, null: float) -> NDArray[Any]:
+    """The buffer of a primitive array, nulls replaced. Arrow's own to_numpy imports pandas, a quarter of a second."""
+    valid, data = array.buffers()
+    if data is None:
+        return np.zeros(0, dtype=kind)
+    rows = slice(array.offset, array.offset + len(array))
+    values = np.frombuffer(data, dtype=kind)[rows]
+    if valid is None or array.null_count == 0:
+        return values
+    there = np.unpackbits(np.frombuffer(valid, dtype=np.uint8), bitorder="little")[rows].astype(bool)
+    return np.where(there, values, np.asarray(null, dtype=kind))
+
+
+def _rectangle(
+    path: Path, name: str, offsets: NDArray[Any], values: NDArray[Any], rows: NDArray[Any], least: int
+) -> NDArray[np.float64]:
+    """The first `least` entries of each row's list as one array [Q, least]."""
+    if np.any(offsets[rows + 1] - offsets[rows] < least):
+        raise UserError(f"{path}: {name} is shorter than n; write the file again with gtpo eval --rescore")
+    return values[offsets[rows][:, None] + np.arange(least)]

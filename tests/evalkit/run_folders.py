@@ -1,0 +1,143 @@
+"""Eval and train runs on disk for tests, written through evalkit/schema.py as `gtpo eval` writes them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from evalkit.schema import EVAL_SCHEMA_VERSION, QUESTION_SCHEMA, SAMPLE_SCHEMA
+from evalkit.statistics import mean_interval
+
+HOSTILE = "</script><script>window.hostile = true</script><img src=x onerror='window.hostile = true'>"
+
+
+def pass_table(n: int) -> np.ndarray:
+    """[c, k-1]: unbiased pass@k of c correct out of n."""
+    return np.array([[1 - math.comb(n - c, k) / math.comb(n, k) for k in range(1, n + 1)] for c in range(n + 1)])
+
+
+def write_eval(
+    folder: Path,
+    *,
+    skill: float = 0.0,
+    benchmarks: dict[str, int] | None = None,
+    n: int = 8,
+    seed: int = 0,
+    method: str | None = "gtpo",
+    train_run: str | None = None,
+    questions_seed: int = 7,
+    subjects: tuple[str, ...] = (),
+    samples: bool = True,
+    hostile: bool = False,
+    skip: int = 0,
+    **settings: Any,
+) -> Path:
+    """Write a complete eval run whose model solves question q with chance sigmoid(difficulty_q + skill)."""
+    document: dict[str, Any] = {
+        "schema_version": EVAL_SCHEMA_VERSION,
+        "status": "complete",
+        "name": folder.name,
+        "model": {"source": "tiny", "adapter": None, "train_run": train_run, "method": method, "preset": method},
+        "engine": {"name": "transformers", "versions": {}, "hardware": "cpu"},
+        "sampling": {"temperature": 1.0, "top_p": 1.0, "max_tokens": 64, "n": n, "seed": seed},
+        "prompt": {"system": "Solve.", "chat_template_hash": "c0", "hash": "p0"},
+        "scoring": "strict",
+        "verifier": {"version": "1", "timeout_s": 5},
+        "created": "2026-11-21T10:00:00Z",
+        "wall_seconds": 1.0,
+        "command": f"gtpo eval tiny --out {folder.name}",
+        "git_commit": None,
+        "benchmarks": {},
+    }
+    for dotted, value in settings.items():
+        *path, last = dotted.split("__")
+        place = document
+        for part in path:
+            place = place[part]
+        place[last] = value
+    question_rows: dict[str, list] = {name: [] for name in QUESTION_SCHEMA.names}
+    sample_rows: dict[str, list] = {name: [] for name in SAMPLE_SCHEMA.names}
+    table = pass_table(n)
+    for benchmark, count in (benchmarks or {"arithmetic": 60}).items():
+        difficulty = np.random.default_rng([questions_seed, count]).normal(0.3, 1.8, size=count)
+        rng = np.random.default_rng([seed, count])
+        chance = 1 / (1 + np.exp(-difficulty - skill))
+        ids = [f"{benchmark}/{i:05d}" for i in range(skip, skip + count)]
+        entry: dict[str, Any] = {
+            "source": "generated",
+            "questions": count,
+            "samples": count * n,
+            "checksum": hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16],
+            "excluded": [],
+        }
+        lenient_correct = rng.binomial(n, chance)
+        correct = rng.binomial(lenient_correct, min(1.0, 0.85 + 0.05 * skill))
+        format_ok = np.maximum(correct, rng.binomial(n, 0.9, size=count))
+        for scoring, right in (("strict", correct), ("lenient", lenient_correct)):
+            passes = table[right]
+            wrong = n - right
+            majority = passes[:, :1] ** (1 + 0.5 * np.log(np.arange(1, n + 1)) * (0.5 - passes[:, :1]))
+            majority = np.clip(majority, 0, 1)
+            question_rows["benchmark"] += [benchmark] * count
+            question_rows["question_id"] += ids
+            question_rows["scoring"] += [scoring] * count
+            question_rows["subject"] += [subjects[i % len(subjects)] if subjects else None for i in range(count)]
+            question_rows["level"] += [None] * count
+            question_rows["n"] += [n] * count
+            question_rows["correct"] += right.tolist()
+            question_rows["abstentions"] += [0] * count
+            question_rows["votes"] += [[int(w)] if w else [] for w in wrong]
+            question_rows["pass_at_k"] += list(passes)
+            question_rows["maj_at_k"] += list(majority)
+            question_rows["format_ok"] += format_ok.tolist()
+            question_rows["truncated"] += [0] * count
+            question_rows["mean_tokens"] += [20.0] * count
+            block = {
+                "pass@k": {str(k): mean_interval(passes[:, k - 1])._asdict() for k in range(1, n + 1)},
+                "maj@k": {str(k): mean_interval(majority[:, k - 1])._asdict() for k in range(1, n + 1)},
+                "no_answer_rate": 0.0,
+                "verdicts": {"CORRECT": int(right.sum()), "INCORRECT": int(wrong.sum())},
+            }
+            entry[scoring] = block
+            if scoring == document["scoring"]:
+                entry |= block
+        entry |= {"format_rate": float(format_ok.sum() / (n * count)), "truncation_rate": 0.0, "mean_tokens": 20.0}
+        document["benchmarks"][benchmark] = entry
+        if samples:
+            for q, question in enumerate(ids):
+                for j in range(n):
+                    right, ok = j < correct[q], j < format_ok[q]
+                    answer = str(q if right else q + 1 + j % 3)
+                    text = f"<reasoning>{folder.name} works on {q}.</reasoning><answer>{answer}</answer>"
+                    if hostile and q == 0 and j == 0:
+                        text += HOSTILE
+                    values = {
+                        "benchmark": benchmark,
+                        "question_id": question,
+                        "sample_index": j,
+                        "completion": text if ok else f"I think {answer}",
+                        "answer_strict": answer if ok else None,
+                        "verdict_strict": "CORRECT" if right else "INCORRECT" if ok else "NO_ANSWER",
+                        "answer_lenient": answer,
+                        "verdict_lenient": "CORRECT" if j < lenient_correct[q] else "INCORRECT",
+                        "format_ok": bool(ok),
+                        "tokens": 20 + j,
+                        "finish_reason": "stop",
+                        "seed": j,
+                    }
+                    for name, value in values.items():
+                        sample_rows[name].append(value)
+    folder.mkdir(parents=True)
+    (folder / "eval.json").write_text(json.dumps(document, indent=2))
+    pq.write_table(pa.table(question_rows, schema=QUESTION_SCHEMA), folder / "questions.parquet")
+    if samples:
+        (folder / "samples").mkdir()
+        pq.write_table(pa.table(sample_rows, schema=SAMPLE_SCHEMA), folder / "samples" / "part-00000.parquet")
+    return folder
