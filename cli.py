@@ -95,7 +95,9 @@ def compare(
     ],
     baseline: Annotated[
         str | None,
-        typer.Option(help="Run (name, folder or method) to take differences to. Default: the first GRPO run, else SFT, else untrained, else the first given."),
+        typer.Option(
+            help="Run (name, folder or method) to compare with. Default: GRPO, else SFT, untrained, the first."
+        ),
     ] = None,
     k: Annotated[str | None, typer.Option("--k", help="Which k to show, e.g. 1,8,16,32,64.")] = None,
     scoring: Annotated[str | None, typer.Option(help="strict or lenient. Default: the runs' own headline.")] = None,
@@ -105,13 +107,20 @@ def compare(
         bool,
         typer.Option(
             "--allow-mismatch",
-            help="Compare runs that differ in settings or questions, or are incomplete, on what they share; with a note.",
+            help="Compare unlike or incomplete runs on what they share, with a note.",
         ),
     ] = False,
-    figures: Annotated[Path | None, typer.Option(help="Write the figures here, as PNG and SVG (extra: report).")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write one self-contained page: tables, curves, completions.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Write the figures here, as PNG and SVG (extra: report).")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write one self-contained page: tables, curves, completions.")
+    ] = None,
     samples_mb: Annotated[
-        float, typer.Option("--samples-mb", help="Room in the page for completions, in MB; the rest is left out and the page says so.")
+        float,
+        typer.Option(
+            "--samples-mb", help="Room in the page for completions, in MB; the rest is left out and the page says so."
+        ),
     ] = 1.5,
 ) -> None:
     """Compare runs: paired differences with intervals, figures, and a page to look into any completion."""

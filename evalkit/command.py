@@ -43,6 +43,8 @@ def run_compare(
         raise UserError(f'--format "{format}": one of {", ".join(known)}.{did_you_mean(format, known)}')
     if scoring is not None and scoring not in SCORINGS:
         raise UserError(f'--scoring "{scoring}": strict or lenient.{did_you_mean(scoring, SCORINGS)}')
+    if figures or html:
+        raise UserError("--figures and --html are not built yet")
     ks = parse_ks(k)
     runs, trains, notes = find_runs(names, allow_incomplete=allow_mismatch)
     comparison = compare(

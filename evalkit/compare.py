@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.runs import SETTINGS, EvalRun, Questions, TrainRun, load_questions, settings
+from evalkit.questions import Questions, load_questions
+from evalkit.runs import SETTINGS, EvalRun, TrainRun, settings
 from evalkit.statistics import Interval, PairedDifference, holm, mean_interval, paired_differences
 from rewards.support.errors import UserError, did_you_mean
 
@@ -246,7 +247,9 @@ def _benchmark_tables(
         ]
         groups += [(f"level {level}", first.level == level) for level in sorted(set(first.level.tolist())) if level]
         for group, rows in groups:
-            tables.append(_table(benchmark, group, {n: part.take(rows) for n, part in loaded.items()}, shown, baseline, []))
+            tables.append(
+                _table(benchmark, group, {n: part.take(rows) for n, part in loaded.items()}, shown, baseline, [])
+            )
     return tables
 
 
@@ -309,7 +312,9 @@ def _table(
         key: Cell(mean_interval(values), paired.get(key), adjusted.get(key, 1.0)) for key, values in scores.items()
     }
     least = int(min(part.n.min() for part in loaded.values()))
-    return Table(benchmark, group, next(iter(loaded.values())).ids.size, least, names, columns, cells, baseline, tests, notes)
+    return Table(
+        benchmark, group, next(iter(loaded.values())).ids.size, least, names, columns, cells, baseline, tests, notes
+    )
 
 
 def _scores(part: Questions, column: Column) -> NDArray[np.float64]:

@@ -67,9 +67,7 @@ class Curve:
             return self
         edges = np.linspace(0, self.steps.size, points + 1).astype(int)
         width = np.diff(edges)
-        return Curve(
-            np.add.reduceat(self.steps, edges[:-1]) / width, np.add.reduceat(self.values, edges[:-1]) / width
-        )
+        return Curve(np.add.reduceat(self.steps, edges[:-1]) / width, np.add.reduceat(self.values, edges[:-1]) / width)
 
 
 def read_curves(train: TrainRun) -> dict[str, Curve]:

@@ -1,4 +1,4 @@
-"""Run folders as a reader finds them: by path or by name, checked, and their per-question scores loaded.
+"""Run folders as a reader finds them: by path or by name, checked.
 
 An eval run is a folder with `eval.json` (evalkit/schema.py); a train run is a folder with `run.json` and stands for
 the eval runs made of it. Everything that makes a run unfit to read is a UserError that names it and the way out.
@@ -11,9 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from evalkit.questions import load_questions
 from evalkit.schema import EVAL_SCHEMA_VERSION
 from rewards.support.errors import UserError, did_you_mean
 from rewards.support.files import read_json
@@ -81,30 +79,6 @@ class EvalRun:
         return list(dict.fromkeys(name for document in self.documents for name in document["benchmarks"]))
 
 
-@dataclass(frozen=True)
-class Questions:
-    """Per-question figures of one run on one benchmark under one scoring, sorted by question id.
-
-    ids [Q] str; subject [Q] str; level [Q] int (0: none); n, correct, format_ok, truncated [Q] counts;
-    pass_at_k, maj_at_k [Q, K] for k = 1..K, K the least n of the benchmark.
-    """
-
-    ids: NDArray[np.object_]
-    subject: NDArray[np.object_]
-    level: NDArray[np.int32]
-    n: NDArray[np.int32]
-    correct: NDArray[np.int32]
-    format_ok: NDArray[np.int32]
-    truncated: NDArray[np.int32]
-    mean_tokens: NDArray[np.float64]
-    pass_at_k: NDArray[np.float64]
-    maj_at_k: NDArray[np.float64]
-
-    def take(self, rows: NDArray[Any]) -> Questions:
-        """The questions at `rows` (indices or mask)."""
-        return Questions(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
-
-
 def find_runs(names: list[str], *, allow_incomplete: bool = False) -> tuple[list[EvalRun], list[TrainRun], list[str]]:
     """Resolve paths and names to eval runs (table lines), the train runs behind them, and notes for the reader.
 
@@ -157,7 +131,9 @@ def _resolve(given: str) -> Path:
         raise UserError(f"{path}: neither an eval run (eval.json) nor a train run (run.json)")
     known = [entry.name for place in places for entry in _folders(place.parent)]
     hint = did_you_mean(given, known)
-    raise UserError(f'no run "{given}": no such folder, and none of that name in {RESULTS}/eval or {RESULTS}/train.{hint}')
+    raise UserError(
+        f'no run "{given}": no such folder, and none of that name in {RESULTS}/eval or {RESULTS}/train.{hint}'
+    )
 
 
 def _folders(parent: Path) -> list[Path]:
@@ -268,7 +244,18 @@ def _train_run_of(run: EvalRun) -> TrainRun | None:
     return None
 
 
-SETTINGS = ("scoring", "temperature", "top_p", "top_k", "min_p", "max_tokens", "n", "prompt", "chat template", "verifier")
+SETTINGS = (
+    "scoring",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "max_tokens",
+    "n",
+    "prompt",
+    "chat template",
+    "verifier",
+)
 
 
 def settings(run: EvalRun) -> dict[str, Any]:
@@ -319,7 +306,7 @@ def _joined(name: str, parts: list[EvalRun]) -> EvalRun:
     for benchmark in dict.fromkeys(b for part in parts for b in part.benchmarks):
         seen: set[str] = set()
         for part in parts:
-            ids = {} if benchmark not in part.benchmarks else load_questions(part, benchmark, "strict").ids
+            ids = load_questions(part, benchmark, "strict").ids.tolist() if benchmark in part.benchmarks else []
             if not seen.isdisjoint(ids):
                 raise UserError(
                     f'two runs are called "{name}" and share questions of {benchmark} ({places}): rename one (its '
@@ -328,109 +315,3 @@ def _joined(name: str, parts: list[EvalRun]) -> EvalRun:
             seen.update(ids)
     folders = tuple(folder for part in parts for folder in part.folders)
     return EvalRun(name, folders, tuple(d for part in parts for d in part.documents), parts[0].train)
-
-
-_COLUMNS = ["benchmark", "question_id", "scoring", "subject", "level", "n", "correct", "format_ok", "truncated"]
-_SCORES = ["mean_tokens", "pass_at_k", "maj_at_k"]
-_TABLES: dict[Path, dict[tuple[str, str], Questions]] = {}
-
-
-def load_questions(run: EvalRun, benchmark: str, scoring: str) -> Questions:
-    """Return a run's per-question figures on one benchmark. Raises UserError where the file does not hold them."""
-    parts = []
-    for folder, document in zip(run.folders, run.documents, strict=True):
-        if benchmark in document["benchmarks"]:
-            path = folder / "questions.parquet"
-            if path not in _TABLES:
-                _TABLES[path] = _read_questions(path)
-            if (benchmark, scoring) not in _TABLES[path]:
-                raise UserError(f"{path}: no {scoring} scores of {benchmark}; write them again with gtpo eval --rescore")
-            parts.append(_TABLES[path][benchmark, scoring])
-    if not parts:
-        raise UserError(f"{run.name}: {benchmark} was not evaluated")
-    if len(parts) == 1:
-        return parts[0]
-    least = min(part.pass_at_k.shape[1] for part in parts)
-    joined = {}
-    for name in Questions.__dataclass_fields__:
-        columns = [getattr(part, name) for part in parts]
-        joined[name] = np.concatenate([c[:, :least] if c.ndim == 2 else c for c in columns])
-    whole = Questions(**joined)
-    return whole.take(np.argsort(whole.ids))
-
-
-def _read_questions(path: Path) -> dict[tuple[str, str], Questions]:
-    """Every (benchmark, scoring) of one questions.parquet."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path, read_dictionary=["benchmark", "scoring", "subject"]) as file:
-            version = int((file.schema_arrow.metadata or {}).get(b"gtpo_schema_version", b"0"))
-            if version > EVAL_SCHEMA_VERSION:
-                raise UserError(
-                    f"{path}: schema {version} is newer than this gtpo reads ({EVAL_SCHEMA_VERSION}); upgrade gtpo"
-                )
-            missing = [name for name in (*_COLUMNS, *_SCORES) if name not in file.schema_arrow.names]
-            if missing:
-                raise UserError(f"{path}: column {missing[0]} is missing; write the file again: gtpo eval --rescore")
-            table = file.read(columns=_COLUMNS + _SCORES, use_threads=False).combine_chunks()
-    except (pa.ArrowException, OSError) as fault:
-        raise UserError(f"{path}: cannot be read ({fault}); write it again with gtpo eval --rescore") from None
-    columns = {name: _whole(table.column(name)) for name in _COLUMNS + _SCORES}
-    ids = np.array(columns["question_id"].to_pylist(), dtype=object)
-    coded = {
-        name: (_numbers(columns[name].indices, np.int32, -1), columns[name].dictionary.to_pylist())
-        for name in ("benchmark", "scoring", "subject")
-    }
-    counts = {name: _numbers(columns[name], np.int32, 0) for name in ("level", "n", "correct", "format_ok", "truncated")}
-    tokens = _numbers(columns["mean_tokens"], np.float64, np.nan)
-    lists = {
-        name: (_numbers(columns[name].offsets, np.int32, 0), _numbers(columns[name].values, np.float64, np.nan))
-        for name in ("pass_at_k", "maj_at_k")
-    }
-    out = {}
-    for b, benchmark in enumerate(coded["benchmark"][1]):
-        for s, scoring in enumerate(coded["scoring"][1]):
-            rows = np.flatnonzero((coded["benchmark"][0] == b) & (coded["scoring"][0] == s))
-            if rows.size == 0:
-                continue
-            rows = rows[np.argsort(ids[rows])]
-            least = int(counts["n"][rows].min())
-            out[benchmark, scoring] = Questions(
-                ids=ids[rows],
-                subject=np.array([*coded["subject"][1], ""], dtype=object)[coded["subject"][0][rows]],
-                mean_tokens=tokens[rows],
-                **{name: column[rows] for name, column in counts.items()},
-                **{name: _rectangle(path, name, *lists[name], rows, least) for name in lists},
-            )
-    return out
-
-
-def _whole(column: Any) -> Any:
-    """A chunked column, after combine_chunks, as one array."""
-    import pyarrow as pa
-
-    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
-
-
-def _numbers(array: Any, kind: Any, null: float) -> NDArray[Any]:
-    """The buffer of a primitive array, nulls replaced. Arrow's own to_numpy imports pandas, a quarter of a second."""
-    valid, data = array.buffers()
-    if data is None:
-        return np.zeros(0, dtype=kind)
-    rows = slice(array.offset, array.offset + len(array))
-    values = np.frombuffer(data, dtype=kind)[rows]
-    if valid is None or array.null_count == 0:
-        return values
-    there = np.unpackbits(np.frombuffer(valid, dtype=np.uint8), bitorder="little")[rows].astype(bool)
-    return np.where(there, values, np.asarray(null, dtype=kind))
-
-
-def _rectangle(
-    path: Path, name: str, offsets: NDArray[Any], values: NDArray[Any], rows: NDArray[Any], least: int
-) -> NDArray[np.float64]:
-    """The first `least` entries of each row's list as one array [Q, least]."""
-    if np.any(offsets[rows + 1] - offsets[rows] < least):
-        raise UserError(f"{path}: {name} is shorter than n; write the file again with gtpo eval --rescore")
-    return values[offsets[rows][:, None] + np.arange(least)]

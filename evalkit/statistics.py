@@ -107,9 +107,9 @@ def mean_interval(values: ArrayLike, within_variance: ArrayLike | None = None, *
     """Return the mean of per-question scores with its 95 % intervals, clustered by question.
 
     values: [Q] scores in [0, 1], one a question. within_variance: [Q] estimated sampling variance of each score
-    (for pass@1 of c out of n: p (1 - p) / (n - 1)), or None where it cannot be estimated. draws: independent draws
-    behind each score (for pass@1: n; for k of n samples: n / k), used only where every question came out alike and
-    the variances say nothing. Raises ValueError on an empty list, a NaN, or a score outside [0, 1].
+    (for pass@1 of c out of n: p (1 - p) / (n - 1)), or None, or NaN anywhere, where it cannot be estimated. draws:
+    independent draws behind each score (for pass@1: n; for k of n samples: n / k), used only where every question
+    came out alike and the variances say nothing. Raises ValueError on an empty list, a NaN, or a score outside [0, 1].
     """
     scores = np.asarray(values, dtype=np.float64)
     if scores.ndim != 1 or scores.size == 0:
@@ -126,6 +126,8 @@ def mean_interval(values: ArrayLike, within_variance: ArrayLike | None = None, *
     if within_variance is None:
         return Interval(mean, low, high, None, None)
     within = np.asarray(within_variance, dtype=np.float64)
+    if np.isnan(within).any():
+        return Interval(mean, low, high, None, None)
     if within.shape != scores.shape or not np.all(within >= 0):
         raise ValueError(f"within_variance must be {questions} variances >= 0, one a question")
     if draws <= 0:

@@ -115,9 +115,9 @@ def as_rich(comparison: Comparison) -> Group:
             grid.add_section()
         parts += [Text(""), grid]
         parts += [Text(f"  note: {note}", style="yellow") for note in table.notes]
-        for run, found in verdicts(table):
+        for run, verdict_words in verdicts(table):
             parts.append(Text.assemble((labels[run], "bold"), f" against {labels[str(table.baseline)]}, in points:"))
-            for word, phrases in found.items():
+            for word, phrases in verdict_words.items():
                 style = {"better": "bold green", "worse": "bold red"}.get(word, "dim")
                 parts += [Text.assemble((f"  {word:20}", style), phrase) for phrase in phrases]
     if comparison.trains:
@@ -126,7 +126,9 @@ def as_rich(comparison: Comparison) -> Group:
     parts += [Text(line, style="dim") for line in legend(comparison)] if comparison.tables else []
     if any(table.baseline for table in comparison.tables):
         parts.append(
-            Text("detectable: the smallest true difference shown with 80 % power at p <= 0.05, uncorrected.", style="dim")
+            Text(
+                "detectable: the smallest true difference shown with 80 % power at p <= 0.05, uncorrected.", style="dim"
+            )
         )
     return Group(*parts)
 
@@ -155,7 +157,17 @@ def _rich_training(comparison: Comparison) -> Any:
 
 def training_rows(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the table of training runs."""
-    head = ["run", "method", "steps", "accuracy %", "best accuracy % (step)", "format %", "entropy (nats)", "kept %", "conflict %"]
+    head = [
+        "run",
+        "method",
+        "steps",
+        "accuracy %",
+        "best accuracy % (step)",
+        "format %",
+        "entropy (nats)",
+        "kept %",
+        "conflict %",
+    ]
     rows = []
     for train in comparison.trains:
         end = summary(train)
@@ -208,8 +220,8 @@ def as_markdown(comparison: Comparison) -> str:
                 shown = ["" if value is None else f"±{percent(value)}" for value in found]
                 lines.append(f"| *smallest difference that could be shown* | {' | '.join(shown)} |")
         lines += [""] * (table.baseline is not None)
-        for run, found in verdicts(table):
-            sentence = "; ".join(f"{word}: {', '.join(phrases)}" for word, phrases in found.items())
+        for run, verdict_words in verdicts(table):
+            sentence = "; ".join(f"{word}: {', '.join(phrases)}" for word, phrases in verdict_words.items())
             lines.append(f"- **{labels[run]}** against {labels[str(table.baseline)]}, in points: {sentence}.")
     if comparison.trains:
         head, rows = training_rows(comparison)
@@ -270,7 +282,13 @@ def as_latex(comparison: Comparison) -> str:
                     lines.append(f"& {' & '.join(changes + blank)} \\\\")
         caption = _latex(" ".join([f"{header(table)}.", *table.notes, *legend(comparison)]))
         label = "".join(c if c.isalnum() else "-" for c in table.title)
-        lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{caption}}}", rf"\label{{tab:{label}}}", r"\end{table}"]
+        lines += [
+            r"\bottomrule",
+            r"\end{tabular}",
+            rf"\caption{{{caption}}}",
+            rf"\label{{tab:{label}}}",
+            r"\end{table}",
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from evalkit.metrics import maj_at_all_k, pass_at_all_k
 from evalkit.schema import EVAL_SCHEMA_VERSION, QUESTION_SCHEMA, SAMPLE_SCHEMA
 from evalkit.statistics import mean_interval
 
 HOSTILE = "</script><script>window.hostile = true</script><img src=x onerror='window.hostile = true'>"
-
-
-def pass_table(n: int) -> np.ndarray:
-    """[c, k-1]: unbiased pass@k of c correct out of n."""
-    return np.array([[1 - math.comb(n - c, k) / math.comb(n, k) for k in range(1, n + 1)] for c in range(n + 1)])
 
 
 def write_eval(
@@ -64,7 +59,6 @@ def write_eval(
         place[last] = value
     question_rows: dict[str, list] = {name: [] for name in QUESTION_SCHEMA.names}
     sample_rows: dict[str, list] = {name: [] for name in SAMPLE_SCHEMA.names}
-    table = pass_table(n)
     for benchmark, count in (benchmarks or {"arithmetic": 60}).items():
         difficulty = np.random.default_rng([questions_seed, count]).normal(0.3, 1.8, size=count)
         rng = np.random.default_rng([seed, count])
@@ -81,10 +75,12 @@ def write_eval(
         correct = rng.binomial(lenient_correct, min(1.0, 0.85 + 0.05 * skill))
         format_ok = np.maximum(correct, rng.binomial(n, 0.9, size=count))
         for scoring, right in (("strict", correct), ("lenient", lenient_correct)):
-            passes = table[right]
             wrong = n - right
-            majority = passes[:, :1] ** (1 + 0.5 * np.log(np.arange(1, n + 1)) * (0.5 - passes[:, :1]))
-            majority = np.clip(majority, 0, 1)
+            silent = np.minimum(wrong, n - format_ok) if scoring == "strict" else np.zeros_like(wrong)
+            classes = wrong - silent
+            votes = [[v for v in (w - w // 2 - w // 4, w // 2, w // 4) if v] for w in classes.tolist()]
+            passes = pass_at_all_k([n] * count, right.tolist())
+            majority = maj_at_all_k(votes, right.tolist(), silent.tolist())
             question_rows["benchmark"] += [benchmark] * count
             question_rows["question_id"] += ids
             question_rows["scoring"] += [scoring] * count
@@ -92,8 +88,8 @@ def write_eval(
             question_rows["level"] += [None] * count
             question_rows["n"] += [n] * count
             question_rows["correct"] += right.tolist()
-            question_rows["abstentions"] += [0] * count
-            question_rows["votes"] += [[int(w)] if w else [] for w in wrong]
+            question_rows["abstentions"] += silent.tolist()
+            question_rows["votes"] += votes
             question_rows["pass_at_k"] += list(passes)
             question_rows["maj_at_k"] += list(majority)
             question_rows["format_ok"] += format_ok.tolist()
