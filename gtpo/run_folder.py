@@ -1,0 +1,177 @@
+"""The folder of a train run: what lies in it, who may write to it, and from where a run goes on.
+
+config.yaml      the resolved config
+run.json         what ran: versions, hardware, seeds, H_ini and the gate's decision, wall time, status
+metrics.jsonl    one line a step
+checkpoints/     checkpoint-N, each whole or absent
+best/ final/     weights (or adapter) and tokenizer; best.json says why
+completions/     parquet, one file a logged step
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from gtpo.config import TrainConfig
+from rewards.support.errors import UserError
+from rewards.support.files import read_json, write_json, write_text
+
+SCHEMA_VERSION = 1
+
+PARTIAL = ".partial"
+"""Checkpoints are written here and renamed into place, so that a name `checkpoint-N` always means a whole one."""
+
+FREE_KEYS = frozenset(
+    {
+        "env.CUDA_VISIBLE_DEVICES",
+        "model.gpu_memory_utilization",
+        "dataset.data_dir",
+        "training.save_steps",
+        "training.save_total_limit",
+        "training.report_to",
+        "training.log_completions_steps",
+        "rollout.server_host",
+        "rollout.server_port",
+    }
+)
+"""Keys that may differ between a run and its continuation: they change no number."""
+
+
+def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value
+
+
+def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """Return (dotted key, old value, new value) of the first key that separates two resolved configs, or None."""
+    before, after = dict(_leaves(old)), dict(_leaves(new))
+    for key in {**before, **after}:
+        if key not in FREE_KEYS and before.get(key) != after.get(key):
+            return key, before.get(key), after.get(key)
+    return None
+
+
+class RunFolder:
+    """One run on disk. Reading is for everybody; writing is for the main process, which holds the lock."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config_yaml = root / "config.yaml"
+        self.run_json = root / "run.json"
+        self.metrics_jsonl = root / "metrics.jsonl"
+        self.checkpoints = root / "checkpoints"
+        self.best = root / "best"
+        self.final = root / "final"
+        self.completions = root / "completions"
+        self._lock: IO[str] | None = None
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> dict[str, Any]:
+        """Return run.json, or an empty dict for a new folder. Raises UserError on a newer schema."""
+        if not self.run_json.exists():
+            return {}
+        run: dict[str, Any] = read_json(self.run_json)
+        if run.get("schema_version", 0) > SCHEMA_VERSION:
+            raise UserError(
+                f"{self.run_json}: schema version {run['schema_version']} is newer than this program's "
+                f"{SCHEMA_VERSION}; update gtpo"
+            )
+        return run
+
+    def last_checkpoint(self) -> Path | None:
+        """Return the whole checkpoint of the highest step, or None."""
+        found = [path for path in self.checkpoints.glob("checkpoint-*") if path.name.split("-")[1].isdigit()]
+        return max(found, key=lambda path: int(path.name.split("-")[1]), default=None)
+
+    def check_config(self, config: TrainConfig) -> None:
+        """Refuse to go on with another config. Raises UserError naming the first key that differs."""
+        if not self.config_yaml.exists():
+            if self.root.exists() and any(path.name != ".lock" for path in self.root.iterdir()):
+                raise UserError(f"{self.root} exists and is no train run (no config.yaml); choose another run_name")
+            return
+        old = yaml.safe_load(self.config_yaml.read_text(encoding="utf-8"))
+        difference = first_difference(old, yaml.safe_load(config.to_yaml()))
+        if difference is not None:
+            key, before, after = difference
+            raise UserError(
+                f"{self.root} holds a run with {key} = {before!r}, now {after!r}. Choose another run_name "
+                f"(--run-name), restore the key, or move the folder away; nothing was overwritten"
+            )
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def lock(self) -> None:
+        """Take the folder for this process until it ends. Raises UserError if another process writes to it."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        handle = (self.root / ".lock").open("w")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            handle.close()
+            raise UserError(f"{self.root}: another process is training this run") from None
+        self._lock = handle
+
+    def unlock(self) -> None:
+        """Give the folder back."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def start(self, config: TrainConfig) -> None:
+        """Write the config and clear what an interrupted write left behind."""
+        write_text(self.config_yaml, config.to_yaml())
+        shutil.rmtree(self.checkpoints / PARTIAL, ignore_errors=True)
+        for folder in (self.best, self.final):
+            shutil.rmtree(folder.with_name(PARTIAL + "-" + folder.name), ignore_errors=True)
+
+    def update_run(self, **fields: Any) -> None:
+        """Merge `fields` into run.json."""
+        write_json(self.run_json, {"schema_version": SCHEMA_VERSION, **self.run(), **fields})
+
+    def forget_after(self, step: int) -> None:
+        """Drop the metrics and completions of steps beyond `step`: they will be made again."""
+        if self.metrics_jsonl.exists():
+            kept = []
+            for line in self.metrics_jsonl.read_bytes().split(b"\n"):
+                try:
+                    row = json.loads(line)
+                except ValueError:  # the line that was being written when the run was killed
+                    continue
+                if row["step"] <= step:
+                    kept.append(line)
+            write_text(self.metrics_jsonl, b"".join(line + b"\n" for line in kept).decode())
+        for path in self.completions.glob("step-*.parquet"):
+            if int(path.stem.split("-")[1]) > step:
+                path.unlink()
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """Append one line to metrics.jsonl. A value that is not finite becomes null and is named in `nonfinite`."""
+        bad = [key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
+        clean = {key: None if key in bad else value for key, value in row.items()}
+        if bad:
+            clean["nonfinite"] = bad
+        with self.metrics_jsonl.open("a", encoding="utf-8") as handle:
+            handle.write(json.dumps(clean, allow_nan=False) + "\n")
+
+
+def replace_folder(source: Path, target: Path) -> None:
+    """Put the folder `source` in the place of `target`, which may exist; both on one file system."""
+    old = target.with_name(f"{PARTIAL}-old-{target.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        os.replace(target, old)
+    os.replace(source, target)
+    shutil.rmtree(old, ignore_errors=True)

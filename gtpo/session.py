@@ -1,0 +1,353 @@
+"""One session of a run: from the lock on its folder to its final weights."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import shutil
+import subprocess
+import time
+import warnings
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PrinterCallback, TrainerCallback
+from transformers.utils import logging as transformers_logging
+
+from gtpo.config import TrainConfig
+from gtpo.data import training_dataset
+from gtpo.health import MAX_ROLLBACKS, Health
+from gtpo.models import LoadedModel, load_model
+from gtpo.progress import Progress
+from gtpo.rewarding import load_rewards
+from gtpo.run_folder import PARTIAL, RunFolder, replace_folder
+from gtpo.run_trainers import GRPORun, GTPORun, SFTRun
+from gtpo.trainer_args import trainer_arguments
+from rewards.support.errors import UserError
+from rewards.support.files import write_json
+
+_PACKAGES = (
+    "gtpo",
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "datasets",
+    "vllm",
+    "bitsandbytes",
+    "unsloth",
+)
+
+RENAMED = {
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "learning_rate": "lr",
+    "kl": "kl",
+    "mean_token_accuracy": "tokens/accuracy",
+    "num_tokens": "tokens/seen",
+    "epoch": "epoch",
+    "sampling/sampling_logp_difference/mean": "sampling/logp_difference",
+}
+"""TRL's names -> those of metrics.jsonl. Names with these prefixes are kept as they are:"""
+KEPT_PREFIXES = ("reward/", "entropy/", "gate/", "conflict/", "groups/", "completions/", "rewards/", "time/")
+_DROPPED = ("completions/m", "completions/clipped", "completions/min", "completions/max")
+
+
+def quiet_libraries() -> None:
+    """Keep the libraries' chatter off the terminal; their errors still raise."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    for name in ("accelerate", "trl", "datasets", "torch.distributed"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"(transformers|trl|accelerate|peft|torch)(\.|$)")
+    import datasets
+
+    datasets.disable_progress_bars()
+
+
+class Session:
+    """Builds the trainer of a config, runs it, and writes the run folder."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: RunFolder,
+        results: Path,
+        *,
+        quiet: bool,
+        interrupt: Any,
+        check_loss: bool = False,
+    ) -> None:
+        from accelerate import PartialState
+
+        quiet_libraries()
+        self.config, self.folder, self.results = config, folder, results
+        self.interrupt, self.check_loss = interrupt, check_loss
+        self.processes = PartialState()
+        self.main = self.processes.is_main_process
+        self.progress = Progress(f"{config.run_name} ({config.method})", quiet=quiet or not self.main)
+        self.health = Health(config.health, "loss" if config.method == "sft" else "reward/accuracy")
+        self.begin = time.monotonic()
+        self.stopped_because: str | None = None
+        self.trainer: Any = None
+
+    # -- the run ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train from the start or the last checkpoint to the end, or to a clean stop."""
+        rewards = load_rewards(self.config.trainer.reward_funcs) if self.config.method != "sft" else []
+        if self.main:
+            self.folder.lock()
+        try:
+            loaded = load_model(self.config, self.results)
+            dataset, report = training_dataset(self.config, loaded.tokenizer)
+            if self.main:
+                self.folder.start(self.config)
+            self.processes.wait_for_everyone()
+            checkpoint = self.folder.last_checkpoint()
+            for line in [*loaded.notes, *report.lines()]:
+                self.progress.say(line)
+            self._build(loaded, dataset, rewards)
+            if self.main:
+                self._describe(loaded, report.as_dict())
+            if checkpoint is not None:
+                self.progress.say(f"resuming from {checkpoint}")
+            try:
+                self.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+                self._finish()
+            finally:
+                self.progress.stop()
+        except torch.OutOfMemoryError as fault:
+            raise UserError(self._memory_advice(fault)) from None
+        finally:
+            if self.main:
+                self.folder.unlock()
+
+    def _build(self, loaded: LoadedModel, dataset: Any, rewards: list[Any]) -> None:
+        arguments = trainer_arguments(self.config, self.folder.checkpoints)
+        common = {
+            "model": loaded.model,
+            "args": arguments,
+            "train_dataset": dataset,
+            "processing_class": loaded.tokenizer,
+            "peft_config": loaded.peft_config,
+            "extra_state": lambda: {"health": self.health.state()},
+        }
+        if self.config.method == "sft":
+            self.trainer = SFTRun(**common)
+        else:
+            kind = GTPORun if self.config.method == "gtpo" else GRPORun
+            self.trainer = kind(reward_funcs=list(rewards), **common)
+        self.trainer.say = self.progress.say
+        self.trainer.remove_callback(PrinterCallback)
+        self.trainer.add_callback(_RunCallback(self))
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def on_begin(self, state: Any) -> None:
+        """Take up the state of the checkpoint and show where the run stands."""
+        if self.trainer.restored:
+            self.health.load(self.trainer.restored["health"])
+        if self.main:
+            self.folder.forget_after(state.global_step)
+        self.progress.start(state.global_step, state.max_steps)
+
+    def on_metrics(self, state: Any, control: Any, logs: dict[str, Any]) -> None:
+        """Write one line of metrics.jsonl and act on the run's health."""
+        row: dict[str, Any] = {"step": state.global_step}
+        row |= {new: logs[old] for old, new in RENAMED.items() if old in logs}
+        row |= {k: v for k, v in logs.items() if k.startswith(KEPT_PREFIXES) and not k.startswith(_DROPPED)}
+        if self.config.method == "sft" and "entropy" in logs:
+            row["entropy/mean"] = logs["entropy"]
+        row["time/step"] = self.step_seconds / max(1, self.steps_timed)
+        for name, seconds in getattr(self.trainer, "stopwatch", {}).items():
+            row[name] = seconds / max(1, self.steps_timed)
+        getattr(self.trainer, "stopwatch", {}).clear()
+        self.step_seconds, self.steps_timed = 0.0, 0
+        if self.main:
+            self.folder.append_metrics(row)
+        self.progress.step(state.global_step, row)
+        verdict = self.health.observe(state.global_step, row)
+        if verdict.new_best:
+            self._save_best(state.global_step)
+        if verdict.out_of_patience:
+            self._stop(control, f"no better {self.health.metric} for {self.config.health.early_stop_patience} steps")
+        if verdict.collapsed:
+            self._collapsed(control, verdict.collapsed)
+
+    step_seconds = 0.0
+    steps_timed = 0
+
+    def _stop(self, control: Any, why: str) -> None:
+        self.stopped_because = why
+        self.progress.warn(f"stopping: {why}")
+        control.should_training_stop = True
+        control.should_save = True
+
+    def _collapsed(self, control: Any, why: str) -> None:
+        action = self.config.health.on_collapse
+        self.progress.warn(f"collapse: {why} (health.on_collapse: {action})")
+        if action == "stop" or (action == "rollback" and self.health.rollbacks >= MAX_ROLLBACKS):
+            self._stop(control, f"collapse: {why}")
+
+    # -- weights ---------------------------------------------------------------------------------------------------
+
+    def _save_weights(self, target: Path, about: dict[str, Any] | None = None) -> None:
+        """Write weights and tokenizer to `target`, whole or not at all. All processes must call it."""
+        partial = target.with_name(f"{PARTIAL}-{target.name}")
+        if self.main:
+            shutil.rmtree(partial, ignore_errors=True)
+        self.processes.wait_for_everyone()
+        self.trainer.save_model(str(partial))
+        self.processes.wait_for_everyone()
+        if self.main:
+            (partial / "training_args.bin").unlink(missing_ok=True)  # a pickle that nobody needs
+            if about is not None:
+                write_json(partial / "best.json", about)
+            replace_folder(partial, target)
+
+    def _save_best(self, step: int) -> None:
+        self._save_weights(
+            self.folder.best,
+            {
+                "schema_version": 1,
+                "step": step,
+                "metric": self.health.metric,
+                "value": self.health.best_value,
+                "smoothing_steps": self.config.health.smoothing_steps,
+                "why": f"the best running mean of {self.health.metric} so far",
+            },
+        )
+
+    def _finish(self) -> None:
+        step, total = self.trainer.state.global_step, self.trainer.state.max_steps
+        fields: dict[str, Any] = {"step": step, "steps": total}
+        stopped = self.interrupt.asked and step < total and self.stopped_because is None
+        if not stopped:
+            self._save_weights(self.folder.final)
+            if not self.folder.best.exists():
+                self.health.best_value, self.health.best_step = self.health.smoothed(self.health.metric), step
+                if self.health.best_value is not None:
+                    self._save_best(step)
+        if self.main:
+            self.folder.update_run(
+                **fields,
+                status="interrupted" if stopped else "finished",
+                stopped_because=self.stopped_because,
+                best={"step": self.health.best_step, "metric": self.health.metric, "value": self.health.best_value},
+                wall_time_s=round(self.folder.run().get("wall_time_s", 0.0) + time.monotonic() - self.begin, 1),
+                peak_memory_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+            )
+        self.progress.stop()
+        if stopped:
+            self.progress.say(f"stopped at step {step} of {total}; the same command goes on from there")
+        else:
+            self.progress.say(f"{self.folder.root}: done at step {step}\nnext: gtpo eval {self.folder.root}")
+
+    # -- words -----------------------------------------------------------------------------------------------------
+
+    def _describe(self, loaded: LoadedModel, dataset: dict[str, Any]) -> None:
+        config = self.config
+        versions = {}
+        for name in _PACKAGES:
+            try:
+                versions[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:
+                continue
+        model = self.trainer.model
+        self.folder.update_run(
+            run_name=config.run_name,
+            method=config.method,
+            preset=None if config.method == "sft" else config.preset_name(),
+            base_model=loaded.base,
+            parameters={
+                "all": sum(p.numel() for p in model.parameters()),
+                "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
+            },
+            notes=loaded.notes,
+            dataset=dataset,
+            seeds={"random_seed": config.model.random_seed},
+            packages=versions,
+            python=platform.python_version(),
+            hardware=_hardware(),
+            processes=self.processes.num_processes,
+            git_commit=_git_commit(),
+            started=self.folder.run().get("started") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            status="running",
+        )
+
+    def _memory_advice(self, fault: BaseException) -> str:
+        training, model = self.config.training, self.config.model
+        batch, accumulation = training.per_device_train_batch_size, training.gradient_accumulation_steps
+        advice = []
+        if batch > 1:
+            advice.append(
+                f"training.per_device_train_batch_size {batch} -> {batch // 2} with "
+                f"training.gradient_accumulation_steps {accumulation} -> {accumulation * 2} (the same gradient)"
+            )
+        if not training.gradient_checkpointing:
+            advice.append("training.gradient_checkpointing: true")
+        if training.max_completion_length:
+            longest = training.max_completion_length
+            advice.append(f"training.max_completion_length {longest} -> {longest // 2}")
+        if self.config.rollout.engine in ("auto", "vllm"):
+            advice.append(f"model.gpu_memory_utilization {model.gpu_memory_utilization} -> 0.3 (vLLM's share)")
+        if model.lora_rank == 0:
+            advice.append("model.lora_rank: 64 (train adapters only)")
+        elif not model.load_in_4bit:
+            advice.append("model.load_in_4bit: true")
+        first = str(fault).split(". ", maxsplit=2)
+        return f"out of GPU memory ({'. '.join(first[:2])}). Lower, in this order: " + "; ".join(advice)
+
+
+class _RunCallback(TrainerCallback):
+    """Hands the events of transformers' Trainer to the session."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._step_begin = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.session.on_begin(state)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._step_begin = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.session.step_seconds += time.perf_counter() - self._step_begin
+        self.session.steps_timed += 1
+        if self.session.interrupt.asked:
+            control.should_save = True
+            control.should_training_stop = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if logs and "loss" in logs:
+            self.session.on_metrics(state, control, logs)
+
+
+def _hardware() -> dict[str, Any]:
+    import psutil
+
+    found: dict[str, Any] = {
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "cpus": psutil.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "torch_threads": torch.get_num_threads(),
+    }
+    if torch.cuda.is_available():
+        found["gpus"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return found
+
+
+def _git_commit() -> str | None:
+    """Return the commit of this program's checkout, None for an installed package."""
+    here = Path(__file__).resolve().parent
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
