@@ -48,7 +48,7 @@ def train(
         bool, typer.Option("--help-config", help="Print every key: type, range, default, meaning.")
     ] = False,
     check_loss: Annotated[
-        bool, typer.Option(help="Compare the fused loss with the reference on the first batch.")
+        bool, typer.Option("--check-loss", help="Compare the fused loss with the reference on the first batch.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only warnings and the result.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,

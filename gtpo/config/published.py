@@ -110,6 +110,9 @@ def _trainer_class(document: Document, say: Callable[[str], None]) -> None:
             "    what the authors' code computed (no division by std, always filtered, summed over the group) is "
             "--objective.preset gtpo-published; docs/paper_vs_code.md lists the differences"
         )
+    if line and document.get("training.gradient_checkpointing") is None:
+        say("    training.gradient_checkpointing true, as the published script had it")
+        document.set(("training", "gradient_checkpointing"), True)
     document.set(("method",), method)
     document.drop("trainer.class_path")
 

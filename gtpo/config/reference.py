@@ -104,6 +104,7 @@ PUBLISHED_ROWS = (
     ),
     ("`training.beta` above 0 with GTPO", "refused: it never had an effect there, GTPO has no KL term"),
     ("8-bit optimiser with an Adam beta above 0.9999", "the same optimiser with 32-bit states"),
+    ("the published trainer classes", "imply `training.gradient_checkpointing: true`, as the published script did"),
     ("`model.max_prompt_length`, `gtpo_runtime.pad_id`, `gtpo_runtime.torch_compile_options`", "no effect"),
     ("`env.CUDA_VISIBLE_DEVICES`, `--cuda`", "act (the published code overwrote both with 0)"),
     ("`training.report_to: [wandb]` where wandb is not installed", "the run is not tracked; metrics.jsonl has all"),

@@ -1,0 +1,126 @@
+"""Every YAML of configs/ loads, is what its name says, and is in docs/recipes.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gtpo.config import TrainConfig, load_config
+from gtpo.forecast import PUBLISHED_MODELS, forecast
+from gtpo.shapes import find_shape
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = sorted(
+    path.relative_to(ROOT / "configs").as_posix()
+    for path in (ROOT / "configs").rglob("*.yaml")
+    if "accelerate" not in path.parts
+)
+PAPER = [f"paper/{model}-{data}" for model in ("llama", "qwen") for data in ("gsm8k", "math")]
+RUNS = ["gtpo-g8", "gtpo-g12", "gtpo-g8-matched", "gtpo-g12-matched", "sft"] + [
+    f"grpo-g{group}-beta{beta}" for group in (8, 12) for beta in ("0", "1e-6")
+]
+
+
+def load(name: str) -> TrainConfig:
+    return load_config(ROOT / "configs" / name, say=lambda line: None, world_size=1)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_resolves_and_has_a_forecast(name: str) -> None:
+    config = load(name)
+    shape, origin = find_shape(config)
+    if shape is None:
+        assert "is not there yet" in origin  # the demo's base, trained by the demo itself
+    else:
+        memory = forecast(config, shape)
+        assert memory.training_gib > 0
+        if not config.model.build:
+            assert memory.smallest_gpu() is not None, "a recipe must fit one GPU that people have"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_resolved_recipe_reads_back_to_itself(name: str, tmp_path: Path) -> None:
+    config = load(name)
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    notices: list[str] = []
+    assert load_config(tmp_path / "config.yaml", say=notices.append) == config
+    assert all(line.startswith("no effect with method sft") for line in notices)
+
+
+def test_run_names_are_unique() -> None:
+    names = [load(name).run_name for name in RECIPES]
+    assert len(set(names)) == len(names)
+
+
+def test_every_run_of_the_paper_has_its_recipe() -> None:
+    assert {f"{base}-{run}.yaml" for base in PAPER for run in RUNS} == {n for n in RECIPES if n.startswith("paper/")}
+
+
+@pytest.mark.parametrize("base", PAPER)
+@pytest.mark.parametrize("run", RUNS)
+def test_paper_recipe_is_what_its_name_says(base: str, run: str) -> None:
+    config = load(f"{base}-{run}.yaml")
+    training, model = config.training, config.model
+    llama = "llama" in base
+    assert model.model_name == ("meta-llama/Llama-3.1-8B-Instruct" if llama else "Qwen/Qwen2.5-3B-Instruct")
+    assert model.model_name.lower() in PUBLISHED_MODELS
+    assert (model.lora_rank, model.lora_alpha) == ((128, 128) if llama else (64, 64))
+    assert model.load_in_4bit
+    assert model.max_seq_length - training.max_prompt_length == 1500
+    assert config.dataset.name == base.split("-")[1]
+    assert config.method == run.split("-")[0]
+    assert (training.learning_rate, training.max_grad_norm, training.weight_decay) == (1e-6, 0.1, 0.1)
+    high = config.method == "gtpo" and not run.endswith("matched")
+    assert (training.adam_beta1, training.adam_beta2) == ((0.999999, 0.999999) if high else (0.9, 0.95))
+    assert training.optimizer == ("paged_adamw_32bit" if high else "paged_adamw_8bit")
+    if config.method != "sft":
+        group = 12 if "g12" in run else 8
+        assert (training.num_generations, training.per_device_train_batch_size) == (group, group)
+        assert training.beta == (1e-6 if run.endswith("1e-6") else 0)
+    if config.method == "gtpo":
+        assert config.resolved_objective().filter == ("always" if llama else "never")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("fig4-llama-math-gamma0.001", {"gamma": 0.001, "filter": "always", "entropy_mode": "advantage"}),
+        ("fig4-llama-math-gamma1e-6", {"gamma": 1e-6}),
+        ("fig4-llama-math-no-filter", {"gamma": 0.1, "filter": "never", "entropy_mode": "advantage"}),
+        ("fig5-llama-gsm8k-conflict-only", {"filter": "never", "entropy_mode": "none", "conflict": True}),
+        ("fig10a-llama-gsm8k-threshold2.00", {"entropy_threshold": 2.0, "filter": "always", "filter_scope": "all"}),
+        ("fig10b-qwen-gsm8k-only-negative1.05", {"entropy_threshold": 1.05, "filter_scope": "negative"}),
+        ("fig10b-qwen-gsm8k-threshold0.7", {"entropy_threshold": 0.7, "filter_scope": "all", "filter": "always"}),
+        ("fig10c-llama-gsm8k-grpo-filtered", {"conflict": False, "entropy_threshold": 1.05, "gamma": 0.1}),
+    ],
+)
+def test_ablation_varies_what_its_name_says(name: str, expected: dict[str, object]) -> None:
+    objective = load(f"ablations/{name}.yaml").resolved_objective()
+    assert {key: getattr(objective, key) for key in expected} == expected
+
+
+def test_as_computed_recipe_is_the_published_objective() -> None:
+    from gtpo.presets import PRESETS
+
+    config = load("published/llama-math-as-computed.yaml")
+    assert config.resolved_objective() == PRESETS["gtpo-published"]
+    assert config.trainer.reward_funcs == ["rewards.published_final_reward"]
+    assert config.training.temperature == 0.9
+
+
+def test_demo_methods_share_everything_but_the_method() -> None:
+    method, *others = (load(f"demo/{name}.yaml").model_dump() for name in ("gtpo", "grpo", "sft"))
+    for other in others:
+        differing = {key for key in method if method[key] != other[key]}
+        # sft has no completion length of its own to fill in; nothing else may differ.
+        assert differing <= {"run_name", "method", "objective"}
+
+
+def test_every_recipe_is_documented() -> None:
+    text = (ROOT / "docs" / "recipes.md").read_text()
+    for name in RECIPES:
+        folder, stem = name.removesuffix(".yaml").split("/")
+        if folder == "paper":
+            stem = "B-" + stem.split("-", 2)[2].removesuffix(".yaml")
+        assert folder == "demo" or stem in text, name
