@@ -51,28 +51,15 @@ def go_offline_if_unreachable() -> bool:
 
 def _tokenizer(config: TrainConfig) -> tuple[PreTrainedTokenizerBase | None, str]:
     """Return the tokenizer that training will use, or None and why not."""
-    if config.model.build:
-        from gtpo.tiny import build_tokenizer
-
-        return build_tokenizer(), ""
-    from transformers import AutoTokenizer
     from transformers.utils import logging
 
+    from gtpo.models import load_tokenizer
+
     logging.set_verbosity_error()
-    name = config.model.model_name or ""
-    folder = Path(name)
-    for inside in (folder / "best", folder / "final"):
-        if (inside / "tokenizer_config.json").is_file():
-            folder = inside
-            break
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(folder) if folder.exists() else name, trust_remote_code=config.model.trust_remote_code
-        )
-    except (OSError, ValueError) as fault:
-        return None, f"the tokenizer of {name} is not reachable ({type(fault).__name__})"
-    if not tokenizer.chat_template:
-        return None, f"the tokenizer of {name} has no chat template"
+        tokenizer, _ = load_tokenizer(config)
+    except UserError as fault:
+        return None, str(fault)
     return tokenizer, ""
 
 

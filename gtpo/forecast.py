@@ -1,6 +1,6 @@
 """Memory of a training step, forecast by part from the model's dimensions: arithmetic, no torch, no model.
 
-    weights      P parameters at the base's bytes each; 4-bit linear layers at 0.5 + 4/64 (one scale per 64)
+    weights      P parameters at the base's bytes each; 4-bit linear layers at 0.516 (NF4, double quantised)
     adapters     sum over target layers of r (d_in + d_out), held in float32 so that small updates are not rounded away
     gradients    one value per trainable parameter, in its dtype
     optimiser    bytes per trainable parameter, by optimiser
@@ -135,12 +135,20 @@ class Forecast:
         return next((size for size in GPUS if self.fits(size)), None)
 
 
-def _bytes_per_weight(config: TrainConfig) -> int:
-    """Base weights: bfloat16 on a GPU; the built model is meant for a CPU, where `auto` is float32."""
-    dtype = config.model.dtype
-    if dtype == "auto":
-        return 4 if config.model.build else 2
-    return 4 if dtype == "float32" else 2
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Bytes per 4-bit weight: a nibble, an 8-bit scale per 64, a float32 scale per 256 of those."""
+
+
+def _weight_bytes(config: TrainConfig) -> int:
+    """Base weights on a GPU: with `auto`, bfloat16 where they are frozen and float32 where they are trained."""
+    if config.model.dtype == "auto":
+        return 2 if config.model.lora_rank else 4
+    return 4 if config.model.dtype == "float32" else 2
+
+
+def _compute_bytes(config: TrainConfig) -> int:
+    """Activations: half precision on a GPU; the built model is meant for a CPU, which computes in float32."""
+    return 4 if config.model.dtype == "float32" or config.model.build else 2
 
 
 def _activation_bytes(shape: ModelShape, checkpointing: bool, size: int) -> float:
@@ -161,7 +169,7 @@ def _activation_bytes(shape: ModelShape, checkpointing: bool, size: int) -> floa
 def forecast(config: TrainConfig, shape: ModelShape) -> Forecast:
     """Forecast the memory of one training process from a resolved config and the model's dimensions."""
     model, training = config.model, config.training
-    size = _bytes_per_weight(config)
+    size, compute = _weight_bytes(config), _compute_bytes(config)
     parts: list[Part] = []
 
     def part(name: str, count: float, basis: str) -> None:
@@ -172,7 +180,7 @@ def forecast(config: TrainConfig, shape: ModelShape) -> Forecast:
         rest = shape.parameters - shape.linear_parameters
         part(
             "base weights",
-            shape.linear_parameters * (0.5 + 4 / 64) + rest * size,
+            shape.linear_parameters * NF4_BYTES + rest * size,
             f"{billions} parameters, linear layers in 4 bits, the rest in {8 * size} bits",
         )
     else:
@@ -194,7 +202,7 @@ def forecast(config: TrainConfig, shape: ModelShape) -> Forecast:
     how = "checkpointed" if training.gradient_checkpointing or model.backend == "unsloth" else "all layers kept"
     part(
         "activations",
-        tokens * _activation_bytes(shape, how == "checkpointed", size),
+        tokens * _activation_bytes(shape, how == "checkpointed", compute),
         f"{micro} x {length:,} tokens at most, {how}",
     )
     rows = tokens if config.method == "sft" else min(tokens, LOGITS_ROWS)
@@ -209,7 +217,7 @@ def forecast(config: TrainConfig, shape: ModelShape) -> Forecast:
         share = model.gpu_memory_utilization
         weights = shape.parameters * 2 / config.rollout.tensor_parallel_size / GIB
     elif config.method != "sft" and config.rollout.engine != "vllm_server":
-        cached = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * size
+        cached = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * compute
         sampled = micro * (training.steps_per_generation or training.gradient_accumulation_steps)
         part("KV cache", cached * sampled * length, f"transformers samples {sampled} x {length:,} tokens at a time")
     return Forecast(parts, share, weights)

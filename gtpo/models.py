@@ -179,6 +179,16 @@ def lora_config(section: ModelSection) -> Any:
     )
 
 
+def widen_adapters(model: Any) -> None:
+    """Hold trained weights in float32: TRL casts QLoRA adapters to bfloat16, which rounds updates of 1e-6 to nothing.
+
+    At |w| = 0.01 neighbouring bfloat16 numbers lie 6e-5 apart, and an Adam step is at most the learning rate.
+    """
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
+            parameter.data = parameter.data.float()
+
+
 def _load_transformers(section: ModelSection, source: str, notes: list[str]) -> Any:
     from transformers import AutoModelForCausalLM
 

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from gtpo.config import TrainConfig
 from gtpo.data import training_dataset
 from gtpo.health import MAX_ROLLBACKS, Health
-from gtpo.models import LoadedModel, load_model
+from gtpo.models import LoadedModel, load_model, widen_adapters
 from gtpo.progress import Progress
 from gtpo.rewarding import load_rewards
 from gtpo.run_folder import PARTIAL, RunFolder, replace_folder
@@ -141,6 +141,8 @@ class Session:
         else:
             kind = GTPORun if self.config.method == "gtpo" else GRPORun
             self.trainer = kind(reward_funcs=list(rewards), **common)
+        if self.config.model.load_in_4bit:
+            widen_adapters(self.trainer.model)
         self.trainer.say = self.progress.say
         self.trainer.remove_callback(PrinterCallback)
         self.trainer.add_callback(_RunCallback(self))
