@@ -16,14 +16,23 @@ Scoring = Literal["strict", "lenient"]
 MAX_TEXT = 200_000
 """Characters of a completion that are looked at, counted from its end: answers come last."""
 
+
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text as a set: how this package writes its tables."""
+    return frozenset(text.split())
+
+
+_FORMULA_WORDS = words("sin cos tan log sqrt exp and percent pct percentage inf infinity")
 _ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
-_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
+_BOX = re.compile(r"\\+(?:boxed|fbox)(?![a-zA-Z])\s*")
 _THOUGHT_TAGS = ("think", "thinking", "reasoning")
 
-# Between boxes that together form one answer: separators, math delimiters, `y =`; never prose.
+# Between boxes that together form one answer: no words, `y =`, or a short phrase that ends in "and" or "or".
 _JOINT = re.compile(
-    r"(?:\s|,|;|&|\$|\\[()\[\],;: ]|\\q?quad|\\\\|\band\b|\bor\b|\\(?:text|mbox|textrm)\s*\{[\s,]*(?:and|or)?[\s,]*\}"
+    r"(?:[^a-zA-Z0-9\\.=]|\\[()\[\],;: ]|\\q?quad|\\\\|\band\b|\bor\b"
+    r"|\\(?:text|mbox|textrm)\s*\{[\s,]*(?:and|or)?[\s,]*\}"
     r"|[a-zA-Z](?:_\{?\w{1,4}\}?)?\s*=)*"
+    r"|\s*(?:\\text\s*\{)?[a-z() ,]{1,22}\b(?:and|or)\s*\}?[\s$]*"
 )
 _HASHES = re.compile(r"####[^\S\n]*(\S[^\n]*)")
 _LEAD_IN = re.compile(
@@ -37,11 +46,17 @@ _FORMULA = re.compile(
     r"|(?<![\\\d])\$(?P<d>(?:\\\$|[^$\n]){1,4000}?)(?<!\\)\$",
     re.DOTALL,
 )
+_SHORT_WORD = re.compile(r"(?<![\\a-zA-Z{$])\b(?:so|it|is|we|an|if|of|to|at|by|as|be|he|in|I|A:)(?![a-zA-Z])")
 _PLAIN_WORD = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{3,}")
 _NUMBER = re.compile(
     r"(?<![\w.,])(?:[-−+]\s?)?[$€£¥₹]?\s?(?:\\\$)?"
     r"(?:\d{1,3}(?:(?:,|\{,\}|\\[,!]|[\u00a0\u2009\u202f])\s?\d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))"
     r"(?:\s?/\s?\d+(?:\.\d+)?)?(?:\s?(?:\\?%|percent\b))?"
+)
+_DECIMAL_COMMA = re.compile(r"(?<![\w.,])[-−]?\d+,\d\d(?![\d,])")
+_PERCENT_AFTER = re.compile(r"[\s$]*(?:\\?%|percent(?:age)?\b|pct\b)")
+_FINAL_SENTENCE = re.compile(
+    r"the final answer is\s*:?\s*(.{1,400}?)\.?\s*I hope it is correct", re.IGNORECASE | re.DOTALL
 )
 _BARE_FRACTION = re.compile(r"[-−]?\s*\\[dtc]?frac\s*\{[^{}]{1,200}\}\s*\{[^{}]{1,200}\}(?:\s*\\?%)?")
 
@@ -182,8 +197,10 @@ def _last_value(text: str) -> str | None:
     numbers = [match for match in _NUMBER.finditer(text) if any(c.isdigit() for c in match.group())]
     formulas = _formulas(text)
     fractions = [(m.start(), m.end(), m.group()) for m in _BARE_FRACTION.finditer(text)]
-    last = numbers[-1] if numbers else None
-    for start, end, content in reversed(formulas + fractions):
+    numbers += _DECIMAL_COMMA.finditer(text)
+    last = max(numbers, key=lambda match: (match.end(), -match.start())) if numbers else None
+    fractions = [f for f in fractions if not any(start <= f[0] < end for start, end, _ in formulas)]
+    for start, end, content in sorted(formulas + fractions, reverse=True):
         if last is None or start <= last.start() < end or start > last.start():
             after = re.match(r"\s*(?:\\?%|percent(?:age)?\b|pct\b)", text[end:])
             return content + ("\\%" if after else "")
@@ -207,9 +224,18 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     if scoring == "strict":
         return None
     visible = without_thoughts(text[-MAX_TEXT:], ("think", "thinking"))
-    boxed = last_boxed(visible)
-    if boxed is not None:
-        return boxed or None
+    boxes = _boxes(visible)
+    end = boxes[-1][1] if boxes else 0
+    if re.search(r"\\boxed\s*\{", visible[end:]):  # opened and never closed: the completion was cut in its answer
+        return None
+    if boxes:
+        template = _FINAL_SENTENCE.findall(visible[end:])  # Minerva's closing formula, after the box, has the last word
+        if template:
+            return _of_phrase(template[-1])
+        boxed = last_boxed(visible)
+        return (boxed + "\\%" if boxed and _PERCENT_AFTER.match(visible[end:]) else boxed) or None
+    if _is_formula(visible):
+        return visible.strip()
     hashes = _HASHES.findall(visible)
     if hashes:
         return hashes[-1].strip() or None
@@ -217,12 +243,30 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     if phrases:
         answer = _HOPE.sub("", _first_sentence(visible[phrases[-1] :]))
         if answer:
-            formulas = _formulas(answer)
-            return formulas[-1][2] if formulas and _PLAIN_WORD.search(_FORMULA.sub(" ", answer)) else answer
+            return _of_phrase(answer)
     return _last_value(_HOPE.sub("", visible)) or _only_answer(visible)
+
+
+def _of_phrase(phrase: str) -> str:
+    """Return the answer that a phrase gives: the phrase, or the last value in it if it is prose."""
+    rest = _FORMULA.sub(" ", re.sub(r"\\[a-zA-Z]+\s*(?:\{[^{}]*\})?", " ", phrase))
+    if any(word.lower() not in _FORMULA_WORDS for word in _PLAIN_WORD.findall(rest)):
+        return _last_value(phrase) or phrase.strip()
+    return phrase.strip()
+
+
+def _is_formula(text: str) -> bool:
+    """Whether a completion is nothing but one expression, on one line: no words, some digit or formula."""
+    bare = text.strip()
+    if "\n" in bare.strip("$[]()\\ \n") or len(bare) > 2000 or not bare or bare.count("$") > 4:
+        return False
+    without = re.sub(r"\\[a-zA-Z]+\s*(?:\{[a-zA-Z\s,.()-]*\})?|(?<=\d)or(?=[A-Z(\\])", " ", bare)
+    prose = any(word.lower() not in _FORMULA_WORDS for word in _PLAIN_WORD.findall(without))
+    prose = prose or _SHORT_WORD.search(without) is not None
+    return not prose and re.search(r"[\d\\^_]", bare) is not None and not re.search(r"(?<!\d)[.!?:]\s+\S", bare)
 
 
 def _only_answer(text: str) -> str | None:
     """Return a completion that is nothing but an answer without digits: one word, or one formula."""
-    bare = text.strip().strip("*").rstrip(".").strip()
+    bare = text.strip().strip("*$").rstrip(".").strip()
     return bare if re.fullmatch(r"[A-Za-z]{1,20}|\([A-Za-z]\)|\\[a-zA-Z]+(?:\{[^{}]{0,40}\})?", bare) else None

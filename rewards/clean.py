@@ -1,0 +1,208 @@
+r"""Cleaning: what an answer may be wrapped in, and the many spellings of one symbol. Text in, text out, linear time.
+
+After `clean`, an answer holds no `$`, no `\left`, no spacing or font command, one spelling of fractions, percent
+and degrees, and its thousands separators are gone where they cannot be anything else.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rewards.extract import last_boxed, match_brace
+
+_CHARACTERS = {
+    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "×": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ",
+    "∙": r"\cdot ", "÷": "/", "⁄": "/", "∕": "/", "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt ", "°": r"^\circ ",
+    "º": r"^\circ ", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ", "≈": r"\approx ",
+    "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "±": r"\pm ", "∓": r"\mp ",
+    "⟨": r"\langle ", "⟩": r"\rangle ", "“": '"', "”": '"', "‘": "'", "’": "'", "′": "'", "…": r"\ldots ",
+    "％": "%", "，": ",", "。": ".", "（": "(", "）": ")", "：": ":", "；": ";", "＝": "=", "＋": "+", "－": "-",
+    "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
+    "⅕": r"\frac{1}{5}", "⅛": r"\frac{1}{8}", "⅜": r"\frac{3}{8}", "⅝": r"\frac{5}{8}", "⅞": r"\frac{7}{8}",
+    "⅙": r"\frac{1}{6}", "⅚": r"\frac{5}{6}", "∠": r"\angle ", "△": r"\triangle ", "∑": r"\sum ", "∫": r"\int ",
+    "∏": r"\prod ", "²": "^2", "³": "^3", "¹": "^1", "⁴": "^4", "⁵": "^5", "⁶": "^6", "⁷": "^7", "⁸": "^8",
+    "⁹": "^9", "⁰": "^0", "€": r"\$", "£": r"\$", "¥": r"\$", "₹": r"\$", "¢": r"\text{ cents}",
+    "\u2009": r"\,", "\u202f": r"\,", "\u00a0": " ", "\u2002": " ", "\u2003": " ", "\u200b": "", "\ufeff": "",
+    "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "θ": r"\theta ", "λ": r"\lambda ",
+    "μ": r"\mu ", "φ": r"\phi ", "ω": r"\omega ", "σ": r"\sigma ", "Δ": r"\Delta ", "ρ": r"\rho ",
+}  # fmt: skip
+_TRANSLATION = str.maketrans(_CHARACTERS)
+
+_SIZES = re.compile(r"\\(?:[bB]igg?[lrm]?|left|right|middle)(?![a-zA-Z])\s*(?:\.(?!\d))?")
+_DROPPED = re.compile(
+    r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|nonumber|hfill|allowbreak|strut|centering|bf|rm|it)"
+    r"(?![a-zA-Z])|\\(?:phantom|hphantom|vphantom|hspace|vspace|label|tag|color|quad)\*?\s*\{[^{}]*\}"
+)
+_SPACES = re.compile(r"\\(?:quad|qquad|enspace|thinspace|medspace|thickspace)(?![a-zA-Z])|(?<!\\)\\[,;:! >]|~")
+_THOUSANDS = re.compile(r"(?<![\d.])(\d{1,3})((?:\s*(?:\{\s*,\s*\}(?:\\!)?|,?\s*\\[,!;:])\s*\d{3})+)(?![\d])")
+_TYPED_THOUSANDS = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?:,\d{3})+)(?!\d|,\d)")
+_SPACED_THOUSANDS = re.compile(r"(?<![\d.,])(?<![\d}] )([1-9]\d{0,2})((?: \d{3})+)(?![\d]| \d)")
+_FONTS = re.compile(
+    r"\\(?:mathrm|mathbf|mathit|mathsf|mathnormal|boldsymbol|bm|pmb|mathcal|mathscr|operatorname\*?)\s*\{"
+)
+_TEXTS = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal|sc|up)?|mbox|hbox|emph|underline|textnormal|textcolor\{\w+\})\s*\{"
+)
+_REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar)\s*\{?\s*(\d+)\s*\}?")
+_SYNONYMS = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\(?:leq?slant|leqq|leq)(?![a-zA-Z])", r"\\le "),
+        (r"\\(?:geq?slant|geqq|geq)(?![a-zA-Z])", r"\\ge "),
+        (r"\\lt(?![a-zA-Z])", "<"),
+        (r"\\gt(?![a-zA-Z])", ">"),
+        (r"<=|=<", r"\\le "),
+        (r">=|=>", r"\\ge "),
+        (r"\\neq(?![a-zA-Z])|\\not\s*=|!=", r"\\ne "),
+        (r"\\(?:varnothing|O)(?![a-zA-Z])", r"\\emptyset "),
+        (r"\\(?:thickapprox|approxeq|simeq|cong)(?![a-zA-Z])|~=", r"\\approx "),
+        (
+            r"\\(?:degree|degrees)(?![a-zA-Z])|\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![a-zA-Z])|(?<=\d)\s*\\circ(?![a-zA-Z])",
+            r"^\\circ ",
+        ),
+        (r"\\(?:backslash)(?![a-zA-Z])", r"\\setminus "),
+        (r"\\(?:colon|ratio)(?![a-zA-Z])", ":"),
+        (r"\\(?:arctg)(?![a-zA-Z])", r"\\arctan "),
+        (r"\\(?:imath)(?![a-zA-Z])", "i"),
+        (r"\\(?:dotsc|dotsm|dotsi|dotso|hdots)(?![a-zA-Z])", r"\\ldots "),
+        (r"\\mathbb\s*(?:\{\s*R\s*\}|R)|\\R(?![a-zA-Z])|\\Reals", r"\\reals "),
+        (r"\\(?:pmod|pod|bmod)\s*\{([^{}]*)\}", r"\\text{ mod \1}"),
+        (r"\(\s*\\?mod\s+(\w+)\s*\)", r"\\text{ mod \1}"),
+        (r"\\(?:textpercent|percent)(?![a-zA-Z])|\\%", "%"),
+        (r"\\(?:textdollar|pounds|euro)(?![a-zA-Z])", r"\\$"),
+        (r"(?i)(?<![a-z])(?:percent(?:age)?|pct\.?|per cent)(?![a-z])", "%"),
+        (r"\\text\s*\{\s*(%)\s*\}", r"\1"),
+    ]
+]
+_LEAD_IN = re.compile(
+    r"^(?:(?:so|thus|hence|therefore|then|and)\b,?\s*)?(?:the\s+)?(?:correct\s+|final\s+)*(?:answer|result|solution)"
+    r"\s*(?:is|are|:|=)\s*:?\s*",
+    re.IGNORECASE,
+)
+_ABOUT = re.compile(
+    r"^(?:approximately|approx\.?|about|roughly|exactly|only|just|\\approx|\\text\{\s*(?:about|approximately)\s*\})\s+",
+    re.IGNORECASE,
+)
+_ENVIRONMENT = re.compile(
+    r"\\begin\s*\{(?:align|equation|gather|aligned)\*?\}|\\end\s*\{(?:align|equation|gather|aligned)\*?\}"
+)
+
+
+def _unwrap(pattern: re.Pattern[str], text: str, keep: str) -> str:
+    r"""Replace `\command{content}` by `keep` with the content in its place of `\0`, balanced."""
+    parts, position = [], 0
+    while (match := pattern.search(text, position)) is not None:
+        end = match_brace(text, match.end() - 1)
+        if end < 0:
+            break
+        content = _unwrap(pattern, text[match.end() : end], keep)
+        parts += [text[position : match.start()], keep.replace("\0", content)]
+        position = end + 1
+    return "".join(parts) + text[position:]
+
+
+def _fonts(text: str) -> str:
+    r"""Drop font commands: `\mathbf{i}` is the unit vector and not the imaginary unit; `\mathrm{cm}` is text."""
+    parts: list[str] = []
+    position = 0
+    while (match := _FONTS.search(text, position)) is not None:
+        end = match_brace(text, match.end() - 1)
+        if end < 0:
+            break
+        content = text[match.end() : end].strip()
+        bold = match.group().startswith(("\\mathbf", "\\bold", "\\bm", "\\pmb"))
+        if bold and content in ("i", "j", "k", "e"):
+            content = f"\\unitvector{{{content}}}"
+        elif re.fullmatch(r"[A-Za-z][A-Za-z .]+", content):
+            known = content in (
+                "sin",
+                "cos",
+                "tan",
+                "log",
+                "ln",
+                "cot",
+                "sec",
+                "csc",
+                "gcd",
+                "lcm",
+                "max",
+                "min",
+                "det",
+            )
+            content = f"\\{content} " if known else f"\\text{{{content}}}"
+        parts += [text[position : match.start()], " " if parts else "", content]
+        position = end + 1
+    return "".join(parts) + text[position:]
+
+
+def _join_thousands(text: str) -> str:
+    text = _THOUSANDS.sub(lambda m: m[1] + re.sub(r"\D", "", m[2]), text)
+    return _SPACED_THOUSANDS.sub(lambda m: m[1] + m[2].replace(" ", ""), text)
+
+
+def _undouble(text: str) -> str:
+    r"""Undo the doubled backslashes of text that was escaped once too often: `\\frac{1}{2}`."""
+    if "\\\\" not in text or re.search(r"(?<!\\)\\begin", text):
+        return text
+    return re.sub(r"\\\\(?=[a-zA-Z({\[|,;!%$])", r"\\", text)
+
+
+def unwrap_answer(text: str, gold: bool = False) -> str:
+    r"""Take an answer out of answer tags, `\boxed`, math delimiters, markdown and "the answer is"."""
+    text = text.strip()
+    if "<answer>" in text:
+        inside = re.findall(r"<answer>((?:(?!</?answer>).)*)</answer>", text, re.DOTALL)
+        text = inside[-1] if inside else text
+    if "\\boxed" in text or "\\fbox" in text:
+        for _ in range(4):
+            boxed = last_boxed(text)
+            if boxed is None:
+                break
+            text = boxed
+        opened = re.fullmatch(r"\$?\\boxed\s*\{(.*)", text.strip(), re.DOTALL)
+        if gold and opened is not None and match_brace(text, text.index("{")) < 0:
+            text = opened[1]  # a gold whose last brace was lost with the rest of its solution
+    text = text.strip().strip("`").strip().strip('"')
+    if text.startswith("**") and text.endswith("**"):
+        text = text[2:-2]
+    return text
+
+
+def clean(text: str, gold: bool = False) -> str:
+    """Return the answer in the one spelling that the reader understands."""
+    text = _undouble(unwrap_answer(_undouble(text), gold))
+    text = text.translate(_TRANSLATION).replace('\\"', " ")
+    text = re.sub(
+        r"(?<!\\)\\\((?P<a>.*?)(?<!\\)\\\)|(?<!\\)\\\[(?P<b>.*?)(?<!\\)\\\]",
+        lambda m: m["a"] if m["a"] is not None else m["b"],
+        text,
+        flags=re.DOTALL,
+    )
+    text = _ENVIRONMENT.sub(" ", text)
+    text = _join_thousands(text)
+    text = re.sub(r"(?<!\\)\$", " ", text)
+    text = _LEAD_IN.sub("", text.strip())
+    text = _SIZES.sub("", text)
+    text = _REPEATING.sub(r"\\repeating{\1}{\2}{\3}", text)
+    for pattern, replacement in _SYNONYMS:
+        text = pattern.sub(replacement, text)
+    text = re.sub(r"\\[vh]?phantom\s*(?:\{[^{}]*\}|.)", " ", text)
+    text = _DROPPED.sub(" ", text)
+    text = _SPACES.sub(" ", text)
+    text = _fonts(text)
+    text = _unwrap(_TEXTS, text, "\\text{\0}")
+    text = re.sub(r"\\text\{\s*\}", " ", text)
+    text = re.sub(r"\s+", " ", text).strip()
+    for _ in range(3):
+        text = (
+            text.rstrip(" .,;:").removesuffix("\\\\").removesuffix("\\").strip() if not text.endswith("\\}") else text
+        )
+    text = _ABOUT.sub("", text)
+    return text.strip()
+
+
+def typed_thousands(text: str) -> str | None:
+    """Read commas as thousands separators (`1,234,567`), or None if the text has none that could be."""
+    joined = _TYPED_THOUSANDS.sub(lambda m: m[1] + m[2].replace(",", ""), text)
+    return joined if joined != text else None
