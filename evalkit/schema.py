@@ -3,6 +3,7 @@
     results/eval/<run>/
         eval.json            settings, provenance, aggregated metrics (EVAL_JSON below)
         questions.parquet    one row a question and scoring: the per-question figures that paired tests need
+        problems.parquet     the questions and golds that the samples answer
         samples/*.parquet    one row a sample, in parts written by write-then-rename
 
 eval.json, in full (all rates and metrics are fractions in [0, 1]):
@@ -10,11 +11,12 @@ eval.json, in full (all rates and metrics are fractions in [0, 1]):
     schema_version   int
     status           "complete" | "incomplete"
     name             the run's name
-    model            {source, adapter, train_run, method, preset}      (null where unknown)
-    engine           {name, versions: {package: version}, hardware}
+    model            {source, adapter, fingerprint, train_run, checkpoint, method, preset}      (null where unknown)
+    engine           {name, dtype, versions: {package: version}, hardware, ...}
     sampling         {temperature, top_p, max_tokens, n, seed}
     prompt           {system, chat_template_hash, hash}
     scoring          "strict" | "lenient"       the headline
+    shard            "i/n" | null               part i of n: every n-th question
     verifier         {version, timeout_s, ...}
     created, wall_seconds, command, git_commit
     benchmarks       {name: {
@@ -25,6 +27,7 @@ eval.json, in full (all rates and metrics are fractions in [0, 1]):
         verdicts: {CORRECT: n, ...},
         strict:  {"pass@k": ..., "maj@k": ..., no_answer_rate, verdicts},
         lenient: {...},
+        labels: {compared, agree: {strict, lenient}}    (recorded completions that bring their owners' labels)
         by_subject / by_level: {value: {questions, "pass@k", "maj@k"}}           (MATH only)
     }}
 
@@ -79,3 +82,16 @@ QUESTION_SCHEMA = pa.schema(
 )
 """One question under one scoring. `votes`: sizes of the wrong answer classes; `pass_at_k[k-1]` and
 `maj_at_k[k-1]` for k = 1..n; `format_ok`, `truncated`: counts of samples."""
+
+PROBLEM_SCHEMA = pa.schema(
+    [
+        ("benchmark", pa.string()),
+        ("id", pa.string()),
+        ("problem", pa.string()),
+        ("answer", pa.string()),
+        ("subject", pa.string()),
+        ("level", pa.int32()),
+    ],
+    metadata={b"gtpo_schema_version": str(EVAL_SCHEMA_VERSION).encode()},
+)
+"""One question as it was asked. `answer` is the gold; `problem` is empty for recorded completions without it."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rewards.extract import gsm8k_gold, last_boxed
 from rewards.support.errors import UserError, did_you_mean
 from rewards.support.files import read_jsonl
 
@@ -44,20 +45,12 @@ class HubSource:
     count: int
 
 
-def last_boxed(text: str) -> str:
-    r"""Return the content of the last `\boxed{...}` with its braces balanced, or an empty string."""
-    start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
-    if start < 0:
-        bare = re.findall(r"\\boxed\s+([^\s$]+)", text)
-        return str(bare[-1]) if bare else ""
-    opening = text.index("{", start)
-    depth = 0
-    for position in range(opening, len(text)):
-        if text[position] in "{}" and text[position - 1] != "\\":
-            depth += 1 if text[position] == "{" else -1
-            if depth == 0:
-                return text[opening + 1 : position].strip()
-    return ""
+def math_gold(solution: str) -> str:
+    r"""Return the gold of a MATH solution, empty if it has none: its last `\boxed` alone, as published results have it
+    (22 of the 12,500 end in several boxes; `rewards.extract.last_boxed` would join them).
+    """
+    start = max(solution.rfind("\\boxed"), solution.rfind("\\fbox"))
+    return (last_boxed(solution[start:]) or "") if start >= 0 else ""
 
 
 def plain_integer(answer: str) -> str:
@@ -78,8 +71,13 @@ def parse_level(value: Any) -> int | None:
 
 def _gsm8k(split: str) -> Callable[[dict[str, Any], int], Problem]:
     def parse(row: dict[str, Any], position: int) -> Problem:
-        solution, _, answer = str(row["answer"]).rpartition("####")
-        return Problem(f"gsm8k/{split}/{position}", row["question"], plain_integer(answer), solution.strip())
+        solution = str(row["answer"]).rpartition("####")[0]
+        return Problem(
+            f"gsm8k/{split}/{position}",
+            row["question"],
+            plain_integer(gsm8k_gold(str(row["answer"])) or ""),
+            solution.strip(),
+        )
 
     return parse
 
@@ -90,7 +88,7 @@ def _math(split: str) -> Callable[[dict[str, Any], int], Problem]:
         return Problem(
             f"math/{split}/{position}",
             row["problem"],
-            last_boxed(solution),
+            math_gold(solution),
             solution,
             str(row.get("type") or ""),
             parse_level(row.get("level")),
@@ -214,7 +212,8 @@ def load_file(path: Path) -> list[Problem]:
     return problems
 
 
-def _load_hub(name: str, source: HubSource) -> list[Problem]:
+def load_hub(name: str, source: HubSource) -> list[Problem]:
+    """Load a source from the Hub. UserError where it cannot be reached or its fields have changed."""
     import datasets
 
     problems: list[Problem] = []
@@ -281,7 +280,7 @@ def load_source(
         problems = arithmetic_problems(ARITHMETIC[name])  # type: ignore[arg-type]
     elif name in SOURCES:
         folder = data_folder(data_dir)
-        problems = _load_hub(name, SOURCES[name]) if folder is None else load_file(_local_file(name, folder))
+        problems = load_hub(name, SOURCES[name]) if folder is None else load_file(_local_file(name, folder))
     elif name.endswith((".jsonl", ".jsonl.gz", ".parquet")):
         problems = load_file(Path(name))
     else:

@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from rewards.data.problems import SOURCES, last_boxed, load_file, load_source, parse_level, plain_integer
+from rewards.data.problems import SOURCES, load_file, load_source, parse_level, plain_integer
 from rewards.support.errors import UserError
 
 
@@ -102,10 +102,6 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 
 
 def test_small_parsers() -> None:
-    assert last_boxed(r"first \boxed{1}, then \boxed{\frac{1}{\sqrt{2}}}.") == r"\frac{1}{\sqrt{2}}"
-    assert last_boxed(r"\boxed{\left\{1, 2\right\}}") == r"\left\{1, 2\right\}"
-    assert last_boxed(r"so \boxed 5 it is") == "5"
-    assert last_boxed("no box") == ""
     assert [plain_integer(a) for a in ("27.0", "073", "1,080", "-5", "1/2", "3.5")] == [
         "27", "73", "1080", "-5", "1/2", "3.5",
     ]  # fmt: skip

@@ -1,0 +1,112 @@
+"""What every engine takes and gives: tasks in, generations out, in whatever order they finish."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, NamedTuple, Protocol
+
+from rewards.support.errors import UserError
+
+
+class Prompt(NamedTuple):
+    """One question as an engine sees it."""
+
+    messages: list[dict[str, str]]
+    text: str | None = None
+    """The chat template applied; None where a server applies its own."""
+    ids: list[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """The samples that one question still lacks."""
+
+    benchmark: str
+    question_id: str
+    prompt: Prompt
+    missing: tuple[int, ...]
+    """Sample indices, ascending; may be empty: the question is there so that batches are always cut alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How completions are drawn. temperature 0 takes the likeliest token."""
+
+    temperature: float
+    top_p: float
+    max_tokens: int
+    n: int
+    seed: int
+
+
+class Generation(NamedTuple):
+    """One completion as it came from an engine."""
+
+    benchmark: str
+    question_id: str
+    sample_index: int
+    text: str
+    tokens: int | None
+    """Completion tokens, the end token included."""
+    finish_reason: str | None
+    """`stop` or `length`; None for recorded completions, like tokens and seed."""
+    seed: int | None
+
+
+class Engine(Protocol):
+    """A source of completions. Created before sampling starts, closed after it."""
+
+    name: str
+
+    def describe(self) -> dict[str, Any]:
+        """Return what eval.json records of the engine: name, versions, hardware, and what its samples depend on."""
+
+    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
+        """Yield finished completions of every missing sample; what has been yielded may be stored at once."""
+
+    def close(self) -> None:
+        """Free the device, stop processes."""
+
+
+class EngineStopped(Exception):
+    """The engine can give no more (a server died): what has been yielded stays, the rest can be resumed."""
+
+
+def sample_seed(run_seed: int, benchmark: str, question_id: str, sample_index: int) -> int:
+    """Return the seed of one sample, in [0, 2^31): consecutive for the samples of a question.
+
+    It depends on nothing but its arguments: not on n, the order, or the batch. 31 bits, because servers differ in
+    what they accept; consecutive, because vLLM gives sample i of a request the request's seed plus i.
+    """
+    digest = hashlib.sha256(f"{run_seed}\t{benchmark}\t{question_id}".encode()).digest()
+    return (int.from_bytes(digest[:8], "big") + sample_index) % 2**31
+
+
+def package_versions(*packages: str) -> dict[str, str]:
+    """Return the installed versions of those packages that are installed."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def check_context(tasks: Sequence[Task], context: int | None, max_tokens: int, where: str) -> None:
+    """Raise UserError unless every prompt and max_tokens fit the context together."""
+    if context is None:
+        return
+    lengths = [(len(task.prompt.ids or ()), task) for task in tasks]
+    longest, task = max(lengths, key=lambda pair: pair[0])
+    if longest + max_tokens > context:
+        room = context - longest
+        advice = f"use --max-tokens {room} or less" if room > 0 else "this model cannot read it"
+        raise UserError(
+            f"the longest prompt ({task.benchmark} {task.question_id}, {longest} tokens) and --max-tokens {max_tokens} "
+            f"do not fit the context of {where} ({context} tokens): {advice}"
+        )

@@ -1,0 +1,132 @@
+"""What the engines that run a model themselves share: the tokenizer, the prompt, the context, the adapter's fit."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evalkit.engines.base import Prompt
+from evalkit.model import ModelRef
+from rewards.support.errors import UserError
+from rewards.support.files import read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] + '\\n\\n' }}{% endfor %}"
+"""For tokenizers without a chat template: the system prompt and the question as paragraphs."""
+
+
+def _explain(fault: Exception, source: str) -> UserError:
+    first = " ".join(str(fault).split())[:300]
+    return UserError(f"{source}: cannot be loaded ({type(fault).__name__}: {first})")
+
+
+def load_config(ref: ModelRef, *, trust_remote_code: bool = False) -> Any:
+    """Return the model's config. UserError where the model is not there or needs code that is not trusted."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(ref.source, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as fault:
+        raise _explain(fault, ref.source) from None
+
+
+def load_tokenizer(ref: ModelRef, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """Return the tokenizer: the adapter's own where it has one, else the model's."""
+    from transformers import AutoTokenizer
+
+    own = ref.adapter is not None and (ref.adapter / "tokenizer_config.json").is_file()
+    source = str(ref.adapter) if own else ref.source
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as fault:
+        raise _explain(fault, source) from None
+    return tokenizer
+
+
+def chat_template(tokenizer: PreTrainedTokenizerBase, given: Path | None) -> tuple[str, str | None]:
+    """Return (template, notice): the file's, the tokenizer's, or the plain one with a notice that says so."""
+    if given is not None:
+        try:
+            return given.read_text(encoding="utf-8"), None
+        except OSError as fault:
+            raise UserError(f"--chat-template {given}: {fault.strerror}") from None
+    own = tokenizer.chat_template
+    if isinstance(own, dict):
+        own = own.get("default")
+    if own:
+        return str(own), None
+    return PLAIN_TEMPLATE, "this tokenizer has no chat template: prompts are plain text (--chat-template FILE sets one)"
+
+
+def render(tokenizer: PreTrainedTokenizerBase, template: str, messages: list[dict[str, str]]) -> Prompt:
+    """Apply the chat template and tokenise. UserError where the template refuses the messages."""
+    try:
+        text = tokenizer.apply_chat_template(
+            messages, chat_template=template, tokenize=False, add_generation_prompt=True
+        )
+    except Exception as fault:  # jinja raises what the template's author chose
+        raise UserError(
+            f"the chat template refuses the prompt ({fault}); --prompt '' leaves the system prompt out"
+        ) from None
+    ids = tokenizer(text, add_special_tokens=template == PLAIN_TEMPLATE)["input_ids"]
+    return Prompt(messages, str(text), list(ids))
+
+
+def context_length(config: Any) -> int | None:
+    """Return the most tokens a model takes, None where its config does not say."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    length = getattr(text, "max_position_embeddings", None)
+    return int(length) if length else None
+
+
+def safetensors_shapes(path: Path) -> dict[str, list[int]]:
+    """Return tensor name -> shape from a .safetensors header alone."""
+    try:
+        with path.open("rb") as handle:
+            (size,) = struct.unpack("<Q", handle.read(8))
+            header = json.loads(handle.read(size))
+    except (OSError, struct.error, ValueError, MemoryError, OverflowError) as fault:
+        raise UserError(f"{path}: not a readable .safetensors file ({fault})") from None
+    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+
+
+def check_adapter(ref: ModelRef, config: Any) -> int | None:
+    """Compare an adapter with its base before any weight is loaded; return its rank, None without an adapter.
+
+    Raises UserError that names the first module that the base lacks or has in another size.
+    """
+    if ref.adapter is None:
+        return None
+    settings = read_json(ref.adapter / "adapter_config.json")
+    if settings.get("peft_type") != "LORA":
+        raise UserError(f"{ref.adapter}: only LoRA adapters are supported, found {settings.get('peft_type')}")
+    weights = ref.adapter / "adapter_model.safetensors"
+    if not weights.is_file():
+        raise UserError(f"{ref.adapter} has no adapter_model.safetensors")
+    shapes = safetensors_shapes(weights)
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        base = AutoModelForCausalLM.from_config(config)
+    modules = dict(base.named_modules())
+    for name, shape in shapes.items():
+        path, found, end = name.partition(".lora_")
+        if not found or not end.startswith(("A.", "B.")):
+            continue
+        path = path.removeprefix("base_model.model.")
+        module = modules.get(path)
+        if module is None:
+            raise UserError(f"adapter {ref.adapter} does not fit {ref.source}: the base has no module {path}")
+        side, wanted = ("in", shape[1]) if end.startswith("A.") else ("out", shape[0])
+        there = getattr(module, f"{side}_features", None)
+        if there is not None and there != wanted:
+            raise UserError(
+                f"adapter {ref.adapter} does not fit {ref.source}: {path} takes {side}put size {there} in the base, "
+                f"{wanted} in the adapter"
+            )
+    return int(settings.get("r", 8))

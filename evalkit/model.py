@@ -1,0 +1,170 @@
+"""What MODEL on the command line stands for: a Hub name, a local folder, a LoRA adapter, or a train run.
+
+A train run is recognised by what lies on disk (DESIGN section 6): `run.json`, `config.yaml`, and `best/` or `final/`.
+Its system prompt and its longest completion become the defaults of the evaluation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rewards.support.errors import UserError, did_you_mean
+from rewards.support.files import read_json
+
+TRAIN_RUNS = Path("results/train")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRef:
+    """Where a model's weights lie and what is known of their making."""
+
+    source: str
+    """Hub name or folder of the (base) weights; the served name for the openai engine."""
+    name: str
+    """What the eval run is called by default."""
+    adapter: Path | None = None
+    """Folder of a LoRA adapter that goes on top of `source`."""
+    train_run: str | None = None
+    """Name of the train run that the weights come from."""
+    method: str | None = None
+    preset: str | None = None
+    checkpoint: str | None = None
+    """Which weights of the train run: best, final, or a path."""
+    system: str | None = None
+    """System prompt of the train run; None where there is no train run."""
+    max_tokens: int | None = None
+    """Longest completion of the train run."""
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def folder(self) -> Path | None:
+        """The local folder of `source`, or None for a Hub name."""
+        path = Path(self.source)
+        return path if path.is_dir() else None
+
+
+def fingerprint(folder: Path) -> str:
+    """Return 16 hex digits for a folder's config and weights: names, sizes, and samples of 64 KiB of each file.
+
+    Enough to notice that a folder was trained again, without reading all of a large model.
+    """
+    digest = hashlib.sha256()
+    files = [*folder.glob("*.safetensors"), *folder.glob("config.json"), *folder.glob("adapter_config.json")]
+    for path in sorted(files):
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}\n".encode())
+        with path.open("rb") as handle:
+            for offset in sorted({min(size, i * (size // 64)) for i in range(65)} | {max(0, size - 65536)}):
+                handle.seek(offset)
+                digest.update(handle.read(65536))
+    return digest.hexdigest()[:16]
+
+
+def _adapter_base(folder: Path) -> str:
+    base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+    if not base:
+        raise UserError(f"{folder}/adapter_config.json names no base model; add base_model_name_or_path")
+    return str(base)
+
+
+def _weights(folder: Path, **known: Any) -> ModelRef:
+    """Return the reference for a folder of weights: a model, or an adapter with the base it names."""
+    if (folder / "adapter_config.json").is_file():
+        base = _adapter_base(folder)
+        # A path in the config may be relative to the run's folder or to where training was started.
+        nearby = folder / base
+        if not Path(base).is_dir() and nearby.is_dir():
+            base = str(nearby)
+        if not Path(base).is_dir() and (Path(base).is_absolute() or base.startswith(("./", "../", "results/"))):
+            raise UserError(f"{folder}: its base model {base} is not there")
+        return ModelRef(source=base, adapter=folder, **known)
+    if (folder / "config.json").is_file():
+        if not any(folder.glob("*.safetensors")):
+            unsafe = any(folder.glob("*.bin"))
+            hint = "; it has pickled weights (.bin), which are not loaded: convert them" if unsafe else ""
+            raise UserError(f"{folder} has no .safetensors weights{hint}")
+        return ModelRef(source=str(folder), **known)
+    raise UserError(f"{folder} holds neither a model (config.json) nor an adapter (adapter_config.json)")
+
+
+def _train_run(run: Path, checkpoint: str | None) -> ModelRef:
+    record = read_json(run / "run.json")
+    config: dict[str, Any] = {}
+    if (run / "config.yaml").is_file():
+        config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")) or {}
+    if checkpoint in (None, "best", "final"):
+        options = [checkpoint] if checkpoint else ["best", "final"]
+        chosen = next((run / name for name in options if (run / name).is_dir()), None)
+        if chosen is None:
+            status = record.get("status", "unknown")
+            raise UserError(
+                f"train run {run} has no {' or '.join(f'{name}/' for name in options)} yet (status: {status}); "
+                "train on, or choose weights with --checkpoint"
+            )
+    else:
+        assert checkpoint is not None
+        candidates = [run / checkpoint, run / "checkpoints" / checkpoint, Path(checkpoint)]
+        chosen = next((path for path in candidates if path.is_dir()), None)
+        if chosen is None:
+            there = sorted(p.name for p in (run / "checkpoints").glob("*") if p.is_dir())
+            near = did_you_mean(checkpoint, ["best", "final", *there])
+            raise UserError(f'train run {run} has no checkpoint "{checkpoint}".{near}')
+    dataset, training, model = (config.get(section) or {} for section in ("dataset", "training", "model"))
+    max_tokens = training.get("max_completion_length")
+    if max_tokens is None and "max_seq_length" in model and "max_prompt_length" in training:
+        max_tokens = model["max_seq_length"] - training["max_prompt_length"]
+    warnings: tuple[str, ...] = ()
+    if record.get("status") not in (None, "complete", "completed", "finished"):
+        warnings = (f"train run {run.name} is {record['status']}: evaluating {chosen.name}/ as it is",)
+    return _weights(
+        chosen,
+        name=run.name,
+        train_run=run.name,
+        method=record.get("method"),
+        preset=record.get("preset"),
+        checkpoint=chosen.name if chosen.parent in (run, run / "checkpoints") else str(chosen),
+        system=dataset.get("system_instruction"),
+        max_tokens=max_tokens,
+        warnings=warnings,
+    )
+
+
+def resolve_model(model: str, *, checkpoint: str | None = None, served: bool = False) -> ModelRef:
+    """Return what `model` stands for.
+
+    Args:
+        model: path, name of a run in results/train, or Hub name.
+        checkpoint: of a train run: best, final, a folder of its checkpoints/, or a path; best where it has one.
+        served: the name of a model behind a server (openai engine), which is not looked for on disk unless it is a
+            train run, whose settings then apply.
+
+    Raises UserError where there is nothing under that name.
+    """
+    path = Path(model)
+    run = next((p for p in (path, TRAIN_RUNS / model) if (p / "run.json").is_file()), None)
+    if run is not None:
+        return _train_run(run, checkpoint)
+    if served:
+        return ModelRef(source=model, name=model.rstrip("/").split("/")[-1])
+    if checkpoint is not None:
+        raise UserError(f"--checkpoint chooses among the weights of a train run, and {model} is none")
+    if path.is_dir():
+        return _weights(path, name=path.resolve().name)
+    if path.is_file():
+        raise UserError(f"{model} is a file; expected a model folder, a train run or a Hub name")
+    looks_local = path.is_absolute() or model.startswith((".", "~", "results/")) or model.count("/") != 1
+    if (looks_local and os.sep in model) or model.count("/") > 1:
+        raise UserError(f"{model}: no such model folder or train run")
+    if "/" not in model:
+        runs = sorted(p.parent.name for p in TRAIN_RUNS.glob("*/run.json"))
+        raise UserError(
+            f'no model "{model}": no such folder, and no train run of that name in {TRAIN_RUNS}.'
+            f"{did_you_mean(model, runs)} A Hub model is named owner/name"
+        )
+    return ModelRef(source=model, name=model.split("/")[-1])

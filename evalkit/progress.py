@@ -1,0 +1,127 @@
+"""A live table on a terminal, plain lines elsewhere, nothing with --quiet. Always on stderr."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+LINE_EVERY_S = 10.0
+
+
+@dataclass(slots=True)
+class Counts:
+    """What is known of one benchmark so far."""
+
+    total: int
+    done: int
+    """Samples scored, those of earlier sessions included."""
+    resumed: int = 0
+    scored_now: int = 0
+    correct_now: int = 0
+    tokens_now: int = 0
+    since: float = field(default_factory=time.monotonic)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class Progress:
+    """Progress of an eval run; safe to update from any thread. Use as a context manager."""
+
+    def __init__(self, scoring: str, *, quiet: bool = False) -> None:
+        self.scoring, self.quiet = scoring, quiet
+        self._counts: dict[str, Counts] = {}
+        self._lock = threading.Lock()
+        self._live: Any = None
+        self._last_line = time.monotonic()
+        self._started = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        if not self.quiet and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(
+                console=Console(stderr=True), get_renderable=self._table, refresh_per_second=4, transient=True
+            )
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def add(self, benchmark: str, total: int, done: int) -> None:
+        """Announce a benchmark: samples wanted, samples that are already stored."""
+        with self._lock:
+            self._counts[benchmark] = Counts(total, done, done)
+
+    def start(self) -> None:
+        """Start the clock: the engine is ready."""
+        with self._lock:
+            self._started = time.monotonic()
+
+    def update(self, benchmark: str, scored: int, correct: int, tokens: int) -> None:
+        """Count samples as they are scored."""
+        with self._lock:
+            counts = self._counts[benchmark]
+            if counts.scored_now == 0:
+                counts.since = time.monotonic()
+            counts.done += scored
+            counts.scored_now += scored
+            counts.correct_now += correct
+            counts.tokens_now += tokens
+        if self._live is None and not self.quiet and time.monotonic() - self._last_line > LINE_EVERY_S:
+            self._last_line = time.monotonic()
+            self.note(", ".join(self._line(name, c) for name, c in self._counts.items() if c.scored_now))
+
+    def note(self, text: str) -> None:
+        """Print one line."""
+        if self.quiet:
+            return
+        if self._live is not None:
+            self._live.console.print(text, highlight=False, markup=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def _remaining(self) -> float | None:
+        """Seconds left for all benchmarks together, by the rate so far."""
+        now = sum(c.scored_now for c in self._counts.values())
+        left = sum(c.total - c.done for c in self._counts.values())
+        return (time.monotonic() - self._started) / now * left if now else None
+
+    def _line(self, name: str, counts: Counts) -> str:
+        rate = counts.tokens_now / max(time.monotonic() - self._started, 1e-9)
+        remaining = self._remaining()
+        left = f", {_duration(remaining)} left" if remaining is not None else ""
+        return (
+            f"{name}: {counts.done}/{counts.total} samples, pass@1 ({self.scoring}) "
+            f"{100 * counts.correct_now / counts.scored_now:.1f} %, {rate:.0f} tokens/s{left}"
+        )
+
+    def _table(self) -> Any:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        with self._lock:
+            table = Table(box=None, pad_edge=False)
+            for title in ("benchmark", "", "samples", f"pass@1 ({self.scoring})", "tokens/s", "left"):
+                table.add_column(title, justify="left" if title in ("benchmark", "") else "right")
+            elapsed = max(time.monotonic() - self._started, 1e-9)
+            remaining = self._remaining()
+            for name, c in self._counts.items():
+                table.add_row(
+                    name,
+                    ProgressBar(total=max(c.total, 1), completed=c.done, width=24),
+                    f"{c.done}/{c.total}",
+                    f"{100 * c.correct_now / c.scored_now:.1f} %" if c.scored_now else "",
+                    f"{c.tokens_now / elapsed:.0f}" if c.scored_now else "",
+                    _duration(remaining) if remaining is not None and c.done < c.total else "",
+                )
+            return table
