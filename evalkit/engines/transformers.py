@@ -106,7 +106,9 @@ class TransformersEngine:
     ) -> None:
         import torch
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()  # of loading weights; our own table follows
         self.ref, self.tokenizer, self.sampling = ref, tokenizer, sampling
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if dtype == "auto":
@@ -195,6 +197,8 @@ class TransformersEngine:
         """Return `size` completions for each prompt, prompt by prompt, as token ids up to and with the end token."""
         import torch
 
+        from evalkit.engines.kv_cache import grow_in_place
+
         width = max(len(ids) for ids in prompts)
         pad = self.tokenizer.pad_token_id or 0
         inputs = torch.tensor([[pad] * (width - len(ids)) + ids for ids in prompts], device=self.device)
@@ -204,6 +208,7 @@ class TransformersEngine:
             input_ids=inputs, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1
         )
         cache = out.past_key_values
+        grow_in_place(cache)
         cache.batch_repeat_interleave(size)
         logits = out.logits[:, -1].repeat_interleave(size, 0)
         mask = mask.repeat_interleave(size, 0)
