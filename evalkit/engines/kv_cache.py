@@ -32,8 +32,9 @@ class GrowingLayer(DynamicLayer):
                 key_states.new_empty((rows, heads, needed + _SPARE, size)),
                 value_states.new_empty((rows, heads, needed + _SPARE, value_states.shape[-1])),
             )
-            if length and old[0] is not None and old[1] is not None:
-                buffers[0][:, :, :length], buffers[1][:, :, :length] = old
+            for buffer, states in zip(buffers, old, strict=True):
+                if length and states is not None:
+                    buffer[:, :, :length].copy_(states)
         buffers[0][:, :, length:needed] = key_states
         buffers[1][:, :, length:needed] = value_states
         self.keys, self.values = buffers[0][:, :, :needed], buffers[1][:, :, :needed]
