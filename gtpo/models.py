@@ -34,6 +34,8 @@ class LoadedModel:
     """LoraConfig for TRL to apply; None trains all weights (or the model already carries its adapter)."""
     base: str = ""
     """Where the weights came from, for run.json."""
+    made_here: bool = False
+    """Whether these weights lie in no folder yet (built, or merged from an adapter)."""
     notes: list[str] = field(default_factory=list)
     """What was done that the user should know, a sentence each."""
 
@@ -150,7 +152,7 @@ def load_model(config: TrainConfig, results: Path = Path("results")) -> LoadedMo
         model, tokenizer = build_tiny_model(
             section.build, max_seq_length=section.max_seq_length, seed=section.random_seed
         )
-        return LoadedModel(model, tokenizer, lora_config(section), base="built")
+        return LoadedModel(model, tokenizer, lora_config(section), base="built", made_here=True)
     assert section.model_name is not None
     if section.backend == "unsloth":
         return _load_unsloth(config, results)
@@ -160,7 +162,8 @@ def load_model(config: TrainConfig, results: Path = Path("results")) -> LoadedMo
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and section.max_seq_length > limit:
         notes.append(f"model.max_seq_length {section.max_seq_length} is beyond the model's {limit} positions")
-    return LoadedModel(model, tokenizer, lora_config(section), section.model_name, notes)
+    merged = (Path(source) / "adapter_config.json").is_file()
+    return LoadedModel(model, tokenizer, lora_config(section), section.model_name, merged, notes)
 
 
 def lora_config(section: ModelSection) -> Any:
@@ -252,7 +255,7 @@ def _load_unsloth(config: TrainConfig, results: Path) -> LoadedModel:
             random_state=section.random_seed,
         )
     notes = ([note] if note else []) + prepare_tokenizer(tokenizer)
-    return LoadedModel(model, tokenizer, None, section.model_name or "", notes)
+    return LoadedModel(model, tokenizer, None, section.model_name or "", notes=notes)
 
 
 def _first(fault: BaseException) -> str:

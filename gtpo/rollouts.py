@@ -78,7 +78,13 @@ class GroupStatistics(GRPOTrainer):
             metrics["reward/accuracy"].append(accuracy.nanmean().item())
         unscored = rewards.isnan().all(dim=1)
         metrics["reward/unscored"].append(unscored.float().mean().item())
-        self.round = {"rewards": rewards, "format": form, "accuracy": accuracy, "prompts": prompts}
+        self.round = {
+            "step": self.state.global_step + 1,
+            "rewards": rewards,
+            "format": form,
+            "accuracy": accuracy,
+            "prompts": prompts,
+        }
         self.stopwatch["time/reward"] += time.perf_counter() - begin
         return rewards
 

@@ -132,14 +132,20 @@ class RunMixin:
             self._staging = None
 
     def _save_extra(self, folder: Path) -> None:
-        state = {**self.extra_state(), "micro_step": getattr(self, "_step", 0)}
+        state = {
+            **self.extra_state(),
+            "micro_step": getattr(self, "_step", 0),
+            "tokens_seen": getattr(self, "_total_train_tokens", 0),
+        }
         if self.accelerator.is_main_process:
             write_json(folder / STATE_FILE, state)
         buffered = getattr(self, "_buffered_inputs", None)
-        if buffered is not None and self._mid_round():
-            torch.save(buffered, folder / f"rollouts_{self.accelerator.process_index}.pt")
+        if buffered is not None and self.mid_round():
+            torch.save(
+                {"inputs": buffered, "round": self.round}, folder / f"rollouts_{self.accelerator.process_index}.pt"
+            )
 
-    def _mid_round(self) -> bool:
+    def mid_round(self) -> bool:
         """Return whether a round of sampling still feeds later steps."""
         per_round = getattr(self.args, "steps_per_generation", None)
         if per_round is None:
@@ -152,9 +158,11 @@ class RunMixin:
             return
         self.restored = read_json(Path(checkpoint) / STATE_FILE)
         self._step = self.restored["micro_step"]
+        self._total_train_tokens = self.restored["tokens_seen"]
         rollouts = Path(checkpoint) / f"rollouts_{self.accelerator.process_index}.pt"
         if rollouts.is_file():
-            self._buffered_inputs = torch.load(rollouts, map_location=self.args.device, weights_only=True)
+            saved = torch.load(rollouts, map_location=self.args.device, weights_only=True)
+            self._buffered_inputs, self.round = saved["inputs"], saved["round"]
 
 
 class SampledRunMixin(RunMixin):

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging as transformers_logging
 
+from gtpo.completions import completions_table, write_completions
 from gtpo.config import TrainConfig
 from gtpo.data import training_dataset
 from gtpo.health import MAX_ROLLBACKS, Health
@@ -126,7 +128,19 @@ class Session:
             if self.main:
                 self.folder.unlock()
 
+    def _provide_reference(self, loaded: LoadedModel) -> None:
+        """Write weights that lie nowhere (built, or merged from an adapter) where TRL reads its KL reference from."""
+        if self.config.training.beta == 0 or loaded.peft_config is not None or not loaded.made_here:
+            return
+        if self.main and not self.folder.reference.exists():
+            partial = self.folder.reference.with_name(f"{PARTIAL}-reference")
+            loaded.model.save_pretrained(partial)
+            replace_folder(partial, self.folder.reference)
+        self.processes.wait_for_everyone()
+        loaded.model.config._name_or_path = str(self.folder.reference)
+
     def _build(self, loaded: LoadedModel, dataset: Any, rewards: list[Any]) -> None:
+        self._provide_reference(loaded)
         arguments = trainer_arguments(self.config, self.folder.checkpoints)
         common = {
             "model": loaded.model,
@@ -183,6 +197,25 @@ class Session:
     step_seconds = 0.0
     steps_timed = 0
 
+    def log_completions(self) -> None:
+        """Write the round of sampling that the last step completed, if its turn has come. All processes call it."""
+        round_, every = getattr(self.trainer, "round", None), self.config.training.log_completions_steps
+        if not round_ or "ids" not in round_ or not every or round_.get("logged") or self.trainer.mid_round():
+            return
+        if round_["step"] % every and round_["step"] != 1:
+            return
+        round_["logged"] = True
+        prompts = gather_object(round_["prompts"])
+        if self.main:
+            table = completions_table(
+                round_,
+                prompts,
+                self.trainer.reward_func_names,
+                self.trainer.processing_class,
+                self.trainer.args.num_generations,
+            )
+            write_completions(self.folder.completions, table, round_["step"])
+
     def _stop(self, control: Any, why: str) -> None:
         self.stopped_because = why
         self.progress.warn(f"stopping: {why}")
@@ -192,8 +225,36 @@ class Session:
     def _collapsed(self, control: Any, why: str) -> None:
         action = self.config.health.on_collapse
         self.progress.warn(f"collapse: {why} (health.on_collapse: {action})")
-        if action == "stop" or (action == "rollback" and self.health.rollbacks >= MAX_ROLLBACKS):
+        if action == "stop":
             self._stop(control, f"collapse: {why}")
+        elif action == "rollback":
+            self._roll_back(control, why)
+
+    def _roll_back(self, control: Any, why: str) -> None:
+        """Put the best weights back, forget the optimiser's moments, and go on with half the learning rate."""
+        trainer = self.trainer
+        sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+        if sharded or not self.folder.best.exists() or self.health.rollbacks >= MAX_ROLLBACKS:
+            reason = (
+                "sharded weights cannot be put back in place"
+                if sharded
+                else f"{self.health.rollbacks} rollbacks did not help"
+                if self.health.rollbacks
+                else "there are no best weights yet"
+            )
+            self._stop(control, f"collapse, and no rollback ({reason}): {why}")
+            return
+        trainer._load_from_checkpoint(str(self.folder.best), trainer.model)
+        getattr(trainer.optimizer, "optimizer", trainer.optimizer).state.clear()
+        trainer.lr_scheduler.base_lrs = [rate / 2 for rate in trainer.lr_scheduler.base_lrs]
+        for group in trainer.optimizer.param_groups:
+            group["lr"] /= 2
+        self.health.after_rollback()
+        control.should_save = True  # a resumed run must not go on from the weights that collapsed
+        self.progress.warn(
+            f"rolled back to the weights of step {self.health.best_step}; the learning rate is halved "
+            f"(rollback {self.health.rollbacks} of {MAX_ROLLBACKS})"
+        )
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
@@ -321,6 +382,7 @@ class _RunCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.session.step_seconds += time.perf_counter() - self._step_begin
         self.session.steps_timed += 1
+        self.session.log_completions()
         if self.session.interrupt.asked:
             control.should_save = True
             control.should_training_stop = True

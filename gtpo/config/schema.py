@@ -183,6 +183,8 @@ class TrainingSection(Section):
     """Optimiser steps between checkpoints."""
     save_total_limit: int | None = Field(2, ge=1)
     """Checkpoints kept; unset keeps all."""
+    log_completions_steps: int = Field(10, ge=0)
+    """Optimiser steps between files of the completions log (the first step is always one); 0 keeps none."""
     report_to: list[Literal["wandb", "tensorboard", "trackio"]] = []
     """Trackers to report to, besides metrics.jsonl."""
 

@@ -1,0 +1,75 @@
+"""The completions log: what the model wrote, and what each token and completion counted for.
+
+One parquet file a logged step (`training.log_completions_steps`), one row a completion:
+
+    step, group, completion_index   the step the round was sampled for; the prompt's and the completion's place in it
+    prompt                          the user's turn
+    tokens, weight                  the completion's tokens as text and lambda of each
+    advantage, entropy, kept        A_i, <H>_i in nats, whether the entropy gate let the completion count
+    reward_<name>                   one column a reward function, and reward_format, reward_accuracy; null = unscored
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rewards.support.files import write_bytes
+
+SCHEMA_VERSION = 1
+
+
+def prompt_text(prompt: Any) -> str:
+    """Return the last message of a conversation, or the string itself."""
+    if isinstance(prompt, str):
+        return prompt
+    return str(prompt[-1]["content"]) if prompt else ""
+
+
+def _numbers(values: Any) -> list[float | None]:
+    return [None if math.isnan(value) else value for value in values.float().tolist()]
+
+
+def completions_table(
+    round_: Mapping[str, Any], prompts: Sequence[Any], names: Sequence[str], tokenizer: Any, group_size: int
+) -> pa.Table:
+    """Return the table of one round, gathered over ranks.
+
+    round_: step, ids [N, L], mask [N, L], weights [N, L], advantages [N], entropy [N], kept [N],
+    rewards [N, functions], format [N], accuracy [N] or None. names: of the reward functions.
+    """
+    ids, mask, weights = round_["ids"].cpu(), round_["mask"].cpu(), round_["weights"].float().cpu()
+    count = len(ids)
+    tokens = [[tokenizer.decode([token]) for token in row[keep].tolist()] for row, keep in zip(ids, mask, strict=True)]
+    columns: dict[str, Any] = {
+        "step": pa.array([round_["step"]] * count, pa.int64()),
+        "group": pa.array([row // group_size for row in range(count)], pa.int32()),
+        "completion_index": pa.array([row % group_size for row in range(count)], pa.int32()),
+        "prompt": pa.array([prompt_text(prompt) for prompt in prompts], pa.string()),
+        "tokens": pa.array(tokens, pa.list_(pa.string())),
+        "weight": pa.array([w[keep].tolist() for w, keep in zip(weights, mask, strict=True)], pa.list_(pa.float32())),
+        "advantage": pa.array(_numbers(round_["advantages"]), pa.float32()),
+        "entropy": pa.array(_numbers(round_["entropy"]), pa.float32()),
+        "kept": pa.array(round_["kept"].tolist(), pa.bool_()),
+    }
+    for place, name in enumerate(names):
+        columns[f"reward_{name}"] = pa.array(_numbers(round_["rewards"][:, place]), pa.float32())
+    columns.setdefault("reward_format", pa.array(_numbers(round_["format"]), pa.float32()))
+    if round_["accuracy"] is not None:
+        columns["reward_accuracy"] = pa.array(_numbers(round_["accuracy"]), pa.float32())
+    return pa.table(columns).replace_schema_metadata({"gtpo_schema_version": str(SCHEMA_VERSION)})
+
+
+def write_completions(folder: Path, table: pa.Table, step: int) -> Path:
+    """Write `table` as folder/step-NNNNNN.parquet, whole or not at all."""
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    path = folder / f"step-{step:06d}.parquet"
+    write_bytes(path, buffer.getvalue())
+    return path
