@@ -1,0 +1,443 @@
+"""Loading, flags, the published dialect and resolution of configs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gtpo.config import TrainConfig, load_config
+from gtpo.config.flags import SHORTCUTS, parse_flags
+from gtpo.config.leaves import leaves, sections
+from gtpo.config.reference import as_markdown
+from gtpo.presets import PRESETS, Objective
+from rewards.support.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+PUBLISHED = ROOT / "configs" / "published" / "llama-math.yaml"
+MINIMAL = "model:\n  model_name: org/model\n"
+
+
+class Loaded:
+    """A config written from text and loaded, with its notices."""
+
+    def __init__(self, folder: Path, text: str, world_size: int = 1, **overrides: Any) -> None:
+        self.path = folder / "run.yaml"
+        self.path.write_text(text, encoding="utf-8")
+        self.notices: list[str] = []
+        dotted = {key.replace("__", "."): value for key, value in overrides.items()}
+        self.config = load_config(self.path, dotted, say=self.notices.append, world_size=world_size)
+
+
+def refused(folder: Path, text: str, **overrides: Any) -> str:
+    with pytest.raises(UserError) as fault:
+        Loaded(folder, text, **overrides)
+    return str(fault.value)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_with_an_exponent_are_numbers(tmp_path: Path) -> None:
+    config = Loaded(
+        tmp_path, MINIMAL + "training:\n  learning_rate: 1e-6\n  beta: 0\nobjective:\n  gamma: 1E-6\n"
+    ).config
+    assert config.training.learning_rate == 1e-6
+    assert config.resolved_objective().gamma == 1e-6
+
+
+def test_run_name_is_the_files_name(tmp_path: Path) -> None:
+    assert Loaded(tmp_path, MINIMAL).config.run_name == "run"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "training:\n  learning_rte: 1\n",
+            'run.yaml:4: unknown key "training.learning_rte". Did you mean "training.learning_rate"',
+        ),
+        ("trainin:\n  learning_rate: 1\n", 'run.yaml:3: unknown key "trainin"'),
+        (
+            "training:\n  lr_scheduler_type: cosin\n",
+            "run.yaml:4: training.lr_scheduler_type must be one of linear, cosine",
+        ),
+        (
+            "training:\n  num_generations: many\n",
+            "run.yaml:4: training.num_generations must be a whole number >= 1; found 'many'",
+        ),
+        (
+            "training:\n  warmup_ratio: 1.5\n",
+            "run.yaml:4: training.warmup_ratio must be a number >= 0 and < 1; found 1.5",
+        ),
+        ("training:\n  warmup_ratio: .nan\n", "run.yaml:4: training.warmup_ratio must be a number"),
+        ("training:\n  report_to: [wand]\n", 'Did you mean "wandb"?'),
+        ("training:\n  learning_rate:\n    nested: 1\n", "run.yaml:4: training.learning_rate must be a number > 0"),
+        ("training: 3\n", "run.yaml:3: training must be a mapping, found 3"),
+        ("objective:\n  filter: maybe\n", "run.yaml:4: objective.filter must be one of auto, always, never"),
+        ("objective:\n  preset: gtpoo\n", 'Did you mean "gtpo"?'),
+        ("model:\n  model_name: twice\n", 'run.yaml:3: the key "model" stands there twice (first at'),
+        ("training:\n  - a\n", "run.yaml:3: training must be a mapping"),
+        ("training: {learning_rate: 1e-6\n", "run.yaml:"),
+        ("dataset:\n  name: gsm9k\n", 'Did you mean "gsm8k"?'),
+        ("dataset:\n  name: gsm8k\n  split: dev\n", "gsm8k has the splits train, test"),
+        ("run_name: ../elsewhere\n", "run_name must be a name that starts with a letter"),
+    ],
+)
+def test_error_names_key_file_and_line(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in refused(tmp_path, MINIMAL + text)
+
+
+def test_all_faults_are_named_at_once(tmp_path: Path) -> None:
+    message = refused(tmp_path, MINIMAL + "training:\n  learning_rate: -1\n  warmup_ratio: 7\n")
+    assert "training.learning_rate" in message
+    assert "training.warmup_ratio" in message
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "- a\n- b\n", "just words\n"])
+def test_empty_and_foreign_files_are_refused(tmp_path: Path, text: str) -> None:
+    assert "run.yaml" in refused(tmp_path, text)
+
+
+def test_yaml_cannot_build_objects(tmp_path: Path) -> None:
+    assert "not valid YAML" in refused(tmp_path, "run_name: !!python/object/apply:os.getcwd []\n")
+
+
+def test_extends_merges_sections_and_replaces_lists(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "base.yaml").write_text(
+        MINIMAL + "dataset:\n  name: math\n  subsets: [algebra, geometry]\ntraining:\n  num_generations: 4\n"
+        "objective:\n  gamma: 0.5\n"
+    )
+    loaded = Loaded(tmp_path, "extends: below/base.yaml\ndataset:\n  subsets: [precalculus]\nobjective: null\n")
+    assert loaded.config.dataset.subsets == ["precalculus"]
+    assert loaded.config.training.num_generations == 4
+    assert loaded.config.resolved_objective() == PRESETS["gtpo"]
+
+
+def test_extends_several_the_later_wins_and_places_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text(MINIMAL + "training:\n  num_generations: 4\n  max_steps: 3\n")
+    (tmp_path / "two.yaml").write_text("training:\n  num_generations: 6\n  warmup_ratio: 3\n")
+    text = "extends: [one.yaml, two.yaml]\n"
+    assert "two.yaml:3: training.warmup_ratio" in refused(tmp_path, text)
+    config = Loaded(tmp_path, text, training__warmup_ratio="0.1").config
+    assert (config.training.num_generations, config.training.max_steps) == (6, 3)
+
+
+@pytest.mark.parametrize(("base", "expected"), [("run.yaml", "leads back to itself"), ("none.yaml", "no such file")])
+def test_extends_refuses_loops_and_absent_files(tmp_path: Path, base: str, expected: str) -> None:
+    assert expected in refused(tmp_path, f"extends: {base}\n" + MINIMAL)
+
+
+# -- flags -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "overrides"),
+    [
+        ("run.yaml --training.learning_rate 2e-6", "run.yaml", {"training.learning_rate": "2e-6"}),
+        ("--run_name Q run.yaml", "run.yaml", {"run_name": "Q"}),
+        ("--training.max_steps -1 run.yaml", "run.yaml", {"training.max_steps": "-1"}),
+        ("--training.learning_rate=2e-6 run.yaml", "run.yaml", {"training.learning_rate": "2e-6"}),
+        ("run.yaml --dataset.subsets algebra geometry", "run.yaml", {"dataset.subsets": ["algebra", "geometry"]}),
+        ("--trainer.reward_funcs a.b c.d run.yaml", "run.yaml", {"trainer.reward_funcs": ["a.b", "c.d"]}),
+        ("--model.load_in_4bit run.yaml", "run.yaml", {"model.load_in_4bit": "true"}),
+        ("--model.load_in_4bit false run.yaml", "run.yaml", {"model.load_in_4bit": "false"}),
+        ("run.yaml --model.lora_alpha none", "run.yaml", {"model.lora_alpha": None}),
+        ("run.yaml --dataset-subset a --dataset-subset b", "run.yaml", {"dataset.subsets": ["a", "b"]}),
+        (
+            "run.yaml --cuda 3 --model-name o/m",
+            "run.yaml",
+            {"env.CUDA_VISIBLE_DEVICES": "3", "model.model_name": "o/m"},
+        ),
+        (
+            "run.yaml --gtpo_runtime.torch_compile_options.trace.enabled false",
+            "run.yaml",
+            {"gtpo_runtime.torch_compile_options.trace.enabled": "false"},
+        ),
+        ("--training.report_to wandb --run-name x", None, {"training.report_to": ["wandb"], "run_name": "x"}),
+    ],
+)
+def test_flags(words: str, path: str | None, overrides: dict[str, Any]) -> None:
+    assert parse_flags(words.split()) == (path, overrides)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("run.yaml --training.learning_rte 1", 'Did you mean "--training.learning_rate"?'),
+        ("run.yaml --learning_rate 1", 'Did you mean "--training.learning_rate"?'),
+        ("run.yaml --training.learning_rate", "--training.learning_rate needs a value: a number > 0"),
+        ("run.yaml --training.learning_rate --run_name x", "needs a value"),
+        ("run.yaml other.yaml", "one config file at a time"),
+        ("run.yaml --training 3", 'unknown flag "--training"'),
+    ],
+)
+def test_wrong_flags_are_named(words: str, expected: str) -> None:
+    with pytest.raises(UserError, match="config|flag|value") as fault:
+        parse_flags(words.split())
+    assert expected in str(fault.value)
+
+
+def test_every_leaf_is_a_flag_that_loads(tmp_path: Path) -> None:
+    """Each leaf's flag, given its default as text, parses to that default."""
+    reference = Loaded(tmp_path, MINIMAL).config
+    for key, leaf in leaves().items():
+        value = leaf.default
+        if value in (None, [], {}, "") or key.startswith("model.build"):
+            continue
+        words = [str(item) for item in value] if leaf.many else [str(value)]
+        path, overrides = parse_flags(["run.yaml", f"--{key}", *words])
+        loaded = Loaded(tmp_path, MINIMAL, **{key.replace(".", "__"): overrides[key]}).config
+        assert path == "run.yaml"
+        assert loaded == reference, key
+
+
+def test_flag_errors_name_the_flag(tmp_path: Path) -> None:
+    assert refused(tmp_path, MINIMAL, training__learning_rate="-1") == (
+        "training.learning_rate must be a number > 0; found '-1'."
+    )
+
+
+# -- the schema --------------------------------------------------------------------------------------------------------
+
+
+def test_every_leaf_is_documented_and_typed() -> None:
+    for leaf in leaves().values():
+        assert leaf.doc, f"{leaf.key} has no documentation"
+        assert leaf.expects
+    for name, section in sections().items():
+        assert section.__doc__, name
+
+
+def test_objective_section_has_exactly_the_objectives_fields() -> None:
+    keys = {key.removeprefix("objective.") for key in leaves() if key.startswith("objective.")}
+    assert keys == {field.name for field in fields(Objective)} | {"preset"}
+
+
+def test_config_reference_is_current() -> None:
+    written = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
+    assert written == as_markdown(), "run: python -m gtpo.config.reference"
+
+
+def test_optimizers_and_schedulers_are_those_of_transformers() -> None:
+    from transformers.trainer_utils import SchedulerType
+    from transformers.training_args import OptimizerNames
+
+    assert set(leaves()["training.optimizer"].choices) <= {name.value for name in OptimizerNames}
+    assert set(leaves()["training.lr_scheduler_type"].choices) <= {name.value for name in SchedulerType}
+
+
+# -- the published dialect ---------------------------------------------------------------------------------------------
+
+
+def published(**overrides: Any) -> tuple[TrainConfig, list[str]]:
+    notices: list[str] = []
+    dotted = {key.replace("__", "."): value for key, value in overrides.items()}
+    return load_config(PUBLISHED, dotted, say=notices.append, world_size=1), notices
+
+
+def test_published_file_runs_unchanged_and_says_what_it_did() -> None:
+    config, notices = published()
+    assert config.run_name == "GTPO_LLAMA8B_MATH"
+    assert config.method == "gtpo"
+    assert config.trainer.class_path is None
+    assert config.trainer.reward_funcs == ["rewards.final_reward"]
+    assert config.training.num_generations == 8
+    assert config.training.max_completion_length == 1500
+    assert config.model.lora_alpha == 128
+    assert config.env.CUDA_VISIBLE_DEVICES == "0"
+    assert config.dataset.system_instruction.endswith("</answer>.\n")
+    expected = replace(PRESETS["gtpo"], entropy_threshold=0.7, gamma=0.1, positive_weight=2.0, log_clamp=1e-6)
+    assert config.resolved_objective() == expected
+    for words in (
+        "gtpo.gtpo_training.UnslothGTPOTrainer ->",
+        "reward_math.final_reward -> rewards.final_reward",
+        'num_generations "8/12": taking 8',
+        "gtpo_runtime.pad_id has no effect",
+        "gtpo_runtime.torch_compile_options has no effect",
+        "model.max_prompt_length has no effect",
+        "ent_threshold -> objective.entropy_threshold 0.7",
+        "paged_adamw_8bit -> paged_adamw_32bit",
+        "per_device_train_batch_size 1 -> 8",
+    ):
+        assert sum(words in notice for notice in notices) == 1, words
+
+
+@pytest.mark.parametrize(
+    ("overrides", "method", "words"),
+    [
+        ({"trainer__class_path": "custom_trainer.original.UnslothGRPOTrainer"}, "grpo", "UnslothGRPOTrainer -> trl"),
+        ({"trainer__reward_funcs": ["reward_math.formatting_penalty"]}, "gtpo", "-> rewards.format_reward"),
+        ({"trainer__reward_funcs": ["reward_math:scaled_adaptive_reward_func"]}, "gtpo", "-> rewards.accuracy_reward"),
+        ({"dataset__name": "gsm8k", "dataset__subsets": ["main"], "dataset__split": "train"}, "gtpo", "class_path"),
+        ({"dataset__name": "gsm8k"}, "gtpo", "no effect on dataset gsm8k (they are MATH's subjects): dataset.subsets"),
+        (
+            {"training__per_device_train_batch_size": "2", "training__gradient_accumulation_steps": "3"},
+            "gtpo",
+            "2 -> 8",
+        ),
+    ],
+)
+def test_published_variants(overrides: dict[str, Any], method: str, words: str) -> None:
+    config, notices = published(**overrides)
+    assert config.method == method
+    assert any(words in notice for notice in notices), notices
+
+
+def test_runtime_section_is_idle_with_grpo_and_says_so() -> None:
+    config, notices = published(trainer__class_path="custom_trainer.original.UnslothGRPOTrainer")
+    assert config.resolved_objective() == PRESETS["grpo"]
+    assert any("gtpo_runtime has no effect with method grpo" in notice for notice in notices)
+
+
+def test_threshold_777_turns_the_gate_off_as_in_the_notebook() -> None:
+    config, _ = published(gtpo_runtime__ent_threshold="777")
+    assert config.resolved_objective().entropy_threshold == 777
+
+
+def test_two_values_for_one_thing_are_refused() -> None:
+    with pytest.raises(UserError, match=r"gtpo_runtime.ent_scale 0.1 and objective.gamma 0.5 set the same thing"):
+        published(objective__gamma=0.5)
+
+
+def test_flat_layout_is_moved_into_sections(tmp_path: Path) -> None:
+    loaded = Loaded(tmp_path, "model_name: org/model\nlearning_rate: 2e-6\nlora_rank: 16\n")
+    assert loaded.config.model.model_name == "org/model"
+    assert loaded.config.training.learning_rate == 2e-6
+    assert sum("flat layout" in notice for notice in loaded.notices) == 3
+
+
+# -- resolution --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({"training__num_generations": "1"}, "a group of one has no advantage"),
+        ({"training__beta": "0.04"}, "training.beta 0.04 contradicts method gtpo"),
+        ({"method": "sft", "training__beta": "0.04"}, "contradicts method sft"),
+        ({"method": "sft", "objective__filter": "never"}, "objective.filter contradicts method sft"),
+        ({"method": "sft", "objective__preset": "gtpo"}, "objective.preset contradicts method sft"),
+        ({"method": "grpo", "objective__preset": "gtpo"}, '"gtpo" contradicts method grpo'),
+        ({"method": "grpo", "objective__preset": "grpo-filtered"}, "set method: gtpo to train with this preset"),
+        ({"method": "grpo", "objective__filter": "always"}, "objective.filter always contradicts method grpo"),
+        ({"method": "grpo", "trainer__class_path": "gtpo.GTPOTrainer"}, "trains with method gtpo, but method is"),
+        ({"model__build__hidden_size": "64"}, "model.model_name and model.build exclude each other"),
+        ({"model__load_in_4bit": "true"}, "model.load_in_4bit needs lora_rank > 0"),
+        ({"training__max_prompt_length": "2048"}, "leaves no room for a completion in model.max_seq_length 2048"),
+        ({"training__max_completion_length": "1800"}, "exceeds model.max_seq_length 2048"),
+        ({"trainer__reward_weights": ["1", "2"]}, "has 2 values for 1 reward functions"),
+        ({"trainer__reward_funcs": []}, "trainer.reward_funcs is empty"),
+        ({"dataset__name": "gsm8k", "dataset__subset": "socratic"}, "has only main"),
+        ({"dataset__name": "math", "dataset__subset": "algebra", "dataset__subsets": ["geometry"]}, "drop one"),
+    ],
+)
+def test_contradictions_are_refused_by_name(tmp_path: Path, overrides: dict[str, Any], expected: str) -> None:
+    assert expected in refused(tmp_path, MINIMAL, **overrides)
+
+
+def test_model_is_needed(tmp_path: Path) -> None:
+    assert "model" in refused(tmp_path, "run_name: x\n")
+    assert "needs model_name" in refused(tmp_path, "model:\n  lora_rank: 4\n")
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulation", "rounds", "processes", "resolved"),
+    [
+        (8, 1, None, 1, 8),
+        (1, 8, None, 1, 1),
+        (1, 1, None, 1, 8),
+        (4, 1, None, 2, 4),
+        (2, 1, None, 2, 8),
+        (3, 1, None, 1, 8),
+        (16, 1, None, 1, 16),
+        (4, 1, 2, 1, 4),
+        (12, 2, None, 1, 12),
+        (12, 1, None, 1, 8),
+    ],
+)
+def test_every_round_holds_complete_groups(
+    tmp_path: Path, batch: int, accumulation: int, rounds: int | None, processes: int, resolved: int
+) -> None:
+    loaded = Loaded(
+        tmp_path,
+        MINIMAL,
+        world_size=processes,
+        training__per_device_train_batch_size=batch,
+        training__gradient_accumulation_steps=accumulation,
+        training__steps_per_generation=rounds,
+    )
+    training = loaded.config.training
+    assert training.per_device_train_batch_size == resolved
+    per_round = resolved * (rounds or accumulation) * processes
+    assert per_round % training.num_generations == 0
+    assert any("per_device_train_batch_size" in notice for notice in loaded.notices) == (batch != resolved)
+
+
+def test_processes_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "WORLD_SIZE", "2")
+    path = tmp_path / "run.yaml"
+    path.write_text(MINIMAL + "training:\n  per_device_train_batch_size: 4\n")
+    assert load_config(path, say=lambda line: None).training.per_device_train_batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "beta", "resolved"),
+    [
+        ("paged_adamw_8bit", 0.999999, "paged_adamw_32bit"),
+        ("adamw_8bit", 0.99999, "adamw_torch"),
+        ("lion_8bit", 0.99995, "lion_32bit"),
+        ("paged_adamw_8bit", 0.9999, "paged_adamw_8bit"),
+        ("paged_adamw_8bit", 0.95, "paged_adamw_8bit"),
+        ("adamw_torch", 0.999999, "adamw_torch"),
+    ],
+)
+def test_8bit_states_are_widened_at_extreme_betas(tmp_path: Path, optimizer: str, beta: float, resolved: str) -> None:
+    for name in ("training__adam_beta1", "training__adam_beta2"):
+        loaded = Loaded(tmp_path, MINIMAL, training__optimizer=optimizer, **{name: beta})
+        assert loaded.config.training.optimizer == resolved
+        assert any("8-bit states would round" in notice for notice in loaded.notices) == (optimizer != resolved)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        ({"method": "sft", "training__temperature": 0.5}, "training.temperature"),
+        ({"method": "sft", "training__num_generations": 4}, "training.num_generations"),
+        ({"rollout__server_port": 9000}, "rollout.server_port"),
+        ({"model__lora_alpha": 8}, "model.lora_alpha"),
+        ({"training__optimizer": "sgd", "training__adam_beta2": 0.9}, "training.adam_beta2"),
+        ({"dataset__malformed_targets": 0.1}, "dataset.malformed_targets"),
+    ],
+)
+def test_idle_keys_are_named(tmp_path: Path, overrides: dict[str, Any], key: str) -> None:
+    notices = Loaded(tmp_path, MINIMAL, **overrides).notices
+    assert any(notice.startswith("no effect") and key in notice for notice in notices), notices
+
+
+def test_absent_tracker_is_said_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    loaded = Loaded(tmp_path, MINIMAL, training__report_to=["wandb"])
+    assert loaded.config.training.report_to == []
+    assert any("wandb: not installed" in notice for notice in loaded.notices)
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_presets_resolve_to_themselves_and_survive_a_round_trip(tmp_path: Path, preset: str) -> None:
+    config = Loaded(tmp_path, MINIMAL, objective__preset=preset).config
+    assert config.resolved_objective() == PRESETS[preset]
+    (tmp_path / "again.yaml").write_text(config.to_yaml())
+    assert load_config(tmp_path / "again.yaml", say=lambda line: None) == config
+
+
+def test_grpo_may_vary_what_trl_has(tmp_path: Path) -> None:
+    config = Loaded(tmp_path, MINIMAL, method="grpo", objective__scale_rewards="none").config
+    assert config.resolved_objective() == replace(PRESETS["grpo"], scale_rewards="none")
+
+
+def test_shortcuts_name_existing_keys() -> None:
+    assert set(SHORTCUTS.values()) <= set(leaves())

@@ -1,0 +1,189 @@
+"""Training data: conversations, targets, what is left out and counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gtpo.config import TrainConfig, load_config
+from gtpo.data import load_problems, reasoning, select, to_row, token_counts, training_dataset
+from gtpo.tiny import build_tokenizer
+from rewards import final_reward, format_ok
+from rewards.data.problems import Problem
+from rewards.support.errors import UserError
+
+TOKENIZER = build_tokenizer()
+
+
+def config_of(folder: Path, **overrides: Any) -> TrainConfig:
+    path = folder / "run.yaml"
+    path.write_text("model:\n  model_name: org/model\n")
+    dotted = {key.replace("__", "."): value for key, value in overrides.items()}
+    return load_config(path, dotted, say=lambda line: None, world_size=1)
+
+
+def problem(identifier: str, answer: str = "4", solution: str = "2 + 2 = <<2+2=4>>4", text: str = "2+2?") -> Problem:
+    return Problem(identifier, text, answer, solution)
+
+
+def write_rows(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    path = folder / "mine.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_rows_hold_messages_and_the_bare_gold(tmp_path: Path) -> None:
+    row = to_row(problem("a"), config_of(tmp_path))
+    assert [message["role"] for message in row["prompt"]] == ["system", "user"]
+    assert row["prompt"][1]["content"] == "2+2?"
+    assert (row["id"], row["answer"]) == ("a", "4")
+    assert "completion" not in row
+
+
+def test_empty_system_instruction_is_left_out(tmp_path: Path) -> None:
+    row = to_row(problem("a"), config_of(tmp_path, dataset__system_instruction=""))
+    assert [message["role"] for message in row["prompt"]] == ["user"]
+
+
+def test_sft_target_is_the_published_format_and_earns_the_full_reward(tmp_path: Path) -> None:
+    row = to_row(problem("a"), config_of(tmp_path, method="sft"))
+    target = row["completion"][0]["content"]
+    assert target == "<reasoning>\n2 + 2 = <<2+2=4>>4\n</reasoning>\n<answer>4</answer>"
+    assert format_ok(target)
+    assert final_reward(completions=[target], answer=["4"]) == [20.0]
+
+
+@pytest.mark.parametrize(
+    ("solution", "expected"),
+    [("a\nb\n#### 4", "a\nb"), ("a #### b\n#### 4", "a #### b"), ("plain", "plain"), ("  \n#### 4", ""), ("", "")],
+)
+def test_reasoning_drops_only_the_closing_answer_line(solution: str, expected: str) -> None:
+    assert reasoning(problem("a", solution=solution)) == expected
+
+
+def test_damaged_targets_have_their_share_and_depend_on_the_row_alone(tmp_path: Path) -> None:
+    config = config_of(tmp_path, method="sft", dataset__malformed_targets=0.3)
+    rows = [to_row(problem(str(number)), config) for number in range(400)]
+    damaged = [row["id"] for row in rows if not format_ok(row["completion"][0]["content"])]
+    assert 0.2 < len(damaged) / 400 < 0.4
+    alone = to_row(problem(damaged[-1]), config)
+    assert not format_ok(alone["completion"][0]["content"])
+
+
+def test_order_follows_the_seed_and_is_the_same_for_every_method(tmp_path: Path) -> None:
+    problems = [problem(str(number)) for number in range(50)]
+
+    def order(**overrides: Any) -> list[str]:
+        rows, _ = select(problems, config_of(tmp_path, **overrides), None, "mine")
+        return [row["id"] for row in rows]
+
+    assert order() == order(method="grpo") == order(method="sft")
+    assert order() != order(model__random_seed=1)
+    assert sorted(order(), key=int) == [p.id for p in problems]
+    assert order(dataset__limit=7) == order()[:7]
+
+
+def test_what_is_left_out_is_counted_by_reason(tmp_path: Path) -> None:
+    rows = [
+        problem("good"),
+        problem("empty", answer=""),
+        problem("long", text="1 " * 200),
+        problem("unexplained", solution=""),
+    ]
+    config = config_of(tmp_path, method="sft", training__max_prompt_length=150)
+    kept, report = select(rows, config, TOKENIZER, "mine")
+    assert [row["id"] for row in kept] == ["good"]
+    assert set(report.unverifiable) == {"empty"}
+    assert set(report.too_long) == {"long"}
+    assert report.without_solution == ["unexplained"]
+    assert (report.available, report.examined, report.kept) == (4, 4, 1)
+    text = "\n".join(report.lines())
+    for words in ("1 of 4", "cannot be verified: empty", "no worked solution: unexplained", "too long"):
+        assert words in text
+
+
+def test_lengths_are_those_of_the_chat_template(tmp_path: Path) -> None:
+    """The limit is met exactly: a prompt of n templated tokens passes at n and not at n - 1."""
+    row = to_row(problem("a"), config_of(tmp_path))
+    (length,) = token_counts([row["prompt"]], TOKENIZER, answered=False)
+    text = TOKENIZER.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
+    assert length == len(TOKENIZER(text, add_special_tokens=False)["input_ids"])
+    kept, report = select([problem("a")], config_of(tmp_path, training__max_prompt_length=length), TOKENIZER, "mine")
+    assert len(kept) == 1
+    assert report.longest == length
+    with pytest.raises(UserError, match=f"1 too long .shortest {length} tokens"):
+        select([problem("a")], config_of(tmp_path, training__max_prompt_length=length - 1), TOKENIZER, "mine")
+
+
+def test_sft_example_longer_than_the_sequence_is_left_out(tmp_path: Path) -> None:
+    config = config_of(tmp_path, method="sft", model__max_seq_length=150, training__max_prompt_length=140)
+    long = problem("long", solution="1 + " * 100)
+    kept, report = select([problem("short"), long], config, TOKENIZER, "mine")
+    assert [row["id"] for row in kept] == ["short"]
+    assert report.too_long["long"] > 150
+
+
+def test_limit_reads_no_further_than_it_must(tmp_path: Path) -> None:
+    _, report = select([problem(str(n)) for n in range(2000)], config_of(tmp_path, dataset__limit=5), TOKENIZER, "mine")
+    assert report.kept == 5
+    assert report.examined < 2000
+    assert "first 5 usable" in report.lines()[0]
+
+
+def test_no_usable_row_is_refused_with_the_reasons(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="none of its 2 rows is usable: 2 with a gold answer that cannot be verified"):
+        select([problem("a", answer=""), problem("b", answer=" ")], config_of(tmp_path), None, "mine")
+    with pytest.raises(UserError, match="without a worked solution, which sft needs"):
+        select([problem("a", solution="")], config_of(tmp_path, method="sft"), None, "mine")
+    with pytest.raises(UserError, match="has no rows"):
+        select([], config_of(tmp_path), None, "mine")
+
+
+def test_local_file_becomes_a_dataset_for_trl(tmp_path: Path) -> None:
+    path = write_rows(tmp_path, [{"problem": "1+1?", "answer": 2}, {"problem": "2+3?", "answer": "5", "id": "x"}])
+    dataset, report = training_dataset(config_of(tmp_path, dataset__name=str(path)), TOKENIZER)
+    assert sorted(dataset.column_names) == ["answer", "id", "prompt"]
+    assert sorted(dataset["answer"]) == ["2", "5"]
+    assert report.kept == 2
+
+
+def test_broken_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"problem": "1+1?", "answer": "2"}\n{"problem": \n')
+    with pytest.raises(UserError, match=r"mine.jsonl:2"):
+        load_problems(config_of(tmp_path, dataset__name=str(path)))
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(
+    ("overrides", "available", "kept"),
+    [
+        ({"dataset__name": "gsm8k"}, 7473, 7473),
+        ({"dataset__name": "hendrycks_math"}, 7500, 7498),
+        ({"dataset__name": "EleutherAI/hendrycks_math", "dataset__subsets": ["algebra", "geometry"]}, 2614, 2614),
+        ({"dataset__name": "math", "dataset__subset": "precalculus", "method": "sft"}, 746, 746),
+    ],
+)
+def test_real_sets_have_the_published_counts(
+    tmp_path: Path, shared_dir: Path, overrides: dict[str, Any], available: int, kept: int
+) -> None:
+    config = config_of(tmp_path, dataset__data_dir=str(shared_dir / "data"), **overrides)
+    problems, source = load_problems(config)
+    rows, report = select(problems, config, None, source)
+    assert (report.available, report.kept) == (available, kept)
+    assert len(report.unverifiable) == available - kept
+    if config.method == "sft":
+        assert all(format_ok(row["completion"][0]["content"]) for row in rows)
+
+
+@pytest.mark.shared
+def test_gsm8k_reasoning_keeps_its_marks(tmp_path: Path, shared_dir: Path) -> None:
+    config = config_of(tmp_path, dataset__name="gsm8k", dataset__data_dir=str(shared_dir / "data"), method="sft")
+    problems, source = load_problems(config)
+    rows, _ = select(problems, config, None, source)
+    targets = [row["completion"][0]["content"] for row in rows]
+    assert sum("<<" in target for target in targets) > 7000
+    assert not any("####" in target for target in targets)

@@ -1,0 +1,131 @@
+"""Dimensions, parameters and the memory forecast."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gtpo.config import load_config
+from gtpo.forecast import GIB, PUBLISHED_MODELS, Forecast, ModelShape, Part, forecast
+from gtpo.shapes import find_shape, local_config, shape_of_config
+from rewards.support.errors import UserError
+
+LLAMA = PUBLISHED_MODELS["meta-llama/llama-3.1-8b-instruct"]
+QWEN = PUBLISHED_MODELS["qwen/qwen2.5-3b-instruct"]
+RECIPE = Path(__file__).resolve().parents[2] / "configs" / "paper" / "llama-gsm8k-gtpo-g8.yaml"
+
+
+def recipe(**overrides: Any) -> Any:
+    dotted = {key.replace("__", "."): value for key, value in overrides.items()}
+    return load_config(RECIPE, dotted, say=lambda line: None, world_size=1)
+
+
+def parts(config: Any, shape: ModelShape = LLAMA) -> dict[str, float]:
+    return {part.name: part.gib for part in forecast(config, shape).parts}
+
+
+def test_parameters_of_the_published_models() -> None:
+    assert LLAMA.parameters == 8_030_261_248
+    assert QWEN.parameters == 3_085_938_688
+
+
+@pytest.mark.parametrize(("rank", "millions"), [(16, 29.9), (32, 59.9), (64, 119.7)])
+def test_adapters_match_the_published_logs(rank: int, millions: float) -> None:
+    assert round(QWEN.adapter_parameters(rank, list(QWEN.linear_layers)) / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameters_match_a_real_model(architecture: str, tied: bool) -> None:
+    from gtpo.config import BuiltModel
+    from gtpo.tiny import build_tiny_model
+
+    spec = BuiltModel(
+        architecture=architecture,  # type: ignore[arg-type]
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        tie_word_embeddings=tied,
+    )
+    model, _ = build_tiny_model(spec, max_seq_length=32, seed=0)
+    shape = shape_of_config(model.config.to_dict())
+    assert shape is not None
+    assert shape.parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_adapters_match_peft() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    from gtpo.config import BuiltModel
+    from gtpo.tiny import build_tiny_model
+
+    model, _ = build_tiny_model(BuiltModel(hidden_size=32, intermediate_size=48), max_seq_length=32, seed=0)
+    shape = shape_of_config(model.config.to_dict())
+    assert shape is not None
+    targets = ["q_proj", "v_proj", "down_proj"]
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules=targets))
+    assert shape.adapter_parameters(4, targets) == sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+
+
+def test_parts_follow_the_config() -> None:
+    base = parts(recipe())
+    assert base["optimiser states"] == pytest.approx(2 * base["gradients"])  # 8 bytes against float32
+    eight_bit = parts(recipe(training__adam_beta1=0.9, training__adam_beta2=0.95))
+    assert eight_bit["optimiser states"] == pytest.approx(base["optimiser states"] / 4)
+    assert parts(recipe(model__load_in_4bit=False))["base weights"] == pytest.approx(LLAMA.parameters * 2 / GIB)
+    full = parts(recipe(model__load_in_4bit=False, model__lora_rank=0))
+    assert "adapters" not in full
+    assert full["base weights"] == full["gradients"] == pytest.approx(LLAMA.parameters * 4 / GIB)
+    half = parts(recipe(training__per_device_train_batch_size=4, training__gradient_accumulation_steps=2))
+    assert half["activations"] == pytest.approx(base["activations"] / 2)
+    assert parts(recipe(training__gradient_checkpointing=False))["activations"] > 10 * base["activations"] / 2
+    assert "reference model" in parts(
+        recipe(method="grpo", objective=None, training__beta=0.1, model__lora_rank=0, model__load_in_4bit=False)
+    )
+    sft = parts(recipe(method="sft", objective=None, rollout=None))
+    assert sft["logits"] == pytest.approx(8 * 5500 * LLAMA.vocab_size * 8 / GIB)
+    assert "KV cache" in parts(recipe(rollout__engine="transformers"))
+    assert "KV cache" not in base
+
+
+def test_vllm_must_hold_its_own_weights() -> None:
+    memory = Forecast([Part("all", 10.0, "")], vllm_share=0.4, vllm_weights_gib=15.0)
+    assert not memory.fits(39)  # 15.6 GiB: the weights and no cache
+    assert memory.fits(48)
+    assert memory.smallest_gpu() == 48
+    assert Forecast([Part("all", 500.0, "")], 0.0, 0.0).smallest_gpu() is None
+
+
+def test_shape_from_a_folder_a_train_run_and_an_adapter(tmp_path: Path) -> None:
+    values = {
+        "model_type": "qwen2",
+        "vocab_size": 100,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "tie_word_embeddings": True,
+    }
+    (tmp_path / "run" / "best").mkdir(parents=True)
+    (tmp_path / "run" / "best" / "config.json").write_text(json.dumps(values))
+    shape, origin = find_shape(recipe(model__model_name=str(tmp_path / "run")))
+    assert shape == ModelShape(100, 32, 64, 2, 4, 4, 8, tied=True, attention_bias=True)
+    assert origin.endswith("best/config.json")
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(
+        json.dumps({"base_model_name_or_path": "Qwen/Qwen2.5-3B-Instruct"})
+    )
+    assert find_shape(recipe(model__model_name=str(tmp_path / "adapter"))) == (QWEN, "embedded table")
+    (tmp_path / "empty").mkdir()
+    assert local_config(tmp_path / "empty") is None
+    with pytest.raises(UserError, match=r"no config.json or adapter_config.json"):
+        find_shape(recipe(model__model_name=str(tmp_path / "empty")))
+
+
+@pytest.mark.parametrize("values", [{}, {"hidden_size": 4}, {"text_config": {"hidden_size": "x"}}])
+def test_foreign_config_has_no_shape(values: dict[str, Any]) -> None:
+    assert shape_of_config(values) is None

@@ -1,0 +1,185 @@
+"""`gtpo train` through real subprocesses: bad input, dry run, help, start-up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = """\
+model:
+  build: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2}
+  max_seq_length: 128
+training:
+  max_prompt_length: 64
+  max_completion_length: 16
+"""
+
+
+def gtpo(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "COLUMNS": "200"} | environment
+    env.pop("GTPO_DATA_DIR", None)
+    return subprocess.run(
+        [sys.executable, str(ROOT / "cli.py"), *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(TINY)
+    return path
+
+
+def rows(folder: Path, *lines: str) -> str:
+    (folder / "mine.jsonl").write_text("".join(line + "\n" for line in lines))
+    return "mine.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("none.yaml", "none.yaml: no such config file"),
+        ("", "gtpo train needs a config file"),
+        ("run.yaml --training.learning_rte 1", 'Did you mean "--training.learning_rate"?'),
+        ("run.yaml --training.learning_rate 0", "training.learning_rate must be a number > 0"),
+        ("run.yaml --training.num_generations 1", "a group of one"),
+        ("run.yaml --training.beta 0.1", "contradicts method gtpo"),
+        ("run.yaml --objective.filter sometimes", "one of auto, always, never"),
+        ("run.yaml --model.build none", 'unknown flag "--model.build"'),
+        ("run.yaml --dataset-name gsm9k", 'Did you mean "gsm8k"?'),
+        ("run.yaml --trainer.reward_weights 1 2", "has 2 values for 1 reward functions"),
+        (".", "is a folder; expected a config file"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_code_2(run: Path, words: str, expected: str) -> None:
+    done = gtpo("train", *words.split(), cwd=run.parent)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert done.stderr.startswith("gtpo: ")
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stdout == ""
+    assert [path.name for path in run.parent.iterdir()] == ["run.yaml"], "a refused run leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (['{"problem": "1+1?", "answer": "2"}', '{"problem": '], "mine.jsonl:2"),
+        ([], "mine.jsonl"),
+        (['{"problem": "1+1?", "answer": ""}'], "none of its 1 rows is usable"),
+        (['{"problem": "' + "1 " * 90 + '", "answer": "2"}'], "too long (shortest"),
+        (['{"question": "1+1?", "answer": "2"}'], 'field "problem"'),
+    ],
+)
+@pytest.mark.parametrize("dry", [["--dry-run"], []])
+def test_bad_data_is_one_sentence_and_exit_code_2(run: Path, lines: list[str], expected: str, dry: list[str]) -> None:
+    if not dry and len(lines) == 2:
+        pytest.skip("the training path is tested with one kind of broken file; it shares the reader")
+    done = gtpo("train", "run.yaml", "--dataset.name", rows(run.parent, *lines), *dry, cwd=run.parent)
+    assert done.returncode == 2, done.stderr
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "results/train/nowhere"])
+def test_missing_model_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / "run.yaml").write_text(f"model:\n  model_name: {name}\n")
+    done = gtpo("train", "run.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert name in done.stderr
+    assert "no such folder" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_is_quick_to_import_and_free_of_torch() -> None:
+    code = (
+        "import sys\n"
+        "sys.argv = ['gtpo', 'train', '--help']\n"
+        "from cli import app\n"
+        "try:\n    app()\n"
+        "except SystemExit:\n    pass\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'trl', 'vllm', 'sympy', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    for arguments in ("['gtpo', 'train', '--help']", "['gtpo', 'train', '--help-config']"):
+        done = subprocess.run(
+            [sys.executable, "-c", code.replace("['gtpo', 'train', '--help']", arguments)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_errors_come_before_anything_heavy(run: Path) -> None:
+    run.write_text(TINY + "  learning_rte: 1\n")
+    code = (
+        "import sys\n"
+        f"sys.argv = ['gtpo', 'train', {str(run)!r}]\n"
+        "from cli import app\n"
+        "try:\n    app()\n"
+        "except SystemExit as end:\n    assert end.code == 2\n"
+        "assert not {'torch', 'transformers', 'datasets', 'sympy'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert 'Did you mean "training.learning_rate"' in done.stderr
+
+
+def test_help_config_lists_every_flag() -> None:
+    from gtpo.config.leaves import leaves
+
+    done = gtpo("train", "--help-config", cwd=ROOT)
+    assert done.returncode == 0
+    for key in leaves():
+        assert f"--{key}\n" in done.stdout
+
+
+def test_dry_run_of_the_published_8b_file(tmp_path: Path) -> None:
+    done = gtpo("train", str(ROOT / "configs/published/llama-math.yaml"), "--dry-run", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["config"]["training"]["num_generations"] == 8
+    assert told["dataset"] is None
+    assert "--data-dir" in told["dataset_note"]
+    assert told["steps"]["completions_per_step"] == 8
+    assert told["steps"]["completion_tokens_per_step_at_most"] == 12_000
+    assert told["memory"]["from"] == "embedded table"
+    assert 25 < told["memory"]["training_gib"] < 45
+    assert "H_ini" in told["gate"]
+    assert 'num_generations "8/12": taking 8' in done.stderr
+    assert list(tmp_path.iterdir()) == [], "a dry run writes nothing"
+
+
+@pytest.mark.shared
+def test_dry_run_counts_real_data(tmp_path: Path, shared_dir: Path) -> None:
+    recipe = str(ROOT / "configs/paper/qwen-gsm8k-gtpo-g8.yaml")
+    done = gtpo("train", recipe, "--dry-run", "--data-dir", str(shared_dir / "data"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "gsm8k_train: 7,473 of 7,473 problems" in done.stdout
+    assert "prompt lengths not checked" in done.stdout
+    assert "7,473" in done.stdout.split("Steps")[1]
+    assert "Qwen" in done.stdout
+
+
+def test_dry_run_of_a_built_model_checks_lengths(run: Path) -> None:
+    done = gtpo("train", "run.yaml", "--dry-run", "--dataset.system_instruction", "", cwd=run.parent)
+    assert done.returncode == 0, done.stderr
+    assert "arithmetic_train: 4,096 of 4,096 problems" in done.stdout
+    assert "longest prompt kept" in done.stdout
+    assert "model.build" in done.stdout
+
+
+def test_dry_run_shows_a_stored_gate_decision(run: Path) -> None:
+    folder = run.parent / "results" / "train" / "run"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"schema_version": 1, "H_ini": 0.42}))
+    done = gtpo("train", "run.yaml", "--dry-run", "--dataset.system_instruction=", cwd=run.parent)
+    assert "on: H_ini 0.4200 < ln 2 = 0.6931" in done.stdout
