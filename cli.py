@@ -77,6 +77,9 @@ def train(
 
         describe(config, json_output=json_output)
         return
+    from gtpo.preflight import preflight
+
+    preflight(config)
     from gtpo.train import train as run
 
     run(config, quiet=quiet, json_output=json_output, check_loss=check_loss)

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from gtpo.config.resolve import training_source
 from gtpo.config.schema import TrainConfig
 from gtpo.forecast import Forecast, forecast
+from gtpo.preflight import is_local
 from gtpo.shapes import find_shape
 from rewards.support.errors import UserError
 from rewards.support.files import read_json
@@ -68,14 +69,12 @@ def _dataset(config: TrainConfig) -> tuple[DatasetReport | None, str]:
     from gtpo.data import load_problems, select
 
     source = training_source(config.dataset)
-    at_hand = config.dataset.data_dir or os.environ.get("GTPO_DATA_DIR")
-    on_hub = source.startswith(("gsm8k", "math")) and not at_hand
     try:
         problems, source = load_problems(config)
     except UserError as fault:
-        if on_hub:
-            return None, f"{source}: not counted; {fault}"
-        raise
+        if is_local(config):
+            raise
+        return None, f"{source}: not counted; {fault}"
     tokenizer, why = _tokenizer(config)
     _, report = select(problems, config, tokenizer, source)
     return report, f"prompt lengths not checked: {why}" if why else ""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gtpo.config import ModelSection, TrainConfig
+from gtpo.shapes import weights_folder
 from rewards.support.errors import UserError
 
 PLAIN_CHAT_TEMPLATE = (
@@ -38,29 +39,6 @@ class LoadedModel:
     """Whether these weights lie in no folder yet (built, or merged from an adapter)."""
     notes: list[str] = field(default_factory=list)
     """What was done that the user should know, a sentence each."""
-
-
-def weights_folder(name: str, results: Path) -> tuple[str, str | None]:
-    """Return (Hub name or folder with weights, note). A train run stands for its best weights, else its final ones.
-
-    Raises UserError for a train run without weights and for a local path that does not exist.
-    """
-    for candidate in (Path(name), results / "train" / name):
-        if (candidate / "run.json").is_file() and (candidate / "config.yaml").is_file():
-            for part in ("best", "final"):
-                if (candidate / part).is_dir():
-                    return str(candidate / part), f"model.model_name {name} is a train run: using its {part}/ weights"
-            raise UserError(
-                f"model.model_name {name!r}: {candidate} is a train run without weights yet; finish it first "
-                f"(the command that started it resumes it)"
-            )
-    path = Path(name)
-    if path.is_dir():
-        if not ((path / "config.json").is_file() or (path / "adapter_config.json").is_file()):
-            raise UserError(f"model.model_name {name!r}: the folder has neither config.json nor adapter_config.json")
-    elif name.startswith((".", "/", "~")) or name.count("/") > 1 or name.startswith("results/"):
-        raise UserError(f"model.model_name {name!r}: no such folder")
-    return name, None
 
 
 def resolve_dtype(section: ModelSection) -> torch.dtype:

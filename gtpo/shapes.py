@@ -1,4 +1,4 @@
-"""Where a model's dimensions come from: the embedded table, a local config.json, a built model, or the Hub."""
+"""Which folder a model name stands for, and where its dimensions come from. Free of torch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,29 @@ from rewards.support.files import read_json
 
 _BIASED = {"qwen2", "qwen2_moe", "qwen2_vl"}
 """Model types whose q, k and v projections have a bias that their config.json does not mention."""
+
+
+def weights_folder(name: str, results: Path) -> tuple[str, str | None]:
+    """Return (Hub name or folder with weights, note). A train run stands for its best weights, else its final ones.
+
+    Raises UserError for a train run without weights and for a local path that does not exist.
+    """
+    for candidate in (Path(name), results / "train" / name):
+        if (candidate / "run.json").is_file() and (candidate / "config.yaml").is_file():
+            for part in ("best", "final"):
+                if (candidate / part).is_dir():
+                    return str(candidate / part), f"model.model_name {name} is a train run: using its {part}/ weights"
+            raise UserError(
+                f"model.model_name {name!r}: {candidate} is a train run without weights yet; finish it first "
+                f"(the command that started it resumes it)"
+            )
+    path = Path(name)
+    if path.is_dir():
+        if not ((path / "config.json").is_file() or (path / "adapter_config.json").is_file()):
+            raise UserError(f"model.model_name {name!r}: the folder has neither config.json nor adapter_config.json")
+    elif name.startswith((".", "/", "~")) or name.count("/") > 1 or name.startswith("results/"):
+        raise UserError(f"model.model_name {name!r}: no such folder")
+    return name, None
 
 
 def shape_of_config(values: dict[str, Any]) -> ModelShape | None:
@@ -35,20 +58,8 @@ def shape_of_config(values: dict[str, Any]) -> ModelShape | None:
         return None
 
 
-def local_config(folder: Path) -> Path | None:
-    """Return the config.json (or adapter_config.json) of a model folder or a train run, None where there is none."""
-    for inside in (folder, folder / "best", folder / "final"):
-        for name in ("config.json", "adapter_config.json"):
-            if (inside / name).is_file():
-                return inside / name
-    return None
-
-
 def find_shape(config: TrainConfig, model_name: str | None = None) -> tuple[ModelShape | None, str]:
-    """Return the model's dimensions and where they are from; (None, why) where they cannot be had.
-
-    A local folder that is no model is a UserError; a Hub that cannot be reached is not.
-    """
+    """Return the model's dimensions and where they are from; (None, why) where they cannot be had."""
     build = config.model.build
     if build and model_name is None:
         from gtpo.tiny import build_tokenizer
@@ -66,19 +77,18 @@ def find_shape(config: TrainConfig, model_name: str | None = None) -> tuple[Mode
             attention_bias=build.architecture == "qwen2",
         ), "model.build"
     name = model_name or config.model.model_name or ""
-    folder = Path(name)
-    if folder.exists():
-        file = local_config(folder)
-        if file is None:
-            raise UserError(f"model.model_name {name}: no config.json or adapter_config.json there, best/ or final/")
-        values = read_json(file)
-        if file.name == "adapter_config.json":
-            return find_shape(config, str(values.get("base_model_name_or_path")))
-        return shape_of_config(values), str(file)
+    try:
+        source, _ = weights_folder(name, Path("results"))
+    except UserError as fault:
+        return None, str(fault)
+    for file in (Path(source) / "adapter_config.json", Path(source) / "config.json"):
+        if file.is_file():
+            values = read_json(file)
+            if file.name == "adapter_config.json":
+                return find_shape(config, str(values.get("base_model_name_or_path")))
+            return shape_of_config(values), str(file)
     if known := PUBLISHED_MODELS.get(name.lower()):
         return known, "embedded table"
-    if name.startswith((".", "/", "results/")) or name.count("/") > 1:
-        return None, f"{name} is not there yet"
     return _from_hub(name)
 
 

@@ -177,7 +177,7 @@ def test_flags(words: str, path: str | None, overrides: dict[str, Any]) -> None:
     ],
 )
 def test_wrong_flags_are_named(words: str, expected: str) -> None:
-    with pytest.raises(UserError, match="config|flag|value") as fault:
+    with pytest.raises(UserError, match=r"--|config") as fault:
         parse_flags(words.split())
     assert expected in str(fault.value)
 

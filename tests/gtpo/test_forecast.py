@@ -10,8 +10,7 @@ import pytest
 
 from gtpo.config import load_config
 from gtpo.forecast import GIB, PUBLISHED_MODELS, Forecast, ModelShape, Part, forecast
-from gtpo.shapes import find_shape, local_config, shape_of_config
-from rewards.support.errors import UserError
+from gtpo.shapes import find_shape, shape_of_config
 
 LLAMA = PUBLISHED_MODELS["meta-llama/llama-3.1-8b-instruct"]
 QWEN = PUBLISHED_MODELS["qwen/qwen2.5-3b-instruct"]
@@ -95,8 +94,7 @@ def test_parts_follow_the_config() -> None:
 def test_vllm_must_hold_its_own_weights() -> None:
     memory = Forecast([Part("all", 10.0, "")], vllm_share=0.4, vllm_weights_gib=15.0)
     assert not memory.fits(39)  # 15.6 GiB: the weights and no cache
-    assert memory.fits(48)
-    assert memory.smallest_gpu() == 48
+    assert memory.smallest_gpu() == 40  # 16.0 GiB: weights and a cache of 1.0
     assert Forecast([Part("all", 500.0, "")], 0.0, 0.0).smallest_gpu() is None
 
 
@@ -111,6 +109,8 @@ def test_shape_from_a_folder_a_train_run_and_an_adapter(tmp_path: Path) -> None:
         "tie_word_embeddings": True,
     }
     (tmp_path / "run" / "best").mkdir(parents=True)
+    for name in ("run.json", "config.yaml"):
+        (tmp_path / "run" / name).write_text("{}")
     (tmp_path / "run" / "best" / "config.json").write_text(json.dumps(values))
     shape, origin = find_shape(recipe(model__model_name=str(tmp_path / "run")))
     assert shape == ModelShape(100, 32, 64, 2, 4, 4, 8, tied=True, attention_bias=True)
@@ -120,10 +120,7 @@ def test_shape_from_a_folder_a_train_run_and_an_adapter(tmp_path: Path) -> None:
         json.dumps({"base_model_name_or_path": "Qwen/Qwen2.5-3B-Instruct"})
     )
     assert find_shape(recipe(model__model_name=str(tmp_path / "adapter"))) == (QWEN, "embedded table")
-    (tmp_path / "empty").mkdir()
-    assert local_config(tmp_path / "empty") is None
-    with pytest.raises(UserError, match=r"no config.json or adapter_config.json"):
-        find_shape(recipe(model__model_name=str(tmp_path / "empty")))
+    assert find_shape(recipe(model__model_name="./nowhere"))[0] is None
 
 
 @pytest.mark.parametrize("values", [{}, {"hidden_size": 4}, {"text_config": {"hidden_size": "x"}}])

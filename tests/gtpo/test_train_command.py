@@ -73,18 +73,22 @@ def test_mistakes_are_one_sentence_and_exit_code_2(run: Path, words: str, expect
         (['{"problem": "1+1?", "answer": "2"}', '{"problem": '], "mine.jsonl:2"),
         ([], "mine.jsonl"),
         (['{"problem": "1+1?", "answer": ""}'], "none of its 1 rows is usable"),
-        (['{"problem": "' + "1 " * 90 + '", "answer": "2"}'], "too long (shortest"),
         (['{"question": "1+1?", "answer": "2"}'], 'field "problem"'),
     ],
 )
 @pytest.mark.parametrize("dry", [["--dry-run"], []])
 def test_bad_data_is_one_sentence_and_exit_code_2(run: Path, lines: list[str], expected: str, dry: list[str]) -> None:
-    if not dry and len(lines) == 2:
-        pytest.skip("the training path is tested with one kind of broken file; it shares the reader")
     done = gtpo("train", "run.yaml", "--dataset.name", rows(run.parent, *lines), *dry, cwd=run.parent)
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == 2
     assert expected in done.stderr
-    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_prompts_beyond_the_limit_are_refused_with_the_shortest(run: Path) -> None:
+    long = rows(run.parent, '{"problem": "' + "1 " * 90 + '", "answer": "2"}')
+    done = gtpo("train", "run.yaml", "--dataset.name", long, "--dry-run", cwd=run.parent)
+    assert done.returncode == 2
+    assert "1 too long (shortest" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "results/train/nowhere"])
@@ -92,9 +96,8 @@ def test_missing_model_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "run.yaml").write_text(f"model:\n  model_name: {name}\n")
     done = gtpo("train", "run.yaml", cwd=tmp_path)
     assert done.returncode == 2
-    assert name in done.stderr
-    assert "no such folder" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert f"{name!r}: no such folder" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_help_is_quick_to_import_and_free_of_torch() -> None:

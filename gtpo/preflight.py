@@ -1,0 +1,27 @@
+"""What can be refused before torch is imported: a model folder that is not there, data that cannot be trained on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gtpo.config.resolve import training_source
+from gtpo.config.schema import TrainConfig
+from gtpo.data import load_problems, select
+from gtpo.shapes import weights_folder
+
+
+def is_local(config: TrainConfig) -> bool:
+    """Return whether the dataset is read without the Hub."""
+    source = training_source(config.dataset)
+    on_hub = source.startswith(("gsm8k_", "math_")) or source in ("math500", "aime24", "aime25", "amc23")
+    return not on_hub or bool(config.dataset.data_dir or os.environ.get("GTPO_DATA_DIR"))
+
+
+def preflight(config: TrainConfig, results: Path = Path("results")) -> None:
+    """Refuse what would fail later. Raises UserError; reads local files only, and no weights."""
+    if config.model.model_name is not None:
+        weights_folder(config.model.model_name, results)
+    if is_local(config):
+        problems, source = load_problems(config)
+        select(problems, config, None, source)
