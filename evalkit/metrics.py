@@ -30,6 +30,12 @@ Array = npt.NDArray[np.float64]
 MAX_SAMPLES = 1000
 """Most samples a question may have: beyond it 2^-n times a binomial leaves the range of a float64."""
 
+DEFINITIONS = (
+    "pass@k: chance that k samples drawn from the n hold a right one (unbiased). maj@k: chance that the most frequent "
+    "answer of k samples is right, over all k-subsets; ties are shared evenly, samples without an answer do not vote."
+)
+"""What every table says beside its numbers."""
+
 _BLOCK = 64  # questions worked on at once: the polynomials of one block stay in the processor's cache
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.benchmarks import BENCHMARKS
-from evalkit.summary import DEFINITIONS
+from evalkit.metrics import DEFINITIONS
 
 UNDECIDED = ("TIMEOUT", "REJECTED")
 GROUPS_FROM = 200

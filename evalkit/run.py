@@ -90,11 +90,9 @@ def evaluate(settings: EvalSettings) -> tuple[Path, Record]:
                 Task(t.benchmark, t.question_id, t.prompt, _lacking(have, t.benchmark, t.question_id, settings.n))
                 for t in tasks
             ]
-            folder.add_problems(problems)
             if any(task.missing for task in tasks):
-                folder.write_record(record)
                 announce(folder, progress, problems, settings.n, have)
-                _sample(settings, ref, sampling, tasks, folder, record, verifier, progress)
+                _sample(settings, ref, sampling, tasks, problems, folder, record, verifier, progress)
             elif old is not None:
                 record["engine"] = old["engine"]
             before = (old or {}).get("wall_seconds") or 0.0
@@ -274,16 +272,17 @@ def _sample(
     ref: ModelRef,
     sampling: Sampling,
     tasks: Sequence[Task],
+    problems: Problems,
     folder: RunFolder,
     record: Record,
     verifier: Verifier,
     progress: Progress,
 ) -> None:
     """Sample what is missing, scoring and storing beside it."""
-    problems = folder.problems()
     golds = {(name, p.id): p.answer for name, chosen in problems.items() for p in chosen}
     with closing(make_engine(settings, ref, sampling, record["engine"].get("rows"))) as engine:
-        record["engine"] = {"dtype": record["engine"]["dtype"], **engine.describe()}
+        record["engine"] = {**engine.describe(), "dtype": record["engine"]["dtype"]}
+        folder.add_problems(problems)
         folder.write_record(record)
         pipeline = ScoringPipeline(folder, golds, verifier, progress)
         progress.start()

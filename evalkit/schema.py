@@ -12,7 +12,7 @@ eval.json, in full (all rates and metrics are fractions in [0, 1]):
     status           "complete" | "incomplete"
     name             the run's name
     model            {source, adapter, fingerprint, train_run, checkpoint, method, preset}      (null where unknown)
-    engine           {name, dtype, versions: {package: version}, hardware, ...}
+    engine           {name, dtype (as asked for), compute_dtype, versions: {package: version}, hardware, ...}
     sampling         {temperature, top_p, max_tokens, n, seed}
     prompt           {system, chat_template_hash, hash}
     scoring          "strict" | "lenient"       the headline

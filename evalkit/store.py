@@ -91,7 +91,11 @@ class RunFolder:
         self._next = max(numbers, default=-1) + 1
 
     def close(self) -> None:
-        """Give up the lock."""
+        """Give up the lock; a folder in which nothing was written goes again."""
+        lock = self.path / ".lock"
+        if lock.exists() and list(self.path.iterdir()) == [lock]:
+            lock.unlink()
+            self.path.rmdir()
         self._lock.close()
 
     def __enter__(self) -> RunFolder:

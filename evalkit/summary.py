@@ -20,11 +20,6 @@ from rewards.verify import Verifier
 
 Array = npt.NDArray[np.float64]
 
-DEFINITIONS = (
-    "pass@k: chance that k samples drawn from the n hold a right one (unbiased). maj@k: chance that the most frequent "
-    "answer of k samples is right, over all k-subsets; ties are shared evenly, samples without an answer do not vote."
-)
-
 _COLUMNS = [
     "benchmark", "question_id", "sample_index", "format_ok", "tokens", "finish_reason",
     "answer_strict", "verdict_strict", "answer_lenient", "verdict_lenient",

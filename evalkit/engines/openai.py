@@ -7,6 +7,7 @@ request header and nowhere else.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import random
@@ -56,7 +57,9 @@ class OpenAIEngine:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UserError("--base-url must start with http:// or https://, e.g. http://127.0.0.1:8000/v1")
         if parts.username or parts.password or parts.query:
-            raise UserError(f"--base-url must hold no credentials: put the key in the environment variable {api_key_env}")
+            raise UserError(
+                f"--base-url must hold no credentials: put the key in the environment variable {api_key_env}"
+            )
         self.url, self.ref, self.sampling = url.rstrip("/"), ref, sampling
         self.concurrency, self.key_name = concurrency, api_key_env
         key = os.environ.get(api_key_env)
@@ -80,9 +83,7 @@ class OpenAIEngine:
             return  # not every server lists its models
         if response.status_code == 200 and served and self.ref.source not in served:
             near = did_you_mean(self.ref.source, served)
-            raise UserError(
-                f'{self.url} does not serve "{self.ref.source}".{near} It serves: {", ".join(served[:8])}'
-            )
+            raise UserError(f'{self.url} does not serve "{self.ref.source}".{near} It serves: {", ".join(served[:8])}')
 
     def _refuse(self, response: httpx.Response) -> None:
         """Raise UserError for what no retry mends."""
@@ -96,11 +97,9 @@ class OpenAIEngine:
     def describe(self) -> dict[str, Any]:
         """Return name, the server's address and what it says of itself."""
         versions = package_versions("httpx")
-        try:
-            root = self.url.removesuffix("/v1")
+        root = self.url.removesuffix("/v1")
+        with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):  # only vLLM and its like say
             versions["server"] = str(self._client.get(f"{root}/version", timeout=10.0).json()["version"])
-        except (httpx.HTTPError, ValueError, KeyError, TypeError):
-            pass  # only vLLM and its like say
         return {"name": self.name, "versions": versions, "hardware": None, "base_url": self.url}
 
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
@@ -178,11 +177,10 @@ class OpenAIEngine:
 
     def _post(self, payload: dict[str, Any]) -> dict[str, Any]:
         """Send one request, again where that may help. Raises UserError or EngineStopped."""
-        fault = ""
+        fault, pause = "", 0.0
         for attempt in range(ATTEMPTS):
-            if attempt:
-                if self._stop.wait(pause):
-                    break
+            if attempt and self._stop.wait(pause):
+                break
             pause = min(LONGEST_PAUSE_S, 0.5 * 2**attempt) * random.uniform(0.75, 1.25)
             try:
                 response = self._client.post(f"{self.url}/chat/completions", json=payload)
@@ -201,10 +199,8 @@ class OpenAIEngine:
             if response.status_code == 404:
                 raise UserError(f"{self.url}/chat/completions is not there (HTTP 404): {_message(response)}")
             fault = f"HTTP {response.status_code}: {_message(response)}"
-            try:
+            with contextlib.suppress(ValueError):  # the header may hold a date; the growing pause will do
                 pause = max(pause, min(120.0, float(response.headers.get("retry-after", "0"))))
-            except ValueError:
-                pass  # a date; the growing pause will do
         raise EngineStopped(f"the server at {self.url} gave no answer in {ATTEMPTS} attempts ({fault})")
 
     def close(self) -> None:

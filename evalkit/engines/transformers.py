@@ -156,7 +156,7 @@ class TransformersEngine:
             "name": self.name,
             "versions": package_versions("torch", "transformers", "peft"),
             "hardware": hardware,
-            "dtype": self.dtype,
+            "compute_dtype": self.dtype,
             "rows": self.rows,
         }
 

@@ -7,10 +7,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-
-Gtpo = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
@@ -34,9 +33,39 @@ def environment(root: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "160"}
 
 
+class Done(NamedTuple):
+    """What a command left behind."""
+
+    stdout: str
+    stderr: str
+
+
 @pytest.fixture
-def gtpo(tmp_path: Path, environment: dict[str, str]) -> Gtpo:
-    """Run `gtpo ARGUMENTS` in a fresh folder: gtpo("eval", ..., code=2) returns the finished process."""
+def gtpo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Run `gtpo ARGUMENTS` in this process, in a fresh folder: gtpo("eval", ..., code=2).
+
+    The imports of torch and transformers then count once; test_eval_command.py has real processes too.
+    """
+    import cli
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*arguments: str | Path, code: int = 0) -> Done:
+        monkeypatch.setattr(sys, "argv", ["gtpo", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.app()
+        captured = capsys.readouterr()
+        assert (end.value.code or 0) == code, f"exit code {end.value.code}\n{captured.out}\n{captured.err}"
+        return Done(captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def gtpo_process(tmp_path: Path, environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run `gtpo ARGUMENTS` as a process of its own, in a fresh folder."""
 
     def run(*arguments: str | Path, code: int = 0, **extra: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(

@@ -1,0 +1,247 @@
+"""`gtpo eval` as a user runs it: a real model, real files, kill -9, a second writer, mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from evalkit.schema import QUESTION_SCHEMA, SAMPLE_SCHEMA
+
+EVAL = ("--engine", "transformers", "--max-tokens", "24", "--batch-size", "32", "--quiet")
+
+
+def metrics(run: Path) -> dict[str, Any]:
+    return json.loads((run / "eval.json").read_text())["benchmarks"]
+
+
+def completions(run: Path) -> dict[tuple[str, str, int], tuple[str, str, int]]:
+    found = {}
+    for part in sorted((run / "samples").glob("part-*.parquet")):
+        table = pq.read_table(part)
+        assert table.schema.equals(SAMPLE_SCHEMA)
+        for row in table.to_pylist():
+            key = (row["benchmark"], row["question_id"], row["sample_index"])
+            assert key not in found, f"{key} is stored twice"
+            found[key] = (row["completion"], row["verdict_strict"], row["seed"])
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
+    """An uninterrupted run with 12 samples of 10 questions on two benchmarks."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    command = [sys.executable, "-m", "cli", "eval", str(tiny_model), "--benchmarks", "arithmetic,arithmetic_hard"]
+    command += ["--k", "12", "--limit", "10", "--out", str(out), *EVAL]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "pass@k" in done.stdout
+    assert str(out) in done.stdout
+    return out
+
+
+def test_what_a_run_leaves(whole: Path) -> None:
+    record = json.loads((whole / "eval.json").read_text())
+    assert record["status"] == "complete"
+    assert record["engine"]["name"] == "transformers"
+    assert record["engine"]["versions"]["torch"]
+    assert record["sampling"] == {"temperature": 1.0, "top_p": 1.0, "max_tokens": 24, "n": 12, "seed": 0}
+    for name in ("arithmetic", "arithmetic_hard"):
+        entry = record["benchmarks"][name]
+        assert (entry["questions"], entry["samples"]) == (10, 120)
+        for scoring in (entry, entry["strict"], entry["lenient"]):
+            for metric in ("pass@k", "maj@k"):
+                assert list(scoring[metric]) == [str(k) for k in range(1, 13)]
+                for interval in scoring[metric].values():
+                    assert 0 <= interval["low"] <= interval["mean"] <= interval["high"] <= 1
+            assert sum(scoring["verdicts"].values()) == 120
+        assert entry["pass@k"] == entry["strict"]["pass@k"]
+    questions = pq.read_table(whole / "questions.parquet")
+    assert questions.schema.equals(QUESTION_SCHEMA)
+    rows = questions.to_pylist()
+    assert len(rows) == 2 * 2 * 10
+    for row in rows:
+        assert row["correct"] + row["abstentions"] + sum(row["votes"]) == row["n"] == 12
+    assert len(completions(whole)) == 240
+
+
+def test_killed_and_resumed(gtpo, tiny_model: Path, whole: Path, tmp_path: Path, environment: dict[str, str]) -> None:  # type: ignore[no-untyped-def]
+    """kill -9 as soon as something is stored, then the same command: the same samples, the same numbers."""
+    out = tmp_path / "killed"
+    arguments = ["eval", str(tiny_model), "--benchmarks", "arithmetic,arithmetic_hard", "--k", "12", "--limit", "10"]
+    arguments += ["--out", str(out), *EVAL]
+    program = (  # parts of one batch each, so that there is something to lose and something to keep
+        "import sys, evalkit.pipeline as p; p.PART_ROWS = 1; import cli; sys.argv = ['gtpo', *sys.argv[1:]]; cli.app()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, *arguments], env=environment)
+    for _ in range(2400):
+        if len(list((out / "samples").glob("part-*.parquet"))) >= 2 or process.poll() is not None:
+            break
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = completions(out)
+    assert 0 < len(kept) < 240
+    assert json.loads((out / "eval.json").read_text())["status"] == "incomplete"
+    gtpo(*arguments)
+    assert completions(out) == completions(whole)
+    assert metrics(out) == metrics(whole)
+
+
+def test_raised_k_keeps_what_exists(gtpo, tiny_model: Path, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    out = tmp_path / "raised"
+    command = ("eval", tiny_model, "--limit", "10", "--out", out, *EVAL)
+    gtpo(*command, "--benchmarks", "arithmetic", "--k", "3")
+    first = {path: path.read_bytes() for path in (out / "samples").iterdir()}
+    gtpo(*command, "--benchmarks", "arithmetic,arithmetic_hard", "--k", "12")
+    assert all(path.read_bytes() == content for path, content in first.items())
+    assert completions(out) == completions(whole)
+    assert metrics(out) == metrics(whole)
+    # Nothing to do: nothing is written again, and no model is loaded.
+    before = sorted(path.name for path in (out / "samples").iterdir())
+    done = gtpo(*command, "--benchmarks", "arithmetic", "--k", "12", "--json")
+    assert json.loads(done.stdout)["status"] == "complete"
+    assert sorted(path.name for path in (out / "samples").iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (("--temperature", "0.5"), "sampling.temperature (1.0 there, 0.5 now)"),
+        (("--seed", "7"), "sampling.seed (0 there, 7 now)"),
+        (("--prompt", "Think."), "prompt.system"),
+        (("--max-tokens", "30"), "sampling.max_tokens (24 there, 30 now)"),
+        (("--limit", "9"), "the questions of arithmetic (10 there, 9 now)"),
+    ],
+)
+def test_other_settings_are_refused_by_name(gtpo, tiny_model: Path, whole: Path, change, named: str) -> None:  # type: ignore[no-untyped-def]
+    before = (whole / "eval.json").read_bytes()
+    base = ("eval", tiny_model, "--benchmarks", "arithmetic", "--k", "12", "--limit", "10", "--out", whole, *EVAL)
+    done = gtpo(*base, *change, code=2)
+    assert named in done.stderr
+    assert (whole / "eval.json").read_bytes() == before
+
+
+def test_changed_weights_are_refused(gtpo, tiny_model: Path, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    model = tmp_path / tiny_model.name
+    run = tmp_path / "run"
+    shutil.copytree(tiny_model, model)
+    shutil.copytree(whole, run)
+    record = json.loads((run / "eval.json").read_text())
+    record["model"]["source"] = str(model)
+    (run / "eval.json").write_text(json.dumps(record))
+    command = ("eval", model, "--benchmarks", "arithmetic", "--k", "12", "--limit", "10", "--out", run, *EVAL)
+    gtpo(*command)
+    weights = model / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-100] ^= 1
+    weights.write_bytes(bytes(content))
+    assert "model.fingerprint" in gtpo(*command, code=2).stderr
+
+
+def test_a_damaged_part_is_named(gtpo, tiny_model: Path, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    part = sorted((run / "samples").iterdir())[0]
+    part.write_bytes(part.read_bytes()[:-40])
+    command = ("eval", tiny_model, "--benchmarks", "arithmetic", "--k", "12", "--limit", "10", "--out", run, *EVAL)
+    assert f"{part} is damaged" in gtpo(*command, code=2).stderr
+    assert part.exists()
+    part.rename(tmp_path / "aside")
+    gtpo(*command, "--benchmarks", "arithmetic,arithmetic_hard")
+    assert completions(run) == completions(whole)
+
+
+def test_two_writers(gtpo, whole: Path, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
+    from evalkit.store import RunFolder
+
+    command = ("eval", tiny_model, "--benchmarks", "arithmetic", "--k", "12", "--limit", "10", "--out", whole, *EVAL)
+    with RunFolder(whole):
+        assert f"being written by another process (process {os.getpid()})" in gtpo(*command, code=2).stderr
+    gtpo(*command)
+
+
+def test_rescore(gtpo, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    import pyarrow as pa
+
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    assert "no verdict changed" in gtpo("eval", run, "--rescore", "--quiet").stderr
+    assert metrics(run) == metrics(whole)
+    part = sorted((run / "samples").iterdir())[0]
+    rows = pq.read_table(part).to_pylist()
+    assert rows[0]["verdict_strict"] != "CORRECT"
+    rows[0]["verdict_strict"] = "CORRECT"  # as an earlier verifier might have judged
+    pq.write_table(pa.Table.from_pylist(rows, schema=SAMPLE_SCHEMA), part)
+    done = gtpo("eval", run, "--rescore", "--quiet")
+    assert "1 verdicts changed" in done.stderr
+    assert (
+        f"CORRECT -> {completions(whole)[(rows[0]['benchmark'], rows[0]['question_id'], rows[0]['sample_index'])][1]}"
+        in done.stderr
+    )
+    assert metrics(run) == metrics(whole)
+
+
+def test_shards_share_no_question_and_no_folder(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    command = ("eval", tiny_model, "--benchmarks", "arithmetic", "--k", "1", "--limit", "5", *EVAL)
+    found: list[str] = []
+    for shard in ("1/2", "2/2"):
+        gtpo(*command, "--shard", shard)
+        run = tmp_path / "results/eval" / f"tiny-shard-{shard[0]}-of-2"
+        assert json.loads((run / "eval.json").read_text())["shard"] == shard
+        found += [question for _, question, _ in completions(run)]
+    assert len(found) == len(set(found)) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("MODEL", "--benchmarks", "gsm8kk"), 'unknown benchmark "gsm8kk". Did you mean "gsm8k"'),
+        (("MODEL",), "--benchmarks names what to evaluate on"),
+        (("nowhere/at/all", "--benchmarks", "arithmetic"), "nowhere/at/all: no such model folder or train run"),
+        (("nowhere", "--benchmarks", "arithmetic"), 'no model "nowhere"'),
+        (("--benchmarks", "arithmetic"), "gtpo eval needs a MODEL"),
+        (("MODEL", "--benchmarks", "arithmetic", "--k", "8", "--samples", "4"), "--k 8 needs at least 8 samples"),
+        (("MODEL", "--benchmarks", "arithmetic", "--max-tokens", "9999"), "do not fit the context"),
+        (("MODEL", "--benchmarks", "arithmetic", "--shard", "3/2"), "--shard is i/n"),
+        (("MODEL", "--benchmarks", "arithmetic", "--k", "4", "--temperature", "0"), "--temperature 0 gives the same"),
+        (("MODEL", "--benchmarks", "arithmetic", "--engine", "vlm"), 'unknown engine "vlm". Did you mean "vllm"'),
+        (("MODEL", "--benchmarks", "arithmetic", "--question", "arithmetic/test/x"), "has no question"),
+        (("MODEL", "--benchmarks", "gsm8k", "--data-dir", "."), "has neither gsm8k_test.jsonl nor"),
+        (("MODEL", "--benchmarks", "arithmetic", "--checkpoint", "best"), "--checkpoint chooses among"),
+        (("MODEL", "--benchmarks", "arithmetic", "--engine", "openai"), "needs --base-url"),
+        (("--completions", "none.jsonl"), "none.jsonl: no such file"),
+        (("none", "--rescore"), "--rescore needs an eval run"),
+    ],
+)
+def test_mistakes(gtpo, tiny_model: Path, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:  # type: ignore[no-untyped-def]
+    done = gtpo("eval", *(str(tiny_model) if a == "MODEL" else a for a in arguments), code=2)
+    assert message in done.stderr
+    assert done.stdout == ""
+    assert not list(tmp_path.rglob("eval.json"))
+
+
+def test_out_is_somebody_elses_folder(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis/chapter.tex").write_text("words")
+    command = ("eval", tiny_model, "--benchmarks", "arithmetic", "--limit", "1", "--out", "thesis", *EVAL)
+    assert "is not an eval run" in gtpo(*command, code=2).stderr
+    assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["chapter.tex"]
+
+
+def test_list_starts_without_torch(root: Path, environment: dict[str, str]) -> None:
+    program = "import sys, cli; cli.app(['eval', '--list'], standalone_mode=False); print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert "openai/gsm8k" in done.stdout
+    assert "5000" in done.stdout
+    loaded = done.stdout.split("\n")[-2]
+    assert not [m for m in ("torch", "transformers", "datasets", "vllm", "sympy", "pyarrow") if f"'{m}'" in loaded]
