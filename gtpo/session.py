@@ -25,8 +25,8 @@ from gtpo.models import LoadedModel, load_model, widen_adapters
 from gtpo.progress import Progress
 from gtpo.rewarding import load_rewards
 from gtpo.run_folder import PARTIAL, RunFolder, replace_folder
-from gtpo.run_trainers import GRPORun, GTPORun, SFTRun
 from gtpo.trainer_args import trainer_arguments
+from gtpo.trainer_class import trainer_class
 from rewards.support.errors import UserError
 from rewards.support.files import write_json
 
@@ -101,6 +101,7 @@ class Session:
     def run(self) -> None:
         """Train from the start or the last checkpoint to the end, or to a clean stop."""
         rewards = load_rewards(self.config.trainer.reward_funcs) if self.config.method != "sft" else []
+        self.trainer_class = trainer_class(self.config)
         if self.main:
             self.folder.lock()
         try:
@@ -150,11 +151,9 @@ class Session:
             "peft_config": loaded.peft_config,
             "extra_state": lambda: {"health": self.health.state()},
         }
-        if self.config.method == "sft":
-            self.trainer = SFTRun(**common)
-        else:
-            kind = GTPORun if self.config.method == "gtpo" else GRPORun
-            self.trainer = kind(reward_funcs=list(rewards), **common)
+        if self.config.method != "sft":
+            common["reward_funcs"] = list(rewards)
+        self.trainer = self.trainer_class(**common)
         if self.config.model.load_in_4bit:
             widen_adapters(self.trainer.model)
         self.trainer.say = self.progress.say

@@ -24,15 +24,15 @@ class LoadedRewards(NamedTuple):
     """One per function, unique: the function's name, with its module where two share one."""
 
 
-def load_reward(path: str) -> RewardFunction:
-    """Import the reward at `package.module.function` or `package.module:function`.
+def import_dotted(path: str, what: str) -> Any:
+    """Import the attribute at `package.module.name` or `package.module:name`; `what` names the kind in errors.
 
     The working directory is searched too, so a file beside the config works. Raises UserError that names the part
-    of the path that fails: the module, the attribute, or the signature.
+    of the path that fails: the module or the attribute.
     """
     module_name, _, attribute = path.rpartition(":") if ":" in path else path.rpartition(".")
     if not module_name or not attribute or not all(part.isidentifier() for part in module_name.split(".")):
-        raise UserError(f'reward "{path}": expected a dotted path such as rewards.final_reward or my_module:my_reward')
+        raise UserError(f'{what} "{path}": expected a dotted path such as my_module.name or my_module:name')
     here = str(Path.cwd())
     added = here not in sys.path
     if added:
@@ -42,22 +42,28 @@ def load_reward(path: str) -> RewardFunction:
     except ModuleNotFoundError as fault:
         if fault.name is not None and (module_name == fault.name or module_name.startswith(f"{fault.name}.")):
             raise UserError(
-                f'reward "{path}": no module named "{fault.name}" (searched the installed packages and {here})'
+                f'{what} "{path}": no module named "{fault.name}" (searched the installed packages and {here})'
             ) from None
-        raise UserError(f'reward "{path}": importing {module_name} failed: {fault}') from fault
+        raise UserError(f'{what} "{path}": importing {module_name} failed: {fault}') from fault
     except Exception as fault:
-        raise UserError(f'reward "{path}": importing {module_name} failed: {type(fault).__name__}: {fault}') from fault
+        raise UserError(f'{what} "{path}": importing {module_name} failed: {type(fault).__name__}: {fault}') from fault
     finally:
         if added and here in sys.path:
             sys.path.remove(here)
-    function = getattr(module, attribute, None)
-    if function is None:
+    if not hasattr(module, attribute):
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        raise UserError(f'reward "{path}": {module_name} has no "{attribute}".{did_you_mean(attribute, known)}')
+        raise UserError(f'{what} "{path}": {module_name} has no "{attribute}".{did_you_mean(attribute, known)}')
+    return getattr(module, attribute)
+
+
+def load_reward(path: str) -> RewardFunction:
+    """Import the reward function at a dotted path. Raises UserError on a path or a signature that does not work."""
+    function = import_dotted(path, "reward")
     if not callable(function) or inspect.isclass(function):
         raise UserError(f'reward "{path}": {type(function).__name__}, not a function')
     _check_signature(path, function)
-    return function
+    checked: RewardFunction = function
+    return checked
 
 
 def _check_signature(path: str, function: Callable[..., Any]) -> None:
