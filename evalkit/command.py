@@ -43,8 +43,6 @@ def run_compare(
         raise UserError(f'--format "{format}": one of {", ".join(known)}.{did_you_mean(format, known)}')
     if scoring is not None and scoring not in SCORINGS:
         raise UserError(f'--scoring "{scoring}": strict or lenient.{did_you_mean(scoring, SCORINGS)}')
-    if figures or html:
-        raise UserError("--figures and --html are not built yet")
     ks = parse_ks(k)
     runs, trains, notes = find_runs(names, allow_incomplete=allow_mismatch)
     comparison = compare(
@@ -66,3 +64,13 @@ def run_compare(
     else:
         sys.stdout.write(TEXT_FORMATS[format](comparison))
     sys.stdout.flush()
+    if figures is not None:
+        from evalkit.figures import write_figures
+
+        written = write_figures(comparison, figures)
+        print(f"figures: {len(written)} files in {figures}", file=sys.stderr)
+    if html is not None:
+        from evalkit.report import write_page
+
+        size = write_page(comparison, html, samples_bytes=int(samples_mb * 1e6))
+        print(f"page: {html} ({size / 1e6:.1f} MB), open it in any browser", file=sys.stderr)

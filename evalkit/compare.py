@@ -150,7 +150,7 @@ def _scoring(runs: list[EvalRun], asked: str | None) -> str:
         raise UserError(
             f"scoring differs ({_by_run(headlines)}); both are stored: pass --scoring strict or --scoring lenient"
         )
-    return next(iter(headlines.values()))
+    return next(iter(headlines.values()), "strict")  # no eval run: only training is shown
 
 
 def choose_baseline(runs: list[EvalRun], asked: str | None) -> tuple[str | None, str]:
@@ -170,7 +170,7 @@ def choose_baseline(runs: list[EvalRun], asked: str | None) -> tuple[str | None,
             f'--baseline "{asked}" is not among the runs compared: {", ".join(names)}.{did_you_mean(asked, names)}'
         )
     if len(runs) < 2:
-        return None, "a single run: nothing to compare with"
+        return None, "fewer than two eval runs: nothing to compare with"
     for method in BASELINE_ORDER:
         for run in runs:
             if run.method == method:

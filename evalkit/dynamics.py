@@ -29,8 +29,8 @@ class Metric(NamedTuple):
 
 
 METRICS = (
-    Metric("reward/accuracy", "Accuracy", "share", 0.0, 1.0),
-    Metric("reward/format", "Format", "share", 0.0, 1.0),
+    Metric("reward/accuracy", "Accuracy reward", "points", 0.0),
+    Metric("reward/format", "Format reward", "points", 0.0),
     Metric("entropy/mean", "Mean token entropy", "nats", 0.0),
     Metric("entropy/above_ln2", "Completions with entropy above ln 2", "share", 0.0, 1.0),
     Metric("gate/kept", "Kept by the entropy gate", "share", 0.0, 1.0),

@@ -157,17 +157,8 @@ def _rich_training(comparison: Comparison) -> Any:
 
 def training_rows(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the table of training runs."""
-    head = [
-        "run",
-        "method",
-        "steps",
-        "accuracy %",
-        "best accuracy % (step)",
-        "format %",
-        "entropy (nats)",
-        "kept %",
-        "conflict %",
-    ]
+    head = ["run", "method", "steps", "accuracy reward", "best (step)", "format reward", "entropy, nats", "kept %"]
+    head.append("conflict %")
     rows = []
     for train in comparison.trains:
         end = summary(train)
@@ -176,15 +167,15 @@ def training_rows(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
             value = end.get(key)
             return "–" if value is None else f"{scale * value:.{digits}f}"
 
-        best = "–" if end.get("best accuracy") is None else f"{show('best accuracy')} ({show('best step', 1, 0)})"
+        best = "–" if end.get("best accuracy") is None else f"{show('best accuracy', 1, 2)} ({show('best step', 1, 0)})"
         rows.append(
             [
                 train.name,
                 train.preset or train.method,
                 show("steps", 1, 0),
-                show("reward/accuracy"),
+                show("reward/accuracy", 1, 2),
                 best,
-                show("reward/format"),
+                show("reward/format", 1, 2),
                 show("entropy/mean", 1, 3),
                 show("gate/kept"),
                 show("conflict/fraction"),

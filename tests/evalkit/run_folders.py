@@ -137,3 +137,96 @@ def write_eval(
         (folder / "samples").mkdir()
         pq.write_table(pa.table(sample_rows, schema=SAMPLE_SCHEMA), folder / "samples" / "part-00000.parquet")
     return folder
+
+
+def write_train(
+    folder: Path,
+    *,
+    method: str = "gtpo",
+    steps: int = 300,
+    skill: float = 1.0,
+    seed: int = 0,
+    group: int = 8,
+    **fields: Any,
+) -> Path:
+    """Write a finished train run: run.json, metrics.jsonl, and one logged group every 50 steps (not for sft)."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir(parents=True)
+    run = {
+        "schema_version": 1,
+        "run_name": folder.name,
+        "method": "gtpo" if method.startswith("gtpo") else method,
+        "preset": None if method == "sft" else method,
+        "status": "finished",
+        "initial_entropy": 0.52,
+        "command": f"gtpo train configs/{folder.name}.yaml",
+    } | fields
+    (folder / "run.json").write_text(json.dumps(run))
+    with (folder / "metrics.jsonl").open("w") as out:
+        for step in range(1, steps + 1):
+            t = step / steps
+            noise = rng.normal(0, 0.4, size=4)
+            row: dict[str, Any] = {
+                "step": step,
+                "loss": float(0.1 * noise[0]),
+                "grad_norm": float(abs(noise[1]) + 0.3),
+                "lr": 1e-4,
+            }
+            if method != "sft":
+                collapse = 1.0 if method != "grpo" else 1 - 0.35 * max(0.0, t - 0.6)
+                row |= {
+                    "reward/accuracy": float(np.clip(10 * (0.3 + 0.4 * skill * t) * collapse + noise[0], 0, 10)),
+                    "reward/format": float(np.clip(10 * (0.75 + 0.25 * t) * collapse + 0.3 * noise[1], 0, 10)),
+                    "entropy/mean": float(
+                        0.52 - 0.25 * t * skill + (0.7 * max(0, t - 0.55) if method == "grpo" else 0) + 0.04 * noise[2]
+                    ),
+                    "entropy/above_ln2": float(np.clip(0.1 - 0.08 * t + 0.05 * noise[2], 0, 1)),
+                    "conflict/fraction": float(np.clip(0.3 + 0.2 * t + 0.05 * noise[3], 0, 1)),
+                    "groups/zero_variance": float(np.clip(0.2 + 0.3 * t + 0.1 * noise[3], 0, 1)),
+                    "completions/length": float(24 - 4 * t + noise[0]),
+                    "completions/truncated": 0.0,
+                }
+                if method.startswith("gtpo"):
+                    row["gate/kept"] = float(np.clip(0.93 + 0.06 * t + 0.05 * noise[2], 0, 1))
+            out.write(json.dumps(row) + "\n")
+    if method != "sft":
+        (folder / "completions").mkdir()
+        for step in range(50, steps + 1, 50):
+            pq.write_table(_logged_group(rng, step, group), folder / "completions" / f"step-{step:06d}.parquet")
+    return folder
+
+
+def _logged_group(rng: np.random.Generator, step: int, group: int) -> pa.Table:
+    rows: dict[str, list] = {
+        name: []
+        for name in (
+            "step", "group", "completion", "prompt", "tokens", "weight", "advantage", "entropy", "kept",
+            "reward_final_reward",
+        )
+    }  # fmt: skip
+    right = rng.random(group) < 0.5
+    right[0], right[-1] = True, False
+    rewards = np.where(right, 20.0, 10.0)
+    advantages = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
+    for i in range(group):
+        a, b = rng.integers(2, 50, size=2)
+        tokens = ["<reasoning>", "\n", "Add ", f"{a}", " and ", f"{b}", ".", "\n", "</reasoning>", "<answer>"]
+        tokens += [*str(a + b + (not right[i])), "</answer>", "<eos>"]
+        span = {0, 1, 2, len(tokens) - 1, len(tokens) - 2}
+        weight = [(2.0 if right[i] else 0.0) if t in span else 1.0 for t in range(len(tokens))]
+        entropy = float(rng.gamma(4, 0.12))
+        values = (
+            step,
+            0,
+            i,
+            f"What is {a} + {b}?",
+            tokens,
+            weight,
+            float(advantages[i]),
+            entropy,
+            entropy <= 0.6931,
+            float(rewards[i]),
+        )
+        for name, value in zip(rows, values, strict=True):
+            rows[name].append(value)
+    return pa.table(rows)

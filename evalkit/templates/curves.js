@@ -1,0 +1,74 @@
+// pass@k and maj@k over k, and the training dynamics.
+function drawCurves() {
+  const root = body("curves");
+  const tables = data.benchmarks.filter((t) => t.curves);
+  if (!tables.length) return root.append(el("p", { class: "soft" }, "No eval run among these."));
+  const view = { table: 0, logX: true, bands: true };
+  const pair = el("div", { class: "pair" });
+  const draw = () => {
+    clear(pair);
+    const table = tables[view.table];
+    for (const [metric, text] of [["pass@k", "pass@k: at least one of k is right"], ["maj@k", "maj@k: the majority of k is right"]]) {
+      const series = table.runs.map((run) => {
+        const points = table.curves[run][metric];
+        return { run, name: label(run), x: points.map((_, i) => i + 1), y: points.map((p) => p[0]), low: points.map((p) => p[1]), high: points.map((p) => p[2]) };
+      });
+      pair.append(el("div", { class: "card" }, el("h3", {}, text),
+        lineChart({ label: `${metric} over k on ${table.name}`, series, logX: view.logX, bands: view.bands, yFormat: (v) => compact(100 * v), tipFormat: percent, yRange: [0, 1], xName: "k", height: 300 })));
+    }
+  };
+  const toggle = (key, text) => {
+    const box = el("input", { type: "checkbox", checked: view[key], onchange: () => { view[key] = box.checked; draw(); } });
+    return el("label", {}, box, text);
+  };
+  root.append(el("div", { class: "controls" },
+    tables.length > 1 ? tabs("Benchmark", tables.map((t) => t.name), 0, (i) => { view.table = i; draw(); }) : null,
+    toggle("logX", "log k"), toggle("bands", "95 % intervals"),
+    el("span", { class: "faint" }, "Hover or use the arrow keys; click a run above to hide it.")), pair);
+  draw();
+}
+
+function smooth(values, window) {
+  const out = [];
+  let sum = 0, count = 0;
+  values.forEach((value, i) => {
+    if (value !== null) { sum += value; count += 1; }
+    if (i >= window && values[i - window] !== null) { sum -= values[i - window]; count -= 1; }
+    out.push(count ? sum / count : null);
+  });
+  return out;
+}
+function drawTraining() {
+  const root = body("training");
+  const runs = data.training.filter((t) => Object.keys(t.curves).length);
+  if (!runs.length) return root.append(el("p", { class: "soft" }, "No train run among these: name train runs (or evaluate them with gtpo eval RUN) to see their curves here."));
+  const longest = Math.max(...runs.map((t) => Math.max(...Object.values(t.curves).map((c) => c[0].length))));
+  const view = { window: Math.max(1, Math.round(longest / 25)) };
+  const charts = [];
+  const grid = el("div", { class: "grid" });
+  // A train run takes the colour of the eval run made from it.
+  const key = (t, i) => (t.run !== null ? data.runs[t.run].name : t.name);
+  runs.forEach((t, i) => { if (!runIndex.has(key(t, i))) runIndex.set(key(t, i), runIndex.size); });
+  const series = (metric) => runs.filter((t) => t.curves[metric]).map((t, i) => {
+    const [x, y] = t.curves[metric];
+    return { run: key(t, i), name: t.name, x, y: smooth(y, view.window), raw: view.window > 1 ? y : null };
+  });
+  for (const [metric, title, unit, low, high] of data.metrics) {
+    if (!runs.some((t) => t.curves[metric])) continue;
+    const entropy = metric === "entropy/mean";
+    const options = { label: `${title} over training steps`, series: series(metric), xLabel: "step", xName: "step", height: 210,
+      yRange: [low, high], yFormat: unit === "share" ? (v) => `${+(100 * v).toFixed(1)}%` : compact,
+      tipFormat: unit === "share" ? (v) => `${percent(v)}%` : (v) => `${+v.toPrecision(4)}`,
+      references: entropy ? [{ y: data.ln2, text: "ln 2" }] : [] };
+    const chart = lineChart(options);
+    charts.push(() => { options.series = series(metric); chart.redraw(); });
+    grid.append(el("div", { class: "card" }, el("h3", {}, title), el("p", { class: "faint small" }, unit === "share" ? metric : `${metric}${unit ? `, ${unit}` : ""}`), chart));
+  }
+  const out = el("output", {}, plural(view.window, "step"));
+  const slider = el("input", { type: "range", min: 1, max: Math.max(2, Math.round(longest / 4)), value: view.window, "aria-label": "Smoothing",
+    oninput: () => { view.window = Number(slider.value); out.textContent = plural(view.window, "step"); charts.forEach((act) => act()); } });
+  const gates = runs.filter((t) => t.initial_entropy !== null);
+  root.append(el("div", { class: "controls" }, el("label", {}, "Smoothing", slider, out)),
+    gates.length ? el("p", { class: "soft small" }, "Entropy before training: ", gates.map((t) => `${t.name} ${t.initial_entropy.toFixed(3)} nats`).join(", "),
+      `; the gate of \`filter: auto\` is active where it lies below ln 2 = ${data.ln2.toFixed(3)}.`) : "", grid);
+}

@@ -1,0 +1,227 @@
+"""The page in a real browser: no console errors, filters and keys work, hostile text is text, phone width fits."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_folders import HOSTILE, write_eval, write_train
+from test_compare import gtpo
+
+from evalkit.questions import load_questions
+from evalkit.runs import find_runs
+
+pytestmark = pytest.mark.chromium
+RUNS = ("base", "grpo", "gtpo", "<b>x</b>")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("browser")
+    sizes = {"arithmetic": 80, "hard": 25}
+    for i, name in enumerate(RUNS):
+        method = name if name in ("grpo", "gtpo") else None
+        if method:
+            write_train(home / f"results/train/{name}", method=name, steps=120)
+        write_eval(home / f"results/eval/{name}-1", name=name, skill=0.7 * i, seed=i, method=method, benchmarks=sizes,
+                   hostile=True, train_run=method)  # fmt: skip
+    ran = gtpo("compare", *(f"{name}-1" for name in RUNS), "--html", "page.html", cwd=home)
+    assert ran.returncode == 0, ran.stderr
+    return home
+
+
+@pytest.fixture(scope="module")
+def driver(home: Path) -> Iterator[Any]:
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    for flag in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--disable-gpu",
+        "--window-size=1280,900",
+    ):
+        options.add_argument(flag)
+    options.binary_location = shutil.which("chromium") or ""
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture
+def page(driver: Any, home: Path) -> Iterator[Callable[[str], Any]]:
+    """Opens the page afresh; called with JavaScript, returns its value. No console message may appear."""
+    driver.get(f"file://{home}/page.html")
+    run: Callable[[str], Any] = driver.execute_script
+    deadline = time.monotonic() + 20
+    while not run("return document.documentElement.dataset.complete"):
+        assert time.monotonic() < deadline, driver.get_log("browser")
+        time.sleep(0.05)
+    yield run
+    assert driver.get_log("browser") == []
+    assert run("return window.hostile === undefined")
+
+
+SET = """const set = (name, value) => { const node = document.querySelector(`#explorer [aria-label="${name}"]`);
+  node.value = value; node.dispatchEvent(new Event(node.tagName === "SELECT" ? "change" : "input")); };
+const count = () => Number(document.querySelector("#explorer [role=status]").textContent.split(" ")[0]);"""
+
+
+def test_sections_are_drawn(page: Any) -> None:
+    assert page("return document.querySelectorAll('#answer .forest').length") == 2
+    assert page("return document.querySelectorAll('#curves svg path.line').length") == 8
+    assert page("return document.querySelectorAll('#training svg').length") >= 8
+    assert page("return document.querySelectorAll('#explorer .completion').length") > 4
+    assert "ln 2" in page("return document.querySelector('#training').textContent")
+
+
+def test_hostile_text_is_shown_as_text(page: Any) -> None:
+    shown = page(
+        SET
+        + f"set('Search text', {json.dumps(HOSTILE)}); return document.querySelector('#explorer .detail').textContent"
+    )
+    assert HOSTILE in shown
+    assert page("return document.querySelectorAll('#explorer img, #explorer script, .chip b').length") == 0
+    assert "<b>x</b>" in page("return document.querySelector('#runs').textContent")
+    assert "<b>x</b>" in page("return document.querySelector('#tables').textContent")
+
+
+def test_filters_count_what_the_files_hold(page: Any, home: Path) -> None:
+    runs, _, _ = find_runs([str(home / f"results/eval/{name}-1") for name in RUNS])
+    parts = [load_questions(run, "arithmetic", "strict") for run in runs]
+    rates = [part.correct / part.n for part in parts]
+    by_question = list(zip(*rates, strict=True))
+    wanted = {
+        ("Samples", "all"): sum(all(r == 1 for r in q) for q in by_question),
+        ("Samples", "none"): sum(all(r == 0 for r in q) for q in by_question),
+        ("Samples", "some"): sum(any(0 < r < 1 for r in q) for q in by_question),
+        ("Runs", "majority"): sum(max(q) > 0.5 > min(q) for q in by_question),
+        ("Runs", "only:<b>x</b>"): sum(q[3] > 0.5 and max(q[:3]) <= 0.5 for q in by_question),
+        ("Runs", "not:base"): sum(q[0] < 0.5 and min(q[1:]) >= 0.5 for q in by_question),
+    }
+    assert len(set(wanted.values())) > 3
+    for (name, value), number in wanted.items():
+        found = page(SET + f"set({name!r}, {value!r}); const out = count(); set({name!r}, 'any'); return out")
+        assert found == number, (name, value)
+    assert page(SET + "return count()") == 80
+    assert page(SET + "set('Benchmark', '1'); return count()") == 25
+
+
+def test_verdict_filter_shows_only_those(page: Any) -> None:
+    shown = "return [...document.querySelectorAll('#explorer .completion')].map(n => [n.className, n.textContent])"
+    found = page(SET + "set('Verdict', 'INCORRECT');" + shown)
+    assert {kind for kind, _ in found} == {"completion wrong"}
+    found = page(SET + "set('Verdict', 'NO_ANSWER');" + shown)
+    assert found
+    assert all("no answer" in text and "nothing extracted" in text for _, text in found)
+
+
+def test_keyboard(page: Any, driver: Any) -> None:
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    page("document.querySelector('#explorer [role=listbox]').focus()")
+    before = page("return document.querySelector('#explorer [aria-selected=true]').id")
+    ActionChains(driver).send_keys(Keys.ARROW_DOWN, Keys.ARROW_DOWN).perform()
+    after = page("return document.querySelector('#explorer [aria-selected=true]').id")
+    assert before != after
+    assert page("return document.activeElement.getAttribute('aria-activedescendant')") == after
+    ActionChains(driver).send_keys(Keys.END).perform()
+    assert page("return document.querySelector('#explorer .list').scrollTop") > 500
+    page("document.querySelector('#curves .chart').focus()")
+    ActionChains(driver).send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT).perform()
+    tip = page("return document.getElementById('tip').hidden ? '' : document.getElementById('tip').textContent")
+    assert tip.startswith("k 3")
+    assert "gtpo" in tip
+    ActionChains(driver).send_keys(Keys.ESCAPE).perform()
+    assert page("return document.getElementById('tip').hidden")
+
+
+def test_toggling_a_run_hides_its_line(page: Any) -> None:
+    lines = "[...document.querySelectorAll('#curves g[data-run]')].map(n => n.dataset.run)"
+    assert set(page(f"return {lines}")) == set(RUNS)
+    page("document.querySelectorAll('#runs button')[1].click()")
+    assert set(page(f"return {lines}")) == set(RUNS) - {"grpo"}
+    assert page("return document.querySelectorAll('#runs button')[1].getAttribute('aria-pressed')") == "false"
+
+
+def test_changing_the_baseline_changes_the_differences(page: Any) -> None:
+    text = "document.querySelector('#answer .forest').textContent"
+    before = page(f"return {text}")
+    page("const s = document.querySelector('#answer select'); s.value = 'base'; s.dispatchEvent(new Event('change'))")
+    assert "points against base" in page(f"return {text}")
+    assert page(f"return {text}") != before
+
+
+def test_linear_k_moves_the_points(page: Any) -> None:
+    path = "document.querySelector('#curves path.line').getAttribute('d')"
+    before = page(f"return {path}")
+    page("document.querySelector('#curves input[type=checkbox]').click()")
+    assert page(f"return {path}") != before
+
+
+def test_token_weights_are_coloured(page: Any) -> None:
+    groups = page("return JSON.parse(document.getElementById('groups-0').textContent)")
+    first = groups[0]["completions"]
+    values = [c["values"][w] for c in first for w in c["weights"]]
+    # groups-0 is the grpo run's log; the fixture writes GTPO's weights into both.
+    assert page("return document.querySelectorAll('#tokens .group .tok.prot').length") == values.count(0.0) > 0
+    assert page("return document.querySelectorAll('#tokens .group .tok.amp').length") == values.count(2.0) > 0
+    dropped = sum(c["kept"] is False for c in first)
+    assert page("return document.querySelectorAll('#tokens .dropped').length") == dropped
+    head = page("return document.querySelector('#tokens .group header').textContent")
+    assert re.match(r"A [+−]\d\.\d\dH \d\.\d{3} [≤>] ln 2", head)
+
+
+CONTRAST = """
+const linear = (v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; };
+const light = (c) => { const [r, g, b] = c.match(/[\\d.]+/g).slice(0, 3).map(linear);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+const out = {};
+for (const [name, query] of Object.entries({ ink: ".headline", soft: "#answer .soft", faint: "#answer .faint",
+    good: ".value.good", bad: ".value.bad" })) {
+  const node = document.querySelector(query);
+  if (!node) continue;
+  const below = getComputedStyle(node.closest(".card") || document.body).backgroundColor;
+  const a = light(getComputedStyle(node).color), b = light(below);
+  out[name] = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+}
+return out;"""
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_themes_differ_and_are_readable(page: Any, theme: str) -> None:
+    page(f"document.documentElement.dataset.theme = {theme!r}")
+    ratio = page(CONTRAST)
+    print(ratio)
+    assert ratio["ink"] > 7
+    assert all(ratio[name] >= 4.5 for name in ratio if name != "faint")
+    assert ratio["faint"] >= 3
+    assert ("good" in ratio) or ("bad" in ratio)
+
+
+def test_theme_button(page: Any) -> None:
+    before = page("return getComputedStyle(document.body).backgroundColor")
+    page("document.getElementById('theme').click()")
+    assert page("return getComputedStyle(document.body).backgroundColor") != before
+    page("localStorage.clear()")
+
+
+def test_phone_width_fits(page: Any, driver: Any) -> None:
+    driver.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    )
+    try:
+        time.sleep(0.3)
+        assert page("return document.documentElement.scrollWidth") <= 390
+        assert page("return Math.min(...[...document.querySelectorAll('#curves svg')].map(n => n.clientWidth))") > 250
+    finally:
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -1,0 +1,239 @@
+"""What goes into the page and the figures, and that model text cannot become markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run_folders import HOSTILE, write_eval, write_train
+from test_compare import assert_refused, gtpo
+
+from evalkit.dynamics import Curve, read_curves, summary
+from evalkit.excerpts import choose_groups, choose_samples, rank_questions
+from evalkit.report import embedded, render
+from evalkit.runs import find_runs, read_train_run
+from rewards.support.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three train runs, their eval runs and an untrained model's, and the page and figures made of them."""
+    home = tmp_path_factory.mktemp("page")
+    sizes = {"arithmetic": 60, "hard": 20}
+    write_eval(home / "results/eval/base", skill=-1, seed=9, method=None, benchmarks=sizes)
+    for i, method in enumerate(("sft", "grpo", "gtpo")):
+        write_train(home / "results/train" / method, method=method, steps=120, seed=i)
+        write_eval(
+            home / f"results/eval/{method}-eval",
+            skill=i,
+            seed=i,
+            method=method,
+            benchmarks=sizes,
+            train_run=f"results/train/{method}",
+            hostile=True,
+        )
+    ran = gtpo("compare", "base", "sft", "grpo", "gtpo", "--html", "page.html", "--figures", "figures", cwd=home)
+    assert ran.returncode == 0, ran.stderr
+    assert "page: page.html" in ran.stderr
+    assert "figures: 8 files in figures" in ran.stderr
+    return home
+
+
+class Page(HTMLParser):
+    """The page as a browser's parser sees it: elements, and the text of script elements by id."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict]] = []
+        self.scripts: dict[str, str] = {}
+        self.open: str | None = None
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "script":
+            self.open = dict(attrs).get("id", "code")
+            self.scripts[self.open] = ""
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "script":
+            self.open = None
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.scripts[self.open] += data
+
+
+def test_page_is_self_contained(home: Path) -> None:
+    text = (home / "page.html").read_text()
+    page = Page(text)
+    for tag, attributes in page.tags:
+        for name in ("src", "href"):
+            assert attributes.get(name, "#").startswith("#"), (tag, attributes)
+    assert not re.search(r"@import|url\(", text.split("<body>")[0])
+    policy = next(a["content"] for t, a in page.tags if t == "meta" and "http-equiv" in a)
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+
+
+def test_hostile_text_stays_data(home: Path) -> None:
+    page = Page((home / "page.html").read_text())
+    blocks = [json.loads(text) for name, text in page.scripts.items() if name != "code"]
+    texts = [s[6] for b in blocks if "samples" in b for q in b["samples"].values() for run in q.values() for s in run]
+    assert sum(HOSTILE in text for text in texts) == 6  # one a benchmark and hostile run
+    assert [tag for tag, _ in page.tags].count("img") == 0
+    assert len(page.scripts) == 1 + len(blocks)
+
+
+@pytest.mark.parametrize(
+    "text", ["</script>", "<!--<script>", "&lt;", "\u2028\u2029", "\ud83d broken", "@@DATA@@", "\x00\x1b"]
+)
+def test_embedded_json_is_inert_and_exact(text: str) -> None:
+    made = embedded({"x": text})
+    assert not set(made) & set("<>&\u2028\u2029")
+    assert json.loads(made) == {"x": text}
+    made.encode("utf-8")
+    core = {"runs": [], "notes": [text]}
+    page = Page(render(core, {}))
+    assert json.loads(page.scripts["core"]) == core
+
+
+def test_page_holds_the_table(home: Path) -> None:
+    core = json.loads(Page((home / "page.html").read_text()).scripts["core"])
+    table = json.loads(gtpo("compare", "base", "sft", "grpo", "gtpo", "--format", "json", cwd=home).stdout)
+    assert [run["name"] for run in core["runs"]] == ["base", "sft", "grpo", "gtpo"]
+    assert core["baseline"] == table["baseline"] == "grpo"
+    found = {
+        (b["name"], run, *c[:2]): b["cells"][run][i]
+        for b in core["benchmarks"]
+        for run in b["runs"]
+        for i, c in enumerate(b["columns"])
+    }
+    rows = {(b["name"], base): v for b in core["benchmarks"] for base, v in b["versus"].items()}
+    assert {base for _, base in rows} == {"base", "sft", "grpo", "gtpo"}
+    for record in table["records"]:
+        key = (record["benchmark"], record["run"], record["metric"], record["k"] or 0)
+        assert found[key] == pytest.approx([record["mean"], record["low"], record["high"]], abs=1e-5)
+        if record["difference"] is not None:
+            entry = next(b for b in core["benchmarks"] if b["name"] == record["benchmark"])
+            column = [c[:2] for c in entry["columns"]].index([record["metric"], record["k"] or 0])
+            d = entry["versus"]["grpo"]["rows"][record["run"]][column]
+            assert d[:3] == pytest.approx(
+                [record["difference"], record["difference_low"], record["difference_high"]], abs=1e-5
+            )
+            assert d[4] == pytest.approx(record["p_holm"], abs=1e-5)
+
+
+def test_train_run_stands_for_its_eval_run(home: Path) -> None:
+    runs, trains, notes = find_runs([str(home / "results/train/gtpo"), str(home / "results/eval/base")])
+    assert [(run.name, run.folders[0].name) for run in runs] == [("gtpo", "gtpo-eval"), ("base", "base")]
+    assert [train.name for train in trains] == ["gtpo"]
+    assert notes == []
+    runs, trains, _ = find_runs([str(home / "results/eval/gtpo-eval")])
+    assert (runs[0].name, trains[0].name) == ("gtpo-eval", "gtpo")
+
+
+def test_train_run_alone_shows_its_training(tmp_path: Path) -> None:
+    write_train(tmp_path / "results/train/alone", steps=60)
+    ran = gtpo("compare", "alone", "--html", "page.html", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "no eval run yet" in ran.stdout
+    assert "accuracy reward" in ran.stdout
+    assert json.loads(Page((tmp_path / "page.html").read_text()).scripts["core"])["training"][0]["name"] == "alone"
+
+
+def test_incomplete_train_run_is_refused_or_noted(tmp_path: Path) -> None:
+    write_train(tmp_path / "results/train/half", steps=60, status="interrupted")
+    ran = gtpo("compare", "half", cwd=tmp_path)
+    assert_refused(ran, '"half" is incomplete (status interrupted)', "resume it with: gtpo train configs/half.yaml")
+    assert "as far as it got" in gtpo("compare", "half", "--allow-mismatch", cwd=tmp_path).stdout
+    write_train(tmp_path / "results/train/new", steps=60, schema_version=9)
+    assert_refused(gtpo("compare", "new", cwd=tmp_path), "new/run.json", "schema 9 is newer")
+
+
+def test_figures_are_written_and_repeat(home: Path) -> None:
+    names = {path.name for path in (home / "figures").iterdir()}
+    stems = ("curves-arithmetic", "curves-hard", "differences", "training")
+    assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
+    assert (home / "figures/training.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (home / "figures/training.svg").read_text()
+    gtpo("compare", "base", "sft", "grpo", "gtpo", "--figures", "again", cwd=home)
+    for name in names:
+        assert (home / "figures" / name).read_bytes() == (home / "again" / name).read_bytes(), name
+
+
+def test_ranking_brings_disagreement_first_and_covers_every_kind() -> None:
+    rates = np.array([[1, 0, 0.5, 1, 0, 0.2], [1, 0, 0.5, 0, 0, 0.9]])
+    order = rank_questions(rates)
+    assert sorted(order) == list(range(6))
+    assert order[:2] == [3, 5]
+    assert set(order[2:5]) & {0} and set(order[2:6]) & {1, 4} and order.index(2) < 5  # noqa: PT018
+
+
+def test_sample_is_bounded_and_shows_each_verdict(home: Path) -> None:
+    runs, _, _ = find_runs([str(home / "results/eval" / name) for name in ("grpo-eval", "gtpo-eval")])
+    from evalkit.questions import load_questions
+
+    parts = [load_questions(run, "arithmetic", "strict") for run in runs]
+    ids = [str(i) for i in parts[0].ids]
+    rates = np.stack([part.correct / part.n for part in parts])
+    few = choose_samples(runs, "arithmetic", ids, rates, scoring="strict", samples=8, budget=8_000)
+    assert 1 <= len(few.questions) < 30
+    assert not few.complete
+    size = sum(len(s["text"]) for q in few.samples.values() for run in q.values() for s in run)
+    assert size <= 8_000
+    for question in few.questions:
+        for r, run in enumerate(runs):
+            shown = few.samples[question][run.name]
+            assert len(shown) == 4
+            right = parts[r].correct[ids.index(question)]
+            assert any(s["verdict"] == "CORRECT" for s in shown) == (right > 0)
+            assert any(s["verdict"] != "CORRECT" for s in shown) == (right < 8)
+    every = choose_samples(runs, "arithmetic", ids, rates, scoring="strict", samples=8, budget=10**7)
+    assert every.complete
+    assert all(len(every.samples[q][run.name]) == 8 for q in ids for run in runs)
+
+
+def test_groups_prefer_mixed_rewards(home: Path) -> None:
+    train = read_train_run(home / "results/train/gtpo")
+    groups, logged = choose_groups(train, 10**6)
+    assert [g["step"] for g in groups] == [50, 100]
+    assert logged == 2
+    assert len(groups[0]["completions"]) == 8
+    one, _ = choose_groups(train, 1)
+    assert len(one) == 1
+    first = groups[0]["completions"][0]
+    assert [first["values"][w] for w in first["weights"]].count(2.0) == 5
+
+
+def test_curves_survive_a_killed_write_and_a_resume(tmp_path: Path) -> None:
+    folder = write_train(tmp_path / "run", steps=4)
+    lines = ['{"step": 1, "loss": 1.0}', '{"step": 2, "loss": null}', '{"step": 3, "loss": 9.0}']
+    lines += ['{"step": 3, "loss": 3.0}', '{"step": 4, "lo']
+    (folder / "metrics.jsonl").write_text("\n".join(lines))
+    curve = read_curves(read_train_run(folder))["loss"]
+    assert (curve.steps.tolist(), curve.values.tolist()) == ([1, 3], [1, 3])
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n{"step"\n{"step": 2}\n')
+    with pytest.raises(UserError, match=r"metrics.jsonl:2: not a JSON object"):
+        read_curves(read_train_run(folder))
+
+
+def test_curve_smoothing_and_thinning() -> None:
+    values = np.random.default_rng(0).normal(size=1000)
+    curve = Curve(np.arange(1000.0), values)
+    assert curve.smoothed(50)[499] == pytest.approx(values[450:500].mean())
+    assert curve.smoothed(50)[9] == pytest.approx(values[:10].mean())
+    thin = curve.thinned(100)
+    assert thin.values == pytest.approx(values.reshape(100, 10).mean(axis=1))
+
+
+def test_summary_of_training(home: Path) -> None:
+    end = summary(read_train_run(home / "results/train/gtpo"))
+    rows = [json.loads(line) for line in (home / "results/train/gtpo/metrics.jsonl").read_text().splitlines()]
+    assert end["steps"] == 120
+    assert end["reward/accuracy"] == pytest.approx(np.mean([row["reward/accuracy"] for row in rows[-12:]]))
+    assert summary(read_train_run(home / "results/train/sft"))["reward/accuracy"] is None
