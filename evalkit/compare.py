@@ -200,8 +200,8 @@ def _check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[
     problems = []
     for key in SETTINGS:
         values = {name: entry[key] for name, entry in found.items()}
-        if len({str(value) for value in values.values()}) == 1:
-            shared[key] = next(iter(values.values()))
+        if len({str(value) for value in values.values()}) <= 1:
+            shared[key] = next(iter(values.values()), None)
             continue
         problems.append(f"{key} differs ({_by_run(values)})")
     if problems and not allow:
