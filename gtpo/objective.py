@@ -1,0 +1,341 @@
+"""The GTPO objective: the specification that every fast path is tested against.
+
+    A_i  = (R_i - mean R) / (std R + 1e-4), or without the division                        (1)
+    <H>_i = mean over the tokens of o_i of H_t, the entropy of the next-token distribution (4)
+    delta_i = 0 iff the filter is active and <H>_i > threshold                             (5, Eq. 6)
+    A'_i = delta_i (A_i - gamma <H>_i)      mode `advantage`, no gradient through H        (6)
+         = delta_i A_i                      modes `loss` (with a separate -gamma <H>_i, Eq. 7) and `none`
+    J    = 1/G sum_i A'_i / (|o_i| n_i) sum_t rho_it lambda_it                             (7, Eq. 7)
+
+rho = pi / stopgrad(pi) = 1 for one iteration; n_i is the optional conflict norm (1 in the paper); lambda comes from
+`gtpo.conflict`. The loss is -J, averaged over the groups of the batch. The numbers are the sections of
+docs/method.md. Symbols: B prompts, G completions each, N = B G rows with a prompt's completions side by side,
+L tokens, V vocabulary.
+
+Everything here is pure: tensors in, named tuples out, in the precision of the inputs (float64 stays float64).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gtpo.conflict import completion_lengths, conflict_weights
+from gtpo.presets import LN2, PRESETS, Objective
+
+__all__ = [
+    "LN2",
+    "PRESETS",
+    "Advantages",
+    "Coefficients",
+    "Loss",
+    "Objective",
+    "StatisticsLoss",
+    "completion_coefficients",
+    "entropy_gate",
+    "filter_is_active",
+    "group_advantages",
+    "loss_from_statistics",
+    "reference_loss",
+    "token_entropy",
+]
+
+STD_EPSILON = 1e-4
+"""Added to the group's standard deviation, as in TRL."""
+
+
+class Advantages(NamedTuple):
+    """What `group_advantages` returns, one value a completion [N]."""
+
+    advantages: Tensor
+    """A_i; 0 for unscored completions and, exactly, for groups whose rewards are all equal."""
+    scored: Tensor
+    """bool: the reward could be computed."""
+    zero_variance: Tensor
+    """bool: all scored rewards of the completion's group are equal."""
+
+
+class Coefficients(NamedTuple):
+    """The scalars that multiply token sums: loss = - sum_i policy_i sum_t rho lambda + sum_i entropy_i sum_t H."""
+
+    policy: Tensor
+    """c_i [N] = A'_i / (|o_i| n_i), times 1/G (or 1) and 1/B."""
+    entropy: Tensor
+    """e_i [N] = gamma / |o_i| in mode `loss` (0 where it does not act), times 1/G (or 1) and 1/B."""
+    shaped_advantages: Tensor
+    """A'_i [N]."""
+
+
+class Loss(NamedTuple):
+    """A loss and what it was made of."""
+
+    loss: Tensor
+    """Scalar, to be minimised."""
+    advantages: Tensor
+    """A_i [N]."""
+    shaped_advantages: Tensor
+    """A'_i [N]."""
+    entropy: Tensor
+    """<H>_i [N] in nats, detached."""
+    kept: Tensor
+    """delta_i [N] bool."""
+    weights: Tensor
+    """lambda [N, L]."""
+
+
+class StatisticsLoss(NamedTuple):
+    """What `loss_from_statistics` returns."""
+
+    losses: Tensor
+    """-A'_i sum_t lambda_it / (|o_i| n_i) (+ gamma <H>_i in mode `loss`) [N]: before any reduction."""
+    loss: Tensor
+    """Their reduction: mean or sum over each group, mean over groups."""
+
+
+def group_advantages(
+    objective: Objective, rewards: Tensor | Sequence[float | None], num_generations: int
+) -> Advantages:
+    """Return the advantages within each group (Eq. 1).
+
+    rewards [N]: NaN (or None in a list) marks a reward that could not be computed; it is left out of its group's
+    mean and deviation, and its completion gets A = 0 and takes no part in conflicts. Infinite rewards and rows that
+    are no whole groups raise ValueError.
+    """
+    if not isinstance(rewards, Tensor):
+        rewards = torch.tensor([float("nan") if reward is None else float(reward) for reward in rewards])
+    if rewards.dim() != 1:
+        raise ValueError(f"rewards must have shape [N]; found {list(rewards.shape)}")
+    if num_generations < 1 or rewards.shape[0] % num_generations:
+        raise ValueError(f"num_generations {num_generations} does not divide the {rewards.shape[0]} rewards")
+    if bool(rewards.isinf().any()):
+        raise ValueError(f"rewards: row {int(rewards.isinf().nonzero()[0])} is infinite")
+    if not rewards.is_floating_point():
+        rewards = rewards.float()
+    grouped = rewards.view(-1, num_generations)
+    scored = ~grouped.isnan()
+    count = scored.sum(dim=1, keepdim=True)
+    values = torch.where(scored, grouped, 0.0)
+    centred = torch.where(scored, values - values.sum(dim=1, keepdim=True) / count.clamp(min=1), 0.0)
+    infinity = torch.full_like(grouped, float("inf"))
+    highest = torch.where(scored, grouped, -infinity).amax(dim=1, keepdim=True)
+    lowest = torch.where(scored, grouped, infinity).amin(dim=1, keepdim=True)
+    zero_variance = (highest <= lowest) | (count == 0)
+    # The mean of equal rewards may miss them by an ulp; that must not make signs, and so conflicts, out of nothing.
+    advantages = torch.where(zero_variance, 0.0, centred)
+    if objective.scale_rewards == "group":
+        deviation = (centred.square().sum(dim=1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
+        advantages = advantages / (deviation + STD_EPSILON)
+    return Advantages(advantages.view(-1), scored.view(-1), zero_variance.expand_as(grouped).reshape(-1))
+
+
+def token_entropy(log_probabilities: Tensor, log_clamp: float = 0.0) -> Tensor:
+    """Return -sum_v p log p in nats over the last dimension; p is clamped at `log_clamp` inside the logarithm."""
+    probabilities = log_probabilities.exp()
+    if log_clamp > 0:
+        return -(probabilities * probabilities.clamp(min=log_clamp).log()).sum(dim=-1)
+    # 0 log 0 = 0: a logit of -inf has no probability, adds nothing, and must not put a NaN into the gradient.
+    return -(probabilities * torch.where(probabilities > 0, log_probabilities, 0.0)).sum(dim=-1)
+
+
+def filter_is_active(objective: Objective, initial_entropy: float | None) -> bool:
+    """Return whether the gate may drop anything (Eq. 6); `auto` needs H_ini and raises ValueError without it."""
+    if objective.filter != "auto":
+        return objective.filter == "always"
+    if initial_entropy is None:
+        raise ValueError(
+            'filter "auto" needs initial_entropy (H_ini, from gtpo.entropy.calibrate_initial_entropy); '
+            'or set filter to "always" or "never"'
+        )
+    return initial_entropy < LN2
+
+
+def entropy_gate(objective: Objective, entropy: Tensor, advantages: Tensor, initial_entropy: float | None) -> Tensor:
+    """Return delta [N] bool from <H> [N] and A [N]: False where the completion is dropped; equality keeps (Eq. 6)."""
+    if not filter_is_active(objective, initial_entropy):
+        return torch.ones_like(entropy, dtype=torch.bool)
+    dropped = entropy > objective.entropy_threshold
+    if objective.filter_scope == "negative":
+        dropped &= advantages < 0
+    return ~dropped
+
+
+def completion_coefficients(
+    objective: Objective,
+    advantages: Tensor,
+    entropy: Tensor,
+    kept: Tensor,
+    lengths: Tensor,
+    forward: Tensor,
+    backward: Tensor,
+    union: Tensor,
+    num_generations: int,
+    *,
+    excluded: Tensor | None = None,
+    groups: float | None = None,
+) -> Coefficients:
+    """Return what multiplies each completion's token sums (sections 5 to 7 of docs/method.md). All inputs are [N].
+
+    excluded: bool, completions outside the loss whatever the gate says (unscored, truncated, of equal rewards).
+    groups: B, the number of groups the mean runs over; by default those present. A micro-batch or a rank passes the
+    whole batch's count, so that its losses add up to the batch's.
+    """
+    entropy = entropy.detach()
+    live = torch.ones_like(kept) if excluded is None else ~excluded
+    shaped = advantages - objective.gamma * entropy if objective.entropy_mode == "advantage" else advantages
+    shaped = torch.where(kept & live, shaped, 0.0)
+    divisor = lengths.to(shaped.dtype)
+    if objective.conflict and objective.conflict_norm == "union":
+        norm = union.clamp(min=1)
+    elif objective.conflict and objective.conflict_norm == "max":
+        norm = torch.maximum(forward, backward).clamp(min=1)
+    else:
+        norm = torch.ones_like(lengths)
+    completions = 1 if objective.group_reduction == "sum" else num_generations
+    scale = 1.0 / (completions * (groups if groups is not None else lengths.shape[0] / num_generations))
+    acts = torch.zeros_like(live)
+    if objective.entropy_mode == "loss":
+        acts = live & kept if objective.entropy_gated else live
+    return Coefficients(
+        policy=shaped / (divisor * norm) * scale,
+        entropy=torch.where(acts, objective.gamma / divisor, 0.0) * scale,
+        shaped_advantages=shaped,
+    )
+
+
+def excluded_completions(objective: Objective, scored: Advantages, truncated: Tensor | None) -> Tensor:
+    """Return the completions outside the loss [N] bool: unscored, and by switch truncated or of equal rewards."""
+    excluded = ~scored.scored
+    if objective.skip_zero_variance_groups:
+        excluded = excluded | scored.zero_variance
+    if objective.mask_truncated:
+        if truncated is None:
+            raise ValueError("mask_truncated needs truncated [N] bool: which completions ended without EOS")
+        excluded = excluded | truncated.to(excluded.device)
+    return excluded
+
+
+def reference_loss(
+    objective: Objective,
+    logits: Tensor,
+    completion_ids: Tensor,
+    completion_mask: Tensor,
+    rewards: Tensor | Sequence[float | None],
+    num_generations: int,
+    *,
+    initial_entropy: float | None = None,
+    temperature: float = 1.0,
+    truncated: Tensor | None = None,
+) -> Loss:
+    """Return the loss by plain autograd: slow, readable, differentiable in `logits`, float64 where they are.
+
+    logits [N, L, V] before any temperature; completion_ids [N, L]; completion_mask [N, L], right-padded; rewards [N].
+    Raises ValueError naming the argument: shapes that do not fit, a group size that does not divide the rows, ids
+    outside the vocabulary, a row with no tokens, infinite rewards.
+    """
+    lengths = completion_lengths(completion_ids, completion_mask, num_generations)
+    rows, width = completion_ids.shape
+    if logits.dim() != 3 or logits.shape[:2] != (rows, width):
+        raise ValueError(f"logits {list(logits.shape)} must have shape [{rows}, {width}, V], as completion_ids has")
+    mask = completion_mask.bool()
+    check_ids(completion_ids, mask, logits.shape[-1])
+    if temperature <= 0:
+        raise ValueError(f"temperature must be positive; found {temperature}")
+    scored = group_advantages(objective, rewards, num_generations)
+    if scored.advantages.shape[0] != rows:
+        raise ValueError(
+            f"rewards [{scored.advantages.shape[0]}] must have one value per row of completion_ids, {rows}"
+        )
+    precision = logits.dtype if logits.dtype in (torch.float32, torch.float64) else torch.float32
+    advantages = scored.advantages.to(logits.device, precision)
+
+    scale = 1.0 if objective.entropy_temperature == "one" else temperature
+    # Padding is blanked first, so that nothing there can reach the loss or its gradient.
+    visible = torch.where(mask[..., None], logits.to(precision), 0.0)
+    log_probabilities = (visible / scale).log_softmax(dim=-1)
+    ids = torch.where(mask, completion_ids, 0).long()
+    log_probability = log_probabilities.gather(-1, ids[..., None]).squeeze(-1)
+    token_entropies = torch.where(mask, token_entropy(log_probabilities, objective.log_clamp), 0.0)
+    entropy = token_entropies.sum(dim=1).detach() / lengths
+
+    spans = conflict_weights(
+        completion_ids,
+        mask,
+        advantages,
+        num_generations,
+        positive_weight=objective.positive_weight,
+        combine=objective.combine,
+    )
+    weights = spans.weights.to(precision) if objective.conflict else torch.ones_like(log_probability)
+    kept = entropy_gate(objective, entropy, advantages, initial_entropy)
+    coefficients = completion_coefficients(
+        objective,
+        advantages,
+        entropy,
+        kept,
+        lengths,
+        spans.forward,
+        spans.backward,
+        spans.union,
+        num_generations,
+        excluded=excluded_completions(objective, scored, truncated).to(logits.device),
+    )
+    ratio = torch.exp(log_probability - log_probability.detach())
+    policy = torch.where(mask, ratio * weights, 0.0).sum(dim=1)
+    loss = (coefficients.entropy * token_entropies.sum(dim=1) - coefficients.policy * policy).sum()
+    return Loss(loss, advantages, coefficients.shaped_advantages, entropy, kept, weights.detach())
+
+
+def check_ids(completion_ids: Tensor, mask: Tensor, vocabulary: int) -> None:
+    """Raise ValueError for the first completion token outside the vocabulary; padding may hold anything."""
+    outside = mask & ((completion_ids < 0) | (completion_ids >= vocabulary))
+    if bool(outside.any()):
+        row, column = outside.nonzero()[0].tolist()
+        raise ValueError(
+            f"completion_ids[{row}, {column}] = {int(completion_ids[row, column])} lies outside the vocabulary "
+            f"of {vocabulary}"
+        )
+
+
+def loss_from_statistics(
+    objective: Objective,
+    advantages: Tensor,
+    entropy: Tensor,
+    lengths: Tensor,
+    forward: Tensor,
+    backward: Tensor,
+    num_generations: int,
+    *,
+    initial_entropy: float | None = None,
+) -> StatisticsLoss:
+    """Return the loss from per-completion statistics [N]: what logged steps are checked with.
+
+    advantages A, entropy <H>, lengths |o|, forward and backward span lengths; rho = 1. Raises ValueError on shapes
+    that differ, rows that are no whole groups, and spans longer than their completion.
+    """
+    rows = advantages.shape[0]
+    for name, value in (("entropy", entropy), ("lengths", lengths), ("forward", forward), ("backward", backward)):
+        if value.shape != (rows,):
+            raise ValueError(f"{name} {list(value.shape)} must have the shape of advantages [{rows}]")
+    if num_generations < 1 or rows % num_generations:
+        raise ValueError(f"num_generations {num_generations} does not divide the {rows} completions")
+    if bool(((forward > lengths) | (backward > lengths)).any()) or bool((lengths < 1).any()):
+        raise ValueError("lengths: each must be at least 1 and no shorter than its forward and backward span")
+    both = (forward + backward - lengths).clamp(min=0)
+    union = forward + backward - both
+    inside = torch.where(advantages > 0, objective.positive_weight, torch.where(advantages < 0, 0.0, 1.0))
+    twice = inside.square() if objective.combine == "product" else inside
+    total = (lengths - union) + (union - both) * inside + both * twice
+    weight_sum = total if objective.conflict else lengths.to(total.dtype)
+
+    kept = entropy_gate(objective, entropy, advantages, initial_entropy)
+    # Unreduced: one completion a group, one group.
+    coefficients = completion_coefficients(
+        objective, advantages, entropy, kept, lengths, forward, backward, union, 1, groups=1
+    )
+    losses = coefficients.entropy * entropy * lengths - coefficients.policy * weight_sum
+    per_group = losses.view(-1, num_generations)
+    reduced = per_group.sum(dim=1) if objective.group_reduction == "sum" else per_group.mean(dim=1)
+    return StatisticsLoss(losses, reduced.mean())

@@ -1,0 +1,174 @@
+"""Conflict spans and weights against a set-based brute force and hand-written cases."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from gtpo.conflict import conflict_weights
+
+SEED = 20250818
+
+
+def brute_force(rows: list[list[int]], signs: list[int], positive_weight: float, combine: str):
+    """lambda and span lengths of one group straight from the definition: sets of (position, token)."""
+
+    def span(sequences: list[list[int]], i: int) -> int:
+        held = {
+            s: {(p, t) for row, sign in zip(sequences, signs, strict=True) if sign == s for p, t in enumerate(row)}
+            for s in (1, -1)
+        }
+        conflicts = held[1] & held[-1]
+        length = 0
+        if signs[i] != 0:
+            while length < len(sequences[i]) and (length, sequences[i][length]) in conflicts:
+                length += 1
+        return length
+
+    mirrored = [row[::-1] for row in rows]
+    weights, forward, backward = [], [], []
+    for i, row in enumerate(rows):
+        a, b = span(rows, i), span(mirrored, i)
+        inside = {1: positive_weight, -1: 0.0, 0: 1.0}[signs[i]]
+        factors = [(t < a) + (t >= len(row) - b) for t in range(len(row))]
+        weights.append([inside ** (n if combine == "product" else min(n, 1)) if n else 1.0 for n in factors])
+        forward.append(a)
+        backward.append(b)
+    return weights, forward, backward
+
+
+def padded(rows: list[list[int]], pad: int, extra: int = 0):
+    width = max(map(len, rows)) + extra
+    ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows])
+    mask = torch.tensor([[t < len(row) for t in range(width)] for row in rows])
+    return ids, mask
+
+
+def assert_equal_to_brute_force(groups, signs, pad, combine):
+    num_generations = len(groups[0])
+    rows = [row for group in groups for row in group]
+    ids, mask = padded(rows, pad, extra=random.randrange(3))
+    advantages = torch.tensor([s * (0.1 + random.random()) for group in signs for s in group])
+    found = conflict_weights(ids, mask, advantages, num_generations, positive_weight=2.0, combine=combine)
+    expected = [brute_force(group, sign, 2.0, combine) for group, sign in zip(groups, signs, strict=True)]
+    weights = [row for group in expected for row in group[0]]
+    for i, row in enumerate(weights):
+        assert found.weights[i, : len(row)].tolist() == row, (rows, signs)
+        assert found.weights[i, len(row) :].eq(1).all()
+        assert found.union[i] == min(len(row), found.forward[i] + found.backward[i])
+    assert found.forward.tolist() == [a for group in expected for a in group[1]]
+    assert found.backward.tolist() == [b for group in expected for b in group[2]]
+
+
+@pytest.mark.parametrize("combine", ["or", "product"])
+def test_equal_to_brute_force_on_random_groups(combine):
+    print("seed", SEED)
+    random.seed(SEED)
+    for _ in range(1500):
+        num_generations, vocabulary = random.randint(1, 6), random.randint(1, 4)
+        groups = [
+            [[random.randrange(vocabulary) for _ in range(random.randint(1, 9))] for _ in range(num_generations)]
+            for _ in range(random.randint(1, 3))
+        ]
+        signs = [[random.choice((-1, -1, 0, 1, 1)) for _ in group] for group in groups]
+        # Padding is a real token of the vocabulary, or none at all: it may not matter.
+        assert_equal_to_brute_force(groups, signs, random.choice((0, vocabulary - 1, -100)), combine)
+
+
+def test_groups_do_not_see_each_other():
+    ids, mask = padded([[1, 2], [3, 4], [1, 2], [3, 4]], 0)
+    apart = conflict_weights(ids, mask, torch.tensor([1.0, 1.0, -1.0, -1.0]), 2)
+    together = conflict_weights(ids, mask, torch.tensor([1.0, 1.0, -1.0, -1.0]), 4)
+    assert apart.weights.eq(1).all()
+    assert apart.union.eq(0).all()
+    assert together.weights[:2].eq(2).all()
+    assert together.weights[2:].eq(0).all()
+
+
+def test_order_within_a_group_and_padding_do_not_matter():
+    rows, signs = [[5, 6, 7], [5, 6, 9, 7], [5, 8, 7]], torch.tensor([1.0, -1.0, -1.0])
+    reference = conflict_weights(*padded(rows, 0), signs, 3)
+    for order in ([2, 0, 1], [1, 2, 0]):
+        ids, mask = padded([rows[i] for i in order], 7, extra=5)
+        shuffled = conflict_weights(ids, mask, signs[order], 3)
+        assert shuffled.forward.tolist() == reference.forward[order].tolist()
+        assert shuffled.backward.tolist() == reference.backward[order].tolist()
+        assert torch.equal(shuffled.weights[:, :4], reference.weights[order])
+
+
+def test_what_is_2_plus_2():
+    """The paper's illustration, by hand: shared formatting is protected in the wrong answer, its content is not.
+
+    Words stand for tokens. The right completion and the two wrong ones open and close alike; the second wrong one
+    is longer, so only counting from the end finds its closing tags.
+    """
+    words = [
+        "<reasoning>",
+        "</reasoning>",
+        "<answer>",
+        "</answer>",
+        "<eos>",
+        *["2", "4", "5", "6", "plus", "is", "because", "it", "adds", "up"],
+    ]
+    token = {word: i for i, word in enumerate(words)}
+    right = "<reasoning> 2 plus 2 is 4 </reasoning> <answer> 4 </answer> <eos>"
+    wrong = "<reasoning> 2 plus 2 is 5 </reasoning> <answer> 5 </answer> <eos>"
+    longer = "<reasoning> it adds up 6 because 2 plus 2 is 6 </reasoning> <answer> 6 </answer> <eos>"
+    rows = [[token[word] for word in text.split()] for text in (right, wrong, longer)]
+    found = conflict_weights(*padded(rows, 0), torch.tensor([2.0, -1.0, -1.0]), 3)
+    assert found.weights[0, :11].tolist() == [2, 2, 2, 2, 2, 1, 1, 1, 1, 2, 2]
+    assert found.weights[1, :11].tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0]
+    assert found.weights[2, :16].tolist() == [0, *[1] * 13, 0, 0]
+    assert found.forward.tolist() == [5, 5, 1]
+    assert found.backward.tolist() == [2, 2, 2]
+
+
+def test_another_token_at_a_conflicting_position_is_no_conflict():
+    """Positions 0 and 1 hold conflicts of others; row 2 has its own token at 0, so its span does not even start."""
+    found = conflict_weights(*padded([[1, 2, 9], [1, 2, 8], [3, 2, 7]], 0), torch.tensor([1.0, -1.0, -1.0]), 3)
+    assert found.forward.tolist() == [2, 2, 0]
+    assert found.weights[2].tolist() == [1, 1, 1]
+
+
+def test_overlapping_spans_combine_by_switch():
+    rows, signs = [[1, 2, 3, 4], [1, 2, 9, 4], [8, 2, 3, 4]], torch.tensor([1.0, -1.0, -1.0])
+    assert conflict_weights(*padded(rows, 0), signs, 3).weights.tolist() == [[2, 2, 2, 2], [0, 0, 1, 0], [1, 0, 0, 0]]
+    product = conflict_weights(*padded(rows, 0), signs, 3, combine="product")
+    assert product.weights[0].tolist() == [4, 4, 4, 4]
+    assert product.union.tolist() == [4, 3, 3]
+
+
+def test_unscored_and_zero_advantages_take_no_part():
+    ids, mask = padded([[1, 2], [1, 2], [1, 2]], 0)
+    for advantages in ([0.0, 0.0, 0.0], [1.0, 0.0, float("nan")], [float("nan")] * 3):
+        found = conflict_weights(ids, mask, torch.tensor(advantages), 3)
+        assert found.weights.eq(1).all()
+        assert found.union.eq(0).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_generations": 3}, r"num_generations 3 does not divide the 4 rows"),
+        ({"advantages": torch.ones(3)}, r"advantages \[3\] must have shape \[4\]"),
+        (
+            {"completion_mask": torch.ones(4, 2, dtype=torch.bool)},
+            r"completion_mask \[4, 2\] .* completion_ids \[4, 3\]",
+        ),
+        ({"completion_mask": torch.tensor([[1, 1, 1]] * 3 + [[0, 0, 0]])}, "row 3 has no tokens"),
+        ({"completion_mask": torch.tensor([[1, 1, 1]] * 2 + [[0, 1, 1]] * 2)}, "row 2 is not ones followed by zeros"),
+        ({"completion_ids": torch.ones(4, 3)}, r"completion_ids must be integers \[N, L\]; found torch.float32"),
+        ({"combine": "sum"}, '"or" or "product"'),
+    ],
+)
+def test_bad_input_names_the_argument(change, message):
+    arguments = {
+        "completion_ids": torch.ones(4, 3, dtype=torch.long),
+        "completion_mask": torch.ones(4, 3, dtype=torch.bool),
+        "advantages": torch.tensor([1.0, -1.0, 1.0, -1.0]),
+        "num_generations": 2,
+    }
+    with pytest.raises(ValueError, match=message):
+        conflict_weights(**(arguments | change))

@@ -1,0 +1,233 @@
+"""The objective against the authors' logged steps, hand calculation and plain invariants."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+from gtpo.objective import LN2, PRESETS, Objective, group_advantages, loss_from_statistics, reference_loss
+
+SEED = 7
+F64 = torch.float64
+
+
+def batch(groups=2, num_generations=4, width=7, vocabulary=5, seed=SEED, dtype=F64, spread=2.0):
+    generator = torch.Generator().manual_seed(seed)
+    rows = groups * num_generations
+    logits = spread * torch.randn(rows, width, vocabulary, generator=generator, dtype=dtype)
+    ids = torch.randint(0, 2, (rows, width), generator=generator)
+    lengths = torch.randint(1, width + 1, (rows,), generator=generator)
+    mask = torch.arange(width) < lengths[:, None]
+    rewards = torch.randint(0, 3, (rows,), generator=generator).to(dtype) * 10
+    return logits.requires_grad_(), ids, mask, rewards, num_generations
+
+
+@pytest.mark.shared
+def test_published_preset_reproduces_every_logged_loss(shared_dir):
+    steps = json.loads((shared_dir / "golden" / "published_steps.json").read_text())
+    assert steps
+    for step in steps:
+        columns = {
+            key: torch.tensor([c[key] for c in step["completions"]], dtype=F64)
+            for key in ("adv", "entropy", "len", "prefix", "suffix")
+        }
+        objective = dataclasses.replace(
+            PRESETS["gtpo-published"],
+            entropy_threshold=step["ent_threshold"],
+            gamma=step["ent_scale"],
+            positive_weight=step["w_raw"],
+        )
+        found = loss_from_statistics(objective, *columns.values(), num_generations=step["G"])
+        assert found.losses.shape == (step["G"],)
+        assert found.loss.item() == pytest.approx(step["logged_loss"], abs=2e-4), (step["source"], step["step"])
+
+
+def test_statistics_and_logits_give_the_same_loss_for_every_preset():
+    for name, objective in PRESETS.items():
+        logits, ids, mask, rewards, size = batch()
+        loss = reference_loss(objective, logits, ids, mask, rewards, size, initial_entropy=0.4)
+        from gtpo.conflict import conflict_weights
+
+        spans = conflict_weights(ids, mask, loss.advantages, size)
+        found = loss_from_statistics(
+            objective,
+            loss.advantages,
+            loss.entropy,
+            mask.sum(1),
+            spans.forward,
+            spans.backward,
+            size,
+            initial_entropy=0.4,
+        )
+        assert found.loss.item() == pytest.approx(loss.loss.item(), abs=1e-12), name
+
+
+def test_a_group_by_hand():
+    """Uniform logits over 4 tokens: H = ln 4 everywhere; rewards 20, 0: A = +-10 / (std + 1e-4), std = 14.142."""
+    ids = torch.tensor([[1, 2, 3], [1, 0, 3]])
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    logits = torch.zeros(2, 3, 4, dtype=F64, requires_grad=True)
+    objective = dataclasses.replace(PRESETS["gtpo"], filter="never")
+    found = reference_loss(objective, logits, ids, mask, torch.tensor([20.0, 0.0], dtype=F64), 2)
+    advantage = 10 / (math.sqrt(200) + 1e-4)
+    shaped = [advantage - 0.1 * math.log(4), -advantage - 0.1 * math.log(4)]
+    # The forward span is token 1 alone. From the end: 3 against 0, so no backward span.
+    assert found.weights[0].tolist() == [2, 1, 1]
+    assert found.weights[1, :2].tolist() == [0, 1]
+    assert found.shaped_advantages.tolist() == pytest.approx(shaped)
+    assert found.loss.item() == pytest.approx(-0.5 * (shaped[0] / 3 * 4 + shaped[1] / 2 * 1))
+    found.loss.backward()
+    # d(-c lambda logp)/dz = c lambda (p - onehot), c = A' / (G |o|)
+    c = shaped[0] / (2 * 3)
+    assert logits.grad[0, 0].tolist() == pytest.approx([c * 2 * 0.25, c * 2 * (0.25 - 1), c * 2 * 0.25, c * 2 * 0.25])
+    assert logits.grad[1, 2].abs().sum() == 0, "padding has no gradient"
+
+
+def test_gate_drops_above_the_threshold_and_keeps_equality():
+    ids = torch.zeros(2, 1, dtype=torch.long)
+    mask = torch.ones(2, 1, dtype=torch.bool)
+    rewards = torch.tensor([1.0, 0.0], dtype=F64)
+    two_of_three = torch.tensor([0.0, 0.0, -torch.inf], dtype=F64)  # H = ln 2 exactly
+    three = torch.zeros(3, dtype=F64)  # H = ln 3
+    logits = torch.stack([two_of_three, three]).view(2, 1, 3).requires_grad_()
+    gate = dataclasses.replace(PRESETS["gtpo"], filter="always")
+    found = reference_loss(gate, logits, ids, mask, rewards, 2)
+    assert found.entropy.tolist() == pytest.approx([LN2, math.log(3)])
+    assert found.kept.tolist() == [True, False]
+    assert found.shaped_advantages[1] == 0
+    found.loss.backward()
+    assert logits.grad.isfinite().all()
+    assert logits.grad[1].abs().sum() == 0
+    # auto: on iff H_ini < ln 2; without H_ini it cannot decide.
+    assert reference_loss(PRESETS["gtpo"], logits, ids, mask, rewards, 2, initial_entropy=0.42).kept.tolist() == [
+        True,
+        False,
+    ]
+    assert reference_loss(PRESETS["gtpo"], logits, ids, mask, rewards, 2, initial_entropy=LN2).kept.all()
+    with pytest.raises(ValueError, match="initial_entropy"):
+        reference_loss(PRESETS["gtpo"], logits, ids, mask, rewards, 2)
+    # negative: only completions of negative advantage can be dropped.
+    negative = dataclasses.replace(gate, filter_scope="negative")
+    assert reference_loss(negative, logits, ids, mask, rewards, 2).kept.tolist() == [True, False]
+    assert reference_loss(negative, logits, ids, mask, rewards.flip(0), 2).kept.tolist() == [True, True]
+
+
+def test_equal_rewards_move_by_the_entropy_term_alone_unless_skipped():
+    logits, ids, mask, _, size = batch(groups=1)
+    rewards = torch.full((size,), 0.1, dtype=F64)
+    published = reference_loss(PRESETS["gtpo-published"], logits, ids, mask, rewards, size)
+    expected = (0.1 * published.entropy * published.kept).sum()
+    assert published.advantages.eq(0).all()
+    assert published.loss.item() == pytest.approx(expected.item())
+    skipping = dataclasses.replace(PRESETS["gtpo-no-filter"], skip_zero_variance_groups=True)
+    loss = reference_loss(skipping, logits, ids, mask, rewards, size).loss
+    assert loss.item() == 0
+
+
+def test_float32_noise_in_the_mean_makes_no_signs():
+    rewards = torch.tensor([0.1] * 7)
+    assert group_advantages(Objective(), rewards, 7).advantages.eq(0).all()
+
+
+def test_unscored_rewards_are_left_out():
+    scored = group_advantages(Objective(), [10.0, None, 0.0, float("nan"), 5.0, 5.0, None, 5.0], 4)
+    assert scored.scored.tolist() == [True, False, True, False, True, True, False, True]
+    alone = group_advantages(Objective(), torch.tensor([10.0, 0.0]), 2).advantages
+    assert scored.advantages[[0, 2]].tolist() == pytest.approx(alone.tolist())
+    assert scored.advantages[[1, 3]].eq(0).all()
+    assert scored.zero_variance.tolist() == [False] * 4 + [True] * 4
+    logits, ids, mask, _, _ = batch(groups=1)
+    found = reference_loss(PRESETS["gtpo-no-filter"], logits, ids, mask, [10.0, None, 0.0, 5.0], 4)
+    found.loss.backward()
+    assert logits.grad[1].abs().sum() == 0
+    assert logits.grad[0].abs().sum() > 0
+
+
+def test_the_two_entropy_modes_push_in_opposite_directions():
+    """One step on the logits of one position, all rewards equal, so that only the entropy term acts.
+
+    `advantage` pushes every sampled token down by its share: on average over the policy's own samples that flattens
+    nothing but punishes what is sampled; `loss` descends -gamma H's sign: the term is +gamma H in the loss, so it
+    lowers entropy. The expectation over samples is taken exactly, by weighting each token with its probability.
+    """
+    logits = torch.tensor([1.5, 0.5, 0.0], dtype=F64)
+    probabilities = logits.softmax(0)
+
+    def entropy_after(objective: Objective) -> float:
+        gradient = torch.zeros(3, dtype=F64)
+        for token in range(3):
+            z = logits.clone().requires_grad_()
+            two = z.view(1, 1, 3).expand(2, 1, 3)
+            ids = torch.full((2, 1), token)
+            reference_loss(objective, two, ids, torch.ones(2, 1, dtype=torch.bool), torch.zeros(2), 2).loss.backward()
+            gradient += probabilities[token] * z.grad
+        p = (logits - 0.5 * gradient).softmax(0)
+        return -(p * p.log()).sum().item()
+
+    before = -(probabilities * probabilities.log()).sum().item()
+    lowers = dataclasses.replace(PRESETS["gtpo-eq7"], filter="never", gamma=1.0)
+    assert entropy_after(lowers) < before - 1e-3
+    # The score-function form has zero mean at one token (E[grad log pi] = 0); its effect needs several steps.
+    assert entropy_after(dataclasses.replace(PRESETS["gtpo-no-filter"], gamma=1.0)) == pytest.approx(before, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_order_padding_and_split_into_groups_do_not_matter(name):
+    logits, ids, mask, rewards, size = batch(groups=3)
+    objective = PRESETS[name]
+    whole = reference_loss(objective, logits, ids, mask, rewards, size, initial_entropy=0.4)
+    parts = [
+        reference_loss(objective, logits[s], ids[s], mask[s], rewards[s], size, initial_entropy=0.4).loss
+        for s in (slice(0, 4), slice(4, 8), slice(8, 12))
+    ]
+    assert whole.loss.item() == pytest.approx(sum(p.item() for p in parts) / 3, abs=1e-12)
+    order = torch.tensor([3, 1, 0, 2, 8, 11, 10, 9, 5, 4, 6, 7])
+    shuffled = reference_loss(
+        objective, logits[order], ids[order], mask[order], rewards[order], size, initial_entropy=0.4
+    )
+    assert shuffled.loss.item() == pytest.approx(whole.loss.item(), abs=1e-12)
+    junk = torch.where(mask, ids, 4)
+    noisy = torch.where(mask[..., None], logits, torch.nan)
+    again = reference_loss(objective, noisy, junk, mask, rewards, size, initial_entropy=0.4).loss
+    assert again.item() == pytest.approx(whole.loss.item(), abs=1e-12)
+    gradient = torch.autograd.grad(again, logits)[0]
+    torch.testing.assert_close(gradient, torch.autograd.grad(whole.loss, logits)[0])
+
+
+def test_truncated_completions_leave_the_loss_by_switch():
+    logits, ids, mask, rewards, size = batch(groups=1)
+    objective = dataclasses.replace(PRESETS["gtpo-no-filter"], mask_truncated=True)
+    truncated = torch.tensor([False, True, False, False])
+    found = reference_loss(objective, logits, ids, mask, rewards, size, truncated=truncated)
+    found.loss.backward()
+    assert logits.grad[1].abs().sum() == 0
+    with pytest.raises(ValueError, match="truncated"):
+        reference_loss(objective, logits, ids, mask, rewards, size)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rewards": torch.tensor([1.0, torch.inf, 0, 0, 0, 0, 0, 0])}, "rewards: row 1 is infinite"),
+        ({"rewards": torch.ones(4)}, r"rewards \[4\] must have one value per row of completion_ids, 8"),
+        ({"logits": torch.ones(8, 6, 5)}, r"logits \[8, 6, 5\] must have shape \[8, 7, V\]"),
+        ({"logits": torch.ones(8, 7, 1)}, r"completion_ids\[\d, \d\] = 1 lies outside the vocabulary of 1"),
+        ({"num_generations": 3}, "num_generations 3 does not divide the 8"),
+        ({"temperature": 0.0}, "temperature must be positive"),
+    ],
+)
+def test_bad_input_names_the_argument(change, message):
+    logits, ids, mask, rewards, size = batch()
+    arguments = {
+        "logits": logits,
+        "completion_ids": ids,
+        "completion_mask": mask,
+        "rewards": rewards,
+        "num_generations": size,
+    }
+    with pytest.raises(ValueError, match=message):
+        reference_loss(PRESETS["gtpo-no-filter"], **(arguments | change))
