@@ -4,11 +4,12 @@
     adapters     sum over target layers of r (d_in + d_out), held in float32 so that small updates are not rounded away
     gradients    one value per trainable parameter, in its dtype
     optimiser    bytes per trainable parameter, by optimiser
-    activations  of one micro-batch at full length (T tokens); with checkpointing D per token and layer + one layer
-    logits       of the loss's chunk (gtpo, grpo), or of the whole micro-batch (sft)
+    activations  of one micro-batch at full length; with checkpointing each layer's input and one layer in full
+    logits       of one chunk of rows: ours and TRL's losses never hold more
     rollout      vLLM: its share of the GPU, which must hold its own copy of the weights; transformers: the KV cache
 
-An upper estimate: every sequence at its greatest length. Not yet checked against a GPU.
+An upper estimate: every sequence at its greatest length. Parameters and activations are checked against real models
+on a CPU; the whole has not yet been checked against a GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ GPUS = (16, 24, 40, 48, 80, 141, 180)
 """Sizes in GiB of the GPUs that people have; the forecast names the smallest that fits."""
 
 LOGITS_ROWS = 1024
-"""Rows of logits that the loss holds at a time."""
+"""Rows of logits that a loss holds at a time, at most."""
 
 _OPTIMISER_BYTES = {
     "adamw_torch_8bit": 2.0,
@@ -146,30 +147,59 @@ def _weight_bytes(config: TrainConfig) -> int:
     return 4 if config.model.dtype == "float32" else 2
 
 
-def _compute_bytes(config: TrainConfig) -> int:
-    """Activations: half precision on a GPU; the built model is meant for a CPU, which computes in float32."""
-    return 4 if config.model.dtype == "float32" or config.model.build else 2
+class SavedBytes(NamedTuple):
+    """Bytes that the backward pass keeps per token and layer: for each of D, query width, key width and I."""
+
+    hidden: int
+    queries: int
+    keys: int
+    intermediate: int
+    layer_input: int
+    """Of which the layer's input, per D: all that is kept of a checkpointed layer."""
+    weight_copies: int
+    """Per weight of a linear layer: the half-precision copies that autocast keeps of float32 weights."""
 
 
-def _activation_bytes(shape: ModelShape, checkpointing: bool, size: int) -> float:
-    """Bytes per token that the backward pass needs: what norm, attention and feed-forward save, per layer."""
-    attention = (shape.num_attention_heads + 2 * shape.num_key_value_heads) * shape.head_dim
-    layer = size * (
-        2 * 3 * shape.hidden_size  # two norms: their input in float32 (2 x) and their output
-        + 2 * attention  # q, k, v before and after the rotation
-        + shape.num_attention_heads * shape.head_dim  # attention's output
-        + 2 * shape.hidden_size  # two residual sums
-        + 4 * shape.intermediate_size  # gate, up, activation, product
+SAVED = {
+    "float32": SavedBytes(24, 8, 8, 16, 4, 0),
+    "half": SavedBytes(17, 6, 4, 8, 2, 0),
+    "autocast": SavedBytes(26, 4, 4, 8, 4, 2),
+}
+"""Measured on transformers' Llama with hooks on the saved tensors (tests/gtpo/test_forecast.py holds them current):
+float32 throughout; half-precision frozen weights with adapters; float32 weights computing in half precision."""
+
+_OUTSIDE = 8
+"""Bytes per token and D outside the layers: the last norm."""
+
+
+def arithmetic(config: TrainConfig) -> str:
+    """Return which row of SAVED a run has: on a GPU it computes in half precision, the built model in float32."""
+    if config.model.dtype == "float32" or (config.model.build and config.model.dtype == "auto"):
+        return "float32"
+    return "autocast" if _weight_bytes(config) == 4 else "half"
+
+
+def activation_bytes(shape: ModelShape, tokens: int, kind: str, checkpointed: bool) -> float:
+    """Return what the layers keep for the backward pass of `tokens` tokens; kind is a key of SAVED."""
+    saved = SAVED[kind]
+    layer = tokens * (
+        saved.hidden * shape.hidden_size
+        + saved.queries * shape.num_attention_heads * shape.head_dim
+        + saved.keys * shape.num_key_value_heads * shape.head_dim
+        + saved.intermediate * shape.intermediate_size
     )
-    if checkpointing:
-        return shape.num_hidden_layers * size * shape.hidden_size + layer
-    return shape.num_hidden_layers * layer
+    copies = saved.weight_copies * shape.linear_parameters
+    outside = tokens * _OUTSIDE * shape.hidden_size
+    if checkpointed:
+        inputs = tokens * saved.layer_input * shape.hidden_size * shape.num_hidden_layers
+        return inputs + layer + outside + copies / shape.num_hidden_layers
+    return shape.num_hidden_layers * layer + outside + copies
 
 
 def forecast(config: TrainConfig, shape: ModelShape) -> Forecast:
     """Forecast the memory of one training process from a resolved config and the model's dimensions."""
     model, training = config.model, config.training
-    size, compute = _weight_bytes(config), _compute_bytes(config)
+    size, kind = _weight_bytes(config), arithmetic(config)
     parts: list[Part] = []
 
     def part(name: str, count: float, basis: str) -> None:
@@ -202,10 +232,10 @@ def forecast(config: TrainConfig, shape: ModelShape) -> Forecast:
     how = "checkpointed" if training.gradient_checkpointing or model.backend == "unsloth" else "all layers kept"
     part(
         "activations",
-        tokens * _activation_bytes(shape, how == "checkpointed", compute),
+        activation_bytes(shape, tokens, kind, how == "checkpointed"),
         f"{micro} x {length:,} tokens at most, {how}",
     )
-    rows = tokens if config.method == "sft" else min(tokens, LOGITS_ROWS)
+    rows = min(tokens, LOGITS_ROWS)
     part(
         "logits", rows * shape.vocab_size * 4 * 2, f"{rows:,} rows x {shape.vocab_size:,}, float32, and their gradient"
     )
@@ -217,7 +247,9 @@ def forecast(config: TrainConfig, shape: ModelShape) -> Forecast:
         share = model.gpu_memory_utilization
         weights = shape.parameters * 2 / config.rollout.tensor_parallel_size / GIB
     elif config.method != "sft" and config.rollout.engine != "vllm_server":
-        cached = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * compute
+        cached = (
+            2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * (4 if kind == "float32" else 2)
+        )
         sampled = micro * (training.steps_per_generation or training.gradient_accumulation_steps)
         part("KV cache", cached * sampled * length, f"transformers samples {sampled} x {length:,} tokens at a time")
     return Forecast(parts, share, weights)

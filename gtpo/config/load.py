@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -23,8 +24,9 @@ Say = Callable[[str], None]
 
 
 def print_notice(message: str) -> None:
-    """Print a notice on stderr: something was accepted but mapped, changed, or without effect."""
-    print(f"gtpo: {message}", file=sys.stderr)
+    """Print a notice on stderr, once per run: something was accepted but mapped, changed, or without effect."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"gtpo: {message}", file=sys.stderr)
 
 
 @dataclass
@@ -102,8 +104,9 @@ def _parse(path: Path) -> Document:
         raise UserError(f"{path}: cannot be read ({fault.strerror})") from None
     except UnicodeDecodeError as fault:
         raise UserError(f"{path}: not UTF-8 text (byte {fault.start})") from None
-    loader = _Loader(text)
+    loader = None
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         places: dict[Key, str] = {}
         _note_places(node, path, (), places)
@@ -114,7 +117,8 @@ def _parse(path: Path) -> Document:
     except yaml.YAMLError as fault:
         raise UserError(f"{path}: not valid YAML ({fault})") from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     if values is None:
         values = {}
     if not isinstance(values, dict):
@@ -207,6 +211,10 @@ def validate(document: Document) -> TrainConfig:
         # `section:` with nothing under it is an empty section, except where null is a value of its own.
         if section and section != "model.build" and section in _null_sections(document):
             document.set(tuple(section.split(".")), {})
+    for key, leaf in leaves().items():
+        # pydantic would read `learning_rate: true` as 1.0.
+        if leaf.scalar in (int, float) and isinstance(document.get(key), bool):
+            raise UserError(_message(document, {"loc": key.split("."), "type": "bool", "input": document.get(key)}))
     try:
         return TrainConfig.model_validate(document.values)
     except ValidationError as faults:

@@ -106,7 +106,10 @@ PUBLISHED_ROWS = (
     ("8-bit optimiser with an Adam beta above 0.9999", "the same optimiser with 32-bit states"),
     ("the published trainer classes", "imply `training.gradient_checkpointing: true`, as the published script did"),
     ("`model.max_prompt_length`, `gtpo_runtime.pad_id`, `gtpo_runtime.torch_compile_options`", "no effect"),
-    ("`env.CUDA_VISIBLE_DEVICES`, `--cuda`", "act (the published code overwrote both with 0)"),
+    (
+        "`env.CUDA_VISIBLE_DEVICES`, `--cuda`",
+        "act: the flag over the shell's CUDA_VISIBLE_DEVICES over the file (the published code overwrote all with 0)",
+    ),
     ("`training.report_to: [wandb]` where wandb is not installed", "the run is not tracked; metrics.jsonl has all"),
     ("keys of the old flat layout (`learning_rate` at the top level)", "moved into their section"),
 )

@@ -99,6 +99,16 @@ class _Resolver:
         if keys:
             self.say(f"no effect {why}: {', '.join(keys)}")
 
+    def env(self) -> None:
+        """The shell's choice of devices is nearer to the run than the file's; a flag is nearer than both."""
+        file, shell = self.config.env.CUDA_VISIBLE_DEVICES, os.environ.get("CUDA_VISIBLE_DEVICES")
+        place = self.document.place(("env", "CUDA_VISIBLE_DEVICES"))
+        if file is not None and shell is not None and file != shell and not place.startswith("--"):
+            self.say(
+                f"{place}: CUDA_VISIBLE_DEVICES={shell} of the environment wins over the file's {file} (--cuda wins)"
+            )
+            self.config.env.CUDA_VISIBLE_DEVICES = None
+
     def model(self) -> None:
         model = self.config.model
         if model.model_name and model.build:
@@ -272,6 +282,7 @@ def resolve(
     set_apart: the keys that were set to something other than their default.
     """
     resolver = _Resolver(config, document, set_apart, say)
+    resolver.env()
     resolver.model()
     resolver.dataset()
     resolver.lengths()

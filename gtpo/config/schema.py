@@ -50,6 +50,7 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         protected_namespaces=(),
         coerce_numbers_to_str=True,
+        allow_inf_nan=False,
     )
 
 
@@ -75,9 +76,9 @@ class BuiltModel(Section):
     """Attention heads; must divide `hidden_size`."""
     tie_word_embeddings: bool = True
     """Whether input embedding and lm_head share one matrix."""
-    rope_theta: float = Field(10000.0, gt=1, allow_inf_nan=False)
+    rope_theta: float = Field(10000.0, gt=1)
     """Base of the rotary positions; short sequences learn faster with a small one."""
-    initializer_range: float = Field(0.02, gt=0, allow_inf_nan=False)
+    initializer_range: float = Field(0.02, gt=0)
     """Standard deviation of the initial weights."""
 
 
@@ -136,7 +137,7 @@ class DatasetSection(Section):
 class TrainingSection(Section):
     """Optimisation and sampling; the names are transformers' and TRL's."""
 
-    learning_rate: float = Field(1e-6, gt=0, allow_inf_nan=False)
+    learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate."""
     lr_scheduler_type: Scheduler = "cosine"
     """Course of the learning rate after the warm-up."""
@@ -296,7 +297,7 @@ else:
 class TrainConfig(Section):
     """One training run. `load_config` returns it resolved: every value that follows from others filled in."""
 
-    run_name: str = Field(pattern=r"^\w[^/\\\x00]*$")
+    run_name: str = Field(pattern=r"^\w[^/\\\x00-\x1f]{0,199}$")
     """Names the run folder results/train/<run_name>; unset takes the config file's name."""
     method: Method = "gtpo"
     """gtpo, or one of the baselines on TRL's own trainers: grpo, sft."""

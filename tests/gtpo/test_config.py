@@ -74,6 +74,14 @@ def test_run_name_is_the_files_name(tmp_path: Path) -> None:
             "run.yaml:4: training.warmup_ratio must be a number >= 0 and < 1; found 1.5",
         ),
         ("training:\n  warmup_ratio: .nan\n", "run.yaml:4: training.warmup_ratio must be a number"),
+        (
+            "training:\n  warmup_ratio: true\n",
+            "run.yaml:4: training.warmup_ratio must be a number >= 0 and < 1; found True",
+        ),
+        ("training:\n  learning_rate: .inf\n", "run.yaml:4: training.learning_rate must be a number > 0; found inf"),
+        ("run_name: 2024-01-01\n", "run.yaml:3: run_name must be text"),
+        ("run_name: x\x01\n", "run.yaml: not valid YAML"),
+        ("objective: &o\n  filter: auto\ngtpo_runtime:\n  <<: *o\n", 'unknown key "gtpo_runtime.filter"'),
         ("training:\n  report_to: [wand]\n", 'Did you mean "wandb"?'),
         ("training:\n  learning_rate:\n    nested: 1\n", "run.yaml:4: training.learning_rate must be a number > 0"),
         ("training: 3\n", "run.yaml:3: training must be a mapping, found 3"),
@@ -383,6 +391,17 @@ def test_processes_come_from_the_environment(tmp_path: Path, monkeypatch: pytest
     path = tmp_path / "run.yaml"
     path.write_text(MINIMAL + "training:\n  per_device_train_batch_size: 4\n")
     assert load_config(path, say=lambda line: None).training.per_device_train_batch_size == 4
+
+
+def test_devices_flag_over_shell_over_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = MINIMAL + 'env:\n  CUDA_VISIBLE_DEVICES: "0"\n'
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert Loaded(tmp_path, text).config.env.CUDA_VISIBLE_DEVICES == "0"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    loaded = Loaded(tmp_path, text)
+    assert loaded.config.env.CUDA_VISIBLE_DEVICES is None
+    assert any("CUDA_VISIBLE_DEVICES=3 of the environment wins" in notice for notice in loaded.notices)
+    assert Loaded(tmp_path, text, env__CUDA_VISIBLE_DEVICES="5").config.env.CUDA_VISIBLE_DEVICES == "5"
 
 
 @pytest.mark.parametrize(
