@@ -29,8 +29,9 @@ def batch(groups=2, num_generations=4, width=7, vocabulary=5, seed=SEED, dtype=F
 @pytest.mark.shared
 def test_published_preset_reproduces_every_logged_loss(shared_dir):
     steps = json.loads((shared_dir / "golden" / "published_steps.json").read_text())
-    assert steps
-    for step in steps:
+    logged = [step for step in steps if step["logged_loss"] is not None]
+    assert logged
+    for step in logged:
         columns = {
             key: torch.tensor([c[key] for c in step["completions"]], dtype=F64)
             for key in ("adv", "entropy", "len", "prefix", "suffix")
