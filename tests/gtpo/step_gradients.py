@@ -1,0 +1,108 @@
+"""One optimiser step of GTPOTrainer on fixed rollouts: its gradient, saved for comparison.
+
+Run by test_gradients.py, in its own process or under torchrun: step_gradients.py FOLDER WORLD_SIZE
+PRESET:BATCH:ACCUMULATION...
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback
+
+from gtpo import GTPOConfig, GTPOTrainer
+from gtpo.config import BuiltModel
+from gtpo.tiny import build_tiny_model
+
+GROUP = 8
+
+
+def fixed_completion(prompt: str, index: int, vocabulary: int, eos: int) -> list[int]:
+    """Return a completion that depends on nothing but its place: a shared start and end, a ragged middle."""
+    generator = torch.Generator().manual_seed(zlib.crc32(prompt.encode()) + index)
+    middle = torch.randint(10, vocabulary, (1 + 2 * index,), generator=generator).tolist()
+    return [11, 12, *middle, 13, eos]
+
+
+def reward(completions: list[Any], completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    """Return a reward that differs within a group."""
+    return [float(len(ids) % 5 + ids[2] % 3) for ids in completion_ids]
+
+
+class _Gradients(TrainerCallback):
+    def __init__(self) -> None:
+        self.found: dict[str, torch.Tensor] = {}
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self.found = {
+            name.removeprefix("module."): p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+        }
+
+
+def step_gradients(out: Path, preset: str, batch: int, accumulation: int, **settings: Any) -> dict[str, torch.Tensor]:
+    """Return the gradient of one step and save it to `out`."""
+    spec = BuiltModel(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, initializer_range=0.5
+    )
+    model, tokenizer = build_tiny_model(spec, max_seq_length=64, seed=1)
+
+    def rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        first = trainer.accelerator.process_index * len(prompts)
+        completions = [
+            fixed_completion(prompt, (first + place) % GROUP, len(tokenizer), tokenizer.eos_token_id)
+            for place, prompt in enumerate(prompts)
+        ]
+        return {"prompt_ids": tokenizer(prompts)["input_ids"], "completion_ids": completions, "logprobs": None}
+
+    arguments = GTPOConfig(
+        output_dir=str(out.parent / "ignored"),
+        preset=preset,
+        initial_entropy=0.5,
+        objective={"entropy_threshold": 4.26},  # an untrained model: between its completions' entropies
+        num_generations=GROUP,
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=accumulation,
+        max_grad_norm=0.0,
+        max_steps=1,
+        max_completion_length=32,
+        bf16=False,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        gradient_checkpointing=False,
+        seed=3,
+        **settings,
+    )
+    gradients = _Gradients()
+    trainer = GTPOTrainer(
+        model=model,
+        reward_funcs=reward,
+        args=arguments,
+        train_dataset=Dataset.from_dict({"prompt": ["1 + 2", "30 - 4"]}),
+        processing_class=tokenizer,
+        rollout_func=rollouts,
+        callbacks=[gradients],
+    )
+    trainer.train()
+    if trainer.accelerator.is_main_process:
+        torch.save(gradients.found, out)
+    return gradients.found
+
+
+if __name__ == "__main__":
+    folder, world, *cases = sys.argv[1:]
+    torch.set_num_threads(1)
+    for case in cases:
+        name, rows, steps = case.split(":")
+        step_gradients(Path(folder) / f"{name}.pt", name, int(rows), int(steps))
+    from accelerate import PartialState
+
+    assert PartialState().num_processes == int(world), "torchrun did not start the processes it was asked for"
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

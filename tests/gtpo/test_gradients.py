@@ -1,0 +1,42 @@
+"""The gradient of an optimiser step does not depend on how its completions are split over batches and processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from step_gradients import step_gradients
+
+HERE = Path(__file__).resolve().parent
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert any(gradient.abs().max() > 0 for gradient in expected.values())
+    for name, gradient in expected.items():
+        tolerance = 1e-5 * float(gradient.abs().max())
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=tolerance, msg=lambda t, n=name: f"{n}: {t}")
+
+
+@pytest.mark.parametrize("preset", ["gtpo", "gtpo-published", "gtpo-eq7", "gtpo-negative-only"])
+def test_splits_over_micro_batches(preset: str, tmp_path: Path) -> None:
+    whole = step_gradients(tmp_path / "whole.pt", preset, 8, 1)
+    for batch, accumulation in ((1, 8), (4, 2)):
+        assert_same(step_gradients(tmp_path / "split.pt", preset, batch, accumulation), whole)
+
+
+def test_two_processes(tmp_path: Path, root: Path) -> None:
+    """Groups of 8 span both processes, whose batches are padded to different lengths."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"),
+        *(str(HERE / "step_gradients.py"), str(tmp_path), "2", "gtpo:4:1", "gtpo-published:2:2"),
+    ]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    for preset in ("gtpo", "gtpo-published"):
+        assert (tmp_path / f"{preset}.pt").exists(), done.stderr[-3000:]
+        assert_same(torch.load(tmp_path / f"{preset}.pt"), step_gradients(tmp_path / "whole.pt", preset, 8, 1))
