@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gtpo.config import HealthSection
-
-LN2 = math.log(2.0)
+from gtpo.presets import LN2
 
 FORMAT_DROP = 0.8
 """Collapse needs the smoothed format reward below this share of its best."""

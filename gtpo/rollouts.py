@@ -22,10 +22,9 @@ import torch
 from trl import GRPOTrainer
 
 from gtpo.plain_spans import conflict_weights
+from gtpo.presets import LN2
 from rewards.completions import completion_text
 from rewards.format import format_score
-
-LN2 = math.log(2.0)
 
 
 class GroupStatistics(GRPOTrainer):

@@ -24,6 +24,7 @@ from transformers import set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import SFTTrainer
 
+from gtpo.entropy import Calibration
 from gtpo.rewarding import GuardedReward
 from gtpo.rollouts import ObservedGRPOTrainer
 from gtpo.run_folder import PARTIAL
@@ -199,7 +200,35 @@ class SampledRunMixin(RunMixin):
 
 
 class GTPORun(SampledRunMixin, GTPOTrainer):
-    """GTPO, as a run."""
+    """GTPO, as a run: H_ini is kept in run.json."""
+
+    read_run: Callable[[], dict[str, Any]]
+    update_run: Callable[..., None]
+
+    def load_calibration(self) -> Calibration | None:
+        """Return what run.json holds."""
+        stored = self.read_run().get("initial_entropy")
+        return None if stored is None else Calibration(stored["nats"], stored["samples"])
+
+    def store_calibration(self, calibration: Calibration) -> None:
+        """Put H_ini into run.json."""
+        self.update_run(initial_entropy={"nats": calibration.initial_entropy, "samples": calibration.samples})
+
+    def report(self, message: str) -> None:
+        """Show a line with the run's progress."""
+        self.say(message)
+
+    def ensure_calibrated(self) -> None:
+        """Calibrate, and note the gate's decision in run.json."""
+        super().ensure_calibrated()
+        if self.accelerator.is_main_process:
+            self.update_run(
+                gate={
+                    "filter": self.objective.filter,
+                    "active": self.gate_active(),
+                    "scope": self.objective.filter_scope,
+                }
+            )
 
 
 class GRPORun(SampledRunMixin, ObservedGRPOTrainer):

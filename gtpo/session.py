@@ -157,6 +157,7 @@ class Session:
         if self.config.model.load_in_4bit:
             widen_adapters(self.trainer.model)
         self.trainer.say = self.progress.say
+        self.trainer.read_run, self.trainer.update_run = self.folder.run, self.folder.update_run
         self.trainer.remove_callback(PrinterCallback)
         self.trainer.add_callback(_RunCallback(self))
 

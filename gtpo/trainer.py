@@ -11,14 +11,25 @@ of sampling. There is no reference model and no second forward.
 
 from __future__ import annotations
 
+import itertools
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import IterableDataset
+from transformers import TrainerCallback
 from trl import GRPOConfig
+from trl.trainer.utils import pad
 
+from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, describe_gate, gate_active
 from gtpo.presets import PRESETS, Objective
-from gtpo.rollouts import LN2, GroupStatistics
+from gtpo.rollouts import GroupStatistics
+from rewards.support.files import read_json, write_json
+
+CALIBRATION_FILE = "initial_entropy.json"
 
 
 @dataclass
@@ -58,6 +69,16 @@ class GTPOConfig(GRPOConfig):
         return replace(PRESETS[self.preset], **self.objective)
 
 
+class _CalibrateFirst(TrainerCallback):
+    """Calibrates when the model is wrapped and loaded, before the first step."""
+
+    def __init__(self, trainer: GTPOTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.ensure_calibrated()
+
+
 class GTPOTrainer(GroupStatistics):
     """GRPOTrainer with GTPO's objective. Same arguments; `args` is a GTPOConfig."""
 
@@ -68,16 +89,93 @@ class GTPOTrainer(GroupStatistics):
         args = GTPOConfig(output_dir="gtpo-output") if args is None else args
         self.objective: Objective = args.resolved_objective()
         self.positive_weight, self.combine = self.objective.positive_weight, self.objective.combine
-        self.initial_entropy = args.initial_entropy
+        self.calibration = None if args.initial_entropy is None else Calibration(args.initial_entropy, SAMPLES)
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
+        self.add_callback(_CalibrateFirst(self))
+
+    # -- the gate ----------------------------------------------------------------------------------------------------
 
     def gate_active(self) -> bool:
-        """Return whether the entropy gate filters (Eq. 6): always, never, or iff H_ini < ln 2."""
-        if self.objective.filter != "auto":
-            return self.objective.filter == "always"
-        if self.initial_entropy is None:
-            return False
-        return self.initial_entropy < LN2
+        """Return whether the entropy gate filters (Eq. 6). Raises ValueError before the calibration."""
+        return gate_active(self.objective, self.calibration.initial_entropy if self.calibration else None)
+
+    def load_calibration(self) -> Calibration | None:
+        """Return the calibration that an earlier session of this run stored in `output_dir`, or None."""
+        path = Path(str(self.args.output_dir)) / CALIBRATION_FILE
+        return Calibration(**read_json(path)) if path.is_file() else None
+
+    def store_calibration(self, calibration: Calibration) -> None:
+        """Keep the calibration for when the run is resumed: it must be that of the untrained policy."""
+        write_json(Path(str(self.args.output_dir)) / CALIBRATION_FILE, calibration._asdict())
+
+    def report(self, message: str) -> None:
+        """Say something about the run; prints on stderr."""
+        print(message, file=sys.stderr, flush=True)
+
+    def ensure_calibrated(self) -> None:
+        """Measure H_ini before step 0 where the filter is `auto`, or take up what an earlier session stored."""
+        if self.objective.filter == "auto" and self.calibration is None:
+            self.calibration = self.load_calibration()
+            if self.calibration is None:
+                if self.state.global_step:
+                    self.report("no stored H_ini to resume with; measuring it on the policy as it is now")
+                self.calibration = self._measure()
+                if self.accelerator.is_main_process:
+                    self.store_calibration(self.calibration)
+        if self.accelerator.is_main_process:
+            self.report(describe_gate(self.objective, self.calibration))
+
+    def _measure(self) -> Calibration:
+        """Sample and score the first training samples; leaves random numbers, metrics and counters as they were."""
+        rows: Any = self.train_dataset
+        count = SAMPLES if isinstance(rows, IterableDataset) else min(SAMPLES, len(rows))
+        prompts = [row["prompt"] for row in itertools.islice(iter(rows), count)]
+        generations, seen = self.num_generations, self.state.num_input_tokens_seen
+        self.num_generations = 1
+        try:
+            with torch.random.fork_rng():
+                torch.manual_seed(self.args.seed + self.accelerator.process_index)
+                return calibrate_initial_entropy(
+                    self._completion_entropies,
+                    prompts,
+                    batch_size=self.args.per_device_train_batch_size * self.accelerator.num_processes,
+                )
+        finally:
+            self.num_generations = generations
+            self.state.num_input_tokens_seen = seen
+            self._metrics["train"].clear()
+            self.stopwatch.clear()
+
+    def _completion_entropies(self, prompts: Sequence[Any]) -> torch.Tensor:
+        """Sample one completion per prompt and return <H>_i [n] in nats. The prompts are shared out among ranks."""
+        accelerator = self.accelerator
+        world = accelerator.num_processes
+        # Every rank must take part in every forward of a sharded model, so a short batch is filled up.
+        filled = [*prompts, *([prompts[-1]] * (-len(prompts) % world))]
+        mine = filled[accelerator.process_index :: world]
+        assert self.model is not None
+        self.model.train()
+        prompt_ids, completion_ids, *_ = self._generate(list(mine))
+        padding = self._tokenizer.pad_token_id
+        left = pad([torch.tensor(ids) for ids in prompt_ids], padding_value=padding, padding_side="left")
+        right = pad([torch.tensor(ids) for ids in completion_ids], padding_value=padding, padding_side="right")
+        left_mask = pad([torch.ones(len(ids), dtype=torch.long) for ids in prompt_ids], 0, "left")
+        right_mask = pad([torch.ones(len(ids), dtype=torch.long) for ids in completion_ids], 0, "right")
+        mask = right_mask.to(accelerator.device)
+        with torch.no_grad():
+            _, entropies, _ = self._get_per_token_logps_and_entropies(
+                self.model_wrapped,
+                torch.cat([left, right], dim=1).to(accelerator.device),
+                torch.cat([left_mask, right_mask], dim=1).to(accelerator.device),
+                right.size(1),
+                compute_entropy=True,
+            )
+        assert entropies is not None
+        local = (entropies.float() * mask).sum(dim=1) / mask.sum(dim=1)
+        ranks = accelerator.gather(local).view(world, -1)
+        return ranks.T.reshape(-1)[: len(prompts)]
+
+    # -- the loss ----------------------------------------------------------------------------------------------------
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         objective = self.objective
