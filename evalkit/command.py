@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from evalkit.compare import compare
 from evalkit.runs import SCORINGS, find_runs
-from evalkit.tables import TEXT_FORMATS, as_rich
 from rewards.support.errors import UserError, did_you_mean
+
+FORMATS = ("table", "markdown", "latex", "csv", "json")
 
 
 def parse_ks(text: str | None) -> list[int] | None:
@@ -38,13 +38,16 @@ def run_compare(
     samples_mb: float,
 ) -> None:
     """Run the command. The comparison goes to stdout, everything else to stderr. Raises UserError."""
-    if format not in ("table", *TEXT_FORMATS):
-        known = ["table", *TEXT_FORMATS]
-        raise UserError(f'--format "{format}": one of {", ".join(known)}.{did_you_mean(format, known)}')
+    if format not in FORMATS:
+        raise UserError(f'--format "{format}": one of {", ".join(FORMATS)}.{did_you_mean(format, FORMATS)}')
     if scoring is not None and scoring not in SCORINGS:
         raise UserError(f'--scoring "{scoring}": strict or lenient.{did_you_mean(scoring, SCORINGS)}')
     ks = parse_ks(k)
     runs, trains, notes = find_runs(names, allow_incomplete=allow_mismatch)
+    # Here, not above: a mistake in the arguments is told before the statistics are loaded.
+    from evalkit.compare import compare
+    from evalkit.tables import TEXT_FORMATS, as_rich
+
     comparison = compare(
         runs,
         trains,

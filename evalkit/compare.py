@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.questions import Questions, load_questions
+from evalkit.questions import Questions, load_problems, load_questions
 from evalkit.runs import SETTINGS, EvalRun, TrainRun, settings
 from evalkit.statistics import Interval, PairedDifference, holm, mean_interval, paired_differences
 from rewards.support.errors import UserError, did_you_mean
@@ -258,18 +258,13 @@ def _common_questions(
 ) -> dict[str, Questions]:
     """The questions that all runs answered, in one order; other questions are refused or, allowed, left out."""
     first = next(iter(loaded.values()))
-    sums = {
-        run.name: [d["benchmarks"][benchmark].get("checksum") for d in run.documents if benchmark in d["benchmarks"]]
-        for run in runs
-    }
     same_ids = all(np.array_equal(first.ids, part.ids) for part in loaded.values())
-    whole = {name: found[0] for name, found in sums.items() if len(found) == 1}
-    same_golds = len(set(whole.values())) <= 1
-    if same_ids and same_golds:
+    other_golds = _other_golds(benchmark, runs)
+    if same_ids and not other_golds:
         return loaded
     counts = "; ".join(f"{name}: {part.ids.size} questions" for name, part in loaded.items())
     if same_ids:
-        problem = f"the questions or golds of {benchmark} differ under the same ids (checksums {_by_run(whole)})"
+        problem = f"the golds of {benchmark} differ under the same ids ({other_golds})"
     else:
         problem = f"the questions of {benchmark} differ ({counts})"
     if not allow:
@@ -283,6 +278,28 @@ def _common_questions(
         raise UserError(f"these runs have no question of {benchmark} in common ({counts})")
     notes.append(f"not like for like: {problem}; compared on the {common.size} questions they share")
     return {name: part.take(np.isin(part.ids, common)) for name, part in loaded.items()}
+
+
+def _other_golds(benchmark: str, runs: list[EvalRun]) -> str:
+    """Say how two runs' golds of the same ids differ; empty where they do not. Checksums settle it where they can."""
+    sums = {
+        run.name: sorted(
+            str(d["benchmarks"][benchmark].get("checksum")) for d in run.documents if benchmark in d["benchmarks"]
+        )
+        for run in runs
+    }
+    if len({tuple(found) for found in sums.values()}) <= 1:
+        return ""
+    first, *rest = runs
+    golds = load_problems(first, benchmark)
+    for run in rest:
+        theirs = load_problems(run, benchmark)
+        if not golds or not theirs:
+            return f"checksums {_by_run(sums)}"
+        for question in golds.keys() & theirs.keys():
+            if golds[question][1] != theirs[question][1]:
+                return f"{question}: {first.name} {golds[question][1]}, {run.name} {theirs[question][1]}"
+    return ""
 
 
 def _table(

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.dynamics import completions_files
+from evalkit.questions import load_problems
 from evalkit.runs import EvalRun, TrainRun
 from rewards.support.errors import UserError
 
@@ -98,21 +99,6 @@ def _completion_size(runs: list[EvalRun]) -> float:
     return max(total / rows, 40.0) if rows else 40.0
 
 
-def read_problems(runs: list[EvalRun], benchmark: str) -> dict[str, tuple[str, str]]:
-    """id -> (question, gold) from the run folders' problems.parquet; empty where no run holds it."""
-    import pyarrow.parquet as pq
-
-    found: dict[str, tuple[str, str]] = {}
-    for run in runs:
-        for folder in run.folders:
-            path = folder / "problems.parquet"
-            if path.is_file():
-                for row in pq.read_table(path, use_threads=False).to_pylist():
-                    if row["benchmark"] == benchmark:
-                        found.setdefault(row["question_id"], (row["problem"], row["answer"]))
-    return found
-
-
 def choose_samples(
     runs: list[EvalRun],
     benchmark: str,
@@ -127,7 +113,9 @@ def choose_samples(
 
     ids [Q] and rates [R, Q] as in `rank_questions`; samples: completions a question of each run.
     """
-    problems = read_problems(runs, benchmark)
+    problems: dict[str, tuple[str, str]] = {}
+    for run in runs:
+        problems = load_problems(run, benchmark) | problems
     overhead = 60
     size = min(_completion_size(runs), LONGEST) + overhead
     affordable = int(budget / (size * len(runs) * len(ids)))

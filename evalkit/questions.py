@@ -152,3 +152,16 @@ def _rectangle(
     if np.any(offsets[rows + 1] - offsets[rows] < least):
         raise UserError(f"{path}: {name} is shorter than n; write the file again with gtpo eval --rescore")
     return values[offsets[rows][:, None] + np.arange(least)]
+
+
+def load_problems(run: EvalRun, benchmark: str) -> dict[str, tuple[str, str]]:
+    """id -> (question, gold) from the run's problems.parquet; empty where the run does not hold it."""
+    import pyarrow.parquet as pq
+
+    found: dict[str, tuple[str, str]] = {}
+    for folder in run.folders:
+        path = folder / "problems.parquet"
+        if path.is_file():
+            rows = pq.read_table(path, columns=["benchmark", "id", "problem", "answer"], use_threads=False).to_pylist()
+            found |= {row["id"]: (row["problem"] or "", row["answer"]) for row in rows if row["benchmark"] == benchmark}
+    return found

@@ -7,6 +7,7 @@ the eval runs made of it. Everything that makes a run unfit to read is a UserErr
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from rewards.support.files import read_json
 RESULTS = Path("results")
 """Where names are looked up: results/eval/NAME and results/train/NAME under the working directory."""
 TRAIN_SCHEMA_VERSION = 1
+SHARD = re.compile(r"-shard-\d+-of-\d+$")
+"""What `gtpo eval --shard i/n` appends to a run's name; the shards of one name are compared as one run."""
 SCORINGS = ("strict", "lenient")
 
 
@@ -88,8 +91,7 @@ def find_runs(names: list[str], *, allow_incomplete: bool = False) -> tuple[list
     evals: list[EvalRun] = []
     trains: dict[Path, TrainRun] = {}
     notes: list[str] = []
-    for given in names:
-        folder = _resolve(given)
+    for given, folder in [(name, place) for name in names for place in _resolve(name)]:
         if (folder / "run.json").is_file() and not (folder / "eval.json").is_file():
             train = read_train_run(folder)
             if not train.complete:
@@ -97,7 +99,7 @@ def find_runs(names: list[str], *, allow_incomplete: bool = False) -> tuple[list
             trains[folder.resolve()] = train
             found = _eval_runs_of(train, notes)
             if found:
-                evals.append(_joined(train.name, [replace(run, train=train) for run in found]))
+                evals.append(_joined_for(train, found, notes))
             else:
                 notes.append(f"{train.name}: no eval run yet, training dynamics only (gtpo eval {given})")
         else:
@@ -110,29 +112,32 @@ def find_runs(names: list[str], *, allow_incomplete: bool = False) -> tuple[list
     return _one_line_a_name(evals, notes), list(trains.values()), notes
 
 
-def _resolve(given: str) -> Path:
-    """A folder from a path to it, to its eval.json, or from a name under results/."""
+def _resolve(given: str) -> list[Path]:
+    """A folder from a path to it, to its eval.json, or from a name under results/; a name may stand for shards."""
     path = Path(given)
     if path.name in ("eval.json", "run.json") and path.is_file():
-        return path.parent
+        return [path.parent]
     if path.is_dir() and any((path / part).exists() for part in ("eval.json", "run.json", "samples", "metrics.jsonl")):
-        return path
+        return [path]
     places = [RESULTS / kind / given for kind in ("eval", "train")]
     there = [place for place in places if place.is_dir()]
     if len(there) == 2:
         # Evaluating a train run under its own name is the usual case; the train run then stands for both.
-        run = _peek(there[0] / "eval.json")
-        if _names_train_run(run, there[1]):
-            return there[1]
+        if _names_train_run(_peek(there[0] / "eval.json"), there[1]):
+            return [there[1]]
         raise UserError(f'"{given}" is an eval run and another train run: give the path, {there[0]} or {there[1]}')
     if there:
-        return there[0]
+        return there
+    evals = _folders(RESULTS / "eval")
+    shards = [folder for folder in evals if SHARD.search(folder.name) and SHARD.sub("", folder.name) == given]
+    if shards:
+        return shards
     if path.is_dir():
         raise UserError(f"{path}: neither an eval run (eval.json) nor a train run (run.json)")
-    known = [entry.name for place in places for entry in _folders(place.parent)]
-    hint = did_you_mean(given, known)
+    known = [entry.name for entry in evals + _folders(RESULTS / "train")]
     raise UserError(
-        f'no run "{given}": no such folder, and none of that name in {RESULTS}/eval or {RESULTS}/train.{hint}'
+        f'no run "{given}": no such folder, and none of that name in {RESULTS}/eval or {RESULTS}/train.'
+        f"{did_you_mean(given, known)}"
     )
 
 
@@ -174,6 +179,8 @@ def read_eval_run(folder: Path, *, allow_incomplete: bool = False, notes: list[s
     if not isinstance(document.get("benchmarks"), dict):
         raise UserError(f"{path}: no benchmarks; not an eval run's summary")
     name = str(document.get("name") or folder.resolve().name)
+    if document.get("shard"):
+        name = SHARD.sub("", name)
     if document.get("status") != "complete":
         command = document.get("command")
         if isinstance(command, list):
@@ -274,6 +281,33 @@ def settings(run: EvalRun) -> dict[str, Any]:
     return values
 
 
+def _joined_for(train: TrainRun, found: list[EvalRun], notes: list[str]) -> EvalRun:
+    """The eval runs of a train run as one line; UserError where two measured the same thing."""
+    try:
+        return _check_shards(_joined(train.name, [replace(run, train=train) for run in found]), notes)
+    except _Overlap:
+        names = ", ".join(str(run.folders[0]) for run in found)
+        raise UserError(
+            f'train run "{train.name}" has {len(found)} eval runs of the same questions ({names}): name the one to '
+            "compare"
+        ) from None
+
+
+class _Overlap(UserError):
+    """Two runs that would have to be one."""
+
+
+def _check_shards(run: EvalRun, notes: list[str]) -> EvalRun:
+    """Note which shards of a run are missing."""
+    shards = [str(document["shard"]) for document in run.documents if document.get("shard")]
+    for total in sorted({shard.partition("/")[2] for shard in shards}):
+        have = {shard.partition("/")[0] for shard in shards if shard.endswith(f"/{total}")}
+        missing = [str(i) for i in range(1, int(total) + 1) if str(i) not in have]
+        if missing:
+            notes.append(f"{run.name}: shard {', '.join(missing)} of {total} is missing, the other questions are used")
+    return run
+
+
 def _one_line_a_name(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
     """Join shards and other disjoint parts of one name; refuse a name that two different runs carry."""
     lines: list[EvalRun] = []
@@ -284,10 +318,10 @@ def _one_line_a_name(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
             twice = next(folder for folder in folders if folders.count(folder) > 1)
             raise UserError(f'run "{name}" is given twice ({twice}); name it once')
         if len(same) > 1:
-            lines.append(_joined(name, same))
+            lines.append(_check_shards(_joined(name, same), notes))
             notes.append(f"{name}: {len(same)} parts joined ({', '.join(str(run.folders[0]) for run in same)})")
         else:
-            lines.append(same[0])
+            lines.append(_check_shards(same[0], notes))
     return lines
 
 
@@ -299,7 +333,7 @@ def _joined(name: str, parts: list[EvalRun]) -> EvalRun:
     first = settings(parts[0])
     differing = [key for key in SETTINGS if any(settings(part)[key] != first[key] for part in parts[1:])]
     if differing:
-        raise UserError(
+        raise _Overlap(
             f'two runs are called "{name}" ({places}) and differ in {", ".join(differing)}: rename one (its eval.json '
             "carries the name) or pass the folder of the one you mean"
         )
@@ -308,7 +342,7 @@ def _joined(name: str, parts: list[EvalRun]) -> EvalRun:
         for part in parts:
             ids = load_questions(part, benchmark, "strict").ids.tolist() if benchmark in part.benchmarks else []
             if not seen.isdisjoint(ids):
-                raise UserError(
+                raise _Overlap(
                     f'two runs are called "{name}" and share questions of {benchmark} ({places}): rename one (its '
                     "eval.json carries the name) or pass the folder of the one you mean"
                 )

@@ -1,8 +1,8 @@
-"""Eval and train runs on disk for tests, written through evalkit/schema.py as `gtpo eval` writes them."""
+"""Eval and train runs on disk for tests: completions made up here, scored and stored by what `gtpo eval` uses."""
 
 from __future__ import annotations
 
-import hashlib
+import atexit
 import json
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from evalkit.metrics import maj_at_all_k, pass_at_all_k
-from evalkit.schema import EVAL_SCHEMA_VERSION, QUESTION_SCHEMA, SAMPLE_SCHEMA
-from evalkit.statistics import mean_interval
+from evalkit.benchmarks import checksum
+from evalkit.engines.base import Generation
+from evalkit.run import finish
+from evalkit.schema import EVAL_SCHEMA_VERSION
+from evalkit.scoring import score
+from evalkit.store import RunFolder
+from rewards.data.problems import Problem
+from rewards.verify import Verifier
 
 HOSTILE = "</script><script>window.hostile = true</script><img src=x onerror='window.hostile = true'>"
 
@@ -29,9 +34,9 @@ def write_eval(
     train_run: str | None = None,
     questions_seed: int = 7,
     subjects: tuple[str, ...] = (),
-    samples: bool = True,
     hostile: bool = False,
     skip: int = 0,
+    golds_from: int = 1,
     **settings: Any,
 ) -> Path:
     """Write a complete eval run whose model solves question q with chance sigmoid(difficulty_q + skill)."""
@@ -57,85 +62,45 @@ def write_eval(
         for part in path:
             place = place[part]
         place[last] = value
-    question_rows: dict[str, list] = {name: [] for name in QUESTION_SCHEMA.names}
-    sample_rows: dict[str, list] = {name: [] for name in SAMPLE_SCHEMA.names}
-    for benchmark, count in (benchmarks or {"arithmetic": 60}).items():
-        difficulty = np.random.default_rng([questions_seed, count]).normal(0.3, 1.8, size=count)
-        rng = np.random.default_rng([seed, count])
-        chance = 1 / (1 + np.exp(-difficulty - skill))
-        ids = [f"{benchmark}/{i:05d}" for i in range(skip, skip + count)]
-        entry: dict[str, Any] = {
-            "source": "generated",
-            "questions": count,
-            "samples": count * n,
-            "checksum": hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16],
-            "excluded": [],
-        }
-        lenient_correct = rng.binomial(n, chance)
-        correct = rng.binomial(lenient_correct, min(1.0, 0.85 + 0.05 * skill))
-        format_ok = np.maximum(correct, rng.binomial(n, 0.9, size=count))
-        for scoring, right in (("strict", correct), ("lenient", lenient_correct)):
-            wrong = n - right
-            silent = np.minimum(wrong, n - format_ok) if scoring == "strict" else np.zeros_like(wrong)
-            classes = wrong - silent
-            votes = [[v for v in (w - w // 2 - w // 4, w // 2, w // 4) if v] for w in classes.tolist()]
-            passes = pass_at_all_k([n] * count, right.tolist())
-            majority = maj_at_all_k(votes, right.tolist(), silent.tolist())
-            question_rows["benchmark"] += [benchmark] * count
-            question_rows["question_id"] += ids
-            question_rows["scoring"] += [scoring] * count
-            question_rows["subject"] += [subjects[i % len(subjects)] if subjects else None for i in range(count)]
-            question_rows["level"] += [None] * count
-            question_rows["n"] += [n] * count
-            question_rows["correct"] += right.tolist()
-            question_rows["abstentions"] += silent.tolist()
-            question_rows["votes"] += votes
-            question_rows["pass_at_k"] += list(passes)
-            question_rows["maj_at_k"] += list(majority)
-            question_rows["format_ok"] += format_ok.tolist()
-            question_rows["truncated"] += [0] * count
-            question_rows["mean_tokens"] += [20.0] * count
-            block = {
-                "pass@k": {str(k): mean_interval(passes[:, k - 1])._asdict() for k in range(1, n + 1)},
-                "maj@k": {str(k): mean_interval(majority[:, k - 1])._asdict() for k in range(1, n + 1)},
-                "no_answer_rate": 0.0,
-                "verdicts": {"CORRECT": int(right.sum()), "INCORRECT": int(wrong.sum())},
-            }
-            entry[scoring] = block
-            if scoring == document["scoring"]:
-                entry |= block
-        entry |= {"format_rate": float(format_ok.sum() / (n * count)), "truncation_rate": 0.0, "mean_tokens": 20.0}
-        document["benchmarks"][benchmark] = entry
-        if samples:
-            for q, question in enumerate(ids):
+    if not hasattr(write_eval, "verifier"):
+        write_eval.verifier = Verifier(workers=1).__enter__()
+        atexit.register(write_eval.verifier.__exit__, None, None, None)
+    with RunFolder(folder) as run:
+        for benchmark, count in (benchmarks or {"arithmetic": 60}).items():
+            difficulty = np.random.default_rng([questions_seed, count]).normal(0.3, 1.8, size=count)
+            rng = np.random.default_rng([seed, count])
+            problems = [
+                Problem(
+                    f"{benchmark}/{i:05d}",
+                    f"What is {i} + {golds_from}?",
+                    str(i + golds_from),
+                    subject=subjects[i % len(subjects)] if subjects else "",
+                )
+                for i in range(skip, skip + count)
+            ]
+            right = rng.random((count, n)) < 1 / (1 + np.exp(-difficulty - skill))[:, None]
+            form = rng.random((count, n)) < 0.9
+            slip = rng.integers(1, 4, size=(count, n))
+            generations = []
+            for q, problem in enumerate(problems):
                 for j in range(n):
-                    right, ok = j < correct[q], j < format_ok[q]
-                    answer = str(q if right else q + 1 + j % 3)
-                    text = f"<reasoning>{folder.name} works on {q}.</reasoning><answer>{answer}</answer>"
+                    answer = int(problem.answer) + (0 if right[q, j] else slip[q, j])
+                    text = f"<reasoning>\n{folder.name} works on it.\n</reasoning>\n<answer>{answer}</answer>"
+                    if not form[q, j]:
+                        text = f"I think the answer is {answer}"
                     if hostile and q == 0 and j == 0:
-                        text += HOSTILE
-                    values = {
-                        "benchmark": benchmark,
-                        "question_id": question,
-                        "sample_index": j,
-                        "completion": text if ok else f"I think {answer}",
-                        "answer_strict": answer if ok else None,
-                        "verdict_strict": "CORRECT" if right else "INCORRECT" if ok else "NO_ANSWER",
-                        "answer_lenient": answer,
-                        "verdict_lenient": "CORRECT" if j < lenient_correct[q] else "INCORRECT",
-                        "format_ok": bool(ok),
-                        "tokens": 20 + j,
-                        "finish_reason": "stop",
-                        "seed": j,
-                    }
-                    for name, value in values.items():
-                        sample_rows[name].append(value)
-    folder.mkdir(parents=True)
-    (folder / "eval.json").write_text(json.dumps(document, indent=2))
-    pq.write_table(pa.table(question_rows, schema=QUESTION_SCHEMA), folder / "questions.parquet")
-    if samples:
-        (folder / "samples").mkdir()
-        pq.write_table(pa.table(sample_rows, schema=SAMPLE_SCHEMA), folder / "samples" / "part-00000.parquet")
+                        text = HOSTILE + text
+                    generations.append(Generation(benchmark, problem.id, j, text, 20 + j, "stop", j))
+            rows = score(generations, {(benchmark, p.id): p.answer for p in problems}, write_eval.verifier)
+            run.append(rows)
+            run.add_problems({benchmark: problems})
+            document["benchmarks"][benchmark] = {
+                "source": "generated", "questions": count, "checksum": checksum(problems), "excluded": []
+            }  # fmt: skip
+        status, verifier, version = document["status"], document["verifier"], document["schema_version"]
+        finish(run, document, document["scoring"], write_eval.verifier)
+        # What a test asks for instead of what a finished run says.
+        run.write_record(document | {"status": status, "verifier": verifier, "schema_version": version})
     return folder
 
 
@@ -200,7 +165,7 @@ def _logged_group(rng: np.random.Generator, step: int, group: int) -> pa.Table:
     rows: dict[str, list] = {
         name: []
         for name in (
-            "step", "group", "completion", "prompt", "tokens", "weight", "advantage", "entropy", "kept",
+            "step", "group", "completion_index", "prompt", "tokens", "weight", "advantage", "entropy", "kept",
             "reward_final_reward",
         )
     }  # fmt: skip

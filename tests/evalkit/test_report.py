@@ -137,6 +137,17 @@ def test_train_run_stands_for_its_eval_run(home: Path) -> None:
     assert (runs[0].name, trains[0].name) == ("gtpo-eval", "gtpo")
 
 
+def test_train_run_with_two_evaluations(tmp_path: Path) -> None:
+    write_train(tmp_path / "results/train/run", steps=60)
+    write_eval(tmp_path / "results/eval/run", benchmarks={"arithmetic": 10}, train_run="run")
+    write_eval(tmp_path / "results/eval/run-hard", benchmarks={"hard": 10}, train_run="run")
+    ran = gtpo("compare", "run", "--format", "json", cwd=tmp_path)
+    assert [table["benchmark"] for table in json.loads(ran.stdout)["tables"]] == ["arithmetic", "hard"]
+    write_eval(tmp_path / "results/eval/run-again", benchmarks={"hard": 10}, train_run="run", seed=1)
+    ran = gtpo("compare", "run", cwd=tmp_path)
+    assert_refused(ran, 'train run "run" has 3 eval runs of the same questions', "eval/run-again")
+
+
 def test_train_run_alone_shows_its_training(tmp_path: Path) -> None:
     write_train(tmp_path / "results/train/alone", steps=60)
     ran = gtpo("compare", "alone", "--html", "page.html", cwd=tmp_path)
