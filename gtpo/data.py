@@ -9,6 +9,7 @@ SFT targets are in the published format; GSM8K's reasoning keeps its `<<48/2=24>
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtpo.config.resolve import training_source
 from gtpo.config.schema import TrainConfig
+from gtpo.steps import require_a_round
 from gtpo.tiny import damage_target
 from rewards.data.problems import Problem, load_source
 from rewards.data.prompt import chat_messages, target_text
@@ -200,10 +202,11 @@ def training_dataset(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) ->
     """Return the dataset for TRL, in the order of training, and the report of counts.
 
     Columns: id, prompt (messages), answer (bare gold); sft: id, prompt, answer, completion. Raises UserError where
-    the source cannot be read or no row is usable.
+    the source cannot be read, no row is usable, or the usable ones do not fill one round of sampling.
     """
     from datasets import Dataset
 
     problems, source = load_problems(config)
     rows, report = select(problems, config, tokenizer, source)
+    require_a_round(config, len(rows), int(os.environ.get("WORLD_SIZE", "1")))
     return Dataset.from_list(rows), report

@@ -21,6 +21,7 @@ from gtpo.config.schema import TrainConfig
 from gtpo.forecast import Forecast, forecast
 from gtpo.preflight import is_local
 from gtpo.shapes import find_shape
+from gtpo.steps import optimiser_steps, require_a_round
 from rewards.support.errors import UserError
 from rewards.support.files import read_json
 
@@ -85,23 +86,21 @@ def _steps(config: TrainConfig, rows: int | None, world_size: int) -> dict[str, 
     training = config.training
     examples = training.per_device_train_batch_size * training.gradient_accumulation_steps * world_size
     steps: dict[str, Any] = {"processes": world_size}
-    per_step: float = examples
     if config.method == "sft":
         steps["examples_per_step"] = examples
         steps["tokens_per_step_at_most"] = examples * config.model.max_seq_length
     else:
-        per_step = examples / training.num_generations
         completion = training.max_completion_length or 0
         steps |= {
-            "prompts_per_step": per_step,
+            "prompts_per_step": examples / training.num_generations,
             "completions_per_step": examples,
             "completion_tokens_per_step_at_most": examples * completion,
             "tokens_per_step_at_most": examples * (completion + training.max_prompt_length),
         }
-    if training.max_steps > 0:
-        steps["steps"] = training.max_steps
-    elif rows is not None:
-        steps["steps"] = math.ceil(rows * training.num_train_epochs * training.num_iterations / per_step)
+    if rows is not None:
+        require_a_round(config, rows, world_size)
+    if rows is not None or training.max_steps > 0:
+        steps["steps"] = optimiser_steps(config, rows or 0, world_size)
     return steps
 
 

@@ -93,12 +93,17 @@ class ModelShape:
 
 _LLAMA_8B = ModelShape(128256, 4096, 14336, 32, 32, 8, 128, tied=False)
 
-PUBLISHED_MODELS: dict[str, ModelShape] = {
+KNOWN_MODELS: dict[str, ModelShape] = {
     "meta-llama/llama-3.1-8b-instruct": _LLAMA_8B,
     "meta-llama/meta-llama-3.1-8b-instruct": _LLAMA_8B,  # as the published file has it
+    "meta-llama/llama-3.2-1b-instruct": ModelShape(128256, 2048, 8192, 16, 32, 8, 64, tied=True),
+    "meta-llama/llama-3.2-3b-instruct": ModelShape(128256, 3072, 8192, 28, 24, 8, 128, tied=True),
+    "qwen/qwen2.5-0.5b-instruct": ModelShape(151936, 896, 4864, 24, 14, 2, 64, tied=True, attention_bias=True),
+    "qwen/qwen2.5-1.5b-instruct": ModelShape(151936, 1536, 8960, 28, 12, 2, 128, tied=True, attention_bias=True),
     "qwen/qwen2.5-3b-instruct": ModelShape(151936, 2048, 11008, 36, 16, 2, 128, tied=True, attention_bias=True),
+    "qwen/qwen2.5-7b-instruct": ModelShape(152064, 3584, 18944, 28, 28, 4, 128, tied=False, attention_bias=True),
 }
-"""The two models of the paper by Hub name in lower case, known offline."""
+"""Dimensions by Hub name in lower case, known offline: the paper's two models and their smaller and larger kin."""
 
 
 class Part(NamedTuple):

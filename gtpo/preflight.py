@@ -9,6 +9,7 @@ from gtpo.config.resolve import training_source
 from gtpo.config.schema import TrainConfig
 from gtpo.data import load_problems, select
 from gtpo.shapes import weights_folder
+from gtpo.steps import require_a_round
 
 
 def is_local(config: TrainConfig) -> bool:
@@ -24,4 +25,5 @@ def preflight(config: TrainConfig, results: Path = Path("results")) -> None:
         weights_folder(config.model.model_name, results)
     if is_local(config):
         problems, source = load_problems(config)
-        select(problems, config, None, source)
+        rows, _ = select(problems, config, None, source)
+        require_a_round(config, len(rows), int(os.environ.get("WORLD_SIZE", "1")))

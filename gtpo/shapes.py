@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.config.schema import TrainConfig
-from gtpo.forecast import PUBLISHED_MODELS, ModelShape
+from gtpo.forecast import KNOWN_MODELS, ModelShape
 from rewards.support.errors import UserError
 from rewards.support.files import read_json
 
@@ -87,7 +87,7 @@ def find_shape(config: TrainConfig, model_name: str | None = None) -> tuple[Mode
             if file.name == "adapter_config.json":
                 return find_shape(config, str(values.get("base_model_name_or_path")))
             return shape_of_config(values), str(file)
-    if known := PUBLISHED_MODELS.get(name.lower()):
+    if known := KNOWN_MODELS.get(name.lower()):
         return known, "embedded table"
     return _from_hub(name)
 

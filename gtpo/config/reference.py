@@ -13,6 +13,7 @@ from typing import Any
 from gtpo.config.flags import SHORTCUTS
 from gtpo.config.leaves import Leaf, leaves, sections
 from gtpo.config.published import REWARDS, RUNTIME, TRAINERS
+from gtpo.presets import PRESETS
 
 INTRODUCTION = """\
 <!-- Written by `python -m gtpo.config.reference` from gtpo/config/schema.py. Edit the schema, not this file. -->
@@ -38,8 +39,14 @@ def _default(leaf: Leaf) -> str:
         return "the file's name"
     if leaf.key == "dataset.system_instruction":
         return "the published prompt"
+    if leaf.key.startswith("objective.") and leaf.key != "objective.preset":
+        return f"the preset's; gtpo: {_word(getattr(PRESETS['gtpo'], leaf.key.removeprefix('objective.')))}"
     if leaf.required:
         return "required"
+    return _word(value)
+
+
+def _word(value: Any) -> str:
     if value is None:
         return "unset"
     if isinstance(value, bool):

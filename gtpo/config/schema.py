@@ -90,9 +90,10 @@ class ModelSection(Section):
     build: BuiltModel | None = None
     """Build this model from scratch instead of loading one."""
     backend: Literal["transformers", "unsloth"] = "transformers"
-    """Who loads the model; `unsloth` needs the `unsloth` extra and a GPU."""
+    """Who loads the model; `unsloth` needs the package unsloth and a GPU."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """`auto`: bfloat16 where the device has it, float32 on a CPU."""
+    """Of the base weights. `auto`: float32 on a CPU; on a GPU bfloat16 where they are frozen (LoRA), and float32
+    computing in bfloat16 where they are trained, so that small updates are not rounded away."""
     max_seq_length: int = Field(2048, ge=16)
     """Prompt and completion together, in tokens."""
     max_prompt_length: int | None = Field(None, ge=1)
@@ -194,7 +195,8 @@ class TrainerSection(Section):
     """Trainer class and rewards by dotted path."""
 
     class_path: str | None = None
-    """`package.module.Class` of a trainer of your own; unset takes the method's."""
+    """`package.module.Class` of a trainer of your own, a subclass of gtpo.GTPOTrainer, trl.GRPOTrainer (method grpo) or
+    trl.SFTTrainer (method sft); unset takes the method's."""
     reward_funcs: list[str] = ["rewards.final_reward"]
     """Reward functions by dotted path (`package.module.name` or `package.module:name`)."""
     reward_weights: list[float] | None = None
@@ -243,7 +245,7 @@ class GtpoRuntimeSection(Section):
 
 
 class ObjectiveBase(Section):
-    """A preset of docs/method.md and any field of `gtpo.presets.Objective` to vary."""
+    """A preset of docs/method.md and any field of `gtpo.presets.Objective` to vary; unset fields are the preset's."""
 
     preset: str | None = None
     """Unset: the method's own (`gtpo`, `grpo`; sft has none)."""
@@ -298,7 +300,7 @@ class TrainConfig(Section):
     """One training run. `load_config` returns it resolved: every value that follows from others filled in."""
 
     run_name: str = Field(pattern=r"^\w[^/\\\x00-\x1f]{0,199}$")
-    """Names the run folder results/train/<run_name>; unset takes the config file's name."""
+    """Names the run's folder in results/train/; unset takes the config file's name."""
     method: Method = "gtpo"
     """gtpo, or one of the baselines on TRL's own trainers: grpo, sft."""
     env: EnvSection = EnvSection()

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from gtpo.config import load_config
-from gtpo.forecast import GIB, PUBLISHED_MODELS, SAVED, Forecast, ModelShape, Part, activation_bytes, forecast
+from gtpo.forecast import GIB, KNOWN_MODELS, SAVED, Forecast, ModelShape, Part, activation_bytes, forecast
 from gtpo.shapes import find_shape, shape_of_config
 
-LLAMA = PUBLISHED_MODELS["meta-llama/llama-3.1-8b-instruct"]
-QWEN = PUBLISHED_MODELS["qwen/qwen2.5-3b-instruct"]
+LLAMA = KNOWN_MODELS["meta-llama/llama-3.1-8b-instruct"]
+QWEN = KNOWN_MODELS["qwen/qwen2.5-3b-instruct"]
 RECIPE = Path(__file__).resolve().parents[2] / "configs" / "paper" / "llama-gsm8k-gtpo-g8.yaml"
 
 
@@ -26,9 +26,20 @@ def parts(config: Any, shape: ModelShape = LLAMA) -> dict[str, float]:
     return {part.name: part.gib for part in forecast(config, shape).parts}
 
 
-def test_parameters_of_the_published_models() -> None:
-    assert LLAMA.parameters == 8_030_261_248
-    assert QWEN.parameters == 3_085_938_688
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("meta-llama/llama-3.1-8b-instruct", 8_030_261_248),
+        ("meta-llama/llama-3.2-1b-instruct", 1_235_814_400),
+        ("meta-llama/llama-3.2-3b-instruct", 3_212_749_824),
+        ("qwen/qwen2.5-0.5b-instruct", 494_032_768),
+        ("qwen/qwen2.5-1.5b-instruct", 1_543_714_304),
+        ("qwen/qwen2.5-3b-instruct", 3_085_938_688),
+        ("qwen/qwen2.5-7b-instruct", 7_615_616_512),
+    ],
+)
+def test_parameters_are_those_on_the_model_cards(name: str, parameters: int) -> None:
+    assert KNOWN_MODELS[name].parameters == parameters
 
 
 @pytest.mark.parametrize(("rank", "millions"), [(16, 29.9), (32, 59.9), (64, 119.7)])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gtpo.config import TrainConfig, load_config
-from gtpo.forecast import PUBLISHED_MODELS, forecast
+from gtpo.forecast import KNOWN_MODELS, forecast
 from gtpo.shapes import find_shape
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +64,7 @@ def test_paper_recipe_is_what_its_name_says(base: str, run: str) -> None:
     training, model = config.training, config.model
     llama = "llama" in base
     assert model.model_name == ("meta-llama/Llama-3.1-8B-Instruct" if llama else "Qwen/Qwen2.5-3B-Instruct")
-    assert model.model_name.lower() in PUBLISHED_MODELS
+    assert model.model_name.lower() in KNOWN_MODELS
     assert (model.lora_rank, model.lora_alpha) == ((128, 128) if llama else (64, 64))
     assert model.load_in_4bit
     assert model.max_seq_length - training.max_prompt_length == 1500

@@ -1,0 +1,79 @@
+"""Prompts per round and optimiser steps, against what TRL and transformers make of the same config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gtpo.config import load_config
+from gtpo.steps import optimiser_steps, prompts_per_round, require_a_round
+from rewards.support.errors import UserError
+
+
+def config_of(folder: Path, **overrides: Any) -> Any:
+    path = folder / "run.yaml"
+    path.write_text(
+        "model:\n  build: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 1}\n"
+        "  max_seq_length: 96\ntraining:\n  max_prompt_length: 80\n"
+    )
+    dotted = {f"training.{key}": value for key, value in overrides.items() if key != "method"}
+    dotted["method"] = overrides.get("method", "gtpo")
+    return load_config(path, dotted, say=lambda line: None, world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulation", "rounds", "iterations", "rows", "epochs"),
+    [(8, 1, None, 1, 20, 1), (16, 2, None, 1, 21, 1), (4, 2, None, 1, 9, 2), (8, 1, 2, 1, 9, 1), (8, 2, 1, 1, 9, 1),
+     (16, 1, None, 2, 7, 1.5), (8, 3, None, 1, 10, 1), (4, 2, 4, 2, 11, 1)],
+)  # fmt: skip
+def test_steps_are_those_of_the_trainer(
+    tmp_path: Path, batch: int, accumulation: int, rounds: int | None, iterations: int, rows: int, epochs: float
+) -> None:
+    from gtpo.data import Problem, select
+    from gtpo.run_trainers import GTPORun
+    from gtpo.tiny import build_tiny_model
+    from gtpo.trainer_args import trainer_arguments
+
+    config = config_of(
+        tmp_path,
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=accumulation,
+        steps_per_generation=rounds,
+        num_iterations=iterations,
+        num_train_epochs=epochs,
+    )
+    from datasets import Dataset
+
+    problems = [Problem(str(n), f"{n}+1", str(n + 1)) for n in range(rows)]
+    data = Dataset.from_list(select(problems, config, None, "mine")[0])
+    model, tokenizer = build_tiny_model(config.model.build, max_seq_length=96, seed=0)
+    arguments = trainer_arguments(config, tmp_path / "checkpoints")
+    assert arguments.generation_batch_size // arguments.num_generations == prompts_per_round(config, 1)
+    trainer = GTPORun(
+        model=model,
+        args=arguments,
+        reward_funcs=[lambda completions, **columns: [0.0] * len(completions)],
+        train_dataset=data,
+        processing_class=tokenizer,
+        extra_state=dict,
+    )
+    loader = trainer.get_train_dataloader()
+    _, _, _, _, _, _, steps = trainer.set_initial_training_values(arguments, loader)
+    assert optimiser_steps(config, rows, 1) == steps
+
+
+def test_sft_steps_and_max_steps(tmp_path: Path) -> None:
+    config = config_of(tmp_path, method="sft", per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    assert optimiser_steps(config, 33, 1) == 5  # 9 micro-batches, two a step
+    assert optimiser_steps(config, 33, 2) == 3
+    assert optimiser_steps(config_of(tmp_path, max_steps=7), 1000, 1) == 7
+
+
+def test_too_few_rows_for_a_round_are_refused(tmp_path: Path) -> None:
+    config = config_of(tmp_path, per_device_train_batch_size=16)
+    require_a_round(config, 2, 1)
+    with pytest.raises(UserError, match="2 usable problems do not fill one round of sampling, which takes 4"):
+        require_a_round(config, 2, 2)
+    require_a_round(config_of(tmp_path, method="sft"), 1, 8)
