@@ -9,13 +9,12 @@ the first step on.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from gtpo.presets import LN2, Objective
+from gtpo.objective import LN2, Objective, filter_is_active
 
 SAMPLES = 100
 """Training samples on which H_ini is measured (the paper's number)."""
@@ -60,18 +59,6 @@ def calibrate_initial_entropy(
     return Calibration(total / len(chosen), len(chosen))
 
 
-def gate_active(objective: Objective, initial_entropy: float | None) -> bool:
-    """Return whether the entropy gate filters: always, never, or (`auto`) iff H_ini < ln 2.
-
-    Raises ValueError where `auto` has no H_ini to decide by.
-    """
-    if objective.filter != "auto":
-        return objective.filter == "always"
-    if initial_entropy is None or not math.isfinite(initial_entropy):
-        raise ValueError(f"filter 'auto' needs the initial entropy H_ini; it is {initial_entropy}")
-    return initial_entropy < LN2
-
-
 def describe_gate(objective: Objective, calibration: Calibration | None) -> str:
     """Return the gate's decision in one line, e.g. `entropy filter on: H_ini 0.420 < ln 2 = 0.693 (100 samples)`."""
     if objective.filter != "auto":
@@ -79,7 +66,7 @@ def describe_gate(objective: Objective, calibration: Calibration | None) -> str:
             f"entropy filter {'on' if objective.filter == 'always' else 'off'} (objective.filter: {objective.filter})"
         )
     assert calibration is not None
-    active = gate_active(objective, calibration.initial_entropy)
+    active = filter_is_active(objective, calibration.initial_entropy)
     fewer = "" if calibration.samples >= SAMPLES else f", all there are; the paper takes {SAMPLES}"
     return (
         f"entropy filter {'on' if active else 'off'}: H_ini {calibration.initial_entropy:.3f} "

@@ -7,36 +7,14 @@ and shows the first traceback.
 
 from __future__ import annotations
 
-import importlib
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from rewards.support.errors import UserError, did_you_mean
-
-RewardFunction = Callable[..., Sequence[float | None]]
+from rewards.loading import RewardFunction, load_rewards
 
 _NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "environments")
-
-
-def load_dotted(path: str, key: str) -> Any:
-    """Import `package.module.name` or `package.module:name`. Raises UserError naming the config key."""
-    module_name, _, name = path.partition(":") if ":" in path else path.rpartition(".")
-    if not module_name or not name:
-        raise UserError(f"{key}: {path!r} is no dotted path (package.module.name)")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # a user's own module beside the config, as with `python -m`
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as fault:
-        raise UserError(f"{key}: cannot import {module_name} for {path!r}: {fault}") from None
-    try:
-        return getattr(module, name)
-    except AttributeError:
-        public = [entry for entry in vars(module) if not entry.startswith("_")]
-        raise UserError(f"{key}: {module_name} has no {name}.{did_you_mean(name, public)}") from None
 
 
 class GuardedReward:
@@ -87,12 +65,7 @@ class GuardedReward:
             )
 
 
-def load_rewards(paths: Sequence[str]) -> list[GuardedReward]:
-    """Import the reward functions of `trainer.reward_funcs`. Raises UserError for a path that does not import."""
-    loaded = []
-    for path in paths:
-        function = load_dotted(path, "trainer.reward_funcs")
-        if not callable(function):
-            raise UserError(f"trainer.reward_funcs: {path!r} is no function")
-        loaded.append(GuardedReward(function))
-    return loaded
+def guarded_rewards(paths: Sequence[str], weights: Sequence[float] | None = None) -> list[GuardedReward]:
+    """Import the functions of `trainer.reward_funcs`. Raises UserError for a path or signature that does not work."""
+    loaded = load_rewards(paths, weights)
+    return [GuardedReward(function, name) for function, name in zip(loaded.functions, loaded.names, strict=True)]

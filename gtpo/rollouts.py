@@ -6,8 +6,7 @@ travel as extra rows of the batch dict:
 
     conflict_weights [B, L]   lambda
     conflict_forward, conflict_backward, conflict_union [B]   span lengths
-    scored [B] bool           the reward could be computed
-    varied [B] bool           the rewards of the completion's group differ
+    excluded [B] bool         outside the loss whatever the gate says: unscored, and by switch others
     row [B]                   index among all completions of the round, rank-major (group = row // G)
 """
 
@@ -19,10 +18,11 @@ from collections import defaultdict
 from typing import Any
 
 import torch
+from torch import Tensor
 from trl import GRPOTrainer
 
-from gtpo.plain_spans import conflict_weights
-from gtpo.presets import LN2
+from gtpo.conflict import conflict_weights
+from gtpo.objective import LN2, PRESETS, Objective, excluded_completions, group_advantages
 from rewards.completions import completion_text
 from rewards.format import format_score
 
@@ -30,8 +30,8 @@ from rewards.format import format_score
 class GroupStatistics(GRPOTrainer):
     """GRPOTrainer that logs `reward/*`, `entropy/*`, `conflict/*`, `groups/*` and `completions/*`."""
 
-    positive_weight = 2.0
-    combine: Any = "or"
+    objective: Objective = PRESETS["grpo"]
+    """Whose spans are logged; a subclass that trains with an objective sets its own."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.stopwatch: dict[str, float] = defaultdict(float)
@@ -61,22 +61,18 @@ class GroupStatistics(GRPOTrainer):
         self.stopwatch["time/generation"] += time.perf_counter() - begin
         return generated
 
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         begin = time.perf_counter()
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        rewards = self._mark_unscored(rewards)
-        mode = self._mode()
-        device = self.accelerator.device
+        rewards = self._mark_unscored(super()._calculate_rewards(inputs, prompts, completions, completion_ids_list))
         form = self.accelerator.gather(
-            torch.tensor([format_score(completion_text(c)) for c in completions], device=device, dtype=torch.float32)
+            torch.tensor([format_score(completion_text(text)) for text in completions], device=rewards.device)
         )
         accuracy = self._accuracy(rewards, form)
-        metrics = self._metrics[mode]
+        metrics = self._metrics[self._mode()]
         metrics["reward/format"].append(form.mean().item())
         if accuracy is not None:
             metrics["reward/accuracy"].append(accuracy.nanmean().item())
-        unscored = rewards.isnan().all(dim=1)
-        metrics["reward/unscored"].append(unscored.float().mean().item())
+        metrics["reward/unscored"].append(rewards.isnan().all(dim=1).float().mean().item())
         self.round = {
             "step": self.state.global_step + 1,
             "rewards": rewards,
@@ -87,11 +83,11 @@ class GroupStatistics(GRPOTrainer):
         self.stopwatch["time/reward"] += time.perf_counter() - begin
         return rewards
 
-    def _mark_unscored(self, rewards: torch.Tensor) -> torch.Tensor:
+    def _mark_unscored(self, rewards: Tensor) -> Tensor:
         """Hook: make whole rows NaN where a function failed. The public trainers keep TRL's meaning of None."""
         return rewards
 
-    def _accuracy(self, rewards: torch.Tensor, form: torch.Tensor) -> torch.Tensor | None:
+    def _accuracy(self, rewards: Tensor, form: Tensor) -> Tensor | None:
         """Return the accuracy reward [N], from the column that holds it or as `final_reward` less the format part."""
         names = self.reward_func_names
         if "accuracy_reward" in names:
@@ -100,51 +96,57 @@ class GroupStatistics(GRPOTrainer):
             return rewards[:, names.index("final_reward")] - form
         return None
 
+    def total_rewards(self) -> Tensor:
+        """Return the weighted sum of the round's rewards [N], NaN where no function gave one."""
+        rewards = self.round["rewards"]
+        total = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
+        return total.masked_fill(rewards.isnan().all(dim=1), math.nan)
+
+    def _advantages(self, local: Tensor, advantages: Tensor) -> Tensor:
+        """Hook: return the advantages [N] to train with; `advantages` [N] are TRL's, gathered over ranks."""
+        return advantages
+
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
-        mode = self._mode()
-        group = self._group_size()
-        accelerator = self.accelerator
+        accelerator, group, objective = self.accelerator, self._group_size(), self.objective
         local, length = batch["completion_ids"].shape
 
         # A group may span ranks, so its ids are brought together before its spans are sought.
-        ids, mask = batch["completion_ids"], batch["completion_mask"]
-        ids = accelerator.gather(accelerator.pad_across_processes(ids, dim=1))
-        mask = accelerator.gather(accelerator.pad_across_processes(mask, dim=1))
-        rewards = self.round["rewards"]
-        advantages = accelerator.gather(batch["advantages"])
+        ids = accelerator.gather(accelerator.pad_across_processes(batch["completion_ids"], dim=1))
+        mask = accelerator.gather(accelerator.pad_across_processes(batch["completion_mask"], dim=1)).bool()
+        mask[:, 0] = True  # TRL empties the mask of truncated completions that it leaves out
+        lengths = mask.sum(dim=1)
+        scored = group_advantages(objective, self.total_rewards(), group)
+        advantages = self._advantages(batch["advantages"], accelerator.gather(batch["advantages"]))
+        last = ids.gather(1, lengths[:, None] - 1)
+        ends = torch.tensor([*self.eos_token_ids, self._tokenizer.pad_token_id], device=ids.device)
+        truncated = ~torch.isin(last, ends).squeeze(1)
         spans = conflict_weights(
-            ids, mask.bool(), advantages, group, positive_weight=self.positive_weight, combine=self.combine
+            ids, mask, advantages, group, positive_weight=objective.positive_weight, combine=objective.combine
         )
-        totals = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
-        scored = ~rewards.isnan().all(dim=1)
-        by_group = totals.masked_fill(~scored, math.nan).view(-1, group)
-        low = torch.where(by_group.isnan(), math.inf, by_group).amin(dim=1)
-        high = torch.where(by_group.isnan(), -math.inf, by_group).amax(dim=1)
-        varied = ((high - low) > 1e-8).repeat_interleave(group)
+        weights = spans.weights if objective.conflict else torch.ones_like(spans.weights)
 
         mine = slice(accelerator.process_index * local, (accelerator.process_index + 1) * local)
-        batch["conflict_weights"] = spans.weights[mine, :length]
+        batch["advantages"] = advantages[mine].to(batch["advantages"].dtype)
+        batch["conflict_weights"] = weights[mine, :length]
         batch["conflict_forward"] = spans.forward[mine]
         batch["conflict_backward"] = spans.backward[mine]
         batch["conflict_union"] = spans.union[mine]
-        batch["scored"] = scored[mine]
-        batch["varied"] = varied[mine]
+        batch["excluded"] = excluded_completions(objective, scored, truncated)[mine]
         batch["row"] = torch.arange(len(ids), device=ids.device)[mine]
 
-        lengths = mask.sum(dim=1)
-        metrics = self._metrics[mode]
+        metrics = self._metrics[self._mode()]
         metrics["conflict/forward"].append(spans.forward.float().mean().item())
         metrics["conflict/backward"].append(spans.backward.float().mean().item())
-        metrics["conflict/fraction"].append((spans.union.sum() / lengths.sum().clamp(min=1)).item())
-        metrics["groups/zero_variance"].append(1.0 - varied.float().mean().item())
+        metrics["conflict/fraction"].append((spans.union.sum() / lengths.sum()).item())
+        metrics["groups/zero_variance"].append(scored.zero_variance.float().mean().item())
         metrics["completions/length"].append(metrics["completions/mean_length"][-1])
         metrics["completions/truncated"].append(metrics["completions/clipped_ratio"][-1])
         self.round |= {
             "ids": ids,
-            "mask": mask.bool(),
+            "mask": mask,
             "advantages": advantages,
-            "weights": spans.weights,
+            "weights": weights,
             "entropy": torch.full_like(advantages, math.nan),
             "kept": torch.ones_like(advantages, dtype=torch.bool),
         }
@@ -152,13 +154,12 @@ class GroupStatistics(GRPOTrainer):
 
     # -- the loss --------------------------------------------------------------------------------------------------
 
-    def _note_completions(self, rows: torch.Tensor, entropy: torch.Tensor, kept: torch.Tensor | None) -> None:
+    def _note_completions(self, rows: Tensor, entropy: Tensor, kept: Tensor | None) -> None:
         """Log the entropies [B] of a micro-batch (nats, mean over each completion's tokens) and the gate's choice."""
-        mode = self._mode()
         columns = [rows.double(), entropy.double()] + ([kept.double()] if kept is not None else [])
         table = self.accelerator.gather(torch.stack(columns, dim=1))
         finite = table[:, 1][~table[:, 1].isnan()]
-        metrics = self._metrics[mode]
+        metrics = self._metrics[self._mode()]
         if len(finite):
             metrics["entropy/mean"].append(finite.mean().item())
             metrics["entropy/above_ln2"].append((finite > LN2).double().mean().item())
@@ -172,9 +173,12 @@ class GroupStatistics(GRPOTrainer):
 
 
 class ObservedGRPOTrainer(GroupStatistics):
-    """TRL's GRPO with the group statistics beside it: its loss and gradients are TRL's own."""
+    """TRL's GRPO with the group statistics beside it: its loss and gradients are TRL's own.
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+    Its `conflict/*` are those that GTPO would see; they weigh nothing here.
+    """
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         self._observed = inputs
         return super()._compute_loss(model, inputs)
 

@@ -23,7 +23,7 @@ from gtpo.data import training_dataset
 from gtpo.health import MAX_ROLLBACKS, Health
 from gtpo.models import LoadedModel, load_model, widen_adapters
 from gtpo.progress import Progress
-from gtpo.rewarding import load_rewards
+from gtpo.rewarding import guarded_rewards
 from gtpo.run_folder import PARTIAL, RunFolder, replace_folder
 from gtpo.trainer_args import trainer_arguments
 from gtpo.trainer_class import trainer_class
@@ -100,7 +100,8 @@ class Session:
 
     def run(self) -> None:
         """Train from the start or the last checkpoint to the end, or to a clean stop."""
-        rewards = load_rewards(self.config.trainer.reward_funcs) if self.config.method != "sft" else []
+        names = self.config.trainer
+        rewards = guarded_rewards(names.reward_funcs, names.reward_weights) if self.config.method != "sft" else []
         self.trainer_class = trainer_class(self.config)
         if self.main:
             self.folder.lock()

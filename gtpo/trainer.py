@@ -20,12 +20,21 @@ from typing import Any
 
 import torch
 from datasets import IterableDataset
+from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOConfig
 from trl.trainer.utils import pad
 
-from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, describe_gate, gate_active
-from gtpo.presets import PRESETS, Objective
+from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, describe_gate
+from gtpo.objective import (
+    PRESETS,
+    Coefficients,
+    Objective,
+    completion_coefficients,
+    entropy_gate,
+    filter_is_active,
+    group_advantages,
+)
 from gtpo.rollouts import GroupStatistics
 from rewards.support.files import read_json, write_json
 
@@ -61,12 +70,18 @@ class GTPOConfig(GRPOConfig):
             raise ValueError(f"beta is {self.beta}, but GTPO has no KL term; set it to 0")
         self.loss_type = "grpo"
         self.scale_rewards = objective.scale_rewards
-        self.mask_truncated_completions = objective.mask_truncated
+        self.mask_truncated_completions = False  # the objective's `mask_truncated` leaves them out of the loss
         super().__post_init__()
 
     def resolved_objective(self) -> Objective:
         """Return the preset with the fields of `objective` changed."""
         return replace(PRESETS[self.preset], **self.objective)
+
+
+def _loss_mask(batch: dict[str, Any]) -> Tensor:
+    """Return which tokens [B, L] the policy wrote: those of the completion, without what tools answered."""
+    mask: Tensor = batch["completion_mask"]
+    return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
 
 class _CalibrateFirst(TrainerCallback):
@@ -88,8 +103,9 @@ class GTPOTrainer(GroupStatistics):
     def __init__(self, model: Any, reward_funcs: Any = None, args: GTPOConfig | None = None, **kwargs: Any) -> None:
         args = GTPOConfig(output_dir="gtpo-output") if args is None else args
         self.objective: Objective = args.resolved_objective()
-        self.positive_weight, self.combine = self.objective.positive_weight, self.objective.combine
         self.calibration = None if args.initial_entropy is None else Calibration(args.initial_entropy, SAMPLES)
+        self._scoring = False
+        self._behaviour_entropies: Tensor | None = None
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
         self.add_callback(_CalibrateFirst(self))
 
@@ -97,7 +113,7 @@ class GTPOTrainer(GroupStatistics):
 
     def gate_active(self) -> bool:
         """Return whether the entropy gate filters (Eq. 6). Raises ValueError before the calibration."""
-        return gate_active(self.objective, self.calibration.initial_entropy if self.calibration else None)
+        return filter_is_active(self.objective, self.calibration.initial_entropy if self.calibration else None)
 
     def load_calibration(self) -> Calibration | None:
         """Return the calibration that an earlier session of this run stored in `output_dir`, or None."""
@@ -146,7 +162,7 @@ class GTPOTrainer(GroupStatistics):
             self._metrics["train"].clear()
             self.stopwatch.clear()
 
-    def _completion_entropies(self, prompts: Sequence[Any]) -> torch.Tensor:
+    def _completion_entropies(self, prompts: Sequence[Any]) -> Tensor:
         """Sample one completion per prompt and return <H>_i [n] in nats. The prompts are shared out among ranks."""
         accelerator = self.accelerator
         world = accelerator.num_processes
@@ -177,11 +193,58 @@ class GTPOTrainer(GroupStatistics):
 
     # -- the loss ----------------------------------------------------------------------------------------------------
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        objective = self.objective
-        ids, mask = inputs["completion_ids"], inputs["completion_mask"]
-        if "tool_mask" in inputs:
-            mask = mask * inputs["tool_mask"]
+    def _advantages(self, local: Tensor, advantages: Tensor) -> Tensor:
+        """Return A [N] of Eq. 1: exactly 0 for unscored completions and for groups of equal rewards."""
+        if self.multi_objective_aggregation != "sum_then_normalize":
+            return advantages
+        return group_advantages(self.objective, self.total_rewards(), self._group_size()).advantages
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        if self._scoring:  # TRL's pass for the log-probabilities of the sampling policy: take the entropies along
+            kwargs["compute_entropy"] = True
+        outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if self._scoring:
+            self._behaviour_entropies = outputs[1]
+        return outputs
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        self._scoring, self._behaviour_entropies = True, None
+        try:
+            batch = super()._generate_and_score_completions(inputs)
+        finally:
+            self._scoring = False
+        if self._behaviour_entropies is not None:
+            # Several optimiser steps share this round: the gate and the entropy term stay those of the policy that
+            # sampled it.
+            mask = _loss_mask(batch)
+            total = (self._behaviour_entropies.float() * mask).sum(dim=1)
+            batch["behaviour_entropy"] = total / mask.sum(dim=1).clamp(min=1)
+        return batch
+
+    def _coefficients(self, inputs: dict[str, Any], entropy: Tensor) -> tuple[Coefficients, Tensor]:
+        """Return what multiplies each completion's token sums in this micro-batch, and delta [B]."""
+        advantages = inputs["advantages"]
+        initial = self.calibration.initial_entropy if self.calibration else None
+        kept = entropy_gate(self.objective, entropy, advantages, initial)
+        accumulation = self.current_gradient_accumulation_steps if self.training_mode else 1
+        coefficients = completion_coefficients(
+            self.objective,
+            advantages,
+            entropy,
+            kept,
+            _loss_mask(inputs).sum(dim=1).clamp(min=1),
+            inputs["conflict_forward"],
+            inputs["conflict_backward"],
+            inputs["conflict_union"],
+            self._group_size(),
+            excluded=inputs["excluded"],
+            # The micro-batches of a step add up, the ranks are averaged: B of the step is this many per rank.
+            groups=len(advantages) * accumulation / self._group_size(),
+        )
+        return coefficients, kept
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        ids, mask = inputs["completion_ids"], _loss_mask(inputs)
         logps, entropies, _ = self._get_per_token_logps_and_entropies(
             model,
             torch.cat([inputs["prompt_ids"], ids], dim=1),
@@ -190,45 +253,19 @@ class GTPOTrainer(GroupStatistics):
             compute_entropy=True,
         )
         lengths = mask.sum(dim=1).clamp(min=1)
-        entropy = (entropies * mask).sum(dim=1) / lengths
-        advantages = inputs["advantages"]
-        detached = entropy.detach()
-
-        dropped = torch.zeros_like(advantages, dtype=torch.bool)
-        if self.gate_active():
-            dropped = detached > objective.entropy_threshold
-            if objective.filter_scope == "negative":
-                dropped = dropped & (advantages < 0)
-        kept = ~dropped
-        live = inputs["scored"]
-        if objective.skip_zero_variance_groups:
-            live = live & inputs["varied"]
-
-        shaped = advantages - objective.gamma * detached if objective.entropy_mode == "advantage" else advantages
-        shaped = shaped * (kept & live)
-        weights = inputs["conflict_weights"] if objective.conflict else torch.ones_like(logps)
+        token_entropy = (entropies * mask).sum(dim=1)
+        entropy = inputs.get("behaviour_entropy", token_entropy.detach() / lengths)
+        coefficients, kept = self._coefficients(inputs, entropy)
+        policy = coefficients.policy[:, None]
         old = inputs.get("old_per_token_logps")
         if old is None:
-            ratio = torch.exp(logps - logps.detach())
-            surrogate = shaped[:, None] * ratio
+            surrogate = policy * torch.exp(logps - logps.detach())
         else:
             ratio = torch.exp(logps - old)
             clipped = ratio.clamp(1 - self.epsilon_low, 1 + self.epsilon_high)
-            surrogate = torch.minimum(shaped[:, None] * ratio, shaped[:, None] * clipped)
+            surrogate = torch.minimum(policy * ratio, policy * clipped)
         if "importance_sampling_ratio" in inputs:
             surrogate = surrogate * inputs["importance_sampling_ratio"]
-        losses = -(surrogate * weights * mask).sum(dim=1) / lengths
-        if objective.conflict_norm == "union":
-            losses = losses / inputs["conflict_union"].clamp(min=1)
-        elif objective.conflict_norm == "max":
-            losses = losses / torch.maximum(inputs["conflict_forward"], inputs["conflict_backward"]).clamp(min=1)
-        if objective.entropy_mode == "loss":
-            gate = kept if objective.entropy_gated else torch.ones_like(kept)
-            losses = losses + objective.gamma * entropy * (gate & live)
-
-        loss = losses.mean()
-        if objective.group_reduction == "sum":
-            loss = loss * self.num_generations
-        self._note_completions(inputs["row"], detached, kept)
-        accumulation = self.current_gradient_accumulation_steps if self.training_mode else 1
-        return loss / accumulation
+        loss = (coefficients.entropy * token_entropy).sum() - (surrogate * inputs["conflict_weights"] * mask).sum()
+        self._note_completions(inputs["row"], entropy, kept)
+        return loss

@@ -20,6 +20,7 @@ from gtpo.config import BuiltModel
 from gtpo.tiny import build_tiny_model
 
 GROUP = 8
+OBJECTIVE = {"entropy_threshold": 4.26}  # between the entropies of this model's completions
 
 
 def fixed_completion(prompt: str, index: int, vocabulary: int, eos: int) -> list[int]:
@@ -34,6 +35,14 @@ def reward(completions: list[Any], completion_ids: list[list[int]], **columns: A
     return [float(len(ids) % 5 + ids[2] % 3) for ids in completion_ids]
 
 
+def tiny_model() -> tuple[Any, Any]:
+    """Return a model of wide logits, the same at each call, and its tokenizer."""
+    spec = BuiltModel(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, initializer_range=0.5
+    )
+    return build_tiny_model(spec, max_seq_length=64, seed=1)
+
+
 class _Gradients(TrainerCallback):
     def __init__(self) -> None:
         self.found: dict[str, torch.Tensor] = {}
@@ -46,10 +55,7 @@ class _Gradients(TrainerCallback):
 
 def step_gradients(out: Path, preset: str, batch: int, accumulation: int, **settings: Any) -> dict[str, torch.Tensor]:
     """Return the gradient of one step and save it to `out`."""
-    spec = BuiltModel(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, initializer_range=0.5
-    )
-    model, tokenizer = build_tiny_model(spec, max_seq_length=64, seed=1)
+    model, tokenizer = tiny_model()
 
     def rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
         first = trainer.accelerator.process_index * len(prompts)
@@ -63,7 +69,7 @@ def step_gradients(out: Path, preset: str, batch: int, accumulation: int, **sett
         output_dir=str(out.parent / "ignored"),
         preset=preset,
         initial_entropy=0.5,
-        objective={"entropy_threshold": 4.26},  # an untrained model: between its completions' entropies
+        objective=OBJECTIVE,
         num_generations=GROUP,
         per_device_train_batch_size=batch,
         gradient_accumulation_steps=accumulation,
@@ -77,6 +83,7 @@ def step_gradients(out: Path, preset: str, batch: int, accumulation: int, **sett
         disable_tqdm=True,
         gradient_checkpointing=False,
         seed=3,
+        shuffle_dataset=False,
         **settings,
     )
     gradients = _Gradients()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from step_gradients import step_gradients
+from step_gradients import GROUP, OBJECTIVE, fixed_completion, reward, step_gradients, tiny_model
+
+from gtpo.objective import PRESETS, reference_loss
 
 HERE = Path(__file__).resolve().parent
 
@@ -27,6 +30,34 @@ def test_splits_over_micro_batches(preset: str, tmp_path: Path) -> None:
     whole = step_gradients(tmp_path / "whole.pt", preset, 8, 1)
     for batch, accumulation in ((1, 8), (4, 2)):
         assert_same(step_gradients(tmp_path / "split.pt", preset, batch, accumulation), whole)
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_step_is_that_of_the_reference_loss(preset: str, tmp_path: Path) -> None:
+    """The trainer's gradient is that of the specification on the model's own logits."""
+    found = step_gradients(tmp_path / "whole.pt", preset, 8, 1)
+    prompt, model, tokenizer = "1 + 2", *tiny_model()
+    completions = [fixed_completion(prompt, place, len(tokenizer), tokenizer.eos_token_id) for place in range(GROUP)]
+    longest = max(map(len, completions))
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in completions])
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in completions])
+    start = torch.tensor(tokenizer(prompt)["input_ids"]).expand(GROUP, -1)
+    whole = torch.cat([torch.ones_like(start), mask], dim=1)
+    logits = model(input_ids=torch.cat([start, ids], dim=1), attention_mask=whole).logits
+    objective = replace(PRESETS[preset], **OBJECTIVE)
+    loss = reference_loss(
+        objective,
+        logits[:, start.shape[1] - 1 : -1],
+        ids,
+        mask,
+        torch.tensor(reward(completions, completions)),
+        GROUP,
+        initial_entropy=0.5,
+    )
+    loss.loss.backward()
+    if objective.filter == "always":
+        assert 0 < int(loss.kept.sum()) < GROUP
+    assert_same(found, {name: p.grad for name, p in model.named_parameters() if p.grad is not None})
 
 
 def test_two_processes(tmp_path: Path, root: Path) -> None:
