@@ -7,10 +7,10 @@ The reader splits at the top level, by brackets, and leaves each expression to `
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
-from rewards.extract import match_brace
+from rewards.extract import match_brace, words
 from rewards.grammar import NotMathematics, parse
 from rewards.terms import Term, contains
 from rewards.units import NUMBER_WORDS, SCALES, canonical_unit, is_unit_word
@@ -91,6 +91,9 @@ class Based:
 
 Answer = Scalar | Listing | Union | Relation | Named | Words | Choice | Based
 
+MAX_DEPTH = 12
+"""Answers within answers; expressions may nest deeper."""
+
 _OPEN, _CLOSE = "([{", ")]}"
 _RELATIONS = {"=": "=", "<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\approx": "~", "\\equiv": "="}
 _RELATION = re.compile(r"\\(?:le|ge|ne|approx|equiv|in)(?![a-zA-Z])|[=<>]")
@@ -114,6 +117,11 @@ _DEGREES = re.compile(r"\s*\^\\circ\s*(?:\\text\s*\{\s*)?(?P<scale>[CF])?\s*\}?\
 _DECIMAL = re.compile(r"[+-]?\s*(\d*)\.(\d+)")
 _MIXED_TYPED = re.compile(r"(?<![\d.)}\]_^/])(\d+)(?:\s+|\s*-\s*(?=\d+/))(\d+)\s*/\s*(\d+)(?![\d.])")
 _MIXED_LATEX = re.compile(r"(?<![\d.^_}\w/])(\d+)\s*\\frac\s*(?:\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d)\s*(\d)(?!\d))")
+_SHORT_WORDS = words(
+    "no on yes odd one two six ten all any not non red tie win boy man men day mon tue wed thu fri sat sun jan feb mar "
+    "apr may jun jul aug sep oct nov dec am pm is it of to or if"
+)
+_MODULUS = re.compile(r"\s*\\text\s*\{\s*\(?\s*mod\s*(\w+)\s*\)?\s*\}\s*$")
 _NAME = re.compile(
     r"(?:\\(?:text|overline|vec|bar|hat|overrightarrow|widehat|triangle|angle|[a-zA-Z]+)|[a-zA-Z]|[_^{}()|'\s,:/]|(?<=[_^{])\d+|(?<=[_^]\{)\d+)+"
 )
@@ -152,10 +160,10 @@ def split_top(text: str, pattern: re.Pattern[str]) -> list[tuple[str, str]]:
 def read(text: str, depth: int = 0) -> Answer:
     """Return what a cleaned answer is. Never raises: what is not understood comes back as Words."""
     text = text.strip().rstrip(",;").strip()
-    inside = re.fullmatch(r"\\text\s*\{([^{}a-zA-Z]*\d[^{}a-zA-Z]*)\}", text)  # `\text{13}` is a number
+    inside = re.fullmatch(r"\\text\s*\{([^{}]*\d[^{}]*)\}", text)  # `\text{13}`, `\text{2 hours}`
     text = inside[1].strip() if inside else text
-    if depth > 12:
-        return Words(text)
+    if depth > MAX_DEPTH:
+        return _read_scalar(text)
     for reader in (
         _read_choice,
         _read_words,
@@ -201,6 +209,8 @@ def _read_words(text: str, depth: int) -> Answer | None:
         return Scalar(("const", plain) if plain in "ei" else ("sym", plain))
     if plain.lower() in ("infinity", "inf", "oo", "pi"):
         return None
+    if plain.lower() in _SHORT_WORDS:
+        return Words(plain)
     # `ab` may be a product; `even` is a word, and so is a run of capitals (points, seats, initials).
     return (
         None
@@ -265,6 +275,8 @@ def is_name(text: str) -> bool:
     bare = _TEXT_PIECE.sub(" ", text)
     if not bare.strip():
         return True
+    if len(re.findall(r"(?<![\\a-zA-Z])[a-z]{2,}", bare)) > 1:  # a sentence
+        return False
     if re.search(r"\\(?:sin|cos|tan|log|ln|sqrt|pi|sum|int|infty|pm)(?![a-zA-Z])|[+*<>=!]|(?<!\\)-", bare):
         return False
     return _NAME.fullmatch(bare) is not None
@@ -461,26 +473,30 @@ def _strip_unit(text: str) -> tuple[str | None, str, bool, int]:
         if text.endswith("%"):
             text, percent = text[:-1], True
             continue
+        modulus = _MODULUS.search(text)
+        if modulus:
+            text, unit = text[: modulus.start()], f"mod {modulus[1]}"
+            continue
         degrees = _DEGREES.search(text)
         if degrees:
             text = text[: degrees.start()]
             unit = {"C": "celsius", "F": "fahrenheit"}.get(degrees["scale"] or "", "degree")
             continue
         match = _UNIT_TEXT.search(text)
-        words = (match["text"] or "").strip() if match else ""
+        phrase = (match["text"] or "").strip() if match else ""
         if match is None:
             match = _UNIT_TYPED.search(text)
             if match is None or not _typed_unit(match):
                 break
-            words = match["words"].strip()
+            phrase = match["words"].strip()
         if not text[: match.start()].strip():
             break
-        first = words.lower().split(" ")[0]
+        first = phrase.lower().split(" ")[0]
         if first in SCALES:
             scale *= SCALES[first]
-            words = words[len(first) :].strip()
-        if words and words[0] not in "%":
-            found = canonical_unit(words + (match["power"] or "").replace(" ", "").replace("{", "").replace("}", ""))
+            phrase = phrase[len(first) :].strip()
+        if phrase and phrase[0] not in "%":
+            found = canonical_unit(phrase + (match["power"] or "").replace(" ", "").replace("{", "").replace("}", ""))
             if found is None:
                 return None, "", percent, scale
             unit = found or unit
@@ -490,16 +506,11 @@ def _strip_unit(text: str) -> tuple[str | None, str, bool, int]:
 
 def _typed_unit(match: re.Match[str]) -> bool:
     """Whether letters typed after a number are a unit and not variables: a known unit, or words of 3+ letters."""
-    words = match["words"].replace(".", "").split()
-    if not words or any(word in ("sin", "cos", "tan", "log", "sqrt", "pi", "inf") for word in words):
+    phrase = match["words"].replace(".", "").split()
+    if not phrase or any(word in ("sin", "cos", "tan", "log", "sqrt", "pi", "inf") for word in phrase):
         return False
-    if words[0].lower() in SCALES:
+    if phrase[0].lower() in SCALES:
         return True
     if not match["space"]:
-        return is_unit_word(words[0])
-    return all(len(word) >= 3 or is_unit_word(word) or word.lower() in ("of", "a", "an", "in") for word in words)
-
-
-def with_percent(answer: Scalar, percent: bool) -> Scalar:
-    """Return the answer with the percent sign set or taken away."""
-    return replace(answer, percent=percent)
+        return is_unit_word(phrase[0])
+    return all(len(word) >= 3 or is_unit_word(word) or word.lower() in ("of", "a", "an", "in") for word in phrase)

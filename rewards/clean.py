@@ -68,7 +68,9 @@ _SYNONYMS = [
         (r"\\(?:dotsc|dotsm|dotsi|dotso|hdots)(?![a-zA-Z])", r"\\ldots "),
         (r"\\mathbb\s*(?:\{\s*R\s*\}|R)|\\R(?![a-zA-Z])|\\Reals", r"\\reals "),
         (r"\\(?:pmod|pod|bmod)\s*\{([^{}]*)\}", r"\\text{ mod \1}"),
-        (r"\(\s*\\?mod\s+(\w+)\s*\)", r"\\text{ mod \1}"),
+        (r"\\langle(?![a-zA-Z])", "("),
+        (r"\\rangle(?![a-zA-Z])", ")"),
+        (r"(?:\\text\s*\{\s*)?\(\s*\\?mod\s+(\w+)\s*\)(?:\s*\})?", r"\\text{ mod \1}"),
         (r"\\(?:textpercent|percent)(?![a-zA-Z])|\\%", "%"),
         (r"\\(?:textdollar|pounds|euro)(?![a-zA-Z])", r"\\$"),
         (r"(?i)(?<![a-z])(?:percent(?:age)?|pct\.?|per cent)(?![a-z])", "%"),
@@ -155,7 +157,7 @@ def unwrap_answer(text: str, gold: bool = False) -> str:
         inside = re.findall(r"<answer>((?:(?!</?answer>).)*)</answer>", text, re.DOTALL)
         text = inside[-1] if inside else text
     if "\\boxed" in text or "\\fbox" in text:
-        for _ in range(4):
+        for _ in range(50):
             boxed = last_boxed(text)
             if boxed is None:
                 break

@@ -17,9 +17,11 @@ from mpmath import mp
 
 from rewards.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Union, Words, read
 from rewards.clean import clean, typed_thousands
+from rewards.plain import without_spaces
 from rewards.realsets import RealSets
 from rewards.terms import (
     DIGITS,
+    Budget,
     Matrix,
     NoValue,
     Term,
@@ -176,7 +178,7 @@ class Comparison:
 
     # -- scalars -------------------------------------------------------------------------------------------------
     def _scalars(self, p: Scalar, g: Scalar) -> bool:
-        if not _units_agree(p.unit, g.unit):
+        if not _units_agree(p.unit, g.unit) or (p.percent and g.unit) or (g.percent and p.unit):
             return False
         if self.percent == "value" and p.percent and not g.percent:
             return self._values(_hundredth(p), g)
@@ -229,7 +231,7 @@ class Comparison:
             return same_brackets and self._ordered(p.items, g.items)
         if "tuple" in kinds:
             pair = (p, g) if p.kind == "tuple" else (g, p)
-            return pair[1].kind == "list" and pair[0].brackets in ("()", "[]") and self._ordered(p.items, g.items)
+            return pair[1].kind == "list" and pair[0].brackets == "()" and self._ordered(p.items, g.items)
         p_names, g_names = _distinct_names(p.items), _distinct_names(g.items)
         if (p_names is None) != (g_names is None) and kinds == {"list"}:
             values = [_strip_names(x.items) for x in (p, g)]
@@ -265,10 +267,11 @@ class Comparison:
     def _ratios(self, p: Listing, g: Listing) -> bool:
         if len(p.items) != len(g.items):
             return False
-        if p.brackets == g.brackets or self._ordered(p.items, g.items):
+        times = _time(p), _time(g)
+        if times[0] is not None and times[1] is not None:  # 7:30 is not 14:60
+            return _same_time(times[0], times[1])
+        if self._ordered(p.items, g.items):
             return True
-        if _clock(p.brackets) and _clock(g.brackets):  # 7:30 is not 14:60
-            return False
         terms = [[item.term for item in x.items if isinstance(item, Scalar)] for x in (p, g)]
         first_p, first_g = terms[0][0], terms[1][0]
         return all(
@@ -279,7 +282,8 @@ class Comparison:
         """One answer beside a list or set of one; a ratio of two beside its quotient."""
         for whole, part in ((p, g), (g, p)):
             if isinstance(whole, Listing) and isinstance(part, Scalar):
-                if whole.kind == "ratio" and len(whole.items) == 2 and not _clock(whole.brackets):
+                whole_number = part.term[0] == "num" and part.term[1].denominator == 1
+                if whole.kind == "ratio" and len(whole.items) == 2 and not _clock(whole.brackets) and not whole_number:
                     a, b = whole.items
                     return (
                         isinstance(a, Scalar)
@@ -452,6 +456,10 @@ def _time(answer: Answer) -> tuple[str, str] | None:
     return (match[1], match[2] or "") if match else None
 
 
+def _same_time(a: tuple[str, str], b: tuple[str, str]) -> bool:
+    return a[0] == b[0] and (a[1] == b[1] or "" in (a[1], b[1]))
+
+
 def _answer_symbols(answer: Answer) -> set[str]:
     if isinstance(answer, Scalar):
         return symbols(answer.term)
@@ -466,7 +474,9 @@ def _answer_symbols(answer: Answer) -> set[str]:
 
 def _bare_text(text: str) -> str:
     text = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text)
-    return re.sub(r"[\s{}\"'`.,;:!?~-]+" if re.fullmatch(r"[^\\^_=+*/<>\d()\[\]|]*", text) else r"\s+", "", text)
+    if re.fullmatch(r"[^\\^_=+*/<>\d()\[\]|]*", text):
+        return re.sub(r"[\s{}\"'`.,;:!?~-]+", "", text)
+    return without_spaces(text)
 
 
 def same_words(first: str, second: str) -> bool:
@@ -484,11 +494,11 @@ def _readings(text: str, gold: bool = False) -> list[str]:
     """Return the cleaned text, and what its commas might mean: thousands separators, or a decimal comma."""
     cleaned = clean(text, gold)
     readings = [cleaned]
-    bracketed = cleaned[:1] in "([\\" and "," in cleaned
+    bracketed = cleaned.startswith(("(", "[", "\\{"))
     thousands = typed_thousands(cleaned)
     if thousands is not None and (not bracketed or ", " in cleaned):
         readings.insert(0, thousands)
-    elif re.fullmatch(r"[-+]?(?:\d+,\d{1,2}|\d+,\d{4,}|0,\d+)", cleaned):
+    elif re.fullmatch(r"[-+]?(?:\d+,\d{2}|\d+,\d{4,}|0,\d{3,})", cleaned):
         readings.append(cleaned.replace(",", "."))
     return readings
 
@@ -497,11 +507,12 @@ def decide(prediction: str, gold: str, percent: str, second_opinion: Callable[[s
     """Return CORRECT, INCORRECT or REJECTED (a value beyond all bounds) for two answers as written."""
     comparison = Comparison(percent)
     mp.dps = DIGITS
+    Budget.refill()
     predictions, golds = _readings(prediction), _readings(gold, gold=True)
     if same_words(predictions[-1], golds[-1]):
         return "CORRECT"
-    read_predictions, read_golds = [read(text) for text in predictions], [read(text) for text in golds]
     try:
+        read_predictions, read_golds = [read(text) for text in predictions], [read(text) for text in golds]
         if any(comparison.equal(p, g) for p in read_predictions for g in read_golds):
             return "CORRECT"
     except TooBig:

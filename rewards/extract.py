@@ -25,6 +25,7 @@ def words(text: str) -> frozenset[str]:
 _FORMULA_WORDS = words("sin cos tan log sqrt exp and percent pct percentage inf infinity")
 _ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
 _BOX = re.compile(r"\\+(?:boxed|fbox)(?![a-zA-Z])\s*")
+_BOX_TOKEN = re.compile(r"[^\s$\\{}]+|\\[a-zA-Z]+")
 _THOUGHT_TAGS = ("think", "thinking", "reasoning")
 
 # Between boxes that together form one answer: no words, `y =`, or a short phrase that ends in "and" or "or".
@@ -58,6 +59,7 @@ _PERCENT_AFTER = re.compile(r"[\s$]*(?:\\?%|percent(?:age)?\b|pct\b)")
 _FINAL_SENTENCE = re.compile(
     r"the final answer is\s*:?\s*(.{1,400}?)\.?\s*I hope it is correct", re.IGNORECASE | re.DOTALL
 )
+_OPEN_BOX = re.compile(r"\\boxed\s*\{")
 _BARE_FRACTION = re.compile(r"[-−]?\s*\\[dtc]?frac\s*\{[^{}]{1,200}\}\s*\{[^{}]{1,200}\}(?:\s*\\?%)?")
 
 
@@ -80,10 +82,27 @@ def match_brace(text: str, start: int) -> int:
     return -1
 
 
-def _boxes(text: str) -> list[tuple[int, int, str]]:
+Box = tuple[int, int, str]
+_BOX_REACH = 400
+"""Characters from one box to the next beyond which they are never one answer."""
+
+
+def _last_boxes(text: str) -> list[Box]:
+    """Return the boxes near the last one; all of them if none there is complete. Long texts are not scanned whole."""
+    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    if start < 0:
+        return []
+    while True:
+        before = max(text.rfind("\\boxed", 0, start), text.rfind("\\fbox", 0, start))
+        if before < 0 or start - before > _BOX_REACH:
+            break
+        start = before
+    return _boxes(text, start) or _boxes(text, 0)
+
+
+def _boxes(text: str, position: int) -> list[Box]:
     r"""Return (start, end, content) of every complete outermost `\boxed{…}`, `\fbox{…}` or `\boxed 5`."""
-    found: list[tuple[int, int, str]] = []
-    position = 0
+    found: list[Box] = []
     while (match := _BOX.search(text, position)) is not None:
         inside = match.end()
         if inside >= len(text):
@@ -96,7 +115,7 @@ def _boxes(text: str) -> list[tuple[int, int, str]]:
             found.append((match.start(), end + 1, text[inside + 1 : end].strip()))
             position = end + 1
         else:
-            token = re.compile(r"[^\s$\\{}]+|\\[a-zA-Z]+").match(text, inside)
+            token = _BOX_TOKEN.match(text, inside)
             if token is None:
                 position = inside + 1
                 continue
@@ -111,17 +130,20 @@ def last_boxed(text: str) -> str | None:
     Boxes joined by nothing but separators (`\boxed{1}, \boxed{2}`, `\boxed{1} and \boxed{2}`) are one answer
     and come back as `1, 2`. None if there is no complete box.
     """
-    boxes = _boxes(text[-MAX_TEXT:])
+    tail = text[-MAX_TEXT:]
+    return _joined(_last_boxes(tail), tail)
+
+
+def _joined(boxes: list[Box], text: str) -> str | None:
+    """Return the content of the last box together with those before it that are joined to it."""
     if not boxes:
         return None
-    tail = text[-MAX_TEXT:]
-    run = [boxes[-1]]
-    for box in reversed(boxes[:-1]):
-        if _JOINT.fullmatch(tail[box[1] : run[0][0]]) is None:
+    contents = [boxes[-1][2]]
+    for (_, end, content), (start, _, _) in zip(boxes[-2::-1], boxes[:0:-1], strict=True):
+        if _JOINT.fullmatch(text, end, start) is None:
             break
-        run.insert(0, box)
-    contents = list(dict.fromkeys(content for _, _, content in run))
-    return ", ".join(contents) if len(contents) > 1 else contents[0]
+        contents.insert(0, content)
+    return ", ".join(dict.fromkeys(contents))
 
 
 def gsm8k_gold(text: str) -> str | None:
@@ -141,6 +163,8 @@ def without_thoughts(text: str, tags: tuple[str, ...] = _THOUGHT_TAGS) -> str:
     is never closed hides all that follows it (the completion was cut while thinking), except that an unclosed
     `<reasoning>` hides nothing that stands in answer tags after it.
     """
+    if "think" not in text and "reasoning" not in text:
+        return text
     for tag in tags:
         opening, closing = f"<{tag}>", f"</{tag}>"
         if opening not in text and closing not in text:
@@ -217,34 +241,44 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     """
     if scoring not in ("strict", "lenient"):
         raise ValueError(f'scoring must be "strict" or "lenient", not {scoring!r}')
-    visible = without_thoughts(text[-MAX_TEXT:])
-    tagged = _tagged(visible)
-    if tagged is not None:
-        return _inner(tagged)
+    tail = text[-MAX_TEXT:]
+    if "<answer>" in tail:
+        tagged = _tagged(without_thoughts(tail))
+        if tagged is not None:
+            return _inner(tagged)
     if scoring == "strict":
         return None
-    visible = without_thoughts(text[-MAX_TEXT:], ("think", "thinking"))
-    boxes = _boxes(visible)
+    visible = without_thoughts(tail, ("think", "thinking"))
+    boxes = _last_boxes(visible)
     end = boxes[-1][1] if boxes else 0
-    if re.search(r"\\boxed\s*\{", visible[end:]):  # opened and never closed: the completion was cut in its answer
+    if _OPEN_BOX.search(visible, end):  # opened and never closed: the completion was cut in its answer
         return None
     if boxes:
-        template = _FINAL_SENTENCE.findall(visible[end:])  # Minerva's closing formula, after the box, has the last word
+        template = _FINAL_SENTENCE.findall(visible, end)  # Minerva's closing formula, after the box, has the last word
         if template:
             return _of_phrase(template[-1])
-        boxed = last_boxed(visible)
-        return (boxed + "\\%" if boxed and _PERCENT_AFTER.match(visible[end:]) else boxed) or None
+        boxed = _joined(boxes, visible)
+        return (boxed + "\\%" if boxed and _PERCENT_AFTER.match(visible, end) else boxed) or None
     if _is_formula(visible):
         return visible.strip()
     hashes = _HASHES.findall(visible)
     if hashes:
         return hashes[-1].strip() or None
-    phrases = [match.end() for match in _LEAD_IN.finditer(visible)]
+    lowered = visible.lower()
+    spoken = "answer" in lowered or "solution" in lowered
+    phrases = [match.end() for match in _LEAD_IN.finditer(visible)] if spoken else []
     if phrases:
         answer = _HOPE.sub("", _first_sentence(visible[phrases[-1] :]))
         if answer:
             return _of_phrase(answer)
-    return _last_value(_HOPE.sub("", visible)) or _only_answer(visible)
+    if "I hope" in visible:
+        visible = _HOPE.sub("", visible)
+    return _last_value(_last_lines(visible)) or _last_value(visible) or _only_answer(visible)
+
+
+def _last_lines(text: str, characters: int = 200) -> str:
+    """Return the last whole lines of a text, `characters` of it or more: the last number stands there, if anywhere."""
+    return text[text.rfind("\n", 0, max(0, len(text) - characters)) + 1 :]
 
 
 def _of_phrase(phrase: str) -> str:

@@ -10,7 +10,9 @@ import re
 from fractions import Fraction
 
 from rewards.extract import words
-from rewards.terms import FUNCTIONS, Term
+from rewards.terms import FUNCTIONS, Term, TooBig
+
+MAX_DECIMAL_EXPONENT = 5_000
 
 
 class NotMathematics(Exception):
@@ -217,8 +219,6 @@ class Parser:
         kind, token = self.tokens[self.at]
         if kind == "num":
             self.at += 1
-            if len(token) > 12 and "e" in token.lower() and abs(int(re.split("[eE]", token)[1])) > 10_000:
-                raise NotMathematics("an exponent beyond bounds")
             return ("num", _number(token))
         if kind == "let":
             self.at += 1
@@ -478,6 +478,9 @@ _STARTING_COMMANDS = (
 
 
 def _number(token: str) -> Fraction:
+    _, mark, exponent = token.lower().partition("e")
+    if mark and abs(int(exponent)) > MAX_DECIMAL_EXPONENT:
+        raise TooBig
     return Fraction(token.rstrip(".") if token.endswith(".") else token)
 
 

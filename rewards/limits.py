@@ -8,10 +8,11 @@ MAX_CHARACTERS = 3_000
 MAX_NESTING = 40
 """Open brackets of any kind at one place."""
 MAX_DIGITS = 200
-"""Digits in one run. Longer integers are compared as text only."""
+"""Digits in one run."""
 MAX_TOKENS = 800
 """Numbers, names, commands and operators together."""
 
+_EXPONENT = re.compile(r"(?:\^|\*\*)\s*\{?\s*[-+]?\d{7,}|\d[eE][-+]?\d{5,}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _LONG_DIGITS = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}")
 _TOKEN = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]+|[0-9.]+|[^\s]")
@@ -25,6 +26,8 @@ def reject_reason(text: str) -> str | None:
         return "control or bidirectional characters"
     if _LONG_DIGITS.search(text):
         return f"more than {MAX_DIGITS} digits in a run"
+    if _EXPONENT.search(text):
+        return "an exponent of a million or more"
     depth = deepest = 0
     for character in text:
         if character in "([{":

@@ -6,7 +6,8 @@ import re
 from fractions import Fraction
 
 _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
-_SPACE = re.compile(r"\s+|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])")
+_SIZE = re.compile(r"\\(?:left|right)(?![a-zA-Z])")
+_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 
 
 def plain_number(text: str) -> Fraction | None:
@@ -22,6 +23,11 @@ def settle(prediction: str, gold: str, percent: str) -> bool | None:
     a, b = plain_number(prediction), plain_number(gold)
     if a is not None and b is not None:
         return a == b
-    if _SPACE.sub("", prediction) == _SPACE.sub("", gold):
+    if without_spaces(_SIZE.sub(" ", prediction)) == without_spaces(_SIZE.sub(" ", gold)):
         return True
     return None
+
+
+def without_spaces(text: str) -> str:
+    """Drop all spaces but those between two digits: `2 3` is not 23."""
+    return _SPACE.sub("", text.strip())

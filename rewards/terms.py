@@ -309,11 +309,31 @@ def _whole(function: Callable[..., int], values: tuple[Value, ...]) -> Value:
     return Fraction(function(*integers))
 
 
+class Budget:
+    """Counts visited terms, so that sums within sums end; one per process, refilled for every comparison."""
+
+    visits = 0
+    limit = 300_000
+
+    @classmethod
+    def refill(cls) -> None:
+        """Start counting anew."""
+        cls.visits = 0
+
+    @classmethod
+    def spend(cls) -> None:
+        """Count one visit. Raises TooBig when the budget is spent."""
+        cls.visits += 1
+        if cls.visits > cls.limit:
+            raise TooBig
+
+
 def evaluate(term: Term, point: Mapping[str, Value], sign: int = 1) -> Value:
     """Return the value of a term where each variable has the value `point` gives it; `±` takes `sign`.
 
     Raises NoValue (a pole, an unbound name, shapes that do not fit) or TooBig.
     """
+    Budget.spend()
     kind = term[0]
     if kind == "num":
         return term[1]
