@@ -125,25 +125,32 @@ def _boxes(text: str, position: int) -> list[Box]:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last complete `\boxed{…}` (or `\fbox{…}`, `\boxed 5`), braces balanced.
+    r"""Return the content of the last complete `\boxed{…}` (or `\fbox{…}`, `\boxed 5`), braces balanced, or None."""
+    boxes = _last_boxes(text[-MAX_TEXT:])
+    return boxes[-1][2] if boxes else None
 
-    Boxes joined by nothing but separators (`\boxed{1}, \boxed{2}`, `\boxed{1} and \boxed{2}`) are one answer
-    and come back as `1, 2`. None if there is no complete box.
+
+def boxed_together(text: str) -> list[str]:
+    r"""Return the contents of the last box and of those that stand with it, in order; empty if there is none.
+
+    Boxes stand together if nothing but separators is between them (`\boxed{1}, \boxed{2}`, `\boxed{1} and
+    \boxed{2}`) or a short phrase that ends in "and" or "or"; a box after other words stands alone.
     """
     tail = text[-MAX_TEXT:]
-    return _joined(_last_boxes(tail), tail)
+    return _together(_last_boxes(tail), tail)
 
 
-def _joined(boxes: list[Box], text: str) -> str | None:
-    """Return the content of the last box together with those before it that are joined to it."""
-    if not boxes:
-        return None
-    contents = [boxes[-1][2]]
+def _together(boxes: list[Box], text: str) -> list[str]:
+    contents = [boxes[-1][2]] if boxes else []
     for (_, end, content), (start, _, _) in zip(boxes[-2::-1], boxes[:0:-1], strict=True):
         if _JOINT.fullmatch(text, end, start) is None:
             break
         contents.insert(0, content)
-    return ", ".join(dict.fromkeys(contents))
+    return list(dict.fromkeys(contents))
+
+
+def _rejoined(contents: list[str]) -> str:
+    return ", ".join(f"\\boxed{{{content}}}" for content in contents) if len(contents) > 1 else contents[0]
 
 
 def gsm8k_gold(text: str) -> str | None:
@@ -190,8 +197,8 @@ def without_thoughts(text: str, tags: tuple[str, ...] = _THOUGHT_TAGS) -> str:
 
 def _inner(answer: str) -> str | None:
     """Return the content of answer tags or a phrase: its box if it has one, else itself; None if empty."""
-    boxed = last_boxed(answer) if "\\boxed" in answer or "\\fbox" in answer else None
-    return (boxed if boxed is not None else answer).strip() or None
+    contents = boxed_together(answer) if "\\boxed" in answer or "\\fbox" in answer else []
+    return (_rejoined(contents) if contents else answer).strip() or None
 
 
 def _tagged(text: str) -> str | None:
@@ -235,6 +242,7 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     r"""Return the final answer of a completion as written, or None if it gives none.
 
     `strict` takes the content of the last `<answer>…</answer>` outside thinking (its `\boxed` if it has one).
+    Boxes that stand together are one answer and come back as `\boxed{1}, \boxed{2}`.
     `lenient` takes that, else the last `\boxed{…}`, else what follows the last `####`, else the sentence after
     the last "the answer is", else the last number (whole, with the formula or fraction it belongs to).
     Raises ValueError for any other `scoring`.
@@ -257,7 +265,7 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
         template = _FINAL_SENTENCE.findall(visible, end)  # Minerva's closing formula, after the box, has the last word
         if template:
             return _of_phrase(template[-1])
-        boxed = _joined(boxes, visible)
+        boxed = _rejoined(_together(boxes, visible))
         return (boxed + "\\%" if boxed and _PERCENT_AFTER.match(visible, end) else boxed) or None
     if _is_formula(visible):
         return visible.strip()

@@ -63,6 +63,7 @@ class _Worker:
         assert self.process.stdout is not None
         self._stdin, self._stdout = self.process.stdin, self.process.stdout
         self._buffer = b""
+        self._ready = False
         self._poll = select.poll()
         self._poll.register(self._stdout.fileno(), select.POLLIN | select.POLLHUP)
 
@@ -83,8 +84,22 @@ class _Worker:
         assert isinstance(message, list)
         return message
 
+    def _await_ready(self) -> None:
+        """Wait until the worker has imported what it needs. Raises RuntimeError if it cannot start."""
+        try:
+            self._line(time.monotonic() + START_ALLOWANCE_S)
+        except (EOFError, TimeoutError) as fault:
+            self.process.kill()
+            raise RuntimeError(
+                f"a verification worker did not start (exit status {self.process.wait()}; its message stands on "
+                "stderr): check that sympy, mpmath and math-verify are installed and that memory_mb leaves room"
+            ) from fault
+        self._ready = True
+
     def run(self, task: Task, timeout_s: float) -> tuple[str, bool]:
         """Return (outcome, whether the worker stays fit for use). Raises TimeoutError or EOFError."""
+        if not self._ready:
+            self._await_ready()
         try:
             self._stdin.write(json.dumps(task).encode() + b"\n")
         except (BrokenPipeError, OSError):
@@ -167,6 +182,9 @@ class WorkerPool:
                     outcome, fit = worker.run(task, self.timeout_s)
                 except TimeoutError:
                     outcome, fit = "TIMEOUT", False
+                except RuntimeError:
+                    self._discard(worker)
+                    raise
                 except EOFError:
                     # Killed from outside, or by this task: one more try on a fresh worker tells them apart.
                     outcome, fit = ("REJECTED" if attempt else ""), False
@@ -205,7 +223,7 @@ def _serve(pool: WorkerPool) -> None:
             worker = pool._run_chunk(chunk, worker)
         except BaseException as fault:  # handed to the caller, who waits on the latch
             chunk.fault = fault
-            worker = None
+            worker = None  # _run_chunk has discarded it
         finally:
             chunk.done.set()
 

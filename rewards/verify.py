@@ -102,13 +102,18 @@ class Verifier:
             else:
                 verdicts[key] = known
         if open_keys:
-            tasks = [{"prediction": p, "gold": g, "percent": self.percent} for p, g in open_keys]
+            tasks = [{"prediction": p, "gold": g, "percent": self.percent, "by_text": True} for p, g in open_keys]
             verdicts |= {k: Verdict(o) for k, o in zip(open_keys, self._workers().run(tasks), strict=True)}
         with self._lock:
             self._cache.update(verdicts)
             while len(self._cache) > self.cache_size:
                 self._cache.popitem(last=False)
         return [verdicts[key] for key in keys]
+
+    def verify_golds(self, golds: Sequence[str]) -> list[Verdict]:
+        """Return the verdict on each gold answer against itself, where equal text alone does not decide."""
+        tasks = [{"prediction": gold, "gold": gold, "percent": self.percent, "by_text": False} for gold in golds]
+        return [Verdict(outcome) for outcome in self._workers().run(tasks)]
 
     def _settle(self, prediction: str, gold: str) -> Verdict | None:
         """Decide without a worker, where that is exact: empty, beyond the limits, plain numbers, equal texts."""

@@ -13,6 +13,7 @@ import resource
 import select
 import signal
 import sys
+import traceback
 from typing import Any
 
 ORPHAN_GRACE_S = 2.0
@@ -51,8 +52,8 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     sys.setrecursionlimit(2000)
 
-    from rewards.equality import decide
-    from rewards.second_opinion import agree
+    from rewards.equality.decide import decide
+    from rewards.equality.second_opinion import agree
 
     imported = False
 
@@ -73,15 +74,22 @@ def main() -> None:
 
         return agree(prediction, gold, announce)
 
+    _send(replies, "ready")
     for line in _lines(0):
         _send(replies, "begin")
         signal.setitimer(signal.ITIMER_REAL, timeout_s + ORPHAN_GRACE_S)
         try:
             task = json.loads(line)
-            verdict = decide(task["prediction"], task["gold"], task["percent"], second_opinion)
+            verdict = decide(**task, second_opinion=second_opinion)
         except MemoryError:
             _send(replies, "retire", "REJECTED")  # a fresh process for the next: this heap may be in pieces
             os._exit(0)
+        except RecursionError:
+            verdict = "REJECTED"
+        except Exception:  # a fault of ours: said on stderr with the pair, and no reason to lose the worker
+            print(f"gtpo: verifying {line[:400]!r} failed", file=sys.stderr)
+            traceback.print_exc()
+            verdict = "REJECTED"
         signal.setitimer(signal.ITIMER_REAL, 0)
         _send(replies, "done", verdict)
 

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from mpmath import mp
 
-from rewards.answers import Answer, Listing, Named, Relation, Scalar, Union
-from rewards.terms import NoValue, Term, Value, contains, evaluate, symbols
+from rewards.equality.answers import Answer, Listing, Named, Relation, Scalar, Union
+from rewards.equality.terms import Term, contains, evaluate, symbols
+from rewards.equality.values import NoValue, Value
 
 
 class Piece(NamedTuple):

@@ -1,120 +1,20 @@
-"""Equality of two answers, by kind. Runs in the workers; docs/verification.md states the policy in words.
-
-Expressions are equal if they agree in 60-digit arithmetic at points drawn for their variables, wherever both are
-real (exactly, where all is rational). Equal expressions never disagree; for unequal ones to agree, random numbers
-would have to coincide to 40 digits at several points.
-"""
+"""Equality of two answers, by kind; docs/verification.md states the policy in words."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-import mpmath
 from mpmath import mp
 
-from rewards.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Union, Words, read
-from rewards.clean import clean, typed_thousands
-from rewards.plain import without_spaces
-from rewards.realsets import RealSets
-from rewards.terms import (
-    DIGITS,
-    Budget,
-    Matrix,
-    NoValue,
-    Term,
-    TooBig,
-    Value,
-    contains,
-    evaluate,
-    noise,
-    symbols,
-)
-
-POINTS_NEEDED, POINTS_TRIED = 4, 24
-_TOLERANCE = mp.mpf(10) ** -40
-_DEEP = 250
-
-
-def _number(value: Value) -> Any:
-    return mp.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
-
-
-def close(a: Value, b: Value) -> bool:
-    """Compare two values: exactly if both are rational, else to 40 digits, relative to the larger."""
-    if isinstance(a, Matrix) or isinstance(b, Matrix):
-        if not (isinstance(a, Matrix) and isinstance(b, Matrix)) or [len(r) for r in a] != [len(r) for r in b]:
-            return False
-        return all(close(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True))
-    if isinstance(a, Fraction) and isinstance(b, Fraction):
-        return a == b
-    x, y = _number(a), _number(b)
-    if not (mpmath.isfinite(x) and mpmath.isfinite(y)):
-        return bool(x == y)
-    return bool(abs(x - y) <= _TOLERANCE * max(abs(x), abs(y)))
-
-
-def _tiny(value: Value) -> bool:
-    if isinstance(value, Matrix):
-        return any(_tiny(cell) for row in value for cell in row)
-    return not isinstance(value, Fraction) and bool(abs(value) < _TOLERANCE)
-
-
-def _real(value: Value) -> bool:
-    if isinstance(value, Matrix):
-        return all(_real(cell) for row in value for cell in row)
-    return not isinstance(value, mpmath.mpc) or bool(abs(value.imag) <= _TOLERANCE * (1 + abs(value.real)))
-
-
-def point_for(names: set[str], index: int) -> dict[str, Value]:
-    """Return the index-th point: positive first, then of mixed signs, then smaller and larger numbers."""
-    scale = [Fraction(1), Fraction(1), Fraction(1, 4), Fraction(9)][index // 2 % 4]
-    signs = [1 if index % 2 == 0 else (-1 if noise("sign", name, index) > Fraction(8, 5) else 1) for name in names]
-    return {name: sign * scale * noise("point", name, index) for name, sign in zip(names, signs, strict=True)}
-
-
-def equal_terms(a: Term, b: Term, sign: int = 1) -> bool:
-    """Say whether two terms have the same values wherever both are real. Raises TooBig."""
-    if a == b:
-        return True
-    names = symbols(a) | symbols(b)
-    complex_meant = contains(a, "const", "i") or contains(b, "const", "i")
-    agreed = undecided = 0
-    # A term may hold unknowns that are no symbols (calls of unknown functions): those need one point only.
-    tried = POINTS_TRIED if names else 1
-    for index in range(tried):
-        point = point_for(names, index)
-        try:
-            x, y = evaluate(a, point, sign), evaluate(b, point, sign)
-        except NoValue:
-            continue
-        same = close(x, y)
-        if not same and (_tiny(x) or _tiny(y)):
-            same = _close_at_depth(a, b, point, sign)
-        if same:
-            agreed += 1
-        elif complex_meant or (_real(x) and _real(y)) or not names:
-            return False
-        else:
-            undecided += 1  # outside the common real domain
-        if agreed >= (POINTS_NEEDED if names else 1):
-            return True
-    return agreed > 0 and undecided <= agreed
-
-
-def _close_at_depth(a: Term, b: Term, point: dict[str, Value], sign: int) -> bool:
-    """Decide between zero and small: what is below 1e-200 at 250 digits is zero."""
-    with mp.workdps(_DEEP):
-        x, y = evaluate(a, point, sign), evaluate(b, point, sign)
-        if isinstance(x, Matrix) or isinstance(y, Matrix):
-            if not (isinstance(x, Matrix) and isinstance(y, Matrix)) or [len(r) for r in x] != [len(r) for r in y]:
-                return False
-            cells = [(u, v) for p, q in zip(x, y, strict=True) for u, v in zip(p, q, strict=True)]
-        else:
-            cells = [(x, y)]
-        return all(close(u, v) or bool(max(abs(_number(u)), abs(_number(v))) < mp.mpf(10) ** -200) for u, v in cells)
+from rewards.equality.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Union, Words
+from rewards.equality.numeric import close, equal_terms, is_real_value, number_of, point_for, proportional, terminates
+from rewards.equality.realsets import RealSets
+from rewards.equality.terms import Term, evaluate, symbols
+from rewards.equality.text import bare_text, same_words
+from rewards.equality.values import Matrix, NoValue
 
 
 class Comparison:
@@ -218,7 +118,7 @@ class Comparison:
         (op, p_term), (other, g_term) = _difference(p), _difference(g)
         if op != other:
             return False
-        return _proportional(p_term, g_term, positive=op not in ("=", "!="))
+        return proportional(p_term, g_term, positive=op not in ("=", "!="))
 
     # -- collections ---------------------------------------------------------------------------------------------
     def _listings(self, p: Listing, g: Listing) -> bool:
@@ -350,27 +250,17 @@ def _hundredth(answer: Scalar) -> Scalar:
 def _agree_as_decimals(p: Scalar, g: Scalar) -> bool:
     """Apply the policy on decimals: the fewer digits are written, the more exactly they must be meant."""
     x, y = evaluate(p.term, {}), evaluate(g.term, {})
-    if isinstance(x, Matrix) or isinstance(y, Matrix) or not (_real(x) and _real(y)):
+    if isinstance(x, Matrix) or isinstance(y, Matrix) or not (is_real_value(x) and is_real_value(y)):
         return False
-    gap = abs(_number(x) - _number(y))
+    gap = abs(number_of(x) - number_of(y))
     if g.digits:
         half = mp.mpf(5) * mp.mpf(10) ** (-g.places - 1)
         if p.digits:  # both decimals: the prediction only says more digits of the gold
             return g.digits >= 4 and p.places > g.places and bool(gap <= half)
-        return g.digits >= 3 and not _terminates(x) and bool(gap <= half)
+        return g.digits >= 3 and not terminates(x) and bool(gap <= half)
     # An exact gold: a decimal with 5 digits, 4 of them after the point, may stand for a fraction without an end.
-    endless = isinstance(y, Fraction) and not _terminates(y)
+    endless = isinstance(y, Fraction) and not terminates(y)
     return endless and p.digits >= 5 and p.places >= 4 and bool(gap < mp.mpf(10) ** -p.places)
-
-
-def _terminates(value: Value) -> bool:
-    if not isinstance(value, Fraction):
-        return False
-    denominator = value.denominator
-    for prime in (2, 5):
-        while denominator % prime == 0:
-            denominator //= prime
-    return denominator == 1
 
 
 def _difference(relation: Relation) -> tuple[str, Term]:
@@ -379,42 +269,6 @@ def _difference(relation: Relation) -> tuple[str, Term]:
     if op in ("<", "<="):
         return _FLIPPED[op], ("add", right, ("neg", left))
     return op, ("add", left, ("neg", right))
-
-
-def _proportional(a: Term, b: Term, positive: bool) -> bool:
-    """Say whether a = c b for a constant c != 0 (c > 0 if `positive`): then a = 0 and b = 0 say the same."""
-    names = symbols(a) | symbols(b)
-    if symbols(a) != symbols(b) and not (contains(a, "opaque") or contains(b, "opaque")):
-        return equal_terms(a, b)
-    first: tuple[Value, Value] | None = None
-    agreed = 0
-    for index in range(POINTS_TRIED):
-        try:
-            point = point_for(names, index)
-            x, y = evaluate(a, point), evaluate(b, point)
-            if not (_real(x) and _real(y)) or isinstance(x, Matrix) or isinstance(y, Matrix):
-                continue
-            if x == 0 or y == 0 or _tiny(x) or _tiny(y):
-                if (x == 0) != (y == 0) and not (_tiny(x) and _tiny(y)):
-                    return False
-                continue
-        except NoValue:
-            continue
-        if first is None:
-            first = (x, y)
-            ratio = _number(x) / _number(y)
-            if positive and not mpmath.re(ratio) > 0:
-                return False
-        elif not close(_product(x, first[1]), _product(first[0], y)):
-            return False
-        agreed += 1
-        if agreed > POINTS_NEEDED:
-            return True
-    return agreed > 1 or (agreed == 1 and not names)
-
-
-def _product(x: Value, y: Value) -> Value:
-    return x * y if isinstance(x, Fraction) and isinstance(y, Fraction) else _number(x) * _number(y)
 
 
 def _based(p: Answer, g: Answer) -> bool:
@@ -452,7 +306,7 @@ def _clock(text: str) -> bool:
 def _time(answer: Answer) -> tuple[str, str] | None:
     """Return a time of day as (`h:mm`, `a` or `p` or empty), or None."""
     text = answer.text if isinstance(answer, Words) else answer.brackets if isinstance(answer, Listing) else ""
-    match = re.fullmatch(r"0?(\d{1,2}:\d{2})\s*(?:([ap])\.?\s*m\.?)?", _bare_text(text).lower())
+    match = re.fullmatch(r"0?(\d{1,2}:\d{2})\s*(?:([ap])\.?\s*m\.?)?", bare_text(text).lower())
     return (match[1], match[2] or "") if match else None
 
 
@@ -470,54 +324,3 @@ def _answer_symbols(answer: Answer) -> set[str]:
     if isinstance(answer, Union):
         return set().union(*(_answer_symbols(part) for _, part in answer.parts))
     return _answer_symbols(answer.value) if isinstance(answer, Named) else set()
-
-
-def _bare_text(text: str) -> str:
-    text = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text)
-    if re.fullmatch(r"[^\\^_=+*/<>\d()\[\]|]*", text):
-        return re.sub(r"[\s{}\"'`.,;:!?~-]+", "", text)
-    return without_spaces(text)
-
-
-def same_words(first: str, second: str) -> bool:
-    """Compare two texts without their spaces; words also without case and punctuation."""
-    a, b = _bare_text(first), _bare_text(second)
-    if re.fullmatch(r"[\w:.,/-]*[a-zA-Z]{2}[\w:.,/-]*", a):
-        a, b = a.lower(), b.lower()
-    if a.isalpha() and len(a) > 1:
-        a, b = (re.sub(r"^(?:the|a|an)(?=\s)", "", x.strip(), flags=re.I) for x in (first, second))
-        a, b = _bare_text(a).lower(), _bare_text(b).lower()
-    return bool(a) and a == b
-
-
-def _readings(text: str, gold: bool = False) -> list[str]:
-    """Return the cleaned text, and what its commas might mean: thousands separators, or a decimal comma."""
-    cleaned = clean(text, gold)
-    readings = [cleaned]
-    bracketed = cleaned.startswith(("(", "[", "\\{"))
-    thousands = typed_thousands(cleaned)
-    if thousands is not None and (not bracketed or ", " in cleaned):
-        readings.insert(0, thousands)
-    elif re.fullmatch(r"[-+]?(?:\d+,\d{2}|\d+,\d{4,}|0,\d{3,})", cleaned):
-        readings.append(cleaned.replace(",", "."))
-    return readings
-
-
-def decide(prediction: str, gold: str, percent: str, second_opinion: Callable[[str, str], bool] | None = None) -> str:
-    """Return CORRECT, INCORRECT or REJECTED (a value beyond all bounds) for two answers as written."""
-    comparison = Comparison(percent)
-    mp.dps = DIGITS
-    Budget.refill()
-    predictions, golds = _readings(prediction), _readings(gold, gold=True)
-    if same_words(predictions[-1], golds[-1]):
-        return "CORRECT"
-    try:
-        read_predictions, read_golds = [read(text) for text in predictions], [read(text) for text in golds]
-        if any(comparison.equal(p, g) for p in read_predictions for g in read_golds):
-            return "CORRECT"
-    except TooBig:
-        return "REJECTED"
-    unread = any(isinstance(answer, Words) for answer in (read_predictions[0], read_golds[0]))
-    if unread and second_opinion is not None and second_opinion(predictions[0], golds[0]):
-        return "CORRECT"
-    return "INCORRECT"

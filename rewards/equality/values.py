@@ -1,27 +1,19 @@
-"""Terms and their values: the numbers behind an answer, at a point of its variables, in exact or 60-digit arithmetic.
+"""Arithmetic on values: exact on fractions, 60 digits otherwise, refused (TooBig) where it would outgrow the machine.
 
-A term is a tuple: `("num", Fraction)`, `("const", name)`, `("sym", name)`, `("add", a, b, …)`, `("mul", a, b, …)`,
-`("div", a, b)`, `("pow", a, b)`, `("neg", a)`, `("fn", name, a, …)`, `("pm", sign, a)`, `("mat", rows)`,
-`("bind", head, variable, body, low, high)` and `("opaque", head, a, …)`.
-
-Values are `Fraction` as long as the arithmetic is exact, then mpmath numbers. What has no value of its own (an
-unknown function, an integral) gets a pseudo-random one, drawn from its name and the values of its arguments: equal
-terms then have equal values, and unequal ones do not by chance. Arithmetic that would outgrow the machine raises
-TooBig before it starts; SymPy plays no part, so nothing is evaluated that has not been bounded here.
+A value is a `Fraction` as long as that is exact, else an mpmath number, or a `Matrix` of those.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import mpmath
 from mpmath import mp
 
-Term = tuple[Any, ...]
 Value = Any  # Fraction | mpf | mpc | Matrix
 
 DIGITS = 60
@@ -46,7 +38,8 @@ class Matrix(tuple[tuple[Any, ...], ...]):
     __slots__ = ()
 
 
-def _is_real(value: Value) -> bool:
+def is_real(value: Value) -> bool:
+    """Say whether a value has no imaginary part."""
     return not isinstance(value, mpmath.mpc) or value.imag == 0
 
 
@@ -80,17 +73,19 @@ def _bits(value: Fraction) -> int:
     return max(value.numerator.bit_length(), value.denominator.bit_length())
 
 
-def _integer(value: Value) -> int | None:
+def integer(value: Value) -> int | None:
+    """Return a value as an int if it is a whole fraction, else None."""
     if isinstance(value, Fraction):
         return value.numerator if value.denominator == 1 else None
     return None
 
 
-def _add(a: Value, b: Value) -> Value:
+def add(a: Value, b: Value) -> Value:
+    """Return a + b. Raises NoValue for matrices of different shapes."""
     if isinstance(a, Matrix) or isinstance(b, Matrix):
         if not (isinstance(a, Matrix) and isinstance(b, Matrix)) or [len(r) for r in a] != [len(r) for r in b]:
             raise NoValue
-        return Matrix(tuple(_add(x, y) for x, y in zip(p, q, strict=True)) for p, q in zip(a, b, strict=True))
+        return Matrix(tuple(add(x, y) for x, y in zip(p, q, strict=True)) for p, q in zip(a, b, strict=True))
     if isinstance(a, Fraction) and isinstance(b, Fraction):
         if _bits(a) + _bits(b) > 2 * MAX_EXACT_BITS:
             return _mp(a) + _mp(b)
@@ -98,38 +93,41 @@ def _add(a: Value, b: Value) -> Value:
     return _mp(a) + _mp(b)
 
 
-def _multiply(a: Value, b: Value) -> Value:
+def multiply(a: Value, b: Value) -> Value:
+    """Return a b, for numbers and matrices. Raises NoValue where shapes do not fit."""
     if isinstance(a, Matrix) and isinstance(b, Matrix):
         columns = list(zip(*b, strict=True))
         if any(len(row) != len(b) for row in a):
             raise NoValue
         return Matrix(
-            tuple(_total([_multiply(x, y) for x, y in zip(row, c, strict=True)]) for c in columns) for row in a
+            tuple(sum_of([multiply(x, y) for x, y in zip(row, c, strict=True)]) for c in columns) for row in a
         )
     if isinstance(a, Matrix):
-        return Matrix(tuple(_multiply(x, b) for x in row) for row in a)
+        return Matrix(tuple(multiply(x, b) for x in row) for row in a)
     if isinstance(b, Matrix):
-        return _multiply(b, a)
+        return multiply(b, a)
     if isinstance(a, Fraction) and isinstance(b, Fraction) and _bits(a) + _bits(b) <= 2 * MAX_EXACT_BITS:
         return a * b
     return _mp(a) * _mp(b)
 
 
-def _total(values: list[Value]) -> Value:
+def sum_of(values: list[Value]) -> Value:
+    """Return the sum of one value or more."""
     total = values[0]
     for value in values[1:]:
-        total = _add(total, value)
+        total = add(total, value)
     return total
 
 
-def _divide(a: Value, b: Value) -> Value:
+def divide(a: Value, b: Value) -> Value:
+    """Return a / b. Raises NoValue for b = 0."""
     if isinstance(b, Matrix):
         raise NoValue
     if b == 0:
         raise NoValue
     if isinstance(b, Fraction):
-        return _multiply(a, 1 / b)
-    return _multiply(a, 1 / b)
+        return multiply(a, 1 / b)
+    return multiply(a, 1 / b)
 
 
 def _root(value: int, degree: int) -> int | None:
@@ -142,14 +140,15 @@ def _root(value: int, degree: int) -> int | None:
     return root if root >= 0 and root**degree == value else None
 
 
-def _power(a: Value, b: Value) -> Value:
-    exponent = _integer(b)
+def power(a: Value, b: Value) -> Value:
+    """Return a to the b: exact where it is rational and small. Raises TooBig for towers."""
+    exponent = integer(b)
     if isinstance(a, Matrix):
         if exponent is None or not 1 <= exponent <= 64:
             raise NoValue
         result: Value = a
         for _ in range(exponent - 1):
-            result = _multiply(result, a)
+            result = multiply(result, a)
         return result
     if isinstance(b, Matrix):
         raise NoValue
@@ -165,12 +164,12 @@ def _power(a: Value, b: Value) -> Value:
         top, bottom = _root(a.numerator, b.denominator), _root(a.denominator, b.denominator)
         if top is not None and bottom is not None and _bits(a) * abs(b.numerator) <= MAX_EXACT_BITS:
             return Fraction(top, bottom) ** b.numerator
-    base, power = _mp(a), _mp(b)
-    if mpmath.isinf(base) or mpmath.isinf(power):
+    base, raised = _mp(a), _mp(b)
+    if mpmath.isinf(base) or mpmath.isinf(raised):
         raise NoValue
-    if abs(power) * (abs(mpmath.log(abs(base), 2)) + 5) > MAX_MAGNITUDE_BITS:
+    if abs(raised) * (abs(mpmath.log(abs(base), 2)) + 5) > MAX_MAGNITUDE_BITS:
         raise TooBig
-    return mpmath.power(base, power)
+    return mpmath.power(base, raised)
 
 
 def _exponential(value: Value) -> Value:
@@ -195,7 +194,7 @@ def _bounded(function: Callable[[Any], Any]) -> Callable[[Value], Value]:
 
 
 def _factorial(value: Value) -> Value:
-    number = _integer(value)
+    number = integer(value)
     if number is not None:
         if number < 0:
             raise NoValue
@@ -208,7 +207,7 @@ def _factorial(value: Value) -> Value:
 
 
 def _binomial(n: Value, k: Value) -> Value:
-    top, bottom = _integer(n), _integer(k)
+    top, bottom = integer(n), integer(k)
     if top is not None and bottom is not None:
         if not 0 <= top <= 100_000 or not 0 <= bottom <= MAX_FACTORIAL:
             raise TooBig
@@ -240,13 +239,13 @@ def _determinant(matrix: Matrix) -> Value:
     total: Value = Fraction(0)
     for column in range(size):
         minor = Matrix(tuple(row[:column] + row[column + 1 :]) for row in matrix[1:])
-        signed = _multiply(Fraction((-1) ** column), _multiply(matrix[0][column], _determinant(minor)))
-        total = _add(total, signed)
+        signed = multiply(Fraction((-1) ** column), multiply(matrix[0][column], _determinant(minor)))
+        total = add(total, signed)
     return total
 
 
 def _floor(value: Value) -> Value:
-    if not _is_real(value):
+    if not is_real(value):
         raise NoValue
     if isinstance(value, Fraction):
         return Fraction(math.floor(value))
@@ -260,12 +259,12 @@ def _floor(value: Value) -> Value:
 
 
 def _cube_root_style(value: Value, degree: Value) -> Value:
-    index = _integer(degree)
+    index = integer(degree)
     if index is None or index == 0:
-        return _power(value, _divide(Fraction(1), degree))
-    if index % 2 == 1 and _is_real(value) and not isinstance(value, Matrix) and mpmath.re(_mp(value)) < 0:
-        return _multiply(Fraction(-1), _power(_multiply(Fraction(-1), value), Fraction(1, index)))
-    return _power(value, Fraction(1, index))
+        return power(value, divide(Fraction(1), degree))
+    if index % 2 == 1 and is_real(value) and not isinstance(value, Matrix) and mpmath.re(_mp(value)) < 0:
+        return multiply(Fraction(-1), power(multiply(Fraction(-1), value), Fraction(1, index)))
+    return power(value, Fraction(1, index))
 
 
 FUNCTIONS: dict[str, Callable[..., Value]] = {
@@ -279,21 +278,21 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "arccos": _bounded(mpmath.acos),
     "arctan": _bounded(mpmath.atan),
     "arccot": _bounded(lambda x: mpmath.pi / 2 - mpmath.atan(x)),
-    "sinh": lambda x: _divide(
-        _add(_exponential(x), _multiply(Fraction(-1), _exponential(_multiply(Fraction(-1), x)))), Fraction(2)
+    "sinh": lambda x: divide(
+        add(_exponential(x), multiply(Fraction(-1), _exponential(multiply(Fraction(-1), x)))), Fraction(2)
     ),
-    "cosh": lambda x: _divide(_add(_exponential(x), _exponential(_multiply(Fraction(-1), x))), Fraction(2)),
+    "cosh": lambda x: divide(add(_exponential(x), _exponential(multiply(Fraction(-1), x))), Fraction(2)),
     "tanh": _bounded(mpmath.tanh),
     "exp": _exponential,
     "ln": _log,
     "log": _log,
-    "sqrt": lambda x: _power(x, Fraction(1, 2)),
+    "sqrt": lambda x: power(x, Fraction(1, 2)),
     "root": _cube_root_style,
     "abs": _absolute,
     "factorial": _factorial,
     "binomial": _binomial,
     "floor": _floor,
-    "ceil": lambda x: _multiply(Fraction(-1), _floor(_multiply(Fraction(-1), x))),
+    "ceil": lambda x: multiply(Fraction(-1), _floor(multiply(Fraction(-1), x))),
     "det": lambda x: _determinant(x) if isinstance(x, Matrix) else x,
     "gcd": lambda *v: _whole(math.gcd, v),
     "lcm": lambda *v: _whole(math.lcm, v),
@@ -303,126 +302,7 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
 
 
 def _whole(function: Callable[..., int], values: tuple[Value, ...]) -> Value:
-    integers = [_integer(value) for value in values]
+    integers = [integer(value) for value in values]
     if None in integers:
         raise NoValue
     return Fraction(function(*integers))
-
-
-class Budget:
-    """Counts visited terms, so that sums within sums end; one per process, refilled for every comparison."""
-
-    visits = 0
-    limit = 300_000
-
-    @classmethod
-    def refill(cls) -> None:
-        """Start counting anew."""
-        cls.visits = 0
-
-    @classmethod
-    def spend(cls) -> None:
-        """Count one visit. Raises TooBig when the budget is spent."""
-        cls.visits += 1
-        if cls.visits > cls.limit:
-            raise TooBig
-
-
-def evaluate(term: Term, point: Mapping[str, Value], sign: int = 1) -> Value:
-    """Return the value of a term where each variable has the value `point` gives it; `±` takes `sign`.
-
-    Raises NoValue (a pole, an unbound name, shapes that do not fit) or TooBig.
-    """
-    Budget.spend()
-    kind = term[0]
-    if kind == "num":
-        return term[1]
-    if kind == "sym":
-        try:
-            return point[term[1]]
-        except KeyError:
-            raise NoValue from None
-    if kind == "const":
-        return _constant(term[1], point)
-    if kind == "bind":
-        return _bound(term, point, sign)
-    if kind == "mat":
-        return Matrix(tuple(evaluate(cell, point, sign) for cell in row) for row in term[1])
-    if kind == "fn" or kind == "opaque":
-        values = [evaluate(argument, point, sign) for argument in term[2:]]
-        if kind == "opaque":
-            return noise("opaque", term[1], *map(fingerprint, values))
-        try:
-            return FUNCTIONS[term[1]](*values)
-        except (ValueError, ZeroDivisionError, TypeError, OverflowError):
-            raise NoValue from None
-    if kind == "pm":
-        value = evaluate(term[2], point, sign)
-        return value if term[1] * sign > 0 else _multiply(Fraction(-1), value)
-    values = [evaluate(argument, point, sign) for argument in term[1:]]
-    try:
-        if kind == "neg":
-            return _multiply(Fraction(-1), values[0])
-        if kind == "add":
-            return _total(values)
-        if kind == "mul":
-            product = values[0]
-            for value in values[1:]:
-                product = _multiply(product, value)
-            return product
-        return _divide(*values) if kind == "div" else _power(*values)
-    except (ValueError, ZeroDivisionError, OverflowError):
-        raise NoValue from None
-
-
-def _constant(name: str, point: Mapping[str, Value]) -> Value:
-    if name in point:  # a bound variable that happens to be called e or i
-        return point[name]
-    if name == "pi":
-        return +mp.pi
-    if name == "e":
-        return +mp.e
-    if name == "i":
-        return mp.mpc(0, 1)
-    return mp.inf
-
-
-def _bound(term: Term, point: Mapping[str, Value], sign: int) -> Value:
-    """Add up sums and products over a short whole range; hash other bound forms with the variable hidden."""
-    _, head, variable, body, low, high = term
-    ends = [None if end is None else evaluate(end, point, sign) for end in (low, high)]
-    first, last = (None if end is None else _integer(end) for end in ends)
-    if head in ("sum", "prod") and first is not None and last is not None and 0 <= last - first < 500:
-        total: Value = Fraction(0 if head == "sum" else 1)
-        for index in range(first, last + 1):
-            value = evaluate(body, {**point, variable: Fraction(index)}, sign)
-            total = _add(total, value) if head == "sum" else _multiply(total, value)
-        return total
-    hidden = evaluate(body, {**point, variable: noise("bound", head)}, sign)
-    return noise(head, fingerprint(hidden), *("" if end is None else fingerprint(end) for end in ends))
-
-
-def symbols(term: Term) -> set[str]:
-    """Return the free variables of a term."""
-    if term[0] == "sym":
-        return {term[1]}
-    if term[0] == "mat":
-        return set().union(*(symbols(cell) for row in term[1] for cell in row))
-    if term[0] == "bind":
-        _, _, variable, body, low, high = term
-        ends = set().union(*(symbols(end) for end in (low, high) if end is not None))
-        return (symbols(body) - {variable}) | ends
-    found: set[str] = set()
-    for part in term[1:]:
-        if isinstance(part, tuple):
-            found |= symbols(part)
-    return found
-
-
-def contains(term: Term, *marks: Any) -> bool:
-    """Say whether some part of a term is tagged or named so: `contains(t, "pm")`, `contains(t, "const", "i")`."""
-    if term[: len(marks)] == marks:
-        return True
-    if term[0] == "mat":
-        return any(contains(cell, *marks) for row in term[1] for cell in row)
-    return any(contains(part, *marks) for part in term[1:] if isinstance(part, tuple))

@@ -6,75 +6,27 @@ NotMathematics, never a guess: `2 3` is no product, and a word is no product of 
 
 from __future__ import annotations
 
-import re
 from fractions import Fraction
 
-from rewards.extract import words
-from rewards.terms import FUNCTIONS, Term, TooBig
-
-MAX_DECIMAL_EXPONENT = 5_000
-
-
-class NotMathematics(Exception):
-    """The text is not an expression of this grammar."""
-
-
-GREEK = words(
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma "
-    "tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar"
+from rewards.equality.terms import Term
+from rewards.equality.tokens import (
+    ACCENTS,
+    ALIASES,
+    CALLED,
+    CLOSERS,
+    GREEK,
+    INVERSES,
+    MATRIX_NAMES,
+    OPAQUE_COMMANDS,
+    STARTING_COMMANDS,
+    STARTS,
+    UNARY,
+    NotMathematics,
+    read_number,
+    repeating_decimal,
+    tokenize,
 )
-_ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "arctg": "arctan", "tg": "tan", "ctg": "cot"}
-_INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot"}
-_UNARY = words("sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh exp ln log lg det gcd lcm max min")
-_WORDS = _UNARY | _ALIASES.keys() | {"sqrt", "pi", "oo", "inf", "infinity", "infty", "abs", "floor", "ceil", "theta"}
-_ACCENTS = words(
-    "overline bar vec hat widehat overrightarrow overleftrightarrow tilde widetilde dot ddot underline overarc"
-)
-_OPAQUE_COMMANDS = words("angle triangle nabla partial mathbb ldots cdots dots vdots dotsb square star Box")
-_CALLED = frozenset("fghFG")
-_CLOSERS = {"(": ")", "[": "]", "\\{": "\\}", "\\langle": "\\rangle", "\\lceil": "\\rceil", "\\lfloor": "\\rfloor"}
-_STARTS = frozenset(["(", "[", "\\{", "{", "\\langle", "\\lceil", "\\lfloor"])
-
-_TOKEN = re.compile(
-    r"\s*(?:(?P<sci>(?:\d+\.?\d*|\.\d+)[eE][+-]?\d+(?![\w]))|(?P<num>\d+\.\d+|\.\d+|\d+\.(?![\d.])|\d+)"
-    r"|(?P<env>\\(?:begin|end)\s*\{\s*[a-zA-Z]+\*?\s*\})|(?P<cmd>\\[a-zA-Z]+|\\[^a-zA-Z\s])|(?P<word>[a-zA-Z]+)|(?P<op>\*\*|[-+*/^_()\[\]{}|!,'&;=]))"
-)
-_MATRIX_NAMES = frozenset(["pmatrix", "bmatrix", "vmatrix", "matrix", "Bmatrix", "Vmatrix", "smallmatrix", "array"])
-
-
-def tokenize(text: str) -> list[tuple[str, str]]:
-    """Split into (kind, text) tokens. Raises NotMathematics at a character that starts none."""
-    tokens, position, text = [], 0, text.rstrip()
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None:
-            raise NotMathematics(f"unexpected {text[position : position + 8]!r}")
-        kind = match.lastgroup or ""
-        value = match[kind]
-        position = match.end()
-        if kind == "word":
-            tokens += _split_word(value)
-        elif kind == "env":
-            command, _, name = value.rstrip("} ").partition("{")
-            tokens += [("cmd", command.strip()), ("env", name.strip())]
-        elif kind == "cmd" and value in ("\\lbrace", "\\rbrace"):
-            tokens.append((kind, "\\{" if value == "\\lbrace" else "\\}"))
-        else:
-            tokens.append(("num" if kind == "sci" else kind, value))
-    return tokens
-
-
-def _split_word(word: str) -> list[tuple[str, str]]:
-    """Letters are variables, one each; known names are taken whole; longer words are no mathematics."""
-    if word in _WORDS:
-        return [("cmd", "\\" + word)]
-    for name in ("sqrt", "arcsin", "arccos", "arctan", "sin", "cos", "tan", "log", "ln", "pi"):
-        if name in word and len(word) <= len(name) + 2:  # `xsin`, `2pix`
-            before, _, after = word.partition(name)
-            return [("let", c) for c in before] + [("cmd", "\\" + name)] + [("let", c) for c in after]
-    if len(word) > 4:
-        return [("word", word)]  # no atom: good for nothing but a subscript
-    return [("let", letter) for letter in word]
+from rewards.equality.values import FUNCTIONS
 
 
 class Parser:
@@ -161,11 +113,11 @@ class Parser:
         kind, token = self._kind(), self._peek()
         if kind == "num":
             return self.tokens[self.at - 1][1] in (")", "\\rfloor", "\\rceil")
-        if kind == "let" or token in _STARTS or (token == "|" and not self._bars):
+        if kind == "let" or token in STARTS or (token == "|" and not self._bars):
             return True
         if kind != "cmd":
             return False
-        return token[1:] in _STARTING_COMMANDS
+        return token[1:] in STARTING_COMMANDS
 
     def _power(self) -> Term:
         base = self._postfix(self._atom())
@@ -219,13 +171,13 @@ class Parser:
         kind, token = self.tokens[self.at]
         if kind == "num":
             self.at += 1
-            return ("num", _number(token))
+            return ("num", read_number(token))
         if kind == "let":
             self.at += 1
             return self._named(token)
         if token == "{":
             return self._group()
-        if token in _CLOSERS:
+        if token in CLOSERS:
             return self._bracketed(token)
         if token in ("|", "\\vert", "\\lvert", "\\mid"):
             return self._absolute(token)
@@ -241,9 +193,9 @@ class Parser:
             arguments = [term, self._sum()]
             while self._take(","):
                 arguments.append(self._sum())
-            self._need(_CLOSERS[opening])
+            self._need(CLOSERS[opening])
             return ("opaque", "tuple" + opening, *arguments)
-        self._need(_CLOSERS[opening])
+        self._need(CLOSERS[opening])
         if opening in ("\\lfloor", "\\lceil"):
             return ("fn", "floor" if opening == "\\lfloor" else "ceil", term)
         return term
@@ -262,7 +214,7 @@ class Parser:
         if self._peek() == "_":
             self.at += 1
             return self._subscripted(letter)
-        if letter in _CALLED and self._peek() == "(":
+        if letter in CALLED and self._peek() == "(":
             return self._call(letter)
         primes = 0
         while self._take("'") or (self._peek() == "^" and self._peek(1) in ("\\prime", "'") and self._take("^")):
@@ -313,7 +265,10 @@ class Parser:
     def _command(self, name: str) -> Term:
         if name == "frac":
             top = self._argument()
-            return ("div", top, self._argument())
+            bottom = self._argument()
+            if _is_differential(top) and _is_differential(bottom):
+                raise NotMathematics("a derivative")
+            return ("div", top, bottom)
         if name in ("sqrt", "root"):
             if self._take("["):
                 degree = self._sum()
@@ -325,8 +280,8 @@ class Parser:
             return ("fn", "binomial", top, self._argument())
         if name in ("pi", "infty", "oo", "inf", "infinity"):
             return ("const", "pi" if name == "pi" else "inf")
-        if name in _UNARY or name in _ALIASES:
-            return self._function(_ALIASES.get(name, name))
+        if name in UNARY or name in ALIASES:
+            return self._function(ALIASES.get(name, name))
         if name in ("abs", "floor", "ceil"):
             return ("fn", name, self._argument())
         if name in ("sum", "prod", "int", "lim"):
@@ -337,14 +292,14 @@ class Parser:
             if self._take("_"):
                 return self._subscripted(name)
             return ("sym", name)
-        if name in _ACCENTS:
+        if name in ACCENTS:
             return ("opaque", name, self._argument())
         if name == "unitvector":  # what `\mathbf{i}` is cleaned to
             return ("sym", "vector " + self._raw_group())
         if name == "repeating":  # what `0.\overline{3}` is cleaned to: whole part, fixed digits, period
             parts = [self._raw_group() for _ in range(3)]
-            return ("num", _repeating(*parts))
-        if name in _OPAQUE_COMMANDS:
+            return ("num", repeating_decimal(*parts))
+        if name in OPAQUE_COMMANDS:
             return ("sym", name) if self._peek() != "{" else ("sym", f"{name} {self._raw_group()}")
         raise NotMathematics(f"the command \\{name}")
 
@@ -361,7 +316,7 @@ class Parser:
         if name == "lg":
             name, base = "log", ("num", Fraction(10))
         if self._peek() in ("(", "[", "\\{") and self._peek(1):
-            closing = _CLOSERS[self._peek()]
+            closing = CLOSERS[self._peek()]
             self.at += 1
             arguments = [self._sum()]
             while self._take(","):
@@ -371,8 +326,8 @@ class Parser:
             arguments = [self._group()]
         else:
             arguments = [self._function_argument()]
-        if power == ("neg", ("num", Fraction(1))) and name in _INVERSES:
-            name, power = _INVERSES[name], None
+        if power == ("neg", ("num", Fraction(1))) and name in INVERSES:
+            name, power = INVERSES[name], None
         if name == "log" and base is None:
             # Base 10 or e, by the author's habit: a function of its own, equal to neither.
             term: Term = ("mul", ("fn", "ln", *arguments), ("opaque", "the base of log"))
@@ -388,11 +343,11 @@ class Parser:
         """Take the factors that follow a function's name, up to a sign or the next function: `\\sin 2x \\cos y`."""
         if self._take("-"):
             return ("neg", self._function_argument())
-        if self._kind() == "cmd" and self._peek()[1:] in _UNARY:
+        if self._kind() == "cmd" and self._peek()[1:] in UNARY:
             return self._power()
         term = self._power()
         while self._starts_factor() and self._peek() not in ("(", "[", "\\{"):
-            if self._peek()[1:] in _UNARY or self._peek()[1:] in _ALIASES or self._peek() in ("\\sum", "\\int"):
+            if self._peek()[1:] in UNARY or self._peek()[1:] in ALIASES or self._peek() in ("\\sum", "\\int"):
                 break
             term = ("mul", term, self._power())
         while self._take("/"):  # sin x/2
@@ -438,7 +393,7 @@ class Parser:
 
     def _matrix(self) -> Term:
         name = self._environment()
-        if name not in _MATRIX_NAMES:
+        if name not in MATRIX_NAMES:
             raise NotMathematics(f"the environment {name}")
         if name == "array":
             self._raw_group()
@@ -466,30 +421,11 @@ class Parser:
         return ("fn", "det", ("mat", tuple(filled))) if name in ("vmatrix", "Vmatrix") else ("mat", tuple(filled))
 
 
-_STARTING_COMMANDS = (
-    GREEK
-    | _UNARY
-    | _ALIASES.keys()
-    | _ACCENTS
-    | _OPAQUE_COMMANDS
-    | {"frac", "sqrt", "pi", "infty", "binom", "dbinom", "tbinom", "sum", "prod", "int", "lim", "begin", "{", "langle"}
-    | {"lceil", "lfloor", "lvert", "unitvector", "repeating", "theta", "abs", "floor", "ceil"}
-)
-
-
-def _number(token: str) -> Fraction:
-    _, mark, exponent = token.lower().partition("e")
-    if mark and abs(int(exponent)) > MAX_DECIMAL_EXPONENT:
-        raise TooBig
-    return Fraction(token.rstrip(".") if token.endswith(".") else token)
-
-
-def _repeating(whole: str, fixed: str, period: str) -> Fraction:
-    """Return the value of whole.fixed(period)(period)…"""
-    if not period.isdigit() or (fixed and not fixed.isdigit()) or (whole and not whole.isdigit()):
-        raise NotMathematics("a repeating decimal without digits")
-    scale = 10 ** len(fixed)
-    return Fraction(int(whole + fixed or "0"), scale) + Fraction(int(period), scale * (10 ** len(period) - 1))
+def _is_differential(term: Term) -> bool:
+    """Whether a side of a fraction is `d`, `dx`, `d^2 y` or the like with a curly d."""
+    while term[0] in ("mul", "pow"):
+        term = term[1]
+    return term in (("sym", "d"), ("sym", "partial"))
 
 
 def _without_differential(body: Term) -> tuple[Term, str]:

@@ -34,7 +34,7 @@ _DROPPED = re.compile(
     r"(?![a-zA-Z])|\\(?:phantom|hphantom|vphantom|hspace|vspace|label|tag|color|quad)\*?\s*\{[^{}]*\}"
 )
 _SPACES = re.compile(r"\\(?:quad|qquad|enspace|thinspace|medspace|thickspace)(?![a-zA-Z])|(?<!\\)\\[,;:! >]|~")
-_THOUSANDS = re.compile(r"(?<![\d.])(\d{1,3})((?:\s*(?:\{\s*,\s*\}(?:\\!)?|,?\s*\\[,!;:])\s*\d{3})+)(?![\d])")
+_THOUSANDS = re.compile(r"(?<![\d.])([1-9]\d{0,2})((?:\s*(?:\{\s*,\s*\}(?:\\!)?|,?\s*\\!|\\,)\s*\d{3})+)(?!\d)")
 _TYPED_THOUSANDS = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?:,\d{3})+)(?!\d|,\d)")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,])(?<![\d}] )([1-9]\d{0,2})((?: \d{3})+)(?![\d]| \d)")
 _FONTS = re.compile(

@@ -1,95 +1,21 @@
-r"""Read a cleaned answer into its parts: what kind of thing is it?
+r"""Read a cleaned answer into its parts.
 
 `(1, 2]` is an interval, `-2, 1` a list, `x = 5` a named value, `\text{Monday}` words, `204_5` a numeral in base 5.
-The reader splits at the top level, by brackets, and leaves each expression to `rewards.grammar`.
+The reader splits at the top level, by brackets, and leaves each expression to `rewards.equality.grammar`.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
 
+from rewards.equality.answers import Answer, Choice, Listing, Named, Relation, Scalar, Union, Words
+from rewards.equality.grammar import parse
+from rewards.equality.quantities import mixed, read_quantity
+from rewards.equality.terms import Term, contains
+from rewards.equality.tokens import NotMathematics
+from rewards.equality.units import NUMBER_WORDS
 from rewards.extract import match_brace, words
-from rewards.grammar import NotMathematics, parse
-from rewards.terms import Term, contains
-from rewards.units import NUMBER_WORDS, SCALES, canonical_unit, is_unit_word
-
-
-@dataclass(frozen=True)
-class Scalar:
-    """One expression, with what stood around it."""
-
-    term: Term
-    digits: int = 0
-    """Significant digits if it is a decimal literal (`2.50` has 3), else 0."""
-    places: int = 0
-    """Digits after its point."""
-    unit: str = ""
-    percent: bool = False
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Several answers: `tuple` is ordered, `set` and `list` are not, `ratio` is ordered up to a factor."""
-
-    kind: str
-    items: tuple[Answer, ...]
-    brackets: str = "()"
-
-
-@dataclass(frozen=True)
-class Union:
-    r"""A set of reals put together by `\cup`, `\cap` or `\setminus`: (operation, part), the first with `\cup`."""
-
-    parts: tuple[tuple[str, Answer], ...]
-
-
-@dataclass(frozen=True)
-class Relation:
-    """A chain `terms[0] ops[0] terms[1] …` of = < > <= >= !=."""
-
-    ops: tuple[str, ...]
-    terms: tuple[Term, ...]
-
-
-@dataclass(frozen=True)
-class Named:
-    """`x = 5`, `f(x) = 2x`, `(p, q) = (3, 2)`, `x \\in S`: a value with the name it is given to."""
-
-    name: str
-    value: Answer
-    relation: Relation | None = None
-    """The same as an equation, where both sides are expressions."""
-    variables: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Words:
-    """An answer in words, or text that is not understood: compared as text."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A letter of a multiple-choice question, with the answer beside it if there is one."""
-
-    letter: str
-    body: Answer | None
-    marked: bool = False
-    """Written with parentheses or a point, as choices are: then its case says nothing."""
-
-
-@dataclass(frozen=True)
-class Based:
-    """A numeral with its base."""
-
-    digits: str
-    base: int
-
-
-Answer = Scalar | Listing | Union | Relation | Named | Words | Choice | Based
 
 MAX_DEPTH = 12
 """Answers within answers; expressions may nest deeper."""
@@ -102,28 +28,18 @@ _JOIN = re.compile(
 )
 _SET_OPERATION = re.compile(r"\\(?:cup|cap|setminus)(?![a-zA-Z])|(?<=[)\]}])\s*[U∪]\s*(?=[(\[\\])")
 _CHOICE = re.compile(
-    r"^(?:\\text\s*\{\s*\(?(?P<a>[A-Za-z])\s*\)?[.:]?\s*\}|\(\s*(?P<b>[A-Za-z])\s*\)|\(\\text\s*\{\s*(?P<d>[A-Za-z])\s*\}\)|(?P<c>[A-Z])\s*[.:)])\s*(?P<rest>.*)$",
+    r"^(?:\\text\s*\{\s*\(?(?P<a>[A-Za-z])\s*\)?[.:]?\s*\}|\(\s*(?P<b>[A-Za-z])\s*\)|\(\\text\s*\{\s*(?P<d>[A-Za-z])\s*\}\)"
+    r"|(?P<c>[A-Z])\s*[.:)])\s*(?P<rest>.*)$",
     re.DOTALL,
 )
 _TEXT_PIECE = re.compile(r"\\text\s*\{([^{}]*)\}")
-_BASED = re.compile(
-    r"^(?:\\text\s*\{\s*|\()?(-?[0-9A-F]+(?:\.[0-9A-F]+)?)\s*[)}]?\s*_\s*\{?\s*(?:\\text\s*\{)?\s*(\d{1,2}|two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen)\s*\}{0,2}$"
-)
-_UNIT_TEXT = re.compile(r"\s*(?:\\text\s*\{(?P<text>[^{}]*)\}\s*(?P<power>\^\s*\{?\s*[23]\s*\}?)?)\s*$")
-_UNIT_TYPED = re.compile(
-    r"(?<=[\d})!])(?P<space>\s*)(?P<words>[a-zA-Z][a-zA-Z./ ]*?)\.?(?P<power>\s*\^\s*\{?\s*[23]\s*\}?)?\s*$"
-)
-_DEGREES = re.compile(r"\s*\^\\circ\s*(?:\\text\s*\{\s*)?(?P<scale>[CF])?\s*\}?\s*$")
-_DECIMAL = re.compile(r"[+-]?\s*(\d*)\.(\d+)")
-_MIXED_TYPED = re.compile(r"(?<![\d.)}\]_^/])(\d+)(?:\s+|\s*-\s*(?=\d+/))(\d+)\s*/\s*(\d+)(?![\d.])")
-_MIXED_LATEX = re.compile(r"(?<![\d.^_}\w/])(\d+)\s*\\frac\s*(?:\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d)\s*(\d)(?!\d))")
 _SHORT_WORDS = words(
     "no on yes odd one two six ten all any not non red tie win boy man men day mon tue wed thu fri sat sun jan feb mar "
     "apr may jun jul aug sep oct nov dec am pm is it of to or if"
 )
-_MODULUS = re.compile(r"\s*\\text\s*\{\s*\(?\s*mod\s*(\w+)\s*\)?\s*\}\s*$")
 _NAME = re.compile(
-    r"(?:\\(?:text|overline|vec|bar|hat|overrightarrow|widehat|triangle|angle|[a-zA-Z]+)|[a-zA-Z]|[_^{}()|'\s,:/]|(?<=[_^{])\d+|(?<=[_^]\{)\d+)+"
+    r"(?:\\(?:text|overline|vec|bar|hat|overrightarrow|widehat|triangle|angle|[a-zA-Z]+)|[a-zA-Z]"
+    r"|[_^{}()|'\s,:/]|(?<=[_^{])\d+|(?<=[_^]\{)\d+)+"
 )
 
 
@@ -158,12 +74,12 @@ def split_top(text: str, pattern: re.Pattern[str]) -> list[tuple[str, str]]:
 
 
 def read(text: str, depth: int = 0) -> Answer:
-    """Return what a cleaned answer is. Never raises: what is not understood comes back as Words."""
+    """Return what a cleaned answer is; what is not understood comes back as Words. Raises TooBig alone."""
     text = text.strip().rstrip(",;").strip()
     inside = re.fullmatch(r"\\text\s*\{([^{}]*\d[^{}]*)\}", text)  # `\text{13}`, `\text{2 hours}`
     text = inside[1].strip() if inside else text
     if depth > MAX_DEPTH:
-        return _read_scalar(text)
+        return read_quantity(text)
     for reader in (
         _read_choice,
         _read_words,
@@ -176,7 +92,7 @@ def read(text: str, depth: int = 0) -> Answer:
         answer = reader(text, depth)
         if answer is not None:
             return answer
-    return _read_scalar(text)
+    return read_quantity(text)
 
 
 def _read_choice(text: str, depth: int) -> Answer | None:
@@ -307,7 +223,7 @@ def _read_relation(text: str, depth: int) -> Answer | None:
     if all(op == "=" for op in ops):
         return _read_equation(parts, depth)
     try:
-        return Relation(tuple(ops), tuple(parse(_mixed(part)) for part in parts))
+        return Relation(tuple(ops), tuple(parse(mixed(part)) for part in parts))
     except NotMathematics:
         return None
 
@@ -319,7 +235,7 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
         return Named(re.sub(r"\s", "", left), read(parts[-1], depth + 1))
     terms: list[Term] | None
     try:
-        terms = [parse(_mixed(part)) for part in parts]
+        terms = [parse(mixed(part)) for part in parts]
     except NotMathematics:
         terms = None
     if is_name(left) or is_name(parts[-2]):
@@ -331,7 +247,7 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
             return Named(call[1], value, relation, (call[2],))
         return Named(re.sub(r"[\s{}]|\\text", "", name), value, relation)
     if terms is None:
-        scalars = [_read_scalar(part) for part in parts]  # `0.56 = 56\%`
+        scalars = [read_quantity(part) for part in parts]  # `0.56 = 56\%`
         return scalars[-1] if all(isinstance(x, Scalar) and not _has_symbols(x.term) for x in scalars) else None
     if not any(_has_symbols(term) for term in terms):  # `2 + 3 = 5`: the last is the answer
         return read(parts[-1], depth + 1)
@@ -418,99 +334,3 @@ def _read_ratio(text: str, depth: int) -> Answer | None:
     if not all(isinstance(item, Scalar) for item in items):
         return None
     return Listing("ratio", items, text.replace(" ", ""))
-
-
-def _mixed(text: str) -> str:
-    """Read `3 1/2` and `3\\frac{1}{2}` as mixed numbers, where the fraction is below one."""
-
-    def typed(match: re.Match[str]) -> str:
-        whole, top, bottom = match.groups()
-        return f"({whole}+{top}/{bottom})" if int(top) < int(bottom) else match.group()
-
-    def latex(match: re.Match[str]) -> str:
-        whole, top, bottom = match[1], match[2] or match[4], match[3] or match[5]
-        return f"({whole}+\\frac{{{top}}}{{{bottom}}})" if int(top) < int(bottom) else match.group()
-
-    return _MIXED_LATEX.sub(latex, _MIXED_TYPED.sub(typed, text))
-
-
-def _read_scalar(text: str) -> Answer:
-    based = _BASED.match(text)
-    if based and (based[2].isdigit() or based[2] in ("ten", "twelve", "sixteen", *NUMBER_WORDS)):
-        base = int(based[2]) if based[2].isdigit() else 16 if based[2] == "sixteen" else NUMBER_WORDS[based[2]]
-        return Based(re.sub(r"^(-?)0+(?=\d)", r"\1", based[1].upper()), base)
-    number, unit, percent, scale = _strip_unit(text)
-    if number is None:
-        return Words(text)
-    if number == "" and percent:
-        return Words(text)
-    try:
-        term = parse(_mixed(number))
-    except NotMathematics:
-        return Words(text)
-    if scale != 1:
-        term = ("mul", term, ("num", Fraction(scale)))
-    decimal = _DECIMAL.fullmatch(number.strip("() "))
-    digits = places = 0
-    if decimal and scale == 1:
-        places = len(decimal[2])
-        digits = len((decimal[1] + decimal[2]).lstrip("0"))
-    return Scalar(term, digits, places, unit, percent)
-
-
-def _strip_unit(text: str) -> tuple[str | None, str, bool, int]:
-    """Return (expression, canonical unit, whether a percent sign was there, scale of `million` and the like).
-
-    The expression is None if words follow that no unit explains.
-    """
-    unit, percent, scale = "", False, 1
-    if re.match(r"[-+]?\s*\\\$", text):
-        text, unit = re.sub(r"\\\$\s*", "", text, count=1), "dollar"
-    elif text.endswith("\\$"):
-        text, unit = text[:-2], "dollar"
-    for _ in range(4):
-        text = text.strip()
-        if text.endswith("%"):
-            text, percent = text[:-1], True
-            continue
-        modulus = _MODULUS.search(text)
-        if modulus:
-            text, unit = text[: modulus.start()], f"mod {modulus[1]}"
-            continue
-        degrees = _DEGREES.search(text)
-        if degrees:
-            text = text[: degrees.start()]
-            unit = {"C": "celsius", "F": "fahrenheit"}.get(degrees["scale"] or "", "degree")
-            continue
-        match = _UNIT_TEXT.search(text)
-        phrase = (match["text"] or "").strip() if match else ""
-        if match is None:
-            match = _UNIT_TYPED.search(text)
-            if match is None or not _typed_unit(match):
-                break
-            phrase = match["words"].strip()
-        if not text[: match.start()].strip():
-            break
-        first = phrase.lower().split(" ")[0]
-        if first in SCALES:
-            scale *= SCALES[first]
-            phrase = phrase[len(first) :].strip()
-        if phrase and phrase[0] not in "%":
-            found = canonical_unit(phrase + (match["power"] or "").replace(" ", "").replace("{", "").replace("}", ""))
-            if found is None:
-                return None, "", percent, scale
-            unit = found or unit
-        text = text[: match.start()]
-    return text, unit, percent, scale
-
-
-def _typed_unit(match: re.Match[str]) -> bool:
-    """Whether letters typed after a number are a unit and not variables: a known unit, or words of 3+ letters."""
-    phrase = match["words"].replace(".", "").split()
-    if not phrase or any(word in ("sin", "cos", "tan", "log", "sqrt", "pi", "inf") for word in phrase):
-        return False
-    if phrase[0].lower() in SCALES:
-        return True
-    if not match["space"]:
-        return is_unit_word(phrase[0])
-    return all(len(word) >= 3 or is_unit_word(word) or word.lower() in ("of", "a", "an", "in") for word in phrase)

@@ -1,0 +1,87 @@
+"""From two answers as written to an outcome: clean, read, compare. What the workers run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from mpmath import mp
+
+from rewards.equality.answers import Words
+from rewards.equality.clean import clean, typed_thousands
+from rewards.equality.comparison import Comparison
+from rewards.equality.reader import read
+from rewards.equality.terms import Budget
+from rewards.equality.text import same_words
+from rewards.equality.values import DIGITS, TooBig
+from rewards.extract import boxed_together
+
+_PHRASE = re.compile(r".*\b(?:answer|solution)\s*(?:is|:|=)\s*:?\s*(.+)$", re.IGNORECASE | re.DOTALL)
+_NUMBER = re.compile(r"(?:(?<![\w.,])-)?\\?\$?\s?\d[\d,]*(?:\.\d+)?\s?\\?%?")
+_HEDGE = re.compile(r"\b(?:not|no|never|or|nor|less|more|least|most|than|cannot|wrong|instead|if)\b|n't", re.IGNORECASE)
+
+
+def _readings(text: str, gold: bool = False) -> list[str]:
+    """Return the cleaned texts an answer may be read as, the likeliest first."""
+    boxes = boxed_together(text) if "boxed" in text else []
+    readings = _commas(clean(", ".join(boxes), gold)) if len(boxes) > 1 else []
+    readings += _commas(clean(text, gold))
+    sentence = _sentence_value(text)
+    return [*readings, *_commas(sentence)] if sentence else readings
+
+
+def _commas(cleaned: str) -> list[str]:
+    """Return the text and what its commas might mean: thousands separators, or a decimal comma."""
+    bracketed = cleaned.startswith(("(", "[", "\\{"))
+    thousands = typed_thousands(cleaned)
+    if thousands is not None and (not bracketed or ", " in cleaned):
+        return [thousands, cleaned]
+    if re.fullmatch(r"[-+]?(?:\d+,\d{2}|\d+,\d{4,}|0,\d{3,})", cleaned):
+        return [cleaned, cleaned.replace(",", ".")]
+    return [cleaned]
+
+
+def _sentence_value(text: str) -> str | None:
+    """Return the one number of a short sentence ("She sold 72 clips."), or what follows "the answer is".
+
+    None if the sentence hedges, holds a second number, or any other mathematics.
+    """
+    if len(text) > 400 or len(text.split()) < 3 or "\\boxed" in text:
+        return None
+    phrase = _PHRASE.fullmatch(text)
+    if phrase is not None and not _HEDGE.search(text):
+        return clean(phrase[1])
+    numbers = _NUMBER.findall(text)
+    rest = _NUMBER.sub(" ", text)
+    if len(numbers) != 1 or _HEDGE.search(text) or not re.fullmatch(r"[A-Za-z\s.,'’!()\"$]*", rest):
+        return None
+    return clean(numbers[0].strip().rstrip(","))
+
+
+def decide(
+    prediction: str,
+    gold: str,
+    percent: str,
+    second_opinion: Callable[[str, str], bool] | None = None,
+    by_text: bool = True,
+) -> str:
+    """Return CORRECT, INCORRECT or REJECTED (a value beyond all bounds) for two answers as written.
+
+    Without `by_text`, equal text alone does not decide: the answer must be within what can be evaluated.
+    """
+    comparison = Comparison(percent)
+    mp.dps = DIGITS
+    Budget.refill()
+    predictions, golds = _readings(prediction), _readings(gold, gold=True)
+    if by_text and any(same_words(p, g) for p in predictions for g in golds):
+        return "CORRECT"
+    try:
+        read_predictions, read_golds = [read(text) for text in predictions], [read(text) for text in golds]
+        if any(comparison.equal(p, g) for p in read_predictions for g in read_golds):
+            return "CORRECT"
+    except TooBig:
+        return "REJECTED"
+    unread = any(isinstance(answer, Words) for answer in (read_predictions[0], read_golds[0]))
+    if unread and second_opinion is not None and second_opinion(predictions[0], golds[0]):
+        return "CORRECT"
+    return "INCORRECT"

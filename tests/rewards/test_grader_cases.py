@@ -1,0 +1,132 @@
+"""Agreement with other projects' grader tests and with the owners' labels of recorded completions."""
+
+import gzip
+import itertools
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from rewards import Verdict, Verifier, extract_answer, last_boxed
+from rewards.equality.decide import decide
+from rewards.selftest import self_test
+
+pytestmark = pytest.mark.shared
+
+LISTED = json.loads((Path(__file__).parent / "grader_disagreements.json").read_text())["cases"]
+FLOORS = {"math_verify": (268, 262), "ms_swift": (27, 26), "qwen_math_equal": (17, 16), "trl": (12, 12)}
+
+
+def rows(path: Path) -> list[dict]:
+    opened = (
+        gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8", newline="\n")
+    )
+    with opened as lines:
+        return [json.loads(line) for line in lines]
+
+
+def prediction_of(case: dict) -> str:
+    """The lenient extraction; TRL's reasoning reward looks for a box after the reasoning's end and nowhere else."""
+    if case.get("cls") == "TestReasoningAccuracyReward":
+        _, end, answer = re.split(r"(</think>|</REASONING_END>)", case["pred"] + "</think>", maxsplit=1)
+        return last_boxed(answer) or "" if end and answer else ""
+    return extract_answer(case["pred"], "lenient") or ""
+
+
+def gold_of(case: dict) -> str:
+    gold = case["gold"]
+    is_solution = "\\boxed" in gold or "inal answer" in gold or len(gold) > 60
+    return (extract_answer(gold, "lenient") if is_solution else None) or gold
+
+
+@pytest.mark.parametrize("suite", FLOORS)
+def test_suites_agree_but_for_the_listed_cases(suite: str, shared_dir: Path) -> None:
+    cases = rows(shared_dir / "grader_cases" / f"{suite}.jsonl")
+    disagreements = {}
+    for index, case in enumerate(cases):
+        prediction, gold = prediction_of(case), gold_of(case)
+        equal = bool(prediction.strip() and gold.strip()) and decide(prediction, gold, "value") == "CORRECT"
+        if equal != case["expected"]:
+            disagreements[index] = equal
+    listed = {row["index"]: row["ours"] for row in LISTED if row["suite"] == suite}
+    assert disagreements == listed
+    total, floor = FLOORS[suite]
+    assert len(cases) == total
+    assert total - len(disagreements) >= floor
+
+
+def test_listed_false_accepts_are_contested() -> None:
+    assert all(row["contested"] and row["reason"] for row in LISTED)
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    with Verifier(workers=2) as shared:
+        yield shared
+
+
+def agreement(pairs: list[tuple[str, str, bool]], verifier: Verifier) -> list[int]:
+    verdicts = verifier.verify_many([(extract_answer(text, "lenient"), gold) for text, gold, _ in pairs])
+    return [
+        i for i, (v, (_, _, label)) in enumerate(zip(verdicts, pairs, strict=True)) if (v is Verdict.CORRECT) != label
+    ]
+
+
+def test_owners_labels_on_gsm8k(shared_dir: Path, verifier: Verifier) -> None:
+    for path in sorted((shared_dir / "recorded" / "gsm8k_openai_gpt3").glob("*.jsonl.gz")):
+        pairs = [(row["completion"], row["gold"], str(row["label"]) == "True") for row in rows(path)]
+        assert len(pairs) == 1319
+        assert agreement(pairs, verifier) == []
+
+
+def test_owners_labels_on_math(shared_dir: Path, verifier: Verifier) -> None:
+    recorded = rows(shared_dir / "recorded" / "math100x8_qwen" / "math_cot_100.jsonl.gz")
+    pairs = [
+        (c, row["gold"], label) for row in recorded for c, label in zip(row["completions"], row["labels"], strict=True)
+    ]
+    off = agreement(pairs, verifier)
+    assert len(off) / len(pairs) <= 0.002
+    # The one: the gold has a LaTeX thousands comma that the label's grader took for another number.
+    assert {pairs[i][1] for i in off} == {"10{,}000"}
+
+
+def golds(shared_dir: Path, name: str) -> list[tuple[str, str]]:
+    return [(row["id"], row["answer"]) for row in rows(shared_dir / "data" / f"{name}.jsonl")]
+
+
+def test_every_gold_verifies_against_itself(shared_dir: Path, verifier: Verifier) -> None:
+    names = ["gsm8k_train", "gsm8k_test", "math_test", "math500", "aime24", "aime25", "amc23", "amc_aimo83"]
+    for name in names:
+        assert self_test(golds(shared_dir, name), verifier) == []
+    failures = self_test(golds(shared_dir, "math_train"), verifier)
+    assert {failure.id: failure.reason for failure in failures} == {
+        "math/train/5341": "the gold answer is empty",
+        "math/train/5343": "the gold answer is empty",
+    }
+
+
+def plain(text: str) -> str:
+    """What is left of an answer without its spelling: equal for answers that differ in notation alone."""
+    text = re.sub(r"\\[dt]frac", r"\\frac", text)
+    return re.sub(r"\s|\\left|\\right|\\text|\\mbox|\\%|\\\$|\\!|[{}().,]|\^\\circ", "", text)
+
+
+def test_near_misses_among_the_golds_are_told_apart(shared_dir: Path) -> None:
+    """Golds made of the same characters in another order, and random pairs: equal only if SymPy-free eyes agree."""
+    answers = sorted(
+        {answer for name in ("math_train", "math_test") for _, answer in golds(shared_dir, name) if answer}
+    )
+    groups: dict[str, list[str]] = {}
+    for answer in answers:
+        groups.setdefault("".join(sorted(re.sub(r"\\[dt]?frac|[^a-zA-Z0-9]", "", answer))), []).append(answer)
+    pairs = [pair for group in groups.values() for pair in itertools.combinations(group, 2)]
+    draw = random.Random(0)
+    pairs += [(draw.choice(answers), draw.choice(answers)) for _ in range(4000)]
+    accepted = [(a, b) for a, b in pairs if plain(a) != plain(b) and decide(a, b, "value", by_text=False) == "CORRECT"]
+    # What remains equal is so by value: the same digits in another notation (a ratio, a slash, a percent sign).
+    suspicious = [(a, b) for a, b in accepted if sorted(re.findall(r"\d+", a)) != sorted(re.findall(r"\d+", b))]
+    digits = [(a, b) for a, b in suspicious if "%" not in a + b and "/" not in a + b and ":" not in a + b]
+    assert len(digits) <= len(accepted) // 2
+    assert len(accepted) < len(pairs) // 20

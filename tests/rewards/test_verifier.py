@@ -1,0 +1,237 @@
+"""The verifier: hostile text, threads, death of workers, the caller's alarms, no zombies, no orphans."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from rewards import Verdict, Verifier, accuracy_reward
+from rewards.limits import reject_reason
+from rewards.selftest import self_test
+
+TIMEOUT_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    with Verifier(workers=2, timeout_s=TIMEOUT_S) as shared:
+        yield shared
+
+
+HOSTILE = {
+    "tower": "9^{9^{9^{9^{9^{9}}}}}",
+    "typed tower": "9**9**9**9**9",
+    "exponential tower": "e^{e^{e^{e^{10}}}}",
+    "factorial": "10000000!",
+    "factorials": "(((9!)!)!)!",
+    "gamma": r"\Gamma(10^9)",
+    "nested": "(" * 400 + "1" + ")" * 400,
+    "nested within limits": "(" * 39 + "x" + ")" * 39,
+    "roots": r"\sqrt{" * 39 + "2" + "}" * 39,
+    "long": "1+" * 100_000 + "1",
+    "digits": "9" * 200_000,
+    "NUL": "1\x002",
+    "bidi": "1\u202e2",
+    "surrogate": "1\ud8002",
+    "import": "__import__('os').system('touch {witness}')",
+    "import in text": r"\text{__import__('os').system('touch {witness}')}",
+    "exec": "exec(\"open('{witness}','w')\")",
+    "subclasses": "().__class__.__bases__[0].__subclasses__()",
+    "sympy globals": "Integer.__init__.__globals__['__builtins__']['open']('{witness}','w')",
+    "lambda": "(lambda: open('{witness}','w'))()",
+    "sums": r"\sum_{k=1}^{499}\sum_{j=1}^{499}\sum_{i=1}^{499} i^j",
+    "long sum": r"\sum_{k=1}^{10^{12}} k^k",
+    "products": r"\prod_{k=1}^{400} k!",
+    "binomial": r"\binom{10^9}{5\cdot10^8}",
+    "sine": r"\sin(10^{10^{10}})",
+    "matrix power": r"\begin{pmatrix}1&1\\1&0\end{pmatrix}^{1000000000}",
+    "determinant": r"\begin{vmatrix}" + r"\\".join(["&".join(["x"] * 15)] * 15) + r"\end{vmatrix}",
+    "polynomial": "(x+y+z+w)^{200}",
+    "derivative": r"\frac{d^{50}}{dx^{50}} x^{x^{x}}",
+    "decimal exponent": "1e99999999",
+    "list": ",".join(map(str, range(390))),
+    "braces": "{" * 39 + "1" + "}" * 39,
+    "open boxes": r"\boxed{" * 300,
+    "equations": "x=" * 390 + "1",
+    "bars": "|" * 600 + "x" + "|" * 600,
+    "superscripts": "²" * 2000,
+    "thousands": "1" + ",000" * 700,
+    "dollars": "$" * 2900,
+    "backslashes": "\\" * 2900,
+    "zero": "1/0",
+    "indeterminate": r"\infty-\infty",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_text_is_harmless(name: str, verifier: Verifier, tmp_path) -> None:
+    text = HOSTILE[name].replace("{witness}", str(tmp_path / "witness"))
+    for gold in ("5", r"[1,2]\cup[3,4]"):
+        start = time.monotonic()
+        assert verifier.verify(text, gold) is not Verdict.CORRECT
+        assert time.monotonic() - start < TIMEOUT_S + 1
+    assert not (tmp_path / "witness").exists()
+    assert verifier.verify("x+x", "2x") is Verdict.CORRECT  # the workers are intact
+
+
+def test_a_worker_that_hangs_is_killed_on_time(monkeypatch) -> None:
+    # Math-Verify's reading of this derivative keeps SymPy busy for minutes.
+    slow = r"\frac{d^{7}}{dx^{7}} \tan(\tan(\tan(\tan(\tan(x^{x^{x}})))))"
+    with Verifier(workers=1, timeout_s=0.5) as verifier:
+        assert verifier.verify("x+x", "2x") is Verdict.CORRECT
+        start = time.monotonic()
+        verdicts = verifier.verify_many([(slow, r"\frac{d}{dx} x^{x^x}"), ("y+y", "2y")])
+        # importing SymPy is not on the task's clock
+        assert time.monotonic() - start < 20
+        assert verdicts[0] in (Verdict.TIMEOUT, Verdict.INCORRECT)
+        assert verdicts[1] is Verdict.CORRECT
+
+
+def test_worker_death_is_survived() -> None:
+    others = {process.pid for process in psutil.Process().children()}
+    with Verifier(workers=1, timeout_s=5) as verifier:
+        assert verifier.verify("x+x", "2x") is Verdict.CORRECT
+        next(process for process in psutil.Process().children() if process.pid not in others).kill()
+        assert verifier.verify("y+y", "2y") is Verdict.CORRECT
+        assert not [p for p in psutil.Process().children() if p.status() == psutil.STATUS_ZOMBIE]
+
+
+def test_memory_of_a_worker_is_bounded() -> None:
+    # So little that importing SymPy for the second opinion fails, though the grammar's own answers do not.
+    with Verifier(workers=1, timeout_s=5, memory_mb=48) as verifier:
+        assert verifier.verify("x+x", "2x") is Verdict.CORRECT
+        assert verifier.verify(r"\frac{d}{dx} x^2", r"\frac{d}{dx} x^3") is Verdict.REJECTED
+        assert verifier.verify("y+y", "2y") is Verdict.CORRECT
+
+
+def test_a_worker_that_cannot_start_is_an_error_and_no_verdict() -> None:
+    with Verifier(workers=1, memory_mb=8) as verifier, pytest.raises(RuntimeError, match="did not start"):
+        verifier.verify("x+x", "2x")
+
+
+def test_threads_share_the_workers_and_alarms_stay(verifier: Verifier) -> None:
+    rang: list[int] = []
+    previous = signal.signal(signal.SIGALRM, lambda *_: rang.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 60)
+    results: dict[int, list[Verdict]] = {}
+
+    def work(index: int) -> None:
+        results[index] = verifier.verify_many([(f"x+{index}+{i}", f"{i}+{index}+x") for i in range(20)])
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(6)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        remaining, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert 0 < remaining <= 60
+    assert not rang
+    assert all(verdict is Verdict.CORRECT for verdicts in results.values() for verdict in verdicts)
+    assert len(results) == 6
+
+
+def test_equal_pairs_cost_one_verification() -> None:
+    with Verifier(workers=1) as verifier:
+        asked: list[int] = []
+        run = verifier._pool.run
+        verifier._pool.run = lambda tasks: asked.append(len(tasks)) or run(tasks)  # type: ignore[method-assign]
+        pairs = [("x+x", "2x"), ("12", "13"), ("y", "2x")] * 64
+        verifier.verify_many(pairs)
+        verifier.verify_many(pairs)
+        assert asked == [2]  # plain numbers never leave the process
+
+
+def test_verdicts_of_the_caller() -> None:
+    with Verifier(workers=1) as verifier:
+        assert verifier.verify("", "5") is Verdict.NO_ANSWER
+        assert verifier.verify(None, "5") is Verdict.NO_ANSWER
+        assert verifier.verify("120", "12") is Verdict.INCORRECT
+        assert verifier.verify("1,000", "1000") is Verdict.CORRECT
+        with pytest.raises(ValueError, match="gold answer"):
+            verifier.verify("5", " ")
+        assert not verifier._pool._alive  # none of these needed a worker
+    with pytest.raises(RuntimeError, match="closed"):
+        verifier.verify("x+x", "2x")
+
+
+def test_answer_classes(verifier: Verifier) -> None:
+    answers = [r"\frac{1}{2}", "0.5", "3", None, "3.0", "x+1", "1+x", "", "9" * 300, "9" * 300]
+    classes = verifier.answer_classes(answers, "1/2")
+    assert classes.labels == [0, 0, 1, None, 1, 2, 2, None, 3, 3]
+    assert classes.correct == 0
+    assert verifier.answer_classes(["4", "5"], "6").correct is None
+
+
+def test_rewards_work_from_any_thread() -> None:
+    seen: list[object] = []
+    completion = r"<reasoning>r</reasoning><answer>\frac{2}{4}</answer>"
+    thread = threading.Thread(target=lambda: seen.append(accuracy_reward([completion], [r"\frac{1}{2}"])))
+    thread.start()
+    thread.join()
+    assert seen == [[10.0]]
+
+
+def test_self_test_names_what_to_leave_out(verifier: Verifier) -> None:
+    golds = [("a", "12"), ("b", ""), ("c", r"\frac{1}{2}"), ("d", "1" * 300), ("e", "9^{9^{9^{9}}}")]
+    failures = self_test(golds, verifier)
+    assert [failure.id for failure in failures] == ["b", "d", "e"]
+    assert "empty" in failures[0].reason
+    assert "digits" in failures[1].reason
+
+
+def test_static_limits_name_themselves() -> None:
+    assert reject_reason("1" * 200) is None
+    for text, words in [
+        ("1" * 201, "digits"),
+        ("(" * 41, "nested"),
+        ("x" * 3001, "characters"),
+        ("+" * 801, "tokens"),
+        ("2^{10000000}", "exponent"),
+        ("a\u2066b", "bidirectional"),
+    ]:
+        assert words in (reject_reason(text) or "")
+
+
+SCRIPT = """
+import os, sys
+from rewards import Verifier
+verifier = Verifier(workers=1)
+print(verifier.verify("x+x", "2x"), flush=True)
+import psutil
+print(psutil.Process().children()[0].pid, flush=True)
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("end", ["finished", "killed"])
+def test_workers_go_when_the_program_ends(end: str) -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT, end], capture_output=True, text=True, timeout=60)
+    verdict, pid = done.stdout.split()
+    assert verdict == "CORRECT"
+    assert done.returncode == (0 if end == "finished" else -9)
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(int(pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(int(pid))
+
+
+def test_a_forked_child_starts_its_own_workers(verifier: Verifier) -> None:
+    assert verifier.verify("z+z", "2z") is Verdict.CORRECT
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if verifier.verify("w+w", "2w") is Verdict.CORRECT else 1)
+        except BaseException:
+            os._exit(2)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert verifier.verify("v+v", "2v") is Verdict.CORRECT
