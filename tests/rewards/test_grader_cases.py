@@ -7,6 +7,7 @@ import random
 import re
 from pathlib import Path
 
+import math_verify
 import pytest
 
 from rewards import Verdict, Verifier, extract_answer, last_boxed
@@ -20,11 +21,9 @@ FLOORS = {"math_verify": (268, 262), "ms_swift": (27, 26), "qwen_math_equal": (1
 
 
 def rows(path: Path) -> list[dict]:
-    opened = (
-        gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8", newline="\n")
-    )
-    with opened as lines:
-        return [json.loads(line) for line in lines]
+    content = path.read_bytes()
+    text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+    return [json.loads(line) for line in text.split("\n") if line]
 
 
 def prediction_of(case: dict) -> str:
@@ -69,9 +68,8 @@ def verifier():
 
 def agreement(pairs: list[tuple[str, str, bool]], verifier: Verifier) -> list[int]:
     verdicts = verifier.verify_many([(extract_answer(text, "lenient"), gold) for text, gold, _ in pairs])
-    return [
-        i for i, (v, (_, _, label)) in enumerate(zip(verdicts, pairs, strict=True)) if (v is Verdict.CORRECT) != label
-    ]
+    correct = [verdict is Verdict.CORRECT for verdict in verdicts]
+    return [index for index, (_, _, label) in enumerate(pairs) if correct[index] != label]
 
 
 def test_owners_labels_on_gsm8k(shared_dir: Path, verifier: Verifier) -> None:
@@ -84,7 +82,9 @@ def test_owners_labels_on_gsm8k(shared_dir: Path, verifier: Verifier) -> None:
 def test_owners_labels_on_math(shared_dir: Path, verifier: Verifier) -> None:
     recorded = rows(shared_dir / "recorded" / "math100x8_qwen" / "math_cot_100.jsonl.gz")
     pairs = [
-        (c, row["gold"], label) for row in recorded for c, label in zip(row["completions"], row["labels"], strict=True)
+        (completion, row["gold"], label)
+        for row in recorded
+        for completion, label in zip(row["completions"], row["labels"], strict=True)
     ]
     off = agreement(pairs, verifier)
     assert len(off) / len(pairs) <= 0.002
@@ -114,19 +114,20 @@ def plain(text: str) -> str:
 
 
 def test_near_misses_among_the_golds_are_told_apart(shared_dir: Path) -> None:
-    """Golds made of the same characters in another order, and random pairs: equal only if SymPy-free eyes agree."""
-    answers = sorted(
-        {answer for name in ("math_train", "math_test") for _, answer in golds(shared_dir, name) if answer}
-    )
+    """Golds of the same characters in another order, and random pairs: what we accept, Math-Verify accepts too."""
+    every = golds(shared_dir, "math_train") + golds(shared_dir, "math_test")
+    answers = sorted({answer for _, answer in every if answer})
     groups: dict[str, list[str]] = {}
     for answer in answers:
         groups.setdefault("".join(sorted(re.sub(r"\\[dt]?frac|[^a-zA-Z0-9]", "", answer))), []).append(answer)
     pairs = [pair for group in groups.values() for pair in itertools.combinations(group, 2)]
     draw = random.Random(0)
-    pairs += [(draw.choice(answers), draw.choice(answers)) for _ in range(4000)]
+    pairs += [(draw.choice(answers), draw.choice(answers)) for _ in range(2000)]
+    assert len(pairs) > 9000
     accepted = [(a, b) for a, b in pairs if plain(a) != plain(b) and decide(a, b, "value", by_text=False) == "CORRECT"]
-    # What remains equal is so by value: the same digits in another notation (a ratio, a slash, a percent sign).
-    suspicious = [(a, b) for a, b in accepted if sorted(re.findall(r"\d+", a)) != sorted(re.findall(r"\d+", b))]
-    digits = [(a, b) for a, b in suspicious if "%" not in a + b and "/" not in a + b and ":" not in a + b]
-    assert len(digits) <= len(accepted) // 2
-    assert len(accepted) < len(pairs) // 20
+    assert accepted
+    for a, b in accepted:
+        first, second = (math_verify.parse(f"${answer}$", parsing_timeout=None) for answer in (a, b))
+        assert math_verify.verify(first, second, timeout_seconds=None) or math_verify.verify(
+            second, first, timeout_seconds=None
+        ), (a, b)

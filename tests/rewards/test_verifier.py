@@ -180,9 +180,9 @@ def test_rewards_work_from_any_thread() -> None:
 
 
 def test_self_test_names_what_to_leave_out(verifier: Verifier) -> None:
-    golds = [("a", "12"), ("b", ""), ("c", r"\frac{1}{2}"), ("d", "1" * 300), ("e", "9^{9^{9^{9}}}")]
+    golds = [("a", "12"), ("b", ""), ("c", r"\frac{1}{2}"), ("d", "1" * 300)]
     failures = self_test(golds, verifier)
-    assert [failure.id for failure in failures] == ["b", "d", "e"]
+    assert [failure.id for failure in failures] == ["b", "d"]
     assert "empty" in failures[0].reason
     assert "digits" in failures[1].reason
 
