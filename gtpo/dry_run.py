@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import os
 import socket
 import sys
@@ -104,7 +103,7 @@ def _steps(config: TrainConfig, rows: int | None, world_size: int) -> dict[str, 
     return steps
 
 
-def _gate(config: TrainConfig) -> str:
+def gate_line(config: TrainConfig) -> str:
     """Say what the entropy gate will do, from the run folder if H_ini was already measured there."""
     if config.method != "gtpo":
         return "none (method " + config.method + ")"
@@ -115,15 +114,16 @@ def _gate(config: TrainConfig) -> str:
         return "off (objective.filter never)"
     if objective.filter == "always":
         return f"on (objective.filter always): drops {threshold}{which}"
-    stored = Path("results") / "train" / config.run_name / "run.json"
-    h_ini = read_json(stored).get("H_ini") if stored.is_file() else None
-    if h_ini is None:
+    run_json = Path("results") / "train" / config.run_name / "run.json"
+    stored = read_json(run_json).get("initial_entropy") if run_json.is_file() else None
+    if stored is None:
         return (
             f"auto: on iff H_ini < ln 2, measured before step 0 on the first 100 samples; then drops {threshold}{which}"
         )
-    decision = "on" if h_ini < math.log(2) else "off"
-    sign = "<" if decision == "on" else ">="
-    return f"{decision}: H_ini {h_ini:.4f} {sign} ln 2 = 0.6931 ({stored}); drops {threshold}{which}"
+    from gtpo.entropy import Calibration
+
+    decision = describegate_line(objective, Calibration(stored["nats"], stored["samples"]))
+    return f"{decision}, stored in {run_json}; where on, drops {threshold}{which}"
 
 
 def _missing(config: TrainConfig) -> list[str]:
@@ -158,7 +158,7 @@ def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
             "dataset": report.as_dict() if report else None,
             "dataset_note": note,
             "steps": steps,
-            "gate": _gate(config),
+            "gate": gate_line(config),
             "memory": _memory_json(memory, origin),
             "missing_here": _missing(config),
         }
@@ -176,7 +176,7 @@ def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
             if value < 1e6
             else f"  {name.replace('_', ' '):38} {value:>12,}"
         )
-    print(f"\nEntropy gate\n  {_gate(config)}")
+    print(f"\nEntropy gate\n  {gate_line(config)}")
     print(f"\nMemory forecast, per GPU ({origin})")
     for line in _memory_lines(memory, config):
         print(f"  {line}")

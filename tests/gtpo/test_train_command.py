@@ -178,11 +178,3 @@ def test_dry_run_of_a_built_model_checks_lengths(run: Path) -> None:
     assert "arithmetic_train: 4,096 of 4,096 problems" in done.stdout
     assert "longest prompt kept" in done.stdout
     assert "model.build" in done.stdout
-
-
-def test_dry_run_shows_a_stored_gate_decision(run: Path) -> None:
-    folder = run.parent / "results" / "train" / "run"
-    folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps({"schema_version": 1, "H_ini": 0.42}))
-    done = gtpo("train", "run.yaml", "--dry-run", "--dataset.system_instruction=", cwd=run.parent)
-    assert "on: H_ini 0.4200 < ln 2 = 0.6931" in done.stdout

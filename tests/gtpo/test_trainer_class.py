@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gtpo.config import load_config
+from gtpo.dry_run import gate_line
 from gtpo.run_trainers import GRPORun, GTPORun, RunMixin, SampledRunMixin, SFTRun
 from gtpo.trainer_class import trainer_class
 from rewards.support.errors import UserError
@@ -106,3 +107,6 @@ def test_published_file_trains_a_tiny_model_with_a_users_trainer(folder: Path) -
     assert [row["gate/kept"] for row in metrics] == [1.0, 1.0], "a threshold of 777 keeps everything"
     assert (folder / "seen.txt").read_text().count("(8, 16)") == 2
     assert (run / "final" / "adapter_config.json").is_file()
+    # The dry run of the same command finds the decision that the run stored.
+    assert "H_ini" in gate_line(config)
+    assert "(8 samples, all there are; the paper takes 100), stored in results/train/Q/run.json" in gate_line(config)
