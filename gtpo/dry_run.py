@@ -120,9 +120,9 @@ def gate_line(config: TrainConfig) -> str:
         return (
             f"auto: on iff H_ini < ln 2, measured before step 0 on the first 100 samples; then drops {threshold}{which}"
         )
-    from gtpo.entropy import Calibration
+    from gtpo.entropy import Calibration, describe_gate
 
-    decision = describegate_line(objective, Calibration(stored["nats"], stored["samples"]))
+    decision = describe_gate(objective, Calibration(stored["nats"], stored["samples"]))
     return f"{decision}, stored in {run_json}; where on, drops {threshold}{which}"
 
 

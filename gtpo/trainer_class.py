@@ -7,18 +7,17 @@ from typing import Any
 from trl import GRPOTrainer, SFTTrainer
 
 from gtpo.config import TrainConfig
-from gtpo.rollouts import ObservedGRPOTrainer
-from gtpo.run_trainers import GRPORun, GTPORun, RunMixin, SampledRunMixin, SFTRun
+from gtpo.run_trainers import GRPORun, GTPORun, SFTRun
 from gtpo.trainer import GTPOTrainer
 from rewards.loading import import_dotted
 from rewards.support.errors import UserError
 
-_METHODS: dict[str, tuple[type, type, tuple[type, ...]]] = {
-    "gtpo": (GTPORun, GTPOTrainer, (SampledRunMixin,)),
-    "grpo": (GRPORun, GRPOTrainer, (SampledRunMixin, ObservedGRPOTrainer)),
-    "sft": (SFTRun, SFTTrainer, (RunMixin,)),
+_METHODS: dict[str, tuple[type, type]] = {
+    "gtpo": (GTPORun, GTPOTrainer),
+    "grpo": (GRPORun, GRPOTrainer),
+    "sft": (SFTRun, SFTTrainer),
 }
-"""method -> (the class as a run, what a class of the user's must be, what makes it a run)."""
+"""method -> (the class as a run, what a class of the user's must be)."""
 
 
 def trainer_class(config: TrainConfig) -> Any:
@@ -26,7 +25,7 @@ def trainer_class(config: TrainConfig) -> Any:
 
     Raises UserError where the path does not import, or the class is no trainer of the config's method.
     """
-    ours, base, mixins = _METHODS[config.method]
+    ours, base = _METHODS[config.method]
     path = config.trainer.class_path
     if path is None:
         return ours
@@ -43,4 +42,4 @@ def trainer_class(config: TrainConfig) -> Any:
             f'trainer.class_path "{path}" is a subclass of {_METHODS[method][1].__name__}: set method: {method} '
             f"(it is {config.method}), or derive it from {base.__name__}"
         )
-    return type(theirs.__name__, (*mixins, theirs), {"__doc__": theirs.__doc__})
+    return type(theirs.__name__, (ours, theirs), {"__doc__": theirs.__doc__})

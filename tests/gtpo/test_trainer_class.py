@@ -12,7 +12,7 @@ import pytest
 
 from gtpo.config import load_config
 from gtpo.dry_run import gate_line
-from gtpo.run_trainers import GRPORun, GTPORun, RunMixin, SampledRunMixin, SFTRun
+from gtpo.run_trainers import GRPORun, GTPORun, SFTRun
 from gtpo.trainer_class import trainer_class
 from rewards.support.errors import UserError
 
@@ -52,15 +52,16 @@ def test_a_method_has_its_class_and_a_users_class_becomes_a_run(folder: Path) ->
     assert class_of(folder, "gtpo", None) is GTPORun
     assert class_of(folder, "grpo", None) is GRPORun
     assert class_of(folder, "sft", None) is SFTRun
-    for method, name, mixin in (
-        ("gtpo", "Mine", SampledRunMixin),
-        ("grpo", "MyGRPO", SampledRunMixin),
-        ("sft", "MySFT", RunMixin),
-    ):
+    for method, name, run in (("gtpo", "Mine", GTPORun), ("grpo", "MyGRPO", GRPORun), ("sft", "MySFT", SFTRun)):
         found = class_of(folder, method, name)
         assert found.__name__ == name
-        assert issubclass(found, mixin)
-        assert name in {base.__name__ for base in found.__mro__[1:]}
+        assert issubclass(found, run)
+        order = [base.__name__ for base in found.__mro__]
+        assert (
+            order.index(run.__name__)
+            < order.index(name, 1)
+            < order.index("SFTTrainer" if run is SFTRun else "GRPOTrainer")
+        )
 
 
 @pytest.mark.parametrize(
