@@ -1,0 +1,257 @@
+"""The objective in one pass over the logits, without ever holding them (DESIGN section 3; docs/method.md).
+
+    z_t = W h_t / tau,  p_t = softmax z_t,  logp_t = z_t[y_t] - lse,  H_t = -sum_v p log p
+    loss = - sum_i c_i sum_t rho_it lambda_it + sum_i e_i sum_t H_it
+    dloss/dz_t = c_i lambda_it rho_it (p_t - onehot_y) + e_i dH_t/dz_t,     dloss/dh_t = W^T dloss/dz_t / tau
+
+c_i and e_i (`gtpo.objective.completion_coefficients`) are scalars per completion that may depend on its mean entropy.
+p - onehot depends on neither, so with a frozen W the chunk that yields logp and H also yields the gradient, up to a
+factor per row that is applied when all of a completion's rows have been seen: two matmuls of V columns, no second
+visit. With a trainable W (three matmuls), or an entropy term that acts where the gate drops the policy term, the
+factor is needed inside the chunk; chunks are then made of whole completions.
+
+Symbols: N completions of L tokens, hidden width D, vocabulary V, hidden [N, L, D], W = lm_head [V, D].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gtpo.conflict import completion_lengths, conflict_weights
+from gtpo.kernels.torch_rows import Transform
+from gtpo.objective import (
+    Loss,
+    Objective,
+    check_ids,
+    excluded_completions,
+    filter_is_active,
+    group_advantages,
+)
+from gtpo.one_pass import OnePass, Plan, choose_backend
+
+__all__ = ["Completions", "FusedLoss", "fused_linear_gtpo_loss", "fused_loss"]
+
+Backend = Literal["auto", "torch", "triton"]
+
+
+class FusedLoss(NamedTuple):
+    """`gtpo.objective.Loss` plus what a trainer logs. Only `loss` carries a gradient."""
+
+    loss: Tensor
+    """Scalar, to be minimised."""
+    advantages: Tensor
+    """A_i [N]."""
+    shaped_advantages: Tensor
+    """A'_i [N]."""
+    entropy: Tensor
+    """<H>_i [N] in nats."""
+    kept: Tensor
+    """delta_i [N] bool."""
+    weights: Tensor
+    """lambda [N, L]."""
+    logps: Tensor
+    """log pi(o_it) [N, L], 0 outside the mask."""
+    token_entropies: Tensor
+    """H_it [N, L] in nats, 0 outside the mask."""
+
+
+class Completions(NamedTuple):
+    """What is known of completions before the model runs; groups may be split over micro-batches and ranks."""
+
+    advantages: Tensor
+    """A_i [N]."""
+    weights: Tensor
+    """lambda [N, L]."""
+    forward: Tensor
+    """Forward span length [N] long."""
+    backward: Tensor
+    """Backward span length [N] long."""
+    union: Tensor
+    """Tokens in either span [N] long."""
+    excluded: Tensor | None = None
+    """bool [N]: outside the loss whatever the gate says."""
+    frozen_entropy: Tensor | None = None
+    """<H>_i [N] of the first iteration over these completions; by default this pass's own."""
+    frozen_kept: Tensor | None = None
+    """delta_i [N] bool of the first iteration; by default this pass's own gate."""
+    old_logps: Tensor | None = None
+    """log pi_old [N, L]: rho = pi / pi_old, clipped. Without it rho is 1 and its gradient that of log pi."""
+    importance_weights: Tensor | None = None
+    """Factor on each token's policy term: [N, L], [N, 1] or [N]."""
+
+
+def fused_linear_gtpo_loss(
+    objective: Objective,
+    hidden: Tensor,
+    lm_head: Tensor,
+    completion_ids: Tensor,
+    completion_mask: Tensor,
+    rewards: Tensor | Sequence[float | None],
+    num_generations: int,
+    *,
+    initial_entropy: float | None = None,
+    backend: Backend = "auto",
+    chunk_rows: int | None = None,
+    temperature: float = 1.0,
+    bias: Tensor | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    truncated: Tensor | None = None,
+) -> Loss:
+    """Return what `gtpo.objective.reference_loss` returns for the logits hidden @ lm_head^T, in one pass.
+
+    hidden [N, L, D]: last hidden states, at the positions that predict completion_ids [N, L]; lm_head [V, D], bias
+    [V]. Differentiable in hidden, lm_head and bias, each only where it requires a gradient. Logits are
+    softcap * tanh(logit_scale * raw / softcap) / temperature, in float32 (float64 if lm_head is).
+    chunk_rows: tokens whose logits are held at a time.
+
+    Raises ValueError naming the argument and its shape: shapes that do not fit, a group size that does not divide
+    the rows, ids outside the vocabulary, a row with no tokens, infinite rewards, hidden states that are not finite.
+    """
+    lengths = completion_lengths(completion_ids, completion_mask, num_generations)
+    scored = group_advantages(objective, rewards, num_generations)
+    count = completion_ids.shape[0]
+    if scored.advantages.shape[0] != count:
+        raise ValueError(
+            f"rewards [{scored.advantages.shape[0]}] must have one value per row of completion_ids, {count}"
+        )
+    advantages = scored.advantages.to(hidden.device, torch.float64 if lm_head.dtype == torch.float64 else torch.float32)
+    spans = conflict_weights(
+        completion_ids,
+        completion_mask,
+        advantages,
+        num_generations,
+        positive_weight=objective.positive_weight,
+        combine=objective.combine,
+    )
+    excluded = excluded_completions(objective, scored, truncated).to(hidden.device)
+    result = fused_loss(
+        objective,
+        hidden,
+        lm_head,
+        completion_ids,
+        completion_mask,
+        Completions(advantages, spans.weights, spans.forward, spans.backward, spans.union, excluded),
+        num_generations,
+        gate_active=filter_is_active(objective, initial_entropy),
+        groups=lengths.shape[0] / num_generations,
+        backend=backend,
+        chunk_rows=chunk_rows,
+        temperature=temperature,
+        bias=bias,
+        logit_scale=logit_scale,
+        softcap=softcap,
+    )
+    return Loss(*result[:6])
+
+
+def fused_loss(
+    objective: Objective,
+    hidden: Tensor,
+    lm_head: Tensor,
+    completion_ids: Tensor,
+    completion_mask: Tensor,
+    completions: Completions,
+    num_generations: int,
+    *,
+    gate_active: bool,
+    groups: float | None = None,
+    epsilon_low: float = 0.2,
+    epsilon_high: float = 0.2,
+    backend: Backend = "auto",
+    chunk_rows: int | None = None,
+    temperature: float = 1.0,
+    bias: Tensor | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+) -> FusedLoss:
+    """Return the loss of completions whose groups were already compared, as one micro-batch of a trainer has them.
+
+    Rows need not form whole groups, and the mask may have holes (tool output): |o_i| counts what it marks. groups: B,
+    the number of groups that the mean runs over; by default N / num_generations. gate_active: whether the entropy
+    gate may drop anything (`filter_is_active`). The other arguments are those of `fused_linear_gtpo_loss`.
+    """
+    mask = _check_shapes(hidden, lm_head, completion_ids, completion_mask, completions, bias)
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive; found {temperature}")
+    if chunk_rows is not None and chunk_rows < 1:
+        raise ValueError(f"chunk_rows must be at least 1; found {chunk_rows}")
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap must be positive; found {softcap}")
+    check_ids(completion_ids, mask, lm_head.shape[0])
+    tau = 1.0 if objective.entropy_temperature == "one" else temperature
+    count, length = mask.shape
+    plan = Plan(
+        objective=replace(objective, filter="always" if gate_active else "never"),
+        ids=completion_ids,
+        mask=mask,
+        completions=completions,
+        num_generations=num_generations,
+        groups=count / num_generations if groups is None else groups,
+        epsilon_low=epsilon_low,
+        epsilon_high=epsilon_high,
+        backend=choose_backend(backend, hidden),
+        chunk_rows=chunk_rows,
+        transform=Transform(logit_scale, softcap, tau),
+        differentiate=torch.is_grad_enabled(),
+    )
+    apply: Any = OnePass.apply
+    loss, logps, entropies, shaped, entropy, kept = apply(hidden.reshape(count * length, -1), lm_head, bias, plan)
+    return FusedLoss(
+        loss,
+        completions.advantages,
+        shaped,
+        entropy,
+        kept,
+        plan.weights(lm_head),
+        logps.view(count, length),
+        entropies.view(count, length),
+    )
+
+
+def _check_shapes(
+    hidden: Tensor, lm_head: Tensor, ids: Tensor, mask: Tensor, completions: Completions, bias: Tensor | None
+) -> Tensor:
+    """Return the mask [N, L] bool, or raise ValueError naming the argument that does not fit."""
+    if hidden.dim() != 3:
+        raise ValueError(f"hidden must have shape [N, L, D]; found {list(hidden.shape)}")
+    rows, width, features = hidden.shape
+    if ids.shape != (rows, width) or ids.is_floating_point():
+        raise ValueError(f"completion_ids must be integers [{rows}, {width}], as hidden has; found {list(ids.shape)}")
+    if mask.shape != ids.shape:
+        raise ValueError(f"completion_mask {list(mask.shape)} must have the shape of completion_ids {list(ids.shape)}")
+    if lm_head.dim() != 2 or lm_head.shape[1] != features:
+        raise ValueError(f"lm_head must have shape [V, {features}] to fit hidden; found {list(lm_head.shape)}")
+    if lm_head.device != hidden.device:
+        raise ValueError(f"lm_head lies on {lm_head.device}, hidden on {hidden.device}")
+    if not (hidden.is_floating_point() and lm_head.is_floating_point()):
+        raise ValueError(f"hidden is {hidden.dtype} and lm_head {lm_head.dtype}; both must be floating point")
+    if bias is not None:
+        if bias.shape != lm_head.shape[:1]:
+            raise ValueError(f"bias must have shape [{lm_head.shape[0]}], as lm_head has; found {list(bias.shape)}")
+        if not bool(bias.isfinite().all()):
+            raise ValueError(f"bias[{int((~bias.isfinite()).nonzero()[0])}] is not finite")
+    for name in ("advantages", "forward", "backward", "union", "excluded", "frozen_entropy", "frozen_kept"):
+        value = getattr(completions, name)
+        if value is not None and value.shape != (rows,):
+            raise ValueError(f"completions.{name} must have shape [{rows}]; found {list(value.shape)}")
+    for name in ("weights", "old_logps"):
+        value = getattr(completions, name)
+        if value is not None and value.shape != ids.shape:
+            raise ValueError(f"completions.{name} must have shape {list(ids.shape)}; found {list(value.shape)}")
+    importance = completions.importance_weights
+    if importance is not None and importance.shape not in ((rows,), (rows, 1), (rows, width)):
+        raise ValueError(
+            f"completions.importance_weights must have shape [{rows}], [{rows}, 1] or [{rows}, {width}]; "
+            f"found {list(importance.shape)}"
+        )
+    mask = mask.bool()
+    empty = ~mask.any(dim=1)
+    if bool(empty.any()):
+        raise ValueError(f"completion_mask: row {int(empty.nonzero()[0])} has no tokens")
+    return mask
