@@ -39,6 +39,8 @@ class Excerpt:
     """id -> (question text, gold), where the run folder holds them."""
     complete: bool
     """Whether every completion of every question is shown."""
+    bytes: int
+    """Room taken, in characters with a little for each sample's fields."""
 
 
 def rank_questions(rates: NDArray[np.float64], seed: int = 0) -> list[int]:
@@ -145,6 +147,8 @@ def choose_samples(
     shown: list[str] = []
     spent = 0
     for q in order:
+        if not found[ids[q]]:
+            continue  # no run kept its completions of this question
         cost = sum(len(s["text"]) + overhead for part in found[ids[q]].values() for s in part)
         cost += sum(map(len, problems.get(ids[q], ("", ""))))
         if shown and spent + cost > budget and not everything:
@@ -152,7 +156,9 @@ def choose_samples(
         spent += cost
         shown.append(ids[q])
     complete = len(shown) == len(ids) and each >= samples
-    return Excerpt(shown, {q: found[q] for q in shown}, {q: problems[q] for q in shown if q in problems}, complete)
+    return Excerpt(
+        shown, {q: found[q] for q in shown}, {q: problems[q] for q in shown if q in problems}, complete, spent
+    )
 
 
 def _keep(kept: list[dict[str, Any]], values: list[Any], each: int) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from evalkit.metrics import pass_at_all_k
 from evalkit.schema import EVAL_SCHEMA_VERSION
 from rewards.support.errors import UserError
 
@@ -43,9 +44,10 @@ class Questions:
         return Questions(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
 
-_COLUMNS = ["benchmark", "question_id", "scoring", "subject", "level", "n", "correct", "format_ok", "truncated"]
-_SCORES = ["mean_tokens", "pass_at_k", "maj_at_k"]
-_TABLES: dict[Path, dict[tuple[str, str], Questions]] = {}
+_KEYS = ("benchmark", "question_id", "scoring", "subject")
+_COUNTS = ("level", "n", "correct", "format_ok", "truncated")
+_COLUMNS = (*_KEYS, *_COUNTS, "mean_tokens", "maj_at_k")
+_FILES: dict[Path, _File] = {}
 
 
 def load_questions(run: EvalRun, benchmark: str, scoring: str) -> Questions:
@@ -54,13 +56,9 @@ def load_questions(run: EvalRun, benchmark: str, scoring: str) -> Questions:
     for folder, document in zip(run.folders, run.documents, strict=True):
         if benchmark in document["benchmarks"]:
             path = folder / "questions.parquet"
-            if path not in _TABLES:
-                _TABLES[path] = _read_questions(path)
-            if (benchmark, scoring) not in _TABLES[path]:
-                raise UserError(
-                    f"{path}: no {scoring} scores of {benchmark}; write them again with gtpo eval --rescore"
-                )
-            parts.append(_TABLES[path][benchmark, scoring])
+            if path not in _FILES:
+                _FILES[path] = _File(path)
+            parts.append(_FILES[path].questions(benchmark, scoring))
     if not parts:
         raise UserError(f"{run.name}: {benchmark} was not evaluated")
     if len(parts) == 1:
@@ -74,54 +72,80 @@ def load_questions(run: EvalRun, benchmark: str, scoring: str) -> Questions:
     return whole.take(np.argsort(whole.ids))
 
 
-def _read_questions(path: Path) -> dict[tuple[str, str], Questions]:
-    """Every (benchmark, scoring) of one questions.parquet."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+class _File:
+    """One questions.parquet in memory; what is asked for is laid out when it is asked for."""
 
-    try:
-        with pq.ParquetFile(path, read_dictionary=["benchmark", "scoring", "subject"]) as file:
-            version = int((file.schema_arrow.metadata or {}).get(b"gtpo_schema_version", b"0"))
-            if version > EVAL_SCHEMA_VERSION:
-                raise UserError(
-                    f"{path}: schema {version} is newer than this gtpo reads ({EVAL_SCHEMA_VERSION}); upgrade gtpo"
-                )
-            missing = [name for name in (*_COLUMNS, *_SCORES) if name not in file.schema_arrow.names]
-            if missing:
-                raise UserError(f"{path}: column {missing[0]} is missing; write the file again: gtpo eval --rescore")
-            table = file.read(columns=_COLUMNS + _SCORES, use_threads=False).combine_chunks()
-    except (pa.ArrowException, OSError) as fault:
-        raise UserError(f"{path}: cannot be read ({fault}); write it again with gtpo eval --rescore") from None
-    columns = {name: _whole(table.column(name)) for name in _COLUMNS + _SCORES}
-    ids = np.array(columns["question_id"].to_pylist(), dtype=object)
-    coded = {
-        name: (_numbers(columns[name].indices, np.int32, -1), columns[name].dictionary.to_pylist())
-        for name in ("benchmark", "scoring", "subject")
-    }
-    counts = {
-        name: _numbers(columns[name], np.int32, 0) for name in ("level", "n", "correct", "format_ok", "truncated")
-    }
-    tokens = _numbers(columns["mean_tokens"], np.float64, np.nan)
-    lists = {
-        name: (_numbers(columns[name].offsets, np.int32, 0), _numbers(columns[name].values, np.float64, np.nan))
-        for name in ("pass_at_k", "maj_at_k")
-    }
-    out = {}
-    for b, benchmark in enumerate(coded["benchmark"][1]):
-        for s, scoring in enumerate(coded["scoring"][1]):
-            rows = np.flatnonzero((coded["benchmark"][0] == b) & (coded["scoring"][0] == s))
-            if rows.size == 0:
-                continue
-            rows = rows[np.argsort(ids[rows])]
-            least = int(counts["n"][rows].min())
-            out[benchmark, scoring] = Questions(
-                ids=ids[rows],
-                subject=np.array([*coded["subject"][1], ""], dtype=object)[coded["subject"][0][rows]],
-                mean_tokens=tokens[rows],
-                pass_at_k=_rectangle(path, "pass_at_k", *lists["pass_at_k"], rows, least),
-                maj_at_k=_rectangle(path, "maj_at_k", *lists["maj_at_k"], rows, least),
-                **{name: column[rows] for name, column in counts.items()},
-            )
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self.path = path
+        try:
+            with pq.ParquetFile(path, read_dictionary=["benchmark", "scoring", "subject"]) as file:
+                version = int((file.schema_arrow.metadata or {}).get(b"gtpo_schema_version", b"0"))
+                if version > EVAL_SCHEMA_VERSION:
+                    raise UserError(
+                        f"{path}: schema {version} is newer than this gtpo reads ({EVAL_SCHEMA_VERSION}); upgrade gtpo"
+                    )
+                missing = [name for name in _COLUMNS if name not in file.schema_arrow.names]
+                if missing:
+                    raise UserError(
+                        f"{path}: column {missing[0]} is missing; write the file again: gtpo eval --rescore"
+                    )
+                table = file.read(columns=list(_COLUMNS), use_threads=False).combine_chunks()
+        except (pa.ArrowException, OSError) as fault:
+            raise UserError(f"{path}: cannot be read ({fault}); write it again with gtpo eval --rescore") from None
+        # Strings come as dictionary codes and ids as Python strings: to_numpy on them would import pandas.
+        columns = {name: _whole(table.column(name)) for name in _COLUMNS}
+        self.ids = np.array(columns["question_id"].to_pylist(), dtype=object)
+        self.coded = {
+            name: (_numbers(columns[name].indices, np.int32, -1), columns[name].dictionary.to_pylist())
+            for name in ("benchmark", "scoring", "subject")
+        }
+        self.counts = {name: _numbers(columns[name], np.int32, 0) for name in _COUNTS}
+        self.tokens = _numbers(columns["mean_tokens"], np.float64, np.nan)
+        self.offsets = _numbers(columns["maj_at_k"].offsets, np.int32, 0)
+        self.maj_at_k = _numbers(columns["maj_at_k"].values, np.float64, np.nan)
+        self.laid_out: dict[tuple[str, str], Questions] = {}
+
+    def questions(self, benchmark: str, scoring: str) -> Questions:
+        """The rows of one benchmark and scoring, by id."""
+        key = (benchmark, scoring)
+        if key not in self.laid_out:
+            self.laid_out[key] = self._lay_out(benchmark, scoring)
+        return self.laid_out[key]
+
+    def _lay_out(self, benchmark: str, scoring: str) -> Questions:
+        chosen = np.ones(self.ids.size, dtype=bool)
+        for name, word in (("benchmark", benchmark), ("scoring", scoring)):
+            codes, words = self.coded[name]
+            chosen &= codes == (words.index(word) if word in words else -2)
+        rows = np.flatnonzero(chosen)
+        if rows.size == 0:
+            raise UserError(f"{self.path}: no {scoring} scores of {benchmark}; write them again: gtpo eval --rescore")
+        rows = rows[np.argsort(self.ids[rows])]
+        counts = {name: column[rows] for name, column in self.counts.items()}
+        least = int(counts["n"].min())
+        if np.any(self.offsets[rows + 1] - self.offsets[rows] < least):
+            raise UserError(f"{self.path}: maj_at_k is shorter than n; write the file again: gtpo eval --rescore")
+        codes, words = self.coded["subject"]
+        return Questions(
+            ids=self.ids[rows],
+            subject=np.array([*words, ""], dtype=object)[codes[rows]],
+            mean_tokens=self.tokens[rows],
+            pass_at_k=_pass_at_k(counts["n"], counts["correct"], least),
+            maj_at_k=self.maj_at_k[self.offsets[rows][:, None] + np.arange(least)],
+            **counts,
+        )
+
+
+def _pass_at_k(n: NDArray[np.int32], correct: NDArray[np.int32], least: int) -> NDArray[np.float64]:
+    """pass@k [Q, least] from the counts: the same table for all questions of one n, so it need not be read."""
+    out = np.empty((n.size, least))
+    for samples in set(n.tolist()):
+        rows = n == samples
+        table = pass_at_all_k([samples] * (samples + 1), range(samples + 1))
+        out[rows] = table[correct[rows], :least]
     return out
 
 
@@ -143,15 +167,6 @@ def _numbers(array: Any, kind: Any, null: float) -> NDArray[Any]:
         return values
     there = np.unpackbits(np.frombuffer(valid, dtype=np.uint8), bitorder="little")[rows].astype(bool)
     return np.where(there, values, np.asarray(null, dtype=kind))
-
-
-def _rectangle(
-    path: Path, name: str, offsets: NDArray[Any], values: NDArray[Any], rows: NDArray[Any], least: int
-) -> NDArray[np.float64]:
-    """The first `least` entries of each row's list as one array [Q, least]."""
-    if np.any(offsets[rows + 1] - offsets[rows] < least):
-        raise UserError(f"{path}: {name} is shorter than n; write the file again with gtpo eval --rescore")
-    return values[offsets[rows][:, None] + np.arange(least)]
 
 
 def load_problems(run: EvalRun, benchmark: str) -> dict[str, tuple[str, str]]:

@@ -80,10 +80,15 @@ def payload(comparison: Comparison, *, samples_bytes: int) -> tuple[dict[str, An
                 )  # fmt: skip
     blocks: dict[str, Any] = {}
     benchmarks = []
-    whole = [table for table in comparison.tables if not table.group]
+    whole = [i for i, table in enumerate(comparison.tables) if not table.group]
     logged = {train.name: choose_groups(train, 0)[1] for train in trains}
     with_weights = [train for train in trains if logged[train.name]]
     text_room = samples_bytes * (1 - WEIGHTS_SHARE * bool(with_weights))
+    # Small benchmarks first: what they leave of their share goes to the large ones.
+    explorers = {}
+    for done, i in enumerate(sorted(whole, key=lambda i: comparison.tables[i].questions)):
+        *explorers[i], spent = _explorer(comparison, comparison.tables[i], int(text_room / (len(whole) - done)))
+        text_room -= spent
     for i, table in enumerate(comparison.tables):
         entry: dict[str, Any] = {
             "name": table.benchmark,
@@ -106,8 +111,7 @@ def payload(comparison: Comparison, *, samples_bytes: int) -> tuple[dict[str, An
                 run: {metric: [[_short(v) for v in point] for point in points] for metric, points in found.items()}
                 for run, found in curves_over_k(comparison, table).items()
             }
-            room = int(text_room / len(whole))
-            entry["explorer"], blocks[f"samples-{i}"] = _explorer(comparison, table, room)
+            entry["explorer"], blocks[f"samples-{i}"] = explorers[i]
             entry["block"] = f"samples-{i}"
         benchmarks.append(entry)
     training = []
@@ -155,8 +159,8 @@ def _usable(ks: list[int], comparison: Comparison) -> list[int]:
     return [k for k in ks if k <= least]
 
 
-def _explorer(comparison: Comparison, table: Table, budget: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(what the question list needs, the block with the completions) of one benchmark."""
+def _explorer(comparison: Comparison, table: Table, budget: int) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """(what the question list needs, the block with the completions, the room they take) of one benchmark."""
     runs = [run for run in comparison.runs if run.name in table.runs]
     parts = shared_questions(comparison, table)
     first = next(iter(parts.values()))
@@ -198,7 +202,7 @@ def _explorer(comparison: Comparison, table: Table, budget: int) -> tuple[dict[s
             for q, by_run in excerpt.samples.items()
         },
     }
-    return listing, block
+    return listing, block, excerpt.bytes
 
 
 def _constant(values: list[int]) -> int | list[int]:

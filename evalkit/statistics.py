@@ -255,15 +255,14 @@ def _enumerated_p(d: Array) -> float | None:
         heads = np.arange(count + 1)
         choose = special.gammaln(count + 1) - special.gammaln(heads + 1) - special.gammaln(count - heads + 1)
         chance = np.exp(choose - count * np.log(2.0))
-        sums = (sums[:, None] + value * (2 * heads - count)).ravel()
-        weights = (weights[:, None] * chance).ravel()
-        if count > 1 or sums.size > 256:
-            sums, weights = _merge_equal(sums, weights)
+        # Laid out as sorted runs, which a stable sort merges in linear time.
+        sums = (value * (2 * heads - count)[:, None] + sums).ravel()
+        weights = (chance[:, None] * weights).ravel()
+        sums, weights = _merge_equal(sums, weights)
         if sums.size > ENUMERATION:
             return None
         halves[smaller] = (sums, weights)
     (x, chance_x), (y, chance_y) = halves
-    y, chance_y = _merge_equal(y, chance_y)
     upper_tail = np.append(np.cumsum(chance_y[::-1])[::-1], 0.0)
     beyond = upper_tail[np.searchsorted(y, observed - x - 1e-7, side="left")]
     return float(min(2 * (chance_x * beyond).sum(), 1.0))
@@ -271,9 +270,11 @@ def _enumerated_p(d: Array) -> float | None:
 
 def _merge_equal(sums: Array, weights: Array) -> tuple[Array, Array]:
     """Sort sums and add up the weights of those equal within rounding."""
-    order = np.argsort(sums)
+    order = np.argsort(sums, kind="stable")
     sums, weights = sums[order], weights[order]
-    starts = np.flatnonzero(np.concatenate([[True], np.diff(sums) > 1e-8]))
+    starts = np.flatnonzero(np.concatenate([[True], sums[1:] - sums[:-1] > 1e-8]))
+    if starts.size == sums.size:
+        return sums, weights
     return sums[starts], np.add.reduceat(weights, starts)
 
 

@@ -7,7 +7,7 @@ function drawExplorer() {
   const root = body("explorer");
   const tables = data.benchmarks.filter((t) => t.explorer && t.explorer.ids.length);
   if (!tables.length) return root.append(el("p", { class: "soft" }, "No eval run among these."));
-  const view = { table: 0, outcome: "any", verdict: "any", disagree: "any", search: "", only: true, sort: "disagree", picked: null };
+  const view = { table: 0, outcome: "any", verdict: "any", disagree: "any", search: "", only: tables.some((t) => t.explorer.shown.length), sort: "disagree", picked: null };
   let rows = [];
   const table = () => tables[view.table];
   const listing = () => table().explorer;
@@ -64,7 +64,7 @@ function drawExplorer() {
     const e = listing();
     status.textContent = `${plural(rows.length, "question")} of ${e.ids.length.toLocaleString("en")}. ` + (e.complete
       ? "Every completion is in this page."
-      : `This page holds the completions of ${plural(e.shown.length, "question")}, up to a few a run and question, one of each verdict first: chosen where the runs disagree most, with some that all half solve, fail or solve. The counts are of all samples.`);
+      : !e.shown.length ? "These run folders hold no completions (samples/), only their counts." : `This page holds the completions of ${plural(e.shown.length, "question")}, up to a few a run and question, one of each verdict first: chosen where the runs disagree most, with some that all half solve, fail or solve. The counts are of all samples.`);
     inner.style.height = `${rows.length * ROW}px`;
     list.scrollTop = 0;
     paint();
@@ -132,7 +132,7 @@ function drawExplorer() {
         el("p", { class: "soft small" }, `${e.correct[run][q]} of ${n} right${all ? `; ${mine.length < all ? `${mine.length} of these shown` : all < n ? `${all} shown` : "all shown"}` : ""}`),
         samples ? mine.map(completion) : null));
     });
-    detail.append(samples ? columns : el("div", {}, columns, el("p", { class: "note" }, "The completions of this question are not in this page (room: --samples-mb); gtpo eval keeps them in the run folder's samples/.")));
+    detail.append(samples ? columns : el("div", {}, columns, el("p", { class: "note" }, "The completions of this question are not in this page; they are in the run folders' samples/, where gtpo eval keeps them (more room here: --samples-mb).")));
   }
   function completion([index, verdict, answer, format, tokens, finish, text, cut]) {
     const [kind, word] = VERDICT[verdict] || ["other", verdict];

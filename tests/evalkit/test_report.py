@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -207,6 +208,16 @@ def test_sample_is_bounded_and_shows_each_verdict(home: Path) -> None:
     every = choose_samples(runs, "arithmetic", ids, rates, scoring="strict", samples=8, budget=10**7)
     assert every.complete
     assert all(len(every.samples[q][run.name]) == 8 for q in ids for run in runs)
+
+
+def test_runs_without_their_samples_still_make_a_page(tmp_path: Path) -> None:
+    """As published evidence often is: eval.json and questions.parquet, no completions."""
+    for i, method in enumerate(("grpo", "gtpo")):
+        shutil.rmtree(write_eval(tmp_path / method, seed=i, method=method, benchmarks={"arithmetic": 12}) / "samples")
+    ran = gtpo("compare", tmp_path / "grpo", tmp_path / "gtpo", "--html", "page.html", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    explorer = json.loads(Page((tmp_path / "page.html").read_text()).scripts["core"])["benchmarks"][0]["explorer"]
+    assert (explorer["shown"], len(explorer["ids"])) == ([], 12)
 
 
 def test_groups_prefer_mixed_rewards(home: Path) -> None:

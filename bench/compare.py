@@ -1,0 +1,200 @@
+"""`gtpo compare` at full size: 8 runs x 5 benchmarks (1319, 5000, 30, 30, 40 questions, n = 64), from files.
+
+The command runs as a user runs it, in a process of its own, start-up and reading included; beside it, as the
+yardstick of this machine, an interpreter that only imports numpy. Expected, written down before the first run: the
+tables in at most 2 s; the page of two runs with 5,000 x 64 completions (640,000 rows) in at most 60 s, at most 3 MB,
+ready in a browser in at most 1 s (measured where chromium and chromedriver are on the PATH).
+
+    python -m bench.compare [--rounds N] [--page] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from evalkit.metrics import maj_at_all_k, pass_at_all_k
+from evalkit.schema import EVAL_SCHEMA_VERSION, QUESTION_SCHEMA, SAMPLE_SCHEMA
+from evalkit.statistics import mean_interval
+from rewards.support.files import write_json
+
+N = 64
+SIZES = {"gsm8k": 1319, "math": 5000, "aime24": 30, "aime25": 30, "amc": 40}
+METHODS = (None, "sft", "grpo", "grpo-filtered", "gtpo", "gtpo-published", "gtpo-eq7", "gtpo-no-filter")
+CHUNK = 20_000
+
+
+def write_run(folder: Path, method: str | None, seed: int, samples_of: str | None) -> None:
+    """Write one complete eval run of made-up verdicts, with the completions of one benchmark where asked."""
+    folder.mkdir(parents=True)
+    document: dict[str, Any] = {
+        "schema_version": EVAL_SCHEMA_VERSION,
+        "status": "complete",
+        "name": folder.name,
+        "model": {"source": "none", "method": method, "preset": method, "train_run": None},
+        "engine": {"name": "none"},
+        "sampling": {"temperature": 1.0, "top_p": 1.0, "max_tokens": 2048, "n": N, "seed": 0},
+        "prompt": {"system": "", "chat_template_hash": None, "hash": ""},
+        "scoring": "strict",
+        "verifier": {"version": 1},
+        "benchmarks": {},
+    }
+    rows: dict[str, list[Any]] = {name: [] for name in QUESTION_SCHEMA.names}
+    for benchmark, count in SIZES.items():
+        difficulty = np.random.default_rng(count).normal(0.0, 2.0, count)
+        rng = np.random.default_rng([seed, count])
+        right = rng.binomial(N, 1 / (1 + np.exp(-difficulty - 0.1 * seed)))
+        votes = [[v for v in (w - w // 2, w // 4, w // 4) if v] for w in (N - right).tolist()]
+        silent = [N - int(c) - sum(v) for c, v in zip(right, votes, strict=True)]
+        passes, majority = pass_at_all_k([N] * count, right.tolist()), maj_at_all_k(votes, right.tolist(), silent)
+        entry: dict[str, Any] = {"source": "made up", "questions": count, "samples": N * count, "checksum": "x"}
+        for scoring in ("strict", "lenient"):
+            values = {
+                "benchmark": [benchmark] * count,
+                "question_id": [f"{benchmark}/{i}" for i in range(count)],
+                "scoring": [scoring] * count,
+                "subject": [None] * count,
+                "level": [None] * count,
+                "n": [N] * count,
+                "correct": right.tolist(),
+                "abstentions": silent,
+                "votes": votes,
+                "pass_at_k": list(passes),
+                "maj_at_k": list(majority),
+                "format_ok": rng.binomial(N, 0.95, count).tolist(),
+                "truncated": [0] * count,
+                "mean_tokens": [200.0] * count,
+            }
+            for name, column in values.items():
+                rows[name] += column
+            entry[scoring] = {
+                metric: {str(k): mean_interval(found[:, k - 1])._asdict() for k in range(1, N + 1)}
+                for metric, found in (("pass@k", passes), ("maj@k", majority))
+            }
+        document["benchmarks"][benchmark] = entry | entry["strict"]
+        if benchmark == samples_of:
+            write_samples(folder / "samples", benchmark, right)
+    write_json(folder / "eval.json", document)
+    pq.write_table(pa.table(rows, schema=QUESTION_SCHEMA), folder / "questions.parquet", compression="zstd")
+
+
+def write_samples(folder: Path, benchmark: str, right: np.ndarray) -> None:
+    """Write right.size x 64 completions of about 700 characters, in parts."""
+    folder.mkdir()
+    words = np.random.default_rng(0).choice(["first", "add", "then", "x = 3", "so", "hence", "12", "we find"], 4000)
+    keys = [(q, j) for q in range(right.size) for j in range(N)]
+    for part, start in enumerate(range(0, len(keys), CHUNK)):
+        chosen = keys[start : start + CHUNK]
+        verdicts = ["CORRECT" if j < right[q] else "INCORRECT" for q, j in chosen]
+        table = {
+            "benchmark": [benchmark] * len(chosen),
+            "question_id": [f"{benchmark}/{q}" for q, _ in chosen],
+            "sample_index": [j for _, j in chosen],
+            "completion": [" ".join(words[(7 * q + 13 * j) % 3800 :][:140]) for q, j in chosen],
+            "answer_strict": ["12"] * len(chosen),
+            "verdict_strict": verdicts,
+            "answer_lenient": ["12"] * len(chosen),
+            "verdict_lenient": verdicts,
+            "format_ok": [True] * len(chosen),
+            "tokens": [200] * len(chosen),
+            "finish_reason": ["stop"] * len(chosen),
+            "seed": [j for _, j in chosen],
+        }
+        pq.write_table(pa.table(table, schema=SAMPLE_SCHEMA), folder / f"part-{part:06d}.parquet", compression="zstd")
+
+
+def seconds(command: list[str], rounds: int, cwd: Path) -> float:
+    """Fastest of `rounds` wall times of a command."""
+    root = Path(__file__).resolve().parent.parent
+    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    best = float("inf")
+    for _ in range(rounds):
+        start = time.perf_counter()
+        subprocess.run(command, cwd=cwd, env=environment, check=True, capture_output=True)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def browser_ready(page: Path) -> dict[str, int] | None:
+    """Milliseconds from navigation until the answer is drawn and until every section is; None without Chromium."""
+    if not (shutil.which("chromium") and shutil.which("chromedriver")):
+        return None
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    for flag in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--disable-gpu",
+        "--window-size=1280,900",
+    ):
+        options.add_argument(flag)
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    try:
+        best: dict[str, int] = {}
+        for _ in range(3):
+            driver.get(f"file://{page}")
+            while not driver.execute_script("return document.documentElement.dataset.complete"):
+                time.sleep(0.02)
+            found = driver.execute_script("return {...document.documentElement.dataset}")
+            for key in ("ready", "complete"):
+                best[key] = min(best.get(key, 10**9), int(found[key]))
+        return best
+    finally:
+        driver.quit()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5, help="the fastest counts")
+    parser.add_argument("--page", action="store_true", help="also the page of 2 runs with 5,000 x 64 completions")
+    parser.add_argument("--out", type=Path, default=Path("results/bench/compare.json"))
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        home = Path(temporary)
+        names = [f"run-{method or 'base'}" for method in METHODS]
+        for seed, (name, method) in enumerate(zip(names, METHODS, strict=True)):
+            with_samples = "math" if arguments.page and method in ("grpo", "gtpo") else None
+            write_run(home / "results" / "eval" / name, method, seed, with_samples)
+        gtpo = [sys.executable, "-m", "cli", "compare"]
+        bare = seconds([sys.executable, "-c", "import numpy"], arguments.rounds, home)
+        rows.append({"what": "python -c 'import numpy'", "seconds": bare})
+        for what, chosen, extra in (
+            ("2 runs x 5 benchmarks", ["run-grpo", "run-gtpo"], []),
+            ("8 runs x 5 benchmarks", names, []),
+            ("8 runs x 5 benchmarks, json", names, ["--format", "json"]),
+        ):
+            rows.append({"what": what, "seconds": seconds(gtpo + chosen + extra, arguments.rounds, home)})
+        if arguments.page:
+            page = home / "page.html"
+            took = seconds([*gtpo, "run-grpo", "run-gtpo", "--html", str(page)], 1, home)
+            row = {"what": "page, 2 runs, 5,000 x 64 completions", "seconds": took, "bytes": page.stat().st_size}
+            rows.append(row | {f"{key}_ms": value for key, value in (browser_ready(page) or {}).items()})
+    for row in rows:
+        row["times_numpy"] = row["seconds"] / bare
+    write_json(arguments.out, {"rounds": arguments.rounds, "rows": rows})
+    print(f"{'what':<40}{'seconds':>9}{'x numpy':>9}{'MB':>7}{'ready ms':>10}{'complete ms':>13}")
+    for row in rows:
+        size = f"{row['bytes'] / 1e6:.2f}" if "bytes" in row else ""
+        print(
+            f"{row['what']:<40}{row['seconds']:>9.2f}{row['times_numpy']:>9.1f}{size:>7}"
+            f"{row.get('ready_ms', ''):>10}{row.get('complete_ms', ''):>13}"
+        )
+    print(f"written to {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()
