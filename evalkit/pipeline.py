@@ -39,7 +39,7 @@ class ScoringPipeline:
         self, folder: RunFolder, golds: Mapping[tuple[str, str], str], verifier: Verifier, progress: Progress
     ) -> None:
         self._folder, self._golds, self._verifier, self._progress = folder, golds, verifier, progress
-        self._queue: queue.Queue[list[Generation] | None] = queue.Queue(maxsize=16)
+        self._queue: queue.Queue[list[Generation] | None] = queue.Queue(maxsize=256)
         self._fault: BaseException | None = None
         self._rows: list[dict[str, Any]] = []
         self._oldest = 0.0
@@ -87,6 +87,8 @@ class ScoringPipeline:
                     generations = self._queue.get(timeout=1.0)
                 except queue.Empty:
                     generations = []
+                last = generations is None
+                generations, last = self._with_waiting(generations or [], last)
                 if generations:
                     if not self._rows:
                         self._oldest = time.monotonic()
@@ -94,14 +96,27 @@ class ScoringPipeline:
                     self._rows += rows
                     self._report(rows)
                 old = bool(self._rows) and time.monotonic() - self._oldest > PART_SECONDS
-                if generations is None or len(self._rows) >= PART_ROWS or old:
+                if last or len(self._rows) >= PART_ROWS or old:
                     self._folder.append(self._rows)
                     self.stored += len(self._rows)
                     self._rows = []
-                if generations is None:
+                if last:
                     return
         except BaseException as fault:  # handed to the main thread, which stops the engine and reports it
             self._fault = fault
+
+    def _with_waiting(self, generations: list[Generation], last: bool) -> tuple[list[Generation], bool]:
+        """Add what else waits, up to a part: an engine that hands on little at a time is scored in larger lots."""
+        while not last and len(generations) < PART_ROWS:
+            try:
+                more = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if more is None:
+                last = True
+            else:
+                generations = generations + more
+        return generations, last
 
     def _report(self, rows: list[dict[str, Any]]) -> None:
         column = f"verdict_{self._progress.scoring}"

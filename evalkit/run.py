@@ -280,7 +280,7 @@ def _sample(
 ) -> None:
     """Sample what is missing, scoring and storing beside it."""
     golds = {(name, p.id): p.answer for name, chosen in problems.items() for p in chosen}
-    with closing(make_engine(settings, ref, sampling, record["engine"].get("rows"))) as engine:
+    with closing(make_engine(settings, ref, sampling, tasks, record["engine"].get("rows"))) as engine:
         record["engine"] = {**engine.describe(), "dtype": record["engine"]["dtype"]}
         folder.add_problems(problems)
         folder.write_record(record)

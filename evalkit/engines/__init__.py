@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
+from typing import Any
 
-from evalkit.engines.base import Engine, Sampling
+from evalkit.engines.base import Engine, Sampling, Task
 from evalkit.model import ModelRef
 from evalkit.settings import EvalSettings
 from rewards.support.errors import UserError
@@ -24,7 +26,9 @@ def choose_engine(settings: EvalSettings) -> str:
     return "transformers"
 
 
-def make_engine(settings: EvalSettings, ref: ModelRef, sampling: Sampling, rows: int | None) -> Engine:
+def make_engine(
+    settings: EvalSettings, ref: ModelRef, sampling: Sampling, tasks: Sequence[Task], rows: int | None
+) -> Engine:
     """Start the engine. rows: the batch size that the run was begun with, for the transformers engine."""
     name = choose_engine(settings)
     if name == "openai":
@@ -38,17 +42,19 @@ def make_engine(settings: EvalSettings, ref: ModelRef, sampling: Sampling, rows:
             concurrency=settings.concurrency,
         )
     if name == "vllm":
+        from evalkit.engines.parallel import DataParallelEngine
         from evalkit.engines.vllm import VLLMEngine
 
-        return VLLMEngine(
-            ref,
-            sampling,
-            dtype=settings.dtype,
-            tensor_parallel_size=settings.tensor_parallel_size,
-            data_parallel_size=settings.data_parallel_size,
-            gpu_memory_utilization=settings.gpu_memory_utilization,
-            trust_remote_code=settings.trust_remote_code,
-        )
+        options: dict[str, Any] = {
+            "dtype": settings.dtype,
+            "tensor_parallel_size": settings.tensor_parallel_size,
+            "gpu_memory_utilization": settings.gpu_memory_utilization,
+            "trust_remote_code": settings.trust_remote_code,
+        }
+        longest = max(len(task.prompt.ids or ()) for task in tasks)
+        if settings.data_parallel_size > 1:
+            return DataParallelEngine(settings.data_parallel_size, ref, sampling, longest, **options)
+        return VLLMEngine(ref, sampling, longest, **options)
     from evalkit.engines.local import load_tokenizer
     from evalkit.engines.transformers import TransformersEngine
 

@@ -94,16 +94,23 @@ def safetensors_shapes(path: Path) -> dict[str, list[int]]:
     return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
 
 
-def check_adapter(ref: ModelRef, config: Any) -> int | None:
-    """Compare an adapter with its base before any weight is loaded; return its rank, None without an adapter.
-
-    Raises UserError that names the first module that the base lacks or has in another size.
-    """
+def adapter_rank(ref: ModelRef) -> int | None:
+    """Return the rank of the LoRA adapter, None without one. UserError where it is no LoRA adapter."""
     if ref.adapter is None:
         return None
     settings = read_json(ref.adapter / "adapter_config.json")
     if settings.get("peft_type") != "LORA":
         raise UserError(f"{ref.adapter}: only LoRA adapters are supported, found {settings.get('peft_type')}")
+    return max([int(settings.get("r", 8)), *(settings.get("rank_pattern") or {}).values()])
+
+
+def check_adapter(ref: ModelRef, config: Any) -> None:
+    """Compare an adapter with its base before any weight is loaded.
+
+    Raises UserError that names the first module that the base lacks or has in another size.
+    """
+    if ref.adapter is None or adapter_rank(ref) is None:
+        return
     weights = ref.adapter / "adapter_model.safetensors"
     if not weights.is_file():
         raise UserError(f"{ref.adapter} has no adapter_model.safetensors")
@@ -129,4 +136,3 @@ def check_adapter(ref: ModelRef, config: Any) -> int | None:
                 f"adapter {ref.adapter} does not fit {ref.source}: {path} takes {side}put size {there} in the base, "
                 f"{wanted} in the adapter"
             )
-    return int(settings.get("r", 8))

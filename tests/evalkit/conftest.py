@@ -19,10 +19,25 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from gtpo.tiny import build_tiny_model
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    spec = BuiltModel(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+    spec = BuiltModel(
+        hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, tie_word_embeddings=False
+    )
     model, tokenizer = build_tiny_model(spec, max_seq_length=256, seed=3)
-    # Random logits are nearly flat; sharpened, completions repeat each other and some end early.
-    model.get_input_embeddings().weight.data.mul_(6)
+    # Random weights are small: enlarged, completions differ by question, and some end early.
+    model.get_input_embeddings().weight.data.mul_(5)
+    model.get_output_embeddings().weight.data.mul_(10)
+    model.get_output_embeddings().weight.data[tokenizer.eos_token_id] *= 1.5
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        for part in (
+            attention.q_proj,
+            attention.k_proj,
+            attention.v_proj,
+            attention.o_proj,
+            mlp.up_proj,
+            mlp.down_proj,
+        ):
+            part.weight.data.mul_(3)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -41,7 +56,7 @@ class Done(NamedTuple):
 
 
 @pytest.fixture
-def gtpo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+def gtpo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
     """Run `gtpo ARGUMENTS` in this process, in a fresh folder: gtpo("eval", ..., code=2).
 
     The imports of torch and transformers then count once; test_eval_command.py has real processes too.
@@ -53,10 +68,10 @@ def gtpo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
     def run(*arguments: str | Path, code: int = 0) -> Done:
         monkeypatch.setattr(sys, "argv", ["gtpo", *map(str, arguments)])
-        capsys.readouterr()
+        capfd.readouterr()
         with pytest.raises(SystemExit) as end:
             cli.app()
-        captured = capsys.readouterr()
+        captured = capfd.readouterr()
         assert (end.value.code or 0) == code, f"exit code {end.value.code}\n{captured.out}\n{captured.err}"
         return Done(captured.out, captured.err)
 

