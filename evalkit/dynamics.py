@@ -127,7 +127,7 @@ def initial_entropy(train: TrainRun) -> float | None:
     for key in ("initial_entropy", "H_ini", "h_ini"):
         value = train.document.get(key)
         if isinstance(value, dict):
-            value = value.get("value", value.get("mean"))
+            value = value.get("nats", value.get("value", value.get("mean")))
         if isinstance(value, (int, float)):
             return float(value)
     return None

@@ -122,7 +122,7 @@ def gate_line(config: TrainConfig) -> str:
         )
     from gtpo.entropy import Calibration, describe_gate
 
-    decision = describe_gate(objective, Calibration(stored["nats"], stored["samples"]))
+    decision = describe_gate(objective, Calibration.from_record(stored))
     return f"{decision}, stored in {run_json}; where on, drops {threshold}{which}"
 
 

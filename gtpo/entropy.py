@@ -1,18 +1,23 @@
-"""Calibration of the entropy gate: H_ini, the entropy of the untrained policy (Eq. 6; DESIGN section 2.4).
+"""Calibration of the entropy gate: H_ini, the entropy of the untrained policy (Eq. 6; sections 4 and 5 of
+docs/method.md).
 
-    H_ini = mean over the first 100 training samples of <H>_i
-    <H>_i = 1/|o_i| sum_t H(pi(. | q_i, o_i,<t))        nats; one completion o_i sampled per prompt q_i
+    <H>_i = 1/|o_i| sum_t H_t        over the tokens of o_i, its first EOS included, in nats
+    H_ini = 1/n sum_i <H>_i          one completion o_i for each of the first n = 100 training samples
 
-The filter `auto` is active iff H_ini < ln 2: a model that starts above ln 2 would have its completions dropped from
-the first step on.
+The filter `auto` is active iff H_ini < ln 2: a model that starts above ln 2 would have most of its completions
+dropped from the first step on. H_ini belongs to the untrained policy, so a run measures it once, before step 0, and
+keeps its record; a resumed run takes the record up.
+
+Symbols: n samples, N completions, L tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from gtpo.objective import LN2, Objective, filter_is_active
 
@@ -21,54 +26,106 @@ SAMPLES = 100
 
 
 class Calibration(NamedTuple):
-    """H_ini in nats and the number of samples it was measured on."""
+    """H_ini and what it was measured on."""
 
     initial_entropy: float
-    samples: int
+    """H_ini in nats."""
+    samples: int = 0
+    """Completions it is the mean of; 0 where the user gave H_ini."""
+    standard_error: float | None = None
+    """Of the mean, in nats; None for fewer than two samples."""
+
+    def record(self) -> dict[str, Any]:
+        """Return what a run stores (`initial_entropy` in run.json)."""
+        return {"nats": self.initial_entropy, "samples": self.samples, "standard_error": self.standard_error}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Calibration:
+        """Return the calibration that a run stored, so that a resumed run does not measure again."""
+        return cls(record["nats"], record["samples"], record.get("standard_error"))
+
+
+def completion_entropy(token_entropy: Tensor, completion_mask: Tensor) -> Tensor:
+    """Return <H>_i [N] in nats, float64, of H_t [N, L] over the tokens that completion_mask [N, L] marks.
+
+    What stands under the mask's zeros never matters, NaN included. Raises ValueError for shapes that differ and for a
+    completion without tokens.
+    """
+    if token_entropy.dim() != 2 or token_entropy.shape != completion_mask.shape:
+        raise ValueError(
+            f"token_entropy {list(token_entropy.shape)} and completion_mask {list(completion_mask.shape)} "
+            "must both have shape [N, L]"
+        )
+    mask = completion_mask.bool()
+    lengths = mask.sum(dim=1)
+    if not bool((lengths > 0).all()):
+        raise ValueError(f"completion_mask: row {int((lengths == 0).nonzero()[0])} has no tokens")
+    return torch.where(mask, token_entropy.double(), 0.0).sum(dim=1) / lengths
+
+
+def summarise(entropies: Tensor) -> Calibration:
+    """Return H_ini, the mean over <H>_i [n], with its standard error. Raises ValueError naming a row not finite."""
+    if entropies.dim() != 1 or not len(entropies):
+        raise ValueError(f"entropies must have shape [n], n >= 1; found {list(entropies.shape)}")
+    if not bool(torch.isfinite(entropies).all()):
+        row = int((~torch.isfinite(entropies)).nonzero()[0])
+        raise ValueError(f"the untrained model's entropy on sample {row} is not finite; its logits hold NaN or inf")
+    values = entropies.double()
+    error = float(values.std() / len(values) ** 0.5) if len(values) > 1 else None
+    return Calibration(float(values.mean()), len(values), error)
 
 
 def calibrate_initial_entropy(
-    completion_entropies: Callable[[Sequence[Any]], torch.Tensor],
+    completion_entropies: Callable[[Sequence[Any]], Tensor],
     prompts: Sequence[Any],
     *,
     batch_size: int,
     samples: int = SAMPLES,
     progress: Callable[[int, int], None] | None = None,
 ) -> Calibration:
-    """Measure H_ini on the first `samples` prompts, `batch_size` at a time.
+    """Measure H_ini on the first `samples` prompts, `batch_size` at a time; on all of them where there are fewer.
 
     completion_entropies: samples one completion for each of a batch of prompts [n], with the engine that rolls out,
-    and returns <H>_i [n] in nats. progress: called with (done, total) after each batch.
+    and returns <H>_i [n] in nats (`completion_entropy`). progress: called with (done, total) after each batch.
 
-    Raises ValueError for an empty dataset, a batch whose size does not match, and an entropy that is not finite.
+    Raises ValueError for an empty dataset, a batch size below 1, a batch whose shape does not match, and an entropy
+    that is not finite.
     """
     chosen = list(prompts[:samples])
     if not chosen:
         raise ValueError("no training sample to calibrate the initial entropy on: the dataset is empty")
-    total = 0.0
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1; found {batch_size}")
+    measured: list[Tensor] = []
     for start in range(0, len(chosen), batch_size):
         batch = chosen[start : start + batch_size]
         entropies = completion_entropies(batch)
         if entropies.shape != (len(batch),):
-            raise ValueError(f"completion_entropies returned shape {tuple(entropies.shape)} for {len(batch)} prompts")
-        if not bool(torch.isfinite(entropies).all()):
-            raise ValueError("the untrained model gives an entropy that is not finite; its logits hold NaN or inf")
-        total += float(entropies.double().sum())
+            raise ValueError(f"completion_entropies returned shape {list(entropies.shape)} for {len(batch)} prompts")
+        measured.append(entropies.detach().double().cpu())
         if progress is not None:
             progress(start + len(batch), len(chosen))
-    return Calibration(total / len(chosen), len(chosen))
+    return summarise(torch.cat(measured))
 
 
 def describe_gate(objective: Objective, calibration: Calibration | None) -> str:
-    """Return the gate's decision in one line, e.g. `entropy filter on: H_ini 0.420 < ln 2 = 0.693 (100 samples)`."""
+    """Return the gate's decision in one line, e.g. `entropy filter on: 0.420 < 0.693 (H_ini of 100 samples, ...)`."""
     if objective.filter != "auto":
-        return (
-            f"entropy filter {'on' if objective.filter == 'always' else 'off'} (objective.filter: {objective.filter})"
-        )
-    assert calibration is not None
+        return f"entropy filter {'on' if objective.filter == 'always' else 'off'} (filter: {objective.filter})"
+    if calibration is None:
+        return "entropy filter auto: on iff H_ini < ln 2, not measured yet"
     active = filter_is_active(objective, calibration.initial_entropy)
-    fewer = "" if calibration.samples >= SAMPLES else f", all there are; the paper takes {SAMPLES}"
+    value, count = calibration.initial_entropy, calibration.samples
+    digits = next((n for n in range(3, 17) if (round(value, n) < round(LN2, n)) == active), 17)  # never 0.693 < 0.693
+    if not count:
+        of = "H_ini as given"
+    else:
+        of = f"H_ini of {count} sample{'s' * (count > 1)}"
+        if count < SAMPLES:
+            of += f", all there are; the paper takes {SAMPLES}"
+        if calibration.standard_error is not None:
+            of += f"; standard error {calibration.standard_error:.3f}"
+    sign = "<" if active else ">="
     return (
-        f"entropy filter {'on' if active else 'off'}: H_ini {calibration.initial_entropy:.3f} "
-        f"{'<' if active else '>='} ln 2 = {LN2:.3f} ({calibration.samples} samples{fewer})"
+        f"entropy filter {'on' if active else 'off'}: {value:.{digits}f} {sign} {LN2:.{digits}f} ({of}; against ln 2)"
     )

@@ -208,11 +208,11 @@ class GTPORun(SampledRunMixin, GTPOTrainer):
     def load_calibration(self) -> Calibration | None:
         """Return what run.json holds."""
         stored = self.read_run().get("initial_entropy")
-        return None if stored is None else Calibration(stored["nats"], stored["samples"])
+        return None if stored is None else Calibration.from_record(stored)
 
     def store_calibration(self, calibration: Calibration) -> None:
         """Put H_ini into run.json."""
-        self.update_run(initial_entropy={"nats": calibration.initial_entropy, "samples": calibration.samples})
+        self.update_run(initial_entropy=calibration.record())
 
     def report(self, message: str) -> None:
         """Show a line with the run's progress."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig
 from trl.trainer.utils import pad
 
-from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, describe_gate
+from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, completion_entropy, describe_gate
 from gtpo.objective import (
     PRESETS,
     Coefficients,
@@ -35,6 +36,7 @@ from gtpo.objective import (
     filter_is_active,
     group_advantages,
 )
+from gtpo.progress import PLAIN_SECONDS
 from gtpo.rollouts import GroupStatistics
 from rewards.support.files import read_json, write_json
 
@@ -103,7 +105,8 @@ class GTPOTrainer(GroupStatistics):
     def __init__(self, model: Any, reward_funcs: Any = None, args: GTPOConfig | None = None, **kwargs: Any) -> None:
         args = GTPOConfig(output_dir="gtpo-output") if args is None else args
         self.objective: Objective = args.resolved_objective()
-        self.calibration = None if args.initial_entropy is None else Calibration(args.initial_entropy, SAMPLES)
+        self.calibration = None if args.initial_entropy is None else Calibration(args.initial_entropy)
+        self._told = 0.0
         self._scoring = False
         self._behaviour_entropies: Tensor | None = None
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
@@ -118,15 +121,22 @@ class GTPOTrainer(GroupStatistics):
     def load_calibration(self) -> Calibration | None:
         """Return the calibration that an earlier session of this run stored in `output_dir`, or None."""
         path = Path(str(self.args.output_dir)) / CALIBRATION_FILE
-        return Calibration(**read_json(path)) if path.is_file() else None
+        return Calibration.from_record(read_json(path)) if path.is_file() else None
 
     def store_calibration(self, calibration: Calibration) -> None:
         """Keep the calibration for when the run is resumed: it must be that of the untrained policy."""
-        write_json(Path(str(self.args.output_dir)) / CALIBRATION_FILE, calibration._asdict())
+        write_json(Path(str(self.args.output_dir)) / CALIBRATION_FILE, calibration.record())
 
     def report(self, message: str) -> None:
         """Say something about the run; prints on stderr."""
         print(message, file=sys.stderr, flush=True)
+
+    def report_calibration(self, done: int, total: int) -> None:
+        """Show how many samples H_ini has been measured on."""
+        now = time.monotonic()
+        if self.accelerator.is_main_process and (done == total or now - self._told >= PLAIN_SECONDS):
+            self._told = now
+            self.report(f"measuring H_ini on the untrained policy: {done}/{total} samples")
 
     def ensure_calibrated(self) -> None:
         """Measure H_ini before step 0 where the filter is `auto`, or take up what an earlier session stored."""
@@ -155,6 +165,7 @@ class GTPOTrainer(GroupStatistics):
                     self._completion_entropies,
                     prompts,
                     batch_size=self.args.per_device_train_batch_size * self.accelerator.num_processes,
+                    progress=self.report_calibration,
                 )
         finally:
             self.num_generations = generations
@@ -187,7 +198,7 @@ class GTPOTrainer(GroupStatistics):
                 compute_entropy=True,
             )
         assert entropies is not None
-        local = (entropies.float() * mask).sum(dim=1) / mask.sum(dim=1)
+        local = completion_entropy(entropies, mask).float()  # float32: not every device gathers float64
         ranks = accelerator.gather(local).view(world, -1)
         return ranks.T.reshape(-1)[: len(prompts)]
 

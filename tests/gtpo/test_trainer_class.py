@@ -110,4 +110,5 @@ def test_published_file_trains_a_tiny_model_with_a_users_trainer(folder: Path) -
     assert (run / "final" / "adapter_config.json").is_file()
     # The dry run of the same command finds the decision that the run stored.
     assert "H_ini" in gate_line(config)
-    assert "(8 samples, all there are; the paper takes 100), stored in results/train/Q/run.json" in gate_line(config)
+    assert "H_ini of 8 samples, all there are; the paper takes 100" in gate_line(config)
+    assert "stored in results/train/Q/run.json" in gate_line(config)

@@ -1,0 +1,95 @@
+"""The trainer's calibration: H_ini of real rollouts against a float64 brute force, and its reuse on resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from step_gradients import fixed_completion, reward, tiny_model
+
+from gtpo import GTPOConfig, GTPOTrainer
+from gtpo.objective import PRESETS
+
+PROMPTS = ["1 + 2", "30 - 4", "7", "8 - 5 - 1", "2 + 2"]
+
+
+def trainer_at(folder: Path, model: Any, tokenizer: Any, asked: list[str], **settings: Any) -> GTPOTrainer:
+    """Return a trainer whose completions are fixed; `asked` collects the prompts that it sampled for."""
+
+    def rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        asked.extend(prompts)
+        completions = [
+            fixed_completion(prompt, PROMPTS.index(prompt), len(tokenizer), tokenizer.eos_token_id)
+            for prompt in prompts
+        ]
+        return {"prompt_ids": tokenizer(prompts)["input_ids"], "completion_ids": completions, "logprobs": None}
+
+    arguments = GTPOConfig(
+        output_dir=str(folder), num_generations=2, per_device_train_batch_size=2, max_completion_length=32,
+        bf16=False, use_cpu=True, report_to="none", disable_tqdm=True, gradient_checkpointing=False, **settings,
+    )  # fmt: skip
+    return GTPOTrainer(
+        model=model, reward_funcs=reward, args=arguments, processing_class=tokenizer, rollout_func=rollouts,
+        train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
+    )  # fmt: skip
+
+
+def brute_force(model: Any, tokenizer: Any) -> list[float]:
+    """<H>_i of each prompt's completion, one row at a time, without padding, its softmax in float64."""
+    found = []
+    for index, prompt in enumerate(PROMPTS):
+        start = tokenizer(prompt)["input_ids"]
+        completion = fixed_completion(prompt, index, len(tokenizer), tokenizer.eos_token_id)
+        with torch.no_grad():
+            logits = model(torch.tensor([start + completion])).logits[0].double()
+        log_p = logits[len(start) - 1 : -1].log_softmax(-1)
+        assert len(log_p) == len(completion), "every token counts, the EOS included"
+        found.append(-(log_p.exp() * log_p).sum(-1).mean().item())
+    return found
+
+
+def test_measured_once_and_reused_by_a_resumed_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, tokenizer = tiny_model()
+    asked: list[str] = []
+    first = trainer_at(tmp_path, model, tokenizer, asked)
+    state = torch.get_rng_state()
+    first.ensure_calibrated()
+    assert torch.equal(torch.get_rng_state(), state), "the calibration leaves the run's random numbers as they were"
+    assert asked == PROMPTS, "one completion for each sample, in the dataset's order"
+    expected = brute_force(model, tokenizer)
+    assert first.calibration is not None
+    assert first.calibration.initial_entropy == pytest.approx(sum(expected) / 5, abs=1e-5)
+    assert first.calibration.samples == 5
+    told = capsys.readouterr().err
+    assert "5/5 samples" in told
+    assert "entropy filter off: " in told, "this model starts above ln 2"
+    assert "H_ini of 5 samples, all there are; the paper takes 100" in told
+    assert not first.gate_active()
+
+    # The policy has changed since; the resumed run must not look at it.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    asked.clear()
+    again = trainer_at(tmp_path, model, tokenizer, asked)
+    again.ensure_calibrated()
+    assert asked == []
+    assert again.calibration == first.calibration
+    assert "measuring" not in capsys.readouterr().err
+    (record,) = tmp_path.glob("*.json")
+    assert json.loads(record.read_text())["nats"] == first.calibration.initial_entropy
+
+
+def test_nothing_is_measured_where_nothing_depends_on_it(tmp_path: Path) -> None:
+    model, tokenizer = tiny_model()
+    asked: list[str] = []
+    trainer_at(tmp_path, model, tokenizer, asked, preset="gtpo-no-filter").ensure_calibrated()
+    given = trainer_at(tmp_path, model, tokenizer, asked, initial_entropy=0.42)
+    given.ensure_calibrated()
+    assert asked == []
+    assert given.gate_active()
+    assert given.objective == PRESETS["gtpo"]

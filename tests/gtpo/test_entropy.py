@@ -1,0 +1,122 @@
+"""Calibration of H_ini: entropies against a float64 brute force, batching, the decision, what a resumed run reuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+import torch
+
+from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, completion_entropy, describe_gate, summarise
+from gtpo.objective import LN2, PRESETS, token_entropy
+
+SEED = 20250819
+
+
+def brute_entropy(logits: list[float]) -> float:
+    """Entropy in nats of softmax(logits), by plain float64 arithmetic."""
+    top = max(logits)
+    weights = [math.exp(z - top) for z in logits]
+    total = math.fsum(weights)
+    return -math.fsum(w / total * math.log(w / total) for w in weights if w > 0)
+
+
+def test_entropies_equal_brute_force_on_ragged_completions_with_their_eos() -> None:
+    print("seed", SEED)
+    generator = torch.Generator().manual_seed(SEED)
+    logits = 3 * torch.randn(5, 7, 11, generator=generator, dtype=torch.float64)
+    lengths = [7, 1, 4, 6, 2]
+    mask = torch.arange(7) < torch.tensor(lengths)[:, None]
+    found = completion_entropy(token_entropy(logits.log_softmax(-1)), mask)
+    for row, length in enumerate(lengths):
+        tokens = [brute_entropy(logits[row, t].tolist()) for t in range(length)]  # the last one is the EOS
+        assert found[row].item() == pytest.approx(math.fsum(tokens) / length, abs=1e-12)
+        if length > 1:
+            assert found[row].item() != pytest.approx(math.fsum(tokens[:-1]) / (length - 1), abs=1e-6)
+
+
+def test_float32_entropies_stay_within_rounding_of_float64() -> None:
+    logits = 5 * torch.randn(4, 9, 300, generator=torch.Generator().manual_seed(SEED))
+    mask = torch.ones(4, 9)
+    single = completion_entropy(token_entropy(logits.log_softmax(-1)), mask)
+    double = completion_entropy(token_entropy(logits.double().log_softmax(-1)), mask)
+    assert (single - double).abs().max() < 1e-5
+
+
+def test_padding_never_matters() -> None:
+    entropies = torch.tensor([[0.2, 0.4, math.nan], [1.0, math.inf, -7.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    assert completion_entropy(entropies, mask).tolist() == pytest.approx([0.3, 1.0])
+
+
+def test_extremes() -> None:
+    flat, sure = torch.zeros(1, 1, 8), torch.tensor([[[0.0, -math.inf, -math.inf]]])
+    one = torch.ones(1, 1)
+    assert completion_entropy(token_entropy(flat.log_softmax(-1)), one).item() == pytest.approx(math.log(8))
+    assert completion_entropy(token_entropy(sure.log_softmax(-1)), one).item() == 0
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 100, 1000])
+def test_the_first_hundred_samples_whatever_the_batch(batch_size: int) -> None:
+    seen: list[int] = []
+    told: list[tuple[int, int]] = []
+
+    def score(prompts):
+        seen.extend(prompts)
+        return torch.tensor([0.01 * p for p in prompts])
+
+    found = calibrate_initial_entropy(
+        score, list(range(250)), batch_size=batch_size, progress=lambda *done: told.append(done)
+    )
+    assert seen == list(range(100))
+    assert found.samples == SAMPLES == 100
+    assert found.initial_entropy == pytest.approx(0.495, abs=1e-6)
+    assert found.standard_error == pytest.approx(0.290115 / 10, abs=1e-5)
+    assert told[-1] == (100, 100)
+    assert len(told) == math.ceil(100 / batch_size)
+
+
+def test_fewer_samples_are_all_used_and_it_is_said() -> None:
+    found = calibrate_initial_entropy(torch.tensor, [0.4, 0.44], batch_size=8)
+    line = describe_gate(PRESETS["gtpo"], found)
+    assert line.startswith("entropy filter on: 0.420 < 0.693 (H_ini of 2 samples, all there are; the paper takes 100")
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(ValueError, match="the dataset is empty"):
+        calibrate_initial_entropy(lambda p: torch.zeros(len(p)), [], batch_size=8)
+    with pytest.raises(ValueError, match=r"returned shape \[3\] for 2 prompts"):
+        calibrate_initial_entropy(lambda p: torch.zeros(3), [1, 2], batch_size=8)
+    with pytest.raises(ValueError, match="sample 1 is not finite"):
+        calibrate_initial_entropy(lambda p: torch.tensor([0.1, math.nan]), [1, 2], batch_size=8)
+    with pytest.raises(ValueError, match="batch_size"):
+        calibrate_initial_entropy(lambda p: torch.zeros(len(p)), [1], batch_size=0)
+    with pytest.raises(ValueError, match="row 1 has no tokens"):
+        completion_entropy(torch.zeros(2, 2), torch.tensor([[1, 0], [0, 0]]))
+    with pytest.raises(ValueError, match=r"\[2, 2\] and completion_mask \[2, 3\]"):
+        completion_entropy(torch.zeros(2, 2), torch.ones(2, 3))
+    with pytest.raises(ValueError, match="n >= 1"):
+        summarise(torch.zeros(0))
+
+
+def test_the_decision_in_words() -> None:
+    gtpo = PRESETS["gtpo"]
+    assert "on: 0.420 < 0.693 (H_ini of 100 samples; standard error 0.012" in describe_gate(
+        gtpo, Calibration(0.42, 100, 0.012)
+    )
+    assert "off: 0.900 >= 0.693" in describe_gate(gtpo, Calibration(0.9, 100))
+    assert "off: 0.693 >= 0.693" in describe_gate(gtpo, Calibration(LN2, 100)), "equality leaves the filter off"
+    assert "on: 0.69314 < 0.69315" in describe_gate(gtpo, Calibration(LN2 - 1e-5, 100)), "the digits show the sign"
+    assert "H_ini as given" in describe_gate(gtpo, Calibration(0.42))
+    assert describe_gate(gtpo, None).endswith("not measured yet")
+    assert describe_gate(PRESETS["gtpo-published"], None) == "entropy filter on (filter: always)"
+    assert describe_gate(PRESETS["gtpo-no-filter"], None) == "entropy filter off (filter: never)"
+
+
+def test_the_record_survives_a_file() -> None:
+    random.seed(SEED)
+    found = calibrate_initial_entropy(torch.tensor, [random.random() for _ in range(30)], batch_size=4)
+    assert Calibration.from_record(json.loads(json.dumps(found.record()))) == found
+    assert Calibration.from_record({"nats": 0.5, "samples": 8}) == Calibration(0.5, 8), "a record without an error"
