@@ -6,7 +6,6 @@ stored, and the memory forecast. Loads no model; loads the tokenizer only to cou
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import socket
@@ -15,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from gtpo.config.resolve import training_source
+from gtpo.config.resolve import installed, training_source
 from gtpo.config.schema import TrainConfig
 from gtpo.forecast import Forecast, forecast
-from gtpo.preflight import is_local
+from gtpo.preflight import check_inputs, is_local
 from gtpo.shapes import find_shape
 from gtpo.steps import optimiser_steps, require_a_round
 from rewards.support.errors import UserError
@@ -129,17 +128,14 @@ def gate_line(config: TrainConfig) -> str:
 def _missing(config: TrainConfig) -> list[str]:
     """Name what this run needs and this environment lacks."""
 
-    def absent(package: str) -> bool:
-        return importlib.util.find_spec(package) is None
-
     needs = []
     if (config.model.load_in_4bit or "8bit" in config.training.optimizer or "paged" in config.training.optimizer) and (
-        absent("bitsandbytes")
+        not installed("bitsandbytes")
     ):
         needs.append("bitsandbytes (4-bit weights, paged or 8-bit optimiser): pip install bitsandbytes")
-    if config.rollout.engine in ("vllm", "vllm_server") and config.method != "sft" and absent("vllm"):
+    if config.rollout.engine in ("vllm", "vllm_server") and config.method != "sft" and not installed("vllm"):
         needs.append("vllm (rollout.engine): pip install -e '.[vllm]', or --rollout.engine transformers")
-    if config.model.backend == "unsloth" and absent("unsloth"):
+    if config.model.backend == "unsloth" and not installed("unsloth"):
         needs.append("unsloth (model.backend)")
     return needs
 
@@ -147,6 +143,7 @@ def _missing(config: TrainConfig) -> list[str]:
 def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
     """Print the resolved run on stdout, as text or as one JSON object. Raises UserError on what would refuse it."""
     go_offline_if_unreachable()
+    check_inputs(config)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     report, note = _dataset(config)
     steps = _steps(config, report.kept if report else None, world_size)

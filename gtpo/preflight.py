@@ -1,4 +1,4 @@
-"""What can be refused before torch is imported: a model folder that is not there, data that cannot be trained on."""
+"""What can be refused before torch is imported: an absent model, a reward that does not import, unusable data."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from gtpo.config.schema import TrainConfig
 from gtpo.data import load_problems, select
 from gtpo.shapes import weights_folder
 from gtpo.steps import require_a_round
+from rewards.loading import load_reward
 
 
 def is_local(config: TrainConfig) -> bool:
@@ -19,11 +20,19 @@ def is_local(config: TrainConfig) -> bool:
     return not on_hub or bool(config.dataset.data_dir or os.environ.get("GTPO_DATA_DIR"))
 
 
-def preflight(config: TrainConfig, results: Path = Path("results")) -> None:
-    """Refuse what would fail later. Raises UserError; reads local files only, and no weights."""
-    if config.model.model_name is not None:
-        weights_folder(config.model.model_name, results)
+def check_inputs(config: TrainConfig) -> None:
+    """Import the rewards and read the data that lies here. Raises UserError for what cannot be trained with."""
+    if config.method != "sft":
+        for path in config.trainer.reward_funcs:
+            load_reward(path)
     if is_local(config):
         problems, source = load_problems(config)
         rows, _ = select(problems, config, None, source)
         require_a_round(config, len(rows), int(os.environ.get("WORLD_SIZE", "1")))
+
+
+def preflight(config: TrainConfig, results: Path = Path("results")) -> None:
+    """Refuse what would fail later. Raises UserError; reads local files only, and no weights."""
+    if config.model.model_name is not None:
+        weights_folder(config.model.model_name, results)
+    check_inputs(config)

@@ -48,7 +48,7 @@ def _is_config(word: str) -> bool:
 
 def _value(key: str, leaf: Leaf | None, words: list[str]) -> Any:
     if leaf is not None and leaf.many:
-        return [] if words in ([""], ["[]"]) else words
+        return [] if words in ([""], ["[]"]) else [part for word in words for part in word.split(",")]
     (word,) = words
     if leaf is not None and leaf.optional and word.lower() in _NULL:
         return None
@@ -58,8 +58,8 @@ def _value(key: str, leaf: Leaf | None, words: list[str]) -> Any:
 def parse_flags(words: list[str]) -> tuple[str | None, dict[str, Any]]:
     """Split the words of a command line into the config's path (None if absent) and overrides by dotted key.
 
-    Flags may stand before or after the path, as `--key value` or `--key=value`; a list takes several words, or the
-    flag again; a boolean alone means true. Raises UserError naming the flag.
+    Flags may stand before or after the path, as `--key value` or `--key=value`; a list takes several words (or
+    commas); a boolean alone means true. Raises UserError naming the flag.
     """
     positional: list[str] = []
     overrides: dict[str, Any] = {}

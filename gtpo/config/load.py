@@ -97,7 +97,9 @@ def _parse(path: Path) -> Document:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"{path}: no such config file. configs/ has one per recipe (docs/recipes.md).") from None
+        near = did_you_mean(path.name, (other.name for other in path.parent.glob("*.y*ml")))
+        hint = near or " configs/ has one file per recipe (docs/recipes.md)."
+        raise UserError(f"{path}: no such config file.{hint}") from None
     except IsADirectoryError:
         raise UserError(f"{path} is a folder; expected a config file (.yaml)") from None
     except OSError as fault:

@@ -58,6 +58,12 @@ _FAMILIES = {
 """dataset.name in any case -> the family whose splits `rewards.data.problems.load_source` knows."""
 
 
+def installed(package: str) -> bool:
+    """Return whether a package can be imported, without importing it; a mere folder of its name (wandb/) is none."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
 def training_source(dataset: DatasetSection) -> str:
     """Return the name by which `load_source` knows a dataset section: `<family>_<split>`, or a file's path.
 
@@ -256,7 +262,7 @@ class _Resolver:
         )
 
     def trackers(self) -> None:
-        missing = [name for name in self.config.training.report_to if importlib.util.find_spec(name) is None]
+        missing = [name for name in self.config.training.report_to if not installed(name)]
         for name in missing:
             self.say(
                 f"{self.at('training.report_to')}training.report_to {name}: not installed here, so this run is not "

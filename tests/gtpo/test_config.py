@@ -151,6 +151,7 @@ def test_extends_refuses_loops_and_absent_files(tmp_path: Path, base: str, expec
         ("--training.max_steps -1 run.yaml", "run.yaml", {"training.max_steps": "-1"}),
         ("--training.learning_rate=2e-6 run.yaml", "run.yaml", {"training.learning_rate": "2e-6"}),
         ("run.yaml --dataset.subsets algebra geometry", "run.yaml", {"dataset.subsets": ["algebra", "geometry"]}),
+        ("run.yaml --dataset.subsets algebra,geometry", "run.yaml", {"dataset.subsets": ["algebra", "geometry"]}),
         ("--trainer.reward_funcs a.b c.d run.yaml", "run.yaml", {"trainer.reward_funcs": ["a.b", "c.d"]}),
         ("--model.load_in_4bit run.yaml", "run.yaml", {"model.load_in_4bit": "true"}),
         ("--model.load_in_4bit false run.yaml", "run.yaml", {"model.load_in_4bit": "false"}),

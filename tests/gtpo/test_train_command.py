@@ -45,6 +45,10 @@ def rows(folder: Path, *lines: str) -> str:
     ("words", "expected"),
     [
         ("none.yaml", "none.yaml: no such config file"),
+        ("rum.yaml", 'rum.yaml: no such config file. Did you mean "run.yaml"?'),
+        ("run.yaml --trainer.reward_funcs nowhere.reward", 'reward "nowhere.reward": no module named "nowhere"'),
+        ("run.yaml --trainer.reward_funcs rewards.final_rewrd", 'Did you mean "final_reward"?'),
+        ("run.yaml --dataset.limit 3 --training.per_device_train_batch_size 32", "do not fill one round of sampling"),
         ("", "gtpo train needs a config file"),
         ("run.yaml --training.learning_rte 1", 'Did you mean "--training.learning_rate"?'),
         ("run.yaml --training.learning_rate 0", "training.learning_rate must be a number > 0"),
