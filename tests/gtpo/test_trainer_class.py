@@ -109,6 +109,9 @@ def test_published_file_trains_a_tiny_model_with_a_users_trainer(folder: Path) -
     assert (folder / "seen.txt").read_text().count("(8, 16)") == 2
     assert (run / "final" / "adapter_config.json").is_file()
     # The dry run of the same command finds the decision that the run stored.
-    assert "H_ini" in gate_line(config)
-    assert "H_ini of 8 samples, all there are; the paper takes 100" in gate_line(config)
-    assert "stored in results/train/Q/run.json" in gate_line(config)
+    measured = json.loads((run / "run.json").read_text())["initial_entropy"]
+    assert measured["samples"] == 8
+    line = gate_line(config)
+    assert f"{measured['nats']:.3f}" in line
+    assert "entropy filter o" in line
+    assert "stored in results/train/Q/run.json" in line
