@@ -147,6 +147,7 @@ class GroupStatistics(GRPOTrainer):
             "mask": mask,
             "advantages": advantages,
             "weights": weights,
+            "truncated": truncated,
             "entropy": torch.full_like(advantages, math.nan),
             "kept": torch.ones_like(advantages, dtype=torch.bool),
         }

@@ -143,7 +143,7 @@ class Session:
 
     def _build(self, loaded: LoadedModel, dataset: Any, rewards: list[Any]) -> None:
         self._provide_reference(loaded)
-        arguments = trainer_arguments(self.config, self.folder.checkpoints)
+        arguments = trainer_arguments(self.config, self.folder.checkpoints, check_loss=self.check_loss)
         common = {
             "model": loaded.model,
             "args": arguments,

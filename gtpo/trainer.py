@@ -11,43 +11,66 @@ of sampling. There is no reference model and no second forward.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import is_peft_model
 from datasets import IterableDataset
 from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOConfig
 from trl.trainer.utils import pad
 
+from gtpo.check_loss import Check, compare_losses
 from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, completion_entropy, describe_gate
-from gtpo.objective import (
-    PRESETS,
-    Coefficients,
-    Objective,
-    completion_coefficients,
-    entropy_gate,
-    filter_is_active,
-    group_advantages,
-)
+from gtpo.fused import Completions, FusedLoss, fused_loss
+from gtpo.head import HeadWeights, add_policy_head
+from gtpo.objective import PRESETS, Objective, entropy_gate, filter_is_active, group_advantages
 from gtpo.progress import PLAIN_SECONDS
 from gtpo.rollouts import GroupStatistics
 from rewards.support.files import read_json, write_json
+
+_TEXT_KEYS = frozenset(
+    {
+        *("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages", "row"),
+        *("conflict_weights", "conflict_forward", "conflict_backward", "conflict_union", "excluded"),
+        *("num_items_in_batch", "old_per_token_logps", "behaviour_entropy"),
+        *("importance_sampling_ratio", "sampling_per_token_logps"),
+    }
+)
+"""What a batch of text holds; images or other modalities would be dropped in silence otherwise."""
+
+_DECIDED = {
+    "loss_type": "the objective is GTPO's; GRPOTrainer has TRL's losses",
+    "scale_rewards": "set objective={'scale_rewards': ...}",
+    "mask_truncated_completions": "set objective={'mask_truncated': True}",
+    "importance_sampling_level": "GTPO's ratio is per token",
+    "top_entropy_quantile": "GTPO has its entropy gate",
+    "entropy_coef": "set objective={'entropy_mode': 'loss', 'gamma': ...}",
+    "use_adaptive_entropy": "set objective={'entropy_mode': 'loss', 'gamma': ...}",
+    "off_policy_mask_threshold": "GTPO has no such mask",
+    "delta": "GTPO clips on both sides by epsilon",
+    "beta": "GTPO has no reference model and no KL term",
+    "sync_ref_model": "GTPO has no reference model",
+    "cast_lm_head_to_fp32": "logits and statistics are float32 already",
+}
+"""GRPOConfig's fields that GTPO decides itself, and what to do instead: setting one is an error, never ignored."""
 
 CALIBRATION_FILE = "initial_entropy.json"
 
 
 @dataclass
 class GTPOConfig(GRPOConfig):
-    """GRPOConfig plus the objective. `loss_type`, `scale_rewards` and `mask_truncated_completions` follow from it.
+    """GRPOConfig plus the objective.
 
-    Raises ValueError for an unknown preset or field, and for `beta` > 0 (GTPO has no reference model).
+    Raises ValueError for an unknown preset, and for a field of GRPOConfig that the objective decides.
     """
 
     preset: str = field(default="gtpo", metadata={"help": "A preset of docs/method.md."})
@@ -57,6 +80,9 @@ class GTPOConfig(GRPOConfig):
     initial_entropy: float | None = field(
         default=None,
         metadata={"help": "H_ini in nats, if already known; measured before step 0 when the filter is `auto`."},
+    )
+    check_loss: bool = field(
+        default=False, metadata={"help": "Compare the fused loss with the reference on the first group."}
     )
     learning_rate: float = field(default=1e-6, metadata={"help": "The initial learning rate for AdamW."})
     vllm_importance_sampling_correction: bool = field(
@@ -68,8 +94,11 @@ class GTPOConfig(GRPOConfig):
         if self.preset not in PRESETS:
             raise ValueError(f"preset {self.preset!r} is not one of {', '.join(PRESETS)}")
         objective = self.resolved_objective()
-        if self.beta:
-            raise ValueError(f"beta is {self.beta}, but GTPO has no KL term; set it to 0")
+        defaults = {entry.name: entry.default for entry in fields(GRPOConfig)}
+        ours = {"loss_type": "grpo", "scale_rewards": objective.scale_rewards}
+        for name, instead in _DECIDED.items():
+            if getattr(self, name) not in (defaults[name], ours.get(name, defaults[name])):
+                raise ValueError(f"GTPOConfig: {name}={getattr(self, name)!r} has no effect: {instead}")
         self.loss_type = "grpo"
         self.scale_rewards = objective.scale_rewards
         self.mask_truncated_completions = False  # the objective's `mask_truncated` leaves them out of the loss
@@ -109,14 +138,22 @@ class GTPOTrainer(GroupStatistics):
         self._told = 0.0
         self._scoring = False
         self._behaviour_entropies: Tensor | None = None
+        self.check_loss = args.check_loss
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
+        policy: Any = self.model
+        add_policy_head(policy.get_base_model() if is_peft_model(policy) else policy)
         self.add_callback(_CalibrateFirst(self))
+
+    @property
+    def initial_entropy(self) -> float | None:
+        """H_ini in nats, None before the calibration."""
+        return self.calibration.initial_entropy if self.calibration else None
 
     # -- the gate ----------------------------------------------------------------------------------------------------
 
     def gate_active(self) -> bool:
         """Return whether the entropy gate filters (Eq. 6). Raises ValueError before the calibration."""
-        return filter_is_active(self.objective, self.calibration.initial_entropy if self.calibration else None)
+        return filter_is_active(self.objective, self.initial_entropy)
 
     def load_calibration(self) -> Calibration | None:
         """Return the calibration that an earlier session of this run stored in `output_dir`, or None."""
@@ -230,53 +267,106 @@ class GTPOTrainer(GroupStatistics):
             mask = _loss_mask(batch)
             total = (self._behaviour_entropies.float() * mask).sum(dim=1)
             batch["behaviour_entropy"] = total / mask.sum(dim=1).clamp(min=1)
+        if self.check_loss:
+            self.check_loss = False
+            found = self.check_first_group(batch)
+            if self.accelerator.is_main_process:
+                self.report(found.line())
+            if not found.passed:
+                raise ValueError(found.line())
         return batch
 
-    def _coefficients(self, inputs: dict[str, Any], entropy: Tensor) -> tuple[Coefficients, Tensor]:
-        """Return what multiplies each completion's token sums in this micro-batch, and delta [B]."""
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        if self.aux_loss_enabled or not _TEXT_KEYS.issuperset(inputs):
+            raise ValueError(
+                f"GTPOTrainer trains dense text models; this batch has "
+                f"{sorted(set(inputs) - _TEXT_KEYS) or 'a mixture-of-experts loss'}"
+            )
+        output = self._policy_forward(model, inputs, functools.partial(self._fused_loss, inputs))
+        mode = self._mode()
+        if "sampling_per_token_logps" in inputs:
+            self._note_mismatch(output.logps, inputs)
+        entropy = inputs.get("behaviour_entropy", output.entropy)
+        self._note_completions(inputs["row"], entropy, output.kept)
+        tokens = self.accelerator.gather(_loss_mask(inputs).sum()).sum()
+        self._metrics[mode]["entropy"].append(
+            (self.accelerator.gather(output.token_entropies.sum()).sum() / tokens).item()
+        )
+        return output.loss
+
+    def _policy_forward(self, model: Any, inputs: dict[str, Any], loss: Any) -> Any:
+        """Run the model's forward on a batch; `loss` gets the hidden states that predict its completion tokens."""
+        length = inputs["completion_ids"].size(1)
+        with self.accelerator.autocast():
+            return model(
+                input_ids=torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+                attention_mask=torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+                policy_loss=lambda hidden, head: loss(hidden[:, -length - 1 : -1], head),
+            )
+
+    def _fused_loss(self, inputs: dict[str, Any], hidden: Tensor, head: HeadWeights) -> FusedLoss:
+        """Return the loss of a micro-batch from the hidden states [B, L, D] that predict its tokens."""
         advantages = inputs["advantages"]
-        initial = self.calibration.initial_entropy if self.calibration else None
-        kept = entropy_gate(self.objective, entropy, advantages, initial)
+        frozen = inputs.get("behaviour_entropy")
+        kept = None if frozen is None else entropy_gate(self.objective, frozen, advantages, self.initial_entropy)
         accumulation = self.current_gradient_accumulation_steps if self.training_mode else 1
-        coefficients = completion_coefficients(
+        return fused_loss(
             self.objective,
-            advantages,
-            entropy,
-            kept,
-            _loss_mask(inputs).sum(dim=1).clamp(min=1),
-            inputs["conflict_forward"],
-            inputs["conflict_backward"],
-            inputs["conflict_union"],
+            hidden,
+            head.weight,
+            inputs["completion_ids"],
+            _loss_mask(inputs),
+            Completions(
+                advantages,
+                inputs["conflict_weights"],
+                inputs["conflict_forward"],
+                inputs["conflict_backward"],
+                inputs["conflict_union"],
+                inputs["excluded"],
+                frozen,
+                kept,
+                inputs.get("old_per_token_logps"),
+                inputs.get("importance_sampling_ratio"),
+            ),
             self._group_size(),
-            excluded=inputs["excluded"],
+            gate_active=self.gate_active(),
             # The micro-batches of a step add up, the ranks are averaged: B of the step is this many per rank.
             groups=len(advantages) * accumulation / self._group_size(),
+            epsilon_low=self.epsilon_low,
+            epsilon_high=self.epsilon_high,
+            temperature=self.temperature,
+            bias=head.bias,
+            logit_scale=head.logit_scale,
+            softcap=head.softcap,
         )
-        return coefficients, kept
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        ids, mask = inputs["completion_ids"], _loss_mask(inputs)
-        logps, entropies, _ = self._get_per_token_logps_and_entropies(
-            model,
-            torch.cat([inputs["prompt_ids"], ids], dim=1),
-            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
-            ids.size(1),
-            compute_entropy=True,
+    def _note_mismatch(self, logps: Tensor, inputs: dict[str, Any]) -> None:
+        """Log how far the trainer's log-probabilities are from the sampling engine's: the alarm for stale weights."""
+        sampled = inputs["sampling_per_token_logps"]
+        known = _loss_mask(inputs).bool() & ~sampled.isnan()
+        gap = torch.where(known, logps - sampled, 0.0).abs()
+        totals = self.accelerator.gather(torch.stack([gap.sum(), known.sum().to(gap.dtype)])).view(-1, 2).sum(dim=0)
+        self._metrics[self._mode()]["sampling/logp_difference"].append((totals[0] / totals[1].clamp(min=1)).item())
+
+    def check_first_group(self, batch: dict[str, Any]) -> Check:
+        """Compare the fused loss with the reference on the first group of a round. All processes take part."""
+        group, rows = self._group_size(), {}
+        names = {"prompt_ids": True, "prompt_mask": True, "completion_ids": False, "completion_mask": False}
+        for name, left in names.items():
+            whole = self.accelerator.pad_across_processes(batch[name], dim=1, pad_first=left)
+            rows[name] = self.accelerator.gather(whole)[:group]
+        lengths = rows["completion_mask"].sum(dim=1)
+        truncated = self.round["truncated"][:group]
+        loss = functools.partial(
+            compare_losses,
+            self.objective,
+            completion_ids=rows["completion_ids"],
+            completion_mask=torch.arange(rows["completion_ids"].size(1), device=lengths.device) < lengths[:, None],
+            rewards=self.total_rewards()[:group],
+            initial_entropy=self.initial_entropy,
+            temperature=self.temperature,
+            truncated=truncated,
         )
-        lengths = mask.sum(dim=1).clamp(min=1)
-        token_entropy = (entropies * mask).sum(dim=1)
-        entropy = inputs.get("behaviour_entropy", token_entropy.detach() / lengths)
-        coefficients, kept = self._coefficients(inputs, entropy)
-        policy = coefficients.policy[:, None]
-        old = inputs.get("old_per_token_logps")
-        if old is None:
-            surrogate = policy * torch.exp(logps - logps.detach())
-        else:
-            ratio = torch.exp(logps - old)
-            clipped = ratio.clamp(1 - self.epsilon_low, 1 + self.epsilon_high)
-            surrogate = torch.minimum(policy * ratio, policy * clipped)
-        if "importance_sampling_ratio" in inputs:
-            surrogate = surrogate * inputs["importance_sampling_ratio"]
-        loss = (coefficients.entropy * token_entropy).sum() - (surrogate * inputs["conflict_weights"] * mask).sum()
-        self._note_completions(inputs["row"], entropy, kept)
-        return loss
+        with torch.no_grad():
+            found: Check = self._policy_forward(self.model_wrapped, rows, loss)
+        return found

@@ -86,7 +86,7 @@ def _sampled(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def trainer_arguments(config: TrainConfig, output: Path) -> Any:
+def trainer_arguments(config: TrainConfig, output: Path, *, check_loss: bool = False) -> Any:
     """Return the GTPOConfig, GRPOConfig or SFTConfig of a run; checkpoints go to `output`.
 
     Raises UserError where this machine or batch cannot do what the config asks.
@@ -98,7 +98,9 @@ def trainer_arguments(config: TrainConfig, output: Path) -> Any:
         objective = config.resolved_objective()
         if config.method == "gtpo":
             arguments.pop("beta")
-            return GTPOConfig(**arguments, preset=config.preset_name(), objective=asdict(objective))
+            return GTPOConfig(
+                **arguments, preset=config.preset_name(), objective=asdict(objective), check_loss=check_loss
+            )
         return GRPOConfig(
             **arguments,
             loss_type="grpo",  # 1/|o_i| per completion, the GRPO of the paper; TRL's default is dapo

@@ -1,0 +1,78 @@
+"""The fused loss inside a causal LM's forward, where DDP, FSDP and ZeRO have their hooks.
+
+`model(input_ids, attention_mask, policy_loss=f)` runs the backbone to the last hidden states and returns what
+f(hidden [N, T, D], HeadWeights) returns; called without `policy_loss`, the model behaves as before. The logits of the
+whole batch never exist, and the weights of the head are whole while `f` runs: gathered from FSDP2's shards or ZeRO-3's
+partitions.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from trl.trainer.utils import maybe_gather_lm_head_ctx
+
+
+class HeadWeights(NamedTuple):
+    """The language model head: logits = softcap tanh(scale (h W^T + b) / softcap)."""
+
+    weight: Tensor
+    """[V, D], in the dtype of the hidden states."""
+    bias: Tensor | None
+    """[V] or None."""
+    logit_scale: float
+    softcap: float | None
+
+
+def logit_transform(config: Any) -> tuple[float, float | None]:
+    """Return (logit scale, soft cap) of a text config, under the names that the model families use.
+
+    Cohere: logit_scale; Falcon-H1: lm_head_multiplier; Granite, MiniCPM: 1 / logits_scaling; HyperCLOVA X:
+    logits_scaling; Gemma: final_logit_softcapping.
+    """
+    softcap = getattr(config, "final_logit_softcapping", None)
+    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
+        scale = getattr(config, name, None)
+        if scale is not None:
+            return float(scale), softcap
+    scaling = getattr(config, "logits_scaling", None)
+    if scaling is not None:
+        return float(scaling if config.model_type == "hyperclovax" else 1 / scaling), softcap
+    return 1.0, softcap
+
+
+def add_policy_head(model: Any) -> None:
+    """Let `model` (a transformers causal LM, before any PEFT wrapping or sharding) take `policy_loss`."""
+    plain_forward = model.forward
+    logit_scale, softcap = logit_transform(model.config.get_text_config())
+
+    # `generate` validates its arguments against the signature, so it stays the model's own.
+    @functools.wraps(type(model).forward)
+    def forward(self: Any, *args: Any, policy_loss: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
+        if policy_loss is None:
+            return plain_forward(*args, **kwargs)
+        # Looked up on each call: FSDP and PEFT replace modules after the patch.
+        hidden = self.base_model(*args, **{**kwargs, "use_cache": False}).last_hidden_state
+        head = self.get_output_embeddings()
+        weight, bias = head.weight, getattr(head, "bias", None)
+        hidden = hidden.to(weight.device)
+        if isinstance(weight, DTensor):
+            weight = weight.full_tensor()
+            bias = None if bias is None else bias.full_tensor()
+        context = torch.autocast(hidden.device.type, enabled=False) if torch.is_autocast_enabled() else nullcontext()
+        with context, maybe_gather_lm_head_ctx(weight, bias):  # type: ignore[arg-type]  # it takes None
+            return policy_loss(
+                hidden,
+                HeadWeights(
+                    weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype), logit_scale, softcap
+                ),
+            )
+
+    model.forward = types.MethodType(forward, model)
