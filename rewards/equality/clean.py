@@ -68,6 +68,8 @@ _SYNONYMS = [
         (r"\\(?:dotsc|dotsm|dotsi|dotso|hdots)(?![a-zA-Z])", r"\\ldots "),
         (r"\\mathbb\s*(?:\{\s*R\s*\}|R)|\\R(?![a-zA-Z])|\\Reals", r"\\reals "),
         (r"\\(?:pmod|pod|bmod)\s*\{([^{}]*)\}", r"\\text{ mod \1}"),
+        (r"\\mathbb\s*\{?\s*([A-Z])\s*\}?", r"\\mathbb{\1}"),
+        (r"\{([^{}]{1,40})\\choose(?![a-zA-Z])([^{}]{1,40})\}", r"\\binom{\1}{\2}"),
         (r"\\langle(?![a-zA-Z])", "("),
         (r"\\rangle(?![a-zA-Z])", ")"),
         (r"(?:\\text\s*\{\s*)?\(\s*\\?mod\s+(\w+)\s*\)(?:\s*\})?", r"\\text{ mod \1}"),
@@ -81,6 +83,12 @@ _LEAD_IN = re.compile(
     r"^(?:(?:so|thus|hence|therefore|then|and)\b,?\s*)?(?:the\s+)?(?:correct\s+|final\s+)*(?:answer|result|solution)"
     r"\s*(?:is|are|:|=)\s*:?\s*",
     re.IGNORECASE,
+)
+_LABEL = re.compile(r"^\\text\{[^{}]{1,40}:\s*\}\s*(?=\S)|^(?:option|choice)\s+(?=\(?[A-Z]\)?$)", re.IGNORECASE)
+# `x = k\pi, k \in \mathbb{Z}`: the clause says what the letter is, not what the answer is.
+_QUANTIFIER = re.compile(
+    r"[\s,;(]*(?:\\text\s*\{[\s,]*(?:for|where|with|any|all|an|integers?|\s)*\})?\s*"
+    r"[a-z]\s*\\in\s*\\mathbb\{[ZN]\}\)?$|[\s,;(]*\\text\s*\{[\s,]*(?:for|where)[^{}]{0,40}integers?[^{}]{0,20}\}\s*[a-z]?\)?$"
 )
 _ABOUT = re.compile(
     r"^(?:approximately|approx\.?|about|roughly|exactly|only|just|\\approx|\\text\{\s*(?:about|approximately)\s*\})\s+",
@@ -200,7 +208,8 @@ def clean(text: str, gold: bool = False) -> str:
         text = (
             text.rstrip(" .,;:").removesuffix("\\\\").removesuffix("\\").strip() if not text.endswith("\\}") else text
         )
-    text = _ABOUT.sub("", text)
+    for pattern in (_LABEL, _ABOUT, _QUANTIFIER):
+        text = pattern.sub("", text)
     return text.strip()
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 from mpmath import mp
 
 from rewards.equality.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Union, Words
 from rewards.equality.numeric import close, equal_terms, is_real_value, number_of, point_for, proportional, terminates
 from rewards.equality.realsets import RealSets
-from rewards.equality.terms import Term, evaluate, symbols
+from rewards.equality.terms import Term, evaluate, rename, substitute, symbols
 from rewards.equality.text import bare_text, same_words
 from rewards.equality.values import Matrix, NoValue
 
@@ -65,13 +64,15 @@ class Comparison:
                 if p.variables and g.variables and p.variables != g.variables:
                     return self.equal(_rename(p, g).value, g.value)
                 return self.equal(p.value, g.value)
-            return bool(p.relation and g.relation and self._relations(p.relation, g.relation))
+            if p.relation is None or g.relation is None:
+                return False
+            return self._relations(p.relation, g.relation) or _is_graph(p, g.relation) or _is_graph(g, p.relation)
         named, other = (p, g) if isinstance(p, Named) else (g, p)
         assert isinstance(named, Named)
         if isinstance(other, Relation):
             if named.relation is not None:
                 pair = (named.relation, other) if named is p else (other, named.relation)
-                if self._relations(*pair):
+                if self._relations(*pair) or _is_graph(named, other):
                     return True
             return isinstance(named.value, (Union, Listing)) and self._sets(p, g)
         return self.equal(named.value, other) if named is p else self.equal(other, named.value)
@@ -190,6 +191,11 @@ class Comparison:
                         and isinstance(b, Scalar)
                         and equal_terms(("div", a.term, b.term), part.term)
                     )
+                if whole.kind == "tuple" and part.term[0] == "mat":
+                    return _as_matrix(whole, part.term)
+                forms = {repr(item) for item in whole.items}
+                if whole.kind == "list" and 1 < len(forms) == len(whole.items):  # `5/2 or 2.5`: one value, twice
+                    return all(self.equal(item, part) if whole is p else self.equal(part, item) for item in whole.items)
                 if whole.kind in ("list", "set") and len(whole.items) == 1:
                     return self.equal(whole.items[0], part) if whole is p else self.equal(part, whole.items[0])
         return False
@@ -210,6 +216,23 @@ class Comparison:
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!=", "~": "~"}
 
 
+def _as_matrix(listing: Listing, matrix: Term) -> bool:
+    """A vector may be written as a tuple, a matrix as a tuple of rows."""
+    rows = matrix[1]
+    if all(isinstance(item, Listing) and item.kind == "tuple" for item in listing.items):
+        written = [item.items for item in listing.items if isinstance(item, Listing)]
+    else:
+        flat = len(rows) == 1
+        written = [listing.items] if flat else [(item,) for item in listing.items]
+    if [len(row) for row in written] != [len(row) for row in rows]:
+        return False
+    return all(
+        isinstance(item, Scalar) and equal_terms(item.term, cell)
+        for row, cells in zip(written, rows, strict=True)
+        for item, cell in zip(row, cells, strict=True)
+    )
+
+
 def _letter(answer: Answer) -> str | None:
     if isinstance(answer, Choice):
         return answer.letter
@@ -226,14 +249,9 @@ def _rename(p: Named, g: Named) -> Named:
     """Rename the argument of `f(t) = …` to the other's."""
     table = dict(zip(p.variables, g.variables, strict=True))
 
-    def walk(part: Any) -> Any:
-        if isinstance(part, tuple) and len(part) == 2 and part[0] == "sym":
-            return ("sym", table.get(part[1], part[1]))
-        return tuple(walk(x) for x in part) if isinstance(part, tuple) and not hasattr(part, "_fields") else part
-
     value = p.value
     if isinstance(value, Scalar):
-        value = Scalar(walk(value.term), value.digits, value.places, value.unit, value.percent)
+        value = Scalar(rename(value.term, table), value.digits, value.places, value.unit, value.percent)
     return Named(g.name, value, None, g.variables)
 
 
@@ -283,6 +301,25 @@ def _based(p: Answer, g: Answer) -> bool:
         and based.digits.isdigit()
         and equal_terms(("num", Fraction(based.digits)), other.term)
     )
+
+
+def _is_graph(named: Named, equation: Relation) -> bool:
+    """Say whether an equation linear in y, such as x y = 1, has the solution y = 1/x."""
+    if equation.ops != ("=",) or not isinstance(named.value, Scalar) or len(named.name) != 1:
+        return False
+    value, name = named.value.term, named.name
+    _, left = _difference(equation)
+    if name in symbols(value) or name not in symbols(left):
+        return False
+
+    def at(term: Term) -> Term:
+        return substitute(left, name, term)
+
+    zero: Term = ("num", Fraction(0))
+    two: Term = ("num", Fraction(2))
+    one: Term = ("num", Fraction(1))
+    bend = ("add", at(two), ("mul", ("num", Fraction(-2)), at(one)), at(zero))
+    return equal_terms(bend, zero) and equal_terms(at(value), zero) and not equal_terms(at(one), at(zero))
 
 
 def _distinct_names(items: Sequence[Answer]) -> list[str] | None:

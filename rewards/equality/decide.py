@@ -16,6 +16,7 @@ from rewards.equality.text import same_words
 from rewards.equality.values import DIGITS, TooBig
 from rewards.extract import boxed_together
 
+_ANALYSIS = re.compile(r"\\(?:int|lim|sum|prod)(?![a-zA-Z])")
 _PHRASE = re.compile(r".*\b(?:answer|solution)\s*(?:is|:|=)\s*:?\s*(.+)$", re.IGNORECASE | re.DOTALL)
 _NUMBER = re.compile(r"(?:(?<![\w.,])-)?\\?\$?\s?\d[\d,]*(?:\.\d+)?\s?\\?%?")
 _HEDGE = re.compile(r"\b(?:not|no|never|or|nor|less|more|least|most|than|cannot|wrong|instead|if)\b|n't", re.IGNORECASE)
@@ -82,6 +83,7 @@ def decide(
     except TooBig:
         return "REJECTED"
     unread = any(isinstance(answer, Words) for answer in (read_predictions[0], read_golds[0]))
+    unread = unread or _ANALYSIS.search(predictions[0] + golds[0]) is not None
     if unread and second_opinion is not None and second_opinion(predictions[0], golds[0]):
         return "CORRECT"
     return "INCORRECT"

@@ -20,6 +20,7 @@ from rewards.equality.tokens import (
     OPAQUE_COMMANDS,
     STARTING_COMMANDS,
     STARTS,
+    TRIGONOMETRY,
     UNARY,
     NotMathematics,
     read_number,
@@ -27,6 +28,8 @@ from rewards.equality.tokens import (
     tokenize,
 )
 from rewards.equality.values import FUNCTIONS
+
+_ONE_DEGREE: Term = ("div", ("const", "pi"), ("num", Fraction(180)))
 
 
 class Parser:
@@ -36,6 +39,7 @@ class Parser:
         self.tokens = tokenize(text)
         self.at = 0
         self._bars = 0
+        self._trigonometry = 0
 
     def parse(self) -> Term:
         """Return the term of the whole text. Raises NotMathematics."""
@@ -125,7 +129,9 @@ class Parser:
             if self._take("\\circ") or (self._peek() == "{" and self._peek(1) == "\\circ" and self._peek(2) == "}"):
                 if self._peek() == "{":
                     self.at += 3
-                continue  # degrees are a unit
+                if self._trigonometry:
+                    base = ("mul", base, _ONE_DEGREE)
+                continue  # elsewhere degrees are a unit
             if self._peek() in ("'", "\\prime"):
                 raise NotMathematics("a prime")
             base = self._postfix(("pow", base, self._exponent()))
@@ -313,19 +319,11 @@ class Parser:
                 if self._take("\\circ"):
                     raise NotMathematics("degrees after a function name")
                 power = self._exponent()
+        self._trigonometry += name in TRIGONOMETRY
+        arguments = self._arguments()
+        self._trigonometry -= name in TRIGONOMETRY
         if name == "lg":
             name, base = "log", ("num", Fraction(10))
-        if self._peek() in ("(", "[", "\\{") and self._peek(1):
-            closing = CLOSERS[self._peek()]
-            self.at += 1
-            arguments = [self._sum()]
-            while self._take(","):
-                arguments.append(self._sum())
-            self._need(closing)
-        elif self._peek() == "{":
-            arguments = [self._group()]
-        else:
-            arguments = [self._function_argument()]
         if power == ("neg", ("num", Fraction(1))) and name in INVERSES:
             name, power = INVERSES[name], None
         if name == "log" and base is None:
@@ -338,6 +336,17 @@ class Parser:
         if name not in FUNCTIONS:
             raise NotMathematics(f"the function {name}")
         return term if power is None else ("pow", term, power)
+
+    def _arguments(self) -> list[Term]:
+        if self._peek() in ("(", "[", "\\{") and self._peek(1):
+            closing = CLOSERS[self._peek()]
+            self.at += 1
+            arguments = [self._sum()]
+            while self._take(","):
+                arguments.append(self._sum())
+            self._need(closing)
+            return arguments
+        return [self._group() if self._peek() == "{" else self._function_argument()]
 
     def _function_argument(self) -> Term:
         """Take the factors that follow a function's name, up to a sign or the next function: `\\sin 2x \\cos y`."""

@@ -19,6 +19,8 @@ _UNIT_TYPED = re.compile(
     r"(?<=[\d})!])(?P<space>\s*)(?P<words>[a-zA-Z][a-zA-Z./ ]*?)\.?(?P<power>\s*\^\s*\{?\s*[23]\s*\}?)?\s*$"
 )
 _DEGREES = re.compile(r"\s*\^\\circ\s*(?:\\text\s*\{\s*)?(?P<scale>[CF])?\s*\}?\s*$")
+_PLAIN = re.compile(r"[-+]?\s*[\d.]+(?:\s*/\s*\d+)?|-?\\frac\{\d+\}\{\d+\}")
+_TRIGONOMETRY = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _DECIMAL = re.compile(r"[+-]?\s*(\d*)\.(\d+)")
 _MIXED_TYPED = re.compile(r"(?<![\d.)}\]_^/])(\d+)(?:\s+|\s*-\s*(?=\d+/))(\d+)\s*/\s*(\d+)(?![\d.])")
 _MIXED_LATEX = re.compile(r"(?<![\d.^_}\w/])(\d+)\s*\\frac\s*(?:\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d)\s*(\d)(?!\d))")
@@ -83,7 +85,7 @@ def _strip_unit(text: str) -> tuple[str | None, str, bool, int]:
         if modulus:
             text, unit = text[: modulus.start()], f"mod {modulus[1]}"
             continue
-        degrees = _DEGREES.search(text)
+        degrees = None if _TRIGONOMETRY.search(text) else _DEGREES.search(text)
         if degrees:
             text = text[: degrees.start()]
             unit = {"C": "celsius", "F": "fahrenheit"}.get(degrees["scale"] or "", "degree")
@@ -92,7 +94,7 @@ def _strip_unit(text: str) -> tuple[str | None, str, bool, int]:
         phrase = (match["text"] or "").strip() if match else ""
         if match is None:
             match = _UNIT_TYPED.search(text)
-            if match is None or not _typed_unit(match):
+            if match is None or not _typed_unit(match, text):
                 break
             phrase = match["words"].strip()
         if not text[: match.start()].strip():
@@ -110,13 +112,15 @@ def _strip_unit(text: str) -> tuple[str | None, str, bool, int]:
     return text, unit, percent, scale
 
 
-def _typed_unit(match: re.Match[str]) -> bool:
+def _typed_unit(match: re.Match[str], text: str) -> bool:
     """Whether letters typed after a number are a unit and not variables: a known unit, or words of 3+ letters."""
     phrase = match["words"].replace(".", "").split()
     if not phrase or any(word in ("sin", "cos", "tan", "log", "sqrt", "pi", "inf") for word in phrase):
         return False
     if phrase[0].lower() in SCALES:
         return True
+    if phrase[0] in ("m", "s", "g", "h", "l", "L") and len(phrase) == 1:  # `12 m`; but `12m` and `\\pi m` are products
+        return bool(match["space"]) and _PLAIN.fullmatch(text[: match.start()]) is not None
     if not match["space"]:
         return is_unit_word(phrase[0])
     return all(len(word) >= 3 or is_unit_word(word) or word.lower() in ("of", "a", "an", "in") for word in phrase)

@@ -13,9 +13,10 @@ from rewards.equality.answers import Answer, Choice, Listing, Named, Relation, S
 from rewards.equality.grammar import parse
 from rewards.equality.quantities import mixed, read_quantity
 from rewards.equality.terms import Term, contains
+from rewards.equality.text import SHORT_WORDS
 from rewards.equality.tokens import NotMathematics
 from rewards.equality.units import NUMBER_WORDS
-from rewards.extract import match_brace, words
+from rewards.extract import match_brace
 
 MAX_DEPTH = 12
 """Answers within answers; expressions may nest deeper."""
@@ -33,10 +34,6 @@ _CHOICE = re.compile(
     re.DOTALL,
 )
 _TEXT_PIECE = re.compile(r"\\text\s*\{([^{}]*)\}")
-_SHORT_WORDS = words(
-    "no on yes odd one two six ten all any not non red tie win boy man men day mon tue wed thu fri sat sun jan feb mar "
-    "apr may jun jul aug sep oct nov dec am pm is it of to or if"
-)
 _NAME = re.compile(
     r"(?:\\(?:text|overline|vec|bar|hat|overrightarrow|widehat|triangle|angle|[a-zA-Z]+)|[a-zA-Z]"
     r"|[_^{}()|'\s,:/]|(?<=[_^{])\d+|(?<=[_^]\{)\d+)+"
@@ -101,13 +98,12 @@ def _read_choice(text: str, depth: int) -> Answer | None:
         return None
     letter = match["a"] or match["b"] or match["c"] or match["d"]
     rest = match["rest"].strip()
-    if rest and (
-        (not match["a"] and letter not in "ABCDEFGH")
-        or rest[0] in "^_!+*/=<>-,;"
-        or rest.startswith(("\\cdot", "\\times", "\\frac", "\\cup", "\\le", "\\ge", "("))
-    ):
-        return None
     marked = re.search(r"[().:]", text[: match.start("rest")]) is not None
+    if rest and not (match["a"] and marked):
+        # `(A)(B)`, `(A) + 1`, `(x) y`: a product or sum in brackets, no choice with its answer
+        operator = rest[0] in "^_!+*/=<>-,;(" or rest.startswith(("\\cdot", "\\times", "\\cup", "\\le", "\\ge"))
+        if operator or not marked or letter not in "ABCDEFGH":
+            return None
     return Choice(letter, read(rest, depth + 1) if rest else None, marked)
 
 
@@ -125,7 +121,7 @@ def _read_words(text: str, depth: int) -> Answer | None:
         return Scalar(("const", plain) if plain in "ei" else ("sym", plain))
     if plain.lower() in ("infinity", "inf", "oo", "pi"):
         return None
-    if plain.lower() in _SHORT_WORDS:
+    if plain.lower() in SHORT_WORDS:
         return Words(plain)
     # `ab` may be a product; `even` is a word, and so is a run of capitals (points, seats, initials).
     return (
@@ -141,7 +137,11 @@ def _joined_words(text: str) -> Answer | None:
         for _, part in split_top(_TEXT_PIECE.sub(r" \1 ", text), re.compile(r"(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])|,|;"))
     ]
     parts = [part for part in parts if part]
-    return Listing("list", tuple(Words(part) for part in parts)) if len(parts) > 1 else None
+    return Listing("list", tuple(_word(part) for part in parts)) if len(parts) > 1 else None
+
+
+def _word(part: str) -> Answer:
+    return Scalar(("sym", part)) if len(part) == 1 and part.isalpha() else Words(part)
 
 
 def _read_list(text: str, depth: int) -> Answer | None:
@@ -183,7 +183,7 @@ def _expand_signs(text: str, depth: int) -> Answer | None:
 
 def is_name(text: str) -> bool:
     """Say whether a text only names something: letters, subscripts, primes, `f(x)`, `AB`, `|AB|`, words."""
-    text = text.strip()
+    text = re.sub(r"(?<=[a-zA-Z])\^\s*(?:\{\s*-1\s*\}|-1)", "", text.strip())  # f^{-1}(x)
     if not text or not re.search(r"[a-zA-Z]", text):
         return False
     if re.fullmatch(r"[a-zA-Z]['a-zA-Z]*\s*\([^()=]*\)", text):  # f(2), W(n), P(A or B)
@@ -191,7 +191,7 @@ def is_name(text: str) -> bool:
     bare = _TEXT_PIECE.sub(" ", text)
     if not bare.strip():
         return True
-    if len(re.findall(r"(?<![\\a-zA-Z])[a-z]{2,}", bare)) > 1:  # a sentence
+    if len(re.findall(r"(?<![\\a-zA-Z])(?!d[a-z](?![a-z]))[a-z]{2,}", bare)) > 1:  # a sentence
         return False
     if re.search(r"\\(?:sin|cos|tan|log|ln|sqrt|pi|sum|int|infty|pm)(?![a-zA-Z])|[+*<>=!]|(?<!\\)-", bare):
         return False

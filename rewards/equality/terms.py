@@ -41,7 +41,7 @@ class Budget:
     """Counts visited terms, so that sums within sums end; one per process, refilled for every comparison."""
 
     visits = 0
-    limit = 300_000
+    limit = 100_000
 
     @classmethod
     def refill(cls) -> None:
@@ -154,3 +154,19 @@ def contains(term: Term, *marks: Any) -> bool:
     if term[0] == "mat":
         return any(contains(cell, *marks) for row in term[1] for cell in row)
     return any(contains(part, *marks) for part in term[1:] if isinstance(part, tuple))
+
+
+def substitute(term: Any, name: str, value: Term) -> Any:
+    """Return a term with `value` in place of the variable `name`."""
+    if term == ("sym", name):
+        return value
+    return tuple(substitute(part, name, value) for part in term) if isinstance(term, tuple) else term
+
+
+def rename(term: Any, names: Mapping[str, str]) -> Any:
+    """Return a term with its variables renamed by the table."""
+    if isinstance(term, tuple):
+        if len(term) == 2 and term[0] == "sym":
+            return ("sym", names.get(term[1], term[1]))
+        return tuple(rename(part, names) for part in term)
+    return term

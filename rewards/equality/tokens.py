@@ -19,6 +19,7 @@ GREEK = words(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma "
     "tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar"
 )
+TRIGONOMETRY = words("sin cos tan cot sec csc")
 ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "arctg": "arctan", "tg": "tan", "ctg": "cot"}
 INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot"}
 UNARY = words("sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh exp ln log lg det gcd lcm max min")

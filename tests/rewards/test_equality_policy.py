@@ -216,6 +216,35 @@ pi/2 | \frac{\pi}{2}
 x^3 + 3x - 6 | 3x + x^3 - 6
 \frac {1}{2} | \frac{1}{2}
 6 \text{ and } 8 | 8, 6
+\sec^2 t | \tan^2 t + 1
+2\ln x | \ln x^2
+\sqrt{x^2} | |x|
+f(x) = 3x | 3x
+(p, q) = (1, 4) | (1, 4)
+x \in [0, 2] | [0, 2]
+2x + 4y = 6 | y = (3 - x)/2
+xy = 1 | y = \frac{1}{x}
+\sin 30^\circ | \frac{1}{2}
+x_1 = 5, x_2 = 8 | 8, 5
+x = 5, y = 8 | (5, 8)
+3:4 | 6:8
+x=\frac{\pi}{4}+n\pi, n\in\mathbb{Z} | \frac{\pi}{4}+n\pi
+\begin{pmatrix}1\\2\\3\end{pmatrix} | (1,2,3)
+[[1,2],[3,4]] | \begin{pmatrix}1&2\\3&4\end{pmatrix}
+{n \choose 2} | \frac{n(n-1)}{2}
+f^{-1}(x) = \frac{x-3}{2} | \frac{x-3}{2}
+\frac{dy}{dx} = 2x | 2x
+5/2 \text{ or } 2.5 | 2.5
+12 m | 12
+12 m | 12\text{ meters}
+Option A | A
+\textbf{(A)}\ \frac{1}{2} | \frac12
+\vec{a}+\vec{b} | \vec{b}+\vec{a}
+|x| > 1 | (-\infty, -1) \cup (1, \infty)
+x<-1 \text{ or } x>1 | (-\infty,-1)\cup(1,\infty)
+(-1,1) \setminus \{0\} | (-1, 0) \cup (0, 1)
+\sum_{i=1}^n a_i | \sum_{k=1}^n a_k
+C = 2\pi r | 2 r \pi
 """
 
 UNEQUAL = r"""
@@ -335,6 +364,25 @@ AB | A
 A, B | A
 x^2=4 | x=2
 1 - 1 | 2
+n! | n
+x-y | xy
+aB | Ab
+3.5 apples | 35 apples
+x=1 | x=1,2
+(1,2),(3,4) | (1,2)
+12 m | 12 cm
+12x | 12
+f(x) | f(y)
+\sqrt{x^2} | x
+\sin 30 | \frac12
+\sqrt{a+b} | \sqrt{a}+\sqrt{b}
+3,5 | 3.5
+1,000 | 1.000
+x \in (0,1] | (0,1)
+2x + C | 3x + C
+2\frac{7}{4} | \frac{15}{4}
+5, 5 | 5
+1, 1, 2 | 1, 2
 5.0000001 | 5
 """
 
@@ -360,6 +408,14 @@ DIRECTED = [
     ("16386.169", "16386.17", True),
     ("16386.17", "16386.169", False),
     ("7.8", "7.78", False),
+    (r"\frac{200}{3}", "66.7", True),
+    ("81.4727", "81.47", True),
+    ("1.66667", r"\frac{5}{3}", True),
+    ("1.67", r"\frac{5}{3}", False),
+    ("2.2360679", r"\sqrt{5}", False),
+    ("m+n = 31", "31", True),
+    ("12,75", "12.75", True),
+    (r"x = 7/3 \approx 2.33", "7/3", True),
 ]
 
 
