@@ -106,10 +106,19 @@ def token_counts(
     """Return the tokens of each conversation under the model's own chat template.
 
     answered: the assistant's turn is there; otherwise the generation prompt is added, as it is when sampling.
+    Raises UserError where the template refuses a conversation, as some do with a system turn.
     """
-    encoded: Any = tokenizer.apply_chat_template(
-        list(conversations), add_generation_prompt=not answered, tokenize=True, return_dict=False
-    )
+    from jinja2 import TemplateError
+
+    try:
+        encoded: Any = tokenizer.apply_chat_template(
+            list(conversations), add_generation_prompt=not answered, tokenize=True, return_dict=False
+        )
+    except TemplateError as fault:
+        raise UserError(
+            f"the chat template of {tokenizer.name_or_path or 'this tokenizer'} refuses the conversation ({fault}); "
+            'if it has no system role, leave it out: --dataset.system_instruction ""'
+        ) from None
     return [len(ids) for ids in encoded]
 
 

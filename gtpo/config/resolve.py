@@ -187,6 +187,13 @@ class _Resolver:
                 f"of {beta} (> {LARGEST_8BIT_BETA}) 8-bit states would round the updates away"
             )
             training.optimizer = wide
+        model = self.config.model
+        if beta > LARGEST_8BIT_BETA and not model.lora_rank and model.dtype in ("bfloat16", "float16"):
+            self.say(
+                f"{self.at('model.dtype')}model.dtype {model.dtype} -> float32: optimiser states have the dtype of the "
+                f"weights they train, and with an Adam beta of {beta} 16-bit states would round the updates away"
+            )
+            model.dtype = "float32"
         if training.optimizer in ("adafactor", "sgd"):
             betas = [key for key in ("training.adam_beta1", "training.adam_beta2") if key in self.set_apart]
             self.idle(betas, f"with optimizer {training.optimizer}")

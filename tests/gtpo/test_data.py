@@ -118,6 +118,18 @@ def test_lengths_are_those_of_the_chat_template(tmp_path: Path) -> None:
         select([problem("a")], config_of(tmp_path, training__max_prompt_length=length - 1), TOKENIZER, "mine")
 
 
+def test_template_without_a_system_role_is_named_with_the_remedy(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
+        "{% endif %}{{ m['content'] }}{% endfor %}"
+    )
+    with pytest.raises(UserError, match=r"System role not supported.*--dataset.system_instruction"):
+        select([problem("a")], config_of(tmp_path), tokenizer, "mine")
+    rows, _ = select([problem("a")], config_of(tmp_path, dataset__system_instruction=""), tokenizer, "mine")
+    assert len(rows) == 1
+
+
 def test_sft_example_longer_than_the_sequence_is_left_out(tmp_path: Path) -> None:
     config = config_of(tmp_path, method="sft", model__max_seq_length=150, training__max_prompt_length=140)
     long = problem("long", solution="1 + " * 100)
