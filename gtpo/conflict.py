@@ -87,15 +87,19 @@ def conflict_weights(
     # The mirror t <-> |o|-1-t puts the last token first, so that one routine serves both directions.
     mirror = (lengths[:, None] - 1 - position).clamp(min=0)
     grouped = (rows // num_generations, num_generations, width)
-    positive, negative = (advantages > 0).view(grouped[:2]), (advantages < 0).view(grouped[:2])
+    positive, negative = (advantages > 0)[:, None], (advantages < 0)[:, None]
+    taking_part = valid & (positive | negative)
+    # A token's key says its sign, and its counterpart the other sign: equal keys are equal tokens of unlike signs.
+    nobody = torch.iinfo(torch.long).min
 
     def span_lengths(tokens: Tensor) -> Tensor:
-        tokens, inside = tokens.reshape(grouped), valid.view(grouped)
+        doubled = 2 * tokens.long()
+        keys = torch.where(taking_part, doubled + positive, nobody).view(grouped)
+        counterparts = torch.where(taking_part, doubled + negative, nobody + 1).view(grouped)
         conflict = torch.zeros(grouped, dtype=torch.bool, device=tokens.device)
         for other in range(num_generations):  # G slots of all groups at once: N L bytes instead of N G L
-            opposite = (positive & negative[:, other, None]) | (negative & positive[:, other, None])
-            conflict |= (tokens == tokens[:, other, None]) & inside[:, other, None] & opposite[..., None]
-        return (conflict & inside).view(rows, width).cummin(dim=1).values.sum(dim=1)
+            conflict |= keys == counterparts[:, other, None]
+        return conflict.view(rows, width).cummin(dim=1).values.sum(dim=1)
 
     forward = span_lengths(completion_ids)
     backward = span_lengths(completion_ids.gather(1, mirror))
