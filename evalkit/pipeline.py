@@ -17,7 +17,11 @@ from rewards.verify import Verdict, Verifier
 
 PART_ROWS = 2048
 PART_SECONDS = 20.0
-"""A part is written when it has this many rows or its first row is this old."""
+PART_CHARACTERS = 32_000_000
+"""A part is written when it has this many rows, this much text, or its first row is this old."""
+
+WAITING_CHARACTERS = 32_000_000
+"""Text that may wait for its verdicts before the engine has to."""
 
 
 class Incomplete(Exception):
@@ -39,31 +43,29 @@ class ScoringPipeline:
         self, folder: RunFolder, golds: Mapping[tuple[str, str], str], verifier: Verifier, progress: Progress
     ) -> None:
         self._folder, self._golds, self._verifier, self._progress = folder, golds, verifier, progress
-        self._queue: queue.Queue[list[Generation] | None] = queue.Queue(maxsize=256)
+        self._queue: queue.Queue[list[Generation] | None] = queue.Queue()
         self._fault: BaseException | None = None
         self._rows: list[dict[str, Any]] = []
         self._oldest = 0.0
+        self._characters = 0
+        self._waiting = 0
+        self._taken = threading.Condition()
         self.stored = 0
         self._thread = threading.Thread(target=self._work, name="scoring", daemon=True)
         self._thread.start()
 
     def put(self, generations: list[Generation]) -> None:
-        """Hand over generations; blocks while scoring is far behind."""
-        while True:
-            self._raise_fault()
-            try:
-                return self._queue.put(generations, timeout=0.5)
-            except queue.Full:
-                continue
+        """Hand over generations; blocks while much text waits to be scored."""
+        self._raise_fault()
+        with self._taken:
+            while self._waiting > WAITING_CHARACTERS and self._fault is None:
+                self._taken.wait(timeout=1.0)
+            self._waiting += _characters(generations)
+        self._queue.put(generations)
 
     def close(self) -> None:
         """Score and store what is left, and stop the thread."""
-        while self._thread.is_alive():
-            try:
-                self._queue.put(None, timeout=0.5)
-                break
-            except queue.Full:
-                continue
+        self._queue.put(None)
         self._thread.join()
         self._raise_fault()
 
@@ -89,25 +91,31 @@ class ScoringPipeline:
                     generations = []
                 last = generations is None
                 generations, last = self._with_waiting(generations or [], last)
+                with self._taken:
+                    self._waiting -= _characters(generations)
+                    self._taken.notify_all()
                 if generations:
                     if not self._rows:
                         self._oldest = time.monotonic()
                     rows = score(generations, self._golds, self._verifier)
                     self._rows += rows
+                    self._characters += _characters(generations)
                     self._report(rows)
                 old = bool(self._rows) and time.monotonic() - self._oldest > PART_SECONDS
-                if last or len(self._rows) >= PART_ROWS or old:
+                if last or old or len(self._rows) >= PART_ROWS or self._characters >= PART_CHARACTERS:
                     self._folder.append(self._rows)
                     self.stored += len(self._rows)
-                    self._rows = []
+                    self._rows, self._characters = [], 0
                 if last:
                     return
         except BaseException as fault:  # handed to the main thread, which stops the engine and reports it
             self._fault = fault
+            if self._rows and not isinstance(fault, OSError):  # what was scored before the fault is good
+                self._folder.append(self._rows)
 
     def _with_waiting(self, generations: list[Generation], last: bool) -> tuple[list[Generation], bool]:
         """Add what else waits, up to a part: an engine that hands on little at a time is scored in larger lots."""
-        while not last and len(generations) < PART_ROWS:
+        while not last and len(generations) < PART_ROWS and _characters(generations) < PART_CHARACTERS // 8:
             try:
                 more = self._queue.get_nowait()
             except queue.Empty:
@@ -128,3 +136,7 @@ class ScoringPipeline:
                 sum(row[column] == Verdict.CORRECT for row in of_benchmark),
                 sum(row["tokens"] or 0 for row in of_benchmark),
             )
+
+
+def _characters(generations: list[Generation]) -> int:
+    return sum(len(g.text) for g in generations)

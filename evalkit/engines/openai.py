@@ -29,6 +29,10 @@ LONGEST_PAUSE_S = 20.0
 TIMEOUT = httpx.Timeout(600.0, connect=10.0)
 """Seconds; reading waits for a whole completion."""
 
+NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Sent to vLLM and SGLang, which otherwise fill in what a model's generation_config.json recommends (Qwen2.5: top_k 20
+and a repetition penalty), so that the same command would sample from another distribution than in process."""
+
 GATHER_S = 0.5
 """Completions that arrive within this time are handed on together."""
 
@@ -69,6 +73,7 @@ class OpenAIEngine:
             limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
         )
         self._stop = threading.Event()
+        self._neutral: dict[str, float] = {}
         self._check_server()
 
     def _check_server(self) -> None:
@@ -78,7 +83,10 @@ class OpenAIEngine:
             raise UserError(f"no server answers at {self.url} ({type(fault).__name__}: {fault})") from None
         self._refuse(response)
         try:
-            served = [str(entry["id"]) for entry in response.json()["data"]]
+            listed = response.json()["data"]
+            served = [str(entry["id"]) for entry in listed]
+            if any(entry.get("owned_by") in ("vllm", "sglang") for entry in listed):
+                self._neutral = NEUTRAL
         except (ValueError, KeyError, TypeError):
             return  # not every server lists its models
         if response.status_code == 200 and served and self.ref.source not in served:
@@ -163,6 +171,7 @@ class OpenAIEngine:
             "top_p": self.sampling.top_p,
             "max_tokens": self.sampling.max_tokens,
             "seed": seed,
+            **self._neutral,
         }
         answer = self._post(payload)
         choice = answer["choices"][0]

@@ -25,6 +25,8 @@ EVAL = ("--benchmarks", "arithmetic", "--max-tokens", "24", "--quiet", "--dtype"
 
 def samples(run: Path) -> dict[tuple[str, int], dict[str, Any]]:
     rows = [row for part in (run / "samples").glob("part-*.parquet") for row in pq.read_table(part).to_pylist()]
+    for row in rows:  # vLLM leaves an unfinished character at the end out, transformers shows it as U+FFFD
+        row["completion"] = row["completion"].rstrip("\ufffd")
     found = {(row["question_id"], row["sample_index"]): row for row in rows}
     assert len(found) == len(rows)
     return found
@@ -103,10 +105,10 @@ def test_an_adapter_is_evaluated_without_merging(gtpo, tiny_model: Path, adapter
     assert record["model"]["source"] == str(tiny_model)
 
 
-def test_two_copies(gtpo_process, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_two_copies(gtpo, gtpo_process, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     command = ("eval", tiny_model, *EVAL, "--engine", "vllm", "--temperature", "0", "--limit", "6")
     gtpo_process(*command, "--data-parallel-size", "2", "--out", "two")
-    gtpo_process(*command, "--out", "one")
+    gtpo(*command, "--out", "one")
     assert texts(tmp_path / "two") == texts(tmp_path / "one")
     assert json.loads((tmp_path / "two/eval.json").read_text())["engine"]["data_parallel_size"] == 2
 

@@ -1,0 +1,98 @@
+"""What MODEL stands for, by what lies on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evalkit.model import fingerprint, resolve_model
+from rewards.support.errors import UserError
+
+
+def weights(folder: Path, content: bytes = b"weights") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(content)
+    return folder
+
+
+def train_run(folder: Path, status: str = "complete", best: bool = True) -> Path:
+    weights(folder / "final")
+    weights(folder / "checkpoints/checkpoint-50")
+    if best:
+        weights(folder / "best")
+    (folder / "run.json").write_text(json.dumps({"method": "gtpo", "preset": "gtpo", "status": status}))
+    (folder / "config.yaml").write_text(
+        "dataset: {system_instruction: Think hard.}\nmodel: {max_seq_length: 2048}\n"
+        "training: {max_prompt_length: 512, max_completion_length: null}\n"
+    )
+    return folder
+
+
+def test_a_train_run_by_path_and_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = train_run(tmp_path / "results/train/mine")
+    for name in (str(run), "mine"):
+        ref = resolve_model(name)
+        assert Path(ref.source).resolve() == run / "best"
+        assert (ref.name, ref.train_run, ref.method, ref.preset) == ("mine", "mine", "gtpo", "gtpo")
+        assert (ref.system, ref.max_tokens, ref.checkpoint) == ("Think hard.", 2048 - 512, "best")
+        assert not ref.warnings
+    assert resolve_model("mine", checkpoint="final").source.endswith("mine/final")
+    assert resolve_model("mine", checkpoint="checkpoint-50").checkpoint == "checkpoint-50"
+    with pytest.raises(UserError, match=r'no checkpoint "checkpoint-51"\. Did you mean "checkpoint-50"'):
+        resolve_model("mine", checkpoint="checkpoint-51")
+    with pytest.raises(UserError, match=r'no model "mien".*Did you mean "mine"'):
+        resolve_model("mien")
+
+
+def test_a_run_without_best_or_without_end(tmp_path: Path) -> None:
+    ref = resolve_model(str(train_run(tmp_path / "run", status="running", best=False)))
+    assert ref.checkpoint == "final"
+    assert "is running: evaluating final/ as it is" in ref.warnings[0]
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/run.json").write_text('{"status": "running"}')
+    with pytest.raises(UserError, match=r"has no best/ or final/ yet \(status: running\)"):
+        resolve_model(str(tmp_path / "new"))
+
+
+def test_adapters(tmp_path: Path) -> None:
+    base = weights(tmp_path / "base")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    ref = resolve_model(str(adapter))
+    assert (ref.source, ref.adapter) == (str(base), adapter)
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path / "gone")}))
+    with pytest.raises(UserError, match=r"its base model .*gone is not there"):
+        resolve_model(str(adapter))
+    (adapter / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="names no base model"):
+        resolve_model(str(adapter))
+
+
+def test_only_safe_weights(tmp_path: Path) -> None:
+    folder = weights(tmp_path / "pickled")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"pickled weights \(\.bin\), which are not loaded"):
+        resolve_model(str(folder))
+    with pytest.raises(UserError, match="holds neither a model"):
+        resolve_model(str(tmp_path))
+
+
+def test_names_of_the_hub_and_of_servers() -> None:
+    assert resolve_model("Qwen/Qwen2.5-3B-Instruct").name == "Qwen2.5-3B-Instruct"
+    assert resolve_model("some-served-name", served=True).source == "some-served-name"
+
+
+def test_fingerprint_notices_every_part(tmp_path: Path) -> None:
+    folder = weights(tmp_path / "m", bytes(3_000_000))
+    before = fingerprint(folder)
+    assert fingerprint(folder) == before
+    for position in (0, 1_500_000, 2_999_999):
+        content = bytearray(3_000_000)
+        content[position] = 1
+        (folder / "model.safetensors").write_bytes(content)
+        assert fingerprint(folder) != before

@@ -1,0 +1,144 @@
+"""`gtpo eval --completions`: others' completions, the user's own files, their mistakes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+OWNERS_RIGHT = {"6b_finetuning": 21.7, "6b_verification": 39.0, "175b_finetuning": 34.7, "175b_verification": 56.3}
+
+
+def benchmark(run: Path) -> tuple[str, dict[str, Any]]:
+    record = json.loads((run / "eval.json").read_text())
+    assert record["status"] == "complete"
+    ((name, entry),) = record["benchmarks"].items()
+    return name, entry
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("name", OWNERS_RIGHT)
+def test_owners_labels_are_reproduced(gtpo, shared_dir: Path, tmp_path: Path, name: str) -> None:  # type: ignore[no-untyped-def]
+    file = shared_dir / f"recorded/gsm8k_openai_gpt3/{name}.jsonl.gz"
+    done = gtpo("eval", "--completions", file, "--scoring", "lenient", "--quiet")
+    assert "the file's own labels agree on 1319 of 1319 (lenient)" in done.stdout
+    found, entry = benchmark(tmp_path / "results/eval" / name)
+    assert found == "gsm8k"
+    assert entry["labels"] == {"compared": 1319, "agree": {**entry["labels"]["agree"], "lenient": 1319}}
+    assert 100 * entry["pass@k"]["1"]["mean"] == pytest.approx(OWNERS_RIGHT[name], abs=0.05)
+    assert entry["pass@k"]["1"]["low_sampling"] is None, "one sample says nothing about its own noise"
+
+
+@pytest.mark.shared
+def test_eight_samples_and_ids_of_another_set(gtpo, shared_dir: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Ids like MATH's with golds that are not: scored by the file's own golds, under the file's name."""
+    file = shared_dir / "recorded/math100x8_qwen/math_cot_100.jsonl.gz"
+    command = ("eval", "--completions", file, "--k", "8", "--scoring", "lenient")
+    done = gtpo(*command, "--data-dir", shared_dir / "data")
+    assert "golds are others: scored as math_cot_100, by its own golds" in done.stderr
+    name, entry = benchmark(tmp_path / "results/eval/math_cot_100")
+    assert (name, entry["questions"], entry["samples"]) == ("math_cot_100", 100, 800)
+    assert entry["labels"]["agree"]["lenient"] >= 0.998 * 800
+    expected = json.loads((shared_dir / "recorded/expected.json").read_text())
+    (reference,) = expected.values()
+    for k in range(1, 9):  # their labels differ from ours on at most two samples of 800
+        assert 100 * entry["pass@k"][str(k)]["mean"] == pytest.approx(reference["k"][str(k)]["pass@k"], abs=1.0)
+    assert list(entry["by_level"])
+    assert "--k 9 needs 9 samples of every question" in gtpo(*command[:3], "--k", "9", "--out", "x", code=2).stderr
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_a_file_of_ones_own(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Rows of one id are samples of it; half, one half and 0.5 are one vote; hostile text stays text."""
+    rows = [
+        {"id": "a", "gold": "1/2", "completion": "<reasoning>r</reasoning>\n<answer>\\frac{1}{2}</answer>"},
+        {"id": "a", "gold": "1/2", "completion": "<reasoning>r</reasoning>\n<answer>0.5</answer>"},
+        {"id": "b", "gold": "7", "completions": ["the answer is 8", "\\boxed{7}\u2028<script>alert(1)</script>\ud83d"]},
+        {"id": "a", "gold": "1/2", "completion": "<answer>3</answer>"},
+        {"id": "b", "gold": "7", "completion": "no idea"},
+    ]
+    file = write(tmp_path / "mine.jsonl", rows)
+    gtpo("eval", "--completions", file, "--k", "3", "--quiet")
+    name, entry = benchmark(tmp_path / "results/eval/mine")
+    assert (name, entry["questions"], entry["samples"]) == ("mine", 2, 6)
+    assert entry["strict"]["pass@k"]["1"]["mean"] == pytest.approx((2 / 3 + 0) / 2)
+    assert entry["lenient"]["pass@k"]["1"]["mean"] == pytest.approx((2 / 3 + 1 / 3) / 2)
+    assert entry["lenient"]["maj@k"]["3"]["mean"] == pytest.approx((1 + 0.5) / 2)  # b: 7 and 8 tie, one abstains
+    assert entry["format_rate"] == pytest.approx(2 / 6)
+    assert entry["mean_tokens"] is None
+    stored = pq.read_table(tmp_path / "results/eval/mine/samples").to_pylist()
+    assert [row["sample_index"] for row in stored if row["question_id"] == "a"] == [0, 1, 2]
+    assert any("<script>" in row["completion"] for row in stored)
+    again = gtpo("eval", "--completions", file, "--k", "3", "--quiet", "--json")
+    assert json.loads(again.stdout)["benchmarks"]["mine"]["samples"] == 6
+    write(file, [*rows, {"id": "b", "gold": "7", "completion": "7"}])
+    assert "model.fingerprint" in gtpo("eval", "--completions", file, code=2).stderr
+
+
+def test_golds_of_a_known_benchmark(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    from rewards.data.arithmetic import arithmetic_problems
+
+    problems = arithmetic_problems("test")[:3]
+    rows = [{"id": p.id, "completion": f"<answer>{p.answer}</answer>"} for p in problems]
+    gtpo("eval", "--completions", write(tmp_path / "plain.jsonl", rows), "--quiet")
+    name, entry = benchmark(tmp_path / "results/eval/plain")
+    assert (name, entry["questions"], entry["pass@k"]["1"]["mean"]) == ("arithmetic", 3, 1.0)
+    rows.append({"id": "arithmetic/test/9999", "completion": "1"})
+    done = gtpo("eval", "--completions", write(tmp_path / "more.jsonl", rows), code=2)
+    assert 'benchmark arithmetic has no question "arithmetic/test/9999"' in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "bad.jsonl: the file is empty"),
+        ('{"id": "a", "gold": "1", "completion": "x"}\n{"id": ', "bad.jsonl:2: not a JSON object"),
+        ('{"id": "a", "gold": "1"}\n', 'bad.jsonl:1: expected either "completion" or "completions"'),
+        ('{"gold": "1", "completion": "x"}\n', 'bad.jsonl:1: field "id" must be text'),
+        ('{"id": "a", "completion": "x"}\n', 'bad.jsonl:1: no gold, and "a" is no id of a known benchmark'),
+        ('{"id": "a", "gold": "1", "completions": []}\n', "bad.jsonl:1: completions is empty"),
+        ('{"id": "a", "gold": "1", "completions": [3]}\n', "bad.jsonl:1: completions must be text"),
+        (
+            '{"id": "a", "gold": "1", "completion": "x"}\n{"id": "a", "gold": "2", "completion": "x"}\n',
+            'bad.jsonl:2: id "a" had the gold "1" before, now "2"',
+        ),
+        (
+            '{"id": "a", "gold": "1", "completions": ["x"], "labels": [true, false]}\n',
+            "bad.jsonl:1: 1 completions but 2 labels",
+        ),
+    ],
+)
+def test_broken_rows_name_the_line(gtpo, tmp_path: Path, content: str, message: str) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "bad.jsonl").write_text(content)
+    assert message in gtpo("eval", "--completions", "bad.jsonl", code=2).stderr
+    assert not (tmp_path / "results").exists()
+
+
+def test_memory_does_not_grow_with_the_file(environment: dict[str, str], tmp_path: Path) -> None:
+    """60 MB of completions under an address space that could not hold them and their rows twice over."""
+    row = {"id": "q", "gold": "4", "completion": "words " * 5000 + "<answer>4</answer>"}
+    with gzip.open(tmp_path / "long.jsonl.gz", "wt", compresslevel=1) as handle:
+        for i in range(2000):
+            handle.write(json.dumps({**row, "id": f"q{i // 8}"}) + "\n")
+    program = (
+        "import sys, resource, evalkit.pipeline as p; p.PART_ROWS = 256; import cli\n"
+        "sys.argv = ['gtpo', 'eval', '--completions', 'long.jsonl.gz', '--k', '8', '--quiet']\n"
+        "try:\n    cli.app()\n"
+        "finally:\n    print('MB', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert "250 questions, 2000 samples" in done.stdout
+    assert int(done.stdout.split("MB")[-1]) < 500

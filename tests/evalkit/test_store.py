@@ -1,0 +1,101 @@
+"""The run folder and the scoring thread when the world goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import evalkit.store as store
+from evalkit.engines.base import Generation
+from evalkit.pipeline import Incomplete, ScoringPipeline
+from evalkit.progress import Progress
+from evalkit.scoring import count_votes, score
+from evalkit.store import RunFolder, check_identity, read_record
+from rewards.data.problems import Problem
+from rewards.support.errors import UserError
+from rewards.verify import Verifier
+
+GOLDS = {("b", "q"): "4"}
+
+
+def generations(count: int, start: int = 0, text: str = "<answer>4</answer>") -> list[Generation]:
+    return [Generation("b", "q", i, text, 3, "stop", i) for i in range(start, start + count)]
+
+
+def pipeline(folder: RunFolder) -> ScoringPipeline:
+    progress = Progress("strict", quiet=True)
+    progress.add("b", 100, 0)
+    return ScoringPipeline(folder, GOLDS, Verifier(), progress)
+
+
+def test_a_full_disk_keeps_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunFolder(tmp_path / "run") as folder:
+        first = pipeline(folder)
+        first.put(generations(5))
+        first.close()
+
+        def full(path: Path, data: bytes) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(store, "write_bytes", full)
+        second = pipeline(folder)
+        second.put(generations(5, start=5))
+        with pytest.raises(Incomplete, match="is full: free some space"):
+            second.close()
+        with pytest.raises(Incomplete):
+            second.put(generations(1, start=10))
+        assert len(folder.keys()) == 5
+
+
+def test_a_fault_of_the_scoring_reaches_the_caller(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run") as folder:
+        scoring = pipeline(folder)
+        scoring.put(generations(2))
+        scoring.put([Generation("b", "unknown question", 0, "x", 1, "stop", 0)])
+        with pytest.raises(KeyError):
+            scoring.close()
+
+
+def test_a_folder_in_which_nothing_was_written_goes_again(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run"):
+        assert (tmp_path / "run/.lock").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_newer_schema_is_named(tmp_path: Path) -> None:
+    (tmp_path / "eval.json").write_text(json.dumps({"schema_version": 99}))
+    with pytest.raises(UserError, match="has schema version 99; this gtpo reads up to"):
+        read_record(tmp_path)
+
+
+def test_every_setting_that_differs_is_named(tmp_path: Path) -> None:
+    base: dict[str, Any] = {
+        "model": {"source": "a"}, "engine": {"name": "vllm"}, "sampling": {"temperature": 1.0, "top_p": 1.0, "n": 4},
+    }  # fmt: skip
+    other = {**base, "engine": {"name": "openai"}, "sampling": {"temperature": 1.0, "top_p": 0.9, "n": 64}}
+    check_identity(tmp_path, base, {**base, "sampling": {**base["sampling"], "n": 64}})  # k may be raised
+    with pytest.raises(UserError, match=r"engine\.name \(vllm there, openai now\); sampling\.top_p \(1\.0 there, 0\.9"):
+        check_identity(tmp_path, base, other)
+
+
+def test_problems_accumulate(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run") as folder:
+        one, two = [Problem("1", "p", "4", level=3)], [Problem("2", "p\u2028", "5", subject="s")]
+        folder.add_problems({"a": one})
+        folder.add_problems({"b": two})
+        assert folder.problems() == {"a": one, "b": two}
+
+
+def test_votes_by_meaning() -> None:
+    """Equal answers share a class however they are written; undecided ones vote for themselves."""
+    with Verifier() as verifier:
+        answers = ["0.5", "1/2", "\\frac12", "3", "3.0", "seven", None, "4"]
+        verdicts = [str(v) for v in verifier.verify_many([(a, "4") for a in answers])]
+        assert count_votes(answers, verdicts, "4", verifier) == (1, 1, [3, 2, 1])
+        rows = score(generations(1, text="\ud83d <answer>4</answer>"), GOLDS, verifier)
+        rows[0]["completion"].encode("utf-8")
+        assert (rows[0]["verdict_strict"], rows[0]["answer_strict"]) == ("CORRECT", "4")
