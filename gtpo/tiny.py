@@ -64,13 +64,23 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def damage_target(target: str, rng: random.Random) -> str:
-    """Return a supervised target with one fault in its tags, as a base model that half knows the format makes."""
-    faults = (
-        target.replace("</reasoning>\n", ""),
-        target.replace("<reasoning>\n", "").replace("</reasoning>\n", ""),
-        target.replace("</answer>", ""),
-    )
-    return rng.choice(faults)
+    """Return a supervised target with one fault, as a base model makes that half knows format and task.
+
+    Half of the faults are in the tags, half are slips: the last result, and so the answer, is off by 1 or 10.
+    """
+    if rng.random() < 0.5:
+        faults = (
+            target.replace("</reasoning>\n", ""),
+            target.replace("<reasoning>\n", "").replace("</reasoning>\n", ""),
+            target.replace("</answer>", ""),
+        )
+        return rng.choice(faults)
+    reasoning, separator, answer = target.rpartition("<answer>")
+    value = answer.removesuffix("</answer>")
+    if not value.isdigit():
+        return reasoning  # no slip for an answer that is no number: it goes missing
+    slip = int(value) + rng.choice([step for step in (-10, -1, 1, 10) if int(value) + step >= 0])
+    return f"{reasoning.replace(f'={value}', f'={slip}')}{separator}{slip}</answer>"
 
 
 def build_tiny_model(

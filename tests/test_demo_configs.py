@@ -30,7 +30,7 @@ def test_the_methods_start_from_the_run_that_the_base_config_makes():
     assert resolved("gtpo")["model"]["model_name"] == f"results/train/{resolved('base')['run_name']}"
 
 
-def test_a_third_of_the_base_model_s_targets_is_malformed_and_no_target_of_a_method(root):
+def test_the_base_model_s_targets_are_faulty_by_the_configured_share_and_no_target_of_a_method_is():
     from gtpo.data import select
     from rewards import format_ok
     from rewards.data.arithmetic import arithmetic_problems
@@ -39,5 +39,5 @@ def test_a_third_of_the_base_model_s_targets_is_malformed_and_no_target_of_a_met
     for name in ("base", "sft"):
         rows, _ = select(arithmetic_problems("train", 400), load_config(f"configs/demo/{name}.yaml"), None, name)
         shares[name] = sum(not format_ok(row["completion"][0]["content"]) for row in rows) / len(rows)
-    assert 0.25 < shares["base"] < 0.45
+    assert 0.2 < shares["base"] < 0.35  # half of the faults are in the tags, half in the answer
     assert shares["sft"] == 0

@@ -3,9 +3,9 @@
 Three splits with no expression in common (membership is a hash of the expression, so no seed can leak one into
 another):
 
-    train   `a+b` and `a-b` of numbers up to 99, and three terms of which one has two digits
+    train   two terms, one of one digit and one from 10 to 79, or three terms of one digit each
     test    the same distribution, held out: the benchmark `arithmetic`
-    hard    three terms of which two have two digits, a composition that training never shows: `arithmetic_hard`
+    hard    two terms, one of one digit and one from 80 to 99, which training never shows: `arithmetic_hard`
 
 No intermediate value is negative. The worked solution has one step a line, which is what the SFT target teaches.
 """
@@ -22,10 +22,10 @@ from rewards.support.errors import UserError
 
 Split = Literal["train", "test", "hard"]
 
-DEFAULT_COUNTS: dict[str, int] = {"train": 4096, "test": 64, "hard": 64}
+DEFAULT_COUNTS: dict[str, int] = {"train": 3000, "test": 64, "hard": 64}
 """Problems per split when no count is asked for; the two benchmarks are defined by theirs."""
 
-TEMPLATES = ("What is {}?", "Compute {}.", "Find the value of {}.", "{} = ?")
+TEMPLATES = ("What is {}?",)
 
 _SHARE_OF_THREE_TERMS = 0.35  # of train and test: enough to learn the layout of two steps
 
@@ -38,12 +38,9 @@ def _is_held_out(expression: str) -> bool:
 def _terms(rng: random.Random, kind: str) -> tuple[list[int], list[str]]:
     """Draw numbers and signs: no running total is negative, and none that is calculated with exceeds 99."""
     while True:
-        if kind == "two":
-            numbers = [rng.randint(0, 99) for _ in range(2)]
-        else:
-            numbers = [rng.randint(0, 9) for _ in range(3)]
-            for place in rng.sample(range(3), 2 if kind == "hard" else 1):
-                numbers[place] = rng.randint(10, 99)
+        numbers = [rng.randint(0, 9) for _ in range(3 if kind == "three" else 2)]
+        if kind != "three":
+            numbers[rng.randrange(2)] = rng.randint(80, 99) if kind == "hard" else rng.randint(10, 79)
         signs = [rng.choice("+-") for _ in numbers[1:]]
         totals = _totals(numbers, signs)
         if min(totals) >= 0 and max(totals[:-1]) <= 99:

@@ -9,6 +9,7 @@ import torch
 
 from gtpo.config import BuiltModel
 from gtpo.tiny import TAGS, build_tiny_model, build_tokenizer, damage_target
+from rewards import accuracy_reward, format_reward
 from rewards.data.arithmetic import arithmetic_problems
 from rewards.data.prompt import chat_messages, target_text
 
@@ -48,12 +49,11 @@ def test_the_seed_decides_the_weights(architecture):
     assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
 
 
-def test_every_damage_breaks_the_format():
-    from rewards import format_reward
-
-    target = target_text("1+2=3", "3")
+def test_every_damage_costs_the_format_or_the_answer():
+    target = target_text("9+8=17\n17+1=18", "18")
     rng = random.Random(0)
-    damaged = {damage_target(target, rng) for _ in range(50)}
-    assert len(damaged) == 3
-    assert format_reward([target]) == [10.0]
-    assert all(reward < 10 for reward in format_reward(sorted(damaged)))
+    damaged = sorted({damage_target(target, rng) for _ in range(200)})
+    assert len(damaged) == 3 + 4
+    rewards = list(zip(format_reward(damaged), accuracy_reward(damaged, answer=["18"] * len(damaged)), strict=True))
+    assert rewards.count((10.0, 0.0)) == 4
+    assert sum(form < 10 for form, _ in rewards) == 3
