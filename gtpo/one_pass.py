@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,12 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gtpo.kernels import products, torch_rows
+from gtpo.kernels import products, tiled, torch_rows
 from gtpo.kernels.torch_rows import Transform
 from gtpo.objective import Coefficients, Objective, completion_coefficients, entropy_gate
 
-CHUNK_BYTES = 256 * 2**20
-"""Default bound on the logits held at a time, unless one completion alone needs more."""
+CHUNK_BYTES = 64 * 2**20
+"""Default bound on the logits held at a time where rows are held whole, unless one completion alone needs more."""
+TILED_ROWS = 1024
+"""Default number of rows of a chunk where the vocabulary is walked in tiles."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,11 @@ class Plan:
             return torch.ones(self.ids.shape, dtype=dtype, device=self.ids.device)
         return self.completions.weights.to(dtype)
 
-    def rows(self, vocabulary: int, dtype: torch.dtype) -> int:
+    def rows(self, vocabulary: int, dtype: torch.dtype, tiled_pass: bool) -> int:
         """Return how many rows of logits to hold at a time."""
         if self.chunk_rows is not None:
             return self.chunk_rows
-        return max(16, CHUNK_BYTES // (vocabulary * dtype.itemsize))
+        return TILED_ROWS if tiled_pass else max(16, CHUNK_BYTES // (vocabulary * dtype.itemsize))
 
 
 class _Chunk(NamedTuple):
@@ -57,10 +60,15 @@ class _Chunk(NamedTuple):
 
 
 def choose_backend(name: str, hidden: Tensor) -> str:
-    """Return the backend to use."""
-    if name not in ("auto", "torch"):
-        raise ValueError(f'backend must be "auto" or "torch"; found {name!r}')
-    return "torch"
+    """Return `torch` or `triton`; `auto` takes triton for CUDA tensors where it is installed."""
+    if name not in ("auto", "torch", "triton"):
+        raise ValueError(f'backend must be "auto", "torch" or "triton"; found {name!r}')
+    installed = importlib.util.find_spec("triton") is not None
+    if name == "triton" and not installed:
+        raise ValueError('backend "triton" needs the package triton; pip install triton, or use backend "torch"')
+    if name == "auto":
+        return "triton" if hidden.is_cuda and installed else "torch"
+    return name
 
 
 class OnePass(torch.autograd.Function):
@@ -140,7 +148,11 @@ class _Pass:
             and (needs_weight or needs_bias or (self.entropy_term and not objective.entropy_gated))
         )
         """c_i or e_i must be known inside the chunk: chunks of whole completions."""
-        self.late = self.needs_gradient and not self.known and not self.whole
+        self.tiled = not (needs_weight or needs_bias or objective.log_clamp) and not (
+            self.entropy_term and self.needs_gradient
+        )
+        """No row of logits is needed as a whole (`gtpo.kernels.tiled`)."""
+        self.late = self.needs_gradient and not self.whole and (self.tiled or not self.known)
         """Rows are scaled after the last chunk."""
 
     # -- coefficients ----------------------------------------------------------------------------------------------
@@ -208,7 +220,7 @@ class _Pass:
     def chunks(self) -> Iterator[_Chunk]:
         """Yield every unmasked position once; rows that cannot carry a gradient come in chunks, or tails, of theirs."""
         mask, live = self.plan.mask.reshape(-1), self.may_carry_gradient()
-        rows = self.plan.rows(self.weight.shape[0], self.dtype)
+        rows = self.plan.rows(self.weight.shape[0], self.dtype, self.tiled)
         if not self.whole:
             for positions, is_live in ((mask & live).nonzero()[:, 0], True), ((mask & ~live).nonzero()[:, 0], False):
                 for part in positions.split(rows):
@@ -230,6 +242,31 @@ class _Pass:
     def run(self) -> tuple[Tensor, ...]:
         """Visit every chunk, then scale what had to wait."""
         chunks = list(self.chunks())
+        if self.tiled:
+            for chunk in chunks:
+                self._visit_tiled(chunk)
+        else:
+            self._visit_rows(chunks)
+        self._check_finite()
+        return self._finish()
+
+    def _visit_tiled(self, chunk: _Chunk) -> None:
+        positions = chunk.positions
+        logps, entropies, gradient = tiled.visit(
+            self.hidden[positions],
+            self.weight,
+            self.bias,
+            self.targets[positions],
+            self.plan.transform,
+            self._kernels(),
+            chunk.live > 0,
+        )
+        self.logps[positions] = logps
+        self.entropies[positions] = entropies
+        if gradient is not None and self.grad_hidden is not None:
+            self.grad_hidden[positions] = gradient.to(self.grad_hidden.dtype)
+
+    def _visit_rows(self, chunks: list[_Chunk]) -> None:
         widest = max(len(chunk.positions) for chunk in chunks)
         buffer = torch.empty(widest, self.weight.shape[0], dtype=self.dtype, device=self.device)
         if self.known:
@@ -251,15 +288,16 @@ class _Pass:
                 policy = self.surrogate(now.policy, positions)[1]
                 entropy = now.entropy[owner] if self.entropy_term else None
             self._differentiate(z, rows, positions, policy, entropy)
-        del buffer
-        self._check_finite()
-        return self._finish()
 
     def _shaping(self) -> tuple[Tensor, Tensor]:
         entropy = self.mean_entropy()
         return self.shaping_entropy(entropy), self.gate(entropy)
 
     def _kernels(self) -> Any:
+        if self.plan.backend == "triton":
+            from gtpo.kernels import triton_rows
+
+            return triton_rows
         return torch_rows
 
     def _visit(self, chunk: _Chunk, buffer: Tensor) -> tuple[Tensor, torch_rows.RowStatistics]:
@@ -284,7 +322,7 @@ class _Pass:
         if self.grad_hidden is not None:
             self.grad_hidden[positions] = products.pull_back(z, self.weight).to(self.grad_hidden.dtype)
         if self.grad_weight is not None:
-            products.accumulate_outer(z, self.hidden[positions], self.grad_weight)
+            products.accumulate_outer(z, self.hidden[positions], self.grad_weight, products.operand_dtype(self.weight))
         if self.grad_bias is not None:
             self.grad_bias += z.sum(dim=0)
 

@@ -20,45 +20,53 @@ def compute_dtype(weight: Tensor) -> torch.dtype:
     return torch.float64 if weight.dtype == torch.float64 else torch.float32
 
 
+def operand_dtype(weight: Tensor) -> torch.dtype:
+    """Return the dtype that goes into the matmuls: the weight's own on CUDA, else that of the logits."""
+    return weight.dtype if weight.is_cuda else compute_dtype(weight)
+
+
+def multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """out = left @ right, in the precision of `out`."""
+    if left.dtype == out.dtype:
+        torch.mm(left, right, out=out)
+    else:
+        torch.mm(left, right, out_dtype=out.dtype, out=out)
+
+
+def multiply_add(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """out += left @ right, in the precision of `out`."""
+    if left.dtype == out.dtype:
+        torch.addmm(out, left, right, out=out)
+    else:
+        torch.addmm(out, left, right, out_dtype=out.dtype, out=out)
+
+
 def project(hidden: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """out [m, V] = hidden [m, D] @ weight [V, D]^T (+ bias [V])."""
-    if _native(weight):
-        torch.mm(hidden.to(weight.dtype), weight.t(), out=out)
-    elif weight.is_cuda:
-        torch.mm(hidden.to(weight.dtype), weight.t(), out_dtype=out.dtype, out=out)
-    else:
-        wide = hidden.to(out.dtype)
-        for rows, block in _widened(weight, out.dtype):
-            torch.mm(wide, block.t(), out=out[:, rows])
+    operand = operand_dtype(weight)
+    hidden = hidden.to(operand)
+    for rows, block in _blocks(weight, operand):
+        multiply(hidden, block.t(), out[:, rows])
     if bias is not None:
         out += bias
 
 
 def pull_back(scores: Tensor, weight: Tensor) -> Tensor:
     """Return scores [m, V] @ weight [V, D] in the precision of the scores."""
-    if _native(weight):
-        return torch.mm(scores, weight)
-    if weight.is_cuda:
-        return torch.mm(scores.to(weight.dtype), weight, out_dtype=scores.dtype)
+    operand = operand_dtype(weight)
     total = scores.new_zeros(scores.shape[0], weight.shape[1])
-    for rows, block in _widened(weight, scores.dtype):
-        torch.addmm(total, scores[:, rows], block, out=total)
+    for rows, block in _blocks(weight, operand):
+        multiply_add(scores[:, rows].to(operand), block, total)
     return total
 
 
-def accumulate_outer(scores: Tensor, hidden: Tensor, total: Tensor) -> None:
+def accumulate_outer(scores: Tensor, hidden: Tensor, total: Tensor, operand: torch.dtype) -> None:
     """total [V, D] += scores [m, V]^T @ hidden [m, D], summed in the precision of `total`."""
-    if hidden.is_cuda and hidden.dtype != total.dtype:
-        torch.addmm(total, scores.to(hidden.dtype).t(), hidden, out_dtype=total.dtype, out=total)
-    else:
-        torch.addmm(total, scores.t(), hidden.to(total.dtype), out=total)
+    multiply_add(scores.to(operand).t(), hidden.to(operand), total)
 
 
-def _native(weight: Tensor) -> bool:
-    return weight.dtype in (torch.float32, torch.float64)
-
-
-def _widened(weight: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-    for start in range(0, weight.shape[0], WIDENED_ROWS):
-        rows = slice(start, min(start + WIDENED_ROWS, weight.shape[0]))
+def _blocks(weight: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    step = weight.shape[0] if weight.dtype == dtype else WIDENED_ROWS
+    for start in range(0, weight.shape[0], step):
+        rows = slice(start, min(start + step, weight.shape[0]))
         yield rows, weight[rows].to(dtype)

@@ -29,6 +29,26 @@ class Transform(NamedTuple):
     temperature: float = 1.0
 
 
+class Running(NamedTuple):
+    """Sums over the tiles seen so far, per row [m], updated in place; symbols of `gtpo.kernels.tiled`."""
+
+    reference: Tensor
+    """r."""
+    rest: Tensor
+    """S."""
+    weighted: Tensor
+    """T."""
+    target: Tensor
+    """z_y."""
+
+    @classmethod
+    def empty(cls, rows: int, dtype: torch.dtype, device: torch.device) -> Running:
+        """Return the state before the first tile."""
+        zeros = torch.zeros(4, rows, dtype=dtype, device=device)
+        zeros[0] = -math.inf
+        return cls(*zeros.unbind())
+
+
 class RowStatistics(NamedTuple):
     """Per row [m], in the precision of the logits."""
 
@@ -37,6 +57,42 @@ class RowStatistics(NamedTuple):
     lse: Tensor
     unclamped: Tensor | None
     """K: the probability mass on which the clamp does not bite; None without a clamp."""
+
+
+def fold_(z: Tensor, powers: Tensor, local: Tensor, running: Running, transform: Transform) -> Tensor | None:
+    """Take a tile of raw scores z [m, w] into `running` and write what goes into the second product to powers [m, w].
+
+    local [m]: the target's column in this tile, outside 0..w-1 if it is in another. Returns the factor [m] by which
+    sums over earlier tiles are to be multiplied, or None for 1. Overwrites z.
+    """
+    apply_transform_(z, transform)
+    inside = ((local >= 0) & (local < z.shape[1])).nonzero()[:, 0]
+    columns = local[inside]
+    running.target[inside] = z[inside, columns]
+    highest = z.amax(dim=1)
+    scale = None
+    # On CPU the reference may lag behind the maximum: e^30 fits float32, and most tiles then cost no rescaling.
+    # On CUDA asking would wait for the device, and half-precision powers must stay below 1.
+    if z.is_cuda or bool((highest > running.reference + 30).any()):
+        moved = torch.maximum(running.reference, highest)
+        step = (running.reference - moved).clamp(min=-1e4)
+        scale = step.exp()
+        running.weighted.add_(running.rest * step).mul_(scale)
+        running.rest.mul_(scale)
+        running.reference.copy_(moved)
+    slope = None
+    if transform.softcap is not None:
+        slope = 1 - (z * (transform.temperature / transform.softcap)).square_()
+    z.sub_(running.reference[:, None])
+    e = torch.exp(z, out=powers) if powers.dtype == z.dtype else z.exp()
+    e[inside, columns] = 0
+    running.rest.add_(e.sum(dim=1))
+    running.weighted.add_(torch.mul(e, z, out=z).sum(dim=1))
+    if slope is not None:
+        e.mul_(slope)
+    if e is not powers:
+        powers.copy_(e)
+    return scale
 
 
 def statistics(z: Tensor, targets: Tensor, transform: Transform, log_clamp: float) -> RowStatistics:

@@ -7,10 +7,20 @@ import pytest
 import torch
 
 from gtpo.fused import Completions, fused_linear_gtpo_loss, fused_loss
+from gtpo.kernels import products, tiled, torch_rows
 from gtpo.objective import PRESETS, reference_loss
 
 torch.set_num_threads(1)
 G = 4
+
+
+@pytest.fixture(autouse=True, params=["one-tile", "tiles"])
+def tiles(request, monkeypatch):
+    """Vocabularies here are small; `tiles` makes the kernels walk them in several steps all the same."""
+    if request.param == "tiles":
+        monkeypatch.setitem(tiled.TILE_COLUMNS, "cpu", (5, 9))
+        monkeypatch.setattr(torch_rows, "TILE", 4)
+        monkeypatch.setattr(products, "WIDENED_ROWS", 10)
 
 
 def make(seed, dtype=torch.float64, count=8, length=7, features=6, vocabulary=23, spread=1.2):
@@ -117,8 +127,7 @@ def count_matmul_work(monkeypatch, run, vocabulary):
         def call(*arguments, **options):
             left, right = arguments[first], arguments[first + 1]
             (m, k), n = left.shape, right.shape[1]
-            assert vocabulary in (m, k, n)
-            rows.append(m * k * n // vocabulary)
+            rows.append(m * k * n)
             return original(*arguments, **options)
 
         return call
@@ -127,7 +136,8 @@ def count_matmul_work(monkeypatch, run, vocabulary):
         patch.setattr(torch, "mm", hooked(torch.mm, 0))
         patch.setattr(torch, "addmm", hooked(torch.addmm, 1))
         run()
-    return sum(rows)
+    assert sum(rows) % vocabulary == 0
+    return sum(rows) // vocabulary
 
 
 @pytest.mark.parametrize("name", ["gtpo", "gtpo-published", "gtpo-eq7", "grpo"])
@@ -176,6 +186,21 @@ def test_rows_without_gradient_skip_the_second_product(monkeypatch):
     assert work(PRESETS["grpo"], rewards) == 21 + 21
     assert work(PRESETS["grpo"], torch.ones(4)) == 21  # A = 0 everywhere
     assert work(PRESETS["gtpo"], torch.ones(4)) == 21 + 21  # -gamma <H> still moves them
+
+
+def test_logits_far_apart_move_the_reference():
+    """Scores of hundreds, rising from tile to tile: sums over earlier tiles are rescaled, nothing overflows."""
+    hidden, lm_head, ids, mask, rewards = make(8)
+    lm_head = lm_head + torch.arange(len(lm_head))[:, None] * 4.0
+    hidden = (hidden.abs() + 0.5).requires_grad_()
+    expected = reference_loss(PRESETS["grpo"], hidden @ lm_head.T, ids, mask, rewards, G)
+    got = fused_linear_gtpo_loss(PRESETS["grpo"], hidden.float(), lm_head.float(), ids, mask, rewards, G)
+    torch.testing.assert_close(got.entropy.double(), expected.entropy, rtol=1e-4, atol=1e-5)
+    exact = fused_linear_gtpo_loss(PRESETS["grpo"], hidden, lm_head, ids, mask, rewards, G)
+    for value, target in zip(
+        torch.autograd.grad(exact.loss, hidden), torch.autograd.grad(expected.loss, hidden), strict=True
+    ):
+        torch.testing.assert_close(value, target, rtol=1e-10, atol=1e-10)
 
 
 def test_values_of_padding_reach_nothing():

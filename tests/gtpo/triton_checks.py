@@ -1,0 +1,85 @@
+"""Run by test_fused_triton.py in a process of its own: `interpret` (on CPU), or `compile` (for a GPU, without one)."""
+
+import sys
+from dataclasses import replace
+
+import torch
+
+torch.set_num_threads(1)
+
+
+def interpret():
+    from gtpo.fused import fused_linear_gtpo_loss
+    from gtpo.kernels import tiled, triton_rows
+    from gtpo.kernels.torch_rows import Running, Transform
+    from gtpo.objective import PRESETS, reference_loss
+
+    triton_rows.BLOCK = 8  # several blocks a row
+    chosen = {name: PRESETS[name] for name in ("gtpo", "gtpo-published", "gtpo-eq7", "grpo")}
+    variants = {**chosen, "eq7-clamped": replace(PRESETS["gtpo-eq7"], log_clamp=0.02, entropy_gated=True)}
+    worst = 0.0
+    for number, (name, objective) in enumerate(variants.items()):
+        for dtype in (torch.float64, torch.float32):
+            tiled.TILE_COLUMNS["cpu"] = (5, 9) if number % 3 else (512, 4096)
+            draw = torch.Generator().manual_seed(number)
+            hidden = torch.randn(8, 3, 6, generator=draw, dtype=dtype).requires_grad_()
+            lm_head = torch.randn(19, 6, generator=draw, dtype=dtype).requires_grad_(number % 2 == 0)
+            ids = torch.randint(0, 3, (8, 3), generator=draw)
+            mask = torch.arange(3) < torch.randint(1, 4, (8, 1), generator=draw)
+            rewards = torch.randint(0, 3, (8,), generator=draw).double()
+            options = {"initial_entropy": 0.1, "temperature": 0.8}
+            leaves = [tensor for tensor in (hidden, lm_head) if tensor.requires_grad]
+            logits = 2.5 * torch.tanh(1.3 * (hidden.double() @ lm_head.double().T) / 2.5)
+            expected = reference_loss(objective, logits, ids, mask, rewards, 4, **options)
+            wanted = torch.autograd.grad(expected.loss, leaves)
+            got = fused_linear_gtpo_loss(
+                objective, hidden, lm_head, ids, mask, rewards, 4,
+                backend="triton", logit_scale=1.3, softcap=2.5, chunk_rows=7, **options,
+            )  # fmt: skip
+            gradients = torch.autograd.grad(got.loss, leaves)
+            for value, target in zip((*got, *gradients), (*expected, *wanted), strict=True):
+                error = float((value.double() - target.double()).abs().max())
+                # The interpreter rounds a kernel's float arguments to float32, as a GPU does.
+                assert error < (1e-6 if dtype == torch.float64 else 1e-5), (name, dtype, error)
+                worst = max(worst, error)
+    # Half-precision powers, as on a GPU: rounded once, the target left out.
+    z = torch.randn(3, 40) * 3
+    local = torch.tensor([4, 39, 77])
+    states = [Running.empty(3, torch.float32, z.device) for _ in range(2)]
+    outs = [torch.empty(3, 40, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]
+    for state, out in zip(states, outs, strict=True):
+        triton_rows.fold_(z, out, local, state, Transform())
+    torch.testing.assert_close(outs[1].float(), outs[0], rtol=2**-7, atol=0)  # the interpreter truncates
+    assert outs[0][0, 4] == 0
+    assert outs[0][1, 39] == 0
+    for one, other in zip(*states, strict=True):
+        assert torch.equal(one, other)
+    print(f"worst {worst:.1e}")
+
+
+def compile_for_gpu():
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from gtpo.kernels import triton_rows
+
+    kinds = {"_ptr": "*fp32", "stride": "i32", "columns": "i32"}
+    for kernel in (triton_rows._fold_kernel, triton_rows._statistics_kernel, triton_rows._gradient_kernel):
+        names = kernel.arg_names
+        flags = [name for name in names if name.isupper() and name != "BLOCK"]
+        for on in (False, True):
+            constants = {**dict.fromkeys(flags, on), "BLOCK": 2048}
+            signature = {}
+            for name in names:
+                kind = next((kind for end, kind in kinds.items() if name.endswith(end)), "fp32")
+                kind = {"targets_ptr": "*i64", "local_ptr": "*i64", "powers_ptr": "*bf16"}.get(name, kind)
+                signature[name] = "constexpr" if name in constants else kind
+            source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+            compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+            assert len(compiled.asm["cubin"]) > 1000
+            print(kernel.__name__, on, len(compiled.asm["cubin"]), "bytes")
+
+
+if __name__ == "__main__":
+    {"interpret": interpret, "compile": compile_for_gpu}[sys.argv[1]]()
