@@ -42,7 +42,7 @@ demo: $(VENV)/.installed  ## train a base, then SFT, GRPO and GTPO from it; eval
 	gtpo train configs/demo/sft.yaml
 	gtpo train configs/demo/grpo.yaml
 	gtpo train configs/demo/gtpo.yaml
-	for run in $(DEMO_RUNS); do gtpo eval $$run --benchmarks arithmetic,arithmetic_hard --k 64 || exit $$?; done
+	for run in $(DEMO_RUNS); do gtpo eval $$run --benchmarks arithmetic,arithmetic_hard --k 64 --max-tokens 48 || exit $$?; done
 	gtpo compare $(DEMO_RUNS) --baseline demo-base
 
 clean-demo:  ## remove what the demo made

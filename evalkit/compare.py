@@ -203,6 +203,9 @@ def _check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[
         if len({str(value) for value in values.values()}) <= 1:
             shared[key] = next(iter(values.values()), None)
             continue
+        if key == "max_tokens" and not _any_cut_off(runs):
+            notes.append(f"max_tokens differs ({_by_run(values)}), but no completion reached it")
+            continue
         problems.append(f"{key} differs ({_by_run(values)})")
     if problems and not allow:
         raise UserError(
@@ -211,6 +214,12 @@ def _check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[
         )
     notes += [f"not like for like: {problem}" for problem in problems]
     return shared
+
+
+def _any_cut_off(runs: list[EvalRun]) -> bool:
+    """Whether any completion stopped at the token limit (or the run does not say)."""
+    rates = [entry.get("truncation_rate") for run in runs for d in run.documents for entry in d["benchmarks"].values()]
+    return any(rate is None or rate > 0 for rate in rates)
 
 
 def _benchmark_tables(

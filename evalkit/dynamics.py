@@ -123,14 +123,19 @@ def summary(train: TrainRun) -> dict[str, float | None]:
 
 
 def initial_entropy(train: TrainRun) -> float | None:
-    """H_ini of the untrained policy in nats, as the run folder stores it."""
-    for key in ("initial_entropy", "H_ini", "h_ini"):
-        value = train.document.get(key)
-        if isinstance(value, dict):
-            value = value.get("nats", value.get("value", value.get("mean")))
-        if isinstance(value, (int, float)):
-            return float(value)
-    return None
+    """H_ini of the untrained policy in nats, as run.json stores it; None where the gate did not need it."""
+    value = train.document.get("initial_entropy")
+    if isinstance(value, dict):
+        value = value.get("nats")
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def gate(train: TrainRun) -> str:
+    """What the entropy gate did, for the reader: `auto: on`, `never: off`; empty where there is none."""
+    found = train.document.get("gate")
+    if not isinstance(found, dict) or "filter" not in found:
+        return ""
+    return f"{found['filter']}: {'on' if found.get('active') else 'off'}"
 
 
 def completions_files(folder: Path) -> list[Path]:

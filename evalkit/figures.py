@@ -79,7 +79,8 @@ def _figures(comparison: Comparison) -> Any:
             yield f"curves-{re.sub(r'[^A-Za-z0-9._-]+', '-', table.benchmark)}", _curves(comparison, table)
     if any(table.baseline for table in comparison.tables):
         yield "differences", _differences(comparison)
-    curves = {train.name: read_curves(train) for train in comparison.trains}
+    # Entropy and loss of supervised training are taken on the targets: another quantity.
+    curves = {train.name: {} if train.method == "sft" else read_curves(train) for train in comparison.trains}
     if any(key in found for found in curves.values() for key in PANELS):
         yield "training", _training(comparison, curves)
 

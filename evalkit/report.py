@@ -21,7 +21,7 @@ import numpy as np
 
 from evalkit.compare import Comparison, Table, compare
 from evalkit.curves import curves_over_k, shared_questions
-from evalkit.dynamics import LN2, METRICS, initial_entropy, read_curves
+from evalkit.dynamics import LN2, METRICS, gate, initial_entropy, read_curves
 from evalkit.excerpts import Excerpt, choose_groups, choose_samples
 from evalkit.tables import header, legend, methods
 from rewards.support.files import write_text
@@ -126,7 +126,9 @@ def payload(comparison: Comparison, *, samples_bytes: int) -> tuple[dict[str, An
                 "run": next(
                     (names.index(r.name) for r in comparison.runs if r.train and r.train.folder == train.folder), None
                 ),
+                "sft": train.method == "sft",
                 "initial_entropy": _short(initial_entropy(train)),
+                "gate": gate(train),
                 "curves": {
                     m.key: [[_short(v, 2) for v in curves[m.key].steps], [_short(v) for v in curves[m.key].values]]
                     for m in METRICS
@@ -134,6 +136,7 @@ def payload(comparison: Comparison, *, samples_bytes: int) -> tuple[dict[str, An
                 },
                 "block": f"groups-{i}",
                 "groups": len(groups),
+                "weighted": any(c["values"] != [1.0] for g in groups for c in g["completions"]),
                 "groups_logged": total,
             }
         )

@@ -46,7 +46,7 @@ class TrainRun:
     @property
     def complete(self) -> bool:
         """Whether training reached its end."""
-        return self.document.get("status") in ("complete", "completed", "finished", "done")
+        return self.document.get("status") == "finished"
 
 
 @dataclass(frozen=True)
@@ -183,8 +183,6 @@ def read_eval_run(folder: Path, *, allow_incomplete: bool = False, notes: list[s
         name = SHARD.sub("", name)
     if document.get("status") != "complete":
         command = document.get("command")
-        if isinstance(command, list):
-            command = " ".join(map(str, command))
         resume = f"resume it with: {command}" if command else "run its gtpo eval command again, it resumes"
         if not (allow_incomplete and (folder / "questions.parquet").is_file()):
             raise UserError(f'{folder}: eval run "{name}" is incomplete; {resume}')
@@ -206,10 +204,7 @@ def read_train_run(folder: Path) -> TrainRun:
 
 
 def _incomplete_train(train: TrainRun, allowed: bool, notes: list[str]) -> None:
-    command = train.document.get("command")
-    if isinstance(command, list):
-        command = " ".join(map(str, command))
-    resume = f"resume it with: {command}" if command else "run the gtpo train command that started it again, it resumes"
+    resume = f"resume it with: gtpo train {train.folder / 'config.yaml'}"
     status = train.document.get("status", "unknown")
     if not allowed:
         raise UserError(f'{train.folder}: train run "{train.name}" is incomplete (status {status}); {resume}')

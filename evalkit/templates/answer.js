@@ -26,9 +26,11 @@ function headline(table) {
     const kind = d[DIRECTION] > 0 ? "good" : d[DIRECTION] < 0 ? "bad" : "none";
     const range = `95\u00a0% interval ${signed(d[LOW])} to ${signed(d[HIGH])}`;
     const size = `${(100 * Math.abs(d[DIFFERENCE])).toFixed(1)}\u00a0points`;
+    const also = keyColumns(table).slice(1).map((c) => [table.columns[c][2], found.rows[name][c]]).filter(([, e]) => e && e[DIRECTION]);
+    const more = also.length ? [el("span", { class: "soft" }, d[DIRECTION] ? "; also " : "; but "), several(also.map(([text, e]) => `${text} ${signed(e[DIFFERENCE])} ${e[DIRECTION] > 0 ? "▲" : "▼"}`))] : null;
     return el("li", { class: kind }, d[DIRECTION]
       ? [el("b", {}, `${label(name)} is ${d[DIRECTION] > 0 ? "better" : "worse"}`), ` than ${label(state.baseline)} by `, el("b", {}, size), el("span", { class: "soft" }, ` of ${what} (${range}, ${pText(d[P_HOLM])})`)]
-      : [el("b", {}, `${label(name)}: no difference`), ` to ${label(state.baseline)} shown`, el("span", { class: "soft" }, ` at ${what} (${signed(d[DIFFERENCE])}, ${range}); one under about ${(100 * d[DETECTABLE]).toFixed(1)}\u00a0points stays hidden here`)]);
+      : [el("b", {}, `${label(name)}: no difference`), ` to ${label(state.baseline)} shown at ${what}`, el("span", { class: "soft" }, ` (${signed(d[DIFFERENCE])}, ${range}); one under about ${(100 * d[DETECTABLE]).toFixed(1)}\u00a0points stays hidden here`)], more);
   }));
 }
 

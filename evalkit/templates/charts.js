@@ -52,7 +52,7 @@ function lineChart(options) {
     const marks = options.logX ? logTicks(x0, x1) : ticks(x0, x1, Math.max(2, width / 80));
     for (const t of marks) node.append(svg("text", { x: px(t), y: height - 9, "text-anchor": "middle" }, compact(t)));
     node.append(svg("line", { class: "axis", x1: pad.left, x2: width - pad.right, y1: height - pad.bottom, y2: height - pad.bottom }));
-    if (options.xName) node.append(svg("text", { x: width - pad.right, y: height - pad.bottom - 5, "text-anchor": "end" }, options.xName));
+    if (options.xName) node.append(svg("text", { x: pad.left - 8, y: height - 9, "text-anchor": "end" }, options.xName));
     for (const reference of options.references || []) {
       node.append(svg("line", { class: "ref", x1: pad.left, x2: width - pad.right, y1: py(reference.y), y2: py(reference.y) }),
         svg("text", { class: "reftext", x: width - pad.right, y: py(reference.y) - 4, "text-anchor": "end" }, reference.text));

@@ -47,28 +47,29 @@ function drawTraining() {
   const charts = [];
   const grid = el("div", { class: "grid" });
   // A train run takes the colour of the eval run made from it.
-  const key = (t, i) => (t.run !== null ? data.runs[t.run].name : t.name);
-  runs.forEach((t, i) => { if (!runIndex.has(key(t, i))) runIndex.set(key(t, i), runIndex.size); });
-  const series = (metric) => runs.filter((t) => t.curves[metric]).map((t, i) => {
+  const key = (t) => (t.run !== null ? data.runs[t.run].name : t.name);
+  runs.forEach((t) => { if (!runIndex.has(key(t))) runIndex.set(key(t), runIndex.size); });
+  const series = (metric, sft) => runs.filter((t) => t.curves[metric] && t.sft === sft).map((t) => {
     const [x, y] = t.curves[metric];
-    return { run: key(t, i), name: t.name, x, y: smooth(y, view.window), raw: view.window > 1 ? y : null };
+    return { run: key(t), name: t.name, x, y: smooth(y, view.window), raw: view.window > 1 ? y : null };
   });
-  for (const [metric, title, unit, low, high] of data.metrics) {
-    if (!runs.some((t) => t.curves[metric])) continue;
-    const entropy = metric === "entropy/mean";
-    const options = { label: `${title} over training steps`, series: series(metric), xLabel: "step", xName: "step", height: 210,
+  // Loss and entropy of supervised training are taken on the targets: another quantity, in panels of its own.
+  for (const sft of [false, true]) for (const [metric, title, unit, low, high] of data.metrics) {
+    if (!series(metric, sft).length) continue;
+    const options = { label: `${title} over training steps`, series: series(metric, sft), xLabel: "step", xName: "step", height: 210,
       yRange: [low, high], yFormat: unit === "share" ? (v) => `${+(100 * v).toFixed(1)}%` : compact,
       tipFormat: unit === "share" ? (v) => `${percent(v)}%` : (v) => `${+v.toPrecision(4)}`,
-      references: entropy ? [{ y: data.ln2, text: "ln 2" }] : [] };
+      references: metric === "entropy/mean" && !sft ? [{ y: data.ln2, text: "ln 2" }] : [] };
     const chart = lineChart(options);
-    charts.push(() => { options.series = series(metric); chart.redraw(); });
-    grid.append(el("div", { class: "card" }, el("h3", {}, title), el("p", { class: "faint small" }, unit === "share" ? metric : `${metric}${unit ? `, ${unit}` : ""}`), chart));
+    charts.push(() => { options.series = series(metric, sft); chart.redraw(); });
+    grid.append(el("div", { class: "card" }, el("h3", {}, sft ? `SFT: ${title.toLowerCase()}` : title),
+      el("p", { class: "faint small" }, unit === "share" ? metric : `${metric}${unit ? `, ${unit}` : ""}`), chart));
   }
   const out = el("output", {}, plural(view.window, "step"));
   const slider = el("input", { type: "range", min: 1, max: Math.max(2, Math.round(longest / 4)), value: view.window, "aria-label": "Smoothing",
     oninput: () => { view.window = Number(slider.value); out.textContent = plural(view.window, "step"); charts.forEach((act) => act()); } });
   const gates = runs.filter((t) => t.initial_entropy !== null);
   root.append(el("div", { class: "controls" }, el("label", {}, "Smoothing", slider, out)),
-    gates.length ? el("p", { class: "soft small" }, "Entropy before training: ", gates.map((t) => `${t.name} ${t.initial_entropy.toFixed(3)} nats`).join(", "),
-      `; the gate of \`filter: auto\` is active where it lies below ln 2 = ${data.ln2.toFixed(3)}.`) : "", grid);
+    gates.length ? el("p", { class: "soft small" }, "Entropy before training: ", gates.map((t) => `${t.name} ${t.initial_entropy.toFixed(3)} nats${t.gate ? ` (gate ${t.gate})` : ""}`).join(", "),
+      `. A gate set to auto is on where that lies below ln 2 = ${data.ln2.toFixed(3)}.`) : "", grid);
 }

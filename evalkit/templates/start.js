@@ -11,7 +11,7 @@ function drawHeader() {
     row.append(chip);
   });
   byId("notes").append(...data.notes.map((note) => el("p", { class: "note" }, note)));
-  const settings = Object.entries(data.settings).map(([key, value]) => `${key}: ${value}`);
+  const settings = Object.entries(data.settings).map(([key, value]) => `${key}: ${value === "" ? "none" : value}`);
   byId("legend").append(...data.legend.map((line) => el("p", {}, line)),
     settings.length ? el("p", {}, `All runs share ${settings.join("; ")}.`) : "", el("p", { class: "faint" }, `Made ${data.created} by gtpo compare.`));
 }

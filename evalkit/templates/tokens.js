@@ -1,7 +1,7 @@
 // Groups of a train run, every token coloured by its weight lambda.
 function drawTokens() {
   const root = body("tokens");
-  const runs = data.training.filter((t) => t.groups);
+  const runs = data.training.filter((t) => t.groups).sort((a, b) => b.weighted - a.weighted);
   if (!runs.length) return root.append(el("p", { class: "soft" }, "No train run here logged completions with token weights (completions/ in the run folder)."));
   const view = { run: 0, group: 0 };
   const groups = () => block(runs[view.run].block);
@@ -36,6 +36,7 @@ function drawTokens() {
     clear(area);
     if (!group) return;
     const gate = group.completions.some((c) => c.kept === false);
+    if (!runs[view.run].weighted) area.append(el("p", { class: "soft" }, `${runs[view.run].name} (${runs[view.run].method}) gives every token of a completion the same weight.`));
     area.append(group.prompt ? el("div", { class: "card" }, el("p", { class: "faint small" }, `step ${group.step}, group ${group.group}: the prompt`), el("div", { class: "problem" }, group.prompt)) : "",
       el("div", { class: "group" }, group.completions.map((c, i) => card(c, i, gate))));
   }

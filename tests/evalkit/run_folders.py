@@ -37,6 +37,7 @@ def write_eval(
     hostile: bool = False,
     skip: int = 0,
     golds_from: int = 1,
+    cut_off: bool = False,
     **settings: Any,
 ) -> Path:
     """Write a complete eval run whose model solves question q with chance sigmoid(difficulty_q + skill)."""
@@ -90,7 +91,9 @@ def write_eval(
                         text = f"I think the answer is {answer}"
                     if hostile and q == 0 and j == 0:
                         text = HOSTILE + text
-                    generations.append(Generation(benchmark, problem.id, j, text, 20 + j, "stop", j))
+                    generations.append(
+                        Generation(benchmark, problem.id, j, text, 20 + j, "length" if cut_off else "stop", j)
+                    )
             rows = score(generations, {(benchmark, p.id): p.answer for p in problems}, write_eval.verifier)
             run.append(rows)
             run.add_problems({benchmark: problems})
@@ -123,8 +126,8 @@ def write_train(
         "method": "gtpo" if method.startswith("gtpo") else method,
         "preset": None if method == "sft" else method,
         "status": "finished",
-        "initial_entropy": 0.52,
-        "command": f"gtpo train configs/{folder.name}.yaml",
+        "initial_entropy": {"nats": 0.52, "samples": 100},
+        "gate": {"filter": "auto", "active": True, "scope": "all"},
     } | fields
     (folder / "run.json").write_text(json.dumps(run))
     with (folder / "metrics.jsonl").open("w") as out:

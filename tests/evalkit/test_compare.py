@@ -196,7 +196,7 @@ MISMATCHES = {
     "temperature": {"sampling__temperature": 0.6},
     "prompt": {"prompt__system": "Other."},
     "n": {"n": 4},
-    "max_tokens": {"sampling__max_tokens": 128},
+    "max_tokens": {"sampling__max_tokens": 128, "cut_off": True},
     "verifier": {"verifier__version": "2"},
     "chat template": {"prompt__chat_template_hash": "c1"},
 }
@@ -224,6 +224,13 @@ def assert_refused(ran: subprocess.CompletedProcess[str], *words: str) -> None:
     assert len(ran.stderr.strip().splitlines()) == 1
     for word in words:
         assert word in ran.stderr
+
+
+def test_other_token_limit_that_nothing_reached_is_only_noted(tmp_path: Path) -> None:
+    write_eval(tmp_path / "one", method="grpo", benchmarks={"arithmetic": 10})
+    write_eval(tmp_path / "two", benchmarks={"arithmetic": 10}, sampling__max_tokens=128)
+    ran = gtpo("compare", tmp_path / "one", tmp_path / "two", cwd=tmp_path)
+    assert "note: max_tokens differs (one: 64; two: 128), but no completion reached it" in ran.stdout
 
 
 def test_scoring_differs(tmp_path: Path) -> None:

@@ -161,7 +161,9 @@ def test_train_run_alone_shows_its_training(tmp_path: Path) -> None:
 def test_incomplete_train_run_is_refused_or_noted(tmp_path: Path) -> None:
     write_train(tmp_path / "results/train/half", steps=60, status="interrupted")
     ran = gtpo("compare", "half", cwd=tmp_path)
-    assert_refused(ran, '"half" is incomplete (status interrupted)', "resume it with: gtpo train configs/half.yaml")
+    assert_refused(
+        ran, '"half" is incomplete (status interrupted)', "resume it with: gtpo train results/train/half/config.yaml"
+    )
     assert "as far as it got" in gtpo("compare", "half", "--allow-mismatch", cwd=tmp_path).stdout
     write_train(tmp_path / "results/train/new", steps=60, schema_version=9)
     assert_refused(gtpo("compare", "new", cwd=tmp_path), "new/run.json", "schema 9 is newer")
