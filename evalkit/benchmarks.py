@@ -81,9 +81,9 @@ BENCHMARKS: dict[str, Benchmark] = {
         _named("aime24", "AIME 2024", "aime24", 30, "2e2b027cc14571a8", r"aime/2024-\w+-\d+"),
         _named("aime25", "AIME 2025", "aime25", 30, "eb7819ea7f33c596", r"aime/2025-\w+-\d+"),
         _named("amc", "AMC 2023", "amc23", 40, "56d3aeaa053d0163", r"amc23/\d+"),
-        _named("arithmetic", "arithmetic, held out", "arithmetic_test", 64, "970c9e9ed84a6fc6", r"arithmetic/test/\d+"),
+        _named("arithmetic", "arithmetic, held out", "arithmetic_test", 64, "099c925520b74e46", r"arithmetic/test/\d+"),
         _named(
-            "arithmetic_hard", "arithmetic, harder", "arithmetic_hard", 64, "5495fb9be8bb41b3", r"arithmetic/hard/\d+"
+            "arithmetic_hard", "arithmetic, harder", "arithmetic_hard", 64, "51f1269712bdbcbf", r"arithmetic/hard/\d+"
         ),
     )
 }
