@@ -171,8 +171,12 @@ class Comparison:
         times = _time(p), _time(g)
         if times[0] is not None and times[1] is not None:  # 7:30 is not 14:60
             return _same_time(times[0], times[1])
+        if any(time is not None and ":0" in time[0] for time in times):  # a time of day, which no ratio equals
+            return False
         if self._ordered(p.items, g.items):
             return True
+        if any(isinstance(x, Scalar) and equal_terms(x.term, ("num", Fraction(0))) for x in (*p.items, *g.items)):
+            return False
         terms = [[item.term for item in x.items if isinstance(item, Scalar)] for x in (p, g)]
         first_p, first_g = terms[0][0], terms[1][0]
         return all(
@@ -206,6 +210,8 @@ class Comparison:
         first, second = sets.read(p), sets.read(g)
         if isinstance(p, Scalar) or isinstance(g, Scalar):
             return False
+        if isinstance(p, Relation) and isinstance(g, Relation) and _answer_symbols(p) != _answer_symbols(g):
+            return False  # x > 3 is not y > 3
         if first is not None and second is not None:
             return sets.same(first, second)
         if isinstance(p, Union) and isinstance(g, Union) and len(p.parts) == len(g.parts):

@@ -14,12 +14,15 @@ from rewards.equality.reader import read
 from rewards.equality.terms import Budget
 from rewards.equality.text import same_words
 from rewards.equality.values import DIGITS, TooBig
-from rewards.extract import boxed_together
+from rewards.extract import boxed_together, words
 
 _ANALYSIS = re.compile(r"\\(?:int|lim|sum|prod)(?![a-zA-Z])")
 _PHRASE = re.compile(r".*\b(?:answer|solution)\s*(?:is|:|=)\s*:?\s*(.+)$", re.IGNORECASE | re.DOTALL)
-_NUMBER = re.compile(r"(?:(?<![\w.,])-)?\\?\$?\s?\d[\d,]*(?:\.\d+)?\s?\\?%?")
+_NUMBER = re.compile(r"(?:(?<![\w.,])-)?\\?\$?\s?\d[\d,]*(?:\.\d+)?(?:\s?\\?%)?")
 _HEDGE = re.compile(r"\b(?:not|no|never|or|nor|less|more|least|most|than|cannot|wrong|instead|if)\b|n't", re.IGNORECASE)
+
+
+_NO_PROSE = words("sin cos tan cot sec csc log ln lg exp sqrt pi mod gcd lcm max min det and")
 
 
 def _readings(text: str, gold: bool = False) -> list[str]:
@@ -36,7 +39,8 @@ def _commas(cleaned: str) -> list[str]:
     bracketed = cleaned.startswith(("(", "[", "\\{"))
     thousands = typed_thousands(cleaned)
     if thousands is not None and (not bracketed or ", " in cleaned):
-        return [thousands, cleaned]
+        # `1,234` might be a list; `115,000` is none, for no list has an entry 000
+        return [thousands] if re.search(r",0\d\d", cleaned) else [thousands, cleaned]
     if re.fullmatch(r"[-+]?(?:\d+,\d{2}|\d+,\d{4,}|0,\d{3,})", cleaned):
         return [cleaned, cleaned.replace(",", ".")]
     return [cleaned]
@@ -54,7 +58,10 @@ def _sentence_value(text: str) -> str | None:
         return clean(phrase[1])
     numbers = _NUMBER.findall(text)
     rest = _NUMBER.sub(" ", text)
-    if len(numbers) != 1 or _HEDGE.search(text) or not re.fullmatch(r"[A-Za-z\s.,'’!()\"$]*", rest):
+    if len(numbers) != 1 or _HEDGE.search(text) or re.fullmatch(r"[A-Za-z\s.,'’!()\"$]*", rest) is None:
+        return None
+    spoken = re.findall(r"[A-Za-z]+", rest)
+    if len(spoken) < 2 or any(word in _NO_PROSE or (len(word) == 1 and word not in "aIA") for word in spoken):
         return None
     return clean(numbers[0].strip().rstrip(","))
 

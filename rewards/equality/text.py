@@ -12,7 +12,7 @@ SHORT_WORDS = words(
     "apr may jun jul aug sep oct nov dec am pm is it of to or if in at by an the"
 )
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
-_PUNCTUATION = re.compile(r"[\s\"'`.,;:!?~-]+")
+_PUNCTUATION = re.compile(r"[\s\"'`.,;:!?~]+|(?<=\w)-(?=\w)")
 
 
 def bare_text(text: str) -> str:

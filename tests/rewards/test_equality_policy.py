@@ -365,6 +365,15 @@ A, B | A
 x^2=4 | x=2
 1 - 1 | 2
 n! | n
+2 \sec x | 2
+2 \sec x | 2 \sec y
+2 tan x | 2 tan y
+x > 3 | y > 3
+0<f(x)<1 | 0<f(y)<1
+5:00 | 5:000
+115,00 | 115,000
+115,0000 | 115,000
+-\text{orange} | \text{orange}
 x-y | xy
 aB | Ab
 3.5 apples | 35 apples
