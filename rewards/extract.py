@@ -249,7 +249,7 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     """
     if scoring not in ("strict", "lenient"):
         raise ValueError(f'scoring must be "strict" or "lenient", not {scoring!r}')
-    tail = text[-MAX_TEXT:]
+    tail = text[-MAX_TEXT:].replace("\x0crac", r"\frac")  # what `\f` of an unescaped string becomes
     if "<answer>" in tail:
         tagged = _tagged(without_thoughts(tail))
         if tagged is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
+_NUMBER = re.compile(r"[+-]?(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)?(?:\.\d+)?")
 _SIZE = re.compile(r"\\(?:left|right)(?![a-zA-Z])")
 _SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 

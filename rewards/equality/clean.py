@@ -81,7 +81,7 @@ _SYNONYMS = [
 ]
 _LEAD_IN = re.compile(
     r"^(?:(?:so|thus|hence|therefore|then|and)\b,?\s*)?(?:the\s+)?(?:correct\s+|final\s+)*(?:answer|result|solution)"
-    r"\s*(?:is|are|:|=)\s*:?\s*",
+    r"\s*(?:is|are|:|=)\s*:?\s*|^answer\s+(?=[\\\d(-])",
     re.IGNORECASE,
 )
 _LABEL = re.compile(r"^\\text\{[^{}]{1,40}:\s*\}\s*(?=\S)|^(?:option|choice)\s+(?=\(?[A-Z]\)?$)", re.IGNORECASE)
@@ -181,6 +181,7 @@ def unwrap_answer(text: str, gold: bool = False) -> str:
 
 def clean(text: str, gold: bool = False) -> str:
     """Return the answer in the one spelling that the reader understands."""
+    text = text.replace("\x0crac", r"\frac")  # what `\f` of an unescaped string becomes
     text = _undouble(unwrap_answer(_undouble(text), gold))
     text = text.translate(_TRANSLATION).replace('\\"', " ")
     text = re.sub(

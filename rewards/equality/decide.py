@@ -14,7 +14,7 @@ from rewards.equality.reader import read
 from rewards.equality.terms import Budget
 from rewards.equality.text import same_words
 from rewards.equality.values import DIGITS, TooBig
-from rewards.extract import boxed_together, words
+from rewards.extract import boxed_together, extract_answer, without_thoughts, words
 
 _ANALYSIS = re.compile(r"\\(?:int|lim|sum|prod)(?![a-zA-Z])")
 _PHRASE = re.compile(r".*\b(?:answer|solution)\s*(?:is|:|=)\s*:?\s*(.+)$", re.IGNORECASE | re.DOTALL)
@@ -27,11 +27,16 @@ _NO_PROSE = words("sin cos tan cot sec csc log ln lg exp sqrt pi mod gcd lcm max
 
 def _readings(text: str, gold: bool = False) -> list[str]:
     """Return the cleaned texts an answer may be read as, the likeliest first."""
+    text = without_thoughts(text, ("think", "thinking"))
+    if gold and "boxed" in text:
+        text = extract_answer(text, "lenient") or text
     boxes = boxed_together(text) if "boxed" in text else []
     readings = _commas(clean(", ".join(boxes), gold)) if len(boxes) > 1 else []
     readings += _commas(clean(text, gold))
     sentence = _sentence_value(text)
-    return [*readings, *_commas(sentence)] if sentence else readings
+    if gold and sentence is None and len(text.split()) > 8 and len(boxes) == 0:
+        sentence = extract_answer(text, "lenient")  # a gold that is a whole solution
+    return [*readings, *_commas(clean(sentence))] if sentence else readings
 
 
 def _commas(cleaned: str) -> list[str]:
@@ -47,7 +52,7 @@ def _commas(cleaned: str) -> list[str]:
 
 
 def _sentence_value(text: str) -> str | None:
-    """Return the one number of a short sentence ("She sold 72 clips."), or what follows "the answer is".
+    """Return, as written, the one number of a short sentence ("She sold 72 clips."), or what follows "the answer is".
 
     None if the sentence hedges, holds a second number, or any other mathematics.
     """
@@ -55,7 +60,7 @@ def _sentence_value(text: str) -> str | None:
         return None
     phrase = _PHRASE.fullmatch(text)
     if phrase is not None and not _HEDGE.search(text):
-        return clean(phrase[1])
+        return phrase[1]
     numbers = _NUMBER.findall(text)
     rest = _NUMBER.sub(" ", text)
     if len(numbers) != 1 or _HEDGE.search(text) or re.fullmatch(r"[A-Za-z\s.,'’!()\"$]*", rest) is None:
@@ -63,7 +68,7 @@ def _sentence_value(text: str) -> str | None:
     spoken = re.findall(r"[A-Za-z]+", rest)
     if len(spoken) < 2 or any(word in _NO_PROSE or (len(word) == 1 and word not in "aIA") for word in spoken):
         return None
-    return clean(numbers[0].strip().rstrip(","))
+    return numbers[0].strip().rstrip(",")
 
 
 def decide(
