@@ -201,7 +201,7 @@ def _load_transformers(section: ModelSection, source: str, notes: list[str]) -> 
     if adapter.is_file():
         from peft import PeftModel
 
-        model = PeftModel.from_pretrained(model, source).merge_and_unload()
+        model = PeftModel.from_pretrained(model, source).merge_and_unload().requires_grad_(True)
         notes.append(f"{source} is a LoRA adapter on {base}: merged before training")
     return model
 

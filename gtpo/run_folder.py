@@ -5,7 +5,7 @@ run.json         what ran: versions, hardware, seeds, H_ini and the gate's decis
 metrics.jsonl    one line a step
 checkpoints/     checkpoint-N, each whole or absent
 best/ final/     weights (or adapter) and tokenizer; best.json says why
-reference/       only where TRL's KL term needs weights that lie nowhere else
+base/            only where an adapter or TRL's KL term refers to weights that lie nowhere else
 completions/     parquet, one file a logged step
 """
 
@@ -76,7 +76,7 @@ class RunFolder:
         self.best = root / "best"
         self.final = root / "final"
         self.completions = root / "completions"
-        self.reference = root / "reference"
+        self.base = root / "base"
         self._lock: IO[str] | None = None
 
     # -- reading ---------------------------------------------------------------------------------------------------

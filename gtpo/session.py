@@ -130,19 +130,23 @@ class Session:
             if self.main:
                 self.folder.unlock()
 
-    def _provide_reference(self, loaded: LoadedModel) -> None:
-        """Write weights that lie nowhere (built, or merged from an adapter) where TRL reads its KL reference from."""
-        if self.config.training.beta == 0 or loaded.peft_config is not None or not loaded.made_here:
+    def _provide_base(self, loaded: LoadedModel) -> None:
+        """Write weights that lie nowhere (built, or merged from an adapter) where others look for them.
+
+        A LoRA adapter names its base, and TRL reads the reference of its KL term from where the model came.
+        """
+        if not loaded.made_here or (self.config.training.beta == 0 and loaded.peft_config is None):
             return
-        if self.main and not self.folder.reference.exists():
-            partial = self.folder.reference.with_name(f"{PARTIAL}-reference")
+        if self.main and not self.folder.base.exists():
+            partial = self.folder.base.with_name(f"{PARTIAL}-base")
             loaded.model.save_pretrained(partial)
-            replace_folder(partial, self.folder.reference)
+            loaded.tokenizer.save_pretrained(partial)
+            replace_folder(partial, self.folder.base)
         self.processes.wait_for_everyone()
-        loaded.model.config._name_or_path = str(self.folder.reference)
+        loaded.model.config._name_or_path = loaded.model.name_or_path = str(self.folder.base)
 
     def _build(self, loaded: LoadedModel, dataset: Any, rewards: list[Any]) -> None:
-        self._provide_reference(loaded)
+        self._provide_base(loaded)
         arguments = trainer_arguments(self.config, self.folder.checkpoints, check_loss=self.check_loss)
         common = {
             "model": loaded.model,
@@ -248,6 +252,7 @@ class Session:
         trainer._load_from_checkpoint(str(self.folder.best), trainer.model)
         getattr(trainer.optimizer, "optimizer", trainer.optimizer).state.clear()
         trainer.lr_scheduler.base_lrs = [rate / 2 for rate in trainer.lr_scheduler.base_lrs]
+        trainer.lr_scheduler._last_lr = [rate / 2 for rate in trainer.lr_scheduler._last_lr]
         for group in trainer.optimizer.param_groups:
             group["lr"] /= 2
         self.health.after_rollback()

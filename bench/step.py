@@ -1,0 +1,240 @@
+"""One training step of GTPO against TRL's GRPO (beta 0) on the same rollouts: time and peak memory.
+
+Both are the trainers as a user runs them: sampling is replaced by fixed completions, everything else (scoring, spans,
+forward, loss, backward, optimiser) is their own. Contenders take turns in random order inside one process; memory is
+the peak over a step beyond what the process held before it. The gate keeps every completion here, so that no row is
+skipped for it. Expected, written down before the first run: time <= 1.0 and memory <= 1.0 with a frozen head (LoRA),
+because the fused loss needs two matmuls of the vocabulary where TRL needs three; all weights trained: three against
+four, time <= 1.0, memory <= 1.0.
+
+    python -m bench.step [--rounds N] [--tokens L] [--hidden D] [--vocabulary V] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+import psutil
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from gtpo import GTPOConfig, GTPOTrainer
+from gtpo.session import quiet_libraries
+from gtpo.tiny import build_tokenizer
+from rewards.support.files import write_json
+
+GROUP = 8
+PROMPT = 16
+STEPS = 4
+"""Steps a turn; the first one is not counted."""
+
+
+def reward(completions: list[Any], completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    """Return rewards that differ within a group."""
+    return [float(ids[3] % 7) for ids in completion_ids]
+
+
+class _Meter(TrainerCallback):
+    """Seconds and peak bytes of each step."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.cpu_seconds: list[float] = []
+        self.bytes: list[float] = []
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            self.held = torch.cuda.memory_allocated()
+        else:
+            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the high-water mark of resident memory
+            self.held = psutil.Process().memory_info().rss
+        self.begin, self.begin_cpu = time.perf_counter(), time.process_time()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.seconds.append(time.perf_counter() - self.begin)
+        self.cpu_seconds.append(time.process_time() - self.begin_cpu)
+        if torch.cuda.is_available():
+            peak = torch.cuda.max_memory_allocated()
+        else:
+            status = Path("/proc/self/status").read_text().split("VmHWM:")[1]
+            peak = int(status.split()[0]) * 1024
+        self.bytes.append(peak - self.held)
+
+
+def turn(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, list[float]]:
+    """Train a fresh model for a few steps and return seconds, cpu_seconds and peak_bytes of each but the first."""
+    tokenizer = build_tokenizer()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=4 * shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=8,
+        tie_word_embeddings=False,
+        max_position_embeddings=PROMPT + shape.tokens,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    dtype = torch.bfloat16 if torch.cuda.is_available() and lora else torch.float32
+    model = LlamaForCausalLM(config).to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    completions = torch.randint(10, shape.vocabulary, (GROUP, shape.tokens), generator=generator)
+    completions[:, :3] = torch.tensor([11, 12, 13])  # a shared start, as formatted answers have
+    completions[:, -1] = tokenizer.eos_token_id
+
+    def rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        return {
+            "prompt_ids": [list(range(20, 20 + PROMPT))] * len(prompts),
+            "completion_ids": [completions[place % GROUP].tolist() for place in range(len(prompts))],
+            "logprobs": None,
+        }
+
+    shared: dict[str, Any] = {
+        "output_dir": tempfile.gettempdir(),
+        "num_generations": GROUP,
+        "per_device_train_batch_size": GROUP,
+        "max_steps": STEPS,
+        "max_completion_length": shape.tokens,
+        "learning_rate": 1e-6,
+        "bf16": torch.cuda.is_available(),
+        "use_cpu": not torch.cuda.is_available(),
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        "dataloader_pin_memory": False,
+    }
+    meter = _Meter()
+    common: dict[str, Any] = {
+        "model": model,
+        "reward_funcs": reward,
+        "train_dataset": Dataset.from_dict({"prompt": [str(number) for number in range(STEPS)]}),
+        "processing_class": tokenizer,
+        "rollout_func": rollouts,
+        "callbacks": [meter],
+        "peft_config": LoraConfig(r=16, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+        if lora
+        else None,
+    }
+    if kind == "gtpo":
+        arguments = GTPOConfig(**shared, initial_entropy=0.5, objective={"entropy_threshold": 1e3})
+        trainer: GRPOTrainer = GTPOTrainer(args=arguments, **common)
+    else:
+        trainer = GRPOTrainer(args=GRPOConfig(**shared, loss_type="grpo", beta=0.0), **common)
+    trainer.remove_callback(PrinterCallback)
+    with contextlib.redirect_stderr(None):
+        trainer.train()
+    return {"seconds": meter.seconds[1:], "cpu_seconds": meter.cpu_seconds[1:], "peak_bytes": meter.bytes[1:]}
+
+
+def peak_of(kind: str, lora: bool, shape: argparse.Namespace) -> list[float]:
+    """Return the peak bytes of each step, on a CPU from a process whose freed buffers go back to the system."""
+    if torch.cuda.is_available():
+        return turn(kind, lora, shape)["peak_bytes"]
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    sizes = [f"--{name}={getattr(shape, name)}" for name in ("tokens", "hidden", "vocabulary", "layers")]
+    command = [sys.executable, "-m", "bench.step", *sizes, "--turn", kind, *(["--lora"] if lora else [])]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    found: list[float] = json.loads(done.stdout.splitlines()[-1])["peak_bytes"]
+    return found
+
+
+def measure(shape: argparse.Namespace) -> dict[str, Any]:
+    """Return the medians and ratios of every case."""
+    cases: dict[str, Any] = {}
+    for lora in (True, False):
+        found: dict[str, dict[str, list[float]]] = {
+            kind: {"seconds": [], "cpu_seconds": [], "peak_bytes": peak_of(kind, lora, shape)}
+            for kind in ("gtpo", "grpo")
+        }
+        for number in range(shape.rounds):
+            order = ["gtpo", "grpo"]
+            random.Random(number).shuffle(order)
+            for kind in order:
+                taken = turn(kind, lora, shape)
+                for name in ("seconds", "cpu_seconds"):
+                    found[kind][name] += taken[name]
+        median = {
+            kind: {name: statistics.median(values) for name, values in each.items()} for kind, each in found.items()
+        }
+        cases["lora, frozen head" if lora else "all weights"] = {
+            "median": median,
+            "ratio": {name: median["gtpo"][name] / median["grpo"][name] for name in median["gtpo"]},
+            "all": found,
+        }
+    return cases
+
+
+def print_table(document: dict[str, Any]) -> None:
+    """Print the medians and ratios of the JSON document. On a CPU the time to judge by is that of the processor."""
+    clock = "cpu_seconds" if document["device"] == "cpu" else "seconds"
+    print(f"{'':20}{'GTPO':>10}{'GRPO':>10}{'ratio':>8}")
+    for name, case in document["cases"].items():
+        print(name)
+        ours, theirs = case["median"]["gtpo"], case["median"]["grpo"]
+        for label, key, unit in ((f"  {clock}", clock, 1), ("  peak MiB", "peak_bytes", 2**20)):
+            print(f"{label:20}{ours[key] / unit:10.3f}{theirs[key] / unit:10.3f}{case['ratio'][key]:8.2f}")
+
+
+def main() -> None:
+    """Measure, write the JSON, print its table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--vocabulary", type=int, default=32000)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("results/published/bench/step.json"))
+    parser.add_argument("--turn", choices=("gtpo", "grpo"), help="One turn of one contender; prints its JSON.")
+    parser.add_argument("--lora", action="store_true", help="With --turn: adapters, frozen head.")
+    shape = parser.parse_args()
+    quiet_libraries()
+    if shape.turn:
+        print(json.dumps(turn(shape.turn, shape.lora, shape)))
+        return
+    document = {
+        "schema_version": 1,
+        "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "shape": {
+            "completions": GROUP,
+            "tokens": shape.tokens,
+            "hidden": shape.hidden,
+            "vocabulary": shape.vocabulary,
+            "layers": shape.layers,
+        },
+        "cases": measure(shape),
+    }
+    write_json(shape.out, document)
+    print_table(document)
+    print(f"written to {shape.out}")
+
+
+if __name__ == "__main__":
+    main()

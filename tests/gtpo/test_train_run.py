@@ -1,0 +1,395 @@
+"""`gtpo train` end to end on a tiny model: the run folder, resume, interruption, and what goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+import gtpo.run_trainers
+from gtpo.config import TrainConfig, load_config
+from gtpo.health import Health, Verdict
+from gtpo.models import PLAIN_CHAT_TEMPLATE, prepare_tokenizer
+from gtpo.session import Session
+from gtpo.tiny import build_tokenizer
+from gtpo.train import train
+from rewards.support.errors import UserError
+
+STEPS = 6
+PLAIN: dict[str, Any] = {
+    "run_name": "run",
+    "method": "gtpo",
+    "model": {
+        "build": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+        "max_seq_length": 96,
+    },
+    "dataset": {"name": "arithmetic", "system_instruction": "", "limit": 8},
+    "training": {
+        "learning_rate": 1e-2,
+        "num_generations": 4,
+        "per_device_train_batch_size": 8,
+        "max_steps": STEPS,
+        "save_steps": 2,
+        "max_prompt_length": 64,
+        "max_completion_length": 6,
+        "log_completions_steps": 2,
+    },
+    "health": {"smoothing_steps": 2},
+}
+
+# A round of sampling that feeds four optimiser steps: checkpoints fall into its middle.
+MANY_STEPS_A_ROUND = {
+    "training.per_device_train_batch_size": 4,
+    "training.gradient_accumulation_steps": 2,
+    "training.steps_per_generation": 4,
+    "training.num_iterations": 2,
+}
+
+
+def config_of(folder: Path, **changes: Any) -> TrainConfig:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(PLAIN))
+    return load_config(path, changes, say=lambda line: None)
+
+
+def run(folder: Path, **changes: Any) -> Path:
+    return train(config_of(folder, **changes), quiet=True, results_dir=folder / "results")
+
+
+def metrics(run_folder: Path) -> list[dict[str, Any]]:
+    """Return metrics.jsonl without what the clock says."""
+    lines = (run_folder / "metrics.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if not key.startswith("time/")} for line in lines]
+
+
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {k: v for key, inner in value.items() for k, v in flat(inner, f"{prefix}/{key}").items()}
+    if isinstance(value, list | tuple):
+        return {k: v for place, inner in enumerate(value) for k, v in flat(inner, f"{prefix}/{place}").items()}
+    return {prefix: value.tolist() if isinstance(value, torch.Tensor) else value}
+
+
+def assert_same_run(found: Path, expected: Path) -> None:
+    """Bit for bit: metrics, weights, optimiser, schedule, random numbers, the run's own state, best weights."""
+    assert metrics(found) == metrics(expected)
+    last = f"checkpoints/checkpoint-{STEPS}"
+    for name in ("model.safetensors", "gtpo_state.json"):
+        assert (found / last / name).read_bytes() == (expected / last / name).read_bytes(), name
+    for name in ("optimizer.pt", "scheduler.pt"):
+        assert flat(torch.load(found / last / name)) == flat(torch.load(expected / last / name)), name
+    assert (found / "final/model.safetensors").read_bytes() == (expected / "final/model.safetensors").read_bytes()
+    assert (found / "best/best.json").read_text() == (expected / "best/best.json").read_text()
+    assert (found / "best/model.safetensors").read_bytes() == (expected / "best/model.safetensors").read_bytes()
+    names = sorted(path.name for path in (expected / "completions").glob("*"))
+    assert sorted(path.name for path in (found / "completions").glob("*")) == names
+
+
+# -- the folder ------------------------------------------------------------------------------------------------------
+
+
+def test_run_folder_and_names_shared_by_the_methods(tmp_path: Path) -> None:
+    folders = {method: run(tmp_path / method, method=method) for method in ("gtpo", "grpo", "sft")}
+    for method, folder in folders.items():
+        about = json.loads((folder / "run.json").read_text())
+        assert (about["status"], about["method"], about["step"]) == ("finished", method, STEPS)
+        for key in ("packages", "hardware", "seeds", "dataset", "base_model", "wall_time_s", "schema_version"):
+            assert about[key], key
+        assert [row["step"] for row in metrics(folder)] == list(range(1, STEPS + 1))
+        assert load_config(folder / "config.yaml", say=lambda line: None).method == method
+        for part in ("best", "final"):
+            assert {"model.safetensors", "config.json", "tokenizer.json"} <= {p.name for p in (folder / part).iterdir()}
+        assert not list(folder.rglob("training_args.bin")) or method  # pickles stay inside checkpoints
+        assert not (folder / "final/training_args.bin").exists()
+    assert json.loads((folders["gtpo"] / "run.json").read_text())["gate"]["filter"] == "auto"
+    first = {method: metrics(folder)[0] for method, folder in folders.items()}
+    assert set(first["gtpo"]) - set(first["grpo"]) == {"gate/kept"}
+    assert {"loss", "grad_norm", "lr", "entropy/mean", "step"} <= set(first["sft"])
+    # The first round is sampled from the same weights with the same random numbers.
+    for name in ("reward/format", "completions/length", "conflict/forward", "entropy/mean"):
+        assert first["gtpo"][name] == pytest.approx(first["grpo"][name], rel=1e-5), name
+
+
+def test_completions_log(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    files = sorted((folder / "completions").glob("*.parquet"))
+    assert [path.stem for path in files] == ["step-000001", "step-000002", "step-000004", "step-000006"]
+    rows = pq.read_table(files[0]).to_pylist()
+    assert len(rows) == 8
+    assert [(row["group"], row["completion_index"]) for row in rows] == [(g, c) for g in (0, 1) for c in range(4)]
+    for row in rows:
+        assert len(row["tokens"]) == len(row["weight"]) > 0
+        assert set(row["weight"]) <= {0.0, 1.0, 2.0}
+        assert row["entropy"] > 0
+        assert row["reward_final_reward"] == row["reward_format"] + row["reward_accuracy"]
+        assert "?" in row["prompt"] or "=" in row["prompt"] or "." in row["prompt"]
+
+
+# -- resume ----------------------------------------------------------------------------------------------------------
+
+
+class _Crash(BaseException):
+    pass
+
+
+def crash_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Let the process die, as far as the run can tell, after the metrics of `step` were written."""
+    plain = Session.on_metrics
+
+    def on_metrics(self: Session, state: Any, control: Any, logs: dict[str, Any]) -> None:
+        plain(self, state, control, logs)
+        if state.global_step == step:
+            raise _Crash
+
+    monkeypatch.setattr(Session, "on_metrics", on_metrics)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "step"),
+    [
+        ("gtpo", MANY_STEPS_A_ROUND, 3),
+        ("grpo", {"training.beta": 0.05}, 5),
+        ("sft", {}, 3),
+    ],
+    ids=["gtpo within a round", "grpo with KL", "sft"],
+)
+def test_resumed_run_is_the_uninterrupted_one(
+    method: str, changes: dict[str, Any], step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(tmp_path / "whole", method=method, **changes)
+    with monkeypatch.context() as patched:
+        crash_at(patched, step)
+        with pytest.raises(_Crash):
+            run(tmp_path / "cut", method=method, **changes)
+    cut = tmp_path / "cut/results/train/run"
+    assert len(metrics(cut)) == step
+    (cut / "metrics.jsonl").open("a").write('{"step": 99, "lo')  # the line that was being written
+    run(tmp_path / "cut", method=method, **changes)
+    assert_same_run(cut, whole)
+
+
+def test_kill_9_and_the_same_command_again(tmp_path: Path, root: Path) -> None:
+    config_of(tmp_path)
+    command = [sys.executable, str(root / "cli.py"), "train", "run.yaml", "--quiet"]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment)
+    folder, deadline = tmp_path / "results/train/run", time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if (folder / "checkpoints/checkpoint-2").exists():
+            process.send_signal(signal.SIGKILL)
+            break
+        time.sleep(0.001)
+    assert process.wait() == -signal.SIGKILL
+    assert json.loads((folder / "run.json").read_text())["status"] == "running"
+    assert run(tmp_path) == folder
+    assert_same_run(folder, run(tmp_path / "whole"))
+
+
+def test_signal_stops_cleanly_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = gtpo.run_trainers.GTPORun._calculate_rewards
+
+    def interrupted(self: Any, *args: Any) -> Any:
+        if self.state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return plain(self, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gtpo.run_trainers.GTPORun, "_calculate_rewards", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path)
+    folder = tmp_path / "results/train/run"
+    assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
+    assert (folder / "checkpoints/checkpoint-3").is_dir()
+    run(tmp_path)
+    assert json.loads((folder / "run.json").read_text())["status"] == "finished"
+    assert metrics(folder) == metrics(run(tmp_path / "whole"))
+
+
+def test_finished_run_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    train(config_of(tmp_path), results_dir=tmp_path / "results", json_output=True)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
+    said = capsys.readouterr()
+    assert "nothing to do" in said.err
+    assert json.loads(said.out)["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("training.learning_rate", 3e-3), ("objective.gamma", 0.2), ("method", "grpo")]
+)
+def test_folder_of_another_config_is_refused_by_the_key(key: str, value: Any, tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    before = (folder / "config.yaml").read_bytes()
+    with pytest.raises(UserError, match=key if key != "method" else "method = 'gtpo', now 'grpo'"):
+        run(tmp_path, **{key: value})
+    assert (folder / "config.yaml").read_bytes() == before
+
+
+def test_folder_that_is_no_run_and_run_that_is_busy_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "results/train/run").mkdir(parents=True)
+    (tmp_path / "results/train/run/thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="is no train run"):
+        run(tmp_path)
+
+    from gtpo.run_folder import RunFolder
+
+    busy = RunFolder(tmp_path / "busy/results/train/run")
+    busy.lock()
+    with pytest.raises(UserError, match="another process"):
+        run(tmp_path / "busy")
+
+
+# -- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+def reward_file(folder: Path, body: str) -> None:
+    """Write a reward beside the config; it knows its call by a counter."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "my_reward.py").write_text(f"def mine(completions, completion_ids, **columns):\n{body}\n")
+
+
+@pytest.fixture
+def own_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    def write(body: str) -> Path:
+        reward_file(tmp_path, body)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.delitem(sys.modules, "my_reward", raising=False)
+        return tmp_path
+
+    return write
+
+
+def test_reward_that_raises_leaves_the_completion_unscored(
+    own_reward: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = own_reward(
+        "    if any(len(ids) == 6 and ids[0] % 4 == 0 for ids in completion_ids):\n"
+        "        raise RuntimeError('cannot score this')\n"
+        "    return [float(ids[0] % 5) for ids in completion_ids]"
+    )
+    found = metrics(run(folder, **{"trainer.reward_funcs": ["my_reward.mine"]}))
+    assert any(0 < row["reward/unscored"] <= 0.5 for row in found)
+    assert all(row["loss"] is not None for row in found)
+    assert "cannot score this" in capsys.readouterr().err
+
+
+def test_more_than_half_unscored_stops_with_the_first_traceback(own_reward: Callable[[str], Path]) -> None:
+    folder = own_reward("    raise RuntimeError('cannot score anything')")
+    with pytest.raises(UserError, match=r"8 of 8 completions(.|\n)*cannot score anything"):
+        run(folder, **{"trainer.reward_funcs": ["my_reward.mine"]})
+
+
+def test_no_room_for_a_checkpoint_leaves_the_last_one_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = torch.save
+
+    def full(value: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+        if "checkpoint-4" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        plain(value, path, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "save", full)
+        with pytest.raises(UserError, match=r"no room on disk for checkpoint-4.*checkpoint-2 is whole"):
+            run(tmp_path)
+    folder = tmp_path / "results/train/run"
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["checkpoint-2"]
+    run(tmp_path)
+    assert_same_run(folder, run(tmp_path / "whole"))
+
+
+def test_out_of_gpu_memory_says_what_to_lower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Any, *args: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity")
+
+    monkeypatch.setattr(gtpo.run_trainers.GTPORun, "_compute_loss", full)
+    with pytest.raises(UserError, match=r"2\.00 GiB.*per_device_train_batch_size 8 -> 4.*accumulation_steps 1 -> 2"):
+        run(tmp_path)
+
+
+def test_collapse_stops_or_rolls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Health.observe
+
+    def collapsing(self: Health, step: int, row: dict[str, Any]) -> Verdict:
+        verdict = plain(self, step, row)
+        return Verdict("made up", verdict.new_best) if step == 4 else verdict
+
+    monkeypatch.setattr(Health, "observe", collapsing)
+    stopped = run(tmp_path / "stop", **{"health.on_collapse": "stop"})
+    about = json.loads((stopped / "run.json").read_text())
+    assert (about["step"], about["status"]) == (4, "finished")
+    assert "made up" in about["stopped_because"]
+
+    rolled = run(tmp_path / "back", **{"health.on_collapse": "rollback", "training.lr_scheduler_type": "constant"})
+    rows = metrics(rolled)
+    assert len(rows) == STEPS
+    assert rows[4]["lr"] == pytest.approx(rows[3]["lr"] / 2)
+    saved = load_file(rolled / "checkpoints/checkpoint-4/model.safetensors")
+    best_then = json.loads((rolled / "best/best.json").read_text())
+    if best_then["step"] <= 4:  # the best weights of then are still there to compare with
+        best = load_file(rolled / "best/model.safetensors")
+        assert all(torch.equal(saved[name], best[name]) for name in saved)
+
+
+# -- models ----------------------------------------------------------------------------------------------------------
+
+
+def test_adapters_and_a_run_as_the_next_runs_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    adapters = train(config_of(tmp_path, **{"model.lora_rank": 4}), quiet=True)
+    assert (adapters / "final/adapter_model.safetensors").is_file()
+    about = json.loads((adapters / "run.json").read_text())
+    assert 0 < about["parameters"]["trained"] < about["parameters"]["all"]
+    changes = {"run_name": "next", "model.build": None, "model.model_name": str(adapters), "training.max_steps": 1}
+    after = train(config_of(tmp_path, **changes), quiet=True)
+    notes = json.loads((after / "run.json").read_text())["notes"]
+    assert any("merged before training" in note for note in notes)
+    assert (after / "final/model.safetensors").is_file()
+
+
+def test_tokenizer_without_pad_and_chat_template_is_completed_and_said() -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.pad_token, tokenizer.chat_template = None, None
+    notes = prepare_tokenizer(tokenizer)
+    assert len(notes) == 2
+    assert tokenizer.pad_token is not None
+    assert tokenizer.chat_template == PLAIN_CHAT_TEMPLATE
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "2 + 2?"}], tokenize=False, add_generation_prompt=True
+    )
+    whole = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}], tokenize=False
+    )
+    assert whole.startswith(text)
+    tokenizer.eos_token = None
+    with pytest.raises(UserError, match="end-of-sequence"):
+        prepare_tokenizer(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model.load_in_4bit": True, "model.lora_rank": 4}, "load_in_4bit needs a CUDA device"),
+        ({"model.backend": "unsloth"}, "unsloth needs a CUDA device"),
+        ({"rollout.engine": "vllm"}, "vLLM is not installed"),
+    ],
+)
+def test_what_this_machine_cannot_do_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(UserError, match=words):
+        run(tmp_path, **changes)

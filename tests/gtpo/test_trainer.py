@@ -1,0 +1,108 @@
+"""GTPOTrainer as a TRL user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+
+from gtpo import GTPOConfig, GTPOTrainer
+from gtpo.config import BuiltModel
+from gtpo.tiny import build_tiny_model
+
+PROMPTS = [[{"role": "user", "content": f"What is {number} + 1?"}] for number in range(8)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A saved model, as a TRL user names one."""
+    spec = BuiltModel(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    model, tokenizer = build_tiny_model(spec, max_seq_length=96, seed=0)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def arguments(tmp_path: Path, **changes: Any) -> GTPOConfig:
+    plain: dict[str, Any] = {
+        "output_dir": str(tmp_path / "out"),
+        "num_generations": 4,
+        "per_device_train_batch_size": 4,
+        "max_completion_length": 8,
+        "max_steps": 2,
+        "logging_steps": 1,
+        "bf16": False,
+        "use_cpu": True,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+    return GTPOConfig(**{**plain, **changes})
+
+
+def test_ten_lines_of_a_trl_user(folder: Path, tmp_path: Path) -> None:
+    def reward(completions: list[Any], **columns: Any) -> list[float]:
+        return [float(len(completion[0]["content"])) for completion in completions]
+
+    dataset = Dataset.from_dict({"prompt": PROMPTS})
+    trainer = GTPOTrainer(model=str(folder), reward_funcs=reward, args=arguments(tmp_path), train_dataset=dataset)
+    before = trainer.model.get_input_embeddings().weight.clone()
+    trainer.train()
+
+    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(steps) == 2
+    for name in ("entropy/mean", "entropy/above_ln2", "gate/kept", "conflict/forward", "conflict/backward"):
+        assert name in steps[0]
+    assert not torch.equal(before, trainer.model.get_input_embeddings().weight)
+    assert trainer.ref_model is None
+    stored = json.loads((tmp_path / "out" / "initial_entropy.json").read_text())
+    assert trainer.initial_entropy in stored.values()
+
+
+def test_no_old_policy_pass_where_a_round_feeds_one_step(folder: Path, tmp_path: Path) -> None:
+    calls: list[bool] = []
+
+    class Counting(GTPOTrainer):
+        def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+            calls.append(self._scoring)
+            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+
+    def reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        return [float(sum(ids) % 7) for ids in completion_ids]
+
+    def train(**changes: Any) -> int:
+        calls.clear()
+        data = Dataset.from_dict({"prompt": PROMPTS})
+        settings = arguments(tmp_path, initial_entropy=0.1, **changes)
+        Counting(model=str(folder), reward_funcs=reward, args=settings, train_dataset=data).train()
+        return sum(calls)
+
+    assert train() == 0
+    assert train(gradient_accumulation_steps=2) == 0
+    assert train(num_iterations=2) > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"beta": 0.1}, "beta"),
+        ({"loss_type": "dr_grpo"}, "loss_type"),
+        ({"top_entropy_quantile": 0.2}, "top_entropy_quantile"),
+        ({"mask_truncated_completions": True}, "mask_truncated"),
+        ({"preset": "gtop"}, "preset"),
+    ],
+)
+def test_what_the_objective_decides_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        arguments(tmp_path, **changes)
+
+
+def test_gate_needs_the_calibration(folder: Path, tmp_path: Path) -> None:
+    data = Dataset.from_dict({"prompt": PROMPTS})
+    trainer = GTPOTrainer(model=str(folder), reward_funcs=lambda **_: [], args=arguments(tmp_path), train_dataset=data)
+    with pytest.raises(ValueError, match="initial_entropy"):
+        trainer.gate_active()

@@ -1,0 +1,117 @@
+"""What this project leans on in the pinned TRL and transformers: each private name, and the shape of its use.
+
+A failure here names what changed upstream; everything else about a new release is covered by the other tests.
+"""
+
+from __future__ import annotations
+
+import inspect
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+from transformers import Trainer
+from trl import GRPOConfig, GRPOTrainer, SFTTrainer
+from trl.trainer import utils
+
+
+def test_trl_is_the_pinned_minor_version() -> None:
+    assert version("trl").startswith("1.16.")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "parameters"),
+    [
+        (GRPOTrainer, "_generate", ["self", "prompts"]),
+        (GRPOTrainer, "_calculate_rewards", ["self", "inputs", "prompts", "completions", "completion_ids_list"]),
+        (GRPOTrainer, "_generate_and_score_completions", ["self", "inputs"]),
+        (GRPOTrainer, "_compute_loss", ["self", "model", "inputs"]),
+        (GRPOTrainer, "_get_train_sampler", ["self", "dataset"]),
+        (GRPOTrainer, "_prepare_inputs", ["self", "generation_batch"]),
+        (SFTTrainer, "_get_train_sampler", ["self", "train_dataset"]),
+        (Trainer, "_get_output_dir", ["self", "trial"]),
+        (Trainer, "_save_checkpoint", ["self", "model", "trial"]),
+        (Trainer, "_load_optimizer_and_scheduler", ["self", "checkpoint"]),
+        (Trainer, "_load_from_checkpoint", ["self", "resume_from_checkpoint", "model"]),
+    ],
+)
+def test_methods_that_are_overridden_or_called(owner: type, name: str, parameters: list[str]) -> None:
+    assert hasattr(owner, name), f"{owner.__name__}.{name} is gone"
+    found = list(inspect.signature(inspect.unwrap(getattr(owner, name))).parameters)
+    assert found == parameters, f"{owner.__name__}.{name} now takes {found}"
+
+
+def test_scored_log_probabilities_take_compute_entropy_and_return_three() -> None:
+    method = inspect.unwrap(GRPOTrainer._get_per_token_logps_and_entropies)
+    names = list(inspect.signature(method).parameters)
+    assert names[:7] == [
+        "self",
+        "model",
+        "input_ids",
+        "attention_mask",
+        "logits_to_keep",
+        "batch_size",
+        "compute_entropy",
+    ]
+    assert "return logps, entropies, aux_loss" in inspect.getsource(method)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "self._metrics",
+        "self._step",
+        "self._buffered_inputs",
+        "self._tokenizer",
+        "self.eos_token_ids",
+        "self.reward_func_names",
+        "self.reward_weights",
+        "self.num_generations",
+        "self.num_generations_eval",
+        "self.num_iterations",
+        "self.temperature",
+        "self.epsilon_low",
+        "self.epsilon_high",
+        "self.aux_loss_enabled",
+        "self.multi_objective_aggregation",
+    ],
+)
+def test_fields_that_are_read(field: str) -> None:
+    assert f"{field} = " in inspect.getsource(GRPOTrainer) or f"{field}: " in inspect.getsource(GRPOTrainer)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "prompt_ids",
+        "prompt_mask",
+        "completion_ids",
+        "completion_mask",
+        "advantages",
+        "old_per_token_logps",
+        "importance_sampling_ratio",
+        "sampling_per_token_logps",
+        "tool_mask",
+    ],
+)
+def test_keys_of_a_scored_batch(key: str) -> None:
+    assert f'"{key}"' in inspect.getsource(GRPOTrainer._generate_and_score_completions)
+
+
+def test_rows_added_to_a_batch_survive_the_shuffle_and_the_split() -> None:
+    import torch
+
+    batch: dict[str, Any] = {"completion_ids": torch.arange(8).view(4, 2), "row": torch.arange(4)}
+    parts = utils.split_tensor_dict(utils.shuffle_sequence_dict(batch), 2)
+    for part in parts:
+        assert torch.equal(part["completion_ids"][:, 0], 2 * part["row"])
+
+
+def test_old_log_probabilities_are_skipped_where_a_round_feeds_one_step() -> None:
+    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    assert "self.args.gradient_accumulation_steps % generate_every != 0" in source
+
+
+def test_defaults_that_are_overridden_on_purpose() -> None:
+    arguments = GRPOConfig(output_dir="unused", bf16=False, use_cpu=True, report_to="none")
+    assert (arguments.loss_type, arguments.beta, arguments.scale_rewards) == ("dapo", 0.0, "group")
