@@ -77,7 +77,7 @@ def batch(prompts: int, completions: int, length: int, vocabulary: int) -> tuple
     generator = torch.Generator().manual_seed(SEED)
     rows = prompts * completions
     ids = torch.randint(0, vocabulary, (rows, length), generator=generator)
-    lengths = torch.randint(length // 4, length + 1, (rows,), generator=generator)
+    lengths = torch.randint(max(length // 4, 2 * SHARED_TOKENS), length + 1, (rows,), generator=generator)
     lengths[0] = length
     ids[:, :SHARED_TOKENS] = torch.arange(SHARED_TOKENS)
     for row, size in enumerate(lengths.tolist()):
@@ -184,6 +184,8 @@ def main() -> None:
     parser.add_argument("--add", action="store_true", help="keep the other rows that --out holds")
     parser.add_argument("--out", type=Path, default=Path("results/bench/conflict.json"))
     args = parser.parse_args()
+    if min(args.lengths) < 2 * SHARED_TOKENS or min(args.groups) < 2 or args.vocabulary < 200:
+        parser.error(f"--lengths from {2 * SHARED_TOKENS}, --groups from 2, --vocabulary from 200")
     torch.set_num_threads(args.threads)
     random.seed(SEED)
     rows: list[dict[str, Any]] = []

@@ -124,7 +124,7 @@ def describe_gate(objective: Objective, calibration: Calibration | None) -> str:
         if count < SAMPLES:
             of += f", all there are; the paper takes {SAMPLES}"
         if calibration.standard_error is not None:
-            of += f"; standard error {calibration.standard_error:.3f}"
+            of += f"; standard error {calibration.standard_error:.2g}"
     sign = "<" if active else ">="
     return (
         f"entropy filter {'on' if active else 'off'}: {value:.{digits}f} {sign} {LN2:.{digits}f} ({of}; against ln 2)"

@@ -235,8 +235,8 @@ class GTPOTrainer(GroupStatistics):
                 compute_entropy=True,
             )
         assert entropies is not None
-        local = completion_entropy(entropies, mask).float()  # float32: not every device gathers float64
-        ranks = accelerator.gather(local).view(world, -1)
+        local = completion_entropy(entropies.cpu(), mask.cpu())  # not every device has the float64 of this
+        ranks = accelerator.gather(local.float().to(accelerator.device)).view(world, -1)
         return ranks.T.reshape(-1)[: len(prompts)]
 
     # -- the loss ----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from datasets import Dataset
 from step_gradients import fixed_completion, reward, tiny_model
 
 from gtpo import GTPOConfig, GTPOTrainer
+from gtpo.entropy import Calibration
 from gtpo.objective import PRESETS
+from gtpo.run_trainers import GTPORun
 
 PROMPTS = ["1 + 2", "30 - 4", "7", "8 - 5 - 1", "2 + 2"]
 
@@ -93,3 +96,13 @@ def test_nothing_is_measured_where_nothing_depends_on_it(tmp_path: Path) -> None
     assert asked == []
     assert given.gate_active()
     assert given.objective == PRESETS["gtpo"]
+
+
+def test_a_runs_record_is_what_its_resumed_run_takes_up() -> None:
+    run: dict[str, Any] = {}
+    measured = Calibration(0.42, 100, 0.012)
+    GTPORun.store_calibration(SimpleNamespace(update_run=run.update), measured)  # type: ignore[arg-type]
+    document = json.loads(json.dumps(run))
+    assert document["initial_entropy"] == {"nats": 0.42, "samples": 100, "standard_error": 0.012}
+    assert GTPORun.load_calibration(SimpleNamespace(read_run=lambda: document)) == measured  # type: ignore[arg-type]
+    assert GTPORun.load_calibration(SimpleNamespace(read_run=dict)) is None  # type: ignore[arg-type]
