@@ -1,5 +1,6 @@
 """What a completion is worth: extract the answer, check the format, verify equality."""
 
+from rewards.data.prompt import chat_messages
 from rewards.extract import extract_answer, gsm8k_gold, last_boxed
 from rewards.format import format_ok
 from rewards.functions import accuracy_reward, final_reward, format_reward
@@ -10,6 +11,7 @@ __all__ = [
     "Verdict",
     "Verifier",
     "accuracy_reward",
+    "chat_messages",
     "default_verifier",
     "extract_answer",
     "final_reward",
