@@ -172,3 +172,17 @@ def test_bad_input_names_the_argument(change, message):
     }
     with pytest.raises(ValueError, match=message):
         conflict_weights(**(arguments | change))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_any_integer_type_and_any_padding_value(dtype: torch.dtype):
+    rows = [[1, 2, 30, 7], [1, 2, 40, 8, 7], [1, 9], [1, 2, 7]]
+    advantages = torch.tensor([1.0, -1.0, 0.0, -2.0])
+    expected = None
+    for pad in (0, 7, -1, -100, torch.iinfo(dtype).max, torch.iinfo(dtype).min, torch.iinfo(dtype).min + 1):
+        ids, mask = padded(rows, pad, extra=2)
+        found = conflict_weights(ids.to(dtype), mask, advantages, 4)
+        expected = found if expected is None else expected
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), pad
+    assert expected.forward.tolist() == [2, 2, 0, 2]
+    assert expected.backward.tolist() == [1, 1, 0, 1]
