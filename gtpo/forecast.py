@@ -5,7 +5,7 @@
     gradients    one value per trainable parameter, in its dtype
     optimiser    bytes per trainable parameter, by optimiser
     activations  of one micro-batch at full length; with checkpointing each layer's input and one layer in full
-    logits       of one chunk of rows: ours and TRL's losses never hold more
+    loss         one chunk of logits with its gradient, and the gradient of the hidden states
     rollout      vLLM: its share of the GPU, which must hold its own copy of the weights; transformers: the KV cache
 
 An upper estimate: every sequence at its greatest length. Parameters and activations are checked against real models
@@ -23,8 +23,8 @@ GIB = 1024**3
 GPUS = (16, 24, 40, 48, 80, 141, 180)
 """Sizes in GiB of the GPUs that people have; the forecast names the smallest that fits."""
 
-LOGITS_ROWS = 1024
-"""Rows of logits that a loss holds at a time, at most."""
+LOGITS_BYTES = 256 * 2**20
+"""Logits that a loss holds at a time (`gtpo.one_pass.CHUNK_BYTES`; TRL's losses hold less)."""
 
 _OPTIMISER_BYTES = {
     "adamw_torch_8bit": 2.0,
@@ -211,11 +211,11 @@ def forecast(config: TrainConfig, shape: ModelShape) -> Forecast:
         parts.append(Part(name, count / GIB, basis))
 
     billions = f"{shape.parameters / 1e9:.2f} B" if shape.parameters > 1e8 else f"{shape.parameters / 1e6:.2f} M"
+    four_bit = shape.linear_parameters * NF4_BYTES + (shape.parameters - shape.linear_parameters) * size
     if model.load_in_4bit:
-        rest = shape.parameters - shape.linear_parameters
         part(
             "base weights",
-            shape.linear_parameters * NF4_BYTES + rest * size,
+            four_bit,
             f"{billions} parameters, linear layers in 4 bits, the rest in {8 * size} bits",
         )
     else:
@@ -240,9 +240,13 @@ def forecast(config: TrainConfig, shape: ModelShape) -> Forecast:
         activation_bytes(shape, tokens, kind, how == "checkpointed"),
         f"{micro} x {length:,} tokens at most, {how}",
     )
-    rows = min(tokens, LOGITS_ROWS)
+    logits = min(tokens * shape.vocab_size * 4, LOGITS_BYTES)
+    if config.method == "gtpo" and not model.lora_rank:  # a trained lm_head needs a whole completion at once
+        logits = max(logits, (training.max_completion_length or 0) * shape.vocab_size * 4)
     part(
-        "logits", rows * shape.vocab_size * 4 * 2, f"{rows:,} rows x {shape.vocab_size:,}, float32, and their gradient"
+        "loss",
+        2 * logits + tokens * shape.hidden_size * size,
+        f"{logits / 2**20:,.0f} MiB of logits at a time, their gradient, and that of the hidden states",
     )
     if config.method == "grpo" and training.beta > 0 and not model.lora_rank:
         part("reference model", shape.parameters * size, f"beta {training.beta:g} with all weights trained")
@@ -250,7 +254,9 @@ def forecast(config: TrainConfig, shape: ModelShape) -> Forecast:
     share = weights = 0.0
     if config.method != "sft" and config.rollout.engine == "vllm":
         share = model.gpu_memory_utilization
-        weights = shape.parameters * 2 / config.rollout.tensor_parallel_size / GIB
+        # TRL has vLLM quantise its copy too where the trained model is in 4 bits.
+        copy = four_bit if model.load_in_4bit else shape.parameters * 2
+        weights = copy / config.rollout.tensor_parallel_size / GIB
     elif config.method != "sft" and config.rollout.engine != "vllm_server":
         cached = (
             2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * (4 if kind == "float32" else 2)

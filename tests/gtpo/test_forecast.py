@@ -122,6 +122,14 @@ def test_activations_are_what_a_real_model_keeps(kind: str) -> None:
     )
 
 
+def test_logits_bound_is_that_of_the_fused_loss() -> None:
+    from gtpo.forecast import LOGITS_BYTES
+    from gtpo.one_pass import CHUNK_BYTES
+
+    assert LOGITS_BYTES == CHUNK_BYTES
+    assert parts(recipe())["loss"] == pytest.approx((2 * CHUNK_BYTES + 8 * 5500 * 4096 * 2) / GIB)
+
+
 def test_parts_follow_the_config() -> None:
     base = parts(recipe())
     assert base["optimiser states"] == pytest.approx(2 * base["gradients"])  # 8 bytes against float32
@@ -140,6 +148,8 @@ def test_parts_follow_the_config() -> None:
     assert "KV cache" not in parts(recipe(method="sft", objective=None, rollout=None))
     assert "KV cache" in parts(recipe(rollout__engine="transformers"))
     assert "KV cache" not in base
+    assert forecast(recipe(), LLAMA).vllm_weights_gib == pytest.approx(base["base weights"])
+    assert forecast(recipe(model__load_in_4bit=False), LLAMA).vllm_weights_gib == pytest.approx(14.96, abs=0.01)
 
 
 def test_vllm_must_hold_its_own_weights() -> None:
