@@ -201,9 +201,7 @@ def compare(
     ],
     baseline: Annotated[
         str | None,
-        typer.Option(
-            help="Run (name, folder or method) to compare with. Default: GRPO, else SFT, untrained, the first."
-        ),
+        typer.Option(help="Run (name, folder or method) to compare with. Default: GRPO, else SFT, else untrained."),
     ] = None,
     k: Annotated[str | None, typer.Option("--k", help="Which k to show, e.g. 1,8,16,32,64.")] = None,
     scoring: Annotated[str | None, typer.Option(help="strict or lenient. Default: the runs' own headline.")] = None,

@@ -23,8 +23,9 @@ from rewards.support.errors import UserError, did_you_mean
 ALPHA = 0.05
 """Family-wise error rate of one table."""
 PASS, MAJ, FORMAT = "pass@k", "maj@k", "format"
-BASELINE_ORDER = ("grpo", "sft", "untrained")
-"""The default baseline: the first run of the first of these methods, else the first run given."""
+BASELINE_ORDER = ("grpo", "sft", "")
+"""The default baseline: the first run of the first of these methods (none: a model that was not trained here),
+else the first run given."""
 
 
 class Column(NamedTuple):
@@ -174,7 +175,8 @@ def choose_baseline(runs: list[EvalRun], asked: str | None) -> tuple[str | None,
     for method in BASELINE_ORDER:
         for run in runs:
             if run.method == method:
-                return run.name, f"the first run with method {method}; choose another with --baseline"
+                what = f"with method {method}" if method else "that was not trained here"
+                return run.name, f"the first run {what}; choose another with --baseline"
     return runs[0].name, "the first run given; choose another with --baseline"
 
 
@@ -369,6 +371,8 @@ def verdict(table: Table, run: str) -> dict[str, list[str]]:
     wanted = [Column(PASS, 1), Column(MAJ, top), Column(PASS, top), Column(FORMAT, 0)]
     out: dict[str, list[str]] = {}
     for column in dict.fromkeys(column for column in wanted if column in table.columns):
+        if column == Column(MAJ, 1):
+            continue  # pass@1 again
         cell = table.cells[run, column]
         if cell.paired is None:
             continue

@@ -70,11 +70,11 @@ class EvalRun:
 
     @property
     def method(self) -> str:
-        """The preset or method it was trained with; `untrained` where there is none."""
+        """The preset or method it was trained with; empty for a model that no train run made."""
         name = self.model.get("preset") or self.model.get("method")
         if not name and self.train is not None:
             name = self.train.preset or self.train.method
-        return str(name or "untrained")
+        return str(name or "")
 
     @property
     def benchmarks(self) -> list[str]:

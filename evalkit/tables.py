@@ -299,7 +299,7 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
                 "benchmark": table.benchmark,
                 "group": table.group or None,
                 "run": name,
-                "method": by_name[name].method,
+                "method": by_name[name].method or None,
                 "metric": column.metric,
                 "k": column.k or None,
                 "scoring": comparison.scoring,
@@ -353,7 +353,7 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
         "runs": [
             {
                 "name": run.name,
-                "method": run.method,
+                "method": run.method or None,
                 "folders": [str(folder) for folder in run.folders],
                 "train_run": run.train.name if run.train else None,
             }

@@ -9,7 +9,7 @@ function versus(table) {
 function keyColumns(table) {
   const top = Math.max(...table.columns.map((c) => c[1]));
   const wanted = [["pass@k", 1], ["maj@k", top], ["pass@k", top], ["format", 0]];
-  const found = wanted.map(([metric, k]) => table.columns.findIndex((c) => c[0] === metric && c[1] === k)).filter((i) => i >= 0);
+  const found = wanted.map(([metric, k]) => table.columns.findIndex((c) => c[0] === metric && c[1] === k)).filter((i) => i >= 0 && table.columns[i][2] !== "maj@1");
   return [...new Set(found.length > 1 ? found : table.columns.map((_, i) => i))];
 }
 
