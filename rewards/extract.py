@@ -24,7 +24,7 @@ def words(text: str) -> frozenset[str]:
 
 _FORMULA_WORDS = words("sin cos tan log sqrt exp and percent pct percentage inf infinity")
 _ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
-_BOX = re.compile(r"\\+(?:boxed|fbox)(?![a-zA-Z])\s*")
+_BOX = re.compile(r"(?<!\\)\\+(?:boxed|fbox)(?![a-zA-Z])\s*")
 _BOX_TOKEN = re.compile(r"[^\s$\\{}]+|\\[a-zA-Z]+")
 _THOUGHT_TAGS = ("think", "thinking", "reasoning")
 
@@ -64,10 +64,14 @@ _BARE_FRACTION = re.compile(r"[-−]?\s*\\[dtc]?frac\s*\{[^{}]{1,200}\}\s*\{[^{}
 
 
 def match_brace(text: str, start: int) -> int:
-    r"""Return the index of the `}` that closes the `{` at `start`, or -1. `\{` and `\}` do not count."""
+    r"""Return the index of the `}` that closes the `{` at `start`, or -1. `\{` and `\}` do not count.
+
+    A group longer than 10,000 characters is taken for one that never closes.
+    """
     depth = 0
     position = start
-    while position < len(text):
+    end = min(len(text), start + _BRACE_REACH)
+    while position < end:
         character = text[position]
         if character == "\\":
             position += 2
@@ -83,6 +87,12 @@ def match_brace(text: str, start: int) -> int:
 
 
 Box = tuple[int, int, str]
+_BRACE_REACH = 10_000
+_MAX_JOINED = 100
+_MAX_OPEN_BOXES = 20
+"""Boxes that never close, after which the search for one that does is given up: each costs a scan of the text."""
+_VALUE_REACH = 5_000
+"""Characters from the end in which the last value of a completion is sought."""
 _BOX_REACH = 400
 """Characters from one box to the next beyond which they are never one answer."""
 
@@ -93,17 +103,20 @@ def _last_boxes(text: str) -> list[Box]:
     if start < 0:
         return []
     while True:
-        before = max(text.rfind("\\boxed", 0, start), text.rfind("\\fbox", 0, start))
-        if before < 0 or start - before > _BOX_REACH:
+        reach = max(0, start - _BOX_REACH)
+        before = max(text.rfind("\\boxed", reach, start), text.rfind("\\fbox", reach, start))
+        if before < 0:
             break
         start = before
+    start = len(text[:start].rstrip("\\"))  # `\\\\boxed`: escaped once too often
     return _boxes(text, start) or _boxes(text, 0)
 
 
 def _boxes(text: str, position: int) -> list[Box]:
     r"""Return (start, end, content) of every complete outermost `\boxed{…}`, `\fbox{…}` or `\boxed 5`."""
     found: list[Box] = []
-    while (match := _BOX.search(text, position)) is not None:
+    never_closed = 0
+    while never_closed < _MAX_OPEN_BOXES and (match := _BOX.search(text, position)) is not None:
         inside = match.end()
         if inside >= len(text):
             break
@@ -111,6 +124,7 @@ def _boxes(text: str, position: int) -> list[Box]:
             end = match_brace(text, inside)
             if end < 0:  # never closed: a cut-off or malformed box is no answer; a later one may be
                 position = inside + 1
+                never_closed += 1
                 continue
             found.append((match.start(), end + 1, text[inside + 1 : end].strip()))
             position = end + 1
@@ -142,7 +156,9 @@ def boxed_together(text: str) -> list[str]:
 
 def _together(boxes: list[Box], text: str) -> list[str]:
     contents = [boxes[-1][2]] if boxes else []
-    for (_, end, content), (start, _, _) in zip(boxes[-2::-1], boxes[:0:-1], strict=True):
+    for (_, end, content), (start, _, _) in zip(
+        boxes[-2:-_MAX_JOINED:-1], boxes[: -_MAX_JOINED + 1 : -1], strict=False
+    ):
         if _JOINT.fullmatch(text, end, start) is None:
             break
         contents.insert(0, content)
@@ -276,9 +292,10 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     spoken = "answer" in lowered or "solution" in lowered
     phrases = [match.end() for match in _LEAD_IN.finditer(visible)] if spoken else []
     if phrases:
-        answer = _HOPE.sub("", _first_sentence(visible[phrases[-1] :]))
+        answer = _HOPE.sub("", _first_sentence(visible[phrases[-1] : phrases[-1] + _VALUE_REACH]))
         if answer:
             return _of_phrase(answer)
+    visible = visible[-_VALUE_REACH:]
     if "I hope" in visible:
         visible = _HOPE.sub("", visible)
     return _last_value(_last_lines(visible)) or _last_value(visible) or _only_answer(visible)

@@ -95,21 +95,3 @@ def load_rewards(paths: Sequence[str], weights: Sequence[float] | None = None) -
     names = [getattr(function, "__name__", path) for function, path in zip(functions, paths, strict=True)]
     unique = [name if names.count(name) == 1 else path for name, path in zip(names, paths, strict=True)]
     return LoadedRewards(functions, chosen, unique)
-
-
-def weighted_total(scores: Sequence[Sequence[float | None]], weights: Sequence[float]) -> list[float | None]:
-    """Return sum over functions f of weights[f] * scores[f][i] per completion i; None where any is unscored.
-
-    A completion of which a part could not be scored has no total: adding up the rest would read as a low score.
-    """
-    if len(scores) != len(weights):
-        raise ValueError(f"{len(scores)} rewards but {len(weights)} weights")
-    totals: list[float | None] = []
-    for row in zip(*scores, strict=True):
-        known = [score for score in row if score is not None]
-        totals.append(
-            sum(weight * score for weight, score in zip(weights, known, strict=True))
-            if len(known) == len(row)
-            else None
-        )
-    return totals

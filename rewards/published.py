@@ -12,15 +12,15 @@ from typing import Any
 
 from rewards.completions import Completion, completion_text
 
-_REASONING = re.compile(r"<reasoning>.*?</reasoning>", re.DOTALL)
-_ANSWER_AT_END = re.compile(r"<answer>.*?</answer>$", re.DOTALL)
 _ANSWER_SPAN = re.compile(r"<answer>(.*)</answer>", re.DOTALL)
 
 
 def published_format_score(text: str) -> float:
     """Return 10, 1.5, 1 or 0: both blocks; one block and a stray tag of the other; one block; none."""
-    reasoning = _REASONING.search(text) is not None
-    answer = _ANSWER_AT_END.search(text) is not None
+    opened = text.find("<reasoning>")
+    reasoning = opened >= 0 and text.find("</reasoning>", opened) >= 0
+    end = text.removesuffix("\n")
+    answer = end.endswith("</answer>") and "<answer>" in end.removesuffix("</answer>")
     if reasoning and answer:
         return 10.0
     if reasoning:

@@ -1,6 +1,9 @@
+import time
+
 import pytest
 
-from rewards import extract_answer, gsm8k_gold, last_boxed
+from rewards import extract_answer, format_ok, gsm8k_gold, last_boxed, published_final_reward
+from rewards.extract import words
 
 
 @pytest.mark.parametrize(
@@ -60,6 +63,26 @@ def test_unknown_scoring_is_an_error() -> None:
 )
 def test_last_boxed(text: str, content: str | None) -> None:
     assert last_boxed(text) == content
+
+
+@pytest.mark.parametrize(
+    "piece",
+    sorted(
+        words(
+            r"\boxed{ \ <answer> <think> </think> <think></think> <reasoning> \[ $$ $ ( { 9 1, #### answer "
+            r"the_answer_is I_hope_it_is_correct \boxed{1},_ \frac{1}{2} 1_"
+        )
+    ),
+)
+def test_long_hostile_text_is_linear(piece: str) -> None:
+    text = (piece.replace("_", " ") * 200_000)[:200_000]
+    start = time.monotonic()
+    for scoring in ("strict", "lenient"):
+        extract_answer(text, scoring)
+    last_boxed(text)
+    format_ok(text)
+    published_final_reward([text, "<reasoning>" + text], ["1", "1"])
+    assert time.monotonic() - start < 5  # quadratic work on this length would take minutes
 
 
 def test_gsm8k_gold() -> None:

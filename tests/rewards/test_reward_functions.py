@@ -1,7 +1,7 @@
 import pytest
 
 from rewards import accuracy_reward, final_reward, format_ok, format_reward, published_final_reward
-from rewards.loading import load_reward, load_rewards, weighted_total
+from rewards.loading import load_reward, load_rewards
 from rewards.support.errors import UserError
 
 GOOD = "<reasoning>r</reasoning>\n<answer>12</answer>"
@@ -81,7 +81,3 @@ def test_loading(tmp_path, monkeypatch) -> None:
             load_reward(path)
     with pytest.raises(UserError, match="2 values for 1"):
         load_rewards(["rewards.final_reward"], [1, 2])
-
-
-def test_weighted_total() -> None:
-    assert weighted_total([[1.0, 2.0, None], [10.0, 0.0, 1.0]], [1.0, 0.5]) == [6.0, 2.0, None]
