@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 from evalkit.runs import SCORINGS, find_runs
 from rewards.support.errors import UserError, did_you_mean
 
+MOST_MB = 200
 FORMATS = ("table", "markdown", "latex", "csv", "json")
 
 
@@ -22,6 +24,18 @@ def parse_ks(text: str | None) -> list[int] | None:
     if not ks or min(ks) < 1:
         raise UserError(f'--k "{text}": expected whole numbers from 1 on, e.g. --k 1,8,64')
     return ks
+
+
+def _check_writable(flag: str, path: Path, *, folder: bool) -> None:
+    """Raise UserError where `path` cannot become the file (folder) that the flag asks for."""
+    if folder and path.exists() and not path.is_dir():
+        raise UserError(f"{flag} {path}: there is a file of that name; name a folder")
+    if not folder and path.is_dir():
+        raise UserError(f"{flag} {path}: that is a folder; name a file, e.g. {path / 'compare.html'}")
+    nearest = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+    place = nearest if nearest.is_dir() else nearest.parent
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise UserError(f"{flag} {path}: {place} cannot be written to")
 
 
 def run_compare(
@@ -42,6 +56,12 @@ def run_compare(
         raise UserError(f'--format "{format}": one of {", ".join(FORMATS)}.{did_you_mean(format, FORMATS)}')
     if scoring is not None and scoring not in SCORINGS:
         raise UserError(f'--scoring "{scoring}": strict or lenient.{did_you_mean(scoring, SCORINGS)}')
+    if not 0 <= samples_mb <= MOST_MB:
+        raise UserError(f"--samples-mb {samples_mb:g}: from 0 to {MOST_MB}; a browser reads a page of that size whole")
+    if html is not None:
+        _check_writable("--html", html, folder=False)
+    if figures is not None:
+        _check_writable("--figures", figures, folder=True)
     ks = parse_ks(k)
     runs, trains, notes = find_runs(names, allow_incomplete=allow_mismatch)
     # Here, not above: a mistake in the arguments is told before the statistics are loaded.
@@ -63,7 +83,7 @@ def run_compare(
 
         # A pipe has no width; 80 columns would fold the intervals.
         console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-        console.print(as_rich(comparison))
+        console.print(as_rich(comparison, console.width))
     else:
         sys.stdout.write(TEXT_FORMATS[format](comparison))
     sys.stdout.flush()

@@ -88,8 +88,8 @@ def verdicts(table: Table) -> list[tuple[str, dict[str, list[str]]]]:
     return [(run, verdict(table, run)) for run in table.runs if run != table.baseline]
 
 
-def as_rich(comparison: Comparison) -> Group:
-    """The terminal's version."""
+def as_rich(comparison: Comparison, width: int = 160) -> Group:
+    """The terminal's version; on one too narrow for the intervals of the differences they are left to the verdicts."""
     from rich.console import Group
     from rich.table import Table as Grid
     from rich.text import Text
@@ -97,17 +97,18 @@ def as_rich(comparison: Comparison) -> Group:
     parts: list[RenderableType] = [Text(f"note: {note}", style="yellow") for note in comparison.notes]
     labels = methods(comparison)
     for table in comparison.tables:
-        width = max(len(columns) for _, columns in sections(table))
+        most = max(len(columns) for _, columns in sections(table))
+        narrow = width < max(map(len, labels.values())) + 14 + 24 * most
         grid = Grid(title=header(table), title_justify="left", title_style="bold", show_header=False)
         grid.add_column(min_width=12)
-        for _ in range(width):
+        for _ in range(most):
             grid.add_column(justify="right", no_wrap=True)
         for metric, columns in sections(table):
             heads = [column.label for column in columns] if metric != FORMAT else ["format"]
             grid.add_row(Text(SECTIONS[metric], style="bold"), *(Text(head, style="bold") for head in heads))
             for run in table.runs:
                 name = Text(labels[run] + ("  (baseline)" if run == table.baseline else ""))
-                grid.add_row(name, *(_rich_cell(table.cells[run, column]) for column in columns))
+                grid.add_row(name, *(_rich_cell(table.cells[run, column], narrow) for column in columns))
             if table.baseline is not None:
                 found = [table.detectable(column) for column in columns]
                 shown = ["" if value is None else f"±{percent(value)}" for value in found]
@@ -133,13 +134,15 @@ def as_rich(comparison: Comparison) -> Group:
     return Group(*parts)
 
 
-def _rich_cell(cell: Cell) -> Any:
+def _rich_cell(cell: Cell, narrow: bool) -> Any:
     from rich.text import Text
 
     style = {1: "bold green", -1: "bold red", 0: ""}[cell.direction]
-    text = Text.assemble((value_text(cell), style or "default"), " ", (interval_text(cell), "dim"))
+    interval = interval_text(cell)[1:-1].replace(", ", "–") if narrow else interval_text(cell)
+    text = Text.assemble((value_text(cell), style or "default"), "\n" if narrow else " ", (interval, "dim"))
     if cell.paired is not None:
-        text.append(f"\n{ARROWS[cell.direction]}{difference_text(cell)}", style=style or "dim")
+        change = difference_text(cell).split(" ")[0] if narrow else difference_text(cell)
+        text.append(f"\n{ARROWS[cell.direction]}{change}", style=style or "dim")
     return text
 
 

@@ -20,6 +20,7 @@ from evalkit.compare import Column, choose_ks, compare
 from evalkit.questions import load_questions
 from evalkit.runs import find_runs
 from evalkit.statistics import holm, mean_interval, paired_difference
+from evalkit.tables import as_rich
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -132,6 +133,18 @@ def test_table_shows_emphasis_only_where_significant(home: Path) -> None:
     assert body.count("▼") == directions.count(-1) > 0
     assert 0 in directions
     assert "detectable" in body
+
+
+def test_narrow_terminal_cuts_nothing_off(home: Path) -> None:
+    from rich.console import Console
+
+    found = compared(home, "demo-base", "demo-gtpo")
+    for width in (80, 160):
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(as_rich(found, console.width))
+        grid = [line for line in console.export_text().splitlines() if line.startswith("│")]
+        assert grid
+        assert not any("…" in line for line in grid)
 
 
 def test_formats_agree(home: Path) -> None:
@@ -328,6 +341,9 @@ def test_shards_of_one_run_are_joined(tmp_path: Path) -> None:
         (["demo-gtpo", "--format", "latx"], ['--format "latx"', 'Did you mean "latex"?']),
         (["demo-gtpo", "--scoring", "strictly"], ["--scoring", 'Did you mean "strict"?']),
         (["demo-gtpo", "demo-grpo", "--baseline", "demo-srt"], ["--baseline", 'Did you mean "demo-sft"?']),
+        (["demo-gtpo", "--html", "results"], ["--html results", "that is a folder"]),
+        (["demo-gtpo", "--figures", "results/eval/demo-gtpo/eval.json"], ["--figures", "there is a file of that name"]),
+        (["demo-gtpo", "--samples-mb", "-1"], ["--samples-mb -1", "from 0 to 200"]),
         (["results"], ["neither an eval run (eval.json) nor a train run"]),
     ],
 )
