@@ -51,7 +51,7 @@ class Advantages(NamedTuple):
     """What `group_advantages` returns, one value a completion [N]."""
 
     advantages: Tensor
-    """A_i; 0 for unscored completions and, exactly, for groups whose rewards are all equal."""
+    """A_i; exactly 0 for unscored completions and for rewards that equal their group's mean up to rounding."""
     scored: Tensor
     """bool: the reward could be computed."""
     zero_variance: Tensor
@@ -105,14 +105,15 @@ def group_advantages(
     are no whole groups raise ValueError.
     """
     if not isinstance(rewards, Tensor):
-        rewards = torch.tensor([float("nan") if reward is None else float(reward) for reward in rewards])
+        listed = [float("nan") if reward is None else float(reward) for reward in rewards]
+        rewards = torch.tensor(listed, dtype=torch.float64)
     if rewards.dim() != 1:
         raise ValueError(f"rewards must have shape [N]; found {list(rewards.shape)}")
     if num_generations < 1 or rewards.shape[0] % num_generations:
         raise ValueError(f"num_generations {num_generations} does not divide the {rewards.shape[0]} rewards")
     if bool(rewards.isinf().any()):
         raise ValueError(f"rewards: row {int(rewards.isinf().nonzero()[0])} is infinite")
-    if not rewards.is_floating_point():
+    if rewards.dtype != torch.float64:
         rewards = rewards.float()
     grouped = rewards.view(-1, num_generations)
     scored = ~grouped.isnan()
@@ -123,8 +124,10 @@ def group_advantages(
     highest = torch.where(scored, grouped, -infinity).amax(dim=1, keepdim=True)
     lowest = torch.where(scored, grouped, infinity).amin(dim=1, keepdim=True)
     zero_variance = (highest <= lowest) | (count == 0)
-    # The mean of equal rewards may miss them by an ulp; that must not make signs, and so conflicts, out of nothing.
-    advantages = torch.where(zero_variance, 0.0, centred)
+    # The mean may miss a reward that equals it by what summing rounds off; that must not make signs, and so
+    # conflicts, out of nothing.
+    rounding = count * torch.finfo(values.dtype).eps * values.abs().amax(dim=1, keepdim=True)
+    advantages = torch.where(zero_variance | (centred.abs() <= rounding), 0.0, centred)
     if objective.scale_rewards == "group":
         deviation = (centred.square().sum(dim=1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
         advantages = advantages / (deviation + STD_EPSILON)
@@ -149,6 +152,8 @@ def filter_is_active(objective: Objective, initial_entropy: float | None) -> boo
             'filter "auto" needs initial_entropy (H_ini, from gtpo.entropy.calibrate_initial_entropy); '
             'or set filter to "always" or "never"'
         )
+    if not 0 <= initial_entropy < float("inf"):
+        raise ValueError(f"initial_entropy must be a finite number of nats, at least 0; found {initial_entropy}")
     return initial_entropy < LN2
 
 

@@ -9,7 +9,15 @@ import math
 import pytest
 import torch
 
-from gtpo.objective import LN2, PRESETS, Objective, group_advantages, loss_from_statistics, reference_loss
+from gtpo.objective import (
+    LN2,
+    PRESETS,
+    Objective,
+    filter_is_active,
+    group_advantages,
+    loss_from_statistics,
+    reference_loss,
+)
 
 SEED = 7
 F64 = torch.float64
@@ -132,6 +140,49 @@ def test_equal_rewards_move_by_the_entropy_term_alone_unless_skipped():
 def test_float32_noise_in_the_mean_makes_no_signs():
     rewards = torch.tensor([0.1] * 7)
     assert group_advantages(Objective(), rewards, 7).advantages.eq(0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize(
+    "rewards", [[0.1, 0.2, 0.3], [0.3, 0.1, 0.2], [0.1, 0.1, 0.1, 0.3, 0.3, 0.3, 0.2], [0.7, 0.8, 0.9]]
+)
+def test_a_reward_at_the_mean_takes_no_side_though_the_mean_is_rounded(rewards, dtype):
+    """A = -3e-16 would make the completion a negative one, whose tokens then count as conflicts."""
+    middle = sorted(range(len(rewards)), key=rewards.__getitem__)[len(rewards) // 2]
+    if len(rewards) == 7:
+        middle = 6
+    for scale_rewards in ("group", "none"):
+        found = group_advantages(
+            Objective(scale_rewards=scale_rewards), torch.tensor(rewards, dtype=dtype), len(rewards)
+        )
+        signs = [0 if row == middle else 1 if reward > rewards[middle] else -1 for row, reward in enumerate(rewards)]
+        assert found.advantages.sign().tolist() == signs
+
+
+def test_small_differences_of_rewards_keep_their_signs():
+    rewards = torch.tensor([20.0, 20.0 + 1e-9, 20.0, 20.0 - 1e-9], dtype=F64)
+    assert group_advantages(Objective(), rewards, 4).advantages.sign().tolist() == [0, 1, 0, -1]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.long])
+def test_rewards_of_coarse_dtypes_keep_their_differences(dtype):
+    rewards = [20, 20, 20, 20, 20, 20, 20, 19]
+    found = group_advantages(Objective(), torch.tensor(rewards, dtype=dtype), 8).advantages
+    assert found.sign().tolist() == [1] * 7 + [-1]
+    exact = group_advantages(Objective(), torch.tensor(rewards, dtype=F64), 8).advantages
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=0)
+
+
+def test_rewards_in_a_list_are_as_precise_as_a_float64_tensor():
+    rewards = [0.1, 10.0, 1.7, 20.0]
+    listed = group_advantages(Objective(), rewards, 4).advantages
+    assert torch.equal(listed, group_advantages(Objective(), torch.tensor(rewards, dtype=F64), 4).advantages)
+
+
+@pytest.mark.parametrize("initial_entropy", [float("nan"), float("inf"), -0.1])
+def test_an_initial_entropy_that_is_none_does_not_decide_the_gate(initial_entropy):
+    with pytest.raises(ValueError, match="initial_entropy"):
+        filter_is_active(Objective(), initial_entropy)
 
 
 def test_unscored_rewards_are_left_out():
