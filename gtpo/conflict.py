@@ -17,6 +17,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+FIRST_LOOK = 64
+"""Positions looked at from each end before looking further, which only a span that reaches beyond them needs."""
+
 
 class ConflictWeights(NamedTuple):
     """What `conflict_weights` returns."""
@@ -75,7 +78,8 @@ def conflict_weights(
     combine: weight where both spans cover a token: `or` gives positive_weight (paper), `product` its square
     (published code).
 
-    Costs O(N G L) comparisons and O(N L) bytes. Raises ValueError on shapes that do not fit.
+    Costs O(N G S) comparisons, S the longest span rounded up, and O(N L) bytes. Raises ValueError on shapes that do
+    not fit.
     """
     lengths = completion_lengths(completion_ids, completion_mask, num_generations)
     rows, width = completion_ids.shape
@@ -84,25 +88,37 @@ def conflict_weights(
 
     position = torch.arange(width, device=completion_ids.device)
     valid = position < lengths[:, None]
-    # The mirror t <-> |o|-1-t puts the last token first, so that one routine serves both directions.
-    mirror = (lengths[:, None] - 1 - position).clamp(min=0)
-    grouped = (rows // num_generations, num_generations, width)
+    grouped = (rows // num_generations, num_generations, -1)
     positive, negative = (advantages > 0)[:, None], (advantages < 0)[:, None]
-    taking_part = valid & (positive | negative)
-    # A token's key says its sign, and its counterpart the other sign: equal keys are equal tokens of unlike signs.
+    taking_part = positive | negative
     nobody = torch.iinfo(torch.long).min
 
-    def span_lengths(tokens: Tensor) -> Tensor:
-        doubled = 2 * tokens.long()
-        keys = torch.where(taking_part, doubled + positive, nobody).view(grouped)
-        counterparts = torch.where(taking_part, doubled + negative, nobody + 1).view(grouped)
-        conflict = torch.zeros(grouped, dtype=torch.bool, device=tokens.device)
-        for other in range(num_generations):  # G slots of all groups at once: N L bytes instead of N G L
-            conflict |= keys == counterparts[:, other, None]
-        return conflict.view(rows, width).cummin(dim=1).values.sum(dim=1)
+    def span_lengths(backward: bool) -> Tensor:
+        found = torch.zeros_like(lengths)
+        running = taking_part.squeeze(1)
+        start, size = 0, FIRST_LOOK
+        while start < width:  # a handful of looks at most: each is four times the last
+            window = position[start : start + size]
+            # The mirror t <-> |o|-1-t puts the last token first, so that one routine serves both directions.
+            columns = (lengths[:, None] - 1 - window).clamp(min=0) if backward else window.expand(rows, -1)
+            # A token's key says its sign, its counterpart the other sign: equal keys, equal tokens of unlike signs.
+            doubled = 2 * completion_ids.gather(1, columns).long()
+            present = valid[:, start : start + size] & taking_part
+            keys = torch.where(present, doubled + positive, nobody).view(grouped)
+            counterparts = torch.where(present, doubled + negative, nobody + 1).view(grouped)
+            conflict = torch.zeros_like(keys, dtype=torch.bool)
+            for other in range(num_generations):  # G slots of all groups at once: N L bytes instead of N G L
+                conflict |= keys == counterparts[:, other, None]
+            run = conflict.view(rows, -1).cummin(dim=1).values & running[:, None]
+            found += run.sum(dim=1)
+            running = run[:, -1]
+            if not bool(running.any()):  # every span has ended: nothing further can belong to one
+                break
+            start, size = start + size, 4 * size
+        return found
 
-    forward = span_lengths(completion_ids)
-    backward = span_lengths(completion_ids.gather(1, mirror))
+    forward = span_lengths(backward=False)
+    backward = span_lengths(backward=True)
     in_forward = position < forward[:, None]
     in_backward = valid & (position >= (lengths - backward)[:, None])
     in_either = in_forward | in_backward

@@ -186,3 +186,14 @@ def test_any_integer_type_and_any_padding_value(dtype: torch.dtype):
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), pad
     assert expected.forward.tolist() == [2, 2, 0, 2]
     assert expected.backward.tolist() == [1, 1, 0, 1]
+
+
+@pytest.mark.parametrize("shared", [63, 64, 65, 319, 320, 321, 400])
+def test_spans_longer_than_one_look(shared: int):
+    """Spans that end at, before and beyond the borders of the windows; one group's are long, the other's short."""
+    start, end = list(range(shared)), list(range(1000, 1000 + shared))
+    long = [[*start, 5000 + i, *[9000 + 10 * i + j for j in range(i)], *end] for i in range(4)]
+    short = [[7, 8, 20 + i, 9] for i in range(4)]
+    assert_equal_to_brute_force([long, short], [[1, -1, -1, 1], [1, 1, -1, 0]], -100, "or")
+    same = [list(range(shared + 30))] * 4
+    assert_equal_to_brute_force([same, short], [[1, -1, -1, 0], [1, 1, -1, 0]], 0, "product")
