@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 START_ALLOWANCE_S = 60.0
-"""A worker that imports SymPy on a loaded machine may take this long; the task's own clock starts after it."""
+"""A worker on a loaded machine may take this long to start; a task's own clock starts after it."""
 
 Task = dict[str, Any]
 
@@ -109,8 +109,6 @@ class _Worker:
             kind, *rest = self._line(deadline)
             if kind == "begin":
                 deadline = time.monotonic() + timeout_s
-            elif kind == "import":
-                deadline = time.monotonic() + START_ALLOWANCE_S
             else:
                 return str(rest[0]), kind == "done"
 

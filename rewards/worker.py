@@ -63,19 +63,11 @@ def main() -> None:
     from rewards.equality.decide import decide
     from rewards.equality.second_opinion import agree
 
-    # SymPy and Math-Verify take a second to import and few answers need them: meanwhile, and off any task's clock.
+    # SymPy and Math-Verify take a second to import and few answers need them: import them meanwhile.
     loading = threading.Thread(target=_import_second_opinion, daemon=True)
 
-    def announce() -> None:
-        if loading.is_alive():
-            _send(replies, "import")
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            loading.join()
-            _send(replies, "begin")
-            signal.setitimer(signal.ITIMER_REAL, timeout_s + ORPHAN_GRACE_S)
-
     def second_opinion(prediction: str, gold: str) -> bool:
-        return agree(prediction, gold, announce)
+        return agree(prediction, gold, before=loading.join)
 
     _send(replies, "ready")
     loading.start()

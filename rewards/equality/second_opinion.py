@@ -26,11 +26,11 @@ def _parse(text: str) -> Any:
     return latex2sympy(text, is_real=True, convert_degrees=False, normalization_config=config)
 
 
-def agree(prediction: str, gold: str, announce: Callable[[], None] = lambda: None) -> bool:
-    """Say whether Math-Verify reads both texts and SymPy finds the readings equal; `announce` before the import."""
+def agree(prediction: str, gold: str, before: Callable[[], None] = lambda: None) -> bool:
+    """Say whether Math-Verify reads both texts and SymPy finds the readings equal; `before` runs before the import."""
     if not (_fit(prediction) and _fit(gold)):
         return False
-    announce()
+    before()
     import sympy
 
     logging.disable(logging.CRITICAL)

@@ -88,8 +88,7 @@ def test_a_worker_that_hangs_is_killed_on_time(monkeypatch) -> None:
         assert verifier.verify("x+x", "2x") is Verdict.CORRECT
         start = time.monotonic()
         verdicts = verifier.verify_many([(slow, r"\frac{d}{dx} x^{x^x}"), ("y+y", "2y")])
-        # importing SymPy is not on the task's clock
-        assert time.monotonic() - start < 20
+        assert time.monotonic() - start < 0.5 + 2 * SLACK_S  # two tasks
         assert verdicts[0] in (Verdict.TIMEOUT, Verdict.INCORRECT)
         assert verdicts[1] is Verdict.CORRECT
 
