@@ -37,6 +37,8 @@ class Excerpt:
     samples: dict[str, dict[str, list[dict[str, Any]]]] = field(repr=False)
     problems: dict[str, tuple[str, str]] = field(repr=False)
     """id -> (question text, gold), where the run folder holds them."""
+    each: int
+    """Completions of a question and run: at most."""
     complete: bool
     """Whether every completion of every question is shown."""
     bytes: int
@@ -157,7 +159,12 @@ def choose_samples(
         shown.append(ids[q])
     complete = len(shown) == len(ids) and each >= samples
     return Excerpt(
-        shown, {q: found[q] for q in shown}, {q: problems[q] for q in shown if q in problems}, complete, spent
+        questions=shown,
+        samples={q: found[q] for q in shown},
+        problems={q: problems[q] for q in shown if q in problems},
+        each=each,
+        complete=complete,
+        bytes=spent,
     )
 
 

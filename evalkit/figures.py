@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#8a857c", "#b8860b", "#2b6cb0", "#8b3fb8", "#0f8a8a", "#c02672", "#8a5a2b", "#4f46e5")
-DASHES = ("-", (0, (5, 1.5)), "-", "-", (0, (3, 1, 1, 1)), (0, (1, 1)), "-.", ":")
+DASHES = ("-", (0, (5, 1.5)), "-", (0, (4, 1.2)), (0, (3, 1, 1, 1)), (0, (1, 1)), "-.", ":")
 PANELS = ("reward/accuracy", "reward/format", "entropy/mean", "gate/kept", "conflict/fraction", "kl")
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -188,6 +188,8 @@ def _training(comparison: Comparison, curves: dict[str, Any]) -> Figure:
             axes.annotate(
                 "ln 2", (1, LN2), xycoords=("axes fraction", "data"), ha="right", va="bottom", color="#b3341f"
             )
+        if scale == 100:
+            axes.set_ylim(max(axes.get_ylim()[0], -2), min(axes.get_ylim()[1], 102))
         unit = "%" if metric.unit == "share" else metric.unit
         axes.set_title(f"{metric.title}, {unit}" if unit else metric.title)
         axes.set_xlabel("step")

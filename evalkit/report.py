@@ -181,6 +181,7 @@ def _explorer(comparison: Comparison, table: Table, budget: int) -> tuple[dict[s
         "subjects": subjects if subjects != [""] else [],
         "subject": [subjects.index(s) for s in first.subject] if subjects != [""] else [],
         "shown": [index[question] for question in excerpt.questions],
+        "each": excerpt.each,
         "complete": excerpt.complete,
     }
     block = {

@@ -64,7 +64,7 @@ function drawExplorer() {
     const e = listing();
     status.textContent = `${plural(rows.length, "question")} of ${e.ids.length.toLocaleString("en")}. ` + (e.complete
       ? "Every completion is in this page."
-      : !e.shown.length ? "These run folders hold no completions (samples/), only their counts." : `This page holds the completions of ${plural(e.shown.length, "question")}, up to a few a run and question, one of each verdict first: chosen where the runs disagree most, with some that all half solve, fail or solve. The counts are of all samples.`);
+      : !e.shown.length ? "These run folders hold no completions (samples/), only their counts." : `This page holds the completions of ${plural(e.shown.length, "question")}, up to ${e.each} of each run, one of each verdict first: chosen where the runs disagree most, with some that all half solve, fail or solve. The counts are of all samples.`);
     inner.style.height = `${rows.length * ROW}px`;
     list.scrollTop = 0;
     paint();
