@@ -1,0 +1,211 @@
+"""The contenders of bench.loss: the same loss and gradients by the paths that exist.
+
+Each takes a Case and returns a Result. All are handed lambda and the advantages; the gate and A' follow from each
+one's own entropies, except where a contender has none (said in its note).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from trl.kernels import ChunkedLogProbFunction
+from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE, entropy_from_logits, selective_log_softmax
+
+from gtpo.conflict import ConflictWeights
+from gtpo.fused import Completions, fused_loss
+from gtpo.objective import Objective, completion_coefficients, entropy_gate
+
+
+class Case(NamedTuple):
+    """One set of inputs: N = B G completions of L tokens, all of full length."""
+
+    objective: Objective
+    hidden: Tensor
+    """[N, L, D], requires grad."""
+    lm_head: Tensor
+    """[V, D]; requires grad iff trainable."""
+    ids: Tensor
+    """[N, L]."""
+    advantages: Tensor
+    """[N]."""
+    spans: ConflictWeights
+    group: int
+    shaped: Tensor
+    """A' [N] from the float64 reference, for contenders without an entropy."""
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """What gradients are taken of."""
+        return [self.hidden, self.lm_head] if self.lm_head.requires_grad else [self.hidden]
+
+
+class Result(NamedTuple):
+    """What a contender returns; None where it has no such thing."""
+
+    gradients: tuple[Tensor, ...]
+    logps: Tensor | None = None
+    """[N, L]."""
+    entropies: Tensor | None = None
+    """[N, L]."""
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that a contender was asked for."""
+        return (*self.gradients, *(t for t in (self.logps, self.entropies) if t is not None))
+
+
+def policy_loss(case: Case, logps: Tensor, entropies: Tensor) -> Tensor:
+    """Return the objective's loss from log-probabilities [N, L] with gradient and entropies [N, L] without."""
+    lengths = torch.full_like(case.spans.union, case.ids.shape[1])
+    entropy = entropies.detach().mean(dim=1)
+    kept = entropy_gate(case.objective, entropy, case.advantages, None)
+    c = completion_coefficients(
+        case.objective, case.advantages, entropy, kept, lengths, *case.spans[1:], num_generations=case.group
+    )
+    ratio = torch.exp(logps - logps.detach())
+    return -(c.policy[:, None] * case.spans.weights * ratio).sum()
+
+
+def ours(backend: str) -> Callable[[Case], Result]:
+    def run(case: Case) -> Result:
+        result = fused_loss(
+            case.objective,
+            case.hidden,
+            case.lm_head,
+            case.ids,
+            torch.ones_like(case.ids, dtype=torch.bool),
+            Completions(case.advantages, *case.spans),
+            case.group,
+            gate_active=True,
+            backend=backend,  # type: ignore[arg-type]
+        )
+        return Result(torch.autograd.grad(result.loss, case.leaves), result.logps, result.token_entropies)
+
+    return run
+
+
+def trl_fused(case: Case) -> Result:
+    """The pinned TRL's fused lm_head with the outputs that GRPOTrainer asks for."""
+    flat = case.hidden.reshape(-1, case.hidden.shape[-1])
+    logps, entropies, *_ = ChunkedLogProbFunction.apply(
+        flat, case.lm_head, None, case.ids.reshape(-1), 1.0, _CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0,
+        ("log_probs", "entropy"),
+    )  # fmt: skip
+    logps, entropies = logps.view(case.ids.shape), entropies.view(case.ids.shape)
+    gradients = torch.autograd.grad(policy_loss(case, logps, entropies), case.leaves)
+    return Result(gradients, logps, entropies)
+
+
+def full_logits(case: Case) -> Result:
+    """All logits, log_softmax, entropy without gradient: what a first implementation does."""
+    log_probabilities = (case.hidden @ case.lm_head.t()).float().log_softmax(dim=-1)
+    logps = log_probabilities.gather(-1, case.ids[..., None]).squeeze(-1)
+    with torch.no_grad():
+        entropies = -(log_probabilities.exp() * log_probabilities).sum(dim=-1)
+    gradients = torch.autograd.grad(policy_loss(case, logps, entropies), case.leaves)
+    return Result(gradients, logps, entropies)
+
+
+def trl_plain(case: Case) -> Result:
+    """All logits through TRL's memory-saving helpers."""
+    logits = case.hidden @ case.lm_head.t()
+    logps = selective_log_softmax(logits, case.ids)
+    with torch.no_grad():
+        entropies = entropy_from_logits(logits)
+    gradients = torch.autograd.grad(policy_loss(case, logps, entropies), case.leaves)
+    return Result(gradients, logps, entropies)
+
+
+def liger(case: Case) -> Result:
+    """LigerFusedLinearGRPOLoss: lambda enters as its importance ratio, A' is handed to it."""
+    from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
+
+    loss = LigerFusedLinearGRPOLoss(
+        beta=0.0, compiled=case.hidden.is_cuda, use_ref_model=False, loss_type="grpo", temperature=1.0
+    )
+    value, _ = loss(
+        _input=case.hidden,
+        lin_weight=case.lm_head,
+        selected_token_ids=case.ids,
+        attention_mask=torch.ones_like(case.ids),
+        advantages=case.shaped,
+        vllm_is_ratio=case.spans.weights,
+    )
+    return Result(torch.autograd.grad(value, case.leaves))
+
+
+def linear_cross_entropy(case: Case) -> Result:
+    """torch's chunked linear cross entropy: the summed NLL, no weight per row, no entropy."""
+    flat = case.hidden.reshape(-1, case.hidden.shape[-1])
+    options = torch.nn.LinearCrossEntropyOptions()
+    value = F.linear_cross_entropy(flat, case.lm_head, case.ids.reshape(-1), reduction="sum", options=options)
+    return Result(torch.autograd.grad(value, case.leaves))
+
+
+def published(case: Case) -> Result:
+    """Our re-implementation of the published code from its description, without its presence maps (bench.conflict).
+
+    Completion by completion: an entropy from a first projection, log-probabilities of the old policy from a second,
+    and of the new one from a third, differentiated at once.
+    """
+    totals: list[Tensor] = [torch.zeros_like(leaf) for leaf in case.leaves]
+    logps, entropies = [], []
+    length, count = case.ids.shape[1], case.ids.shape[0]
+    scale = 1.0 / (count if case.objective.group_reduction == "mean" else count / case.group)
+    for row in range(count):
+        with torch.no_grad():
+            p = (case.hidden[row] @ case.lm_head.t()).float().softmax(dim=-1)
+            entropy = -(p * p.clamp(min=1e-30).log()).sum(dim=-1)
+            del p
+            old = (case.hidden[row] @ case.lm_head.t()).float().log_softmax(dim=-1)
+            old = old.gather(-1, case.ids[row, :, None]).squeeze(-1)
+        new = (case.hidden[row] @ case.lm_head.t()).float().log_softmax(dim=-1)
+        new = new.gather(-1, case.ids[row, :, None]).squeeze(-1)
+        mean = entropy.mean()
+        advantage = case.advantages[row] - case.objective.gamma * mean
+        advantage = torch.where(mean > case.objective.entropy_threshold, 0.0, advantage)
+        value = -(torch.exp(new - old) * case.spans.weights[row]).sum() * advantage / length * scale
+        for total, gradient in zip(totals, torch.autograd.grad(value, case.leaves), strict=True):
+            total += gradient
+        logps.append(new.detach())
+        entropies.append(entropy)
+    return Result(tuple(totals), torch.stack(logps), torch.stack(entropies))
+
+
+def bare_matmuls(case: Case) -> Result:
+    """The floor: the two (three) products of V columns and nothing else."""
+    flat = case.hidden.detach().reshape(-1, case.hidden.shape[-1])
+    weight = case.lm_head.detach()
+    logits = flat @ weight.t()
+    gradients = [logits @ weight]
+    if case.lm_head.requires_grad:
+        gradients.append(logits.t() @ flat)
+    return Result(tuple(gradients))
+
+
+class Contender(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    run: Callable[[Case], Result]
+    note: str = ""
+    comparable: bool = True
+    """Whether its gradients are the objective's: then they are checked before it is timed."""
+    needs: str = ""
+    """`cuda`, or a module that must be installed."""
+
+
+CONTENDERS = [
+    Contender("ours/torch", ours("torch")),
+    Contender("ours/triton", ours("triton"), needs="cuda"),
+    Contender("trl fused lm_head", trl_fused),
+    Contender("full logits", full_logits),
+    Contender("trl full logits", trl_plain, "selective_log_softmax, entropy_from_logits"),
+    Contender("liger grpo", liger, "no entropy: A' given; dW always", needs="liger_kernel"),
+    Contender("torch linear_cross_entropy", linear_cross_entropy, "summed NLL only", comparable=False),
+    Contender("published listing", published, "our re-implementation of the description"),
+    Contender("bare matmuls", bare_matmuls, "the floor", comparable=False),
+]
