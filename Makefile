@@ -70,5 +70,15 @@ $(VLLM_VENV)/.installed: pyproject.toml constraints-vllm.txt
 test-vllm: $(VLLM_VENV)/.installed  ## the tests that drive real vLLM, in an environment of its own
 	@$(VLLM_VENV)/bin/python -m pytest -m vllm
 
+$(VENV)/.installed-bench: $(VENV)/.installed
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[bench]'
+	@touch $@
+
+bench: $(VENV)/.installed-bench  ## measure against the alternatives; JSON in results/bench
+	$(BIN)/python -m bench.loss
+	$(BIN)/python -m bench.conflict
+	$(BIN)/python -m bench.verify
+	$(BIN)/python -m bench.compare
+
 clean:  ## remove caches
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from gtpo.conflict import completion_lengths, conflict_weights
+from gtpo.kernels.products import operand_dtype
 from gtpo.kernels.torch_rows import Transform
 from gtpo.objective import (
     Loss,
@@ -199,6 +200,7 @@ def fused_loss(
         chunk_rows=chunk_rows,
         transform=Transform(logit_scale, softcap, tau),
         differentiate=torch.is_grad_enabled(),
+        operand=operand_dtype(lm_head),
     )
     apply: Any = OnePass.apply
     loss, logps, entropies, shaped, entropy, kept = apply(hidden.reshape(count * length, -1), lm_head, bias, plan)

@@ -37,6 +37,8 @@ class Plan:
     transform: Transform
     differentiate: bool
     """Whether autograd is recording; inside the function it never is."""
+    operand: torch.dtype
+    """What goes into the products (`gtpo.kernels.products.operand_dtype`)."""
 
     def weights(self, lm_head: Tensor) -> Tensor:
         """Return lambda [N, L] in the precision of the statistics."""
@@ -78,8 +80,9 @@ class OnePass(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan) -> tuple[Tensor, ...]:
         """Compute the loss and, in the same pass, whatever gradients are needed."""
         needs = [plan.differentiate and needed for needed in ctx.needs_input_grad[:3]]
-        work = _Pass(hidden, weight, bias, plan, *needs)
-        outputs = work.run()
+        with torch.autocast(hidden.device.type, enabled=False):
+            work = _Pass(hidden, weight, bias, plan, *needs)
+            outputs = work.run()
         ctx.save_for_backward(work.grad_hidden, work.grad_weight, work.grad_bias)
         ctx.dtypes = tuple(None if t is None else t.dtype for t in (hidden, weight, bias))
         ctx.mark_non_differentiable(*outputs[1:])
@@ -152,6 +155,8 @@ class _Pass:
             self.entropy_term and self.needs_gradient
         )
         """No row of logits is needed as a whole (`gtpo.kernels.tiled`)."""
+        # Rows scaled by 1 / (N L) would vanish in float16, whose smallest number is 6e-8.
+        self.operand = torch.float32 if plan.operand == torch.float16 else plan.operand
         self.late = self.needs_gradient and not self.whole and (self.tiled or not self.known)
         """Rows are scaled after the last chunk."""
 
@@ -259,6 +264,7 @@ class _Pass:
             self.targets[positions],
             self.plan.transform,
             self._kernels(),
+            self.plan.operand,
             chunk.live > 0,
         )
         self.logps[positions] = logps
@@ -302,7 +308,7 @@ class _Pass:
 
     def _visit(self, chunk: _Chunk, buffer: Tensor) -> tuple[Tensor, torch_rows.RowStatistics]:
         z = buffer[: len(chunk.positions)]
-        products.project(self.hidden[chunk.positions], self.weight, self.bias, z)
+        products.project(self.hidden[chunk.positions], self.weight, self.bias, z, self.operand)
         rows = self._kernels().statistics(
             z, self.targets[chunk.positions], self.plan.transform, self.plan.objective.log_clamp
         )
@@ -320,9 +326,9 @@ class _Pass:
             z, self.targets[positions], rows, self.plan.transform, self.plan.objective.log_clamp, policy, entropy
         )
         if self.grad_hidden is not None:
-            self.grad_hidden[positions] = products.pull_back(z, self.weight).to(self.grad_hidden.dtype)
+            self.grad_hidden[positions] = products.pull_back(z, self.weight, self.operand).to(self.grad_hidden.dtype)
         if self.grad_weight is not None:
-            products.accumulate_outer(z, self.hidden[positions], self.grad_weight, products.operand_dtype(self.weight))
+            products.accumulate_outer(z, self.hidden[positions], self.grad_weight, self.operand)
         if self.grad_bias is not None:
             self.grad_bias += z.sum(dim=0)
 

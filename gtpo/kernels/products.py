@@ -21,8 +21,12 @@ def compute_dtype(weight: Tensor) -> torch.dtype:
 
 
 def operand_dtype(weight: Tensor) -> torch.dtype:
-    """Return the dtype that goes into the matmuls: the weight's own on CUDA, else that of the logits."""
-    return weight.dtype if weight.is_cuda else compute_dtype(weight)
+    """Return the dtype that goes into the matmuls: autocast's or the weight's own on CUDA, else that of the logits."""
+    if not weight.is_cuda:
+        return compute_dtype(weight)
+    if torch.is_autocast_enabled("cuda") and weight.dtype != torch.float64:
+        return torch.get_autocast_dtype("cuda")
+    return weight.dtype
 
 
 def multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
@@ -41,9 +45,8 @@ def multiply_add(left: Tensor, right: Tensor, out: Tensor) -> None:
         torch.addmm(out, left, right, out_dtype=out.dtype, out=out)
 
 
-def project(hidden: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """out [m, V] = hidden [m, D] @ weight [V, D]^T (+ bias [V])."""
-    operand = operand_dtype(weight)
+def project(hidden: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, operand: torch.dtype) -> None:
+    """out [m, V] = hidden [m, D] @ weight [V, D]^T (+ bias [V]), from operands of a dtype."""
     hidden = hidden.to(operand)
     for rows, block in _blocks(weight, operand):
         multiply(hidden, block.t(), out[:, rows])
@@ -51,9 +54,8 @@ def project(hidden: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) ->
         out += bias
 
 
-def pull_back(scores: Tensor, weight: Tensor) -> Tensor:
-    """Return scores [m, V] @ weight [V, D] in the precision of the scores."""
-    operand = operand_dtype(weight)
+def pull_back(scores: Tensor, weight: Tensor, operand: torch.dtype) -> Tensor:
+    """Return scores [m, V] @ weight [V, D] in the precision of the scores, from operands of a dtype."""
     total = scores.new_zeros(scores.shape[0], weight.shape[1])
     for rows, block in _blocks(weight, operand):
         multiply_add(scores[:, rows].to(operand), block, total)

@@ -42,12 +42,15 @@ def visit(
     targets: Tensor,
     transform: Transform,
     kernels: Any,
+    operand: torch.dtype,
     differentiate: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return logps [m], entropies [m] and, if asked, -dlogp/dhidden [m, D], from hidden [m, D] and weight [V, D]."""
+    """Return logps [m], entropies [m] and, if asked, -dlogp/dhidden [m, D], from hidden [m, D] and weight [V, D].
+
+    operand: the dtype that goes into the products.
+    """
     rows, vocabulary = hidden.shape[0], weight.shape[0]
     dtype = products.compute_dtype(weight)
-    operand = products.operand_dtype(weight)
     hidden = hidden.to(operand)
     running = Running.empty(rows, dtype, hidden.device)
     gradient = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device) if differentiate else None

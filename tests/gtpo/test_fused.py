@@ -298,6 +298,19 @@ def test_several_iterations_and_importance_weights(name, importance, frozen, tra
     torch.testing.assert_close(got.token_entropies, (entropies * mask).detach())
 
 
+@pytest.mark.parametrize("name", ["gtpo", "gtpo-eq7"])
+def test_autocast_leaves_logits_in_float32(name):
+    hidden, lm_head, ids, mask, rewards = make(7, torch.float32)
+    hidden.requires_grad_()
+    found = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            got = fused_linear_gtpo_loss(PRESETS[name], hidden, lm_head, ids, mask, rewards, G, initial_entropy=0.1)
+        found.append((got.loss.detach(), *torch.autograd.grad(got.loss, hidden)))
+    for value, target in zip(*found, strict=True):
+        assert torch.equal(value, target)
+
+
 def test_tied_embeddings_receive_both_gradients():
     _, table, ids, mask, rewards = make(4)
     rewards = torch.arange(8.0)
