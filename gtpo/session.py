@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import platform
 import shutil
-import subprocess
 import time
 import warnings
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +20,14 @@ from gtpo.data import training_dataset
 from gtpo.health import MAX_ROLLBACKS, Health
 from gtpo.models import LoadedModel, load_model, widen_adapters
 from gtpo.progress import Progress
+from gtpo.provenance import provenance
+from gtpo.reward_table import reward_table
 from gtpo.rewarding import guarded_rewards
 from gtpo.run_folder import PARTIAL, RunFolder, replace_folder
 from gtpo.trainer_args import trainer_arguments
 from gtpo.trainer_class import trainer_class
 from rewards.support.errors import UserError
 from rewards.support.files import write_json
-
-_PACKAGES = (
-    "gtpo",
-    "torch",
-    "transformers",
-    "trl",
-    "peft",
-    "accelerate",
-    "datasets",
-    "vllm",
-    "bitsandbytes",
-    "unsloth",
-)
 
 RENAMED = {
     "loss": "loss",
@@ -88,7 +74,8 @@ class Session:
         quiet_libraries()
         self.config, self.folder, self.results = config, folder, results
         self.interrupt, self.check_loss = interrupt, check_loss
-        self.processes = PartialState()
+        # Without being told, accelerate sees one process where torchrun started several on CPUs.
+        self.processes = PartialState(cpu=not torch.accelerator.is_available())
         self.main = self.processes.is_main_process
         self.progress = Progress(f"{config.run_name} ({config.method})", quiet=quiet or not self.main)
         self.health = Health(config.health, "loss" if config.method == "sft" else "reward/accuracy")
@@ -314,18 +301,14 @@ class Session:
         if stopped:
             self.progress.say(f"stopped at step {step} of {total}; the same command goes on from there")
         else:
+            if self.main and (table := reward_table(self.folder.metrics_jsonl, self.config.health.smoothing_steps)):
+                self.progress.say(table)
             self.progress.say(f"{self.folder.root}: done at step {step}\nnext: gtpo eval {self.folder.root}")
 
     # -- words -----------------------------------------------------------------------------------------------------
 
     def _describe(self, loaded: LoadedModel, dataset: dict[str, Any]) -> None:
         config = self.config
-        versions = {}
-        for name in _PACKAGES:
-            try:
-                versions[name] = metadata.version(name)
-            except metadata.PackageNotFoundError:
-                continue
         model = self.trainer.model
         self.folder.update_run(
             run_name=config.run_name,
@@ -339,11 +322,8 @@ class Session:
             notes=loaded.notes,
             dataset=dataset,
             seeds={"random_seed": config.model.random_seed},
-            packages=versions,
-            python=platform.python_version(),
-            hardware=_hardware(),
+            **provenance(),
             processes=self.processes.num_processes,
-            git_commit=_git_commit(),
             started=self.folder.run().get("started") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             status="running",
         )
@@ -396,28 +376,3 @@ class _RunCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if logs and "loss" in logs:
             self.session.on_metrics(state, control, logs)
-
-
-def _hardware() -> dict[str, Any]:
-    import psutil
-
-    found: dict[str, Any] = {
-        "machine": platform.machine(),
-        "system": platform.system(),
-        "cpus": psutil.cpu_count(),
-        "memory_bytes": psutil.virtual_memory().total,
-        "torch_threads": torch.get_num_threads(),
-    }
-    if torch.cuda.is_available():
-        found["gpus"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return found
-
-
-def _git_commit() -> str | None:
-    """Return the commit of this program's checkout, None for an installed package."""
-    here = Path(__file__).resolve().parent
-    try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return found.stdout.strip()

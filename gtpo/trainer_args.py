@@ -54,6 +54,7 @@ def _common(config: TrainConfig, output: Path) -> dict[str, Any]:
         "save_total_limit": training.save_total_limit,
         "report_to": list(training.report_to) or "none",
         "seed": config.model.random_seed,
+        "use_cpu": not torch.accelerator.is_available(),
         "remove_unused_columns": False,
         "disable_tqdm": True,
         "dataloader_pin_memory": torch.cuda.is_available(),

@@ -111,5 +111,9 @@ if __name__ == "__main__":
     from accelerate import PartialState
 
     assert PartialState().num_processes == int(world), "torchrun did not start the processes it was asked for"
+    if int(world) > 1:
+        import sharded_head
+
+        sharded_head.main()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
