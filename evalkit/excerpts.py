@@ -26,7 +26,7 @@ FEW = 4
 LONGEST = 6000
 """Characters shown of one completion; a longer one is cut in its middle, which the page says."""
 TURNS = ("disagree", "disagree", "partial", "disagree", "failed", "solved")
-VERDICTS = ("CORRECT", "INCORRECT", "NO_ANSWER", "TIMEOUT", "REJECTED")
+GROUP_COLUMNS = ("step", "group", "tokens", "weight", "advantage", "entropy", "kept")
 
 
 @dataclass
@@ -218,7 +218,11 @@ def choose_groups(train: TrainRun, budget: int) -> tuple[list[dict[str, Any]], i
         try:
             if i not in picked:
                 continue
-            rows = pq.read_table(path, use_threads=False).to_pylist()
+            table = pq.read_table(path, use_threads=False)
+            missing = [name for name in GROUP_COLUMNS if name not in table.column_names]
+            if missing:
+                raise UserError(f"{path}: column {missing[0]} is missing; not a completions log that gtpo train wrote")
+            rows = table.to_pylist()
         except (pa.ArrowException, OSError) as fault:
             raise UserError(f"{path}: cannot be read ({str(fault).splitlines()[0]}); remove it to go on") from None
         groups: dict[tuple[int, int], list[dict[str, Any]]] = {}

@@ -178,7 +178,7 @@ def _logged_group(rng: np.random.Generator, step: int, group: int) -> pa.Table:
     advantages = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
     for i in range(group):
         a, b = rng.integers(2, 50, size=2)
-        tokens = ["<reasoning>", "\n", "Add ", f"{a}", " and ", f"{b}", ".", "\n", "</reasoning>", "<answer>"]
+        tokens = ["<reasoning>", "\n", "Add ", f"{a}", " and ", f"{b}", ".", "\n", "</reasoning>", HOSTILE, "<answer>"]
         tokens += [*str(a + b + (not right[i])), "</answer>", "<eos>"]
         span = {0, 1, 2, len(tokens) - 1, len(tokens) - 2}
         weight = [(2.0 if right[i] else 0.0) if t in span else 1.0 for t in range(len(tokens))]

@@ -9,6 +9,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from run_folders import HOSTILE, write_eval, write_train
 from test_compare import assert_refused, gtpo
@@ -238,6 +240,15 @@ def test_groups_prefer_mixed_rewards(home: Path) -> None:
     assert len(one) == 1
     first = groups[0]["completions"][0]
     assert [first["values"][w] for w in first["weights"]].count(2.0) == 5
+
+
+def test_foreign_completions_log_is_named(tmp_path: Path) -> None:
+    folder = write_train(tmp_path / "run", steps=60)
+    pq.write_table(pa.table({"step": [1]}), folder / "completions" / "step-000001.parquet")
+    ran = gtpo("compare", folder, "--html", "page.html", cwd=tmp_path)
+    assert ran.returncode == 2
+    assert "step-000001.parquet: column group is missing" in ran.stderr
+    assert not (tmp_path / "page.html").exists()
 
 
 def test_curves_survive_a_killed_write_and_a_resume(tmp_path: Path) -> None:
