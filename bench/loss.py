@@ -13,7 +13,8 @@ against full logits at most 0.60 and 0.70 of the time at N 1024, D 512, V 32000,
 V 151936, with at most 0.25 of full logits' extra memory; trainable: at most 0.9 of both times and 0.5 of the memory.
 H200, bf16, 8 x 1024 tokens, frozen: within 1.30 of the two bare matmuls, at most 0.6 GB, faster than everyone.
 
-    python -m bench.loss [--shapes NxDxV ...] [--threads 1 2] [--heads frozen trainable] [--repeats 7] [--out FILE]
+    python -m bench.loss [--shapes NxDxV ...] [--threads 1 2] [--heads frozen trainable]
+        [--contenders NAME ...] [--repeats 7] [--out FILE]
 
 On a machine with a CUDA device the same command measures there, in bf16, at the shapes of Llama-3.1-8B and
 Qwen2.5-3B. A FILE that exists keeps its other rows. --table FILE prints a file's table and measures nothing.
@@ -163,7 +164,9 @@ def reason_to_skip(contender: Contender, device: str) -> str | None:
     return None
 
 
-def check(case: Case, half: Case, exact: Result, device: str) -> tuple[dict[str, dict[str, Any]], list[Contender]]:
+def check(
+    names: list[str], case: Case, half: Case, exact: Result, device: str
+) -> tuple[dict[str, dict[str, Any]], list[Contender]]:
     """Return each contender's errors and memory, and those that may be timed."""
     tokens, features = case.ids.numel(), case.hidden.shape[-1]
     rows: dict[str, dict[str, Any]] = {}
@@ -171,7 +174,7 @@ def check(case: Case, half: Case, exact: Result, device: str) -> tuple[dict[str,
     for contender in CONTENDERS:
         row: dict[str, Any] = {"note": contender.note}
         rows[contender.name] = row
-        row["skipped"] = reason_to_skip(contender, device)
+        row["skipped"] = reason_to_skip(contender, device) if contender.name in names else "not asked for"
         if row["skipped"]:
             continue
         try:
@@ -199,7 +202,9 @@ def check(case: Case, half: Case, exact: Result, device: str) -> tuple[dict[str,
     return rows, running
 
 
-def measure(shape: str, head: str, threads: list[int], repeats: int, device: str) -> Iterator[dict[str, Any]]:
+def measure(
+    shape: str, head: str, threads: list[int], names: list[str], repeats: int, device: str
+) -> Iterator[dict[str, Any]]:
     """Yield one block of the table for each number of threads: all contenders at one shape."""
     torch.set_num_threads(max(threads))
     tokens, features, vocabulary = (int(part) for part in shape.split("x"))
@@ -208,7 +213,7 @@ def measure(shape: str, head: str, threads: list[int], repeats: int, device: str
     note(f"{shape} {head}: float64 reference")
     case, exact = float64_result(make_case(tokens, features, vocabulary, trainable, dtype, device))
     half = make_case(tokens // 2, features, vocabulary, trainable, dtype, device)
-    rows, running = check(case, half, exact, device)
+    rows, running = check(names, case, half, exact, device)
     for count in threads:
         torch.set_num_threads(count)
         times: dict[str, list[float]] = {contender.name: [] for contender in running}
@@ -306,6 +311,8 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=CUDA_SHAPES if device == "cuda" else CPU_SHAPES)
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2] if device == "cpu" else [1])
     parser.add_argument("--heads", nargs="+", choices=["frozen", "trainable"], default=["frozen", "trainable"])
+    names = [contender.name for contender in CONTENDERS]
+    parser.add_argument("--contenders", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("results/bench/loss.json"))
     parser.add_argument("--table", type=Path, metavar="FILE", help="print this file's table and stop")
@@ -320,7 +327,7 @@ def main() -> None:
     report["environment"] = environment(device)
     for shape in arguments.shapes:
         for head in arguments.heads:
-            for block in measure(shape, head, arguments.threads, arguments.repeats, device):
+            for block in measure(shape, head, arguments.threads, arguments.contenders, arguments.repeats, device):
                 block["command"] = command
                 key = (shape, head, block["threads"], device)
                 others = [b for b in report["blocks"] if (b["shape"], b["head"], b["threads"], b["device"]) != key]

@@ -14,10 +14,10 @@ from gtpo.kernels import products, tiled, torch_rows
 from gtpo.kernels.torch_rows import Transform
 from gtpo.objective import Coefficients, Objective, completion_coefficients, entropy_gate
 
-CHUNK_BYTES = 64 * 2**20
+CHUNK_BYTES = {"cpu": 2**26, "cuda": 2**29}
 """Default bound on the logits held at a time where rows are held whole, unless one completion alone needs more."""
-TILED_ROWS = 1024
-"""Default number of rows of a chunk where the vocabulary is walked in tiles."""
+TILED_ROWS = {"cpu": 1024, "cuda": 4096}
+"""Default number of rows of a chunk where the vocabulary is walked in tiles; lm_head is read once a chunk."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class Plan:
         """Return how many rows of logits to hold at a time."""
         if self.chunk_rows is not None:
             return self.chunk_rows
-        return TILED_ROWS if tiled_pass else max(16, CHUNK_BYTES // (vocabulary * dtype.itemsize))
+        kind = "cpu" if self.ids.device.type == "cpu" else "cuda"
+        return TILED_ROWS[kind] if tiled_pass else max(16, CHUNK_BYTES[kind] // (vocabulary * dtype.itemsize))
 
 
 class _Chunk(NamedTuple):
