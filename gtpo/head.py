@@ -66,7 +66,8 @@ def add_policy_head(model: Any) -> None:
         if isinstance(weight, DTensor):
             weight = weight.full_tensor()
             bias = None if bias is None else bias.full_tensor()
-        context = torch.autocast(hidden.device.type, enabled=False) if torch.is_autocast_enabled() else nullcontext()
+        device = hidden.device.type
+        context = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
         with context, maybe_gather_lm_head_ctx(weight, bias):  # type: ignore[arg-type]  # it takes None
             return policy_loss(
                 hidden,

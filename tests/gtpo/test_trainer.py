@@ -63,6 +63,19 @@ def test_ten_lines_of_a_trl_user(folder: Path, tmp_path: Path) -> None:
     assert trainer.initial_entropy in stored.values()
 
 
+def test_bfloat16_autocast_agrees_with_the_reference(folder: Path, tmp_path: Path) -> None:
+    """TRL's default precision; --check-loss refuses a loss that differs."""
+    settings = arguments(tmp_path, bf16=True, check_loss=True, initial_entropy=0.1, max_steps=1)
+    trainer = GTPOTrainer(
+        model=str(folder),
+        reward_funcs=lambda completion_ids, **_: [float(sum(ids) % 7) for ids in completion_ids],
+        args=settings,
+        train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
+    )
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
 def test_no_old_policy_pass_where_a_round_feeds_one_step(folder: Path, tmp_path: Path) -> None:
     calls: list[bool] = []
 
