@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 VLLM_VENV ?= .venv-vllm
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 
-.PHONY: help install demo clean-demo lint test test-vllm bench clean
+.PHONY: help install demo publish-demo clean-demo lint test test-vllm bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,6 +46,18 @@ demo: $(VENV)/.installed  ## train a base, then SFT, GRPO and GTPO from it; eval
 	gtpo train configs/demo/gtpo.yaml
 	for run in $(DEMO_RUNS); do gtpo eval $$run --benchmarks arithmetic,arithmetic_hard --k 64 --max-tokens 48 || exit $$?; done
 	gtpo compare $(DEMO_RUNS) --baseline demo-base
+
+# The committed evidence behind docs/results.md: what each run was, its numbers, and the comparison.
+EVIDENCE := results/published/demo
+publish-demo: export PATH := $(abspath $(BIN)):$(PATH)
+publish-demo: demo $(VENV)/.installed-dev  ## run the demo and copy its evidence to results/published/demo
+	for run in $(DEMO_RUNS); do \
+	  mkdir -p $(EVIDENCE)/$$run && \
+	  cp results/train/$$run/config.yaml results/train/$$run/run.json results/train/$$run/metrics.jsonl $(EVIDENCE)/$$run/ && \
+	  cp results/eval/$$run/eval.json $(EVIDENCE)/$$run/ || exit 1; \
+	done
+	gtpo compare $(DEMO_RUNS) --baseline demo-base --k 1,8,64 --format markdown \
+	  --figures $(EVIDENCE)/figures --html $(EVIDENCE)/report.html > $(EVIDENCE)/comparison.md
 
 clean-demo:  ## remove what the demo made
 	rm -rf $(DEMO_RUNS:%=results/train/%) $(DEMO_RUNS:%=results/eval/%)
