@@ -157,7 +157,7 @@ def peak_of(kind: str, lora: bool, shape: argparse.Namespace) -> list[float]:
     if torch.cuda.is_available():
         return turn(kind, lora, shape)["peak_bytes"]
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    sizes = [f"--{name}={getattr(shape, name)}" for name in ("tokens", "hidden", "vocabulary", "layers")]
+    sizes = [f"--{name}={getattr(shape, name)}" for name in ("tokens", "hidden", "vocabulary", "layers", "threads")]
     command = [sys.executable, "-m", "bench.step", *sizes, "--turn", kind, *(["--lora"] if lora else [])]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found: list[float] = json.loads(done.stdout.splitlines()[-1])["peak_bytes"]
@@ -210,9 +210,11 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=32000)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("results/published/bench/step.json"))
+    parser.add_argument("--threads", type=int, default=1, help="Torch threads, on a CPU.")
     parser.add_argument("--turn", choices=("gtpo", "grpo"), help="One turn of one contender; prints its JSON.")
     parser.add_argument("--lora", action="store_true", help="With --turn: adapters, frozen head.")
     shape = parser.parse_args()
+    torch.set_num_threads(shape.threads)
     quiet_libraries()
     if shape.turn:
         print(json.dumps(turn(shape.turn, shape.lora, shape)))

@@ -40,7 +40,17 @@ RENAMED = {
     "sampling/sampling_logp_difference/mean": "sampling/logp_difference",
 }
 """TRL's names -> those of metrics.jsonl. Names with these prefixes are kept as they are:"""
-KEPT_PREFIXES = ("reward/", "entropy/", "gate/", "conflict/", "groups/", "completions/", "rewards/", "time/")
+KEPT_PREFIXES = (
+    "reward/",
+    "entropy/",
+    "gate/",
+    "conflict/",
+    "groups/",
+    "completions/",
+    "rewards/",
+    "time/",
+    "sampling/logp",
+)
 _DROPPED = ("completions/m", "completions/clipped", "completions/min", "completions/max")
 
 
@@ -112,10 +122,20 @@ class Session:
             finally:
                 self.progress.stop()
         except torch.OutOfMemoryError as fault:
-            raise UserError(self._memory_advice(fault)) from None
+            mistake = UserError(self._memory_advice(fault))
+            self._note_failure(mistake)
+            raise mistake from None
+        except UserError as mistake:
+            self._note_failure(mistake)
+            raise
         finally:
             if self.main:
                 self.folder.unlock()
+
+    def _note_failure(self, mistake: UserError) -> None:
+        """Say in run.json that the run stopped; the same command goes on from its last checkpoint."""
+        if self.main and self.trainer is not None and self.folder.run_json.exists():
+            self.folder.update_run(status="failed", stopped_because=str(mistake).splitlines()[0])
 
     def _provide_base(self, loaded: LoadedModel) -> None:
         """Write weights that lie nowhere (built, or merged from an adapter) where others look for them.

@@ -83,6 +83,8 @@ def _sampled(config: TrainConfig) -> dict[str, Any]:
         "vllm_tensor_parallel_size": rollout.tensor_parallel_size,
         "vllm_gpu_memory_utilization": config.model.gpu_memory_utilization,
         "vllm_max_model_length": config.model.max_seq_length,
+        # Off for both methods, which then differ by method alone; gtpo logs the mismatch as `sampling/logp_difference`.
+        "vllm_importance_sampling_correction": False,
         "trust_remote_code": config.model.trust_remote_code,
     }
 

@@ -324,6 +324,7 @@ def test_no_room_for_a_checkpoint_leaves_the_last_one_good(tmp_path: Path, monke
         with pytest.raises(UserError, match=r"no room on disk for checkpoint-4.*checkpoint-2 is whole"):
             run(tmp_path)
     folder = tmp_path / "results/train/run"
+    assert json.loads((folder / "run.json").read_text())["status"] == "failed"
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["checkpoint-2"]
     run(tmp_path)
     assert_same_run(folder, run(tmp_path / "whole"))
