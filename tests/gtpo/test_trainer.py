@@ -63,6 +63,20 @@ def test_ten_lines_of_a_trl_user(folder: Path, tmp_path: Path) -> None:
     assert trainer.initial_entropy in stored.values()
 
 
+def test_script_in_the_readme_runs(folder: Path, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it stands there, but for the model, the data and the number of steps."""
+    block = next(part for part in (root / "README.md").read_text().split("```") if "GTPOTrainer(" in part)
+    code = block.removeprefix("python\n").replace('"Qwen/Qwen2.5-0.5B-Instruct"', repr(str(folder)))
+    assert "max_steps=100" in code
+    code = code.replace("max_steps=100", "max_steps=1, max_completion_length=8, use_cpu=True")
+    rows = Dataset.from_dict({"question": ["1 + 2?"] * 4, "answer": ["1 + 2 = 3\n#### 3"] * 4})
+    monkeypatch.setattr("datasets.load_dataset", lambda *args, **kwargs: rows)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["trainer"].state.global_step == 1
+
+
 def test_bfloat16_autocast_agrees_with_the_reference(folder: Path, tmp_path: Path) -> None:
     """TRL's default precision; --check-loss refuses a loss that differs."""
     settings = arguments(tmp_path, bf16=True, check_loss=True, initial_entropy=0.1, max_steps=1)
