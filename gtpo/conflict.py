@@ -37,8 +37,8 @@ class ConflictWeights(NamedTuple):
 def completion_lengths(completion_ids: Tensor, completion_mask: Tensor, num_generations: int) -> Tensor:
     """Return |o_i| [N] long after checking that the arguments describe groups of right-padded completions.
 
-    Raises ValueError, naming the argument and its shape: not two-dimensional, shapes that differ, rows that are no
-    whole groups, a row with no tokens, a mask that is not ones followed by zeros.
+    Raises ValueError, naming the argument and its shape: not two-dimensional, no rows, shapes that differ, rows that
+    are no whole groups, a row with no tokens, a mask that is not ones followed by zeros.
     """
     if completion_ids.dim() != 2 or completion_ids.is_floating_point():
         raise ValueError(
@@ -50,6 +50,8 @@ def completion_lengths(completion_ids: Tensor, completion_mask: Tensor, num_gene
             f"{list(completion_ids.shape)}"
         )
     rows = completion_ids.shape[0]
+    if rows == 0:
+        raise ValueError(f"completion_ids {list(completion_ids.shape)} has no rows")
     if num_generations < 1 or rows % num_generations:
         raise ValueError(f"num_generations {num_generations} does not divide the {rows} rows of completion_ids")
     mask = completion_mask.bool()

@@ -197,3 +197,9 @@ def test_spans_longer_than_one_look(shared: int):
     assert_equal_to_brute_force([long, short], [[1, -1, -1, 1], [1, 1, -1, 0]], -100, "or")
     same = [list(range(shared + 30))] * 4
     assert_equal_to_brute_force([same, short], [[1, -1, -1, 0], [1, 1, -1, 0]], 0, "product")
+
+
+def test_an_empty_batch_is_refused_by_name():
+    ids = torch.zeros(0, 7, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"completion_ids \[0, 7\] has no rows"):
+        conflict_weights(ids, ids.bool(), torch.zeros(0), 4)
