@@ -57,7 +57,8 @@ publish-demo: demo $(VENV)/.installed-dev  ## run the demo and copy its evidence
 	  cp results/eval/$$run/eval.json $(EVIDENCE)/$$run/ || exit 1; \
 	done
 	gtpo compare $(DEMO_RUNS) --baseline demo-base --k 1,8,64 --format markdown \
-	  --figures $(EVIDENCE)/figures --html $(EVIDENCE)/report.html > $(EVIDENCE)/comparison.md
+	  --figures $(EVIDENCE)/figures --html $(EVIDENCE)/report.html --samples-mb 0.5 > $(EVIDENCE)/comparison.md
+	gtpo compare demo-gtpo demo-grpo --baseline demo-grpo --k 1,8,64 --format markdown > $(EVIDENCE)/gtpo-against-grpo.md
 
 clean-demo:  ## remove what the demo made
 	rm -rf $(DEMO_RUNS:%=results/train/%) $(DEMO_RUNS:%=results/eval/%)

@@ -62,3 +62,24 @@ def test_its_row_of_recorded_completions_is_scored(readme, root, tmp_path):
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "results/eval/my_samples/eval.json").read_text())
     assert results["benchmarks"]["my_samples"]["pass@k"]["1"]["mean"] == 0.5
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_its_demo_table_is_the_published_evidence(root, page):
+    text = (root / page).read_text()
+    for label, run in (("base", "base"), ("SFT", "sft"), ("GRPO", "grpo"), ("GTPO", "gtpo")):
+        results = json.loads((root / f"results/published/demo/demo-{run}/eval.json").read_text())["benchmarks"]
+        found = re.search(rf"^\| {label} \|(.*)\|$", text, re.MULTILINE).group(1).split("|")
+        cells = (
+            ("arithmetic", "pass@k", "1"),
+            ("arithmetic", "maj@k", "64"),
+            ("arithmetic", "format_rate", None),
+            ("arithmetic_hard", "pass@k", "1"),
+            ("arithmetic_hard", "pass@k", "64"),
+            ("arithmetic_hard", "maj@k", "64"),
+        )
+        for printed, (benchmark, metric, k) in zip(found, cells, strict=True):
+            value = results[benchmark][metric]
+            numbers = [value] if k is None else [value[k][name] for name in ("mean", "low", "high")]
+            expected = [f"{100 * number:.1f}" for number in numbers]
+            assert re.findall(r"[\d.]+", printed) == expected, (label, benchmark, metric, k)
