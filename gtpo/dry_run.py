@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from gtpo.config.resolve import installed, training_source
 from gtpo.config.schema import TrainConfig
 from gtpo.forecast import Forecast, forecast
-from gtpo.preflight import check_inputs, is_local
+from gtpo.preflight import check_hub, check_inputs, is_local
 from gtpo.shapes import find_shape
 from gtpo.steps import optimiser_steps, require_a_round
 from rewards.support.errors import UserError
@@ -27,26 +25,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from gtpo.data import DatasetReport
-
-PROBE_SECONDS = 3.0
-
-
-def go_offline_if_unreachable() -> bool:
-    """Return whether the Hub answers; if not, switch its libraries to their cache, which else retry for minutes.
-
-    Must run before huggingface_hub is imported. Behind a proxy it is left to the libraries.
-    """
-    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
-        return False
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return True
-    endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
-    try:
-        socket.create_connection((endpoint.hostname or "", endpoint.port or 443), timeout=PROBE_SECONDS).close()
-    except OSError:
-        os.environ["HF_HUB_OFFLINE"] = "1"
-        return False
-    return True
 
 
 def _tokenizer(config: TrainConfig) -> tuple[PreTrainedTokenizerBase | None, str]:
@@ -142,7 +120,7 @@ def _missing(config: TrainConfig) -> list[str]:
 
 def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
     """Print the resolved run on stdout, as text or as one JSON object. Raises UserError on what would refuse it."""
-    go_offline_if_unreachable()
+    check_hub(config)
     check_inputs(config)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     report, note = _dataset(config)
