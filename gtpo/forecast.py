@@ -23,8 +23,8 @@ GIB = 1024**3
 GPUS = (16, 24, 40, 48, 80, 141, 180)
 """Sizes in GiB of the GPUs that people have; the forecast names the smallest that fits."""
 
-LOGITS_BYTES = 256 * 2**20
-"""Logits that a loss holds at a time (`gtpo.one_pass.CHUNK_BYTES`; TRL's losses hold less)."""
+LOGITS_BYTES = {"cpu": 2**26, "cuda": 2**29}
+"""By device, the logits that a loss holds at a time (`gtpo.one_pass.CHUNK_BYTES`; TRL's losses hold less)."""
 
 _OPTIMISER_BYTES = {
     "adamw_torch_8bit": 2.0,
@@ -240,7 +240,7 @@ def forecast(config: TrainConfig, shape: ModelShape) -> Forecast:
         activation_bytes(shape, tokens, kind, how == "checkpointed"),
         f"{micro} x {length:,} tokens at most, {how}",
     )
-    logits = min(tokens * shape.vocab_size * 4, LOGITS_BYTES)
+    logits = min(tokens * shape.vocab_size * 4, LOGITS_BYTES["cpu" if kind == "float32" else "cuda"])
     if config.method == "gtpo" and not model.lora_rank:  # a trained lm_head needs a whole completion at once
         logits = max(logits, (training.max_completion_length or 0) * shape.vocab_size * 4)
     part(

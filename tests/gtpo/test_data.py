@@ -66,11 +66,11 @@ def test_reasoning_drops_only_the_closing_answer_line(solution: str, expected: s
 
 def test_damaged_targets_have_their_share_and_depend_on_the_row_alone(tmp_path: Path) -> None:
     config = config_of(tmp_path, method="sft", dataset__malformed_targets=0.3)
+    sound = to_row(problem("any"), config_of(tmp_path, method="sft"))["completion"]
     rows = [to_row(problem(str(number)), config) for number in range(400)]
-    damaged = [row["id"] for row in rows if not format_ok(row["completion"][0]["content"])]
+    damaged = [row["id"] for row in rows if row["completion"] != sound]
     assert 0.2 < len(damaged) / 400 < 0.4
-    alone = to_row(problem(damaged[-1]), config)
-    assert not format_ok(alone["completion"][0]["content"])
+    assert to_row(problem(damaged[-1]), config)["completion"] == rows[int(damaged[-1])]["completion"]
 
 
 def test_order_follows_the_seed_and_is_the_same_for_every_method(tmp_path: Path) -> None:

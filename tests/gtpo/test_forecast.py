@@ -127,7 +127,7 @@ def test_logits_bound_is_that_of_the_fused_loss() -> None:
     from gtpo.one_pass import CHUNK_BYTES
 
     assert LOGITS_BYTES == CHUNK_BYTES
-    assert parts(recipe())["loss"] == pytest.approx((2 * CHUNK_BYTES + 8 * 5500 * 4096 * 2) / GIB)
+    assert parts(recipe())["loss"] == pytest.approx((2 * CHUNK_BYTES["cuda"] + 8 * 5500 * 4096 * 2) / GIB)
 
 
 def test_parts_follow_the_config() -> None:
