@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from rewards.equality.cursor import Cursor
+from rewards.equality.differentials import is_differential, without_differential
 from rewards.equality.terms import Term
 from rewards.equality.tokens import (
     ACCENTS,
@@ -25,19 +27,17 @@ from rewards.equality.tokens import (
     NotMathematics,
     read_number,
     repeating_decimal,
-    tokenize,
 )
 from rewards.equality.values import FUNCTIONS
 
 _ONE_DEGREE: Term = ("div", ("const", "pi"), ("num", Fraction(180)))
 
 
-class Parser:
+class Parser(Cursor):
     """One pass over the tokens of one expression."""
 
     def __init__(self, text: str) -> None:
-        self.tokens = tokenize(text)
-        self.at = 0
+        super().__init__(text)
         self._bars = 0
         self._trigonometry = 0
 
@@ -52,24 +52,6 @@ class Parser:
         if self.at != len(self.tokens):
             raise NotMathematics(f"unexpected {self._peek()!r}")
         return term
-
-    # -- tokens ------------------------------------------------------------------------------------------------
-    def _peek(self, ahead: int = 0) -> str:
-        index = self.at + ahead
-        return self.tokens[index][1] if index < len(self.tokens) else ""
-
-    def _kind(self) -> str:
-        return self.tokens[self.at][0] if self.at < len(self.tokens) else ""
-
-    def _take(self, *expected: str) -> bool:
-        if self._peek() in expected and self.at < len(self.tokens):
-            self.at += 1
-            return True
-        return False
-
-    def _need(self, expected: str) -> None:
-        if not self._take(expected):
-            raise NotMathematics(f"expected {expected!r}, found {self._peek()!r}")
 
     # -- sums, products, powers ----------------------------------------------------------------------------------
     def _sum(self) -> Term:
@@ -246,20 +228,6 @@ class Parser:
             return ("sym", f"{letter}_{index[1]}")
         return ("opaque", f"{letter}_", index)
 
-    def _raw_group(self) -> str:
-        self._need("{")
-        depth = 1
-        parts: list[str] = []
-        while True:
-            if self.at >= len(self.tokens):
-                raise NotMathematics("an open brace")
-            token = self._peek()
-            self.at += 1
-            depth += (token == "{") - (token == "}")
-            if depth == 0:
-                return "".join(parts)
-            parts.append(token)
-
     def _call(self, name: str) -> Term:
         self._need("(")
         arguments = [self._sum()]
@@ -272,7 +240,7 @@ class Parser:
         if name == "frac":
             top = self._argument()
             bottom = self._argument()
-            if _is_differential(top) and _is_differential(bottom):
+            if is_differential(top) and is_differential(bottom):
                 raise NotMathematics("a derivative")
             return ("div", top, bottom)
         if name in ("sqrt", "root"):
@@ -377,7 +345,7 @@ class Parser:
             variable, low = self._range()
         body = self._product()
         if head == "int":
-            body, variable = _without_differential(body)
+            body, variable = without_differential(body)
         if not variable:
             raise NotMathematics(f"\\{head} without a variable")
         return ("bind", head, variable, body, low, high)
@@ -393,12 +361,6 @@ class Parser:
         low = self._sum()
         self._need("}")
         return name, low
-
-    def _environment(self) -> str:
-        if self._kind() != "env":
-            raise NotMathematics("an environment without a name")
-        self.at += 1
-        return self.tokens[self.at - 1][1]
 
     def _matrix(self) -> Term:
         name = self._environment()
@@ -428,31 +390,6 @@ class Parser:
         if not filled or len({len(row) for row in filled}) != 1:
             raise NotMathematics("a ragged matrix")
         return ("fn", "det", ("mat", tuple(filled))) if name in ("vmatrix", "Vmatrix") else ("mat", tuple(filled))
-
-
-def _is_differential(term: Term) -> bool:
-    """Whether a side of a fraction is `d`, `dx`, `d^2 y` or the like with a curly d."""
-    while term[0] in ("mul", "pow"):
-        term = term[1]
-    return term in (("sym", "d"), ("sym", "partial"))
-
-
-def _without_differential(body: Term) -> tuple[Term, str]:
-    """Take the trailing `d x` off an integrand."""
-    factors: list[Term] = []
-
-    def flatten(term: Term) -> None:
-        if term[0] == "mul":
-            for part in term[1:]:
-                flatten(part)
-        else:
-            factors.append(term)
-
-    flatten(body)
-    if len(factors) < 2 or factors[-2] != ("sym", "d") or factors[-1][0] != "sym":
-        raise NotMathematics("an integral without its differential")
-    rest = factors[:-2] or [("num", Fraction(1))]
-    return (("mul", *rest) if len(rest) > 1 else rest[0]), factors[-1][1]
 
 
 def parse(text: str) -> Term:
