@@ -132,7 +132,7 @@ class DatasetSection(Section):
     limit: int | None = Field(None, ge=1)
     """Use only the first this many problems after the shuffle."""
     malformed_targets: float = Field(0.0, ge=0, lt=1)
-    """Share of SFT targets whose tags are damaged, so that a warm-started base still has a format to learn."""
+    """Share of SFT targets with a fault in a tag or in the answer: a warm-started base then has something to learn."""
 
 
 class TrainingSection(Section):
