@@ -23,7 +23,7 @@ from gtpo.kernels import products
 from gtpo.kernels.torch_rows import Running, Transform
 
 TILE_ELEMENTS = {"cpu": 2**19, "cuda": 2**25}
-"""Logits per tile: 2 MiB of a processor's cache; 128 MiB of a GPU's memory, where few large launches win."""
+"""Logits per tile: 2 MiB of each core's cache; 128 MiB of a GPU's memory, where few large launches win."""
 TILE_COLUMNS = {"cpu": (512, 4096), "cuda": (4096, 16384)}
 """Fewest and most columns of a tile."""
 
@@ -32,7 +32,8 @@ def tile_columns(rows: int, vocabulary: int, device: str) -> int:
     """Return the width of a tile of `rows` rows."""
     kind = device if device in TILE_COLUMNS else "cuda"
     least, most = TILE_COLUMNS[kind]
-    return min(vocabulary, max(least, min(most, TILE_ELEMENTS[kind] // rows)))
+    cores = torch.get_num_threads() if kind == "cpu" else 1
+    return min(vocabulary, max(least, min(most, TILE_ELEMENTS[kind] * cores // rows)))
 
 
 def visit(
