@@ -51,8 +51,9 @@ GROUP = 8
 BUDGET = 2**30
 CPU_SHAPES = ["1024x512x32000", "256x896x151936"]
 CUDA_SHAPES = ["8192x4096x128256", "8192x2048x151936"]
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
-"""Relative L2 error of a gradient against float64, above which a contender is not timed."""
+TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 2e-2}
+"""Relative L2 error of a gradient against float64, above which a contender is not timed. torch's float32 log_softmax
+over 151936 columns is off by 6e-3 on CPU; another gate decision or weight is off by more than 0.1."""
 
 
 def make_case(tokens: int, features: int, vocabulary: int, trainable: bool, dtype: torch.dtype, device: str) -> Case:
@@ -252,7 +253,7 @@ def table(report: dict[str, Any]) -> str:
         lines += [
             "",
             f"N x D x V {block['shape']}, lm_head {block['head']}, {block['device']} {block['dtype']}, "
-            f"{block['threads']} thread(s)",
+            f"{block['threads']} thread(s), load average {block['load_average']:.1f}",
             f"{'':27}{'ms':>9}{'min-max':>15}{'/trl':>6}{'/full':>6}{'/bare':>6}{'MiB':>8}{'/full':>6}"
             f"{'tokens/GiB':>11}{'dlogp':>9}{'dH':>9}{'dhidden':>9}",
         ]
