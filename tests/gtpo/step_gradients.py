@@ -6,6 +6,7 @@ PRESET:BATCH:ACCUMULATION...
 
 from __future__ import annotations
 
+import functools
 import sys
 import zlib
 from pathlib import Path
@@ -17,10 +18,11 @@ from transformers import TrainerCallback
 
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.config import BuiltModel
+from gtpo.objective import PRESETS, reference_loss
 from gtpo.tiny import build_tiny_model
 
 GROUP = 8
-OBJECTIVE = {"entropy_threshold": 4.26}  # between the entropies of this model's completions
+PROMPTS = ["1 + 2", "30 - 4"]
 
 
 def fixed_completion(prompt: str, index: int, vocabulary: int, eos: int) -> list[int]:
@@ -41,6 +43,27 @@ def tiny_model() -> tuple[Any, Any]:
         hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, initializer_range=0.5
     )
     return build_tiny_model(spec, max_seq_length=64, seed=1)
+
+
+def group(prompt: str) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the model, its logits for the group's completions [G, L, V], their ids and mask [G, L]."""
+    model, tokenizer = tiny_model()
+    rows = [fixed_completion(prompt, place, len(tokenizer), tokenizer.eos_token_id) for place in range(GROUP)]
+    longest = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+    start = torch.tensor(tokenizer(prompt)["input_ids"]).expand(GROUP, -1)
+    whole = torch.cat([torch.ones_like(start), mask], dim=1)
+    logits = model(input_ids=torch.cat([start, ids], dim=1), attention_mask=whole).logits
+    return model, logits[:, start.shape[1] - 1 : -1], ids, mask
+
+
+@functools.cache
+def dropping_half() -> dict[str, float]:
+    """Return the objective's change: a threshold between the entropies of this model's completions."""
+    _, logits, ids, mask = group(PROMPTS[0])
+    found = reference_loss(PRESETS["grpo"], logits, ids, mask, torch.zeros(GROUP), GROUP).entropy.sort().values
+    return {"entropy_threshold": float(found[GROUP // 2 - 1 : GROUP // 2 + 1].mean())}
 
 
 class _Gradients(TrainerCallback):
@@ -69,7 +92,7 @@ def step_gradients(out: Path, preset: str, batch: int, accumulation: int, **sett
         output_dir=str(out.parent / "ignored"),
         preset=preset,
         initial_entropy=0.5,
-        objective=OBJECTIVE,
+        objective=dropping_half(),
         num_generations=GROUP,
         per_device_train_batch_size=batch,
         gradient_accumulation_steps=accumulation,
@@ -91,7 +114,7 @@ def step_gradients(out: Path, preset: str, batch: int, accumulation: int, **sett
         model=model,
         reward_funcs=reward,
         args=arguments,
-        train_dataset=Dataset.from_dict({"prompt": ["1 + 2", "30 - 4"]}),
+        train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
         processing_class=tokenizer,
         rollout_func=rollouts,
         callbacks=[gradients],

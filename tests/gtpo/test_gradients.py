@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from step_gradients import GROUP, OBJECTIVE, fixed_completion, reward, step_gradients, tiny_model
+from step_gradients import GROUP, PROMPTS, dropping_half, group, reward, step_gradients
 
 from gtpo.objective import PRESETS, reference_loss
 
@@ -36,21 +36,14 @@ def test_splits_over_micro_batches(preset: str, tmp_path: Path) -> None:
 def test_step_is_that_of_the_reference_loss(preset: str, tmp_path: Path) -> None:
     """The trainer's gradient is that of the specification on the model's own logits."""
     found = step_gradients(tmp_path / "whole.pt", preset, 8, 1)
-    prompt, model, tokenizer = "1 + 2", *tiny_model()
-    completions = [fixed_completion(prompt, place, len(tokenizer), tokenizer.eos_token_id) for place in range(GROUP)]
-    longest = max(map(len, completions))
-    ids = torch.tensor([row + [0] * (longest - len(row)) for row in completions])
-    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in completions])
-    start = torch.tensor(tokenizer(prompt)["input_ids"]).expand(GROUP, -1)
-    whole = torch.cat([torch.ones_like(start), mask], dim=1)
-    logits = model(input_ids=torch.cat([start, ids], dim=1), attention_mask=whole).logits
-    objective = replace(PRESETS[preset], **OBJECTIVE)
+    model, logits, ids, mask = group(PROMPTS[0])
+    objective = replace(PRESETS[preset], **dropping_half())
     loss = reference_loss(
         objective,
-        logits[:, start.shape[1] - 1 : -1],
+        logits,
         ids,
         mask,
-        torch.tensor(reward(completions, completions)),
+        torch.tensor(reward([], [row[keep.bool()].tolist() for row, keep in zip(ids, mask, strict=True)])),
         GROUP,
         initial_entropy=0.5,
     )
