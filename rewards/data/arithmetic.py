@@ -29,6 +29,8 @@ TEMPLATES = ("What is {}?",)
 
 _SHARE_OF_THREE_TERMS = 0.35  # of train and test: enough to learn the layout of two steps
 
+_MOST_MISSES = 5000  # draws in a row that give nothing new: the split is exhausted
+
 
 def _is_held_out(expression: str) -> bool:
     """Return whether an expression belongs to the test split (one in eight), by a hash that no seed changes."""
@@ -71,10 +73,9 @@ def arithmetic_problems(split: Split, count: int | None = None, seed: int = 0) -
     rng = random.Random(f"gtpo-arithmetic-{split}-{seed}")
     problems: list[Problem] = []
     seen: set[str] = set()
-    draws = 0
+    misses = 0
     while len(problems) < count:
-        draws += 1
-        if draws > 50 * count + 1000:
+        if misses > _MOST_MISSES:
             raise UserError(
                 f"arithmetic/{split} has only about {len(problems)} distinct problems; {count} were asked for"
             )
@@ -82,7 +83,9 @@ def arithmetic_problems(split: Split, count: int | None = None, seed: int = 0) -
         numbers, signs = _terms(rng, kind)
         expression = str(numbers[0]) + "".join(f"{s}{n}" for s, n in zip(signs, numbers[1:], strict=True))
         if expression in seen or (split != "hard" and _is_held_out(expression) != (split == "test")):
+            misses += 1
             continue
+        misses = 0
         seen.add(expression)
         problems.append(
             Problem(
