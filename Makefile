@@ -92,6 +92,7 @@ bench: $(VENV)/.installed-bench  ## measure against the alternatives; JSON in re
 	$(BIN)/python -m bench.conflict
 	$(BIN)/python -m bench.verify
 	$(BIN)/python -m bench.compare
+	$(BIN)/python -m bench.step
 
 clean:  ## remove caches
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

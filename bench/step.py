@@ -209,7 +209,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--vocabulary", type=int, default=32000)
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path("results/published/bench/step.json"))
+    parser.add_argument("--out", type=Path, default=Path("results/bench/step.json"))
     parser.add_argument("--threads", type=int, default=1, help="Torch threads, on a CPU.")
     parser.add_argument("--turn", choices=("gtpo", "grpo"), help="One turn of one contender; prints its JSON.")
     parser.add_argument("--lora", action="store_true", help="With --turn: adapters, frozen head.")
