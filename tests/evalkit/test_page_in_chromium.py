@@ -162,10 +162,13 @@ def test_changing_the_baseline_changes_the_differences(page: Any) -> None:
 
 
 def test_linear_k_moves_the_points(page: Any) -> None:
-    path = "document.querySelector('#curves path.line').getAttribute('d')"
+    path = "document.querySelector('#curves path.line')?.getAttribute('d')"
     before = page(f"return {path}")
     page("document.querySelector('#curves input[type=checkbox]').click()")
-    assert page(f"return {path}") != before
+    deadline = time.monotonic() + 10  # curves are redrawn when the browser next has time
+    while (after := page(f"return {path}")) in (None, before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert after not in (None, before)
 
 
 def test_token_weights_are_coloured(page: Any) -> None:
