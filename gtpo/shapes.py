@@ -33,7 +33,7 @@ def weights_folder(name: str, results: Path) -> tuple[str, str | None]:
         if not ((path / "config.json").is_file() or (path / "adapter_config.json").is_file()):
             raise UserError(f"model.model_name {name!r}: the folder has neither config.json nor adapter_config.json")
     elif name.startswith((".", "/", "~")) or name.count("/") > 1 or name.startswith("results/"):
-        raise UserError(f"model.model_name {name!r}: no such folder")
+        raise UserError(f"model.model_name {name!r}: no such folder; a train run must be trained first")
     return name, None
 
 

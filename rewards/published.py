@@ -46,7 +46,7 @@ def published_correctness_score(text: str, gold: str) -> float:
         if abs(value - target) <= 1e-2 + 1e-5 * abs(target):
             return 10.0
     except ValueError:
-        pass
+        pass  # not both numbers: what is left is the substring rule, which numbers that differ fall to as well
     return 10.0 if reference in answer else 0.0
 
 
