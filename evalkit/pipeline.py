@@ -20,6 +20,10 @@ PART_SECONDS = 20.0
 PART_CHARACTERS = 32_000_000
 """A part is written when it has this many rows, this much text, or its first row is this old."""
 
+LOT_SECONDS = 0.2
+"""Generations gather for so long before they are scored: a thread that woke with every step of an engine in the same
+process would take the interpreter from it every time."""
+
 WAITING_CHARACTERS = 32_000_000
 """Text that may wait for its verdicts before the engine has to."""
 
@@ -50,6 +54,7 @@ class ScoringPipeline:
         self._characters = 0
         self._waiting = 0
         self._taken = threading.Condition()
+        self._closing = threading.Event()
         self.stored = 0
         self._thread = threading.Thread(target=self._work, name="scoring", daemon=True)
         self._thread.start()
@@ -66,6 +71,7 @@ class ScoringPipeline:
     def close(self) -> None:
         """Score and store what is left, and stop the thread."""
         self._queue.put(None)
+        self._closing.set()
         self._thread.join()
         self._raise_fault()
 
@@ -86,11 +92,11 @@ class ScoringPipeline:
         try:
             while True:
                 try:
-                    generations = self._queue.get(timeout=1.0)
+                    first = self._queue.get(timeout=1.0)
+                    self._closing.wait(LOT_SECONDS)
+                    generations, last = self._with_waiting(first)
                 except queue.Empty:
-                    generations = []
-                last = generations is None
-                generations, last = self._with_waiting(generations or [], last)
+                    generations, last = [], False
                 with self._taken:
                     self._waiting -= _characters(generations)
                     self._taken.notify_all()
@@ -113,18 +119,21 @@ class ScoringPipeline:
             if self._rows and not isinstance(fault, OSError):  # what was scored before the fault is good
                 self._folder.append(self._rows)
 
-    def _with_waiting(self, generations: list[Generation], last: bool) -> tuple[list[Generation], bool]:
-        """Add what else waits, up to a part: an engine that hands on little at a time is scored in larger lots."""
-        while not last and len(generations) < PART_ROWS and _characters(generations) < PART_CHARACTERS // 8:
+    def _with_waiting(self, first: list[Generation] | None) -> tuple[list[Generation], bool]:
+        """Return the first of what waits and the rest, up to a part, and whether that was the last."""
+        lot: list[Generation] = []
+        characters = 0
+        following = first
+        while following is not None:
+            lot += following
+            characters += _characters(following)
+            if len(lot) >= PART_ROWS or characters >= PART_CHARACTERS // 8:
+                return lot, False
             try:
-                more = self._queue.get_nowait()
+                following = self._queue.get_nowait()
             except queue.Empty:
-                break
-            if more is None:
-                last = True
-            else:
-                generations = generations + more
-        return generations, last
+                return lot, False
+        return lot, True
 
     def _report(self, rows: list[dict[str, Any]]) -> None:
         column = f"verdict_{self._progress.scoring}"

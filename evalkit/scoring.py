@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from evalkit.engines.base import Generation
-from rewards.extract import extract_answer
+from rewards.extract import extract_both
 from rewards.format import format_ok
 from rewards.verify import Verdict, Verifier
 
@@ -20,20 +21,20 @@ def score(
     generations: Sequence[Generation], golds: Mapping[tuple[str, str], str], verifier: Verifier
 ) -> list[dict[str, Any]]:
     """Return one row a generation. golds: (benchmark, question id) -> gold answer."""
-    strict = [extract_answer(g.text, "strict") for g in generations]
-    lenient = [extract_answer(g.text, "lenient") for g in generations]
+    answers = [extract_both(g.text) for g in generations]
     gold = [golds[g.benchmark, g.question_id] for g in generations]
-    verdicts = verifier.verify_many([*zip(strict, gold, strict=True), *zip(lenient, gold, strict=True)])
+    pairs = [(answer, right) for both, right in zip(answers, gold, strict=True) for answer in both]
+    verdicts = verifier.verify_many(pairs)
     return [
         {
             "benchmark": g.benchmark,
             "question_id": g.question_id,
             "sample_index": g.sample_index,
             "completion": g.text.encode("utf-8", "replace").decode("utf-8"),  # a lone surrogate fits no Parquet file
-            "answer_strict": _storable(strict[i]),
-            "verdict_strict": str(verdicts[i]),
-            "answer_lenient": _storable(lenient[i]),
-            "verdict_lenient": str(verdicts[len(generations) + i]),
+            "answer_strict": _storable(answers[i][0]),
+            "verdict_strict": str(verdicts[2 * i]),
+            "answer_lenient": _storable(answers[i][1]),
+            "verdict_lenient": str(verdicts[2 * i + 1]),
             "format_ok": format_ok(g.text),
             "tokens": g.tokens,
             "finish_reason": g.finish_reason,
@@ -47,21 +48,35 @@ def _storable(answer: str | None) -> str | None:
     return None if answer is None else answer.encode("utf-8", "replace").decode("utf-8")
 
 
+class Votes(NamedTuple):
+    """How the samples of one question vote."""
+
+    correct: int
+    abstentions: int
+    wrong: list[int]
+    """Sizes of the wrong answer classes, the largest first."""
+
+
 def count_votes(
-    answers: Sequence[str | None], verdicts: Sequence[str], gold: str, verifier: Verifier
-) -> tuple[int, int, list[int]]:
-    """Return (correct, abstentions, sizes of the wrong answer classes) of a question's samples.
+    questions: Sequence[tuple[Sequence[str | None], Sequence[str], str]], verifier: Verifier
+) -> list[Votes]:
+    """Count the votes of questions, each (answers, verdicts, gold).
 
     The stored verdicts say what is right; wrong answers are grouped by the same equality, each undecided one
     (TIMEOUT, REJECTED) with identical texts only.
     """
-    correct = sum(verdict == Verdict.CORRECT for verdict in verdicts)
-    abstentions = sum(verdict == Verdict.NO_ANSWER for verdict in verdicts)
-    wrong = [a for a, v in zip(answers, verdicts, strict=True) if v not in (Verdict.CORRECT, Verdict.NO_ANSWER)]
-    sizes: dict[int | None, int] = {}
-    if wrong:
-        if len(set(wrong)) == 1:
-            return correct, abstentions, [len(wrong)]
-        for label in verifier.answer_classes(wrong, gold).labels:
-            sizes[label] = sizes.get(label, 0) + 1
-    return correct, abstentions, sorted(sizes.values(), reverse=True)
+    wrong = [
+        [a for a, v in zip(answers, verdicts, strict=True) if v not in (Verdict.CORRECT, Verdict.NO_ANSWER)]
+        for answers, verdicts, _ in questions
+    ]
+    divided = [i for i, answers in enumerate(wrong) if len(set(answers)) > 1]
+    classes = verifier.answer_classes_many([(wrong[i], questions[i][2]) for i in divided])
+    sizes = {i: Counter(found.labels) for i, found in zip(divided, classes, strict=True)}
+    return [
+        Votes(
+            sum(verdict == Verdict.CORRECT for verdict in verdicts),
+            sum(verdict == Verdict.NO_ANSWER for verdict in verdicts),
+            sorted(sizes[i].values(), reverse=True) if i in sizes else [len(wrong[i])] * bool(wrong[i]),
+        )
+        for i, (_, verdicts, _) in enumerate(questions)
+    ]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evalkit.metrics import jackknife_variance, maj_at_all_k, pass_at_all_k
-from evalkit.scoring import SCORINGS, count_votes
+from evalkit.scoring import SCORINGS, Votes, count_votes
 from evalkit.statistics import mean_interval
 from evalkit.store import RunFolder
 from rewards.data.problems import Problem
@@ -22,7 +22,7 @@ Array = npt.NDArray[np.float64]
 
 _COLUMNS = [
     "benchmark", "question_id", "sample_index", "format_ok", "tokens", "finish_reason",
-    "answer_strict", "verdict_strict", "answer_lenient", "verdict_lenient",
+    *(f"answer_{scoring}" for scoring in SCORINGS), *(f"verdict_{scoring}" for scoring in SCORINGS),
 ]  # fmt: skip
 
 
@@ -37,48 +37,70 @@ class QuestionSamples:
     tokens: list[int] = field(default_factory=list)
     indices: set[int] = field(default_factory=set)
 
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Count one sample; a sample that is stored twice counts once."""
-        if row["sample_index"] in self.indices:
+    def add(
+        self,
+        sample_index: int,
+        format_ok: bool,
+        tokens: int | None,
+        finish_reason: str | None,
+        answers: Sequence[str | None],
+        verdicts: Sequence[str],
+    ) -> None:
+        """Count one sample (answers and verdicts in the order of SCORINGS); one that is stored twice counts once."""
+        if sample_index in self.indices:
             return
-        self.indices.add(row["sample_index"])
-        for scoring in SCORINGS:
-            self.answers[scoring].append(row[f"answer_{scoring}"])
-            self.verdicts[scoring].append(row[f"verdict_{scoring}"])
-        self.format_ok += bool(row["format_ok"])
-        self.truncated += row["finish_reason"] == "length"
-        if row["tokens"] is not None:
-            self.tokens.append(row["tokens"])
+        self.indices.add(sample_index)
+        for scoring, answer, verdict in zip(SCORINGS, answers, verdicts, strict=True):
+            self.answers[scoring].append(answer)
+            self.verdicts[scoring].append(verdict)
+        self.format_ok += format_ok
+        self.truncated += finish_reason == "length"
+        if tokens is not None:
+            self.tokens.append(tokens)
 
 
 class Scored(NamedTuple):
     """All questions of one benchmark under one scoring; rows in the order of the problems."""
 
     n: list[int]
-    correct: list[int]
-    abstentions: list[int]
-    votes: list[list[int]]
+    votes: list[Votes]
     pass_at: Array
     maj_at: Array
+    pass_variance: Array
+    maj_variance: Array
+    """Arrays [questions, most samples of one]: column k - 1 is for k."""
 
 
 def read_samples(folder: RunFolder) -> dict[tuple[str, str], QuestionSamples]:
     """Read the scores of every stored sample, completions left out: (benchmark, question id) -> samples."""
     found: dict[tuple[str, str], QuestionSamples] = {}
     for _, table in folder.tables(_COLUMNS):
-        for row in table.to_pylist():
-            found.setdefault((row["benchmark"], row["question_id"]), QuestionSamples()).add(row)
+        columns = (table.column(name).to_pylist() for name in _COLUMNS)
+        for benchmark, question, index, form, tokens, reason, *both in zip(*columns, strict=True):
+            of_question = found.get((benchmark, question))
+            if of_question is None:
+                of_question = found[benchmark, question] = QuestionSamples()
+            of_question.add(index, bool(form), tokens, reason, both[:2], both[2:])
     return found
 
 
-def _score(samples: Sequence[QuestionSamples], problems: Sequence[Problem], scoring: str, verifier: Verifier) -> Scored:
-    counted = [
-        count_votes(s.answers[scoring], s.verdicts[scoring], p.answer, verifier)
-        for s, p in zip(samples, problems, strict=True)
-    ]
-    correct, abstentions, votes = [c for c, _, _ in counted], [a for _, a, _ in counted], [v for _, _, v in counted]
-    n = [len(s.indices) for s in samples]
-    return Scored(n, correct, abstentions, votes, pass_at_all_k(n, correct), maj_at_all_k(votes, correct, abstentions))
+def _score(samples: Sequence[QuestionSamples], problems: Sequence[Problem], verifier: Verifier) -> dict[str, Scored]:
+    """Score every question both ways, together: the two mostly agree, and what is alike is worked out once."""
+    votes = count_votes(
+        [
+            (sample.answers[scoring], sample.verdicts[scoring], problem.answer)
+            for scoring in SCORINGS
+            for sample, problem in zip(samples, problems, strict=True)
+        ],
+        verifier,
+    )
+    n = [len(sample.indices) for sample in samples]
+    counts = [v.wrong for v in votes], [v.correct for v in votes], [v.abstentions for v in votes]
+    arrays = pass_at_all_k(n * len(SCORINGS), counts[1]), maj_at_all_k(*counts), *jackknife_variance(*counts)
+    return {
+        scoring: Scored(n, votes[rows], *(array[rows] for array in arrays))
+        for scoring, rows in ((s, slice(i * len(n), (i + 1) * len(n))) for i, s in enumerate(SCORINGS))
+    }
 
 
 def _intervals(values: Array, variance: Array, k_max: int, mean_n: float) -> dict[str, dict[str, float | None]]:
@@ -90,19 +112,12 @@ def _intervals(values: Array, variance: Array, k_max: int, mean_n: float) -> dic
     return out
 
 
-def _metrics(scored: Scored, rows: Sequence[int] | None = None) -> dict[str, Any]:
+def _metrics(scored: Scored) -> dict[str, Any]:
     """Return pass@k and maj@k with intervals for k = 1..(fewest samples of a question)."""
-    chosen = list(range(len(scored.n))) if rows is None else list(rows)
-    k_max = min(scored.n[i] for i in chosen)
-    mean_n = float(np.mean([scored.n[i] for i in chosen]))
-    variance_pass, variance_maj = jackknife_variance(
-        [scored.votes[i] for i in chosen],
-        [scored.correct[i] for i in chosen],
-        [scored.abstentions[i] for i in chosen],
-    )
+    k_max, mean_n = min(scored.n), float(np.mean(scored.n))
     return {
-        "pass@k": _intervals(scored.pass_at[chosen], variance_pass, k_max, mean_n),
-        "maj@k": _intervals(scored.maj_at[chosen], variance_maj, k_max, mean_n),
+        "pass@k": _intervals(scored.pass_at, scored.pass_variance, k_max, mean_n),
+        "maj@k": _intervals(scored.maj_at, scored.maj_variance, k_max, mean_n),
     }
 
 
@@ -142,13 +157,12 @@ def summarise(
     total = sum(len(s.indices) for s in samples)
     entry: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
-    by_scoring: dict[str, Scored] = {}
-    for scoring in SCORINGS:
-        scored = by_scoring[scoring] = _score(samples, problems, scoring, verifier)
+    by_scoring = _score(samples, problems, verifier)
+    for scoring, scored in by_scoring.items():
         verdicts = Counter(v for s in samples for v in s.verdicts[scoring])
         entry[scoring] = {
             **_metrics(scored),
-            "no_answer_rate": sum(scored.abstentions) / total,
+            "no_answer_rate": sum(votes.abstentions for votes in scored.votes) / total,
             "verdicts": dict(sorted(verdicts.items())),
         }
         for i, (problem, sample) in enumerate(zip(problems, samples, strict=True)):
@@ -161,9 +175,9 @@ def summarise(
                     "subject": problem.subject or None,
                     "level": problem.level,
                     "n": n,
-                    "correct": scored.correct[i],
-                    "abstentions": scored.abstentions[i],
-                    "votes": scored.votes[i],
+                    "correct": scored.votes[i].correct,
+                    "abstentions": scored.votes[i].abstentions,
+                    "votes": scored.votes[i].wrong,
                     "pass_at_k": scored.pass_at[i, :n].tolist(),
                     "maj_at_k": scored.maj_at[i, :n].tolist(),
                     "format_ok": sample.format_ok,

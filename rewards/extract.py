@@ -301,6 +301,12 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     return _last_value(_last_lines(visible)) or _last_value(visible) or _only_answer(visible)
 
 
+def extract_both(text: str) -> tuple[str | None, str | None]:
+    """Return (strict, lenient) answer of a completion: `extract_answer` twice, for hardly more than once."""
+    strict = extract_answer(text, "strict")
+    return strict, extract_answer(text, "lenient") if strict is None else strict  # lenient begins with the tags
+
+
 def _last_lines(text: str, characters: int = 200) -> str:
     """Return the last whole lines of a text, `characters` of it or more: the last number stands there, if anywhere."""
     return text[text.rfind("\n", 0, max(0, len(text) - characters)) + 1 :]

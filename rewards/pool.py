@@ -18,13 +18,20 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 START_ALLOWANCE_S = 60.0
 """A worker on a loaded machine may take this long to start; a task's own clock starts after it."""
+
+GROW_AFTER_S = 0.2
+"""A pool starts with one worker and doubles each time that a caller has waited so long while tasks were waiting too: a
+start costs as much as a thousand easy tasks, and one hard task may take seconds."""
+
+AHEAD_BYTES = 32_768
+"""Tasks sent to a worker before their turn: half of what a pipe holds."""
 
 Task = dict[str, Any]
 
@@ -84,8 +91,10 @@ class _Worker:
         assert isinstance(message, list)
         return message
 
-    def _await_ready(self) -> None:
+    def await_ready(self) -> None:
         """Wait until the worker has imported what it needs. Raises RuntimeError if it cannot start."""
+        if self._ready:
+            return
         try:
             self._line(time.monotonic() + START_ALLOWANCE_S)
         except (EOFError, TimeoutError) as fault:
@@ -96,21 +105,36 @@ class _Worker:
             ) from fault
         self._ready = True
 
-    def run(self, task: Task, timeout_s: float) -> tuple[str, bool]:
-        """Return (outcome, whether the worker stays fit for use). Raises TimeoutError or EOFError."""
-        if not self._ready:
-            self._await_ready()
-        try:
-            self._stdin.write(json.dumps(task).encode() + b"\n")
-        except (BrokenPipeError, OSError):
-            raise EOFError from None
+    def run(self, tasks: Sequence[Task], timeout_s: float) -> Iterator[tuple[str, bool]]:
+        """Yield (outcome, whether the worker stays fit for use) of each task, in order.
+
+        Tasks are sent ahead, so that the worker never waits for its caller; each still has its own time. Raises
+        TimeoutError or EOFError in place of the first outcome that does not come.
+        """
+        self.await_ready()
+        lines = [json.dumps(task).encode() + b"\n" for task in tasks]
+        sent = ahead = 0
         deadline = time.monotonic() + START_ALLOWANCE_S  # until it says that it has begun
-        while True:
-            kind, *rest = self._line(deadline)
-            if kind == "begin":
-                deadline = time.monotonic() + timeout_s
-            else:
-                return str(rest[0]), kind == "done"
+        for line in lines:
+            # Never more than a pipe holds: a write that blocked would stop the clock.
+            while sent < len(lines) and (ahead == 0 or ahead + len(lines[sent]) <= AHEAD_BYTES):
+                try:
+                    self._stdin.write(lines[sent])
+                except (BrokenPipeError, OSError):
+                    break  # it is gone: what it had answered is read first, then comes the end of file
+                ahead += len(lines[sent])
+                sent += 1
+            while True:
+                kind, *rest = self._line(deadline)
+                if kind == "load":  # imports what few tasks need, and begins again after it
+                    deadline = time.monotonic() + START_ALLOWANCE_S
+                elif kind == "begin":
+                    deadline = time.monotonic() + timeout_s
+                else:
+                    break
+            ahead -= len(line)
+            yield str(rest[0]), kind == "done"
+            deadline = time.monotonic() + (timeout_s if ahead else START_ALLOWANCE_S)
 
     def kill(self) -> None:
         """Kill the process and reap it, so that no zombie stays."""
@@ -132,8 +156,7 @@ class WorkerPool:
         self.workers, self.timeout_s, self.memory_mb = workers, timeout_s, memory_mb
         self._queue: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._threads = 0
-        self._idle = 0
+        self._threads = self._starting = self._idle = 0
         self._alive: set[_Worker] = set()
         self._closed = False
         _POOLS.add(self)
@@ -144,19 +167,28 @@ class WorkerPool:
             return []
         size = max(1, min(64, -(-len(tasks) // (self.workers * 4))))
         chunks = [_Chunk(tasks[start : start + size]) for start in range(0, len(tasks), size)]
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("the verifier is closed")
-            for _ in range(min(len(chunks) - self._idle, self.workers - self._threads)):
-                self._threads += 1
-                threading.Thread(target=_serve, args=(self,), name="gtpo-verifier", daemon=True).start()
         for chunk in chunks:
             self._queue.put(chunk)
+        if not self._threads:
+            self._grow(1)
         for chunk in chunks:
-            chunk.done.wait()
+            while not chunk.done.wait(GROW_AFTER_S):
+                self._grow(self._threads)
             if chunk.fault is not None:
                 raise chunk.fault
         return [outcome for chunk in chunks for outcome in chunk.outcomes]
+
+    def _grow(self, most: int) -> None:
+        """Start up to `most` workers for what waits, unless some are starting already."""
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the verifier is closed")
+            if self._starting:
+                return
+            for _ in range(min(most, self._queue.qsize() - self._idle, self.workers - self._threads)):
+                self._threads += 1
+                self._starting += 1
+                threading.Thread(target=_serve, args=(self,), name="gtpo-verifier", daemon=True).start()
 
     def _start(self) -> _Worker:
         worker = _Worker(self.memory_mb, self.timeout_s)
@@ -173,28 +205,33 @@ class WorkerPool:
         worker.kill()
 
     def _run_chunk(self, chunk: _Chunk, worker: _Worker | None) -> _Worker | None:
-        for task in chunk.tasks:
-            for attempt in range(2):
-                worker = worker or self._start()
-                try:
-                    outcome, fit = worker.run(task, self.timeout_s)
-                except TimeoutError:
-                    outcome, fit = "TIMEOUT", False
-                except RuntimeError:
-                    self._discard(worker)
-                    raise
-                except EOFError:
-                    # Killed from outside, or by this task: one more try on a fresh worker tells them apart.
-                    outcome, fit = ("REJECTED" if attempt else ""), False
-                if not fit:
-                    self._discard(worker)
-                    worker = None
-                if outcome:
-                    break
-            chunk.outcomes.append(outcome)
-        if worker is None:  # replace a killed worker now: the next task need not wait for its start
-            with contextlib.suppress(RuntimeError):  # closed meanwhile
-                worker = self._start()
+        outcomes = chunk.outcomes
+        suspect = False  # the first task without an outcome has ended a worker already
+        while len(outcomes) < len(chunk.tasks):
+            worker = worker or self._start()
+            try:
+                for outcome, fit in worker.run(chunk.tasks[len(outcomes) :], self.timeout_s):
+                    outcomes.append(outcome)
+                    suspect = False
+                    if not fit:
+                        break
+                else:
+                    return worker
+            except TimeoutError:
+                outcomes.append("TIMEOUT")
+                suspect = False
+            except RuntimeError:
+                self._discard(worker)
+                raise
+            except EOFError:
+                # Killed from outside, or by this task: one more try on a fresh worker tells them apart.
+                if suspect:
+                    outcomes.append("REJECTED")
+                suspect = not suspect
+            self._discard(worker)
+            worker = None
+        with contextlib.suppress(RuntimeError):  # closed meanwhile
+            worker = self._start()  # replace a killed worker now: the next task need not wait for its start
         return worker
 
     def close(self) -> None:
@@ -212,6 +249,11 @@ class WorkerPool:
 def _serve(pool: WorkerPool) -> None:
     """Feed one worker until the pool closes (a module function: the thread's name says what it is)."""
     worker: _Worker | None = None
+    with contextlib.suppress(RuntimeError):  # it cannot start, or the pool has closed: its first chunk will be told
+        worker = pool._start()
+        worker.await_ready()  # before it takes a chunk, which another worker may have done by then
+    with pool._lock:
+        pool._starting -= 1
     while True:
         with pool._lock:
             pool._idle += 1

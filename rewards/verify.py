@@ -10,14 +10,18 @@ import enum
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from fractions import Fraction
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from rewards.limits import reject_reason
-from rewards.plain import settle
+from rewards.plain import plain_number, settle
 from rewards.pool import WorkerPool
 
 Percent = Literal["value", "ignore"]
+Pair = tuple[str | None, str]
+"""(prediction, gold)"""
 
 
 class Verdict(enum.StrEnum):
@@ -42,6 +46,50 @@ class AnswerClasses(NamedTuple):
     """The class that equals the gold, or None if no answer does."""
     verdicts: list[Verdict]
     """Per answer: its verdict against the gold."""
+
+
+def _group(
+    answers: Sequence[str | None], verdicts: list[Verdict]
+) -> Generator[list[Pair], list[Verdict] | None, AnswerClasses]:
+    """Group a question's answers: yield pairs whose verdicts it needs, be sent them, return the classes.
+
+    Whole numbers are equal or not by their value, without a verdict: most answers are such, and a question of 64
+    samples would otherwise compare each new number with all others.
+    """
+    labels: list[int | None] = []
+    by_text: dict[str, int] = {}
+    by_value: dict[Fraction, int] = {}
+    representatives: list[tuple[int, str, bool]] = []
+    correct: int | None = None
+    classes = 0
+    for answer, verdict in zip(answers, verdicts, strict=True):
+        if answer is None or verdict is Verdict.NO_ANSWER:
+            labels.append(None)
+            continue
+        label = by_text.get(answer)
+        if label is None and verdict is Verdict.CORRECT:
+            label = correct
+        elif label is None and verdict is Verdict.INCORRECT:
+            value = None if "." in answer else plain_number(answer)
+            label = None if value is None else by_value.get(value)
+            candidates = [(at, other) for at, other, whole in representatives if not (whole and value is not None)]
+            if label is None and candidates:
+                pairs: list[Pair] = [(answer, other) for _, other in candidates]
+                results = yield pairs + [(other, answer) for _, other in candidates]
+                assert results is not None
+                equal = (Verdict.CORRECT in both for both in zip(results, results[len(pairs) :], strict=False))
+                label = next((at for (at, _), same in zip(candidates, equal, strict=True) if same), None)
+            if label is None:
+                representatives.append((classes, answer, value is not None))
+            if value is not None:
+                by_value[value] = classes if label is None else label
+        if label is None:
+            label, classes = classes, classes + 1
+            if verdict is Verdict.CORRECT:
+                correct = label
+        by_text[answer] = label
+        labels.append(label)
+    return AnswerClasses(labels, correct, verdicts)
 
 
 class Verifier:
@@ -79,7 +127,7 @@ class Verifier:
         """Return the verdict on one extracted answer. Raises ValueError if the gold is empty."""
         return self.verify_many([(prediction, gold)])[0]
 
-    def verify_many(self, pairs: Sequence[tuple[str | None, str]]) -> list[Verdict]:
+    def verify_many(self, pairs: Sequence[Pair]) -> list[Verdict]:
         """Return the verdicts on (prediction, gold) pairs, in order; equal pairs are verified once.
 
         Raises ValueError if a gold is empty: such a row cannot be scored (`rewards.selftest` lists them).
@@ -89,31 +137,41 @@ class Verifier:
             if not isinstance(gold, str) or not gold.strip():
                 raise ValueError(f"pair {index}: the gold answer is {gold!r}; leave such rows out (rewards.selftest)")
         verdicts: dict[tuple[str, str], Verdict] = {}
-        open_keys: list[tuple[str, str]] = []
-        for key in dict.fromkeys(keys):
-            with self._lock:
+        unknown: list[tuple[str, str]] = []
+        with self._lock:
+            for key in dict.fromkeys(keys):
                 known = self._cache.get(key)
-                if known is not None:
+                if known is None:
+                    unknown.append(key)
+                else:
                     self._cache.move_to_end(key)
-            if known is None:
-                known = self._settle(*key)
-            if known is None:
-                open_keys.append(key)
-            else:
-                verdicts[key] = known
+                    verdicts[key] = known
+        found: dict[tuple[str, str], Verdict] = {}
+        for key in unknown:
+            settled = self._settle(*key)
+            if settled is not None:
+                found[key] = settled
+        open_keys = [key for key in unknown if key not in found]
         if open_keys:
             tasks = [{"prediction": p, "gold": g, "percent": self.percent, "by_text": True} for p, g in open_keys]
-            verdicts |= {k: Verdict(o) for k, o in zip(open_keys, self._workers().run(tasks), strict=True)}
+            found |= {k: Verdict(o) for k, o in zip(open_keys, self._workers().run(tasks), strict=True)}
         with self._lock:
-            self._cache.update(verdicts)
+            self._cache.update(found)
             while len(self._cache) > self.cache_size:
                 self._cache.popitem(last=False)
+        verdicts |= found
         return [verdicts[key] for key in keys]
 
     def verify_golds(self, golds: Sequence[str]) -> list[Verdict]:
         """Return the verdict on each gold answer against itself, where equal text alone does not decide."""
-        tasks = [{"prediction": gold, "gold": gold, "percent": self.percent, "by_text": False} for gold in golds]
-        return [Verdict(outcome) for outcome in self._workers().run(tasks)]
+        verdicts = [Verdict.CORRECT if plain_number(gold) is not None else None for gold in golds]
+        tasks = [
+            {"prediction": gold, "gold": gold, "percent": self.percent, "by_text": False}
+            for gold, verdict in zip(golds, verdicts, strict=True)
+            if verdict is None
+        ]
+        outcomes = iter(self._workers().run(tasks))
+        return [verdict or Verdict(next(outcomes)) for verdict in verdicts]
 
     def _settle(self, prediction: str, gold: str) -> Verdict | None:
         """Decide without a worker, where that is exact: empty, beyond the limits, plain numbers, equal texts."""
@@ -140,36 +198,24 @@ class Verifier:
         answer abstains. An answer that could not be decided (TIMEOUT, REJECTED) votes for itself alone and for
         identical texts.
         """
-        verdicts = self.verify_many([(answer, gold) for answer in answers])
-        labels: list[int | None] = []
-        by_text: dict[str, int] = {}
-        representatives: list[tuple[int, str]] = []
-        correct: int | None = None
-        classes = 0
-        for answer, verdict in zip(answers, verdicts, strict=True):
-            if verdict is Verdict.NO_ANSWER or answer is None:
-                labels.append(None)
-                continue
-            label = by_text.get(answer)
-            if label is None and verdict is Verdict.CORRECT:
-                label = correct
-            elif label is None and verdict is Verdict.INCORRECT and representatives:
-                both = [(answer, other) for _, other in representatives]
-                results = self.verify_many(both + [(other, answer) for _, other in representatives])
-                count = len(representatives)
-                equal = (i for i in range(count) if Verdict.CORRECT in (results[i], results[i + count]))
-                first = next(equal, None)
-                label = representatives[first][0] if first is not None else None
-            if label is None:
-                label = classes
-                classes += 1
-                if verdict is Verdict.INCORRECT:
-                    representatives.append((label, answer))
-                elif verdict is Verdict.CORRECT:
-                    correct = label
-            by_text[answer] = label
-            labels.append(label)
-        return AnswerClasses(labels, correct, verdicts)
+        return self.answer_classes_many([(answers, gold)])[0]
+
+    def answer_classes_many(self, questions: Sequence[tuple[Sequence[str | None], str]]) -> list[AnswerClasses]:
+        """Return `answer_classes` of many questions, each (answers, gold); they share their trips to the workers."""
+        verdicts = iter(self.verify_many([(answer, gold) for answers, gold in questions for answer in answers]))
+        searches = [_group(answers, list(islice(verdicts, len(answers)))) for answers, _ in questions]
+        found: dict[int, AnswerClasses] = {}
+        replies: dict[int, list[Verdict] | None] = dict.fromkeys(range(len(searches)))
+        while replies:
+            asked: dict[int, list[Pair]] = {}
+            for index, reply in replies.items():
+                try:
+                    asked[index] = searches[index].send(reply)
+                except StopIteration as end:
+                    found[index] = end.value
+            results = iter(self.verify_many([pair for pairs in asked.values() for pair in pairs]))
+            replies = {index: list(islice(results, len(pairs))) for index, pairs in asked.items()}
+        return [found[index] for index in range(len(searches))]
 
     def close(self) -> None:
         """Stop the workers now; they also stop when the program ends."""

@@ -7,15 +7,14 @@ even when the caller is gone; the caller's own deadline comes first.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
 import select
 import signal
 import sys
-import threading
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 ORPHAN_GRACE_S = 2.0
@@ -25,13 +24,15 @@ def _send(stream: int, *message: Any) -> None:
     os.write(stream, json.dumps(message).encode() + b"\n")
 
 
-def _lines(stream: int) -> Any:
-    """Yield lines of stdin until it closes or the caller has died (its other children may hold the pipe open)."""
-    parent, buffer = os.getppid(), b""
+def _lines(stream: int) -> Iterator[tuple[bytes, bool]]:
+    """Yield (line, whether it had to be awaited) until stdin closes or the caller has died, whose other children
+    may hold the pipe open."""
+    parent, buffer, awaited = os.getppid(), b"", True
     while True:
         while b"\n" in buffer:
             line, buffer = buffer.split(b"\n", 1)
-            yield line
+            yield line, awaited
+            awaited = False
         ready, _, _ = select.select([stream], [], [], 5.0)
         if not ready:
             if os.getppid() != parent:
@@ -41,12 +42,7 @@ def _lines(stream: int) -> Any:
         if not part:
             return
         buffer += part
-
-
-def _import_second_opinion() -> None:
-    with contextlib.suppress(Exception):  # a MemoryError too: it comes again, and is answered, when it is needed
-        import latex2sympy2_extended  # noqa: F401
-        import sympy  # noqa: F401
+        awaited = True
 
 
 def main() -> None:
@@ -63,16 +59,29 @@ def main() -> None:
     from rewards.equality.decide import decide
     from rewards.equality.second_opinion import agree
 
-    # SymPy and Math-Verify take a second to import and few answers need them: import them meanwhile.
-    loading = threading.Thread(target=_import_second_opinion, daemon=True)
+    loaded = False
+
+    def load() -> None:
+        # SymPy and Math-Verify take a second to import and few answers need them. The first that does waits, off
+        # the clock: its own time starts when they are there.
+        nonlocal loaded
+        if not loaded:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            _send(replies, "load")
+            import latex2sympy2_extended  # noqa: F401
+            import sympy  # noqa: F401
+
+            loaded = True
+            _send(replies, "begin")
+            signal.setitimer(signal.ITIMER_REAL, timeout_s + ORPHAN_GRACE_S)
 
     def second_opinion(prediction: str, gold: str) -> bool:
-        return agree(prediction, gold, before=loading.join)
+        return agree(prediction, gold, before=load)
 
     _send(replies, "ready")
-    loading.start()
-    for line in _lines(0):
-        _send(replies, "begin")
+    for line, awaited in _lines(0):
+        if awaited:  # the caller's clock for a task that was sent ahead starts with the outcome before it
+            _send(replies, "begin")
         signal.setitimer(signal.ITIMER_REAL, timeout_s + ORPHAN_GRACE_S)
         try:
             task = json.loads(line)
@@ -88,7 +97,7 @@ def main() -> None:
             verdict = "REJECTED"
         signal.setitimer(signal.ITIMER_REAL, 0)
         _send(replies, "done", verdict)
-    os._exit(0)  # the import may still be under way; there is nothing to tidy up
+    os._exit(0)
 
 
 if __name__ == "__main__":

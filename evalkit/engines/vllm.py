@@ -20,7 +20,7 @@ from rewards.support.errors import UserError
 BLOCK = 16
 """Most samples in one request: a request is handed on when its last sample is done."""
 
-IN_FLIGHT = 2048
+IN_FLIGHT = 16_384
 """Samples that vLLM knows of at a time: more than it runs at once, few enough to cost no memory."""
 
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 
 from mpmath import mp
 
@@ -22,10 +23,14 @@ _NUMBER = re.compile(r"(?:(?<![\w.,])-)?\\?\$?\s?\d[\d,]*(?:\.\d+)?(?:\s?\\?%)?"
 _HEDGE = re.compile(r"\b(?:not|no|never|or|nor|less|more|least|most|than|cannot|wrong|instead|if)\b|n't", re.IGNORECASE)
 
 
+KEPT = 1024
+"""Answers kept as read: a question's gold and its candidates come again and again."""
+
 _NO_PROSE = words("sin cos tan cot sec csc log ln lg exp sqrt pi mod gcd lcm max min det and")
 
 
-def _readings(text: str, gold: bool = False) -> list[str]:
+@lru_cache(maxsize=KEPT)
+def _readings(text: str, gold: bool = False) -> tuple[str, ...]:
     """Return the cleaned texts an answer may be read as, the likeliest first."""
     text = without_thoughts(text, ("think", "thinking"))
     if gold and "boxed" in text:
@@ -36,7 +41,10 @@ def _readings(text: str, gold: bool = False) -> list[str]:
     sentence = _sentence_value(text)
     if gold and sentence is None and len(text.split()) > 8 and len(boxes) == 0:
         sentence = extract_answer(text, "lenient")  # a gold that is a whole solution
-    return [*readings, *_commas(clean(sentence))] if sentence else readings
+    return (*readings, *_commas(clean(sentence))) if sentence else tuple(readings)
+
+
+_read = lru_cache(maxsize=KEPT)(read)
 
 
 def _commas(cleaned: str) -> list[str]:
@@ -84,12 +92,13 @@ def decide(
     """
     comparison = Comparison(percent)
     mp.dps = DIGITS
-    Budget.refill()
     predictions, golds = _readings(prediction), _readings(gold, gold=True)
     if by_text and any(same_words(p, g) for p in predictions for g in golds):
         return "CORRECT"
     try:
-        read_predictions, read_golds = [read(text) for text in predictions], [read(text) for text in golds]
+        Budget.refill()
+        read_predictions, read_golds = [_read(text) for text in predictions], [_read(text) for text in golds]
+        Budget.refill()  # the comparison has its own: what it may spend must not hang on what was read before
         if any(comparison.equal(p, g) for p in read_predictions for g in read_golds):
             return "CORRECT"
     except TooBig:

@@ -95,7 +95,10 @@ def test_votes_by_meaning() -> None:
     with Verifier() as verifier:
         answers = ["0.5", "1/2", "\\frac12", "3", "3.0", "seven", None, "4"]
         verdicts = [str(v) for v in verifier.verify_many([(a, "4") for a in answers])]
-        assert count_votes(answers, verdicts, "4", verifier) == (1, 1, [3, 2, 1])
+        silent: tuple[list[None], list[str]] = [None, None], ["NO_ANSWER", "NO_ANSWER"]
+        alike = ["5", "5"], ["INCORRECT", "INCORRECT"]
+        counted = count_votes([(answers, verdicts, "4"), (*silent, "4"), (*alike, "4")], verifier)
+        assert counted == [(1, 1, [3, 2, 1]), (0, 2, []), (0, 0, [2])]
         rows = score(generations(1, text="\ud83d <answer>4</answer>"), GOLDS, verifier)
         rows[0]["completion"].encode("utf-8")
         assert (rows[0]["verdict_strict"], rows[0]["answer_strict"]) == ("CORRECT", "4")

@@ -3,7 +3,7 @@ import time
 import pytest
 
 from rewards import extract_answer, format_ok, gsm8k_gold, last_boxed, published_final_reward
-from rewards.extract import words
+from rewards.extract import extract_both, words
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,7 @@ from rewards.extract import words
 def test_extraction(text: str, strict: str | None, lenient: str | None) -> None:
     assert extract_answer(text) == strict
     assert extract_answer(text, "lenient") == lenient
+    assert extract_both(text) == (strict, lenient)
 
 
 def test_unknown_scoring_is_an_error() -> None:

@@ -9,6 +9,8 @@ import time
 
 import psutil
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rewards import Verdict, Verifier, accuracy_reward
 from rewards.limits import reject_reason
@@ -102,6 +104,38 @@ def test_worker_death_is_survived() -> None:
         assert not [p for p in psutil.Process().children() if p.status() == psutil.STATUS_ZOMBIE]
 
 
+def test_each_task_that_was_sent_ahead_gets_its_own_outcome() -> None:
+    """A timeout and a death in the middle of what one worker was sent touch no other task."""
+    slow = (
+        r"\frac{d^{7}}{dx^{7}} \tan(\tan(\tan(\tan(\tan(x^{x^{x}})))))",
+        r"\frac{d^{8}}{dx^{8}} \tan(\tan(x^{x^{x}}))",
+    )
+    fatal = r"\frac{d}{dx} x^2", r"\frac{d}{dx} x^3"
+    right = [(f"x+{i}", f"{i}+x") for i in range(40)]
+    with Verifier(workers=1, timeout_s=0.3) as verifier:
+        verdicts = verifier.verify_many([*right[:20], slow, *right[20:]])
+        assert verdicts.pop(20) in (Verdict.TIMEOUT, Verdict.INCORRECT)
+        assert set(verdicts) == {Verdict.CORRECT}
+    with Verifier(workers=1, timeout_s=5, memory_mb=48) as verifier:  # too little for the second opinion on `fatal`
+        verdicts = verifier.verify_many([*right[:20], fatal, *right[20:]])
+        assert verdicts.pop(20) is Verdict.REJECTED
+        assert set(verdicts) == {Verdict.CORRECT}
+
+
+def test_what_few_answers_need_is_loaded_off_the_clock() -> None:
+    with Verifier(workers=1, timeout_s=0.2) as verifier:  # less than importing SymPy takes
+        assert verifier.verify(r"\frac{d}{dx} x^2", "2x") is Verdict.CORRECT
+
+
+def test_a_pool_starts_one_worker_and_grows_behind_hard_tasks() -> None:
+    slow = r"\frac{d^{7}}{dx^{7}} \tan(\tan(\tan(\tan(\tan(x^{x^{x}})))))"
+    with Verifier(workers=2, timeout_s=3) as verifier:
+        verifier.verify_many([(f"x+{i}", f"{i}+x") for i in range(40)])
+        assert len(verifier._pool._alive) == 1
+        verifier.verify_many([(slow, rf"\frac{{d}}{{dx}} x^{{x^{i}}}") for i in range(2, 10)])
+        assert len(verifier._pool._alive) == 2
+
+
 def test_memory_of_a_worker_is_bounded() -> None:
     # So little that importing SymPy for the second opinion fails, though the grammar's own answers do not.
     with Verifier(workers=1, timeout_s=5, memory_mb=48) as verifier:
@@ -169,6 +203,55 @@ def test_answer_classes(verifier: Verifier) -> None:
     assert classes.labels == [0, 0, 1, None, 1, 2, 2, None, 3, 3]
     assert classes.correct == 0
     assert verifier.answer_classes(["4", "5"], "6").correct is None
+
+
+FORMS = [
+    "{}",
+    "{}.0",
+    "0{}",
+    "+{}",
+    r"\frac{{{}}}{{1}}",
+    r"\text{{{}}}",
+    "({},7)",
+    "x+{}",
+    "{}+x",
+    r"{}\%",
+    "1,00{}",
+    "100{}",
+]
+
+
+@given(
+    questions=st.lists(
+        st.lists(
+            st.none() | st.just("") | st.builds(str.format, st.sampled_from(FORMS), st.integers(0, 3)), max_size=12
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_classes_are_those_of_comparing_one_by_one(verifier: Verifier, questions: list[list[str | None]]) -> None:
+    """Many questions at once, with whole numbers told apart by value, against the definition of the classes."""
+    for answers, found in zip(questions, verifier.answer_classes_many([(q, "3") for q in questions]), strict=True):
+        members: list[str] = []  # the first answer of each class
+        labels: list[int | None] = []
+        for answer in answers:
+            if not answer:
+                labels.append(None)
+                continue
+            right = verifier.verify(answer, "3") is Verdict.CORRECT
+            for label, first in enumerate(members):
+                both_right = right and verifier.verify(first, "3") is Verdict.CORRECT
+                neither = not right and verifier.verify(first, "3") is not Verdict.CORRECT
+                equal = Verdict.CORRECT in (verifier.verify(answer, first), verifier.verify(first, answer))
+                if both_right or (neither and equal):
+                    labels.append(label)
+                    break
+            else:
+                labels.append(len(members))
+                members.append(answer)
+        assert found.labels == labels
 
 
 def test_rewards_work_from_any_thread() -> None:
