@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import errno
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 from evalkit.engines.base import Generation
 from evalkit.progress import Progress
-from evalkit.scoring import score
-from evalkit.store import RunFolder
+from evalkit.scoring import SCORINGS, Votes, count_votes, score
+from evalkit.store import QuestionKey, RunFolder
 from rewards.verify import Verdict, Verifier
 
 PART_ROWS = 2048
@@ -21,11 +21,15 @@ PART_CHARACTERS = 32_000_000
 """A part is written when it has this many rows, this much text, or its first row is this old."""
 
 LOT_SECONDS = 0.2
-"""Generations gather for so long before they are scored: a thread that woke with every step of an engine in the same
-process would take the interpreter from it every time."""
+LOT_CHARACTERS = 4_000_000
+"""Generations are scored in lots of so much text, a part's rows, or what came in so long: a thread that woke with every
+step of an engine in the same process would take the interpreter from it every time."""
 
 WAITING_CHARACTERS = 32_000_000
 """Text that may wait for its verdicts before the engine has to."""
+
+
+VOTE_FIELDS = [f"{field}_{scoring}" for field in ("answer", "verdict") for scoring in SCORINGS]
 
 
 class Incomplete(Exception):
@@ -41,20 +45,32 @@ class ScoringPipeline:
 
     What was put together is stored together: a batch never ends up half in a part, so a resumed run repeats whole
     batches. A fault in the thread comes out of the next `put` or of `close`.
+
+    `samples` holds how many samples a question will have, for those that have none yet: their votes are counted
+    with the last one. That may take the workers a while; at the end of the run it would be time to wait.
     """
 
     def __init__(
-        self, folder: RunFolder, golds: Mapping[tuple[str, str], str], verifier: Verifier, progress: Progress
+        self,
+        folder: RunFolder,
+        golds: Mapping[QuestionKey, str],
+        samples: Mapping[QuestionKey, int],
+        verifier: Verifier,
+        progress: Progress,
     ) -> None:
         self._folder, self._golds, self._verifier, self._progress = folder, golds, verifier, progress
-        self._queue: queue.Queue[list[Generation] | None] = queue.Queue()
+        self._samples = samples
+        self._voters: dict[QuestionKey, list[dict[str, Any]]] = {}
+        self.votes: dict[QuestionKey, dict[str, Votes]] = {}
+        """The votes by scoring of every question whose samples all came through here."""
+        self._waiting: deque[list[Generation]] = deque()
+        self._waiting_rows = self._waiting_characters = 0
+        self._changed = threading.Condition()
+        self._closing = False
         self._fault: BaseException | None = None
         self._rows: list[dict[str, Any]] = []
         self._oldest = 0.0
         self._characters = 0
-        self._waiting = 0
-        self._taken = threading.Condition()
-        self._closing = threading.Event()
         self.stored = 0
         self._thread = threading.Thread(target=self._work, name="scoring", daemon=True)
         self._thread.start()
@@ -62,16 +78,20 @@ class ScoringPipeline:
     def put(self, generations: list[Generation]) -> None:
         """Hand over generations; blocks while much text waits to be scored."""
         self._raise_fault()
-        with self._taken:
-            while self._waiting > WAITING_CHARACTERS and self._fault is None:
-                self._taken.wait(timeout=1.0)
-            self._waiting += _characters(generations)
-        self._queue.put(generations)
+        with self._changed:
+            while self._waiting_characters > WAITING_CHARACTERS and self._fault is None:
+                self._changed.wait(timeout=1.0)
+            self._waiting.append(generations)
+            self._waiting_rows += len(generations)
+            self._waiting_characters += _characters(generations)
+            if len(self._waiting) == 1 or self._is_a_lot():
+                self._changed.notify_all()
 
     def close(self) -> None:
         """Score and store what is left, and stop the thread."""
-        self._queue.put(None)
-        self._closing.set()
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
         self._thread.join()
         self._raise_fault()
 
@@ -90,16 +110,9 @@ class ScoringPipeline:
 
     def _work(self) -> None:
         try:
-            while True:
-                try:
-                    first = self._queue.get(timeout=1.0)
-                    self._closing.wait(LOT_SECONDS)
-                    generations, last = self._with_waiting(first)
-                except queue.Empty:
-                    generations, last = [], False
-                with self._taken:
-                    self._waiting -= _characters(generations)
-                    self._taken.notify_all()
+            last = False
+            while not last:
+                generations, last = self._take()
                 if generations:
                     if not self._rows:
                         self._oldest = time.monotonic()
@@ -107,33 +120,52 @@ class ScoringPipeline:
                     self._rows += rows
                     self._characters += _characters(generations)
                     self._report(rows)
+                    self._count(rows)
                 old = bool(self._rows) and time.monotonic() - self._oldest > PART_SECONDS
                 if last or old or len(self._rows) >= PART_ROWS or self._characters >= PART_CHARACTERS:
                     self._folder.append(self._rows)
                     self.stored += len(self._rows)
                     self._rows, self._characters = [], 0
-                if last:
-                    return
         except BaseException as fault:  # handed to the main thread, which stops the engine and reports it
             self._fault = fault
             if self._rows and not isinstance(fault, OSError):  # what was scored before the fault is good
                 self._folder.append(self._rows)
 
-    def _with_waiting(self, first: list[Generation] | None) -> tuple[list[Generation], bool]:
-        """Return the first of what waits and the rest, up to a part, and whether that was the last."""
+    def _is_a_lot(self) -> bool:
+        return self._waiting_rows >= PART_ROWS or self._waiting_characters >= LOT_CHARACTERS
+
+    def _take(self) -> tuple[list[Generation], bool]:
+        """Wait for generations and for more of them; return a lot (none after a second), and whether it is the last."""
         lot: list[Generation] = []
         characters = 0
-        following = first
-        while following is not None:
-            lot += following
-            characters += _characters(following)
-            if len(lot) >= PART_ROWS or characters >= PART_CHARACTERS // 8:
-                return lot, False
-            try:
-                following = self._queue.get_nowait()
-            except queue.Empty:
-                return lot, False
-        return lot, True
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing, timeout=1.0)
+            self._changed.wait_for(lambda: self._is_a_lot() or self._closing, timeout=LOT_SECONDS)
+            while self._waiting and len(lot) < PART_ROWS and characters < LOT_CHARACTERS:
+                taken = self._waiting.popleft()
+                lot += taken
+                characters += _characters(taken)
+            self._waiting_rows -= len(lot)
+            self._waiting_characters -= characters
+            self._changed.notify_all()
+            return lot, self._closing and not self._waiting
+
+    def _count(self, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            key = row["benchmark"], row["question_id"]
+            if key in self._samples:
+                self._voters.setdefault(key, []).append({name: row[name] for name in VOTE_FIELDS})
+        complete = [key for key, of_question in self._voters.items() if len(of_question) == self._samples[key]]
+        asked = [(key, scoring, self._voters[key]) for key in complete for scoring in SCORINGS]
+        questions = [
+            ([row[f"answer_{scoring}"] for row in of_question], [row[f"verdict_{scoring}"] for row in of_question],
+             self._golds[key])
+            for key, scoring, of_question in asked
+        ]  # fmt: skip
+        for (key, scoring, _), votes in zip(asked, count_votes(questions, self._verifier), strict=True):
+            self.votes.setdefault(key, {})[scoring] = votes
+        for key in complete:
+            del self._voters[key]
 
     def _report(self, rows: list[dict[str, Any]]) -> None:
         column = f"verdict_{self._progress.scoring}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -189,27 +189,20 @@ def evaluate_recorded(settings: EvalSettings) -> tuple[Path, dict[str, Any]]:
             wanted = {p.id for p in kept}
             progress.add(name, sum(found.counts[i] for i in wanted), sum(key[0] == name for key in have))
             progress.start()
-            _score_all(path, name, wanted, have, kept, folder, verifier, progress)
+            stored = {identifier for benchmark, identifier, _ in have if benchmark == name}
+            whole = {(name, i): found.counts[i] for i in wanted - stored}
+            pipeline = ScoringPipeline(folder, {(name, p.id): p.answer for p in kept}, whole, verifier, progress)
+            _score_all(pipeline, _generations(path, name, wanted, have))
             record["wall_seconds"] = round(time.monotonic() - started, 2)
             if found.labels:
                 record["benchmarks"][name]["labels"] = _agreement(folder, name, found.labels)
-            return folder.path, finish(folder, record, settings.scoring, verifier)
+            return folder.path, finish(folder, record, settings.scoring, verifier, pipeline.votes)
 
 
-def _score_all(
-    path: Path,
-    name: str,
-    wanted: set[str],
-    have: set[tuple[str, str, int]],
-    kept: Sequence[Problem],
-    folder: RunFolder,
-    verifier: Verifier,
-    progress: Progress,
-) -> None:
-    pipeline = ScoringPipeline(folder, {(name, p.id): p.answer for p in kept}, verifier, progress)
+def _score_all(pipeline: ScoringPipeline, generations: Iterable[Generation]) -> None:
     chunk: list[Generation] = []
     try:
-        for generation in _generations(path, name, wanted, have):
+        for generation in generations:
             chunk.append(generation)
             if len(chunk) == CHUNK:
                 pipeline.put(chunk)

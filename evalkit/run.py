@@ -17,15 +17,15 @@ from evalkit.pipeline import Incomplete, ScoringPipeline
 from evalkit.progress import Progress
 from evalkit.provenance import command_line, git_commit, now, text_hash
 from evalkit.schema import EVAL_SCHEMA_VERSION
-from evalkit.scoring import RULES_VERSION
+from evalkit.scoring import RULES_VERSION, Votes
 from evalkit.settings import EvalSettings
-from evalkit.store import RunFolder, check_identity
+from evalkit.store import QuestionKey, RunFolder, check_identity
 from evalkit.summary import read_samples, summarise
 from rewards.data.problems import Problem
 from rewards.data.prompt import SYSTEM_INSTRUCTION, chat_messages
 from rewards.selftest import self_test
 from rewards.support.errors import UserError
-from rewards.verify import Verifier
+from rewards.verify import Verifier, usable_cpus
 
 EVAL_RUNS = Path("results/eval")
 DEFAULT_MAX_TOKENS = 2048
@@ -49,7 +49,8 @@ def evaluate(settings: EvalSettings) -> tuple[Path, Record]:
     benchmarks = find_benchmarks(settings.benchmarks or "")
     engine_name = choose_engine(settings)
     ref = resolve_model(settings.model or "", checkpoint=settings.checkpoint, served=engine_name == "openai")
-    with Verifier() as verifier, Progress(settings.scoring, quiet=settings.quiet) as progress:
+    workers = max(1, usable_cpus() - 1)  # one is left for the engine, which verification runs beside
+    with Verifier(workers) as verifier, Progress(settings.scoring, quiet=settings.quiet) as progress:
         for warning in ref.warnings:
             progress.note(f"note: {warning}")
         problems, entries = _load(benchmarks, settings, verifier, progress)
@@ -86,18 +87,19 @@ def evaluate(settings: EvalSettings) -> tuple[Path, Record]:
             if old is not None:
                 adopt(folder, record, old)
             have = folder.keys()
+            votes: Mapping[QuestionKey, dict[str, Votes]] = {}
             tasks = [
                 Task(t.benchmark, t.question_id, t.prompt, _lacking(have, t.benchmark, t.question_id, settings.n))
                 for t in tasks
             ]
             if any(task.missing for task in tasks):
                 announce(folder, progress, problems, settings.n, have)
-                _sample(settings, ref, sampling, tasks, problems, folder, record, verifier, progress)
+                votes = _sample(settings, ref, sampling, tasks, problems, folder, record, verifier, progress)
             elif old is not None:
                 record["engine"] = old["engine"]
             before = (old or {}).get("wall_seconds") or 0.0
             record["wall_seconds"] = round(before + time.monotonic() - started, 2)
-            return folder.path, finish(folder, record, settings.scoring, verifier)
+            return folder.path, finish(folder, record, settings.scoring, verifier, votes)
 
 
 def default_folder(name: str, settings: EvalSettings) -> Path:
@@ -146,9 +148,21 @@ def announce(
         progress.note(f"{folder.path}: keeping {kept} stored samples")
 
 
-def finish(folder: RunFolder, record: Record, scoring: str, verifier: Verifier) -> Record:
-    """Work out the metrics of everything stored and write questions.parquet and eval.json, complete."""
+def finish(
+    folder: RunFolder,
+    record: Record,
+    scoring: str,
+    verifier: Verifier,
+    votes: Mapping[QuestionKey, dict[str, Votes]] | None = None,
+) -> Record:
+    """Work out the metrics of everything stored and write questions.parquet and eval.json, complete.
+
+    votes: what is known already of the votes on a question's samples, by scoring.
+    """
     stored = read_samples(folder)
+    for key, known in (votes or {}).items():
+        if all(counted.total == len(stored[key].indices) for counted in known.values()):
+            stored[key].votes = known
     rows: list[dict[str, Any]] = []
     problems = folder.problems()
     for name in list(record["benchmarks"]):
@@ -277,14 +291,15 @@ def _sample(
     record: Record,
     verifier: Verifier,
     progress: Progress,
-) -> None:
-    """Sample what is missing, scoring and storing beside it."""
+) -> Mapping[QuestionKey, dict[str, Votes]]:
+    """Sample what is missing, scoring and storing beside it; return the votes that were counted on the way."""
     golds = {(name, p.id): p.answer for name, chosen in problems.items() for p in chosen}
     with closing(make_engine(settings, ref, sampling, tasks, record["engine"].get("rows"))) as engine:
         record["engine"] = {**engine.describe(), "dtype": record["engine"]["dtype"]}
         folder.add_problems(problems)
         folder.write_record(record)
-        pipeline = ScoringPipeline(folder, golds, verifier, progress)
+        whole = {(t.benchmark, t.question_id): sampling.n for t in tasks if len(t.missing) == sampling.n}
+        pipeline = ScoringPipeline(folder, golds, whole, verifier, progress)
         progress.start()
         try:
             for generations in engine.generate(tasks):
@@ -297,3 +312,4 @@ def _sample(
             pipeline.abandon()
             raise
         pipeline.close()
+        return pipeline.votes

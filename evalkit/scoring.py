@@ -30,7 +30,7 @@ def score(
             "benchmark": g.benchmark,
             "question_id": g.question_id,
             "sample_index": g.sample_index,
-            "completion": g.text.encode("utf-8", "replace").decode("utf-8"),  # a lone surrogate fits no Parquet file
+            "completion": _storable(g.text),
             "answer_strict": _storable(answers[i][0]),
             "verdict_strict": str(verdicts[2 * i]),
             "answer_lenient": _storable(answers[i][1]),
@@ -44,8 +44,9 @@ def score(
     ]
 
 
-def _storable(answer: str | None) -> str | None:
-    return None if answer is None else answer.encode("utf-8", "replace").decode("utf-8")
+def _storable(text: str | None) -> str | None:
+    """Replace lone surrogates, which fit no Parquet file."""
+    return text if text is None or text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 class Votes(NamedTuple):
@@ -55,6 +56,11 @@ class Votes(NamedTuple):
     abstentions: int
     wrong: list[int]
     """Sizes of the wrong answer classes, the largest first."""
+
+    @property
+    def total(self) -> int:
+        """How many samples were counted."""
+        return self.correct + self.abstentions + sum(self.wrong)
 
 
 def count_votes(

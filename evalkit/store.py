@@ -21,6 +21,8 @@ from rewards.data.problems import Problem
 from rewards.support.errors import UserError
 from rewards.support.files import read_json, write_bytes, write_json
 
+QuestionKey = tuple[str, str]
+"""(benchmark, question id)"""
 Key = tuple[str, str, int]
 """(benchmark, question id, sample index)"""
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from evalkit.metrics import jackknife_variance, maj_at_all_k, pass_at_all_k
 from evalkit.scoring import SCORINGS, Votes, count_votes
 from evalkit.statistics import mean_interval
-from evalkit.store import RunFolder
+from evalkit.store import QuestionKey, RunFolder
 from rewards.data.problems import Problem
 from rewards.support.errors import UserError
 from rewards.verify import Verifier
@@ -36,6 +36,8 @@ class QuestionSamples:
     truncated: int = 0
     tokens: list[int] = field(default_factory=list)
     indices: set[int] = field(default_factory=set)
+    votes: dict[str, Votes] = field(default_factory=dict)
+    """By scoring, where they are known."""
 
     def add(
         self,
@@ -71,9 +73,9 @@ class Scored(NamedTuple):
     """Arrays [questions, most samples of one]: column k - 1 is for k."""
 
 
-def read_samples(folder: RunFolder) -> dict[tuple[str, str], QuestionSamples]:
+def read_samples(folder: RunFolder) -> dict[QuestionKey, QuestionSamples]:
     """Read the scores of every stored sample, completions left out: (benchmark, question id) -> samples."""
-    found: dict[tuple[str, str], QuestionSamples] = {}
+    found: dict[QuestionKey, QuestionSamples] = {}
     for _, table in folder.tables(_COLUMNS):
         columns = (table.column(name).to_pylist() for name in _COLUMNS)
         for benchmark, question, index, form, tokens, reason, *both in zip(*columns, strict=True):
@@ -84,16 +86,19 @@ def read_samples(folder: RunFolder) -> dict[tuple[str, str], QuestionSamples]:
     return found
 
 
+def _votes(samples: Sequence[QuestionSamples], problems: Sequence[Problem], verifier: Verifier) -> list[Votes]:
+    """Return the votes of every question under the first scoring, then under the second."""
+    asked = [(s, p, scoring) for scoring in SCORINGS for s, p in zip(samples, problems, strict=True)]
+    missing = [(s, p, scoring) for s, p, scoring in asked if scoring not in s.votes]
+    counted = count_votes([(s.answers[scoring], s.verdicts[scoring], p.answer) for s, p, scoring in missing], verifier)
+    for (sample, _, scoring), votes in zip(missing, counted, strict=True):
+        sample.votes[scoring] = votes
+    return [sample.votes[scoring] for sample, _, scoring in asked]
+
+
 def _score(samples: Sequence[QuestionSamples], problems: Sequence[Problem], verifier: Verifier) -> dict[str, Scored]:
     """Score every question both ways, together: the two mostly agree, and what is alike is worked out once."""
-    votes = count_votes(
-        [
-            (sample.answers[scoring], sample.verdicts[scoring], problem.answer)
-            for scoring in SCORINGS
-            for sample, problem in zip(samples, problems, strict=True)
-        ],
-        verifier,
-    )
+    votes = _votes(samples, problems, verifier)
     n = [len(sample.indices) for sample in samples]
     counts = [v.wrong for v in votes], [v.correct for v in votes], [v.abstentions for v in votes]
     arrays = pass_at_all_k(n * len(SCORINGS), counts[1]), maj_at_all_k(*counts), *jackknife_variance(*counts)
@@ -142,7 +147,7 @@ def _groups(problems: Sequence[Problem], key: Callable[[Problem], Any]) -> dict[
 def summarise(
     name: str,
     problems: Sequence[Problem],
-    stored: Mapping[tuple[str, str], QuestionSamples],
+    stored: Mapping[QuestionKey, QuestionSamples],
     headline: str,
     verifier: Verifier,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -186,9 +186,9 @@ def without_thoughts(text: str, tags: tuple[str, ...] = _THOUGHT_TAGS) -> str:
     is never closed hides all that follows it (the completion was cut while thinking), except that an unclosed
     `<reasoning>` hides nothing that stands in answer tags after it.
     """
-    if "think" not in text and "reasoning" not in text:
-        return text
     for tag in tags:
+        if tag not in text:
+            continue
         opening, closing = f"<{tag}>", f"</{tag}>"
         if opening not in text and closing not in text:
             continue

@@ -12,10 +12,13 @@ _SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 
 def plain_number(text: str) -> Fraction | None:
     """Return the value of an integer or decimal, with or without thousands commas; None for anything else."""
-    bare = text.strip().replace("\u2212", "-")
-    if not bare.isascii() or not any(c.isdigit() for c in bare) or _NUMBER.fullmatch(bare) is None:
-        return None
-    return Fraction(bare.replace(",", ""))
+    bare = text.strip()
+    if not (bare.isascii() and bare.isdigit()):  # most answers are, and need no more
+        bare = bare.replace("\u2212", "-")
+        if not bare.isascii() or not any(c.isdigit() for c in bare) or _NUMBER.fullmatch(bare) is None:
+            return None
+        bare = bare.replace(",", "")
+    return Fraction(bare) if "." in bare else Fraction(int(bare))
 
 
 def settle(prediction: str, gold: str, percent: str) -> bool | None:

@@ -10,7 +10,7 @@ import enum
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import islice
 from typing import Literal, NamedTuple
@@ -48,18 +48,23 @@ class AnswerClasses(NamedTuple):
     """Per answer: its verdict against the gold."""
 
 
+def usable_cpus() -> int:
+    """Return the CPUs this process may use, at most 16: a verifier's workers unless it is told otherwise."""
+    return min(16, len(os.sched_getaffinity(0)))
+
+
 def _group(
-    answers: Sequence[str | None], verdicts: list[Verdict]
+    answers: Sequence[str | None], verdicts: list[Verdict], values: Mapping[str, Fraction]
 ) -> Generator[list[Pair], list[Verdict] | None, AnswerClasses]:
     """Group a question's answers: yield pairs whose verdicts it needs, be sent them, return the classes.
 
-    Whole numbers are equal or not by their value, without a verdict: most answers are such, and a question of 64
+    Answers in `values` are equal or not by their value, without a verdict: most are such, and a question of 64
     samples would otherwise compare each new number with all others.
     """
     labels: list[int | None] = []
     by_text: dict[str, int] = {}
     by_value: dict[Fraction, int] = {}
-    representatives: list[tuple[int, str, bool]] = []
+    representatives: list[tuple[int, str]] = []
     correct: int | None = None
     classes = 0
     for answer, verdict in zip(answers, verdicts, strict=True):
@@ -70,9 +75,9 @@ def _group(
         if label is None and verdict is Verdict.CORRECT:
             label = correct
         elif label is None and verdict is Verdict.INCORRECT:
-            value = None if "." in answer else plain_number(answer)
+            value = values.get(answer)
             label = None if value is None else by_value.get(value)
-            candidates = [(at, other) for at, other, whole in representatives if not (whole and value is not None)]
+            candidates = [(at, other) for at, other in representatives if value is None or other not in values]
             if label is None and candidates:
                 pairs: list[Pair] = [(answer, other) for _, other in candidates]
                 results = yield pairs + [(other, answer) for _, other in candidates]
@@ -80,7 +85,7 @@ def _group(
                 equal = (Verdict.CORRECT in both for both in zip(results, results[len(pairs) :], strict=False))
                 label = next((at for (at, _), same in zip(candidates, equal, strict=True) if same), None)
             if label is None:
-                representatives.append((classes, answer, value is not None))
+                representatives.append((classes, answer))
             if value is not None:
                 by_value[value] = classes if label is None else label
         if label is None:
@@ -116,7 +121,7 @@ class Verifier:
     ) -> None:
         if percent not in ("value", "ignore"):
             raise ValueError(f'percent must be "value" or "ignore", not {percent!r}')
-        self.workers = workers if workers is not None else min(16, len(os.sched_getaffinity(0)))
+        self.workers = workers if workers is not None else usable_cpus()
         self.timeout_s, self.percent, self.memory_mb, self.cache_size = timeout_s, percent, memory_mb, cache_size
         self._cache: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
         self._lock = threading.Lock()
@@ -173,6 +178,15 @@ class Verifier:
         outcomes = iter(self._workers().run(tasks))
         return [verdict or Verdict(next(outcomes)) for verdict in verdicts]
 
+    def _exact_values(self, answers: Iterable[str]) -> dict[str, Fraction]:
+        """Return the values of those answers that are a value and nothing else (`equality.decide.exact_value`)."""
+        values = {answer: None if "." in answer else plain_number(answer) for answer in answers}
+        others = [answer for answer, value in values.items() if value is None and plain_number(answer) is None]
+        outcomes = self._workers().run([{"text": answer} for answer in others])
+        for answer, outcome in zip(others, outcomes, strict=True):
+            values[answer] = Fraction(outcome) if outcome and outcome not in set(Verdict) else None
+        return {answer: value for answer, value in values.items() if value is not None}
+
     def _settle(self, prediction: str, gold: str) -> Verdict | None:
         """Decide without a worker, where that is exact: empty, beyond the limits, plain numbers, equal texts."""
         if not prediction.strip():
@@ -202,8 +216,12 @@ class Verifier:
 
     def answer_classes_many(self, questions: Sequence[tuple[Sequence[str | None], str]]) -> list[AnswerClasses]:
         """Return `answer_classes` of many questions, each (answers, gold); they share their trips to the workers."""
-        verdicts = iter(self.verify_many([(answer, gold) for answers, gold in questions for answer in answers]))
-        searches = [_group(answers, list(islice(verdicts, len(answers)))) for answers, _ in questions]
+        pairs = [(answer, gold) for answers, gold in questions for answer in answers]
+        verdicts = self.verify_many(pairs)
+        wrong = {answer for (answer, _), v in zip(pairs, verdicts, strict=True) if answer and v is Verdict.INCORRECT}
+        values = self._exact_values(wrong)
+        of_question = iter(verdicts)
+        searches = [_group(answers, list(islice(of_question, len(answers))), values) for answers, _ in questions]
         found: dict[int, AnswerClasses] = {}
         replies: dict[int, list[Verdict] | None] = dict.fromkeys(range(len(searches)))
         while replies:

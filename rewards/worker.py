@@ -56,7 +56,7 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     sys.setrecursionlimit(2000)
 
-    from rewards.equality.decide import decide
+    from rewards.equality.decide import decide, exact_value
     from rewards.equality.second_opinion import agree
 
     loaded = False
@@ -85,18 +85,18 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_REAL, timeout_s + ORPHAN_GRACE_S)
         try:
             task = json.loads(line)
-            verdict = decide(**task, second_opinion=second_opinion)
+            outcome = exact_value(**task) if "text" in task else decide(**task, second_opinion=second_opinion)
         except MemoryError:
             _send(replies, "retire", "REJECTED")  # a fresh process for the next: this heap may be in pieces
             os._exit(0)
         except RecursionError:
-            verdict = "REJECTED"
+            outcome = "REJECTED"
         except Exception:  # a fault of ours: said on stderr with the pair, and no reason to lose the worker
             print(f"gtpo: verifying {line[:400]!r} failed", file=sys.stderr)
             traceback.print_exc()
-            verdict = "REJECTED"
+            outcome = "REJECTED"
         signal.setitimer(signal.ITIMER_REAL, 0)
-        _send(replies, "done", verdict)
+        _send(replies, "done", outcome)
     os._exit(0)
 
 

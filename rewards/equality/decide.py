@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from functools import lru_cache
 
 from mpmath import mp
 
-from rewards.equality.answers import Words
+from rewards.equality.answers import Scalar, Words
 from rewards.equality.clean import clean, typed_thousands
 from rewards.equality.comparison import Comparison
 from rewards.equality.reader import read
-from rewards.equality.terms import Budget
+from rewards.equality.terms import Budget, evaluate
 from rewards.equality.text import same_words
-from rewards.equality.values import DIGITS, TooBig
+from rewards.equality.values import DIGITS, NoValue, TooBig
 from rewards.extract import boxed_together, extract_answer, without_thoughts, words
 
 _ANALYSIS = re.compile(r"\\(?:int|lim|sum|prod)(?![a-zA-Z])")
@@ -108,3 +109,24 @@ def decide(
     if unread and second_opinion is not None and second_opinion(predictions[0], golds[0]):
         return "CORRECT"
     return "INCORRECT"
+
+
+def exact_value(text: str) -> str:
+    """Return the fraction that an answer is, as `3/4`, and "" for any other answer.
+
+    Two answers with such values are equal if and only if the values are: neither is a decimal, which may stand for
+    something near it, nor has a percent sign, a unit, or a second reading.
+    """
+    mp.dps = DIGITS
+    readings = {*_readings(text), *_readings(text, gold=True)}
+    if len(readings) != 1:
+        return ""
+    try:
+        Budget.refill()
+        answer = _read(readings.pop())
+        if not isinstance(answer, Scalar) or answer.digits or answer.unit or answer.percent:
+            return ""
+        value = evaluate(answer.term, {})
+    except (TooBig, NoValue):
+        return ""
+    return str(value) if isinstance(value, Fraction) else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
@@ -19,11 +20,18 @@ def _fit(text: str) -> bool:
     return _BEYOND.search(text) is None and _WORD.search(re.sub(r"\\(?:begin|end)\{\w+\}", "", text)) is None
 
 
+@lru_cache(maxsize=1024)
 def _parse(text: str) -> Any:
+    """Return SymPy's reading, None where there is none: kept, for an answer comes back with many others."""
     from latex2sympy2_extended import NormalizationConfig, latex2sympy
 
     config = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none")
-    return latex2sympy(text, is_real=True, convert_degrees=False, normalization_config=config)
+    try:
+        return latex2sympy(text, is_real=True, convert_degrees=False, normalization_config=config)
+    except MemoryError:
+        raise
+    except Exception:  # any parser error means: not read
+        return None
 
 
 def agree(prediction: str, gold: str, before: Callable[[], None] = lambda: None) -> bool:
@@ -34,19 +42,16 @@ def agree(prediction: str, gold: str, before: Callable[[], None] = lambda: None)
     import sympy
 
     logging.disable(logging.CRITICAL)
-    try:
-        first, second = _parse(prediction), _parse(gold)
-    except MemoryError:
-        raise
-    except Exception:  # any parser error means: not read
-        return False
+    first, second = _parse(prediction), _parse(gold)
     if first is None or second is None or type(first).__module__ == "builtins":
         return False
     if isinstance(first, sympy.Expr) and isinstance(second, sympy.Expr):
         if first == second:
             return True
         try:
-            difference = sympy.simplify((first - second).doit())
+            difference = (first - second).doit()
+            if not difference.is_Rational:
+                difference = sympy.simplify(difference)
         except MemoryError:
             raise
         except Exception:  # SymPy's own limits; undecided counts as unequal

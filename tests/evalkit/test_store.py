@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+import evalkit.pipeline as pipelines
 import evalkit.store as store
 from evalkit.engines.base import Generation
 from evalkit.pipeline import Incomplete, ScoringPipeline
 from evalkit.progress import Progress
 from evalkit.scoring import count_votes, score
 from evalkit.store import RunFolder, check_identity, read_record
+from evalkit.summary import read_samples
 from rewards.data.problems import Problem
 from rewards.support.errors import UserError
 from rewards.verify import Verifier
@@ -26,10 +28,10 @@ def generations(count: int, start: int = 0, text: str = "<answer>4</answer>") ->
     return [Generation("b", "q", i, text, 3, "stop", i) for i in range(start, start + count)]
 
 
-def pipeline(folder: RunFolder) -> ScoringPipeline:
+def pipeline(folder: RunFolder, samples: dict[tuple[str, str], int] | None = None) -> ScoringPipeline:
     progress = Progress("strict", quiet=True)
     progress.add("b", 100, 0)
-    return ScoringPipeline(folder, GOLDS, Verifier(), progress)
+    return ScoringPipeline(folder, GOLDS, samples or {}, Verifier(), progress)
 
 
 def test_a_full_disk_keeps_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +90,38 @@ def test_problems_accumulate(tmp_path: Path) -> None:
         folder.add_problems({"a": one})
         folder.add_problems({"b": two})
         assert folder.problems() == {"a": one, "b": two}
+
+
+def test_votes_are_counted_with_the_last_sample(tmp_path: Path) -> None:
+    """As they would be from the stored rows; a question that is not whole is left to the summary."""
+    texts = ["<answer>4</answer>", "<answer>1/2</answer>", "<answer>0.5</answer>", "so 0.5", "nothing"]
+    with RunFolder(tmp_path / "run") as folder:
+        scoring = pipeline(folder, {("b", "q"): len(texts), ("b", "other"): 2})
+        for i, text in enumerate(texts):
+            assert not scoring.votes
+            scoring.put(generations(1, start=i, text=text))
+        scoring.close()
+        assert set(scoring.votes) == {("b", "q")}
+        stored = read_samples(folder)["b", "q"]
+        with Verifier() as verifier:
+            for name, votes in scoring.votes["b", "q"].items():
+                assert [votes] == count_votes([(stored.answers[name], stored.verdicts[name], "4")], verifier)
+        assert scoring.votes["b", "q"] == {"strict": (1, 2, [2]), "lenient": (1, 0, [3, 1])}
+
+
+def test_generations_gather_and_none_waits_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lots: list[int] = []
+    real = pipelines.score
+    monkeypatch.setattr(pipelines, "score", lambda g, *rest: lots.append(len(g)) or real(g, *rest))
+    with RunFolder(tmp_path / "run") as folder:
+        scoring = pipeline(folder)
+        for start in range(0, 40, 4):  # far faster than a lot gathers
+            scoring.put(generations(4, start=start))
+        scoring.put(generations(pipelines.PART_ROWS, start=40))  # a part's rows: no more waiting
+        scoring.close()
+        assert sum(lots) == 40 + pipelines.PART_ROWS
+        assert len(lots) <= 4
+        assert len(folder.keys()) == 40 + pipelines.PART_ROWS
 
 
 def test_votes_by_meaning() -> None:

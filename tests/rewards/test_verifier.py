@@ -230,7 +230,7 @@ FORMS = [
         max_size=4,
     )
 )
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 def test_classes_are_those_of_comparing_one_by_one(verifier: Verifier, questions: list[list[str | None]]) -> None:
     """Many questions at once, with whole numbers told apart by value, against the definition of the classes."""
     for answers, found in zip(questions, verifier.answer_classes_many([(q, "3") for q in questions]), strict=True):
