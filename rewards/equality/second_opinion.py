@@ -15,8 +15,17 @@ from typing import Any
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
 _BEYOND = re.compile(r"[\x00-\x1f$]|\\text|__|import|lambda")
 
+_CUT = re.compile(r"(?:[-+*/=<>^_×·÷]|\\(?:times|cdot|div))\s*$|<<")
+
+
+def _cut(text: str) -> bool:
+    """Say whether a text stops short, as a cut completion does: in an operator, or with brackets left open."""
+    return _CUT.search(text) is not None or sum(map(text.count, "([{")) != sum(map(text.count, ")]}"))
+
 
 def _fit(text: str) -> bool:
+    if _cut(text):  # no parser reads it, and asking one costs loading SymPy
+        return False
     return _BEYOND.search(text) is None and _WORD.search(re.sub(r"\\(?:begin|end)\{\w+\}", "", text)) is None
 
 
