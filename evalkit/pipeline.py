@@ -113,19 +113,18 @@ class ScoringPipeline:
             last = False
             while not last:
                 generations, last = self._take()
-                if generations:
-                    if not self._rows:
-                        self._oldest = time.monotonic()
-                    rows = score(generations, self._golds, self._verifier)
-                    self._rows += rows
-                    self._characters += _characters(generations)
-                    self._report(rows)
-                    self._count(rows)
+                rows = score(generations, self._golds, self._verifier) if generations else []
+                if rows and not self._rows:
+                    self._oldest = time.monotonic()
+                self._rows += rows
+                self._characters += _characters(generations)
+                self._report(rows)
                 old = bool(self._rows) and time.monotonic() - self._oldest > PART_SECONDS
                 if last or old or len(self._rows) >= PART_ROWS or self._characters >= PART_CHARACTERS:
                     self._folder.append(self._rows)
                     self.stored += len(self._rows)
                     self._rows, self._characters = [], 0
+                self._count(rows)  # after storing: it may take a while
         except BaseException as fault:  # handed to the main thread, which stops the engine and reports it
             self._fault = fault
             if self._rows and not isinstance(fault, OSError):  # what was scored before the fault is good

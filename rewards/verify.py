@@ -182,9 +182,9 @@ class Verifier:
         """Return the values of those answers that are a value and nothing else (`equality.decide.exact_value`)."""
         values = {answer: None if "." in answer else plain_number(answer) for answer in answers}
         others = [answer for answer, value in values.items() if value is None and plain_number(answer) is None]
-        outcomes = self._workers().run([{"text": answer} for answer in others])
-        for answer, outcome in zip(others, outcomes, strict=True):
-            values[answer] = Fraction(outcome) if outcome and outcome not in set(Verdict) else None
+        undecided = {"", *Verdict}
+        for answer, outcome in zip(others, self._workers().run([{"text": answer} for answer in others]), strict=True):
+            values[answer] = None if outcome in undecided else Fraction(outcome)
         return {answer: value for answer, value in values.items() if value is not None}
 
     def _settle(self, prediction: str, gold: str) -> Verdict | None:
