@@ -13,6 +13,7 @@ from evalkit.engines.base import Generation
 from evalkit.progress import Progress
 from evalkit.scoring import SCORINGS, Votes, count_votes, score
 from evalkit.store import QuestionKey, RunFolder
+from evalkit.summary import QuestionSamples
 from rewards.verify import Verdict, Verifier
 
 PART_ROWS = 2048
@@ -27,9 +28,6 @@ step of an engine in the same process would take the interpreter from it every t
 
 WAITING_CHARACTERS = 32_000_000
 """Text that may wait for its verdicts before the engine has to."""
-
-
-VOTE_FIELDS = [f"{field}_{scoring}" for field in ("answer", "verdict") for scoring in SCORINGS]
 
 
 class Incomplete(Exception):
@@ -60,7 +58,7 @@ class ScoringPipeline:
     ) -> None:
         self._folder, self._golds, self._verifier, self._progress = folder, golds, verifier, progress
         self._samples = samples
-        self._voters: dict[QuestionKey, list[dict[str, Any]]] = {}
+        self._open: dict[QuestionKey, QuestionSamples] = {}
         self.votes: dict[QuestionKey, dict[str, Votes]] = {}
         """The votes by scoring of every question whose samples all came through here."""
         self._waiting: deque[list[Generation]] = deque()
@@ -150,21 +148,21 @@ class ScoringPipeline:
             return lot, self._closing and not self._waiting
 
     def _count(self, rows: list[dict[str, Any]]) -> None:
+        touched: set[QuestionKey] = set()
         for row in rows:
             key = row["benchmark"], row["question_id"]
             if key in self._samples:
-                self._voters.setdefault(key, []).append({name: row[name] for name in VOTE_FIELDS})
-        complete = [key for key, of_question in self._voters.items() if len(of_question) == self._samples[key]]
-        asked = [(key, scoring, self._voters[key]) for key in complete for scoring in SCORINGS]
-        questions = [
-            ([row[f"answer_{scoring}"] for row in of_question], [row[f"verdict_{scoring}"] for row in of_question],
-             self._golds[key])
-            for key, scoring, of_question in asked
-        ]  # fmt: skip
-        for (key, scoring, _), votes in zip(asked, count_votes(questions, self._verifier), strict=True):
+                self._open.setdefault(key, QuestionSamples()).add(
+                    row["sample_index"], row["format_ok"], row["tokens"], row["finish_reason"],
+                    [row[f"answer_{scoring}"] for scoring in SCORINGS],
+                    [row[f"verdict_{scoring}"] for scoring in SCORINGS],
+                )  # fmt: skip
+                touched.add(key)
+        whole = {key: self._open.pop(key) for key in touched if len(self._open[key].indices) == self._samples[key]}
+        asked = [(key, scoring) for key in whole for scoring in SCORINGS]
+        questions = [(whole[k].answers[scoring], whole[k].verdicts[scoring], self._golds[k]) for k, scoring in asked]
+        for (key, scoring), votes in zip(asked, count_votes(questions, self._verifier), strict=True):
             self.votes.setdefault(key, {})[scoring] = votes
-        for key in complete:
-            del self._voters[key]
 
     def _report(self, rows: list[dict[str, Any]]) -> None:
         column = f"verdict_{self._progress.scoring}"

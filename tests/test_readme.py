@@ -100,3 +100,16 @@ def test_the_one_pass_table_is_the_published_measurement(root):
         )
         assert row in page
     assert page.count(", frozen, ") + page.count(", trainable, ") == len(blocks)
+
+
+def test_the_cost_of_the_harness_is_that_of_its_files(root):
+    text = (root / "docs/evaluation.md").read_text()
+    rows = re.findall(r"\| ([\d,]+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \(.*?/(eval\w*\.json)\) \|", text)
+    assert len(rows) == 4
+    for samples, tokens, alone_ms, ratio, name in rows:
+        measured = json.loads((root / "results/published/bench" / name).read_text())
+        assert int(samples.replace(",", "")) == measured["samples"]
+        assert int(tokens) == round(measured["tokens"] / measured["samples"])
+        bare = measured["seconds"]["bare"]
+        assert float(alone_ms) == round(1e3 * sum(bare) / len(bare) / measured["samples"], 1)
+        assert float(ratio) == round(measured["ratio_median"], 2)
