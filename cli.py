@@ -73,14 +73,14 @@ def train(
     if config.env.CUDA_VISIBLE_DEVICES is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = config.env.CUDA_VISIBLE_DEVICES  # before anything imports torch
     if dry_run:
-        from gtpo.dry_run import dry_run as describe
+        from gtpo.plan.dry_run import dry_run as describe
 
         describe(config, json_output=json_output)
         return
-    from gtpo.preflight import preflight
+    from gtpo.plan.preflight import preflight
 
     preflight(config)
-    from gtpo.train import train as run
+    from gtpo.run.command import train as run
 
     run(config, quiet=quiet, json_output=json_output, check_loss=check_loss)
 
@@ -136,17 +136,17 @@ def evaluate(
 
     The same command again resumes an interrupted run; a larger --k samples only what is missing.
     """
-    from evalkit import printing
+    from evalkit.evaluation import printing
 
     if list_benchmarks:
         printing.print_benchmarks()
         return
-    from evalkit.pipeline import Incomplete
-    from evalkit.run import evaluate as run
-    from evalkit.settings import EvalSettings
+    from evalkit.evaluation.evaluate import evaluate as run
+    from evalkit.evaluation.pipeline import Incomplete
+    from evalkit.evaluation.settings import EvalSettings
 
     if rescore:
-        from evalkit.rescore import rescore as again
+        from evalkit.evaluation.rescore import rescore as again
 
         folder, record = again(model, scoring=scoring, quiet=quiet)
     else:
@@ -228,7 +228,7 @@ def compare(
     ] = 1.5,
 ) -> None:
     """Compare runs: paired differences with intervals, figures, and a page to look into any completion."""
-    from evalkit.command import run_compare
+    from evalkit.report.command import run_compare
 
     run_compare(
         runs,

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from evalkit.metrics import maj_at_all_k, pass_at_all_k
-from evalkit.schema import EVAL_SCHEMA_VERSION, QUESTION_SCHEMA, SAMPLE_SCHEMA
+from evalkit.results.schema import EVAL_SCHEMA_VERSION, QUESTION_SCHEMA, SAMPLE_SCHEMA
 from evalkit.statistics import mean_interval
 from rewards.support.files import write_json
 

@@ -25,10 +25,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import evalkit.run as run
+import evalkit.evaluation.evaluate as run
+import evalkit.evaluation.record as run_record
 from evalkit.engines.base import Prompt, Sampling, Task, sample_seed
+from evalkit.evaluation.settings import EvalSettings
 from evalkit.metrics import maj_at_all_k, pass_at_all_k
-from evalkit.settings import EvalSettings
 from rewards.support.files import write_json
 
 
@@ -103,7 +104,7 @@ def main() -> None:
     print(f"metrics: pass@k and maj@k, 1319 questions, all k <= 64: {seconds:.2f} s")
 
     captured: dict[str, Any] = {}
-    finish, summaries = run.finish, []
+    finish, summaries = run_record.finish, []
 
     def timed_finish(*given: Any) -> Any:
         begun = time.perf_counter()

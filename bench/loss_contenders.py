@@ -16,7 +16,8 @@ from trl.kernels import ChunkedLogProbFunction
 from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE, entropy_from_logits, selective_log_softmax
 
 from gtpo.conflict import ConflictWeights
-from gtpo.fused import Completions, fused_loss
+from gtpo.fused import fused_loss
+from gtpo.kernels.completions import Completions
 from gtpo.objective import Objective, completion_coefficients, entropy_gate
 
 

@@ -37,8 +37,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer
 from trl import GRPOConfig, GRPOTrainer
 
 from gtpo import GTPOConfig, GTPOTrainer
-from gtpo.session import quiet_libraries
-from gtpo.tiny import build_tokenizer
+from gtpo.inputs.tiny import build_tokenizer
+from gtpo.run.session import quiet_libraries
 from rewards.support.files import write_json
 
 GROUP = 8

@@ -23,7 +23,9 @@ import torch
 from torch import Tensor
 
 from gtpo.conflict import completion_lengths, conflict_weights
-from gtpo.kernels.products import operand_dtype
+from gtpo.kernels.completions import Completions
+from gtpo.kernels.matmul import operand_dtype
+from gtpo.kernels.one_pass import OnePass, Plan, choose_backend
 from gtpo.kernels.torch_rows import Transform
 from gtpo.objective import (
     Loss,
@@ -33,9 +35,8 @@ from gtpo.objective import (
     filter_is_active,
     group_advantages,
 )
-from gtpo.one_pass import OnePass, Plan, choose_backend
 
-__all__ = ["Completions", "FusedLoss", "fused_linear_gtpo_loss", "fused_loss"]
+__all__ = ["FusedLoss", "fused_linear_gtpo_loss", "fused_loss"]
 
 Backend = Literal["auto", "torch", "triton"]
 
@@ -59,31 +60,6 @@ class FusedLoss(NamedTuple):
     """log pi(o_it) [N, L], 0 outside the mask."""
     token_entropies: Tensor
     """H_it [N, L] in nats, 0 outside the mask."""
-
-
-class Completions(NamedTuple):
-    """What is known of completions before the model runs; groups may be split over micro-batches and ranks."""
-
-    advantages: Tensor
-    """A_i [N]."""
-    weights: Tensor
-    """lambda [N, L]."""
-    forward: Tensor
-    """Forward span length [N] long."""
-    backward: Tensor
-    """Backward span length [N] long."""
-    union: Tensor
-    """Tokens in either span [N] long."""
-    excluded: Tensor | None = None
-    """bool [N]: outside the loss whatever the gate says."""
-    frozen_entropy: Tensor | None = None
-    """<H>_i [N] of the first iteration over these completions; by default this pass's own."""
-    frozen_kept: Tensor | None = None
-    """delta_i [N] bool of the first iteration; by default this pass's own gate."""
-    old_logps: Tensor | None = None
-    """log pi_old [N, L]: rho = pi / pi_old, clipped. Without it rho is 1 and its gradient that of log pi."""
-    importance_weights: Tensor | None = None
-    """Factor on each token's policy term: [N, L], [N, 1] or [N]."""
 
 
 def fused_linear_gtpo_loss(

@@ -11,15 +11,12 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from rewards.text import words
+
 Scoring = Literal["strict", "lenient"]
 
 MAX_TEXT = 200_000
 """Characters of a completion that are looked at, counted from its end: answers come last."""
-
-
-def words(text: str) -> frozenset[str]:
-    """Return the words of a text as a set: how this package writes its tables."""
-    return frozenset(text.split())
 
 
 _FORMULA_WORDS = words("sin cos tan log sqrt exp and percent pct percentage inf infinity")

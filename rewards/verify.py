@@ -15,9 +15,9 @@ from fractions import Fraction
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from rewards.limits import reject_reason
-from rewards.plain import plain_number, settle
-from rewards.pool import WorkerPool
+from rewards.verification.exact import plain_number, settle
+from rewards.verification.limits import reject_reason
+from rewards.verification.pool import WorkerPool
 
 Percent = Literal["value", "ignore"]
 Pair = tuple[str | None, str]
@@ -135,12 +135,12 @@ class Verifier:
     def verify_many(self, pairs: Sequence[Pair]) -> list[Verdict]:
         """Return the verdicts on (prediction, gold) pairs, in order; equal pairs are verified once.
 
-        Raises ValueError if a gold is empty: such a row cannot be scored (`rewards.selftest` lists them).
+        Raises ValueError if a gold is empty: such a row cannot be scored (`rewards.golds` lists them).
         """
         keys = [(prediction or "", gold) for prediction, gold in pairs]
         for index, (_, gold) in enumerate(keys):
             if not isinstance(gold, str) or not gold.strip():
-                raise ValueError(f"pair {index}: the gold answer is {gold!r}; leave such rows out (rewards.selftest)")
+                raise ValueError(f"pair {index}: the gold answer is {gold!r}; leave such rows out (rewards.golds)")
         verdicts: dict[tuple[str, str], Verdict] = {}
         unknown: list[tuple[str, str]] = []
         with self._lock:

@@ -31,7 +31,7 @@ def test_the_methods_start_from_the_run_that_the_base_config_makes():
 
 
 def test_the_base_model_s_targets_are_faulty_by_the_configured_share_and_no_target_of_a_method_is():
-    from gtpo.data import select
+    from gtpo.inputs.dataset import select
     from rewards import format_ok
     from rewards.data.arithmetic import arithmetic_problems
 

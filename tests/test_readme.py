@@ -19,7 +19,7 @@ def readme(root) -> str:
 
 def test_the_trl_users_script_runs(readme, root, tmp_path):
     """The script as printed, except for the two lines that need the Hub, and one step instead of a hundred."""
-    from gtpo.tiny import build_tiny_model
+    from gtpo.inputs.tiny import build_tiny_model
 
     spec = BuiltModel(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
     model, tokenizer = build_tiny_model(spec, max_seq_length=512, seed=0)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalkit.engines.base import Prompt
-from evalkit.model import ModelRef
+from evalkit.engines.model_ref import ModelRef
 from rewards.support.errors import UserError
 from rewards.support.files import read_json
 

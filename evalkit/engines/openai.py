@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from evalkit.engines.base import EngineStopped, Generation, Sampling, Task, package_versions, sample_seed
-from evalkit.model import ModelRef
+from evalkit.engines.model_ref import ModelRef
 from rewards.support.errors import UserError, did_you_mean
 
 ATTEMPTS = 6

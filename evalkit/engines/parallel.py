@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from evalkit.engines.base import EngineStopped, Generation, Sampling, Task
-from evalkit.model import ModelRef
+from evalkit.engines.model_ref import ModelRef
 from rewards.support.errors import UserError
 
 

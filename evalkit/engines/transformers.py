@@ -18,7 +18,7 @@ import numpy as np
 
 from evalkit.engines.base import Generation, Sampling, Task, package_versions, sample_seed
 from evalkit.engines.local import context_length, load_config
-from evalkit.model import ModelRef
+from evalkit.engines.model_ref import ModelRef
 from rewards.support.errors import UserError
 
 if TYPE_CHECKING:

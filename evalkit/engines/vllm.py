@@ -14,7 +14,7 @@ from typing import Any
 
 from evalkit.engines.base import EngineStopped, Generation, Sampling, Task, package_versions, sample_seed
 from evalkit.engines.local import adapter_rank
-from evalkit.model import ModelRef
+from evalkit.engines.model_ref import ModelRef
 from rewards.support.errors import UserError
 
 BLOCK = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gtpo.config.leaves import Leaf, leaves
+from gtpo.config.keys import Leaf, leaves
 from rewards.support.errors import UserError, did_you_mean
 
 SHORTCUTS: dict[str, str] = {

@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gtpo.config.leaves import leaves, sections
+from gtpo.config.keys import leaves, sections
 from rewards.support.errors import UserError
 
 if TYPE_CHECKING:
-    from gtpo.config.load import Document
+    from gtpo.config.document import Document
 
 TRAINERS: dict[str, tuple[str, str]] = {
     "gtpo.gtpo_training.UnslothGTPOTrainer": ("gtpo", "gtpo.GTPOTrainer, the paper's objective"),

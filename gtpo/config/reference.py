@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.config.flags import SHORTCUTS
-from gtpo.config.leaves import Leaf, leaves, sections
+from gtpo.config.keys import Leaf, leaves, sections
 from gtpo.config.published import REWARDS, RUNTIME, TRAINERS
 from gtpo.presets import PRESETS
 

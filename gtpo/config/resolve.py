@@ -17,7 +17,7 @@ from rewards.data.problems import source_names
 from rewards.support.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
-    from gtpo.config.load import Document
+    from gtpo.config.document import Document
 
 LARGEST_8BIT_BETA = 0.9999
 """Above it an Adam moment moves by less than the resolution of block-wise 8-bit states, and updates are lost."""

@@ -30,7 +30,7 @@ class Transform(NamedTuple):
 
 
 class Running(NamedTuple):
-    """Sums over the tiles seen so far, per row [m], updated in place; symbols of `gtpo.kernels.tiled`."""
+    """Sums over the tiles seen so far, per row [m], updated in place; symbols of `gtpo.kernels.vocabulary_tiles`."""
 
     reference: Tensor
     """r."""

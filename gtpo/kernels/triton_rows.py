@@ -1,8 +1,8 @@
 """Row kernels in Triton: the functions of `gtpo.kernels.torch_rows`, one program per row.
 
 The row is read in blocks; running sums live in registers, in float32 (float64 for float64 logits). Symbols are those
-of `gtpo.kernels.torch_rows` and `gtpo.kernels.tiled`. TRITON_INTERPRET=1, set before triton is imported, runs them on
-CPU. Triton is imported here and nowhere else.
+of `gtpo.kernels.torch_rows` and `gtpo.kernels.vocabulary_tiles`. TRITON_INTERPRET=1, set before triton is imported,
+runs them on CPU. Triton is imported here and nowhere else.
 """
 
 from __future__ import annotations

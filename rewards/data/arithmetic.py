@@ -17,7 +17,7 @@ import random
 import zlib
 from typing import Literal
 
-from rewards.data.problems import Problem
+from rewards.data.problem import Problem
 from rewards.support.errors import UserError
 
 Split = Literal["train", "test", "hard"]

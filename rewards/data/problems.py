@@ -15,22 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rewards.data.problem import Problem
 from rewards.extract import gsm8k_gold, last_boxed
 from rewards.support.errors import UserError, did_you_mean
 from rewards.support.files import read_jsonl
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One question with its gold answer. `answer` is bare: no `####`, no `\\boxed`."""
-
-    id: str
-    problem: str
-    answer: str
-    solution: str = ""
-    """Worked solution, the source of SFT targets; may be empty."""
-    subject: str = ""
-    level: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import pytest
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer decoder with random weights, a tokenizer and a chat template: real files, no knowledge."""
     from gtpo.config import BuiltModel
-    from gtpo.tiny import build_tiny_model
+    from gtpo.inputs.tiny import build_tiny_model
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
     spec = BuiltModel(

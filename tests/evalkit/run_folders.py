@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from evalkit.benchmarks import checksum
 from evalkit.engines.base import Generation
-from evalkit.run import finish
-from evalkit.schema import EVAL_SCHEMA_VERSION
-from evalkit.scoring import score
-from evalkit.store import RunFolder
-from rewards.data.problems import Problem
+from evalkit.evaluation.benchmarks import checksum
+from evalkit.evaluation.record import finish
+from evalkit.evaluation.scoring import score
+from evalkit.results.schema import EVAL_SCHEMA_VERSION
+from evalkit.results.store import RunFolder
+from rewards.data.problem import Problem
 from rewards.verify import Verifier
 
 HOSTILE = "</script><script>window.hostile = true</script><img src=x onerror='window.hostile = true'>"

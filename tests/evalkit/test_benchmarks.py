@@ -8,9 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from evalkit.benchmarks import BENCHMARKS, checksum, find_benchmark, find_benchmarks, load_problems, select_problems
-from evalkit.settings import EvalSettings
-from rewards.selftest import self_test
+from evalkit.evaluation.benchmarks import (
+    BENCHMARKS,
+    checksum,
+    find_benchmark,
+    find_benchmarks,
+    load_problems,
+    select_problems,
+)
+from evalkit.evaluation.settings import EvalSettings
+from rewards.golds import self_test
 from rewards.support.errors import UserError
 
 

@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 from run_folders import write_eval
 
-from evalkit.compare import Column, choose_ks, compare
-from evalkit.questions import load_questions
-from evalkit.runs import find_runs
+from evalkit.comparison.compare import Column, choose_ks, compare
+from evalkit.report.tables import as_rich
+from evalkit.results.find import find_runs
+from evalkit.results.questions import load_questions
 from evalkit.statistics import holm, mean_interval, paired_difference
-from evalkit.tables import as_rich
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from evalkit.schema import QUESTION_SCHEMA, SAMPLE_SCHEMA
+from evalkit.results.schema import QUESTION_SCHEMA, SAMPLE_SCHEMA
 
 EVAL = ("--engine", "transformers", "--max-tokens", "24", "--batch-size", "32", "--quiet")
 
@@ -80,7 +80,8 @@ def test_killed_and_resumed(gtpo, tiny_model: Path, whole: Path, tmp_path: Path,
     arguments = ["eval", str(tiny_model), "--benchmarks", "arithmetic,arithmetic_hard", "--k", "12", "--limit", "10"]
     arguments += ["--out", str(out), *EVAL]
     program = (  # parts of one batch each, so that there is something to lose and something to keep
-        "import sys, evalkit.pipeline as p; p.PART_ROWS = 1; import cli; sys.argv = ['gtpo', *sys.argv[1:]]; cli.app()"
+        "import sys, evalkit.evaluation.pipeline as p; p.PART_ROWS = 1; import cli; "
+        "sys.argv = ['gtpo', *sys.argv[1:]]; cli.app()"
     )
     process = subprocess.Popen([sys.executable, "-c", program, *arguments], env=environment)
     for _ in range(2400):
@@ -162,7 +163,7 @@ def test_a_damaged_part_is_named(gtpo, tiny_model: Path, whole: Path, tmp_path: 
 
 
 def test_two_writers(gtpo, whole: Path, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
-    from evalkit.store import RunFolder
+    from evalkit.results.store import RunFolder
 
     command = ("eval", tiny_model, "--benchmarks", "arithmetic", "--k", "12", "--limit", "10", "--out", whole, *EVAL)
     with RunFolder(whole):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evalkit.model import fingerprint, resolve_model
+from evalkit.engines.model_ref import fingerprint, resolve_model
 from rewards.support.errors import UserError
 
 

@@ -13,8 +13,8 @@ import pytest
 
 import evalkit.engines.openai as module
 from evalkit.engines.base import EngineStopped, Generation, Prompt, Sampling, Task, sample_seed
+from evalkit.engines.model_ref import resolve_model
 from evalkit.engines.openai import OpenAIEngine
-from evalkit.model import resolve_model
 from rewards.support.errors import UserError
 
 Reply = tuple[int, dict[str, str], Any]

@@ -14,8 +14,8 @@ import pytest
 from run_folders import HOSTILE, write_eval, write_train
 from test_compare import gtpo
 
-from evalkit.questions import load_questions
-from evalkit.runs import find_runs
+from evalkit.results.find import find_runs
+from evalkit.results.questions import load_questions
 
 pytestmark = pytest.mark.chromium
 RUNS = ("base", "grpo", "gtpo", "<b>x</b>")

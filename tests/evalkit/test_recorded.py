@@ -131,7 +131,7 @@ def test_memory_does_not_grow_with_the_file(environment: dict[str, str], tmp_pat
         for i in range(2000):
             handle.write(json.dumps({**row, "id": f"q{i // 8}"}) + "\n")
     program = (
-        "import re, sys, evalkit.pipeline as p; p.PART_ROWS = 256; import cli\n"
+        "import re, sys, evalkit.evaluation.pipeline as p; p.PART_ROWS = 256; import cli\n"
         "sys.argv = ['gtpo', 'eval', '--completions', 'long.jsonl.gz', '--k', '8', '--quiet']\n"
         "try:\n    cli.app()\n"
         # Not getrusage: its peak outlives exec, so it would be that of the process which runs the tests.

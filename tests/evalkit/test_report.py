@@ -15,12 +15,12 @@ import pytest
 from run_folders import HOSTILE, write_eval, write_train
 from test_compare import assert_refused, gtpo
 
-from evalkit.compare import compare
-from evalkit.dynamics import Curve, read_curves, summary
-from evalkit.excerpts import choose_groups, choose_samples, rank_questions
-from evalkit.figures import write_figures
-from evalkit.report import embedded, render
-from evalkit.runs import find_runs, read_train_run
+from evalkit.comparison.compare import compare
+from evalkit.comparison.training_curves import Curve, read_curves, summary
+from evalkit.report.excerpts import choose_groups, choose_samples, rank_questions
+from evalkit.report.figures import write_figures
+from evalkit.report.page import embedded, render
+from evalkit.results.find import find_runs, read_train_run
 from rewards.support.errors import UserError
 
 TRAINED = ("train/sft", "train/grpo", "train/gtpo")
@@ -198,7 +198,7 @@ def test_ranking_brings_disagreement_first_and_covers_every_kind() -> None:
 
 def test_sample_is_bounded_and_shows_each_verdict(home: Path) -> None:
     runs, _, _ = find_runs([str(home / "results/eval" / name) for name in ("grpo-eval", "gtpo-eval")])
-    from evalkit.questions import load_questions
+    from evalkit.results.questions import load_questions
 
     parts = [load_questions(run, "arithmetic", "strict") for run in runs]
     ids = [str(i) for i in parts[0].ids]

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-import evalkit.pipeline as pipelines
-import evalkit.store as store
+import evalkit.evaluation.pipeline as pipelines
+import evalkit.results.store as store
 from evalkit.engines.base import Generation
-from evalkit.pipeline import Incomplete, ScoringPipeline
-from evalkit.progress import Progress
-from evalkit.scoring import count_votes, score
-from evalkit.store import RunFolder, check_identity, read_record
-from evalkit.summary import read_samples
-from rewards.data.problems import Problem
+from evalkit.evaluation.pipeline import Incomplete, ScoringPipeline
+from evalkit.evaluation.progress import Progress
+from evalkit.evaluation.scoring import count_votes, score
+from evalkit.evaluation.summary import read_samples
+from evalkit.results.store import RunFolder, check_identity, read_record
+from rewards.data.problem import Problem
 from rewards.support.errors import UserError
 from rewards.verify import Verifier
 

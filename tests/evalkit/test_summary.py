@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from evalkit.engines.base import Generation
-from evalkit.scoring import score
-from evalkit.store import RunFolder
-from evalkit.summary import read_samples, summarise
-from rewards.data.problems import Problem
+from evalkit.evaluation.scoring import score
+from evalkit.evaluation.summary import read_samples, summarise
+from evalkit.results.store import RunFolder
+from rewards.data.problem import Problem
 from rewards.verify import Verifier
 
 

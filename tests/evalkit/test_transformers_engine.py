@@ -10,8 +10,8 @@ import torch
 
 from evalkit.engines.base import Generation, Sampling, Task, sample_seed
 from evalkit.engines.local import chat_template, load_tokenizer, render
+from evalkit.engines.model_ref import resolve_model
 from evalkit.engines.transformers import TransformersEngine, draw_tokens, plan_batches, sample_blocks
-from evalkit.model import resolve_model
 from rewards.data.arithmetic import arithmetic_problems
 from rewards.data.prompt import chat_messages
 

@@ -172,7 +172,9 @@ def test_served(gtpo, gtpo_process, tiny_model: Path, server, tmp_path: Path, mo
     assert {key: text for key, text in texts(tmp_path / "twice").items() if key[1] < 2} == first
 
     # The server dies mid-run: what came is kept, the exit code says incomplete.
-    program = "import sys, evalkit.pipeline as p, evalkit.engines.openai as o; p.PART_ROWS = 1; o.ATTEMPTS = 2; "
+    program = (
+        "import sys, evalkit.evaluation.pipeline as p, evalkit.engines.openai as o; p.PART_ROWS = 1; o.ATTEMPTS = 2; "
+    )
     program += "import cli; sys.argv = ['gtpo', *sys.argv[1:]]; cli.app()"
     command = [*map(str, served), "--k", "64", "--concurrency", "8", "--out", str(tmp_path / "died")]
     run = subprocess.Popen(

@@ -12,9 +12,9 @@ from torch.distributed.fsdp import fully_shard
 
 from gtpo.config import BuiltModel
 from gtpo.fused import fused_linear_gtpo_loss
-from gtpo.head import HeadWeights, add_policy_head
+from gtpo.inputs.tiny import build_tiny_model
 from gtpo.objective import PRESETS
-from gtpo.tiny import build_tiny_model
+from gtpo.trainer.policy_head import HeadWeights, add_policy_head
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ from transformers import TrainerCallback
 
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.config import BuiltModel
+from gtpo.inputs.tiny import build_tiny_model
 from gtpo.objective import PRESETS, reference_loss
-from gtpo.tiny import build_tiny_model
 
 GROUP = 8
 PROMPTS = ["1 + 2", "30 - 4"]

@@ -15,7 +15,7 @@ from step_gradients import fixed_completion, reward, tiny_model
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.entropy import Calibration
 from gtpo.objective import PRESETS
-from gtpo.run_trainers import GTPORun
+from gtpo.run.trainers import GTPORun
 
 PROMPTS = ["1 + 2", "30 - 4", "7", "8 - 5 - 1", "2 + 2"]
 

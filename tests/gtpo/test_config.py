@@ -11,7 +11,7 @@ import pytest
 
 from gtpo.config import TrainConfig, load_config
 from gtpo.config.flags import SHORTCUTS, parse_flags
-from gtpo.config.leaves import leaves, sections
+from gtpo.config.keys import leaves, sections
 from gtpo.config.reference import as_markdown
 from gtpo.presets import PRESETS, Objective
 from rewards.support.errors import UserError

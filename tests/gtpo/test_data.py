@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from gtpo.config import TrainConfig, load_config
-from gtpo.data import load_problems, reasoning, select, to_row, token_counts, training_dataset
-from gtpo.tiny import build_tokenizer
+from gtpo.inputs.dataset import load_problems, reasoning, select, to_row, token_counts, training_dataset
+from gtpo.inputs.tiny import build_tokenizer
 from rewards import final_reward, format_ok
-from rewards.data.problems import Problem
+from rewards.data.problem import Problem
 from rewards.support.errors import UserError
 
 TOKENIZER = build_tokenizer()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gtpo.config import load_config
-from gtpo.forecast import GIB, KNOWN_MODELS, SAVED, Forecast, ModelShape, Part, activation_bytes, forecast
-from gtpo.shapes import find_shape, shape_of_config
+from gtpo.inputs.model_shape import KNOWN_MODELS, ModelShape, find_shape, shape_of_config
+from gtpo.plan.memory import GIB, SAVED, Forecast, Part, activation_bytes, forecast
 
 LLAMA = KNOWN_MODELS["meta-llama/llama-3.1-8b-instruct"]
 QWEN = KNOWN_MODELS["qwen/qwen2.5-3b-instruct"]
@@ -51,7 +51,7 @@ def test_adapters_match_the_published_logs(rank: int, millions: float) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_parameters_match_a_real_model(architecture: str, tied: bool) -> None:
     from gtpo.config import BuiltModel
-    from gtpo.tiny import build_tiny_model
+    from gtpo.inputs.tiny import build_tiny_model
 
     spec = BuiltModel(
         architecture=architecture,  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ def test_adapters_match_peft() -> None:
     from peft import LoraConfig, get_peft_model
 
     from gtpo.config import BuiltModel
-    from gtpo.tiny import build_tiny_model
+    from gtpo.inputs.tiny import build_tiny_model
 
     model, _ = build_tiny_model(BuiltModel(hidden_size=32, intermediate_size=48), max_seq_length=32, seed=0)
     shape = shape_of_config(model.config.to_dict())
@@ -123,8 +123,8 @@ def test_activations_are_what_a_real_model_keeps(kind: str) -> None:
 
 
 def test_logits_bound_is_that_of_the_fused_loss() -> None:
-    from gtpo.forecast import LOGITS_BYTES
-    from gtpo.one_pass import CHUNK_BYTES
+    from gtpo.kernels.one_pass import CHUNK_BYTES
+    from gtpo.plan.memory import LOGITS_BYTES
 
     assert LOGITS_BYTES == CHUNK_BYTES
     assert parts(recipe())["loss"] == pytest.approx((2 * CHUNK_BYTES["cuda"] + 8 * 5500 * 4096 * 2) / GIB)

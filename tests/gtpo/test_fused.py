@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gtpo.fused import Completions, fused_linear_gtpo_loss, fused_loss
-from gtpo.kernels import products, tiled, torch_rows
+from gtpo.fused import fused_linear_gtpo_loss, fused_loss
+from gtpo.kernels import matmul, torch_rows, vocabulary_tiles
+from gtpo.kernels.completions import Completions
 from gtpo.objective import PRESETS, reference_loss
 
 torch.set_num_threads(1)
@@ -18,9 +19,9 @@ G = 4
 def tiles(request, monkeypatch):
     """Vocabularies here are small; `tiles` makes the kernels walk them in several steps all the same."""
     if request.param == "tiles":
-        monkeypatch.setitem(tiled.TILE_COLUMNS, "cpu", (5, 9))
+        monkeypatch.setitem(vocabulary_tiles.TILE_COLUMNS, "cpu", (5, 9))
         monkeypatch.setattr(torch_rows, "TILE", 4)
-        monkeypatch.setattr(products, "WIDENED_ROWS", 10)
+        monkeypatch.setattr(matmul, "WIDENED_ROWS", 10)
 
 
 def make(seed, dtype=torch.float64, count=8, length=7, features=6, vocabulary=23, spread=1.2):

@@ -35,7 +35,7 @@ def test_kernels_compile_for_an_h200(tmp_path):
 def test_a_missing_triton_is_named(monkeypatch):
     import torch
 
-    from gtpo.one_pass import choose_backend
+    from gtpo.kernels.one_pass import choose_backend
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match='backend "triton" needs the package triton'):

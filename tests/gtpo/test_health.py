@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gtpo.config import HealthSection
-from gtpo.health import Health
+from gtpo.run.health import Health
 
 
 def row(form: float = 9.0, entropy: float = 0.3, accuracy: float = 5.0, loss: float = 0.1) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gtpo.config.leaves import leaves
+from gtpo.config.keys import leaves
 from gtpo.conflict import conflict_weights
 from gtpo.objective import (
     LN2,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gtpo.config import TrainConfig, load_config
-from gtpo.forecast import KNOWN_MODELS, forecast
-from gtpo.shapes import find_shape
+from gtpo.inputs.model_shape import KNOWN_MODELS, find_shape
+from gtpo.plan.memory import forecast
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted(

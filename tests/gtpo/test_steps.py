@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gtpo.config import load_config
-from gtpo.steps import optimiser_steps, prompts_per_round, require_a_round
+from gtpo.config.schedule import optimiser_steps, prompts_per_round, require_a_round
 from rewards.support.errors import UserError
 
 
@@ -31,10 +31,10 @@ def config_of(folder: Path, **overrides: Any) -> Any:
 def test_steps_are_those_of_the_trainer(
     tmp_path: Path, batch: int, accumulation: int, rounds: int | None, iterations: int, rows: int, epochs: float
 ) -> None:
-    from gtpo.data import Problem, select
-    from gtpo.run_trainers import GTPORun
-    from gtpo.tiny import build_tiny_model
-    from gtpo.trainer_args import trainer_arguments
+    from gtpo.inputs.dataset import Problem, select
+    from gtpo.inputs.tiny import build_tiny_model
+    from gtpo.run.trainer_arguments import trainer_arguments
+    from gtpo.run.trainers import GTPORun
 
     config = config_of(
         tmp_path,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gtpo.config import BuiltModel
-from gtpo.tiny import TAGS, build_tiny_model, build_tokenizer, damage_target
+from gtpo.inputs.tiny import TAGS, build_tiny_model, build_tokenizer, damage_target
 from rewards import accuracy_reward, format_reward
 from rewards.data.arithmetic import arithmetic_problems
 from rewards.data.prompt import chat_messages, target_text

@@ -161,7 +161,7 @@ def test_errors_come_before_anything_heavy(run: Path) -> None:
 
 
 def test_help_config_lists_every_flag() -> None:
-    from gtpo.config.leaves import leaves
+    from gtpo.config.keys import leaves
 
     done = gtpo("train", "--help-config", cwd=ROOT)
     assert done.returncode == 0

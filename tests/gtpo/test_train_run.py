@@ -19,13 +19,13 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-import gtpo.run_trainers
+import gtpo.run.trainers
 from gtpo.config import TrainConfig, load_config
-from gtpo.health import Health, Verdict
-from gtpo.models import PLAIN_CHAT_TEMPLATE, prepare_tokenizer
-from gtpo.session import Session
-from gtpo.tiny import build_tokenizer
-from gtpo.train import train
+from gtpo.inputs.model import PLAIN_CHAT_TEMPLATE, prepare_tokenizer
+from gtpo.inputs.tiny import build_tokenizer
+from gtpo.run.command import train
+from gtpo.run.health import Health, Verdict
+from gtpo.run.session import Session
 from rewards.support.errors import UserError
 
 STEPS = 6
@@ -217,7 +217,7 @@ def test_two_processes_make_one_run(tmp_path: Path, root: Path) -> None:
 
 
 def test_signal_stops_cleanly_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = gtpo.run_trainers.GTPORun._calculate_rewards
+    plain = gtpo.run.trainers.GTPORun._calculate_rewards
 
     def interrupted(self: Any, *args: Any) -> Any:
         if self.state.global_step == 2:
@@ -225,7 +225,7 @@ def test_signal_stops_cleanly_and_the_run_goes_on(tmp_path: Path, monkeypatch: p
         return plain(self, *args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(gtpo.run_trainers.GTPORun, "_calculate_rewards", interrupted)
+        patched.setattr(gtpo.run.trainers.GTPORun, "_calculate_rewards", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path)
     folder = tmp_path / "results/train/run"
@@ -263,7 +263,7 @@ def test_folder_that_is_no_run_and_run_that_is_busy_are_refused(tmp_path: Path) 
     with pytest.raises(UserError, match="is no train run"):
         run(tmp_path)
 
-    from gtpo.run_folder import RunFolder
+    from gtpo.run.folder import RunFolder
 
     busy = RunFolder(tmp_path / "busy/results/train/run")
     busy.lock()
@@ -334,7 +334,7 @@ def test_out_of_gpu_memory_says_what_to_lower(tmp_path: Path, monkeypatch: pytes
     def full(self: Any, *args: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity")
 
-    monkeypatch.setattr(gtpo.run_trainers.GTPORun, "_compute_loss", full)
+    monkeypatch.setattr(gtpo.run.trainers.GTPORun, "_compute_loss", full)
     with pytest.raises(UserError, match=r"2\.00 GiB.*per_device_train_batch_size 8 -> 4.*accumulation_steps 1 -> 2"):
         run(tmp_path)
 

@@ -12,7 +12,7 @@ from datasets import Dataset
 
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.config import BuiltModel
-from gtpo.tiny import build_tiny_model
+from gtpo.inputs.tiny import build_tiny_model
 
 PROMPTS = [[{"role": "user", "content": f"What is {number} + 1?"}] for number in range(8)]
 

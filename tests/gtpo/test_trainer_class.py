@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gtpo.config import load_config
-from gtpo.dry_run import gate_line
-from gtpo.run_trainers import GRPORun, GTPORun, SFTRun
-from gtpo.trainer_class import trainer_class
+from gtpo.plan.dry_run import gate_line
+from gtpo.run.trainer_class import trainer_class
+from gtpo.run.trainers import GRPORun, GTPORun, SFTRun
 from rewards.support.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

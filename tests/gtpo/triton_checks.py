@@ -10,7 +10,7 @@ torch.set_num_threads(1)
 
 def interpret():
     from gtpo.fused import fused_linear_gtpo_loss
-    from gtpo.kernels import tiled, triton_rows
+    from gtpo.kernels import triton_rows, vocabulary_tiles
     from gtpo.kernels.torch_rows import Running, Transform
     from gtpo.objective import PRESETS, reference_loss
 
@@ -20,7 +20,7 @@ def interpret():
     worst = 0.0
     for number, (name, objective) in enumerate(variants.items()):
         for dtype in (torch.float64, torch.float32):
-            tiled.TILE_COLUMNS["cpu"] = (5, 9) if number % 3 else (512, 4096)
+            vocabulary_tiles.TILE_COLUMNS["cpu"] = (5, 9) if number % 3 else (512, 4096)
             draw = torch.Generator().manual_seed(number)
             hidden = torch.randn(8, 3, 6, generator=draw, dtype=dtype).requires_grad_()
             lm_head = torch.randn(19, 6, generator=draw, dtype=dtype).requires_grad_(number % 2 == 0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rewards.equality.decide import decide
+from rewards.equality.comparing.decide import decide
 
 EQUAL = r"""
 12 cm | 12

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewards import extract_answer, last_boxed
-from rewards.equality.decide import decide
+from rewards.equality.comparing.decide import decide
 
 PROFILE = settings(max_examples=120, deadline=None, derandomize=True)
 

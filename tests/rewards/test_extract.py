@@ -3,7 +3,8 @@ import time
 import pytest
 
 from rewards import extract_answer, format_ok, gsm8k_gold, last_boxed, published_final_reward
-from rewards.extract import extract_both, words
+from rewards.extract import extract_both
+from rewards.text import words
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import math_verify
 import pytest
 
 from rewards import Verdict, Verifier, extract_answer, last_boxed
-from rewards.equality.decide import decide
-from rewards.selftest import self_test
+from rewards.equality.comparing.decide import decide
+from rewards.golds import self_test
 
 pytestmark = pytest.mark.shared
 

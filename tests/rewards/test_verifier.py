@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewards import Verdict, Verifier, accuracy_reward
-from rewards.limits import reject_reason
-from rewards.selftest import self_test
+from rewards.golds import self_test
+from rewards.verification.limits import reject_reason
 
 TIMEOUT_S = 2.0
 SLACK_S = 2.0

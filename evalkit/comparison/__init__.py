@@ -1,0 +1,1 @@
+"""The numbers of `gtpo compare`: differences, curves over k, curves over training."""

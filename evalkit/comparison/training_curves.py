@@ -1,0 +1,143 @@
+"""What happened during training: the curves of metrics.jsonl, as the paper's figures 1, 2, 4 and 10 plot them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalkit.results.run import TrainRun
+from rewards.support.errors import UserError
+
+LN2 = math.log(2.0)
+"""The entropy gate's default threshold, drawn into every entropy plot."""
+
+
+class Metric(NamedTuple):
+    """One curve: its key in metrics.jsonl, how to call it, its unit, and a fixed lower and upper end if it has one."""
+
+    key: str
+    title: str
+    unit: str
+    low: float | None = None
+    high: float | None = None
+
+
+METRICS = (
+    Metric("reward/accuracy", "Accuracy reward", "points", 0.0),
+    Metric("reward/format", "Format reward", "points", 0.0),
+    Metric("entropy/mean", "Mean token entropy", "nats", 0.0),
+    Metric("entropy/above_ln2", "Completions with entropy above ln 2", "share", 0.0, 1.0),
+    Metric("gate/kept", "Kept by the entropy gate", "share", 0.0, 1.0),
+    Metric("conflict/fraction", "Tokens in conflict", "share", 0.0, 1.0),
+    Metric("conflict/forward", "Forward conflict span", "tokens", 0.0),
+    Metric("conflict/backward", "Backward conflict span", "tokens", 0.0),
+    Metric("groups/zero_variance", "Groups with equal rewards", "share", 0.0, 1.0),
+    Metric("completions/length", "Completion length", "tokens", 0.0),
+    Metric("completions/truncated", "Truncated completions", "share", 0.0, 1.0),
+    Metric("kl", "KL to the reference", "nats", 0.0),
+    Metric("loss", "Loss", ""),
+    Metric("grad_norm", "Gradient norm", "", 0.0),
+)
+"""Every curve that the figures and the page can show, in their order."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric over the steps of one run: steps [S] and values [S], finite."""
+
+    steps: NDArray[np.float64]
+    values: NDArray[np.float64]
+
+    def smoothed(self, window: int) -> NDArray[np.float64]:
+        """Running mean over at most `window` values up to each step. [S]"""
+        total = np.cumsum(np.concatenate([[0.0], self.values]))
+        ends = np.arange(1, self.values.size + 1)
+        starts = np.maximum(ends - window, 0)
+        return (total[ends] - total[starts]) / (ends - starts)
+
+    def thinned(self, points: int) -> Curve:
+        """At most `points` values, each the mean of a run of neighbouring steps."""
+        if self.steps.size <= points:
+            return self
+        edges = np.linspace(0, self.steps.size, points + 1).astype(int)
+        width = np.diff(edges)
+        return Curve(np.add.reduceat(self.steps, edges[:-1]) / width, np.add.reduceat(self.values, edges[:-1]) / width)
+
+
+def read_curves(train: TrainRun) -> dict[str, Curve]:
+    """The curves of one train run by key; empty where it logged nothing.
+
+    A line that a kill cut short (the last one, without its newline) is left out; any other broken line is a
+    UserError with its number. Values that are missing, null or not finite leave a gap.
+    """
+    path = train.folder / "metrics.jsonl"
+    if not path.is_file():
+        return {}
+    seen: dict[float, dict[str, Any]] = {}
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as fault:
+            if number == len(lines):
+                break
+            raise UserError(f"{path}:{number}: not a JSON object ({fault})") from None
+        if not isinstance(row, dict):
+            raise UserError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
+        # A resumed run logs the steps after its checkpoint again: the last entry of a step counts.
+        step = row.get("step", number)
+        seen[step] = seen.get(step, {}) | row
+    points: dict[str, list[tuple[float, float]]] = {}
+    for step in sorted(seen):
+        for key, value in seen[step].items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+                points.setdefault(key, []).append((float(step), float(value)))
+    return {key: Curve(*np.array(found).T) for key, found in points.items() if key != "step"}
+
+
+def summary(train: TrainRun) -> dict[str, float | None]:
+    """The end of training: the mean of the last tenth of the steps of each metric, and where accuracy was best."""
+    curves = read_curves(train)
+    out: dict[str, float | None] = {}
+    steps = max((float(curve.steps[-1]) for curve in curves.values()), default=0.0)
+    out["steps"] = steps
+    for key in ("reward/accuracy", "reward/format", "entropy/mean", "gate/kept", "conflict/fraction"):
+        if key not in curves:
+            out[key] = None
+            continue
+        values = curves[key].values
+        out[key] = float(values[-max(1, values.size // 10) :].mean())
+    accuracy = curves.get("reward/accuracy")
+    if accuracy is not None:
+        smooth = accuracy.smoothed(max(1, accuracy.values.size // 10))
+        out["best accuracy"], out["best step"] = float(smooth.max()), float(accuracy.steps[int(smooth.argmax())])
+    return out
+
+
+def initial_entropy(train: TrainRun) -> float | None:
+    """H_ini of the untrained policy in nats, as run.json stores it; None where the gate did not need it."""
+    value = train.document.get("initial_entropy")
+    if isinstance(value, dict):
+        value = value.get("nats")
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def gate(train: TrainRun) -> str:
+    """What the entropy gate did, for the reader: `auto: on`, `never: off`; empty where there is none."""
+    found = train.document.get("gate")
+    if not isinstance(found, dict) or "filter" not in found:
+        return ""
+    return f"{found['filter']}: {'on' if found.get('active') else 'off'}"
+
+
+def completions_files(folder: Path) -> list[Path]:
+    """The parquet files with logged training completions, in order of their steps."""
+    return sorted((folder / "completions").glob("*.parquet"))

@@ -1,0 +1,1 @@
+"""`gtpo eval`: settings, benchmarks, sampling, scoring, metrics of a run."""

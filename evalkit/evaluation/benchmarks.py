@@ -1,0 +1,231 @@
+"""Benchmarks: one small declaration each, and how users add their own.
+
+A benchmark is named on the command line by one of `BENCHMARKS`, by a .jsonl/.parquet file with the fields problem
+and answer, by a .yaml declaration (`YamlBenchmark`), or by a dotted path `package.module:NAME` to a `Benchmark` or to a
+function that returns a list of `rewards.data.problems.Problem`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rewards.data.problem import Problem
+from rewards.data.problems import SOURCES, HubSource, load_hub, load_source, math_gold, parse_level, plain_integer
+from rewards.extract import gsm8k_gold
+from rewards.support.errors import UserError, did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A named set of problems with a gold answer each."""
+
+    name: str
+    title: str
+    load: Callable[[str | Path | None], list[Problem]]
+    """(data folder or None) -> problems, in a fixed order."""
+    source: str
+    """Where the problems come from, for the reader."""
+    count: int | None = None
+    checksum: str | None = None
+    """`checksum` of the set that published numbers refer to; another set is evaluated too, with a warning."""
+    local: str = ""
+    """Name of its file in the data folder, without the ending; empty where it needs none."""
+    ids: str | None = None
+    """Regular expression that every id matches: how recorded completions are recognised."""
+
+
+class Shard(NamedTuple):
+    """Part `part` of `parts`, counted from 1: every parts-th question."""
+
+    part: int
+    parts: int
+
+
+def checksum(problems: Iterable[Problem]) -> str:
+    """Return 16 hex digits that stand for the ids and golds of a set, whatever their order."""
+    lines = sorted(f"{p.id}\t{p.answer}" for p in problems)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def _named(name: str, title: str, source: str, count: int, digest: str, ids: str) -> Benchmark:
+    hub = SOURCES.get(source)
+    where = f"{hub.repository} ({hub.split})" if hub else "generated, embedded"
+    local = source if hub else ""
+    return Benchmark(name, title, lambda folder: load_source(source, data_dir=folder), where, count, digest, local, ids)
+
+
+BENCHMARKS: dict[str, Benchmark] = {
+    b.name: b
+    for b in (
+        _named("gsm8k", "GSM8K test", "gsm8k_test", 1319, "cccf1b6621765632", r"gsm8k/test/\d+"),
+        _named("math", "MATH test", "math_test", 5000, "cfe5ca17c56776b9", r"math/test/\d+"),
+        _named("math500", "MATH-500", "math500", 500, "e4f43de6c9324f31", r"test/\w+/\d+\.json"),
+        _named("aime24", "AIME 2024", "aime24", 30, "2e2b027cc14571a8", r"aime/2024-\w+-\d+"),
+        _named("aime25", "AIME 2025", "aime25", 30, "eb7819ea7f33c596", r"aime/2025-\w+-\d+"),
+        _named("amc", "AMC 2023", "amc23", 40, "56d3aeaa053d0163", r"amc23/\d+"),
+        _named("arithmetic", "arithmetic, held out", "arithmetic_test", 64, "099c925520b74e46", r"arithmetic/test/\d+"),
+        _named(
+            "arithmetic_hard", "arithmetic, harder", "arithmetic_hard", 64, "51f1269712bdbcbf", r"arithmetic/hard/\d+"
+        ),
+    )
+}
+
+
+class YamlBenchmark(BaseModel):
+    """A user's benchmark declaration. Exactly one of `file` and `hub` says where the problems lie."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    title: str = ""
+    file: str | None = None
+    """A .jsonl or .parquet file with the fields problem and answer, relative to the declaration."""
+    hub: str | None = None
+    config: str = "default"
+    split: str = "test"
+    fields: dict[Literal["id", "problem", "answer", "solution", "subject", "level"], str] = {}
+    """Our field -> the Hub's field, where the names differ."""
+    gold: Literal["plain", "boxed", "hashes"] = "plain"
+    r"""How the gold stands in the answer field: bare, in the last \boxed, or after ####."""
+    count: int | None = None
+    checksum: str | None = None
+
+
+_GOLD: dict[str, Callable[[str], str]] = {
+    "plain": plain_integer,
+    "boxed": math_gold,
+    "hashes": lambda text: plain_integer(gsm8k_gold(text) or ""),
+}
+
+
+def _from_yaml(path: Path) -> Benchmark:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except yaml.YAMLError as fault:
+        raise UserError(f"{path}: not valid YAML ({' '.join(str(fault).split())})") from None
+    try:
+        spec = YamlBenchmark.model_validate(content)
+    except ValidationError as fault:
+        first = fault.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "the file"
+        near = did_you_mean(key, YamlBenchmark.model_fields) if first["type"] == "extra_forbidden" else ""
+        raise UserError(f"{path}: {key}: {first['msg']}.{near}") from None
+    if (spec.file is None) == (spec.hub is None):
+        raise UserError(f"{path}: give either file or hub, to say where the problems of {spec.name} lie")
+    if spec.file is not None:
+        file = path.parent / spec.file
+
+        def load(folder: str | Path | None) -> list[Problem]:
+            return load_source(str(file))
+
+        return Benchmark(spec.name, spec.title or spec.name, load, spec.file, spec.count, spec.checksum)
+
+    def field(row: dict[str, Any], ours: Literal["id", "problem", "answer", "solution", "subject", "level"]) -> Any:
+        theirs = spec.fields.get(ours, ours)
+        return row[theirs] if ours in spec.fields else row.get(theirs)
+
+    def parse(row: dict[str, Any], position: int) -> Problem:
+        identifier = field(row, "id")
+        return Problem(
+            id=f"{spec.name}/{position}" if identifier is None else str(identifier),
+            problem=str(row[spec.fields.get("problem", "problem")]),
+            answer=_GOLD[spec.gold](str(row[spec.fields.get("answer", "answer")])),
+            solution=str(field(row, "solution") or ""),
+            subject=str(field(row, "subject") or ""),
+            level=parse_level(field(row, "level")),
+        )
+
+    assert spec.hub is not None
+    hub = HubSource(spec.hub, (spec.config,), spec.split, parse, spec.count or 0)
+    return Benchmark(
+        spec.name,
+        spec.title or spec.name,
+        lambda folder: load_hub(spec.name, hub),
+        f"{spec.hub} ({spec.split})",
+        spec.count,
+        spec.checksum,
+    )
+
+
+def _from_dotted(path: str) -> Benchmark:
+    module_name, _, attribute = path.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as fault:
+        raise UserError(f'benchmark "{path}": cannot import {module_name} ({fault})') from None
+    found = getattr(module, attribute, None)
+    if isinstance(found, Benchmark):
+        return found
+    if not callable(found):
+        raise UserError(f'benchmark "{path}": {module_name} has no Benchmark and no function "{attribute}"')
+    return Benchmark(attribute, attribute, lambda folder: found(), path)
+
+
+def find_benchmark(name: str) -> Benchmark:
+    """Return the benchmark a name, file, declaration or dotted path stands for. UserError with the nearest name."""
+    if name in BENCHMARKS:
+        return BENCHMARKS[name]
+    if name.endswith((".yaml", ".yml")):
+        return _from_yaml(Path(name))
+    if name.endswith((".jsonl", ".jsonl.gz", ".parquet")):
+        stem = re.sub(r"\.(jsonl|jsonl\.gz|parquet)$", "", Path(name).name)
+        return Benchmark(stem, stem, lambda folder: load_source(name), name)
+    if ":" in name:
+        return _from_dotted(name)
+    raise UserError(
+        f'unknown benchmark "{name}".{did_you_mean(name, BENCHMARKS)} Known: {", ".join(BENCHMARKS)}; '
+        "your own: a .jsonl, .parquet or .yaml file, or package.module:NAME"
+    )
+
+
+def find_benchmarks(names: str) -> list[Benchmark]:
+    """Return the benchmarks of a comma-separated list. UserError where it is empty or names one twice."""
+    found = [find_benchmark(name.strip()) for name in names.split(",") if name.strip()]
+    if not found:
+        raise UserError("--benchmarks names no benchmark")
+    for i, benchmark in enumerate(found):
+        if benchmark.name in {other.name for other in found[:i]}:
+            raise UserError(f'two of the benchmarks are called "{benchmark.name}"')
+    return found
+
+
+def load_problems(benchmark: Benchmark, data_dir: str | Path | None) -> list[Problem]:
+    """Load a benchmark's problems; UserError on a repeated id or an empty set."""
+    problems = benchmark.load(data_dir)
+    if not problems or not all(isinstance(p, Problem) for p in problems):
+        raise UserError(f"benchmark {benchmark.name}: expected a non-empty list of problems")
+    seen: set[str] = set()
+    for problem in problems:
+        if problem.id in seen:
+            raise UserError(f'benchmark {benchmark.name}: two problems have the id "{problem.id}"')
+        seen.add(problem.id)
+    return problems
+
+
+def select_problems(
+    benchmark: str, problems: Sequence[Problem], limit: int | None, questions: Sequence[str], shard: Shard | None
+) -> list[Problem]:
+    """Apply --question, then --limit (the first ones), then --shard. UserError for an id that is not there."""
+    chosen = list(problems)
+    if questions:
+        known = {p.id for p in problems}
+        chosen = [p for p in problems if p.id in set(questions)]
+        if not chosen:
+            missing = questions[0]
+            raise UserError(f'benchmark {benchmark} has no question "{missing}".{did_you_mean(missing, known)}')
+    chosen = chosen[:limit]
+    return chosen[shard.part - 1 :: shard.parts] if shard else chosen

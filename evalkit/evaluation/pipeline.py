@@ -1,0 +1,180 @@
+"""Scoring beside sampling: a thread verifies and stores while the engine goes on."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from evalkit.engines.base import Generation
+from evalkit.evaluation.progress import Progress
+from evalkit.evaluation.scoring import SCORINGS, Votes, count_votes, score
+from evalkit.evaluation.summary import QuestionSamples
+from evalkit.results.store import QuestionKey, RunFolder
+from rewards.verify import Verdict, Verifier
+
+PART_ROWS = 2048
+PART_SECONDS = 20.0
+PART_CHARACTERS = 32_000_000
+"""A part is written when it has this many rows, this much text, or its first row is this old."""
+
+LOT_SECONDS = 0.2
+LOT_CHARACTERS = 4_000_000
+"""Generations are scored in lots of so much text, a part's rows, or what came in so long: a thread that woke with every
+step of an engine in the same process would take the interpreter from it every time."""
+
+WAITING_CHARACTERS = 32_000_000
+"""Text that may wait for its verdicts before the engine has to."""
+
+
+class Incomplete(Exception):
+    """The run stopped before its end; what was sampled is stored, and the same command goes on from there."""
+
+    def __init__(self, reason: str, *, interrupted: bool = False) -> None:
+        super().__init__(reason)
+        self.interrupted = interrupted
+
+
+class ScoringPipeline:
+    """Takes generations from an engine's thread; scores and stores them in its own.
+
+    What was put together is stored together: a batch never ends up half in a part, so a resumed run repeats whole
+    batches. A fault in the thread comes out of the next `put` or of `close`.
+
+    `samples` holds how many samples a question will have, for those that have none yet: their votes are counted
+    with the last one. That may take the workers a while; at the end of the run it would be time to wait.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        golds: Mapping[QuestionKey, str],
+        samples: Mapping[QuestionKey, int],
+        verifier: Verifier,
+        progress: Progress,
+    ) -> None:
+        self._folder, self._golds, self._verifier, self._progress = folder, golds, verifier, progress
+        self._samples = samples
+        self._open: dict[QuestionKey, QuestionSamples] = {}
+        self.votes: dict[QuestionKey, dict[str, Votes]] = {}
+        """The votes by scoring of every question whose samples all came through here."""
+        self._waiting: deque[list[Generation]] = deque()
+        self._waiting_rows = self._waiting_characters = 0
+        self._changed = threading.Condition()
+        self._closing = False
+        self._fault: BaseException | None = None
+        self._rows: list[dict[str, Any]] = []
+        self._oldest = 0.0
+        self._characters = 0
+        self.stored = 0
+        self._thread = threading.Thread(target=self._work, name="scoring", daemon=True)
+        self._thread.start()
+
+    def put(self, generations: list[Generation]) -> None:
+        """Hand over generations; blocks while much text waits to be scored."""
+        self._raise_fault()
+        with self._changed:
+            while self._waiting_characters > WAITING_CHARACTERS and self._fault is None:
+                self._changed.wait(timeout=1.0)
+            self._waiting.append(generations)
+            self._waiting_rows += len(generations)
+            self._waiting_characters += _characters(generations)
+            if len(self._waiting) == 1 or self._is_a_lot():
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Score and store what is left, and stop the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._raise_fault()
+
+    def abandon(self) -> None:
+        """Stop after a fault elsewhere: store what came in, raise nothing."""
+        try:
+            self.close()
+        except Exception as fault:
+            self._progress.note(f"while storing what was left: {fault}")
+
+    def _raise_fault(self) -> None:
+        if isinstance(self._fault, OSError) and self._fault.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise Incomplete(f"the disk under {self._folder.path} is full: free some space") from self._fault
+        if self._fault is not None:
+            raise self._fault
+
+    def _work(self) -> None:
+        try:
+            last = False
+            while not last:
+                generations, last = self._take()
+                rows = score(generations, self._golds, self._verifier) if generations else []
+                if rows and not self._rows:
+                    self._oldest = time.monotonic()
+                self._rows += rows
+                self._characters += _characters(generations)
+                self._report(rows)
+                old = bool(self._rows) and time.monotonic() - self._oldest > PART_SECONDS
+                if last or old or len(self._rows) >= PART_ROWS or self._characters >= PART_CHARACTERS:
+                    self._folder.append(self._rows)
+                    self.stored += len(self._rows)
+                    self._rows, self._characters = [], 0
+                self._count(rows)  # after storing: it may take a while
+        except BaseException as fault:  # handed to the main thread, which stops the engine and reports it
+            self._fault = fault
+            if self._rows and not isinstance(fault, OSError):  # what was scored before the fault is good
+                self._folder.append(self._rows)
+
+    def _is_a_lot(self) -> bool:
+        return self._waiting_rows >= PART_ROWS or self._waiting_characters >= LOT_CHARACTERS
+
+    def _take(self) -> tuple[list[Generation], bool]:
+        """Wait for generations and for more of them; return a lot (none after a second), and whether it is the last."""
+        lot: list[Generation] = []
+        characters = 0
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing, timeout=1.0)
+            self._changed.wait_for(lambda: self._is_a_lot() or self._closing, timeout=LOT_SECONDS)
+            while self._waiting and len(lot) < PART_ROWS and characters < LOT_CHARACTERS:
+                taken = self._waiting.popleft()
+                lot += taken
+                characters += _characters(taken)
+            self._waiting_rows -= len(lot)
+            self._waiting_characters -= characters
+            self._changed.notify_all()
+            return lot, self._closing and not self._waiting
+
+    def _count(self, rows: list[dict[str, Any]]) -> None:
+        touched: set[QuestionKey] = set()
+        for row in rows:
+            key = row["benchmark"], row["question_id"]
+            if key in self._samples:
+                self._open.setdefault(key, QuestionSamples()).add(
+                    row["sample_index"], row["format_ok"], row["tokens"], row["finish_reason"],
+                    [row[f"answer_{scoring}"] for scoring in SCORINGS],
+                    [row[f"verdict_{scoring}"] for scoring in SCORINGS],
+                )  # fmt: skip
+                touched.add(key)
+        whole = {key: self._open.pop(key) for key in touched if len(self._open[key].indices) == self._samples[key]}
+        asked = [(key, scoring) for key in whole for scoring in SCORINGS]
+        questions = [(whole[k].answers[scoring], whole[k].verdicts[scoring], self._golds[k]) for k, scoring in asked]
+        for (key, scoring), votes in zip(asked, count_votes(questions, self._verifier), strict=True):
+            self.votes.setdefault(key, {})[scoring] = votes
+
+    def _report(self, rows: list[dict[str, Any]]) -> None:
+        column = f"verdict_{self._progress.scoring}"
+        for benchmark in {row["benchmark"] for row in rows}:
+            of_benchmark = [row for row in rows if row["benchmark"] == benchmark]
+            self._progress.update(
+                benchmark,
+                len(of_benchmark),
+                sum(row[column] == Verdict.CORRECT for row in of_benchmark),
+                sum(row["tokens"] or 0 for row in of_benchmark),
+            )
+
+
+def _characters(generations: list[Generation]) -> int:
+    return sum(len(g.text) for g in generations)

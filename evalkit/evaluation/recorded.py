@@ -1,0 +1,231 @@
+"""`gtpo eval --completions FILE`: score what a model wrote elsewhere, without model or GPU.
+
+A row holds `id`, `completion` or `completions` (a list), and `gold` unless the id is one of a known benchmark's.
+Rows with the same id are further samples of it. `label` or `labels` (the owner's verdicts) are compared with ours.
+The file is read twice, row by row: once to check all of it, once to score it in bounded memory.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evalkit.engines.base import Generation
+from evalkit.evaluation.benchmarks import BENCHMARKS, Benchmark, find_benchmarks, load_problems
+from evalkit.evaluation.pipeline import Incomplete, ScoringPipeline
+from evalkit.evaluation.progress import Progress
+from evalkit.evaluation.provenance import file_hash
+from evalkit.evaluation.record import adopt, default_folder, finish, header, usable
+from evalkit.evaluation.settings import EvalSettings
+from evalkit.results.store import RunFolder
+from rewards.data.problem import Problem
+from rewards.data.problems import data_folder, parse_level
+from rewards.support.errors import UserError
+from rewards.support.files import read_jsonl
+from rewards.verify import Verifier
+
+CHUNK = 512
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What the first reading of a file found."""
+
+    golds: dict[str, str] = field(default_factory=dict)
+    """id -> gold, for rows that bring one."""
+    problems: dict[str, Problem] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    """id -> samples."""
+    labels: dict[tuple[str, int], bool] = field(default_factory=dict)
+    """(id, sample) -> the owner's verdict."""
+    without_gold: tuple[int, str] | None = None
+    """(line, id) of the first row that has no gold."""
+
+
+def _completions(row: dict[str, Any], where: str) -> list[str]:
+    if ("completion" in row) == ("completions" in row):
+        raise UserError(f'{where}: expected either "completion" or "completions"; fields here: {", ".join(row)}')
+    found = row["completions"] if "completions" in row else [row["completion"]]
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise UserError(f"{where}: completions must be text")
+    if not found:
+        raise UserError(f"{where}: completions is empty")
+    return found
+
+
+def _identifier(row: dict[str, Any], where: str) -> str:
+    if not isinstance(row.get("id"), str | int):
+        raise UserError(f'{where}: field "id" must be text, fields here: {", ".join(row)}')
+    return str(row["id"])
+
+
+def read_recorded(path: Path) -> Recorded:
+    """Check every row of a file. UserError with file and line on the first that is wrong."""
+    found = Recorded()
+    for number, row in read_jsonl(path):
+        where = f"{path}:{number}"
+        identifier = _identifier(row, where)
+        completions = _completions(row, where)
+        first = found.counts.get(identifier, 0)
+        found.counts[identifier] = first + len(completions)
+        gold = row.get("gold", row.get("answer"))
+        if gold is None:
+            found.without_gold = found.without_gold or (number, identifier)
+        elif not isinstance(gold, str | int | float) or isinstance(gold, bool):
+            raise UserError(f"{where}: gold must be text, found {type(gold).__name__}")
+        elif found.golds.setdefault(identifier, str(gold)) != str(gold):
+            raise UserError(f'{where}: id "{identifier}" had the gold "{found.golds[identifier]}" before, now "{gold}"')
+        if first == 0 and gold is not None:
+            found.problems[identifier] = Problem(
+                identifier,
+                str(row.get("problem") or ""),
+                str(gold).strip(),
+                subject=str(row.get("subject") or ""),
+                level=parse_level(row.get("level")),
+            )
+        labels = row.get("labels", [row["label"]] if "label" in row else [])
+        if labels:
+            if not isinstance(labels, list) or len(labels) != len(completions):
+                raise UserError(f"{where}: {len(completions)} completions but {len(labels)} labels")
+            found.labels.update({(identifier, first + i): bool(label) for i, label in enumerate(labels)})
+    return found
+
+
+def _recognise(ids: Sequence[str]) -> Benchmark | None:
+    """Return the benchmark whose ids these are."""
+    for benchmark in BENCHMARKS.values():
+        if benchmark.ids and all(re.fullmatch(benchmark.ids, identifier) for identifier in ids):
+            return benchmark
+    return None
+
+
+def _identify(
+    settings: EvalSettings, path: Path, found: Recorded, progress: Progress
+) -> tuple[str, str, dict[str, Problem]]:
+    """Return (benchmark name, source, id -> problem): whose golds count, and under which name."""
+    stem = re.sub(r"\.jsonl(\.gz)?$", "", path.name)
+    if settings.benchmarks:
+        asked = find_benchmarks(settings.benchmarks)
+        if len(asked) != 1:
+            raise UserError(f"--completions scores one benchmark at a time, found --benchmarks {settings.benchmarks}")
+        benchmark: Benchmark | None = asked[0]
+    else:
+        benchmark = _recognise(list(found.counts))
+    complete = found.without_gold is None
+    if benchmark is None:
+        if not complete:
+            line, identifier = found.without_gold or (0, "")
+            raise UserError(
+                f'{path}:{line}: no gold, and "{identifier}" is no id of a known benchmark; '
+                "add gold to the rows, or name the benchmark with --benchmarks"
+            )
+        return stem, str(path), found.problems
+    if complete and not settings.benchmarks and benchmark.local and data_folder(settings.data_dir) is None:
+        return benchmark.name, str(path), found.problems  # its own golds will do; no download for a name
+    known = {p.id: p for p in load_problems(benchmark, settings.data_dir)}
+    unknown = next((identifier for identifier in found.counts if identifier not in known), None)
+    others = sum(gold.strip() != known[i].answer for i, gold in found.golds.items() if i in known)
+    if (unknown is not None or others) and complete and not settings.benchmarks:
+        what = f'id "{unknown}" is unknown to it' if unknown is not None else f"{others} golds are others"
+        progress.note(f"note: {path} has ids like {benchmark.name}'s, but {what}: scored as {stem}, by its own golds")
+        return stem, str(path), found.problems
+    if unknown is not None:
+        raise UserError(f'{path}: benchmark {benchmark.name} has no question "{unknown}"')
+    if others:
+        progress.note(
+            f"note: {others} golds of {path} are written otherwise in {benchmark.name}; the benchmark's count"
+        )
+    return benchmark.name, benchmark.source, {identifier: known[identifier] for identifier in found.counts}
+
+
+def _generations(path: Path, benchmark: str, wanted: set[str], have: set[tuple[str, str, int]]) -> Iterator[Generation]:
+    counts: dict[str, int] = {}
+    for _, row in read_jsonl(path):
+        identifier = str(row["id"])
+        for text in row["completions"] if "completions" in row else [row["completion"]]:
+            index = counts[identifier] = counts.get(identifier, -1) + 1
+            if identifier in wanted and (benchmark, identifier, index) not in have:
+                yield Generation(benchmark, identifier, index, text, None, None, None)
+
+
+def evaluate_recorded(settings: EvalSettings) -> tuple[Path, dict[str, Any]]:
+    """Score a file of completions into an eval run; return its folder and eval.json."""
+    started = time.monotonic()
+    path = settings.completions
+    assert path is not None
+    stem = re.sub(r"\.jsonl(\.gz)?$", "", path.name)
+    with Verifier() as verifier, Progress(settings.scoring, quiet=settings.quiet) as progress:
+        found = read_recorded(path)
+        name, source, known = _identify(settings, path, found, progress)
+        chosen = [known[identifier] for identifier in found.counts][: settings.limit]
+        fewest = min(found.counts[p.id] for p in chosen)
+        if settings.k > fewest:
+            short = next(p.id for p in chosen if found.counts[p.id] == fewest)
+            raise UserError(
+                f'--k {settings.k} needs {settings.k} samples of every question; {path} has {fewest} of "{short}"'
+            )
+        kept, entry = usable(name, source, chosen, verifier, progress)
+        with RunFolder(settings.out or default_folder(settings.model or stem, settings)) as folder:
+            old = folder.record()
+            record: dict[str, Any] = {
+                **header(folder, settings),
+                "model": {"source": str(path), "adapter": None, "fingerprint": file_hash(path)},
+                "engine": {"name": "recorded", "versions": {}, "hardware": None},
+                "sampling": {
+                    "temperature": None, "top_p": None, "max_tokens": None, "seed": None,
+                    "n": min(found.counts[p.id] for p in kept),
+                },
+                "prompt": {"system": None, "chat_template_hash": None, "hash": None},
+                "benchmarks": {name: entry},
+            }  # fmt: skip
+            if old is not None:
+                adopt(folder, record, old)
+            have = folder.keys()
+            folder.add_problems({name: kept})
+            folder.write_record(record)
+            wanted = {p.id for p in kept}
+            progress.add(name, sum(found.counts[i] for i in wanted), sum(key[0] == name for key in have))
+            progress.start()
+            stored = {identifier for benchmark, identifier, _ in have if benchmark == name}
+            whole = {(name, i): found.counts[i] for i in wanted - stored}
+            pipeline = ScoringPipeline(folder, {(name, p.id): p.answer for p in kept}, whole, verifier, progress)
+            _score_all(pipeline, _generations(path, name, wanted, have))
+            record["wall_seconds"] = round(time.monotonic() - started, 2)
+            if found.labels:
+                record["benchmarks"][name]["labels"] = _agreement(folder, name, found.labels)
+            return folder.path, finish(folder, record, settings.scoring, verifier, pipeline.votes)
+
+
+def _score_all(pipeline: ScoringPipeline, generations: Iterable[Generation]) -> None:
+    chunk: list[Generation] = []
+    try:
+        for generation in generations:
+            chunk.append(generation)
+            if len(chunk) == CHUNK:
+                pipeline.put(chunk)
+                chunk = []
+        pipeline.put(chunk)
+    except KeyboardInterrupt:
+        pipeline.close()
+        raise Incomplete("stopped", interrupted=True) from None
+    except BaseException:
+        pipeline.abandon()
+        raise
+    pipeline.close()
+
+
+def _agreement(folder: RunFolder, name: str, labels: dict[tuple[str, int], bool]) -> dict[str, Any]:
+    """Count the samples on which our verdict and the owner's label agree."""
+    compared, agree = 0, {"strict": 0, "lenient": 0}
+    for _, table in folder.tables(["benchmark", "question_id", "sample_index", "verdict_strict", "verdict_lenient"]):
+        for row in table.to_pylist():
+            label = labels.get((row["question_id"], row["sample_index"]))
+            if row["benchmark"] == name and label is not None:
+                compared += 1
+                for scoring in agree:
+                    agree[scoring] += (row[f"verdict_{scoring}"] == "CORRECT") == label
+    return {"compared": compared, "agree": agree}

@@ -1,0 +1,211 @@
+"""From stored samples to eval.json and questions.parquet: every metric for every k, with intervals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from evalkit.evaluation.scoring import SCORINGS, Votes, count_votes
+from evalkit.metrics import jackknife_variance, maj_at_all_k, pass_at_all_k
+from evalkit.results.store import QuestionKey, RunFolder
+from evalkit.statistics import mean_interval
+from rewards.data.problem import Problem
+from rewards.support.errors import UserError
+from rewards.verify import Verifier
+
+Array = npt.NDArray[np.float64]
+
+_COLUMNS = [
+    "benchmark", "question_id", "sample_index", "format_ok", "tokens", "finish_reason",
+    *(f"answer_{scoring}" for scoring in SCORINGS), *(f"verdict_{scoring}" for scoring in SCORINGS),
+]  # fmt: skip
+
+
+@dataclass(slots=True)
+class QuestionSamples:
+    """What the metrics need of a question's samples."""
+
+    answers: dict[str, list[str | None]] = field(default_factory=lambda: {s: [] for s in SCORINGS})
+    verdicts: dict[str, list[str]] = field(default_factory=lambda: {s: [] for s in SCORINGS})
+    format_ok: int = 0
+    truncated: int = 0
+    tokens: list[int] = field(default_factory=list)
+    indices: set[int] = field(default_factory=set)
+    votes: dict[str, Votes] = field(default_factory=dict)
+    """By scoring, where they are known."""
+
+    def add(
+        self,
+        sample_index: int,
+        format_ok: bool,
+        tokens: int | None,
+        finish_reason: str | None,
+        answers: Sequence[str | None],
+        verdicts: Sequence[str],
+    ) -> None:
+        """Count one sample (answers and verdicts in the order of SCORINGS); one that is stored twice counts once."""
+        if sample_index in self.indices:
+            return
+        self.indices.add(sample_index)
+        for scoring, answer, verdict in zip(SCORINGS, answers, verdicts, strict=True):
+            self.answers[scoring].append(answer)
+            self.verdicts[scoring].append(verdict)
+        self.format_ok += format_ok
+        self.truncated += finish_reason == "length"
+        if tokens is not None:
+            self.tokens.append(tokens)
+
+
+class Scored(NamedTuple):
+    """All questions of one benchmark under one scoring; rows in the order of the problems."""
+
+    n: list[int]
+    votes: list[Votes]
+    pass_at: Array
+    maj_at: Array
+    pass_variance: Array
+    maj_variance: Array
+    """Arrays [questions, most samples of one]: column k - 1 is for k."""
+
+
+def read_samples(folder: RunFolder) -> dict[QuestionKey, QuestionSamples]:
+    """Read the scores of every stored sample, completions left out: (benchmark, question id) -> samples."""
+    found: dict[QuestionKey, QuestionSamples] = {}
+    for _, table in folder.tables(_COLUMNS):
+        columns = (table.column(name).to_pylist() for name in _COLUMNS)
+        for benchmark, question, index, form, tokens, reason, *both in zip(*columns, strict=True):
+            of_question = found.get((benchmark, question))
+            if of_question is None:
+                of_question = found[benchmark, question] = QuestionSamples()
+            of_question.add(index, bool(form), tokens, reason, both[:2], both[2:])
+    return found
+
+
+def _votes(samples: Sequence[QuestionSamples], problems: Sequence[Problem], verifier: Verifier) -> list[Votes]:
+    """Return the votes of every question under the first scoring, then under the second."""
+    asked = [(s, p, scoring) for scoring in SCORINGS for s, p in zip(samples, problems, strict=True)]
+    missing = [(s, p, scoring) for s, p, scoring in asked if scoring not in s.votes]
+    counted = count_votes([(s.answers[scoring], s.verdicts[scoring], p.answer) for s, p, scoring in missing], verifier)
+    for (sample, _, scoring), votes in zip(missing, counted, strict=True):
+        sample.votes[scoring] = votes
+    return [sample.votes[scoring] for sample, _, scoring in asked]
+
+
+def _score(samples: Sequence[QuestionSamples], problems: Sequence[Problem], verifier: Verifier) -> dict[str, Scored]:
+    """Score every question both ways, together: the two mostly agree, and what is alike is worked out once."""
+    votes = _votes(samples, problems, verifier)
+    n = [len(sample.indices) for sample in samples]
+    counts = [v.wrong for v in votes], [v.correct for v in votes], [v.abstentions for v in votes]
+    arrays = pass_at_all_k(n * len(SCORINGS), counts[1]), maj_at_all_k(*counts), *jackknife_variance(*counts)
+    return {
+        scoring: Scored(n, votes[rows], *(array[rows] for array in arrays))
+        for scoring, rows in ((s, slice(i * len(n), (i + 1) * len(n))) for i, s in enumerate(SCORINGS))
+    }
+
+
+def _intervals(values: Array, variance: Array, k_max: int, mean_n: float) -> dict[str, dict[str, float | None]]:
+    out = {}
+    for k in range(1, k_max + 1):
+        within = variance[:, k - 1]
+        known = None if np.isnan(within).any() else within
+        out[str(k)] = mean_interval(values[:, k - 1], known, draws=mean_n / k)._asdict()
+    return out
+
+
+def _metrics(scored: Scored) -> dict[str, Any]:
+    """Return pass@k and maj@k with intervals for k = 1..(fewest samples of a question)."""
+    k_max, mean_n = min(scored.n), float(np.mean(scored.n))
+    return {
+        "pass@k": _intervals(scored.pass_at, scored.pass_variance, k_max, mean_n),
+        "maj@k": _intervals(scored.maj_at, scored.maj_variance, k_max, mean_n),
+    }
+
+
+def _means(scored: Scored, rows: Sequence[int]) -> dict[str, Any]:
+    k_max = min(scored.n[i] for i in rows)
+    return {
+        "questions": len(rows),
+        "pass@k": {str(k): float(scored.pass_at[rows, k - 1].mean()) for k in range(1, k_max + 1)},
+        "maj@k": {str(k): float(scored.maj_at[rows, k - 1].mean()) for k in range(1, k_max + 1)},
+    }
+
+
+def _groups(problems: Sequence[Problem], key: Callable[[Problem], Any]) -> dict[str, list[int]]:
+    groups: dict[Any, list[int]] = {}
+    for i, problem in enumerate(problems):
+        value = key(problem)
+        if value not in ("", None):
+            groups.setdefault(value, []).append(i)
+    return {str(value): groups[value] for value in sorted(groups)}
+
+
+def summarise(
+    name: str,
+    problems: Sequence[Problem],
+    stored: Mapping[QuestionKey, QuestionSamples],
+    headline: str,
+    verifier: Verifier,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return (the benchmark's entry in eval.json, its rows of questions.parquet).
+
+    Raises UserError where a question has no sample at all.
+    """
+    missing = [p.id for p in problems if (name, p.id) not in stored]
+    if missing:
+        raise UserError(f"{name}: {len(missing)} questions have no samples (first: {missing[0]})")
+    samples = [stored[name, p.id] for p in problems]
+    total = sum(len(s.indices) for s in samples)
+    entry: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    by_scoring = _score(samples, problems, verifier)
+    for scoring, scored in by_scoring.items():
+        verdicts = Counter(v for s in samples for v in s.verdicts[scoring])
+        entry[scoring] = {
+            **_metrics(scored),
+            "no_answer_rate": sum(votes.abstentions for votes in scored.votes) / total,
+            "verdicts": dict(sorted(verdicts.items())),
+        }
+        for i, (problem, sample) in enumerate(zip(problems, samples, strict=True)):
+            n = scored.n[i]
+            rows.append(
+                {
+                    "benchmark": name,
+                    "question_id": problem.id,
+                    "scoring": scoring,
+                    "subject": problem.subject or None,
+                    "level": problem.level,
+                    "n": n,
+                    "correct": scored.votes[i].correct,
+                    "abstentions": scored.votes[i].abstentions,
+                    "votes": scored.votes[i].wrong,
+                    "pass_at_k": scored.pass_at[i, :n].tolist(),
+                    "maj_at_k": scored.maj_at[i, :n].tolist(),
+                    "format_ok": sample.format_ok,
+                    "truncated": sample.truncated,
+                    "mean_tokens": float(np.mean(sample.tokens)) if sample.tokens else None,
+                }
+            )
+    head = by_scoring[headline]
+    tokens = [t for s in samples for t in s.tokens]
+    summary = {
+        "questions": len(problems),
+        "samples": total,
+        "pass@k": entry[headline]["pass@k"],
+        "maj@k": entry[headline]["maj@k"],
+        "format_rate": sum(s.format_ok for s in samples) / total,
+        "truncation_rate": sum(s.truncated for s in samples) / total,
+        "no_answer_rate": entry[headline]["no_answer_rate"],
+        "mean_tokens": float(np.mean(tokens)) if tokens else None,
+        "verdicts": entry[headline]["verdicts"],
+        **entry,
+    }
+    for label, key in (("by_subject", lambda p: p.subject), ("by_level", lambda p: p.level)):
+        groups = _groups(problems, key)
+        if len(groups) > 1:
+            summary[label] = {value: _means(head, rows) for value, rows in groups.items()}
+    return summary, rows

@@ -1,0 +1,286 @@
+"""Which completions go into the page: a bounded sample, chosen so that what matters is in it.
+
+Eight runs of 5,000 questions with 64 completions are gigabytes. The page holds all per-question counts, and the
+completions of as many questions as fit, in this order of turns: questions on which the runs disagree most, questions
+that all of them half solve, questions that all fail, questions that all solve. Of a question and run it holds all
+completions if everything fits, and otherwise a few: one of each verdict first, then by sample index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalkit.comparison.training_curves import completions_files
+from evalkit.results.questions import load_problems
+from evalkit.results.run import EvalRun, TrainRun
+from rewards.support.errors import UserError
+
+FEW = 4
+"""Completions shown of a question and run where not all fit."""
+LONGEST = 6000
+"""Characters shown of one completion; a longer one is cut in its middle, which the page says."""
+TURNS = ("disagree", "disagree", "partial", "disagree", "failed", "solved")
+GROUP_COLUMNS = ("step", "group", "tokens", "weight", "advantage", "entropy", "kept")
+
+
+@dataclass
+class Excerpt:
+    """The completions shown of one benchmark: question id -> run name -> samples."""
+
+    questions: list[str]
+    samples: dict[str, dict[str, list[dict[str, Any]]]] = field(repr=False)
+    problems: dict[str, tuple[str, str]] = field(repr=False)
+    """id -> (question text, gold), where the run folder holds them."""
+    each: int
+    """Completions of a question and run: at most."""
+    complete: bool
+    """Whether every completion of every question is shown."""
+    bytes: int
+    """Room taken, in characters with a little for each sample's fields."""
+
+
+def rank_questions(rates: NDArray[np.float64], seed: int = 0) -> list[int]:
+    """Order of questions [Q] by `TURNS`. rates: [R, Q] share of right samples of each run."""
+    spread = rates.max(axis=0) - rates.min(axis=0)
+    mean = rates.mean(axis=0)
+    jitter = np.random.default_rng(seed).random(rates.shape[1])
+    queues = {
+        "disagree": [q for q in np.lexsort((jitter, -spread)) if spread[q] > 0],
+        "partial": [q for q in np.lexsort((jitter, np.abs(mean - 0.5))) if 0 < mean[q] < 1],
+        "failed": [q for q in np.argsort(jitter) if mean[q] == 0],
+        "solved": [q for q in np.argsort(jitter) if mean[q] == 1],
+    }
+    order: dict[int, None] = {}
+    heads = dict.fromkeys(queues, 0)
+    while any(heads[name] < len(queue) for name, queue in queues.items()):
+        for name in TURNS:
+            queue = queues[name]
+            while heads[name] < len(queue) and int(queue[heads[name]]) in order:
+                heads[name] += 1
+            if heads[name] < len(queue):
+                order[int(queue[heads[name]])] = None
+    return list(order)
+
+
+def sample_files(run: EvalRun) -> list[Path]:
+    """The sample parts of a run, in order."""
+    return [path for folder in run.folders for path in sorted((folder / "samples").glob("*.parquet"))]
+
+
+def _batches(run: EvalRun, columns: list[str]) -> Iterator[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for path in sample_files(run):
+        try:
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(batch_size=2048, columns=columns, use_threads=False):
+                    yield {name: batch.column(name) for name in columns}
+        except (pa.ArrowException, OSError, KeyError) as fault:
+            raise UserError(f"{path}: cannot be read ({str(fault).splitlines()[0]}); run gtpo eval again") from None
+
+
+def _completion_size(runs: list[EvalRun]) -> float:
+    """Mean bytes of a completion, from the files' own metadata."""
+    import pyarrow.parquet as pq
+
+    total = rows = 0
+    for run in runs:
+        for path in sample_files(run):
+            with pq.ParquetFile(path) as file:
+                meta = file.metadata
+            names = [meta.schema.column(i).path for i in range(meta.num_columns)]
+            where = names.index("completion")
+            # Dictionary encoding hides repeats, so this is a lower bound; the budget is enforced again later.
+            total += sum(meta.row_group(g).column(where).total_uncompressed_size for g in range(meta.num_row_groups))
+            rows += meta.num_rows
+    return max(total / rows, 40.0) if rows else 40.0
+
+
+def choose_samples(
+    runs: list[EvalRun],
+    benchmark: str,
+    ids: list[str],
+    rates: NDArray[np.float64],
+    *,
+    scoring: str,
+    samples: int,
+    budget: int,
+) -> Excerpt:
+    """Choose and read the completions of one benchmark within `budget` bytes of text.
+
+    ids [Q] and rates [R, Q] as in `rank_questions`; samples: completions a question of each run.
+    """
+    problems: dict[str, tuple[str, str]] = {}
+    for run in runs:
+        problems = load_problems(run, benchmark) | problems
+    overhead = 60
+    size = min(_completion_size(runs), LONGEST) + overhead
+    affordable = int(budget / (size * len(runs) * len(ids)))
+    everything = affordable >= samples
+    each = min(samples, max(FEW, affordable))
+    room = len(ids) if everything else max(1, int(budget / (size * len(runs) * each)))
+    order = rank_questions(rates)[: 2 * room]
+    wanted = {ids[q] for q in order}
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {question: {} for question in wanted}
+    light = ["benchmark", "question_id"]
+    heavy = [
+        "sample_index",
+        f"verdict_{scoring}",
+        f"answer_{scoring}",
+        "format_ok",
+        "tokens",
+        "finish_reason",
+        "completion",
+    ]
+    for run in runs:
+        for batch in _batches(run, light + heavy):
+            names = zip(batch["benchmark"].to_pylist(), batch["question_id"].to_pylist(), strict=True)
+            for row, (b, question) in enumerate(names):
+                if b == benchmark and question in wanted:
+                    values = [batch[name][row].as_py() for name in heavy]
+                    _keep(found[question].setdefault(run.name, []), values, each)
+    shown: list[str] = []
+    spent = 0
+    for q in order:
+        if not found[ids[q]]:
+            continue  # no run kept its completions of this question
+        cost = sum(len(s["text"]) + overhead for part in found[ids[q]].values() for s in part)
+        cost += sum(map(len, problems.get(ids[q], ("", ""))))
+        if shown and spent + cost > budget and not everything:
+            break
+        spent += cost
+        shown.append(ids[q])
+    complete = len(shown) == len(ids) and each >= samples
+    return Excerpt(
+        questions=shown,
+        samples={q: found[q] for q in shown},
+        problems={q: problems[q] for q in shown if q in problems},
+        each=each,
+        complete=complete,
+        bytes=spent,
+    )
+
+
+def _keep(kept: list[dict[str, Any]], values: list[Any], each: int) -> None:
+    """Keep at most `each` samples: one of every verdict before a second of any, low indices first."""
+    index, verdict, answer, format_ok, tokens, finish, text = values
+    text = text or ""
+    if any(s["index"] == index for s in kept):
+        return
+    cut = max(0, len(text) - LONGEST)
+    if cut:
+        half = LONGEST // 2
+        text = text[:half] + "\u2026" + text[-half:]
+    kept.append(
+        {
+            "index": index,
+            "verdict": verdict or "UNSCORED",
+            "answer": answer,
+            "format": bool(format_ok),
+            "tokens": tokens,
+            "finish": finish,
+            "text": text,
+            "cut": cut,
+        }
+    )
+    if len(kept) > each:
+        first_of: dict[str, int] = {}
+        for sample in sorted(kept, key=lambda s: s["index"]):
+            first_of.setdefault(sample["verdict"], sample["index"])
+        kept.sort(key=lambda s: (first_of[s["verdict"]] != s["index"], s["index"]))
+        kept.pop()
+    kept.sort(key=lambda s: s["index"])
+
+
+def choose_groups(train: TrainRun, budget: int) -> tuple[list[dict[str, Any]], int]:
+    """Choose logged groups of a train run for the token view: spread over the steps, most telling first.
+
+    Returns (groups, groups logged in all). A group tells most where its advantages differ and conflict weights are at
+    work; of every chosen step the best one is shown, then a second of each, as far as `budget` bytes go.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    files = completions_files(train.folder)
+    if not files:
+        return [], 0
+    picked = sorted({int(i) for i in np.linspace(0, len(files) - 1, num=min(len(files), 12))})
+    by_step: dict[int, list[dict[str, Any]]] = {}
+    logged = 0
+    for i, path in enumerate(files):
+        try:
+            if i not in picked:
+                continue
+            table = pq.read_table(path, use_threads=False)
+            missing = [name for name in GROUP_COLUMNS if name not in table.column_names]
+            if missing:
+                raise UserError(f"{path}: column {missing[0]} is missing; not a completions log that gtpo train wrote")
+            rows = table.to_pylist()
+        except (pa.ArrowException, OSError) as fault:
+            raise UserError(f"{path}: cannot be read ({str(fault).splitlines()[0]}); remove it to go on") from None
+        groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        for row in rows:
+            groups.setdefault((int(row["step"]), int(row["group"])), []).append(row)
+        for (step, number), members in groups.items():
+            by_step.setdefault(step, []).append(_group(step, number, members))
+        logged += len(groups)
+    if len(picked) < len(files):
+        logged = round(logged * len(files) / len(picked))
+    for entries in by_step.values():
+        entries.sort(key=lambda g: -g["interest"])
+    chosen: list[dict[str, Any]] = []
+    spent = 0
+    for turn in range(max((len(entries) for entries in by_step.values()), default=0)):
+        for step in sorted(by_step):
+            if turn < len(by_step[step]):
+                group = by_step[step][turn]
+                if chosen and spent + group["bytes"] > budget:
+                    continue
+                spent += group["bytes"]
+                chosen.append(group)
+    chosen.sort(key=lambda g: (g["step"], g["group"]))
+    return chosen, logged
+
+
+def _group(step: int, number: int, members: list[dict[str, Any]]) -> dict[str, Any]:
+    """One group as the page shows it."""
+    completions = []
+    for row in members:
+        weights = [float(w) for w in row["weight"]]
+        values = sorted(set(weights))
+        rewards = {k.removeprefix("reward_"): row[k] for k in row if k.startswith("reward_")}
+        completions.append(
+            {
+                "tokens": list(row["tokens"]),
+                "values": values,
+                "weights": [values.index(w) for w in weights],
+                "advantage": row["advantage"],
+                "entropy": row["entropy"],
+                "kept": row["kept"],
+                "rewards": rewards,
+            }
+        )
+    advantages = [c["advantage"] or 0.0 for c in completions]
+    changed = sum(sum(w != 1.0 for w in row["weight"]) for row in members)
+    tokens = sum(len(row["weight"]) for row in members) or 1
+    dropped = sum(c["kept"] is False for c in completions)
+    interest = (
+        (max(advantages) - min(advantages) > 1e-6) * 2 + changed / tokens + 0.5 * (0 < dropped < len(completions))
+    )
+    prompt = members[0].get("prompt")
+    size = sum(sum(len(t) + 6 for t in row["tokens"]) + 120 for row in members) + len(str(prompt))
+    return {
+        "step": step,
+        "group": number,
+        "prompt": prompt if isinstance(prompt, str) else "" if prompt is None else str(prompt),
+        "completions": completions,
+        "interest": interest,
+        "bytes": size,
+    }

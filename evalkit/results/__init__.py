@@ -1,0 +1,1 @@
+"""What lies on disk: written by `gtpo eval`, read by `gtpo compare`."""

@@ -1,0 +1,294 @@
+"""Run folders as a reader finds them: by path or by name, checked.
+
+An eval run is a folder with `eval.json` (evalkit/results/schema.py); a train run is a folder with `run.json` and stands for
+the eval runs made of it. Everything that makes a run unfit to read is a UserError that names it and the way out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from evalkit.results.questions import load_questions
+from evalkit.results.run import EvalRun, TrainRun
+from evalkit.results.schema import EVAL_SCHEMA_VERSION
+from rewards.support.errors import UserError, did_you_mean
+from rewards.support.files import read_json
+
+RESULTS = Path("results")
+"""Where names are looked up: results/eval/NAME and results/train/NAME under the working directory."""
+TRAIN_SCHEMA_VERSION = 1
+SHARD = re.compile(r"-shard-\d+-of-\d+$")
+"""What `gtpo eval --shard i/n` appends to a run's name; the shards of one name are compared as one run."""
+SCORINGS = ("strict", "lenient")
+
+
+
+
+
+
+def find_runs(names: list[str], *, allow_incomplete: bool = False) -> tuple[list[EvalRun], list[TrainRun], list[str]]:
+    """Resolve paths and names to eval runs (table lines), the train runs behind them, and notes for the reader.
+
+    Train runs without an eval run are returned too: they still have dynamics. Raises UserError on a run that is not
+    there, not complete (unless `allow_incomplete`), of a newer schema, or whose name is taken by another.
+    """
+    evals: list[EvalRun] = []
+    trains: dict[Path, TrainRun] = {}
+    notes: list[str] = []
+    for given, folder in [(name, place) for name in names for place in _resolve(name)]:
+        if (folder / "run.json").is_file() and not (folder / "eval.json").is_file():
+            train = read_train_run(folder)
+            if not train.complete:
+                _incomplete_train(train, allow_incomplete, notes)
+            trains[folder.resolve()] = train
+            found = _eval_runs_of(train, notes)
+            if found:
+                evals.append(_joined_for(train, found, notes))
+            else:
+                notes.append(f"{train.name}: no eval run yet, training dynamics only (gtpo eval {given})")
+        else:
+            run = read_eval_run(folder, allow_incomplete=allow_incomplete, notes=notes)
+            behind = _train_run_of(run)
+            if behind is not None:
+                trains.setdefault(behind.folder.resolve(), behind)
+                run = replace(run, train=behind)
+            evals.append(run)
+    return _one_line_a_name(evals, notes), list(trains.values()), notes
+
+
+def _resolve(given: str) -> list[Path]:
+    """A folder from a path to it, to its eval.json, or from a name under results/; a name may stand for shards."""
+    path = Path(given)
+    if path.name in ("eval.json", "run.json") and path.is_file():
+        return [path.parent]
+    if path.is_dir() and any((path / part).exists() for part in ("eval.json", "run.json", "samples", "metrics.jsonl")):
+        return [path]
+    places = [RESULTS / kind / given for kind in ("eval", "train")]
+    there = [place for place in places if place.is_dir()]
+    if len(there) == 2:
+        # Evaluating a train run under its own name is the usual case; the train run then stands for both.
+        if _names_train_run(_peek(there[0] / "eval.json"), there[1]):
+            return [there[1]]
+        raise UserError(f'"{given}" is an eval run and another train run: give the path, {there[0]} or {there[1]}')
+    if there:
+        return there
+    evals = _folders(RESULTS / "eval")
+    shards = [folder for folder in evals if SHARD.search(folder.name) and SHARD.sub("", folder.name) == given]
+    if shards:
+        return shards
+    if path.is_dir():
+        raise UserError(f"{path}: neither an eval run (eval.json) nor a train run (run.json)")
+    known = [entry.name for entry in evals + _folders(RESULTS / "train")]
+    raise UserError(
+        f'no run "{given}": no such folder, and none of that name in {RESULTS}/eval or {RESULTS}/train.'
+        f"{did_you_mean(given, known)}"
+    )
+
+
+def _folders(parent: Path) -> list[Path]:
+    return sorted(entry for entry in parent.iterdir() if entry.is_dir()) if parent.is_dir() else []
+
+
+def _peek(path: Path) -> dict[str, Any]:
+    """An eval.json as it is, or {} where it cannot be read: for searching among runs nobody asked for."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _check_schema(path: Path, document: Any, newest: int) -> None:
+    if not isinstance(document, dict):
+        raise UserError(f"{path}: expected a JSON object")
+    version = document.get("schema_version")
+    if not isinstance(version, int):
+        raise UserError(f"{path}: no schema_version; not a file that gtpo wrote")
+    if version > newest:
+        raise UserError(
+            f"{path}: schema {version} is newer than this gtpo reads ({newest}); upgrade gtpo to compare this run"
+        )
+
+
+def read_eval_run(folder: Path, *, allow_incomplete: bool = False, notes: list[str] | None = None) -> EvalRun:
+    """Read and check one eval run. Raises UserError naming file and field."""
+    path = folder / "eval.json"
+    if not path.is_file():
+        raise UserError(
+            f"{folder}: the eval run is incomplete (no eval.json yet); run the gtpo eval command that started it "
+            "again, it resumes"
+        )
+    document = read_json(path)
+    _check_schema(path, document, EVAL_SCHEMA_VERSION)
+    if not isinstance(document.get("benchmarks"), dict):
+        raise UserError(f"{path}: no benchmarks; not an eval run's summary")
+    name = str(document.get("name") or folder.resolve().name)
+    if document.get("shard"):
+        name = SHARD.sub("", name)
+    if document.get("status") != "complete":
+        command = document.get("command")
+        resume = f"resume it with: {command}" if command else "run its gtpo eval command again, it resumes"
+        if not (allow_incomplete and (folder / "questions.parquet").is_file()):
+            raise UserError(f'{folder}: eval run "{name}" is incomplete; {resume}')
+        if notes is not None:
+            notes.append(f"{name} is incomplete: compared as far as it got ({resume})")
+    if not (folder / "questions.parquet").is_file():
+        raise UserError(f"{folder}: questions.parquet is missing; write it again with gtpo eval --rescore")
+    if document.get("scoring") not in SCORINGS:
+        raise UserError(f"{path}: scoring is {document.get('scoring')!r}, expected strict or lenient")
+    return EvalRun(name, (folder,), (document,))
+
+
+def read_train_run(folder: Path) -> TrainRun:
+    """Read one train run's run.json. Raises UserError."""
+    path = folder / "run.json"
+    document = read_json(path)
+    _check_schema(path, document, TRAIN_SCHEMA_VERSION)
+    return TrainRun(str(document.get("run_name") or document.get("name") or folder.resolve().name), folder, document)
+
+
+def _incomplete_train(train: TrainRun, allowed: bool, notes: list[str]) -> None:
+    resume = f"resume it with: gtpo train {train.folder / 'config.yaml'}"
+    status = train.document.get("status", "unknown")
+    if not allowed:
+        raise UserError(f'{train.folder}: train run "{train.name}" is incomplete (status {status}); {resume}')
+    notes.append(f"{train.name} is an incomplete train run (status {status}): shown as far as it got ({resume})")
+
+
+def _names_train_run(document: dict[str, Any], folder: Path) -> bool:
+    """Whether an eval.json says that its model is this train run."""
+    named = (document.get("model") or {}).get("train_run")
+    if not named:
+        return False
+    return Path(named).name == folder.resolve().name or Path(named).resolve() == folder.resolve()
+
+
+def _eval_runs_of(train: TrainRun, notes: list[str]) -> list[EvalRun]:
+    """The complete eval runs of a train run, beside it (results/train/X -> results/eval/*) or under results/."""
+    homes = {place.resolve() for place in (train.folder.resolve().parent.parent / "eval", RESULTS / "eval")}
+    found = []
+    for entry in sorted(entry for home in homes for entry in _folders(home)):
+        document = _peek(entry / "eval.json")
+        if not _names_train_run(document, train.folder):
+            continue
+        if document.get("status") != "complete":
+            notes.append(f"{train.name}: eval run {entry.name} is incomplete and left out")
+            continue
+        found.append(read_eval_run(entry))
+    return found
+
+
+def _train_run_of(run: EvalRun) -> TrainRun | None:
+    """The train run that an eval run names, where its folder is still there."""
+    named = run.model.get("train_run")
+    if not named:
+        return None
+    beside = run.folders[0].resolve().parent.parent / "train" / Path(named).name
+    for place in (Path(named), beside, RESULTS / "train" / Path(named).name):
+        if (place / "run.json").is_file():
+            return read_train_run(place)
+    return None
+
+
+SETTINGS = (
+    "scoring",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "max_tokens",
+    "n",
+    "prompt",
+    "chat template",
+    "verifier",
+)
+
+
+def settings(run: EvalRun) -> dict[str, Any]:
+    """What two runs must share to be comparable, by the name a reader knows it under."""
+    document = run.document
+    sampling, prompt = document.get("sampling") or {}, document.get("prompt") or {}
+    values = {
+        "scoring": document.get("scoring"),
+        **{key: sampling.get(key) for key in ("temperature", "top_p", "top_k", "min_p", "max_tokens", "n")},
+        "prompt": prompt.get("system"),
+        "chat template": prompt.get("chat_template_hash"),
+        "verifier": (document.get("verifier") or {}).get("version"),
+    }
+    if values["prompt"] is None:
+        values["prompt"] = prompt.get("hash")
+    return values
+
+
+def _joined_for(train: TrainRun, found: list[EvalRun], notes: list[str]) -> EvalRun:
+    """The eval runs of a train run as one line; UserError where two measured the same thing."""
+    try:
+        return _check_shards(_joined(train.name, [replace(run, train=train) for run in found]), notes)
+    except _Overlap:
+        names = ", ".join(str(run.folders[0]) for run in found)
+        raise UserError(
+            f'train run "{train.name}" has {len(found)} eval runs of the same questions ({names}): name the one to '
+            "compare"
+        ) from None
+
+
+class _Overlap(UserError):
+    """Two runs that would have to be one."""
+
+
+def _check_shards(run: EvalRun, notes: list[str]) -> EvalRun:
+    """Note which shards of a run are missing."""
+    shards = [str(document["shard"]) for document in run.documents if document.get("shard")]
+    for total in sorted({shard.partition("/")[2] for shard in shards}):
+        have = {shard.partition("/")[0] for shard in shards if shard.endswith(f"/{total}")}
+        missing = [str(i) for i in range(1, int(total) + 1) if str(i) not in have]
+        if missing:
+            notes.append(f"{run.name}: shard {', '.join(missing)} of {total} is missing, the other questions are used")
+    return run
+
+
+def _one_line_a_name(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
+    """Join shards and other disjoint parts of one name; refuse a name that two different runs carry."""
+    lines: list[EvalRun] = []
+    for name in dict.fromkeys(run.name for run in runs):
+        same = [run for run in runs if run.name == name]
+        folders = [folder.resolve() for run in same for folder in run.folders]
+        if len(set(folders)) < len(folders):
+            twice = next(folder for folder in folders if folders.count(folder) > 1)
+            raise UserError(f'run "{name}" is given twice ({twice}); name it once')
+        if len(same) > 1:
+            lines.append(_check_shards(_joined(name, same), notes))
+            notes.append(f"{name}: {len(same)} parts joined ({', '.join(str(run.folders[0]) for run in same)})")
+        else:
+            lines.append(_check_shards(same[0], notes))
+    return lines
+
+
+def _joined(name: str, parts: list[EvalRun]) -> EvalRun:
+    """One run of parts that measured different questions under the same settings."""
+    if len(parts) == 1:
+        return replace(parts[0], name=name)
+    places = " and ".join(str(folder) for part in parts for folder in part.folders)
+    first = settings(parts[0])
+    differing = [key for key in SETTINGS if any(settings(part)[key] != first[key] for part in parts[1:])]
+    if differing:
+        raise _Overlap(
+            f'two runs are called "{name}" ({places}) and differ in {", ".join(differing)}: rename one (its eval.json '
+            "carries the name) or pass the folder of the one you mean"
+        )
+    for benchmark in dict.fromkeys(b for part in parts for b in part.benchmarks):
+        seen: set[str] = set()
+        for part in parts:
+            ids = load_questions(part, benchmark, "strict").ids.tolist() if benchmark in part.benchmarks else []
+            if not seen.isdisjoint(ids):
+                raise _Overlap(
+                    f'two runs are called "{name}" and share questions of {benchmark} ({places}): rename one (its '
+                    "eval.json carries the name) or pass the folder of the one you mean"
+                )
+            seen.update(ids)
+    folders = tuple(folder for part in parts for folder in part.folders)
+    return EvalRun(name, folders, tuple(d for part in parts for d in part.documents), parts[0].train)

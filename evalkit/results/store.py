@@ -1,0 +1,225 @@
+"""The folder of an eval run: one writer at a time, parts written whole, nothing overwritten.
+
+Layout and schemas: `evalkit.results.schema`. The lock is an flock on `.lock`, which the system drops when the process ends,
+however it ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from evalkit.results.schema import EVAL_SCHEMA_VERSION, PROBLEM_SCHEMA, QUESTION_SCHEMA, SAMPLE_SCHEMA
+from rewards.data.problem import Problem
+from rewards.support.errors import UserError
+from rewards.support.files import read_json, write_bytes, write_json
+
+QuestionKey = tuple[str, str]
+"""(benchmark, question id)"""
+Key = tuple[str, str, int]
+"""(benchmark, question id, sample index)"""
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Return nested dictionaries as one level with dotted keys."""
+    if isinstance(value, dict):
+        pairs = (flatten(inner, f"{prefix}.{key}" if prefix else str(key)) for key, inner in value.items())
+        return {key: inner for pair in pairs for key, inner in pair.items()}
+    return {prefix: value}
+
+
+def _read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+        version = int(metadata.get(b"gtpo_schema_version", b"0"))
+        if version > EVAL_SCHEMA_VERSION:
+            raise UserError(
+                f"{path} has schema version {version}; this gtpo reads up to {EVAL_SCHEMA_VERSION}: update it"
+            )
+        return pq.read_table(path, columns=columns)
+    except (pa.ArrowInvalid, pa.ArrowKeyError, OSError, ValueError) as fault:
+        first = str(fault).split("\n")[0][:160]
+        raise UserError(
+            f"{path} is damaged ({first}): move it away and run the same command, which samples only what it held"
+        ) from None
+
+
+def write_parquet(path: Path, table: pa.Table) -> None:
+    """Write a table by write-then-rename."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    write_bytes(path, sink.getvalue().to_pybytes())
+
+
+class RunFolder:
+    """An eval run on disk, locked for this process until `close`. Raises UserError where another process holds it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        existing = path.exists() and any(p.name != ".lock" for p in path.iterdir()) if path.is_dir() else path.exists()
+        if existing and not (path / "eval.json").is_file() and not (path / "samples").is_dir():
+            raise UserError(f"{path} exists and is not an eval run; choose another --out")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = (path / ".lock").open("a+")
+        except OSError as fault:
+            raise UserError(f"{path}: cannot be written ({fault.strerror})") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.seek(0)
+            holder = self._lock.read().strip()
+            self._lock.close()
+            raise UserError(
+                f"{path} is being written by another process{f' ({holder})' if holder else ''}; "
+                "wait for it, or choose another --out"
+            ) from None
+        self._lock.seek(0)
+        self._lock.truncate()
+        self._lock.write(f"process {os.getpid()}")
+        self._lock.flush()
+        self._writing = threading.Lock()
+        self.samples = path / "samples"
+        for leftover in self.samples.glob(".*.tmp"):  # a writer that was killed; its part was never renamed
+            leftover.unlink()
+        numbers = [int(p.stem.removeprefix("part-")) for p in self.parts()]
+        self._next = max(numbers, default=-1) + 1
+
+    def close(self) -> None:
+        """Give up the lock; a folder in which nothing was written goes again."""
+        lock = self.path / ".lock"
+        if lock.exists() and list(self.path.iterdir()) == [lock]:
+            lock.unlink()
+            self.path.rmdir()
+        self._lock.close()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def record(self) -> dict[str, Any] | None:
+        """Return eval.json, or None in a new folder. UserError on a newer schema."""
+        return read_record(self.path) if (self.path / "eval.json").is_file() else None
+
+    def write_record(self, record: dict[str, Any]) -> None:
+        """Write eval.json."""
+        write_json(self.path / "eval.json", record)
+
+    def parts(self) -> list[Path]:
+        """Return the sample parts in the order in which they were written."""
+        return sorted(self.samples.glob("part-*.parquet"))
+
+    def append(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Write rows of SAMPLE_SCHEMA as one more part."""
+        if not rows:
+            return
+        table = pa.Table.from_pylist(list(rows), schema=SAMPLE_SCHEMA)
+        with self._writing:
+            write_parquet(self.samples / f"part-{self._next:06d}.parquet", table)
+            self._next += 1
+
+    def replace_part(self, path: Path, table: pa.Table) -> None:
+        """Write a part again (after --rescore), whole."""
+        write_parquet(path, table.cast(SAMPLE_SCHEMA))
+
+    def keys(self) -> set[Key]:
+        """Return the key of every stored sample."""
+        found: set[Key] = set()
+        for part in self.parts():
+            table = _read_table(part, ["benchmark", "question_id", "sample_index"])
+            found.update(zip(*(table.column(i).to_pylist() for i in range(3)), strict=True))
+        return found
+
+    def tables(self, columns: Sequence[str] | None = None) -> Iterator[tuple[Path, pa.Table]]:
+        """Yield (part, its table) with the given columns, one part in memory at a time."""
+        for part in self.parts():
+            yield part, _read_table(part, columns)
+
+    def problems(self) -> dict[str, list[Problem]]:
+        """Return the problems of the run by benchmark: what its samples answer, golds included."""
+        path = self.path / "problems.parquet"
+        found: dict[str, list[Problem]] = {}
+        if path.is_file():
+            for row in _read_table(path).to_pylist():
+                found.setdefault(row.pop("benchmark"), []).append(Problem(**row))
+        return found
+
+    def add_problems(self, problems: dict[str, list[Problem]]) -> None:
+        """Write problems.parquet: these benchmarks beside those that are there."""
+        rows = [
+            {
+                "benchmark": name,
+                "id": p.id,
+                "problem": p.problem,
+                "answer": p.answer,
+                "subject": p.subject,
+                "level": p.level,
+            }
+            for name, chosen in {**self.problems(), **problems}.items()
+            for p in chosen
+        ]
+        write_parquet(self.path / "problems.parquet", pa.Table.from_pylist(rows, schema=PROBLEM_SCHEMA))
+
+    def write_questions(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Write questions.parquet."""
+        write_parquet(self.path / "questions.parquet", pa.Table.from_pylist(list(rows), schema=QUESTION_SCHEMA))
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return the eval.json of a run folder. UserError where it is missing, broken, or of a newer schema."""
+    record: dict[str, Any] = read_json(path / "eval.json")
+    version = record.get("schema_version", 0)
+    if version > EVAL_SCHEMA_VERSION:
+        raise UserError(
+            f"{path}/eval.json has schema version {version}; this gtpo reads up to {EVAL_SCHEMA_VERSION}: update it"
+        )
+    return record
+
+
+IDENTITY = (
+    "model.source",
+    "model.adapter",
+    "model.fingerprint",
+    "engine.name",
+    "engine.dtype",
+    "sampling.temperature",
+    "sampling.top_p",
+    "sampling.max_tokens",
+    "sampling.seed",
+    "prompt.system",
+    "prompt.chat_template_hash",
+    "shard",
+)
+"""Settings that a run keeps for life: samples made with others would not be of one kind."""
+
+
+def check_identity(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Raise UserError that names each setting in which a run and the command differ."""
+    before, after = flatten(old), flatten(new)
+    differing = [
+        f"{key} ({_short(before.get(key))} there, {_short(after.get(key))} now)"
+        for key in IDENTITY
+        if before.get(key) != after.get(key)
+    ]
+    for name, benchmark in new.get("benchmarks", {}).items():
+        there = old.get("benchmarks", {}).get(name)
+        if there is not None and there.get("checksum") != benchmark["checksum"]:
+            differing.append(f"the questions of {name} ({there.get('questions')} there, {benchmark['questions']} now)")
+    if differing:
+        raise UserError(
+            f"{path} was made with other settings: {'; '.join(differing)}. Repeat those, or choose another --out"
+        )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 48 else f"{text[:45]}..."

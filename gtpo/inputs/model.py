@@ -1,0 +1,240 @@
+"""The base model and its tokenizer: from the Hub, a folder, a train run, or built from a config."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gtpo.config import ModelSection, TrainConfig
+from gtpo.inputs.model_shape import weights_folder
+from rewards.support.errors import UserError
+
+PLAIN_CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '### ' + message['role'].capitalize() + '\n' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '### Assistant\n' }}{% endif %}"
+)
+"""Given to tokenizers without a chat template of their own."""
+
+_PAD_CANDIDATES = ("<|finetune_right_pad_id|>", "<|pad|>", "<pad>", "[PAD]", "<|reserved_special_token_0|>")
+
+
+@dataclass
+class LoadedModel:
+    """What a run trains."""
+
+    model: Any
+    tokenizer: Any
+    peft_config: Any = None
+    """LoraConfig for TRL to apply; None trains all weights (or the model already carries its adapter)."""
+    base: str = ""
+    """Where the weights came from, for run.json."""
+    made_here: bool = False
+    """Whether these weights lie in no folder yet (built, or merged from an adapter)."""
+    notes: list[str] = field(default_factory=list)
+    """What was done that the user should know, a sentence each."""
+
+
+def resolve_dtype(section: ModelSection) -> torch.dtype:
+    """Return the dtype the weights are held in.
+
+    `auto` on a GPU: bfloat16 for frozen weights (LoRA). Weights that are trained stay in float32, where the updates
+    of a learning rate of 1e-6 are not rounded away, and compute in bfloat16.
+    """
+    if section.dtype != "auto":
+        dtype: torch.dtype = getattr(torch, section.dtype)
+        return dtype
+    frozen = section.lora_rank > 0
+    return torch.bfloat16 if frozen and torch.cuda.is_available() and torch.cuda.is_bf16_supported() else torch.float32
+
+
+def compute_precision(section: ModelSection) -> dict[str, bool]:
+    """Return the `bf16`/`fp16` arguments of transformers' Trainer (autocast)."""
+    if not torch.cuda.is_available() or section.dtype == "float32":
+        return {"bf16": False, "fp16": False}
+    if section.dtype == "float16" or not torch.cuda.is_bf16_supported():
+        return {"bf16": False, "fp16": True}
+    return {"bf16": True, "fp16": False}
+
+
+def prepare_tokenizer(tokenizer: Any) -> list[str]:
+    """Give a tokenizer what training needs (pad token, left padding, chat template); return what was done."""
+    notes = []
+    tokenizer.padding_side = "left"
+    if tokenizer.eos_token is None:
+        raise UserError(
+            f"the tokenizer {tokenizer.name_or_path} has no end-of-sequence token; completions could not end"
+        )
+    if tokenizer.pad_token is None:
+        vocabulary = tokenizer.get_vocab()
+        named = next((token for token in _PAD_CANDIDATES if token in vocabulary), None)
+        tokenizer.pad_token = named or tokenizer.eos_token
+        notes.append(
+            f"the tokenizer has no pad token: using {tokenizer.pad_token!r} (padding is told by length, never by id)"
+        )
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = PLAIN_CHAT_TEMPLATE
+        notes.append(
+            "the tokenizer has no chat template: using a plain one (### User, ### Assistant), saved with the weights"
+        )
+    return notes
+
+
+def check_backend(section: ModelSection) -> None:
+    """Refuse what this machine cannot load. Raises UserError, before anything is downloaded."""
+    if section.load_in_4bit and not torch.cuda.is_available():
+        raise UserError("model.load_in_4bit needs a CUDA device (bitsandbytes); this machine has none. Set it to false")
+    if section.load_in_4bit:
+        try:
+            import bitsandbytes  # noqa: F401
+        except ImportError:
+            raise UserError("model.load_in_4bit needs bitsandbytes: pip install bitsandbytes") from None
+    if section.backend == "unsloth" and not torch.cuda.is_available():
+        raise UserError(
+            "model.backend unsloth needs a CUDA device; this machine has none. Set model.backend: transformers"
+        )
+
+
+def load_tokenizer(config: TrainConfig, results: Path = Path("results")) -> tuple[Any, list[str]]:
+    """Return the tokenizer alone, prepared, and notes. Raises UserError where it cannot be read."""
+    section = config.model
+    if section.model_name is None:
+        from gtpo.inputs.tiny import build_tokenizer
+
+        return build_tokenizer(), []
+    from transformers import AutoTokenizer
+
+    source, note = weights_folder(section.model_name, results)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=section.trust_remote_code)
+    except (OSError, ValueError) as fault:
+        raise UserError(
+            f"model.model_name {section.model_name!r}: no tokenizer could be loaded ({_first(fault)})"
+        ) from None
+    return tokenizer, ([note] if note else []) + prepare_tokenizer(tokenizer)
+
+
+def load_model(config: TrainConfig, results: Path = Path("results")) -> LoadedModel:
+    """Load or build the model of `config`. Raises UserError where it cannot be read or this machine cannot hold it."""
+    section = config.model
+    check_backend(section)
+    if section.build is not None:
+        from gtpo.inputs.tiny import build_tiny_model
+
+        model, tokenizer = build_tiny_model(
+            section.build, max_seq_length=section.max_seq_length, seed=section.random_seed
+        )
+        return LoadedModel(model, tokenizer, lora_config(section), base="built", made_here=True)
+    assert section.model_name is not None
+    if section.backend == "unsloth":
+        return _load_unsloth(config, results)
+    tokenizer, notes = load_tokenizer(config, results)
+    source, _ = weights_folder(section.model_name, results)
+    model = _load_transformers(section, source, notes)
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and section.max_seq_length > limit:
+        notes.append(f"model.max_seq_length {section.max_seq_length} is beyond the model's {limit} positions")
+    merged = (Path(source) / "adapter_config.json").is_file()
+    return LoadedModel(model, tokenizer, lora_config(section), section.model_name, merged, notes)
+
+
+def lora_config(section: ModelSection) -> Any:
+    """Return the LoraConfig of the published setting (alpha = rank unless set, no dropout, no bias), or None."""
+    if not section.lora_rank:
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=section.lora_rank,
+        lora_alpha=section.lora_alpha or section.lora_rank,
+        target_modules=list(section.target_modules),
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+
+def widen_adapters(model: Any) -> None:
+    """Hold trained weights in float32: TRL casts QLoRA adapters to bfloat16, which rounds updates of 1e-6 to nothing.
+
+    At |w| = 0.01 neighbouring bfloat16 numbers lie 6e-5 apart, and an Adam step is at most the learning rate.
+    """
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
+            parameter.data = parameter.data.float()
+
+
+def _load_transformers(section: ModelSection, source: str, notes: list[str]) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    adapter = Path(source) / "adapter_config.json"
+    base = source
+    if adapter.is_file():
+        base = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]
+        if section.load_in_4bit:
+            raise UserError(
+                f"model.model_name {section.model_name!r} is a LoRA adapter, which cannot be merged into 4-bit "
+                "weights; set model.load_in_4bit: false"
+            )
+    options: dict[str, Any] = {"dtype": resolve_dtype(section), "trust_remote_code": section.trust_remote_code}
+    if section.load_in_4bit:
+        from transformers import BitsAndBytesConfig
+
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16,
+        )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(base, use_safetensors=True, **options)
+    except (OSError, ValueError) as fault:
+        raise UserError(
+            f"model.model_name {section.model_name!r}: no model could be loaded ({_first(fault)})"
+        ) from None
+    if adapter.is_file():
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, source).merge_and_unload().requires_grad_(True)
+        notes.append(f"{source} is a LoRA adapter on {base}: merged before training")
+    return model
+
+
+def _load_unsloth(config: TrainConfig, results: Path) -> LoadedModel:
+    """Load through FastLanguageModel. Not run yet: no machine with a GPU was at hand."""
+    section = config.model
+    try:
+        from unsloth import FastLanguageModel
+    except ImportError:
+        raise UserError("model.backend unsloth needs the package: pip install unsloth") from None
+    source, note = weights_folder(section.model_name or "", results)
+    model, tokenizer = FastLanguageModel.from_pretrained(
+        model_name=source,
+        max_seq_length=section.max_seq_length,
+        load_in_4bit=section.load_in_4bit,
+        dtype=None if section.dtype == "auto" else resolve_dtype(section),
+        trust_remote_code=section.trust_remote_code,
+    )
+    if section.lora_rank:
+        model = FastLanguageModel.get_peft_model(
+            model,
+            r=section.lora_rank,
+            lora_alpha=section.lora_alpha or section.lora_rank,
+            target_modules=list(section.target_modules),
+            lora_dropout=0,
+            bias="none",
+            use_gradient_checkpointing="unsloth" if config.training.gradient_checkpointing else False,
+            random_state=section.random_seed,
+        )
+    notes = ([note] if note else []) + prepare_tokenizer(tokenizer)
+    return LoadedModel(model, tokenizer, None, section.model_name or "", notes=notes)
+
+
+def _first(fault: BaseException) -> str:
+    return str(fault).strip().splitlines()[0] if str(fault).strip() else type(fault).__name__

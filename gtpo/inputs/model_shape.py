@@ -1,0 +1,169 @@
+"""Which folder a model name stands for, and where its dimensions come from. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gtpo.config.schema import TrainConfig
+from rewards.support.errors import UserError
+from rewards.support.files import read_json
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Dimensions of a decoder-only transformer with gated feed-forward layers (Llama, Qwen, Mistral, Gemma, ...)."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    tied: bool
+    attention_bias: bool = False
+
+    @property
+    def linear_layers(self) -> dict[str, tuple[int, int]]:
+        """(d_in, d_out) of each linear layer of a block."""
+        width, inner = self.hidden_size, self.intermediate_size
+        queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        return {
+            "q_proj": (width, queries),
+            "k_proj": (width, keys),
+            "v_proj": (width, keys),
+            "o_proj": (queries, width),
+            "gate_proj": (width, inner),
+            "up_proj": (width, inner),
+            "down_proj": (inner, width),
+        }
+
+    @property
+    def linear_parameters(self) -> int:
+        """Parameters of the blocks' linear layers: what 4-bit loading quantises."""
+        return self.num_hidden_layers * sum(d_in * d_out for d_in, d_out in self.linear_layers.values())
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        biases = sum(self.linear_layers[name][1] for name in ("q_proj", "k_proj", "v_proj")) * self.attention_bias
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied else 2)
+        norms = 2 * self.hidden_size
+        return self.linear_parameters + self.num_hidden_layers * (biases + norms) + embeddings + self.hidden_size
+
+    def adapter_parameters(self, rank: int, target_modules: list[str]) -> int:
+        """LoRA parameters: r (d_in + d_out) for each target layer; names that no block has count nothing."""
+        layers = [self.linear_layers[name] for name in target_modules if name in self.linear_layers]
+        return self.num_hidden_layers * sum(rank * (d_in + d_out) for d_in, d_out in layers)
+
+
+_LLAMA_8B = ModelShape(128256, 4096, 14336, 32, 32, 8, 128, tied=False)
+
+
+KNOWN_MODELS: dict[str, ModelShape] = {
+    "meta-llama/llama-3.1-8b-instruct": _LLAMA_8B,
+    "meta-llama/meta-llama-3.1-8b-instruct": _LLAMA_8B,  # as the published file has it
+    "meta-llama/llama-3.2-1b-instruct": ModelShape(128256, 2048, 8192, 16, 32, 8, 64, tied=True),
+    "meta-llama/llama-3.2-3b-instruct": ModelShape(128256, 3072, 8192, 28, 24, 8, 128, tied=True),
+    "qwen/qwen2.5-0.5b-instruct": ModelShape(151936, 896, 4864, 24, 14, 2, 64, tied=True, attention_bias=True),
+    "qwen/qwen2.5-1.5b-instruct": ModelShape(151936, 1536, 8960, 28, 12, 2, 128, tied=True, attention_bias=True),
+    "qwen/qwen2.5-3b-instruct": ModelShape(151936, 2048, 11008, 36, 16, 2, 128, tied=True, attention_bias=True),
+    "qwen/qwen2.5-7b-instruct": ModelShape(152064, 3584, 18944, 28, 28, 4, 128, tied=False, attention_bias=True),
+}
+"""Dimensions by Hub name in lower case, known offline: the paper's two models and their smaller and larger kin."""
+
+
+_BIASED = {"qwen2", "qwen2_moe", "qwen2_vl"}
+"""Model types whose q, k and v projections have a bias that their config.json does not mention."""
+
+
+def weights_folder(name: str, results: Path) -> tuple[str, str | None]:
+    """Return (Hub name or folder with weights, note). A train run stands for its best weights, else its final ones.
+
+    Raises UserError for a train run without weights and for a local path that does not exist.
+    """
+    for candidate in (Path(name), results / "train" / name):
+        if (candidate / "run.json").is_file() and (candidate / "config.yaml").is_file():
+            for part in ("best", "final"):
+                if (candidate / part).is_dir():
+                    return str(candidate / part), f"model.model_name {name} is a train run: using its {part}/ weights"
+            raise UserError(
+                f"model.model_name {name!r}: {candidate} is a train run without weights yet; finish it first "
+                f"(the command that started it resumes it)"
+            )
+    path = Path(name)
+    if path.is_dir():
+        if not ((path / "config.json").is_file() or (path / "adapter_config.json").is_file()):
+            raise UserError(f"model.model_name {name!r}: the folder has neither config.json nor adapter_config.json")
+    elif name.startswith((".", "/", "~")) or name.count("/") > 1 or name.startswith("results/"):
+        raise UserError(f"model.model_name {name!r}: no such folder; a train run must be trained first")
+    return name, None
+
+
+def shape_of_config(values: dict[str, Any]) -> ModelShape | None:
+    """Read the dimensions from a config.json; None where it is no dense decoder of the Llama family."""
+    values = values.get("text_config", values)
+    try:
+        heads = int(values["num_attention_heads"])
+        hidden = int(values["hidden_size"])
+        return ModelShape(
+            vocab_size=int(values["vocab_size"]),
+            hidden_size=hidden,
+            intermediate_size=int(values["intermediate_size"]),
+            num_hidden_layers=int(values["num_hidden_layers"]),
+            num_attention_heads=heads,
+            num_key_value_heads=int(values.get("num_key_value_heads") or heads),
+            head_dim=int(values.get("head_dim") or hidden // heads),
+            tied=bool(values.get("tie_word_embeddings", False)),
+            attention_bias=bool(values.get("attention_bias", values.get("model_type") in _BIASED)),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def find_shape(config: TrainConfig, model_name: str | None = None) -> tuple[ModelShape | None, str]:
+    """Return the model's dimensions and where they are from; (None, why) where they cannot be had."""
+    build = config.model.build
+    if build and model_name is None:
+        from gtpo.inputs.tiny import build_tokenizer
+
+        heads = build.num_attention_heads
+        return ModelShape(
+            vocab_size=len(build_tokenizer()),
+            hidden_size=build.hidden_size,
+            intermediate_size=build.intermediate_size,
+            num_hidden_layers=build.num_hidden_layers,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            head_dim=build.hidden_size // heads,
+            tied=build.tie_word_embeddings,
+            attention_bias=build.architecture == "qwen2",
+        ), "model.build"
+    name = model_name or config.model.model_name or ""
+    try:
+        source, _ = weights_folder(name, Path("results"))
+    except UserError as fault:
+        return None, str(fault)
+    for file in (Path(source) / "adapter_config.json", Path(source) / "config.json"):
+        if file.is_file():
+            values = read_json(file)
+            if file.name == "adapter_config.json":
+                return find_shape(config, str(values.get("base_model_name_or_path")))
+            return shape_of_config(values), str(file)
+    if known := KNOWN_MODELS.get(name.lower()):
+        return known, "embedded table"
+    return _from_hub(name)
+
+
+def _from_hub(name: str) -> tuple[ModelShape | None, str]:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        file = hf_hub_download(name, "config.json")
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as fault:
+        return None, f"{name}: config.json not reachable ({type(fault).__name__})"
+    shape = shape_of_config(read_json(Path(file)))
+    return shape, f"{name} on the Hub" if shape else f"{name}: not a dense decoder whose dimensions are known"

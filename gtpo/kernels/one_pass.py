@@ -1,0 +1,360 @@
+"""The autograd function behind `gtpo.fused`: which rows go into a chunk, and what is done once it has been visited."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gtpo.kernels import matmul, torch_rows, vocabulary_tiles
+from gtpo.kernels.torch_rows import Transform
+from gtpo.objective import Coefficients, Objective, completion_coefficients, entropy_gate
+
+CHUNK_BYTES = {"cpu": 2**26, "cuda": 2**29}
+"""Default bound on the logits held at a time where rows are held whole, unless one completion alone needs more."""
+TILED_ROWS = {"cpu": 1024, "cuda": 4096}
+"""Default number of rows of a chunk where the vocabulary is walked in tiles; lm_head is read once a chunk."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything but the tensors that carry gradients. `completions` is a `gtpo.fused.Completions`."""
+
+    objective: Objective
+    ids: Tensor
+    mask: Tensor
+    completions: Any
+    num_generations: int
+    groups: float
+    epsilon_low: float
+    epsilon_high: float
+    backend: str
+    chunk_rows: int | None
+    transform: Transform
+    differentiate: bool
+    """Whether autograd is recording; inside the function it never is."""
+    operand: torch.dtype
+    """What goes into the products (`gtpo.kernels.matmul.operand_dtype`)."""
+
+    def weights(self, lm_head: Tensor) -> Tensor:
+        """Return lambda [N, L] in the precision of the statistics."""
+        dtype = matmul.compute_dtype(lm_head)
+        if not self.objective.conflict:
+            return torch.ones(self.ids.shape, dtype=dtype, device=self.ids.device)
+        return self.completions.weights.to(dtype)
+
+    def rows(self, vocabulary: int, dtype: torch.dtype, tiled_pass: bool) -> int:
+        """Return how many rows of logits to hold at a time."""
+        if self.chunk_rows is not None:
+            return self.chunk_rows
+        kind = "cpu" if self.ids.device.type == "cpu" else "cuda"
+        return TILED_ROWS[kind] if tiled_pass else max(16, CHUNK_BYTES[kind] // (vocabulary * dtype.itemsize))
+
+
+class _Chunk(NamedTuple):
+    """Indices into the N*L token positions: first those that may carry a gradient, then those that cannot."""
+
+    positions: Tensor
+    live: int
+
+
+def choose_backend(name: str, hidden: Tensor) -> str:
+    """Return `torch` or `triton`; `auto` takes triton for CUDA tensors where it is installed."""
+    if name not in ("auto", "torch", "triton"):
+        raise ValueError(f'backend must be "auto", "torch" or "triton"; found {name!r}')
+    installed = importlib.util.find_spec("triton") is not None
+    if name == "triton" and not installed:
+        raise ValueError('backend "triton" needs the package triton; pip install triton, or use backend "torch"')
+    if name == "auto":
+        return "triton" if hidden.is_cuda and installed else "torch"
+    return name
+
+
+class OnePass(torch.autograd.Function):
+    """(hidden [N*L, D], weight [V, D], bias [V] or None, plan) -> loss, logps, entropies [N*L], A', <H>, delta [N]."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan) -> tuple[Tensor, ...]:
+        """Compute the loss and, in the same pass, whatever gradients are needed."""
+        needs = [plan.differentiate and needed for needed in ctx.needs_input_grad[:3]]
+        with torch.autocast(hidden.device.type, enabled=False):
+            work = _Pass(hidden, weight, bias, plan, *needs)
+            outputs = work.run()
+        ctx.save_for_backward(work.grad_hidden, work.grad_weight, work.grad_bias)
+        ctx.dtypes = tuple(None if t is None else t.dtype for t in (hidden, weight, bias))
+        ctx.mark_non_differentiable(*outputs[1:])
+        ctx.set_materialize_grads(False)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        """Scale the stored gradients by the upstream one."""
+        scale = upstream[0]
+        if scale is None:
+            return None, None, None, None
+        grads = [
+            None if grad is None else (grad * scale).to(dtype)
+            for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return (*grads, None)
+
+
+class _Pass:
+    """One forward of OnePass: the state that its chunks share."""
+
+    def __init__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        plan: Plan,
+        needs_hidden: bool,
+        needs_weight: bool,
+        needs_bias: bool,
+    ) -> None:
+        self.hidden, self.weight, self.bias, self.plan = hidden.detach(), weight.detach(), bias, plan
+        self.dtype = matmul.compute_dtype(weight)
+        objective, given = plan.objective, plan.completions
+        count, length = plan.mask.shape
+        self.length = length
+        self.device = hidden.device
+        self.lengths = plan.mask.sum(dim=1)
+        self.advantages = given.advantages.to(self.dtype)
+        self.excluded = torch.zeros_like(plan.mask[:, 0]) if given.excluded is None else given.excluded.bool()
+        # What multiplies a token's policy term besides c_i: lambda and the importance weights.
+        factors = plan.weights(weight)
+        if given.importance_weights is not None:
+            importance = given.importance_weights.to(self.dtype)
+            factors = factors * (importance[:, None] if importance.dim() == 1 else importance)
+        self.factors = factors.reshape(-1)
+        self.targets = torch.where(plan.mask, plan.ids, 0).long().reshape(-1)
+        self.logps = torch.zeros(count * length, dtype=self.dtype, device=self.device)
+        self.entropies = torch.zeros_like(self.logps)
+
+        self.needs_gradient = needs_hidden or needs_weight or needs_bias
+        # Rows are stored unscaled in the dtype of the gradient: no float32 copy of [N L, D] beside bf16 weights.
+        self.grad_hidden = torch.zeros_like(self.hidden) if needs_hidden else None
+        self.grad_weight = torch.zeros(weight.shape, dtype=self.dtype, device=self.device) if needs_weight else None
+        self.grad_bias = torch.zeros(weight.shape[0], dtype=self.dtype, device=self.device) if needs_bias else None
+
+        self.entropy_term = objective.entropy_mode == "loss" and objective.gamma != 0
+        gate_known = objective.filter == "never" or given.frozen_kept is not None
+        shape_known = objective.entropy_mode != "advantage" or objective.gamma == 0 or given.frozen_entropy is not None
+        self.known = gate_known and shape_known
+        """c_i and e_i do not depend on this pass."""
+        self.whole = (
+            self.needs_gradient
+            and not self.known
+            and (needs_weight or needs_bias or (self.entropy_term and not objective.entropy_gated))
+        )
+        """c_i or e_i must be known inside the chunk: chunks of whole completions."""
+        self.tiled = not (needs_weight or needs_bias or objective.log_clamp) and not (
+            self.entropy_term and self.needs_gradient
+        )
+        """No row of logits is needed as a whole (`gtpo.kernels.vocabulary_tiles`)."""
+        # Rows scaled by 1 / (N L) would vanish in float16, whose smallest number is 6e-8.
+        self.operand = torch.float32 if plan.operand == torch.float16 else plan.operand
+        self.late = self.needs_gradient and not self.whole and (self.tiled or not self.known)
+        """Rows are scaled after the last chunk."""
+
+    # -- coefficients ----------------------------------------------------------------------------------------------
+
+    def coefficients(self, entropy: Tensor, kept: Tensor) -> Coefficients:
+        """Return c, e and A' [N]."""
+        given, plan = self.plan.completions, self.plan
+        return completion_coefficients(
+            plan.objective,
+            self.advantages,
+            entropy,
+            kept,
+            self.lengths,
+            given.forward,
+            given.backward,
+            given.union,
+            plan.num_generations,
+            excluded=self.excluded,
+            groups=plan.groups,
+        )
+
+    def gate(self, entropy: Tensor) -> Tensor:
+        """Return delta [N] bool: frozen, or of this pass."""
+        frozen = self.plan.completions.frozen_kept
+        return entropy_gate(self.plan.objective, entropy, self.advantages, None) if frozen is None else frozen.bool()
+
+    def mean_entropy(self) -> Tensor:
+        """Return <H> [N] of what has been visited."""
+        return self.entropies.view(-1, self.length).sum(dim=1) / self.lengths
+
+    def shaping_entropy(self, entropy: Tensor) -> Tensor:
+        """Return the <H> [N] that shapes advantages: of the first iteration, where given."""
+        frozen = self.plan.completions.frozen_entropy
+        return entropy if frozen is None else frozen.to(self.dtype)
+
+    def surrogate(self, policy: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return c lambda rho and the factor of dlogp, both per row, from c [N] (PPO's clipping where rho may move)."""
+        coefficient = policy[positions // self.length] * self.factors[positions]
+        old = self.plan.completions.old_logps
+        if old is None:
+            return coefficient, coefficient
+        ratio = torch.exp(self.logps[positions] - old.reshape(-1)[positions].to(self.dtype))
+        clipped = coefficient * ratio.clamp(1 - self.plan.epsilon_low, 1 + self.plan.epsilon_high)
+        moving = coefficient * ratio
+        return torch.minimum(moving, clipped), torch.where(moving <= clipped, moving, 0.0)
+
+    # -- chunks ----------------------------------------------------------------------------------------------------
+
+    def may_carry_gradient(self) -> Tensor:
+        """Return [N*L] bool: False where dloss/dz is known to be 0 before the row is visited."""
+        objective = self.plan.objective
+        if not self.needs_gradient:
+            return torch.zeros_like(self.factors, dtype=torch.bool)
+        if self.known:
+            frozen = self.plan.completions.frozen_entropy
+            entropy = torch.zeros_like(self.advantages) if frozen is None else frozen.to(self.dtype)
+            c, e, _ = self.coefficients(entropy, self.gate(entropy))
+        else:
+            moved = objective.entropy_mode == "advantage" and objective.gamma != 0
+            c = ((self.advantages != 0) | moved) & ~self.excluded
+            e = ~self.excluded & self.entropy_term
+        policy = (c != 0)[:, None] & (self.factors.view(-1, self.length) != 0)
+        return (policy | (e != 0)[:, None]).reshape(-1)
+
+    def chunks(self) -> Iterator[_Chunk]:
+        """Yield every unmasked position once; rows that cannot carry a gradient come in chunks, or tails, of theirs."""
+        mask, live = self.plan.mask.reshape(-1), self.may_carry_gradient()
+        rows = self.plan.rows(self.weight.shape[0], self.dtype, self.tiled)
+        if not self.whole:
+            for positions, is_live in ((mask & live).nonzero()[:, 0], True), ((mask & ~live).nonzero()[:, 0], False):
+                for part in positions.split(rows):
+                    if len(part):
+                        yield _Chunk(part, len(part) if is_live else 0)
+            return
+        begin, taken = 0, 0
+        lengths = self.lengths.tolist()
+        for index in range(len(lengths) + 1):
+            if index == len(lengths) or (taken and taken + lengths[index] > rows):
+                span = slice(begin * self.length, index * self.length)
+                first = (mask[span] & live[span]).nonzero()[:, 0] + begin * self.length
+                last = (mask[span] & ~live[span]).nonzero()[:, 0] + begin * self.length
+                yield _Chunk(torch.cat([first, last]), len(first))
+                begin, taken = index, 0
+            if index < len(lengths):
+                taken += lengths[index]
+
+    def run(self) -> tuple[Tensor, ...]:
+        """Visit every chunk, then scale what had to wait."""
+        chunks = list(self.chunks())
+        if self.tiled:
+            for chunk in chunks:
+                self._visit_tiled(chunk)
+        else:
+            self._visit_rows(chunks)
+        self._check_finite()
+        return self._finish()
+
+    def _visit_tiled(self, chunk: _Chunk) -> None:
+        positions = chunk.positions
+        logps, entropies, gradient = vocabulary_tiles.visit(
+            self.hidden[positions],
+            self.weight,
+            self.bias,
+            self.targets[positions],
+            self.plan.transform,
+            self._kernels(),
+            self.plan.operand,
+            chunk.live > 0,
+        )
+        self.logps[positions] = logps
+        self.entropies[positions] = entropies
+        if gradient is not None and self.grad_hidden is not None:
+            self.grad_hidden[positions] = gradient.to(self.grad_hidden.dtype)
+
+    def _visit_rows(self, chunks: list[_Chunk]) -> None:
+        widest = max(len(chunk.positions) for chunk in chunks)
+        buffer = torch.empty(widest, self.weight.shape[0], dtype=self.dtype, device=self.device)
+        if self.known:
+            fixed = self.coefficients(*self._shaping())
+        for chunk in chunks:
+            z, rows = self._visit(chunk, buffer)
+            if not chunk.live:
+                continue
+            policy = entropy = None
+            positions = chunk.positions[: chunk.live]
+            owner = positions // self.length
+            if not self.late or self.entropy_term:
+                if self.known:
+                    now = fixed
+                elif self.whole:
+                    now = self.coefficients(*self._shaping())
+                else:  # the gate is the only thing missing; it scales both terms alike
+                    now = self.coefficients(torch.zeros_like(self.advantages), torch.ones_like(self.excluded))
+                policy = self.surrogate(now.policy, positions)[1]
+                entropy = now.entropy[owner] if self.entropy_term else None
+            self._differentiate(z, rows, positions, policy, entropy)
+
+    def _shaping(self) -> tuple[Tensor, Tensor]:
+        entropy = self.mean_entropy()
+        return self.shaping_entropy(entropy), self.gate(entropy)
+
+    def _kernels(self) -> Any:
+        if self.plan.backend == "triton":
+            from gtpo.kernels import triton_rows
+
+            return triton_rows
+        return torch_rows
+
+    def _visit(self, chunk: _Chunk, buffer: Tensor) -> tuple[Tensor, torch_rows.RowStatistics]:
+        z = buffer[: len(chunk.positions)]
+        matmul.project(self.hidden[chunk.positions], self.weight, self.bias, z, self.operand)
+        rows = self._kernels().statistics(
+            z, self.targets[chunk.positions], self.plan.transform, self.plan.objective.log_clamp
+        )
+        self.logps[chunk.positions] = rows.logps
+        self.entropies[chunk.positions] = rows.entropies
+        return z, rows
+
+    def _differentiate(
+        self, z: Tensor, rows: Any, positions: Tensor, policy: Tensor | None, entropy: Tensor | None
+    ) -> None:
+        live = len(positions)
+        z = z[:live]
+        rows = type(rows)(*(None if field is None else field[:live] for field in rows))
+        self._kernels().gradient_(
+            z, self.targets[positions], rows, self.plan.transform, self.plan.objective.log_clamp, policy, entropy
+        )
+        if self.grad_hidden is not None:
+            self.grad_hidden[positions] = matmul.pull_back(z, self.weight, self.operand).to(self.grad_hidden.dtype)
+        if self.grad_weight is not None:
+            matmul.accumulate_outer(z, self.hidden[positions], self.grad_weight, self.operand)
+        if self.grad_bias is not None:
+            self.grad_bias += z.sum(dim=0)
+
+    def _finish(self) -> tuple[Tensor, ...]:
+        entropy = self.mean_entropy()
+        kept = self.gate(entropy)
+        final = self.coefficients(self.shaping_entropy(entropy), kept)
+        positions = torch.arange(len(self.logps), device=self.device)
+        values, slopes = self.surrogate(final.policy, positions)
+        mask = self.plan.mask.reshape(-1)
+        loss = (final.entropy * entropy * self.lengths).sum() - values.masked_fill(~mask, 0.0).sum()
+        if self.late and self.grad_hidden is not None:
+            scale = kept.to(self.dtype).repeat_interleave(self.length) if self.entropy_term else slopes
+            self.grad_hidden *= scale.masked_fill(~mask, 0.0)[:, None].to(self.grad_hidden.dtype)
+        return loss, self.logps, self.entropies, final.shaped_advantages, entropy, kept
+
+    def _check_finite(self) -> None:
+        """Raise ValueError for the first row whose logits are not finite, saying whose fault it is."""
+        bad = ~(self.logps.isfinite() & self.entropies.isfinite())
+        if not bool(bad.any()):
+            return
+        position = int(bad.nonzero()[0])
+        row, token = divmod(position, self.length)
+        if not bool(self.hidden[position].isfinite().all()):
+            raise ValueError(f"hidden[{row}, {token}] is not finite (completion {row}, token {token})")
+        if not bool(self.weight.isfinite().all()):
+            raise ValueError(f"lm_head[{int((~self.weight.isfinite()).any(dim=1).nonzero()[0])}] is not finite")
+        raise ValueError(f"the logits of hidden[{row}, {token}] overflow {self.dtype}")

@@ -1,0 +1,199 @@
+"""`gtpo train --dry-run`: the resolved run in full, before a GPU hour is spent.
+
+Config, dataset counts where the source can be reached, tokens per step, the gate's decision if it is already
+stored, and the memory forecast. Loads no model; loads the tokenizer only to count prompt lengths.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gtpo.config.resolve import installed, training_source
+from gtpo.config.schedule import optimiser_steps, require_a_round
+from gtpo.config.schema import TrainConfig
+from gtpo.inputs.model_shape import find_shape
+from gtpo.plan.memory import Forecast, forecast
+from gtpo.plan.preflight import check_hub, check_inputs, is_local
+from rewards.support.errors import UserError
+from rewards.support.files import read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from gtpo.inputs.dataset import DatasetReport
+
+
+def _tokenizer(config: TrainConfig) -> tuple[PreTrainedTokenizerBase | None, str]:
+    """Return the tokenizer that training will use, or None and why not."""
+    from transformers.utils import logging
+
+    from gtpo.inputs.model import load_tokenizer
+
+    logging.set_verbosity_error()
+    try:
+        tokenizer, _ = load_tokenizer(config)
+    except UserError as fault:
+        return None, str(fault)
+    return tokenizer, ""
+
+
+def _dataset(config: TrainConfig) -> tuple[DatasetReport | None, str]:
+    """Return the counts of the dataset; None and why where its source cannot be reached from here."""
+    from gtpo.inputs.dataset import load_problems, select
+
+    source = training_source(config.dataset)
+    try:
+        problems, source = load_problems(config)
+    except UserError as fault:
+        if is_local(config):
+            raise
+        return None, f"{source}: not counted; {fault}"
+    tokenizer, why = _tokenizer(config)
+    _, report = select(problems, config, tokenizer, source)
+    return report, f"prompt lengths not checked: {why}" if why else ""
+
+
+def _steps(config: TrainConfig, rows: int | None, world_size: int) -> dict[str, Any]:
+    """Count completions, prompts, tokens and steps; rows is None where the dataset could not be counted."""
+    training = config.training
+    examples = training.per_device_train_batch_size * training.gradient_accumulation_steps * world_size
+    steps: dict[str, Any] = {"processes": world_size}
+    if config.method == "sft":
+        steps["examples_per_step"] = examples
+        steps["tokens_per_step_at_most"] = examples * config.model.max_seq_length
+    else:
+        completion = training.max_completion_length or 0
+        steps |= {
+            "prompts_per_step": examples / training.num_generations,
+            "completions_per_step": examples,
+            "completion_tokens_per_step_at_most": examples * completion,
+            "tokens_per_step_at_most": examples * (completion + training.max_prompt_length),
+        }
+    if rows is not None:
+        require_a_round(config, rows, world_size)
+    if rows is not None or training.max_steps > 0:
+        steps["steps"] = optimiser_steps(config, rows or 0, world_size)
+    return steps
+
+
+def gate_line(config: TrainConfig) -> str:
+    """Say what the entropy gate will do, from the run folder if H_ini was already measured there."""
+    if config.method != "gtpo":
+        return "none (method " + config.method + ")"
+    objective = config.resolved_objective()
+    threshold = f"<H> > {objective.entropy_threshold:.4g} nats"
+    which = "" if objective.filter_scope == "all" else ", completions of negative advantage only"
+    if objective.filter == "never":
+        return "off (objective.filter never)"
+    if objective.filter == "always":
+        return f"on (objective.filter always): drops {threshold}{which}"
+    run_json = Path("results") / "train" / config.run_name / "run.json"
+    stored = read_json(run_json).get("initial_entropy") if run_json.is_file() else None
+    if stored is None:
+        return (
+            f"auto: on iff H_ini < ln 2, measured before step 0 on the first 100 samples; then drops {threshold}{which}"
+        )
+    from gtpo.entropy import Calibration, describe_gate
+
+    decision = describe_gate(objective, Calibration.from_record(stored))
+    return f"{decision}, stored in {run_json}; where on, drops {threshold}{which}"
+
+
+def _missing(config: TrainConfig) -> list[str]:
+    """Name what this run needs and this environment lacks."""
+
+    needs = []
+    if (config.model.load_in_4bit or "8bit" in config.training.optimizer or "paged" in config.training.optimizer) and (
+        not installed("bitsandbytes")
+    ):
+        needs.append("bitsandbytes (4-bit weights, paged or 8-bit optimiser): pip install bitsandbytes")
+    if config.rollout.engine in ("vllm", "vllm_server") and config.method != "sft" and not installed("vllm"):
+        needs.append("vllm (rollout.engine): pip install -e '.[vllm]', or --rollout.engine transformers")
+    if config.model.backend == "unsloth" and not installed("unsloth"):
+        needs.append("unsloth (model.backend)")
+    return needs
+
+
+def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
+    """Print the resolved run on stdout, as text or as one JSON object. Raises UserError on what would refuse it."""
+    check_hub(config)
+    check_inputs(config)
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    report, note = _dataset(config)
+    steps = _steps(config, report.kept if report else None, world_size)
+    shape, origin = find_shape(config)
+    memory = forecast(config, shape) if shape else None
+    if json_output:
+        summary = {
+            "config": config.model_dump(mode="json"),
+            "dataset": report.as_dict() if report else None,
+            "dataset_note": note,
+            "steps": steps,
+            "gate": gate_line(config),
+            "memory": _memory_json(memory, origin),
+            "missing_here": _missing(config),
+        }
+        json.dump(summary, sys.stdout, indent=2)
+        print()
+        return
+    print(config.to_yaml())
+    print("Dataset")
+    for line in [*(report.lines() if report else []), *([note] if note else [])]:
+        print(f"  {line}")
+    print("\nSteps")
+    for name, value in steps.items():
+        print(
+            f"  {name.replace('_', ' '):38} {value:>12,g}"
+            if value < 1e6
+            else f"  {name.replace('_', ' '):38} {value:>12,}"
+        )
+    print(f"\nEntropy gate\n  {gate_line(config)}")
+    print(f"\nMemory forecast, per GPU ({origin})")
+    for line in _memory_lines(memory, config):
+        print(f"  {line}")
+    if missing := _missing(config):
+        print("\nMissing in this environment")
+        for line in missing:
+            print(f"  {line}")
+    print("\nDry run: nothing was trained or written. Without --dry-run the same command starts the run.")
+
+
+def _memory_lines(memory: Forecast | None, config: TrainConfig) -> list[str]:
+    if memory is None:
+        return ["none: the model's dimensions are not known"]
+    unit, scale = ("GiB", 1.0) if memory.training_gib >= 1 else ("MiB", 1024.0)
+    lines = [f"{part.name:20} {part.gib * scale:9.2f} {unit}  {part.basis}" for part in memory.parts]
+    lines.append(f"{'sum':20} {memory.training_gib * scale:9.2f} {unit}  every sequence at its greatest length")
+    if memory.vllm_share:
+        lines.append(
+            f"{'vLLM':20} {memory.vllm_share:9.0%}      of the GPU (model.gpu_memory_utilization), which must hold its "
+            f"own {memory.vllm_weights_gib:.1f} GiB of weights and the KV cache"
+        )
+    if memory.training_gib >= 1:
+        size = memory.smallest_gpu()
+        lines.append(
+            f"fits a GPU of {size} GiB (an estimate; not yet measured on one)"
+            if size
+            else "fits no single GPU: lower training.per_device_train_batch_size (raise gradient_accumulation_steps), "
+            "turn on training.gradient_checkpointing, or shard (docs/scale.md)"
+        )
+    if not config.training.gradient_checkpointing and memory.training_gib >= 8:
+        lines.append("training.gradient_checkpointing true would cut the activations")
+    return lines
+
+
+def _memory_json(memory: Forecast | None, origin: str) -> dict[str, Any]:
+    if memory is None:
+        return {"from": origin, "parts": None}
+    return {
+        "from": origin,
+        "parts": {part.name: {"gib": round(part.gib, 4), "basis": part.basis} for part in memory.parts},
+        "training_gib": round(memory.training_gib, 4),
+        "vllm_share": memory.vllm_share,
+        "vllm_weights_gib": round(memory.vllm_weights_gib, 4),
+        "smallest_gpu_gib": memory.smallest_gpu(),
+    }

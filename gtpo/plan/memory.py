@@ -1,0 +1,204 @@
+"""Memory of a training step, forecast by part from the model's dimensions: arithmetic, no torch, no model.
+
+    weights      P parameters at the base's bytes each; 4-bit linear layers at 0.516 (NF4, double quantised)
+    adapters     sum over target layers of r (d_in + d_out), held in float32 so that small updates are not rounded away
+    gradients    one value per trainable parameter, in its dtype
+    optimiser    bytes per trainable parameter, by optimiser
+    activations  of one micro-batch at full length; with checkpointing each layer's input and one layer in full
+    loss         one chunk of logits with its gradient, and the gradient of the hidden states
+    rollout      vLLM: its share of the GPU, which must hold its own copy of the weights; transformers: the KV cache
+
+An upper estimate: every sequence at its greatest length. Parameters and activations are checked against real models
+on a CPU; the whole has not yet been checked against a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gtpo.config.schema import TrainConfig
+from gtpo.inputs.model_shape import ModelShape
+
+GIB = 1024**3
+GPUS = (16, 24, 40, 48, 80, 141, 180)
+"""Sizes in GiB of the GPUs that people have; the forecast names the smallest that fits."""
+
+LOGITS_BYTES = {"cpu": 2**26, "cuda": 2**29}
+"""By device, the logits that a loss holds at a time (`gtpo.kernels.one_pass.CHUNK_BYTES`; TRL's losses hold less)."""
+
+_OPTIMISER_BYTES = {
+    "adamw_torch_8bit": 2.0,
+    "adamw_8bit": 2.0,
+    "adamw_bnb_8bit": 2.0,
+    "paged_adamw_8bit": 2.0,
+    "lion_8bit": 1.0,
+    "paged_lion_8bit": 1.0,
+    "lion_32bit": 4.0,
+    "paged_lion_32bit": 4.0,
+    "ademamix": 12.0,
+    "ademamix_8bit": 3.0,
+    "adafactor": 0.1,
+    "sgd": 0.0,
+}
+"""Bytes of state per trainable parameter; AdamW in 32 bits has 8. (Block scales of 8-bit states: +2 %, ignored.)"""
+
+
+class Part(NamedTuple):
+    """One row of the forecast."""
+
+    name: str
+    gib: float
+    basis: str
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Memory per GPU, by part."""
+
+    parts: list[Part]
+    vllm_share: float
+    """Share of the GPU that vLLM takes on top of the parts; 0 where it does not run there."""
+    vllm_weights_gib: float
+    """What vLLM's own copy of the weights takes of that share."""
+
+    @property
+    def training_gib(self) -> float:
+        """Sum of the parts: everything but vLLM's share."""
+        return sum(part.gib for part in self.parts)
+
+    def fits(self, gpu_gib: float) -> bool:
+        """Return whether a GPU of this size holds it, with 1 GiB for CUDA itself and 1 GiB of vLLM's KV cache."""
+        share = self.vllm_share * gpu_gib
+        if self.vllm_share and share < self.vllm_weights_gib + 1:
+            return False
+        return self.training_gib + share + 1 <= gpu_gib
+
+    def smallest_gpu(self) -> int | None:
+        """Return the smallest common GPU (GiB) that fits, None if none does."""
+        return next((size for size in GPUS if self.fits(size)), None)
+
+
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Bytes per 4-bit weight: a nibble, an 8-bit scale per 64, a float32 scale per 256 of those."""
+
+
+def _weight_bytes(config: TrainConfig) -> int:
+    """Base weights on a GPU: with `auto`, bfloat16 where they are frozen and float32 where they are trained."""
+    if config.model.dtype == "auto":
+        return 2 if config.model.lora_rank else 4
+    return 4 if config.model.dtype == "float32" else 2
+
+
+class SavedBytes(NamedTuple):
+    """Bytes that the backward pass keeps per token and layer: for each of D, query width, key width and I."""
+
+    hidden: int
+    queries: int
+    keys: int
+    intermediate: int
+    layer_input: int
+    """Of which the layer's input, per D: all that is kept of a checkpointed layer."""
+    weight_copies: int
+    """Per weight of a linear layer: the half-precision copies that autocast keeps of float32 weights."""
+
+
+SAVED = {
+    "float32": SavedBytes(24, 8, 8, 16, 4, 0),
+    "half": SavedBytes(17, 6, 4, 8, 2, 0),
+    "autocast": SavedBytes(26, 4, 4, 8, 4, 2),
+}
+"""Measured on transformers' Llama with hooks on the saved tensors (tests/gtpo/test_forecast.py holds them current):
+float32 throughout; half-precision frozen weights with adapters; float32 weights computing in half precision."""
+
+_OUTSIDE = 8
+"""Bytes per token and D outside the layers: the last norm."""
+
+
+def arithmetic(config: TrainConfig) -> str:
+    """Return which row of SAVED a run has: on a GPU it computes in half precision, the built model in float32."""
+    if config.model.dtype == "float32" or (config.model.build and config.model.dtype == "auto"):
+        return "float32"
+    return "autocast" if _weight_bytes(config) == 4 else "half"
+
+
+def activation_bytes(shape: ModelShape, tokens: int, kind: str, checkpointed: bool) -> float:
+    """Return what the layers keep for the backward pass of `tokens` tokens; kind is a key of SAVED."""
+    saved = SAVED[kind]
+    layer = tokens * (
+        saved.hidden * shape.hidden_size
+        + saved.queries * shape.num_attention_heads * shape.head_dim
+        + saved.keys * shape.num_key_value_heads * shape.head_dim
+        + saved.intermediate * shape.intermediate_size
+    )
+    copies = saved.weight_copies * shape.linear_parameters
+    outside = tokens * _OUTSIDE * shape.hidden_size
+    if checkpointed:
+        inputs = tokens * saved.layer_input * shape.hidden_size * shape.num_hidden_layers
+        return inputs + layer + outside + copies / shape.num_hidden_layers
+    return shape.num_hidden_layers * layer + outside + copies
+
+
+def forecast(config: TrainConfig, shape: ModelShape) -> Forecast:
+    """Forecast the memory of one training process from a resolved config and the model's dimensions."""
+    model, training = config.model, config.training
+    size, kind = _weight_bytes(config), arithmetic(config)
+    parts: list[Part] = []
+
+    def part(name: str, count: float, basis: str) -> None:
+        parts.append(Part(name, count / GIB, basis))
+
+    billions = f"{shape.parameters / 1e9:.2f} B" if shape.parameters > 1e8 else f"{shape.parameters / 1e6:.2f} M"
+    four_bit = shape.linear_parameters * NF4_BYTES + (shape.parameters - shape.linear_parameters) * size
+    if model.load_in_4bit:
+        part(
+            "base weights",
+            four_bit,
+            f"{billions} parameters, linear layers in 4 bits, the rest in {8 * size} bits",
+        )
+    else:
+        part("base weights", shape.parameters * size, f"{billions} parameters, {8 * size} bits")
+    if model.lora_rank:
+        trainable, trainable_size = shape.adapter_parameters(model.lora_rank, model.target_modules), 4
+        part("adapters", trainable * 4, f"{trainable / 1e6:.1f} M parameters, rank {model.lora_rank}, float32")
+    else:
+        trainable, trainable_size = shape.parameters, size
+    part("gradients", trainable * trainable_size, f"{8 * trainable_size} bits per trainable parameter")
+    state = _OPTIMISER_BYTES.get(training.optimizer, 8.0)
+    part("optimiser states", trainable * state, f"{training.optimizer}, {state:g} bytes per trainable parameter")
+
+    micro = training.per_device_train_batch_size
+    length = model.max_seq_length
+    if config.method != "sft":
+        length = training.max_prompt_length + (training.max_completion_length or 0)
+    tokens = micro * length
+    how = "checkpointed" if training.gradient_checkpointing or model.backend == "unsloth" else "all layers kept"
+    part(
+        "activations",
+        activation_bytes(shape, tokens, kind, how == "checkpointed"),
+        f"{micro} x {length:,} tokens at most, {how}",
+    )
+    logits = min(tokens * shape.vocab_size * 4, LOGITS_BYTES["cpu" if kind == "float32" else "cuda"])
+    if config.method == "gtpo" and not model.lora_rank:  # a trained lm_head needs a whole completion at once
+        logits = max(logits, (training.max_completion_length or 0) * shape.vocab_size * 4)
+    part(
+        "loss",
+        2 * logits + tokens * shape.hidden_size * size,
+        f"{logits / 2**20:,.0f} MiB of logits at a time, their gradient, and that of the hidden states",
+    )
+    if config.method == "grpo" and training.beta > 0 and not model.lora_rank:
+        part("reference model", shape.parameters * size, f"beta {training.beta:g} with all weights trained")
+
+    share = weights = 0.0
+    if config.method != "sft" and config.rollout.engine == "vllm":
+        share = model.gpu_memory_utilization
+        # TRL has vLLM quantise its copy too where the trained model is in 4 bits.
+        copy = four_bit if model.load_in_4bit else shape.parameters * 2
+        weights = copy / config.rollout.tensor_parallel_size / GIB
+    elif config.method != "sft" and config.rollout.engine != "vllm_server":
+        cached = (
+            2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * (4 if kind == "float32" else 2)
+        )
+        sampled = micro * (training.steps_per_generation or training.gradient_accumulation_steps)
+        part("KV cache", cached * sampled * length, f"transformers samples {sampled} x {length:,} tokens at a time")
+    return Forecast(parts, share, weights)

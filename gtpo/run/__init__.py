@@ -1,0 +1,1 @@
+"""One run and its folder: from the command to the final weights."""

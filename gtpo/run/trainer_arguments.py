@@ -1,0 +1,114 @@
+"""From a TrainConfig to the arguments of the three trainers: one place, so that they differ by method alone."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from trl import GRPOConfig, SFTConfig
+
+from gtpo.config import TrainConfig
+from gtpo.inputs.model import compute_precision
+from gtpo.trainer import GTPOConfig
+from rewards.support.errors import UserError
+
+
+def rollout_engine(config: TrainConfig) -> str:
+    """Return the engine that `rollout.engine` comes to here: transformers, vllm or vllm_server."""
+    engine = config.rollout.engine
+    installed = importlib.util.find_spec("vllm") is not None
+    if engine == "auto":
+        return "vllm" if installed and torch.cuda.is_available() else "transformers"
+    if engine == "vllm" and not installed:
+        raise UserError(
+            "rollout.engine vllm: vLLM is not installed (pip install 'gtpo[vllm]'); or set it to transformers"
+        )
+    return engine
+
+
+def _common(config: TrainConfig, output: Path) -> dict[str, Any]:
+    training = config.training
+    return {
+        "output_dir": str(output),
+        "run_name": config.run_name,
+        "learning_rate": training.learning_rate,
+        "lr_scheduler_type": training.lr_scheduler_type,
+        "warmup_steps": training.warmup_ratio,  # a float below 1 is a share of all steps
+        "adam_beta1": training.adam_beta1,
+        "adam_beta2": training.adam_beta2,
+        "weight_decay": training.weight_decay,
+        "optim": training.optimizer,
+        "max_grad_norm": training.max_grad_norm,
+        "per_device_train_batch_size": training.per_device_train_batch_size,
+        "gradient_accumulation_steps": training.gradient_accumulation_steps,
+        "num_train_epochs": training.num_train_epochs,
+        "max_steps": training.max_steps,
+        "gradient_checkpointing": training.gradient_checkpointing,
+        "logging_steps": training.logging_steps,
+        "logging_nan_inf_filter": False,  # a loss that is not finite must be seen
+        "save_strategy": "steps",
+        "save_steps": training.save_steps,
+        "save_total_limit": training.save_total_limit,
+        "report_to": list(training.report_to) or "none",
+        "seed": config.model.random_seed,
+        "use_cpu": not torch.accelerator.is_available(),
+        "remove_unused_columns": False,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": torch.cuda.is_available(),
+        "ddp_find_unused_parameters": False,
+        **compute_precision(config.model),
+    }
+
+
+def _sampled(config: TrainConfig) -> dict[str, Any]:
+    training, rollout = config.training, config.rollout
+    engine = rollout_engine(config)
+    return {
+        "num_generations": training.num_generations,
+        "steps_per_generation": training.steps_per_generation,
+        "num_iterations": training.num_iterations,
+        "max_completion_length": training.max_completion_length,
+        "temperature": training.temperature,
+        "beta": training.beta,
+        "reward_weights": config.trainer.reward_weights,
+        "disable_dropout": True,
+        "shuffle_dataset": False,
+        "use_vllm": engine != "transformers",
+        "vllm_mode": "server" if engine == "vllm_server" else "colocate",
+        "vllm_server_host": rollout.server_host,
+        "vllm_server_port": rollout.server_port,
+        "vllm_tensor_parallel_size": rollout.tensor_parallel_size,
+        "vllm_gpu_memory_utilization": config.model.gpu_memory_utilization,
+        "vllm_max_model_length": config.model.max_seq_length,
+        # Off for both methods, which then differ by method alone; gtpo logs the mismatch as `sampling/logp_difference`.
+        "vllm_importance_sampling_correction": False,
+        "trust_remote_code": config.model.trust_remote_code,
+    }
+
+
+def trainer_arguments(config: TrainConfig, output: Path, *, check_loss: bool = False) -> Any:
+    """Return the GTPOConfig, GRPOConfig or SFTConfig of a run; checkpoints go to `output`.
+
+    Raises UserError where this machine or batch cannot do what the config asks.
+    """
+    try:
+        if config.method == "sft":
+            return SFTConfig(**_common(config, output), max_length=config.model.max_seq_length)
+        arguments = _common(config, output) | _sampled(config)
+        objective = config.resolved_objective()
+        if config.method == "gtpo":
+            arguments.pop("beta")
+            return GTPOConfig(
+                **arguments, preset=config.preset_name(), objective=asdict(objective), check_loss=check_loss
+            )
+        return GRPOConfig(
+            **arguments,
+            loss_type="grpo",  # 1/|o_i| per completion, the GRPO of the paper; TRL's default is dapo
+            scale_rewards=objective.scale_rewards,
+            mask_truncated_completions=objective.mask_truncated,
+        )
+    except ValueError as fault:
+        raise UserError(f"training: {fault}") from None

@@ -1,0 +1,242 @@
+"""The three trainers as `gtpo train` runs them: the same seeds, data order, checkpoints and metrics for every method.
+
+Nothing here touches a loss or a gradient. `RunMixin` makes a run repeatable and its checkpoints whole:
+
+    data order   the dataset's own order in the first epoch, a seeded permutation in each later one, so that the
+                 position in the data follows from the step alone
+    sampling     random numbers are re-seeded from (seed, step) before each round, so that a resumed run draws what
+                 the uninterrupted one would have drawn
+    checkpoints  written to a hidden folder and renamed; rounds of sampling in use are saved with them
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+from transformers import set_seed
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+from trl import SFTTrainer
+
+from gtpo.entropy import Calibration
+from gtpo.run.folder import PARTIAL
+from gtpo.run.guarded_reward import GuardedReward
+from gtpo.trainer import GTPOTrainer
+from gtpo.trainer.group_statistics import ObservedGRPOTrainer
+from rewards.support.errors import UserError
+from rewards.support.files import read_json, write_json
+
+STATE_FILE = "gtpo_state.json"
+
+
+class EpochOrder(Sampler[int]):
+    """Indices of a dataset: its own order in epoch 0, a permutation drawn from (seed, epoch) afterwards.
+
+    Each chunk of `chunk` distinct indices is emitted `rounds` times, each index `repeats` times in a row (TRL's
+    RepeatSampler); an incomplete last chunk is left out.
+    """
+
+    def __init__(
+        self, size: int, seed: int, epoch: Callable[[], int], chunk: int = 1, repeats: int = 1, rounds: int = 1
+    ) -> None:
+        self.size, self.seed, self.epoch = size, seed, epoch
+        self.chunk, self.repeats, self.rounds = chunk, repeats, rounds
+
+    def __len__(self) -> int:
+        return self.size // self.chunk * self.chunk * self.repeats * self.rounds
+
+    def __iter__(self) -> Iterator[int]:
+        epoch, order = self.epoch(), list(range(self.size))
+        if epoch:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            order = torch.randperm(self.size, generator=generator).tolist()
+        for start in range(0, self.size - self.chunk + 1, self.chunk):
+            for _ in range(self.rounds):
+                for index in order[start : start + self.chunk]:
+                    yield from (index for _ in range(self.repeats))
+
+
+def _out_of_space(fault: BaseException, folder: Path) -> bool:
+    if isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    text = str(fault).lower()
+    written = any(
+        word in text for word in ("no space left", "disk quota", "failed writing", "writing file", "os error 28")
+    )
+    return written or (not isinstance(fault, OSError) and shutil.disk_usage(folder).free < 1 << 20)
+
+
+class RunMixin:
+    """Seeds, data order and checkpoints of a run, for any of the trainers."""
+
+    args: Any
+    state: Any
+    accelerator: Any
+    train_dataset: Any
+
+    def __init__(self, *args: Any, extra_state: Callable[[], dict[str, Any]], **kwargs: Any) -> None:
+        self._staging: Path | None = None
+        self.extra_state = extra_state
+        self.restored: dict[str, Any] = {}
+        """What the checkpoint that this run goes on from held in gtpo_state.json."""
+        self.say: Callable[[str], None] = print
+        super().__init__(*args, **kwargs)
+
+    def _epoch(self) -> int:
+        return int((self.state.epoch or 0) + 1e-6)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write no model card: run.json says what ran."""
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._staging or self.args.output_dir)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = Path(self.args.output_dir)
+        name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        self._staging = folder / PARTIAL
+        try:
+            if self.accelerator.is_main_process:
+                shutil.rmtree(self._staging, ignore_errors=True)
+            self.accelerator.wait_for_everyone()
+            super()._save_checkpoint(model, trial)  # type: ignore[misc]
+            self._save_extra(self._staging / name)
+            self.accelerator.wait_for_everyone()
+            if self.accelerator.is_main_process:
+                for path in (self._staging / name).rglob("*"):
+                    if path.is_file():
+                        with path.open("rb") as handle:
+                            os.fsync(handle.fileno())
+                shutil.rmtree(folder / name, ignore_errors=True)
+                os.replace(self._staging / name, folder / name)
+                shutil.rmtree(self._staging, ignore_errors=True)
+                rotate_checkpoints(str(folder), save_total_limit=self.args.save_total_limit)
+        except Exception as fault:
+            if not _out_of_space(fault, folder):
+                raise
+            shutil.rmtree(folder / PARTIAL, ignore_errors=True)
+            kept = sorted(path.name for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
+            raise UserError(
+                f"no room on disk for {name} in {folder}. "
+                + (f"{kept[-1]} is whole: " if kept else "There is no earlier checkpoint: ")
+                + "free some space and give the same command again to go on from there"
+            ) from fault
+        finally:
+            self._staging = None
+
+    def _save_extra(self, folder: Path) -> None:
+        state = {
+            **self.extra_state(),
+            "micro_step": getattr(self, "_step", 0),
+            "tokens_seen": getattr(self, "_total_train_tokens", 0),
+        }
+        if self.accelerator.is_main_process:
+            write_json(folder / STATE_FILE, state)
+        buffered = getattr(self, "_buffered_inputs", None)
+        if buffered is not None and self.mid_round():
+            torch.save(
+                {"inputs": buffered, "round": self.round}, folder / f"rollouts_{self.accelerator.process_index}.pt"
+            )
+
+    def mid_round(self) -> bool:
+        """Return whether a round of sampling still feeds later steps."""
+        per_round = getattr(self.args, "steps_per_generation", None)
+        if per_round is None:
+            return False
+        return bool(self._step % (per_round * self.args.num_iterations))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+        if checkpoint is None:
+            return
+        self.restored = read_json(Path(checkpoint) / STATE_FILE)
+        self._step = self.restored["micro_step"]
+        self._total_train_tokens = self.restored["tokens_seen"]
+        rollouts = Path(checkpoint) / f"rollouts_{self.accelerator.process_index}.pt"
+        if rollouts.is_file():
+            saved = torch.load(rollouts, map_location=self.args.device, weights_only=True)
+            self._buffered_inputs, self.round = saved["inputs"], saved["round"]
+
+
+class SampledRunMixin(RunMixin):
+    """RunMixin for the methods that sample completions."""
+
+    def _get_train_sampler(self, dataset: Any = None) -> Sampler[int]:
+        return EpochOrder(
+            len(self.train_dataset),
+            self.args.seed,
+            self._epoch,
+            chunk=self.args.generation_batch_size // self.args.num_generations,
+            repeats=self.args.num_generations,
+            rounds=self.args.num_iterations * self.args.steps_per_generation,
+        )
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        round_seed = (self.args.seed * 1_000_003 + self._step) % 2**31
+        set_seed(round_seed * (1 + self.accelerator.num_processes) % 2**31 + self.accelerator.process_index)
+        batch: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+        return batch
+
+    def _mark_unscored(self, rewards: torch.Tensor) -> torch.Tensor:
+        """Make a completion unscored where any of its rewards could not be computed; stop at more than half."""
+        unscored = rewards.isnan().any(dim=1)
+        if unscored.float().mean() > 0.5:
+            guarded = [f for f in self.reward_funcs if isinstance(f, GuardedReward)]  # type: ignore[attr-defined]
+            trace = next((g.first_traceback for g in guarded if g.first_traceback), None)
+            raise UserError(
+                f"{int(unscored.sum())} of {len(unscored)} completions at step {self.state.global_step + 1} could not "
+                f"be scored by {', '.join(str(g.__name__) for g in guarded)}; the run stops. "
+                + (f"The first traceback:\n{trace}" if trace else "The functions returned None.")
+            )
+        return rewards.masked_fill(unscored[:, None], torch.nan)
+
+
+class GTPORun(SampledRunMixin, GTPOTrainer):
+    """GTPO, as a run: H_ini is kept in run.json."""
+
+    read_run: Callable[[], dict[str, Any]]
+    update_run: Callable[..., None]
+
+    def load_calibration(self) -> Calibration | None:
+        """Return what run.json holds."""
+        stored = self.read_run().get("initial_entropy")
+        return None if stored is None else Calibration.from_record(stored)
+
+    def store_calibration(self, calibration: Calibration) -> None:
+        """Put H_ini into run.json."""
+        self.update_run(initial_entropy=calibration.record())
+
+    def report(self, message: str) -> None:
+        """Show a line with the run's progress."""
+        self.say(message)
+
+    def ensure_calibrated(self) -> None:
+        """Calibrate, and note the gate's decision in run.json."""
+        super().ensure_calibrated()
+        if self.accelerator.is_main_process:
+            self.update_run(
+                gate={
+                    "filter": self.objective.filter,
+                    "active": self.gate_active(),
+                    "scope": self.objective.filter_scope,
+                }
+            )
+
+
+class GRPORun(SampledRunMixin, ObservedGRPOTrainer):
+    """TRL's GRPO, as a run."""
+
+
+class SFTRun(RunMixin, SFTTrainer):
+    """TRL's SFT, as a run."""
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
+        return EpochOrder(len(self.train_dataset), self.args.seed, self._epoch)

@@ -1,0 +1,69 @@
+"""The arguments of GTPOTrainer: GRPOConfig plus the objective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from trl import GRPOConfig
+
+from gtpo.presets import PRESETS, Objective
+
+_DECIDED = {
+    "loss_type": "the objective is GTPO's; GRPOTrainer has TRL's losses",
+    "scale_rewards": "set objective={'scale_rewards': ...}",
+    "mask_truncated_completions": "set objective={'mask_truncated': True}",
+    "importance_sampling_level": "GTPO's ratio is per token",
+    "top_entropy_quantile": "GTPO has its entropy gate",
+    "entropy_coef": "set objective={'entropy_mode': 'loss', 'gamma': ...}",
+    "use_adaptive_entropy": "set objective={'entropy_mode': 'loss', 'gamma': ...}",
+    "off_policy_mask_threshold": "GTPO has no such mask",
+    "delta": "GTPO clips on both sides by epsilon",
+    "beta": "GTPO has no reference model and no KL term",
+    "sync_ref_model": "GTPO has no reference model",
+    "cast_lm_head_to_fp32": "logits and statistics are float32 already",
+}
+"""GRPOConfig's fields that GTPO decides itself, and what to do instead: setting one is an error, never ignored."""
+
+
+@dataclass
+class GTPOConfig(GRPOConfig):
+    """GRPOConfig plus the objective.
+
+    Raises ValueError for an unknown preset, and for a field of GRPOConfig that the objective decides.
+    """
+
+    preset: str = field(default="gtpo", metadata={"help": "A preset of docs/method.md."})
+    objective: dict[str, Any] = field(
+        default_factory=dict, metadata={"help": "Fields of gtpo.objective.Objective that differ from the preset."}
+    )
+    initial_entropy: float | None = field(
+        default=None,
+        metadata={"help": "H_ini in nats, if already known; measured before step 0 when the filter is `auto`."},
+    )
+    check_loss: bool = field(
+        default=False, metadata={"help": "Compare the fused loss with the reference on the first group."}
+    )
+    learning_rate: float = field(default=1e-6, metadata={"help": "The initial learning rate for AdamW."})
+    vllm_importance_sampling_correction: bool = field(
+        default=False,
+        metadata={"help": "TRL's correction of the mismatch between vLLM and the trainer; costs a second forward."},
+    )
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS:
+            raise ValueError(f"preset {self.preset!r} is not one of {', '.join(PRESETS)}")
+        objective = self.resolved_objective()
+        defaults = {entry.name: entry.default for entry in fields(GRPOConfig)}
+        ours = {"loss_type": "grpo", "scale_rewards": objective.scale_rewards}
+        for name, instead in _DECIDED.items():
+            if getattr(self, name) not in (defaults[name], ours.get(name, defaults[name])):
+                raise ValueError(f"GTPOConfig: {name}={getattr(self, name)!r} has no effect: {instead}")
+        self.loss_type = "grpo"
+        self.scale_rewards = objective.scale_rewards
+        self.mask_truncated_completions = False  # the objective's `mask_truncated` leaves them out of the loss
+        super().__post_init__()
+
+    def resolved_objective(self) -> Objective:
+        """Return the preset with the fields of `objective` changed."""
+        return replace(PRESETS[self.preset], **self.objective)

@@ -1,0 +1,172 @@
+"""Terms and their values: the numbers behind an answer, at a point of its variables, in exact or 60-digit arithmetic.
+
+A term is a tuple: `("num", Fraction)`, `("const", name)`, `("sym", name)`, `("add", a, b, …)`, `("mul", a, b, …)`,
+`("div", a, b)`, `("pow", a, b)`, `("neg", a)`, `("fn", name, a, …)`, `("pm", sign, a)`, `("mat", rows)`,
+`("bind", head, variable, body, low, high)` and `("opaque", head, a, …)`.
+
+Values are `Fraction` as long as the arithmetic is exact, then mpmath numbers. What has no value of its own (an
+unknown function, an integral) gets a pseudo-random one, drawn from its name and the values of its arguments: equal
+terms then have equal values, and unequal ones do not by chance. Arithmetic that would outgrow the machine raises
+TooBig before it starts; SymPy plays no part, so nothing is evaluated that has not been bounded here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from mpmath import mp
+
+from rewards.equality.arithmetic.values import (
+    FUNCTIONS,
+    Matrix,
+    NoValue,
+    TooBig,
+    Value,
+    add,
+    divide,
+    fingerprint,
+    integer,
+    multiply,
+    noise,
+    power,
+    sum_of,
+)
+
+Term = tuple[Any, ...]
+
+
+class Budget:
+    """Counts visited terms, so that sums within sums end; one per process, refilled for every comparison."""
+
+    visits = 0
+    limit = 100_000
+
+    @classmethod
+    def refill(cls) -> None:
+        """Start counting anew."""
+        cls.visits = 0
+
+    @classmethod
+    def spend(cls) -> None:
+        """Count one visit. Raises TooBig when the budget is spent."""
+        cls.visits += 1
+        if cls.visits > cls.limit:
+            raise TooBig
+
+
+def evaluate(term: Term, point: Mapping[str, Value], sign: int = 1) -> Value:
+    """Return the value of a term where each variable has the value `point` gives it; `±` takes `sign`.
+
+    Raises NoValue (a pole, an unbound name, shapes that do not fit) or TooBig.
+    """
+    Budget.spend()
+    kind = term[0]
+    if kind == "num":
+        return term[1]
+    if kind == "sym":
+        try:
+            return point[term[1]]
+        except KeyError:
+            raise NoValue from None
+    if kind == "const":
+        return _constant(term[1], point)
+    if kind == "bind":
+        return _bound(term, point, sign)
+    if kind == "mat":
+        return Matrix(tuple(evaluate(cell, point, sign) for cell in row) for row in term[1])
+    if kind == "fn" or kind == "opaque":
+        values = [evaluate(argument, point, sign) for argument in term[2:]]
+        if kind == "opaque":
+            return noise("opaque", term[1], *map(fingerprint, values))
+        try:
+            return FUNCTIONS[term[1]](*values)
+        except (ValueError, ZeroDivisionError, TypeError, OverflowError):
+            raise NoValue from None
+    if kind == "pm":
+        value = evaluate(term[2], point, sign)
+        return value if term[1] * sign > 0 else multiply(Fraction(-1), value)
+    values = [evaluate(argument, point, sign) for argument in term[1:]]
+    try:
+        if kind == "neg":
+            return multiply(Fraction(-1), values[0])
+        if kind == "add":
+            return sum_of(values)
+        if kind == "mul":
+            product = values[0]
+            for value in values[1:]:
+                product = multiply(product, value)
+            return product
+        return divide(*values) if kind == "div" else power(*values)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        raise NoValue from None
+
+
+def _constant(name: str, point: Mapping[str, Value]) -> Value:
+    if name in point:  # a bound variable that happens to be called e or i
+        return point[name]
+    if name == "pi":
+        return +mp.pi
+    if name == "e":
+        return +mp.e
+    if name == "i":
+        return mp.mpc(0, 1)
+    return mp.inf
+
+
+def _bound(term: Term, point: Mapping[str, Value], sign: int) -> Value:
+    """Add up sums and products over a short whole range; hash other bound forms with the variable hidden."""
+    _, head, variable, body, low, high = term
+    ends = [None if end is None else evaluate(end, point, sign) for end in (low, high)]
+    first, last = (None if end is None else integer(end) for end in ends)
+    if head in ("sum", "prod") and first is not None and last is not None and 0 <= last - first < 500:
+        total: Value = Fraction(0 if head == "sum" else 1)
+        for index in range(first, last + 1):
+            value = evaluate(body, {**point, variable: Fraction(index)}, sign)
+            total = add(total, value) if head == "sum" else multiply(total, value)
+        return total
+    hidden = evaluate(body, {**point, variable: noise("bound", head)}, sign)
+    return noise(head, fingerprint(hidden), *("" if end is None else fingerprint(end) for end in ends))
+
+
+def symbols(term: Term) -> set[str]:
+    """Return the free variables of a term."""
+    if term[0] == "sym":
+        return {term[1]}
+    if term[0] == "mat":
+        return set().union(*(symbols(cell) for row in term[1] for cell in row))
+    if term[0] == "bind":
+        _, _, variable, body, low, high = term
+        ends = set().union(*(symbols(end) for end in (low, high) if end is not None))
+        return (symbols(body) - {variable}) | ends
+    found: set[str] = set()
+    for part in term[1:]:
+        if isinstance(part, tuple):
+            found |= symbols(part)
+    return found
+
+
+def contains(term: Term, *marks: Any) -> bool:
+    """Say whether some part of a term is tagged or named so: `contains(t, "pm")`, `contains(t, "const", "i")`."""
+    if term[: len(marks)] == marks:
+        return True
+    if term[0] == "mat":
+        return any(contains(cell, *marks) for row in term[1] for cell in row)
+    return any(contains(part, *marks) for part in term[1:] if isinstance(part, tuple))
+
+
+def substitute(term: Any, name: str, value: Term) -> Any:
+    """Return a term with `value` in place of the variable `name`."""
+    if term == ("sym", name):
+        return value
+    return tuple(substitute(part, name, value) for part in term) if isinstance(term, tuple) else term
+
+
+def rename(term: Any, names: Mapping[str, str]) -> Any:
+    """Return a term with its variables renamed by the table."""
+    if isinstance(term, tuple):
+        if len(term) == 2 and term[0] == "sym":
+            return ("sym", names.get(term[1], term[1]))
+        return tuple(rename(part, names) for part in term)
+    return term

@@ -1,0 +1,133 @@
+"""From two answers as written to an outcome: clean, read, compare. What the workers run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from functools import lru_cache
+
+from mpmath import mp
+
+from rewards.equality.arithmetic.terms import Budget, evaluate
+from rewards.equality.arithmetic.values import DIGITS, NoValue, TooBig
+from rewards.equality.comparing.comparison import Comparison
+from rewards.equality.reading.answers import Scalar, Words
+from rewards.equality.reading.clean import clean, typed_thousands
+from rewards.equality.reading.reader import read
+from rewards.equality.reading.words import same_words
+from rewards.extract import boxed_together, extract_answer, without_thoughts
+from rewards.text import words
+
+_ANALYSIS = re.compile(r"\\(?:int|lim|sum|prod)(?![a-zA-Z])")
+_PHRASE = re.compile(r".*\b(?:answer|solution)\s*(?:is|:|=)\s*:?\s*(.+)$", re.IGNORECASE | re.DOTALL)
+_NUMBER = re.compile(r"(?:(?<![\w.,])-)?\\?\$?\s?\d[\d,]*(?:\.\d+)?(?:\s?\\?%)?")
+_HEDGE = re.compile(r"\b(?:not|no|never|or|nor|less|more|least|most|than|cannot|wrong|instead|if)\b|n't", re.IGNORECASE)
+
+
+KEPT = 1024
+"""Answers kept as read: a question's gold and its candidates come again and again."""
+
+_NO_PROSE = words("sin cos tan cot sec csc log ln lg exp sqrt pi mod gcd lcm max min det and")
+
+
+@lru_cache(maxsize=KEPT)
+def _readings(text: str, gold: bool = False) -> tuple[str, ...]:
+    """Return the cleaned texts an answer may be read as, the likeliest first."""
+    text = without_thoughts(text, ("think", "thinking"))
+    if gold and "boxed" in text:
+        text = extract_answer(text, "lenient") or text
+    boxes = boxed_together(text) if "boxed" in text else []
+    readings = _commas(clean(", ".join(boxes), gold)) if len(boxes) > 1 else []
+    readings += _commas(clean(text, gold))
+    sentence = _sentence_value(text)
+    if gold and sentence is None and len(text.split()) > 8 and len(boxes) == 0:
+        sentence = extract_answer(text, "lenient")  # a gold that is a whole solution
+    return (*readings, *_commas(clean(sentence))) if sentence else tuple(readings)
+
+
+_read = lru_cache(maxsize=KEPT)(read)
+
+
+def _commas(cleaned: str) -> list[str]:
+    """Return the text and what its commas might mean: thousands separators, or a decimal comma."""
+    bracketed = cleaned.startswith(("(", "[", "\\{"))
+    thousands = typed_thousands(cleaned)
+    if thousands is not None and (not bracketed or ", " in cleaned):
+        # `1,234` might be a list; `115,000` is none, for no list has an entry 000
+        return [thousands] if re.search(r",0\d\d", cleaned) else [thousands, cleaned]
+    if re.fullmatch(r"[-+]?(?:\d+,\d{2}|\d+,\d{4,}|0,\d{3,})", cleaned):
+        return [cleaned, cleaned.replace(",", ".")]
+    return [cleaned]
+
+
+def _sentence_value(text: str) -> str | None:
+    """Return, as written, the one number of a short sentence ("She sold 72 clips."), or what follows "the answer is".
+
+    None if the sentence hedges, holds a second number, or any other mathematics.
+    """
+    if len(text) > 400 or len(text.split()) < 3 or "\\boxed" in text:
+        return None
+    phrase = _PHRASE.fullmatch(text)
+    if phrase is not None and not _HEDGE.search(text):
+        return phrase[1]
+    numbers = _NUMBER.findall(text)
+    rest = _NUMBER.sub(" ", text)
+    if len(numbers) != 1 or _HEDGE.search(text) or re.fullmatch(r"[A-Za-z\s.,'’!()\"$]*", rest) is None:
+        return None
+    spoken = re.findall(r"[A-Za-z]+", rest)
+    if len(spoken) < 2 or any(word in _NO_PROSE or (len(word) == 1 and word not in "aIA") for word in spoken):
+        return None
+    return numbers[0].strip().rstrip(",")
+
+
+def decide(
+    prediction: str,
+    gold: str,
+    percent: str,
+    second_opinion: Callable[[str, str], bool] | None = None,
+    by_text: bool = True,
+) -> str:
+    """Return CORRECT, INCORRECT or REJECTED (a value beyond all bounds) for two answers as written.
+
+    Without `by_text`, equal text alone does not decide: the answer must be within what can be evaluated.
+    """
+    comparison = Comparison(percent)
+    mp.dps = DIGITS
+    predictions, golds = _readings(prediction), _readings(gold, gold=True)
+    if by_text and any(same_words(p, g) for p in predictions for g in golds):
+        return "CORRECT"
+    try:
+        Budget.refill()
+        read_predictions, read_golds = [_read(text) for text in predictions], [_read(text) for text in golds]
+        Budget.refill()  # the comparison has its own: what it may spend must not hang on what was read before
+        if any(comparison.equal(p, g) for p in read_predictions for g in read_golds):
+            return "CORRECT"
+    except TooBig:
+        return "REJECTED"
+    unread = any(isinstance(answer, Words) for answer in (read_predictions[0], read_golds[0]))
+    unread = unread or _ANALYSIS.search(predictions[0] + golds[0]) is not None
+    if unread and second_opinion is not None and second_opinion(predictions[0], golds[0]):
+        return "CORRECT"
+    return "INCORRECT"
+
+
+def exact_value(text: str) -> str:
+    """Return the fraction that an answer is, as `3/4`, and "" for any other answer.
+
+    Two answers with such values are equal if and only if the values are: neither is a decimal, which may stand for
+    something near it, nor has a percent sign, a unit, or a second reading.
+    """
+    mp.dps = DIGITS
+    readings = {*_readings(text), *_readings(text, gold=True)}
+    if len(readings) != 1:
+        return ""
+    try:
+        Budget.refill()
+        answer = _read(readings.pop())
+        if not isinstance(answer, Scalar) or answer.digits or answer.unit or answer.percent:
+            return ""
+        value = evaluate(answer.term, {})
+    except (TooBig, NoValue):
+        return ""
+    return str(value) if isinstance(value, Fraction) else ""

@@ -1,0 +1,83 @@
+"""What an answer is once it is read: a number, a list, an interval, a named value, words …"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rewards.equality.arithmetic.terms import Term
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """One expression, with what stood around it."""
+
+    term: Term
+    digits: int = 0
+    """Significant digits if it is a decimal literal (`2.50` has 3), else 0."""
+    places: int = 0
+    """Digits after its point."""
+    unit: str = ""
+    percent: bool = False
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Several answers: `tuple` is ordered, `set` and `list` are not, `ratio` is ordered up to a factor."""
+
+    kind: str
+    items: tuple[Answer, ...]
+    brackets: str = "()"
+
+
+@dataclass(frozen=True)
+class Union:
+    r"""A set of reals put together by `\cup`, `\cap` or `\setminus`: (operation, part), the first with `\cup`."""
+
+    parts: tuple[tuple[str, Answer], ...]
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A chain `terms[0] ops[0] terms[1] …` of = < > <= >= !=."""
+
+    ops: tuple[str, ...]
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True)
+class Named:
+    """`x = 5`, `f(x) = 2x`, `(p, q) = (3, 2)`, `x \\in S`: a value with the name it is given to."""
+
+    name: str
+    value: Answer
+    relation: Relation | None = None
+    """The same as an equation, where both sides are expressions."""
+    variables: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Words:
+    """An answer in words, or text that is not understood: compared as text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A letter of a multiple-choice question, with the answer beside it if there is one."""
+
+    letter: str
+    body: Answer | None
+    marked: bool = False
+    """Written with parentheses or a point, as choices are: then its case says nothing."""
+
+
+@dataclass(frozen=True)
+class Based:
+    """A numeral with its base."""
+
+    digits: str
+    base: int
+
+
+Answer = Scalar | Listing | Union | Relation | Named | Words | Choice | Based

@@ -1,0 +1,397 @@
+r"""Read one mathematical expression, in LaTeX or as typed, into a term. A small grammar, by recursive descent.
+
+Nothing is evaluated and no name is looked up anywhere but in the tables below. What the grammar does not know is a
+NotMathematics, never a guess: `2 3` is no product, and a word is no product of its letters.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from rewards.equality.arithmetic.terms import Term
+from rewards.equality.arithmetic.values import FUNCTIONS
+from rewards.equality.reading.cursor import Cursor
+from rewards.equality.reading.differentials import is_differential, without_differential
+from rewards.equality.reading.tokens import (
+    ACCENTS,
+    ALIASES,
+    CALLED,
+    CLOSERS,
+    GREEK,
+    INVERSES,
+    MATRIX_NAMES,
+    OPAQUE_COMMANDS,
+    STARTING_COMMANDS,
+    STARTS,
+    TRIGONOMETRY,
+    UNARY,
+    NotMathematics,
+    read_number,
+    repeating_decimal,
+)
+
+_ONE_DEGREE: Term = ("div", ("const", "pi"), ("num", Fraction(180)))
+
+
+class Parser(Cursor):
+    """One pass over the tokens of one expression."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._bars = 0
+        self._trigonometry = 0
+
+    def parse(self) -> Term:
+        """Return the term of the whole text. Raises NotMathematics."""
+        if not self.tokens:
+            raise NotMathematics("empty")
+        try:
+            term = self._sum()
+        except RecursionError:
+            raise NotMathematics("nested too deeply") from None
+        if self.at != len(self.tokens):
+            raise NotMathematics(f"unexpected {self._peek()!r}")
+        return term
+
+    # -- sums, products, powers ----------------------------------------------------------------------------------
+    def _sum(self) -> Term:
+        terms = [self._product()]
+        while True:
+            if self._take("+"):
+                terms.append(self._product())
+            elif self._take("-"):
+                terms.append(("neg", self._product()))
+            elif self._peek() in ("\\pm", "\\mp"):
+                sign = 1 if self._peek() == "\\pm" else -1
+                self.at += 1
+                terms.append(("pm", sign, self._product()))
+            else:
+                return terms[0] if len(terms) == 1 else ("add", *terms)
+
+    def _product(self) -> Term:
+        if self._take("-"):
+            return ("neg", self._product())
+        if self._take("+"):
+            return self._product()
+        if self._peek() in ("\\pm", "\\mp"):
+            sign = 1 if self._peek() == "\\pm" else -1
+            self.at += 1
+            return ("pm", sign, self._product())
+        term = self._power()
+        while True:
+            if self._take("*", "\\cdot", "\\times", "\\ast"):
+                term = ("mul", term, self._signed_power())
+            elif self._take("/", "\\div"):
+                term = ("div", term, self._signed_power())
+            elif self._starts_factor():
+                term = ("mul", term, self._power())
+            else:
+                return term
+
+    def _signed_power(self) -> Term:
+        if self._take("-"):
+            return ("neg", self._signed_power())
+        self._take("+")
+        return self._power()
+
+    def _starts_factor(self) -> bool:
+        """Whether a factor follows without a sign of multiplication. A number never does, except after `)`."""
+        kind, token = self._kind(), self._peek()
+        if kind == "num":
+            return self.tokens[self.at - 1][1] in (")", "\\rfloor", "\\rceil")
+        if kind == "let" or token in STARTS or (token == "|" and not self._bars):
+            return True
+        if kind != "cmd":
+            return False
+        return token[1:] in STARTING_COMMANDS
+
+    def _power(self) -> Term:
+        base = self._postfix(self._atom())
+        while self._take("^", "**"):
+            if self._take("\\circ") or (self._peek() == "{" and self._peek(1) == "\\circ" and self._peek(2) == "}"):
+                if self._peek() == "{":
+                    self.at += 3
+                if self._trigonometry:
+                    base = ("mul", base, _ONE_DEGREE)
+                continue  # elsewhere degrees are a unit
+            if self._peek() in ("'", "\\prime"):
+                raise NotMathematics("a prime")
+            base = self._postfix(("pow", base, self._exponent()))
+        return base
+
+    def _exponent(self) -> Term:
+        if self._take("-"):
+            return ("neg", self._exponent())
+        if self._take("+"):
+            return self._exponent()
+        if self._peek() == "{":
+            return self._group()
+        base = self._postfix(self._atom())
+        return ("pow", base, self._exponent()) if self._take("^", "**") else base
+
+    def _postfix(self, term: Term) -> Term:
+        while self._take("!"):
+            if self._peek() == "!":
+                raise NotMathematics("a double factorial")
+            term = ("fn", "factorial", term)
+        return term
+
+    # -- atoms ---------------------------------------------------------------------------------------------------
+    def _group(self) -> Term:
+        self._need("{")
+        term = self._sum()
+        self._need("}")
+        return term
+
+    def _argument(self) -> Term:
+        r"""Read the argument of a command as TeX does: a group, or one token (`\frac12`, `\sqrt3`)."""
+        if self._peek() == "{":
+            return self._group()
+        kind, token = self.tokens[self.at] if self.at < len(self.tokens) else ("", "")
+        if kind == "num" and len(token) > 1 and token.isdigit():
+            self.tokens[self.at] = ("num", token[1:])
+            return ("num", Fraction(token[0]))
+        return self._atom()
+
+    def _atom(self) -> Term:
+        if self.at >= len(self.tokens):
+            raise NotMathematics("it ends too early")
+        kind, token = self.tokens[self.at]
+        if kind == "num":
+            self.at += 1
+            return ("num", read_number(token))
+        if kind == "let":
+            self.at += 1
+            return self._named(token)
+        if token == "{":
+            return self._group()
+        if token in CLOSERS:
+            return self._bracketed(token)
+        if token in ("|", "\\vert", "\\lvert", "\\mid"):
+            return self._absolute(token)
+        if kind == "cmd":
+            self.at += 1
+            return self._command(token[1:])
+        raise NotMathematics(f"unexpected {token!r}")
+
+    def _bracketed(self, opening: str) -> Term:
+        self.at += 1
+        term = self._sum()
+        if self._take(","):
+            arguments = [term, self._sum()]
+            while self._take(","):
+                arguments.append(self._sum())
+            self._need(CLOSERS[opening])
+            return ("opaque", "tuple" + opening, *arguments)
+        self._need(CLOSERS[opening])
+        if opening in ("\\lfloor", "\\lceil"):
+            return ("fn", "floor" if opening == "\\lfloor" else "ceil", term)
+        return term
+
+    def _absolute(self, opening: str) -> Term:
+        closing = "\\rvert" if opening == "\\lvert" else opening
+        self.at += 1
+        self._bars += 1
+        term = self._sum()
+        self._bars -= 1
+        self._need(closing)
+        return ("fn", "abs", term)
+
+    def _named(self, letter: str) -> Term:
+        """A variable with its subscript and primes, a constant, or the call of a function."""
+        if self._peek() == "_":
+            self.at += 1
+            return self._subscripted(letter)
+        if letter in CALLED and self._peek() == "(":
+            return self._call(letter)
+        primes = 0
+        while self._take("'") or (self._peek() == "^" and self._peek(1) in ("\\prime", "'") and self._take("^")):
+            primes += 1
+        if primes:
+            name = letter + "'" * primes
+            return self._call(name) if self._peek() == "(" else ("sym", name)
+        if letter in ("e", "i"):
+            return ("const", letter)
+        return ("sym", letter)
+
+    def _subscripted(self, letter: str) -> Term:
+        if self._peek() == "{":
+            start = self.at
+            try:
+                index = self._group()
+            except NotMathematics:
+                self.at = start
+                return ("sym", f"{letter}_{self._raw_group()}")
+        else:
+            index = self._atom()
+        if index[0] == "num":
+            return ("sym", f"{letter}_{index[1]}")
+        return ("opaque", f"{letter}_", index)
+
+    def _call(self, name: str) -> Term:
+        self._need("(")
+        arguments = [self._sum()]
+        while self._take(","):
+            arguments.append(self._sum())
+        self._need(")")
+        return ("opaque", name, *arguments)
+
+    def _command(self, name: str) -> Term:
+        if name == "frac":
+            top = self._argument()
+            bottom = self._argument()
+            if is_differential(top) and is_differential(bottom):
+                raise NotMathematics("a derivative")
+            return ("div", top, bottom)
+        if name in ("sqrt", "root"):
+            if self._take("["):
+                degree = self._sum()
+                self._need("]")
+                return ("fn", "root", self._argument(), degree)
+            return ("fn", "sqrt", self._argument())
+        if name in ("binom", "dbinom", "tbinom"):
+            top = self._argument()
+            return ("fn", "binomial", top, self._argument())
+        if name in ("pi", "infty", "oo", "inf", "infinity"):
+            return ("const", "pi" if name == "pi" else "inf")
+        if name in UNARY or name in ALIASES:
+            return self._function(ALIASES.get(name, name))
+        if name in ("abs", "floor", "ceil"):
+            return ("fn", name, self._argument())
+        if name in ("sum", "prod", "int", "lim"):
+            return self._bound(name)
+        if name == "begin":
+            return self._matrix()
+        if name in GREEK:
+            if self._take("_"):
+                return self._subscripted(name)
+            return ("sym", name)
+        if name in ACCENTS:
+            return ("opaque", name, self._argument())
+        if name == "unitvector":  # what `\mathbf{i}` is cleaned to
+            return ("sym", "vector " + self._raw_group())
+        if name == "repeating":  # what `0.\overline{3}` is cleaned to: whole part, fixed digits, period
+            parts = [self._raw_group() for _ in range(3)]
+            return ("num", repeating_decimal(*parts))
+        if name in OPAQUE_COMMANDS:
+            return ("sym", name) if self._peek() != "{" else ("sym", f"{name} {self._raw_group()}")
+        raise NotMathematics(f"the command \\{name}")
+
+    def _function(self, name: str) -> Term:
+        """Read `\\sin x`, `\\sin^2 x`, `\\log_2 8`, `\\sin(x) y`, `\\max(a, b)`."""
+        base = power = None
+        while self._peek() in ("_", "^"):
+            if self._take("_"):
+                base = self._argument() if self._peek() == "{" else self._atom()
+            elif self._take("^"):
+                if self._take("\\circ"):
+                    raise NotMathematics("degrees after a function name")
+                power = self._exponent()
+        self._trigonometry += name in TRIGONOMETRY
+        arguments = self._arguments()
+        self._trigonometry -= name in TRIGONOMETRY
+        if name == "lg":
+            name, base = "log", ("num", Fraction(10))
+        if power == ("neg", ("num", Fraction(1))) and name in INVERSES:
+            name, power = INVERSES[name], None
+        if name == "log" and base is None:
+            # Base 10 or e, by the author's habit: a function of its own, equal to neither.
+            term: Term = ("mul", ("fn", "ln", *arguments), ("opaque", "the base of log"))
+        elif base is not None:
+            term = ("fn", "log", *arguments, base)
+        else:
+            term = ("fn", name, *arguments)
+        if name not in FUNCTIONS:
+            raise NotMathematics(f"the function {name}")
+        return term if power is None else ("pow", term, power)
+
+    def _arguments(self) -> list[Term]:
+        if self._peek() in ("(", "[", "\\{") and self._peek(1):
+            closing = CLOSERS[self._peek()]
+            self.at += 1
+            arguments = [self._sum()]
+            while self._take(","):
+                arguments.append(self._sum())
+            self._need(closing)
+            return arguments
+        return [self._group() if self._peek() == "{" else self._function_argument()]
+
+    def _function_argument(self) -> Term:
+        """Take the factors that follow a function's name, up to a sign or the next function: `\\sin 2x \\cos y`."""
+        if self._take("-"):
+            return ("neg", self._function_argument())
+        if self._kind() == "cmd" and self._peek()[1:] in UNARY:
+            return self._power()
+        term = self._power()
+        while self._starts_factor() and self._peek() not in ("(", "[", "\\{"):
+            if self._peek()[1:] in UNARY or self._peek()[1:] in ALIASES or self._peek() in ("\\sum", "\\int"):
+                break
+            term = ("mul", term, self._power())
+        while self._take("/"):  # sin x/2
+            term = ("div", term, self._power())
+        return term
+
+    def _bound(self, head: str) -> Term:
+        r"""Read `\sum_{k=0}^{n} body`, `\int_a^b body dx`, `\lim_{x \to a} body`."""
+        variable, low, high = "", None, None
+        while self._peek() in ("_", "^"):
+            if self._take("^"):
+                high = self._group() if self._peek() == "{" else self._atom()
+                continue
+            self._take("_")
+            if head == "int":
+                low = self._group() if self._peek() == "{" else self._atom()
+                continue
+            variable, low = self._range()
+        body = self._product()
+        if head == "int":
+            body, variable = without_differential(body)
+        if not variable:
+            raise NotMathematics(f"\\{head} without a variable")
+        return ("bind", head, variable, body, low, high)
+
+    def _range(self) -> tuple[str, Term]:
+        self._need("{")
+        kind, name = self.tokens[self.at] if self.at < len(self.tokens) else ("", "")
+        if kind != "let":
+            raise NotMathematics("a range without a variable")
+        self.at += 1
+        if not self._take("=", "\\to", "\\rightarrow"):
+            raise NotMathematics("a range without a start")
+        low = self._sum()
+        self._need("}")
+        return name, low
+
+    def _matrix(self) -> Term:
+        name = self._environment()
+        if name not in MATRIX_NAMES:
+            raise NotMathematics(f"the environment {name}")
+        if name == "array":
+            self._raw_group()
+        rows: list[list[Term]] = [[]]
+        while True:
+            while self._take("\\hline"):
+                pass
+            if self._peek() == "\\end":
+                break
+            if self._peek() in ("\\\\", "&"):
+                raise NotMathematics("an empty cell")
+            rows[-1].append(self._sum())
+            if self._take("&"):
+                continue
+            if self._take("\\\\"):
+                rows.append([])
+            elif self._peek() != "\\end":
+                raise NotMathematics(f"unexpected {self._peek()!r} in a matrix")
+        self._need("\\end")
+        if self._environment() != name:
+            raise NotMathematics("environments that do not close")
+        filled = [tuple(row) for row in rows if row]
+        if not filled or len({len(row) for row in filled}) != 1:
+            raise NotMathematics("a ragged matrix")
+        return ("fn", "det", ("mat", tuple(filled))) if name in ("vmatrix", "Vmatrix") else ("mat", tuple(filled))
+
+
+def parse(text: str) -> Term:
+    """Read cleaned text into a term. Raises NotMathematics."""
+    return Parser(text).parse()

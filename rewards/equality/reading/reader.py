@@ -1,0 +1,336 @@
+r"""Read a cleaned answer into its parts.
+
+`(1, 2]` is an interval, `-2, 1` a list, `x = 5` a named value, `\text{Monday}` words, `204_5` a numeral in base 5.
+The reader splits at the top level, by brackets, and leaves each expression to `rewards.equality.reading.grammar`.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from rewards.equality.arithmetic.terms import Term, contains
+from rewards.equality.reading.answers import Answer, Choice, Listing, Named, Relation, Scalar, Union, Words
+from rewards.equality.reading.grammar import parse
+from rewards.equality.reading.quantities import mixed, read_quantity
+from rewards.equality.reading.tokens import NotMathematics
+from rewards.equality.reading.units import NUMBER_WORDS
+from rewards.equality.reading.words import SHORT_WORDS
+from rewards.extract import match_brace
+
+MAX_DEPTH = 12
+"""Answers within answers; expressions may nest deeper."""
+
+_OPEN, _CLOSE = "([{", ")]}"
+_RELATIONS = {"=": "=", "<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\approx": "~", "\\equiv": "="}
+_RELATION = re.compile(r"\\(?:le|ge|ne|approx|equiv|in)(?![a-zA-Z])|[=<>]")
+_JOIN = re.compile(
+    r"\\text\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])|(?<=\d)or(?=[A-Z(\\\d])|;|,"
+)
+_SET_OPERATION = re.compile(r"\\(?:cup|cap|setminus)(?![a-zA-Z])|(?<=[)\]}])\s*[U∪]\s*(?=[(\[\\])")
+_CHOICE = re.compile(
+    r"^(?:\\text\s*\{\s*\(?(?P<a>[A-Za-z])\s*\)?[.:]?\s*\}|\(\s*(?P<b>[A-Za-z])\s*\)|\(\\text\s*\{\s*(?P<d>[A-Za-z])\s*\}\)"
+    r"|(?P<c>[A-Z])\s*[.:)])\s*(?P<rest>.*)$",
+    re.DOTALL,
+)
+_TEXT_PIECE = re.compile(r"\\text\s*\{([^{}]*)\}")
+_NAME = re.compile(
+    r"(?:\\(?:text|overline|vec|bar|hat|overrightarrow|widehat|triangle|angle|[a-zA-Z]+)|[a-zA-Z]"
+    r"|[_^{}()|'\s,:/]|(?<=[_^{])\d+|(?<=[_^]\{)\d+)+"
+)
+
+
+def split_top(text: str, pattern: re.Pattern[str]) -> list[tuple[str, str]]:
+    """Split at the matches of `pattern` outside all brackets: (separator before the part, part), in order."""
+    parts, depth, start, separator, position = [], 0, 0, "", 0
+    while position < len(text):
+        character = text[position]
+        if depth == 0 and (match := pattern.match(text, position)) is not None and match.end() > position:
+            parts.append((separator, text[start:position]))
+            separator, start, position = match.group().strip(), match.end(), match.end()
+            continue
+        if character == "\\":
+            following = text[position + 1 : position + 2]
+            if following == "{":
+                depth += 1
+            elif following == "}":
+                depth -= 1
+            elif text.startswith("\\begin", position):
+                depth += 1
+            elif text.startswith("\\end", position):
+                depth -= 1
+            position += 2
+            continue
+        if character in _OPEN:
+            depth += 1
+        elif character in _CLOSE:
+            depth -= 1
+        position += 1
+    parts.append((separator, text[start:]))
+    return parts
+
+
+def read(text: str, depth: int = 0) -> Answer:
+    """Return what a cleaned answer is; what is not understood comes back as Words. Raises TooBig alone."""
+    text = text.strip().rstrip(",;").strip()
+    inside = re.fullmatch(r"\\text\s*\{([^{}]*\d[^{}]*)\}", text)  # `\text{13}`, `\text{2 hours}`
+    text = inside[1].strip() if inside else text
+    if depth > MAX_DEPTH:
+        return read_quantity(text)
+    for reader in (
+        _read_choice,
+        _read_words,
+        _read_list,
+        _read_relation,
+        _read_set_operation,
+        _read_bracketed,
+        _read_ratio,
+    ):
+        answer = reader(text, depth)
+        if answer is not None:
+            return answer
+    return read_quantity(text)
+
+
+def _read_choice(text: str, depth: int) -> Answer | None:
+    match = _CHOICE.match(text)
+    if match is None or depth:
+        return None
+    letter = match["a"] or match["b"] or match["c"] or match["d"]
+    rest = match["rest"].strip()
+    marked = re.search(r"[().:]", text[: match.start("rest")]) is not None
+    if rest and not (match["a"] and marked):
+        # `(A)(B)`, `(A) + 1`, `(x) y`: a product or sum in brackets, no choice with its answer
+        operator = rest[0] in "^_!+*/=<>-,;(" or rest.startswith(("\\cdot", "\\times", "\\cup", "\\le", "\\ge"))
+        if operator or not marked or letter not in "ABCDEFGH":
+            return None
+    return Choice(letter, read(rest, depth + 1) if rest else None, marked)
+
+
+def _read_words(text: str, depth: int) -> Answer | None:
+    plain = _TEXT_PIECE.sub(r" \1 ", text)
+    plain = re.sub(r"\s+", " ", plain).strip()
+    if plain.lower() in NUMBER_WORDS:
+        return Scalar(("num", Fraction(NUMBER_WORDS[plain.lower()])))
+    letters = re.fullmatch(r"[A-Za-z][A-Za-z'\-. !?\"]*", plain)
+    if letters is None:
+        return None
+    if "\\text" in text and len(plain) > 1:
+        return _joined_words(text) or Words(plain)
+    if len(plain) == 1:
+        return Scalar(("const", plain) if plain in "ei" else ("sym", plain))
+    if plain.lower() in ("infinity", "inf", "oo", "pi"):
+        return None
+    if plain.lower() in SHORT_WORDS:
+        return Words(plain)
+    # `ab` may be a product; `even` is a word, and so is a run of capitals (points, seats, initials).
+    return (
+        None
+        if re.fullmatch(r"[a-z]{2,3}|[a-z]+ ?[a-z]", plain) and len(plain) <= 3
+        else _joined_words(text) or Words(plain)
+    )
+
+
+def _joined_words(text: str) -> Answer | None:
+    parts = [
+        part.strip()
+        for _, part in split_top(_TEXT_PIECE.sub(r" \1 ", text), re.compile(r"(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])|,|;"))
+    ]
+    parts = [part for part in parts if part]
+    return Listing("list", tuple(_word(part) for part in parts)) if len(parts) > 1 else None
+
+
+def _word(part: str) -> Answer:
+    return Scalar(("sym", part)) if len(part) == 1 and part.isalpha() else Words(part)
+
+
+def _read_list(text: str, depth: int) -> Answer | None:
+    pieces = split_top(text, _JOIN)
+    if len(pieces) < 2:
+        return _expand_signs(text, depth)
+    semicolons = [separator == ";" for separator, _ in pieces[1:]]
+    if any(semicolons) and not all(semicolons):  # `p=5, q=2; p=7, q=2`: the semicolon binds last
+        pieces = split_top(text, re.compile(";"))
+    parts = [part.strip() for _, part in pieces]
+    parts = [part for part in parts if part and not re.fullmatch(r"\\text\s*\{[\s,]*\}", part)]
+    if len(parts) < 2:
+        return read(parts[0], depth + 1) if parts else None
+    items: list[Answer] = []
+    for part in parts:
+        item = read(part, depth + 1)
+        items.extend(item.items if isinstance(item, Listing) and item.kind == "list" and _signs(part) else [item])
+    first = items[0]
+    if isinstance(first, Named) and not any(isinstance(item, (Named, Relation)) for item in items[1:]):
+        # `x = 1, 2`: one name, several values
+        rest = [first.value, *items[1:]]
+        return Named(first.name, Listing("list", tuple(rest)), None, first.variables)
+    return Listing("list", tuple(items))
+
+
+def _signs(text: str) -> bool:
+    return "\\pm" in text or "\\mp" in text
+
+
+def _expand_signs(text: str, depth: int) -> Answer | None:
+    r"""`1 \pm \sqrt{2}` is a list of two answers; several signs change together."""
+    if not _signs(text) or _RELATION.search(text) or split_top(text, _SET_OPERATION)[1:]:
+        return None
+    upper = re.sub(r"\\pm(?![a-zA-Z])", "+", re.sub(r"\\mp(?![a-zA-Z])", "-", text))
+    lower = re.sub(r"\\pm(?![a-zA-Z])", "-", re.sub(r"\\mp(?![a-zA-Z])", "+", text))
+    items = (read(upper, depth + 1), read(lower, depth + 1))
+    return Listing("list", items) if all(isinstance(item, (Scalar, Listing)) for item in items) else None
+
+
+def is_name(text: str) -> bool:
+    """Say whether a text only names something: letters, subscripts, primes, `f(x)`, `AB`, `|AB|`, words."""
+    text = re.sub(r"(?<=[a-zA-Z])\^\s*(?:\{\s*-1\s*\}|-1)", "", text.strip())  # f^{-1}(x)
+    if not text or not re.search(r"[a-zA-Z]", text):
+        return False
+    if re.fullmatch(r"[a-zA-Z]['a-zA-Z]*\s*\([^()=]*\)", text):  # f(2), W(n), P(A or B)
+        return True
+    bare = _TEXT_PIECE.sub(" ", text)
+    if not bare.strip():
+        return True
+    if len(re.findall(r"(?<![\\a-zA-Z])(?!d[a-z](?![a-z]))[a-z]{2,}", bare)) > 1:  # a sentence
+        return False
+    if re.search(r"\\(?:sin|cos|tan|log|ln|sqrt|pi|sum|int|infty|pm)(?![a-zA-Z])|[+*<>=!]|(?<!\\)-", bare):
+        return False
+    return _NAME.fullmatch(bare) is not None
+
+
+def _read_relation(text: str, depth: int) -> Answer | None:
+    pieces = split_top(text, _RELATION)
+    if len(pieces) < 2:
+        return None
+    separators = [separator for separator, _ in pieces[1:]]
+    parts = [part.strip() for _, part in pieces]
+    if "\\in" in separators:
+        return read(parts[-1], depth + 1) if len(parts) == 2 and is_name(parts[0]) else None
+    ops = [_RELATIONS[separator] for separator in separators]
+    if not parts[0] and ops[0] in "=~":  # `= 5`
+        return read(text[text.index(parts[1], 1) :], depth + 1) if len(parts) > 1 and parts[1] else None
+    if not all(parts):
+        return None
+    # What is only approximate adds nothing to what stands before it, except after a bare name.
+    if "~" in ops:
+        cut = ops.index("~")
+        if cut == 0 and is_name(parts[0]):
+            ops[0] = "="
+            cut = ops.index("~") if "~" in ops else len(ops)
+        ops, parts = ops[:cut], parts[: cut + 1]
+        if not ops:
+            return read(parts[0], depth + 1)
+    if all(op == "=" for op in ops):
+        return _read_equation(parts, depth)
+    try:
+        return Relation(tuple(ops), tuple(parse(mixed(part)) for part in parts))
+    except NotMathematics:
+        return None
+
+
+def _read_equation(parts: list[str], depth: int) -> Answer | None:
+    left = parts[0]
+    tuple_name = re.fullmatch(r"\(([^()]*)\)", left)
+    if tuple_name and all(is_name(part) for part in tuple_name[1].split(",")):
+        return Named(re.sub(r"\s", "", left), read(parts[-1], depth + 1))
+    terms: list[Term] | None
+    try:
+        terms = [parse(mixed(part)) for part in parts]
+    except NotMathematics:
+        terms = None
+    if is_name(left) or is_name(parts[-2]):
+        name = left if is_name(left) else parts[-2]
+        value = read(parts[-1], depth + 1)
+        call = re.fullmatch(r"([a-zA-Z]['a-zA-Z]*)\s*\(\s*([a-zA-Z])\s*\)", name)
+        relation = Relation(("=",), (terms[0], terms[-1])) if terms else None
+        if call:
+            return Named(call[1], value, relation, (call[2],))
+        return Named(re.sub(r"[\s{}]|\\text", "", name), value, relation)
+    if terms is None:
+        scalars = [read_quantity(part) for part in parts]  # `0.56 = 56\%`
+        return scalars[-1] if all(isinstance(x, Scalar) and not _has_symbols(x.term) for x in scalars) else None
+    if not any(_has_symbols(term) for term in terms):  # `2 + 3 = 5`: the last is the answer
+        return read(parts[-1], depth + 1)
+    return Relation(("=",) * (len(terms) - 1), tuple(terms))
+
+
+def _has_symbols(term: Term) -> bool:
+    return contains(term, "sym") or contains(term, "opaque")
+
+
+def _read_set_operation(text: str, depth: int) -> Answer | None:
+    pieces = split_top(text, _SET_OPERATION)
+    if len(pieces) < 2:
+        return None
+    parts = []
+    for separator, part in pieces:
+        operation = "cap" if "cap" in separator else "setminus" if "setminus" in separator else "cup"
+        parts.append((operation, read(part, depth + 1)))
+    return Union(tuple(parts))
+
+
+def _read_bracketed(text: str, depth: int) -> Answer | None:
+    text = re.sub(r"^\\langle\s*(.*?)\s*\\rangle$", r"(\1)", text, flags=re.DOTALL)
+    if text in ("\\emptyset", "\\{\\}", "\\{ \\}"):
+        return Listing("set", ())
+    if text == "\\reals":
+        inf: Term = ("const", "inf")
+        return Listing("tuple", (Scalar(("neg", inf)), Scalar(inf)), "()")
+    if text.startswith("\\{") and text.endswith("\\}") and _closes(text, 2, 2):
+        return _read_set(text[2:-2], depth)
+    if not text or text[0] not in "([{]" or text[-1] not in ")]}[" or len(text) < 2:
+        return None
+    opening, closing = text[0], text[-1]
+    if opening == "{":
+        if match_brace(text, 0) != len(text) - 1:
+            return None
+        return read(text[1:-1], depth + 1)
+    if not _closes(text, 1, 1):
+        return None
+    inner = text[1:-1]
+    items = [part for _, part in split_top(inner, re.compile(r"[,;]"))]
+    if len(items) < 2:
+        if (opening == "(" and closing == ")") or (opening == "[" and closing == "]"):
+            return read(inner, depth + 1)
+        return None
+    brackets = {"]": "(", "[": "["}.get(opening, opening) + {"[": ")", "]": "]"}.get(closing, closing)
+    return Listing("tuple", tuple(read(item, depth + 1) for item in items), brackets)
+
+
+def _read_set(inner: str, depth: int) -> Answer | None:
+    condition = split_top(inner, re.compile(r"\\mid(?![a-zA-Z])|\||:"))
+    if len(condition) == 2 and re.fullmatch(r"\s*[a-zA-Z]\s*(?:\\in\s*\\reals\s*)?", condition[0][1]):
+        return read(condition[1][1], depth + 1)
+    parts = [part for _, part in split_top(inner, re.compile(r"[,;]")) if part.strip()]
+    items: list[Answer] = []
+    for part in parts:
+        item = read(part, depth + 1)
+        items.extend(item.items if isinstance(item, Listing) and item.kind == "list" else [item])
+    return Listing("set", tuple(items), "{}")
+
+
+def _closes(text: str, skip: int, width: int) -> bool:
+    """Whether the bracket that opens the text is the one that closes it."""
+    level, position = 1, skip
+    while position < len(text) - width:
+        if text[position] == "\\":
+            following = text[position + 1 : position + 2]
+            level += (following == "{") - (following == "}")
+            level += text.startswith("\\begin", position) - text.startswith("\\end", position)
+            position += 2
+        else:
+            level += (text[position] in _OPEN) - (text[position] in _CLOSE)
+            position += 1
+        if level == 0:
+            return False
+    return level == 1
+
+
+def _read_ratio(text: str, depth: int) -> Answer | None:
+    pieces = split_top(text, re.compile(r":|(?<=\d)\s*\\text\s*\{\s*to\s*\}\s*(?=\d)|(?<=\d) to (?=\d)"))
+    if len(pieces) < 2 or any(not part.strip() for _, part in pieces):
+        return None
+    items = tuple(read(part, depth + 1) for _, part in pieces)
+    if not all(isinstance(item, Scalar) for item in items):
+        return None
+    return Listing("ratio", items, text.replace(" ", ""))

@@ -1,0 +1,101 @@
+"""Tokens of an expression, and the tables of the names the grammar knows."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from rewards.equality.arithmetic.values import TooBig
+from rewards.text import words
+
+MAX_DECIMAL_EXPONENT = 5_000
+
+
+class NotMathematics(Exception):
+    """The text is not an expression of this grammar."""
+
+
+GREEK = words(
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma "
+    "tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar"
+)
+TRIGONOMETRY = words("sin cos tan cot sec csc")
+ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "arctg": "arctan", "tg": "tan", "ctg": "cot"}
+INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot"}
+UNARY = words("sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh exp ln log lg det gcd lcm max min")
+_WORDS = UNARY | ALIASES.keys() | {"sqrt", "pi", "oo", "inf", "infinity", "infty", "abs", "floor", "ceil", "theta"}
+ACCENTS = words(
+    "overline bar vec hat widehat overrightarrow overleftrightarrow tilde widetilde dot ddot underline overarc"
+)
+OPAQUE_COMMANDS = words("angle triangle nabla partial mathbb ldots cdots dots vdots dotsb square star Box")
+CALLED = frozenset("fghFG")
+CLOSERS = {"(": ")", "[": "]", "\\{": "\\}", "\\langle": "\\rangle", "\\lceil": "\\rceil", "\\lfloor": "\\rfloor"}
+STARTS = frozenset(["(", "[", "\\{", "{", "\\langle", "\\lceil", "\\lfloor"])
+
+_TOKEN = re.compile(
+    r"\s*(?:(?P<sci>(?:\d+\.?\d*|\.\d+)[eE][+-]?\d+(?![\w]))|(?P<num>\d+\.\d+|\.\d+|\d+\.(?![\d.])|\d+)"
+    r"|(?P<env>\\(?:begin|end)\s*\{\s*[a-zA-Z]+\*?\s*\})|(?P<cmd>\\[a-zA-Z]+|\\[^a-zA-Z\s])|(?P<word>[a-zA-Z]+)|(?P<op>\*\*|[-+*/^_()\[\]{}|!,'&;=]))"
+)
+MATRIX_NAMES = frozenset(["pmatrix", "bmatrix", "vmatrix", "matrix", "Bmatrix", "Vmatrix", "smallmatrix", "array"])
+
+
+def tokenize(text: str) -> list[tuple[str, str]]:
+    """Split into (kind, text) tokens. Raises NotMathematics at a character that starts none."""
+    tokens, position, text = [], 0, text.rstrip()
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise NotMathematics(f"unexpected {text[position : position + 8]!r}")
+        kind = match.lastgroup or ""
+        value = match[kind]
+        position = match.end()
+        if kind == "word":
+            tokens += _split_word(value)
+        elif kind == "env":
+            command, _, name = value.rstrip("} ").partition("{")
+            tokens += [("cmd", command.strip()), ("env", name.strip())]
+        elif kind == "cmd" and value in ("\\lbrace", "\\rbrace"):
+            tokens.append((kind, "\\{" if value == "\\lbrace" else "\\}"))
+        else:
+            tokens.append(("num" if kind == "sci" else kind, value))
+    return tokens
+
+
+def _split_word(word: str) -> list[tuple[str, str]]:
+    """Letters are variables, one each; known names are taken whole; longer words are no mathematics."""
+    if word in _WORDS:
+        return [("cmd", "\\" + word)]
+    for name in ("sqrt", "arcsin", "arccos", "arctan", "sin", "cos", "tan", "log", "ln", "pi"):
+        if name in word and len(word) <= len(name) + 2:  # `xsin`, `2pix`
+            before, _, after = word.partition(name)
+            return [("let", c) for c in before] + [("cmd", "\\" + name)] + [("let", c) for c in after]
+    if len(word) > 4:
+        return [("word", word)]  # no atom: good for nothing but a subscript
+    return [("let", letter) for letter in word]
+
+
+STARTING_COMMANDS = (
+    GREEK
+    | UNARY
+    | ALIASES.keys()
+    | ACCENTS
+    | OPAQUE_COMMANDS
+    | {"frac", "sqrt", "pi", "infty", "binom", "dbinom", "tbinom", "sum", "prod", "int", "lim", "begin", "{", "langle"}
+    | {"lceil", "lfloor", "lvert", "unitvector", "repeating", "theta", "abs", "floor", "ceil"}
+)
+
+
+def read_number(token: str) -> Fraction:
+    """Return the value of a number token, `1.5`, `2.`, `1.2e5`. Raises TooBig for exponents beyond bounds."""
+    _, mark, exponent = token.lower().partition("e")
+    if mark and abs(int(exponent)) > MAX_DECIMAL_EXPONENT:
+        raise TooBig
+    return Fraction(token.rstrip(".") if token.endswith(".") else token)
+
+
+def repeating_decimal(whole: str, fixed: str, period: str) -> Fraction:
+    """Return the value of whole.fixed(period)(period)…"""
+    if not period.isdigit() or (fixed and not fixed.isdigit()) or (whole and not whole.isdigit()):
+        raise NotMathematics("a repeating decimal without digits")
+    scale = 10 ** len(fixed)
+    return Fraction(int(whole + fixed or "0"), scale) + Fraction(int(period), scale * (10 ** len(period) - 1))

@@ -1,0 +1,288 @@
+"""Worker processes that verify answers and may be killed at any moment.
+
+A worker is a fresh interpreter (`python -m rewards.verification.worker`), never a fork: it holds no CUDA context, no
+torch, no lock of the caller's. One daemon thread per worker feeds it one task at a time and kills it at the deadline,
+so callers may live on any thread and their signal handlers and alarms are left alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import queue
+import select
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+START_ALLOWANCE_S = 60.0
+"""A worker on a loaded machine may take this long to start; a task's own clock starts after it."""
+
+GROW_AFTER_S = 0.2
+"""A pool starts with one worker and doubles each time that a caller has waited so long while tasks were waiting too: a
+start costs as much as a thousand easy tasks, and one hard task may take seconds."""
+
+AHEAD_BYTES = 32_768
+"""Tasks sent to a worker before their turn: half of what a pipe holds."""
+
+Task = dict[str, Any]
+
+
+@dataclass
+class _Chunk:
+    """Tasks of one call, their outcomes, and a latch for the caller."""
+
+    tasks: Sequence[Task]
+    outcomes: list[str] = field(default_factory=list)
+    done: threading.Event = field(default_factory=threading.Event)
+    fault: BaseException | None = None
+
+
+class _Worker:
+    """One interpreter: send a task, await its outcome until a deadline, or kill it."""
+
+    def __init__(self, memory_mb: int, timeout_s: float) -> None:
+        root = str(Path(__file__).resolve().parents[2])
+        paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "PYTHONUTF8": "1",
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rewards.verification.worker", str(memory_mb), str(timeout_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,  # Ctrl-C in the terminal is the caller's to handle
+            bufsize=0,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._stdin, self._stdout = self.process.stdin, self.process.stdout
+        self._buffer = b""
+        self._ready = False
+        self._poll = select.poll()
+        self._poll.register(self._stdout.fileno(), select.POLLIN | select.POLLHUP)
+
+    def _line(self, deadline: float) -> list[Any]:
+        """Read one message. Raises TimeoutError at the deadline and EOFError when the worker is gone."""
+        while b"\n" not in self._buffer:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or not self._poll.poll(remaining * 1000):
+                if time.monotonic() >= deadline:
+                    raise TimeoutError
+                continue
+            part = os.read(self._stdout.fileno(), 65536)
+            if not part:
+                raise EOFError
+            self._buffer += part
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        message = json.loads(line)
+        assert isinstance(message, list)
+        return message
+
+    def await_ready(self) -> None:
+        """Wait until the worker has imported what it needs. Raises RuntimeError if it cannot start."""
+        if self._ready:
+            return
+        try:
+            self._line(time.monotonic() + START_ALLOWANCE_S)
+        except (EOFError, TimeoutError) as fault:
+            self.process.kill()
+            raise RuntimeError(
+                f"a verification worker did not start (exit status {self.process.wait()}; its message stands on "
+                "stderr): check that sympy, mpmath and math-verify are installed and that memory_mb leaves room"
+            ) from fault
+        self._ready = True
+
+    def run(self, tasks: Sequence[Task], timeout_s: float) -> Iterator[tuple[str, bool]]:
+        """Yield (outcome, whether the worker stays fit for use) of each task, in order.
+
+        Tasks are sent ahead, so that the worker never waits for its caller; each still has its own time. Raises
+        TimeoutError or EOFError in place of the first outcome that does not come.
+        """
+        self.await_ready()
+        lines = [json.dumps(task).encode() + b"\n" for task in tasks]
+        sent = ahead = 0
+        deadline = time.monotonic() + START_ALLOWANCE_S  # until it says that it has begun
+        for line in lines:
+            # Never more than a pipe holds: a write that blocked would stop the clock.
+            while sent < len(lines) and (ahead == 0 or ahead + len(lines[sent]) <= AHEAD_BYTES):
+                try:
+                    self._stdin.write(lines[sent])
+                except (BrokenPipeError, OSError):
+                    break  # it is gone: what it had answered is read first, then comes the end of file
+                ahead += len(lines[sent])
+                sent += 1
+            while True:
+                kind, *rest = self._line(deadline)
+                if kind == "load":  # imports what few tasks need, and begins again after it
+                    deadline = time.monotonic() + START_ALLOWANCE_S
+                elif kind == "begin":
+                    deadline = time.monotonic() + timeout_s
+                else:
+                    break
+            ahead -= len(line)
+            yield str(rest[0]), kind == "done"
+            deadline = time.monotonic() + (timeout_s if ahead else START_ALLOWANCE_S)
+
+    def kill(self) -> None:
+        """Kill the process and reap it, so that no zombie stays."""
+        self.process.kill()
+        self.process.wait()
+        for stream in (self._stdin, self._stdout):
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
+class WorkerPool:
+    """Up to `workers` processes, started when there is work, shared by all threads of this process."""
+
+    def __init__(self, workers: int, timeout_s: float, memory_mb: int) -> None:
+        if workers < 1:
+            raise ValueError(f"workers must be at least 1, not {workers}")
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s must be above 0, not {timeout_s}")
+        self.workers, self.timeout_s, self.memory_mb = workers, timeout_s, memory_mb
+        self._queue: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = self._starting = self._idle = 0
+        self._alive: set[_Worker] = set()
+        self._closed = False
+        _POOLS.add(self)
+
+    def run(self, tasks: Sequence[Task]) -> list[str]:
+        """Return each task's outcome, in order: what the worker said, or `TIMEOUT`, or `REJECTED` if it died."""
+        if not tasks:
+            return []
+        size = max(1, min(64, -(-len(tasks) // (self.workers * 4))))
+        chunks = [_Chunk(tasks[start : start + size]) for start in range(0, len(tasks), size)]
+        for chunk in chunks:
+            self._queue.put(chunk)
+        if not self._threads:
+            self._grow(1)
+        for chunk in chunks:
+            while not chunk.done.wait(GROW_AFTER_S):
+                self._grow(self._threads)
+            if chunk.fault is not None:
+                raise chunk.fault
+        return [outcome for chunk in chunks for outcome in chunk.outcomes]
+
+    def _grow(self, most: int) -> None:
+        """Start up to `most` workers for what waits, unless some are starting already."""
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the verifier is closed")
+            if self._starting:
+                return
+            for _ in range(min(most, self._queue.qsize() - self._idle, self.workers - self._threads)):
+                self._threads += 1
+                self._starting += 1
+                threading.Thread(target=_serve, args=(self,), name="gtpo-verifier", daemon=True).start()
+
+    def _start(self) -> _Worker:
+        worker = _Worker(self.memory_mb, self.timeout_s)
+        with self._lock:
+            if not self._closed:
+                self._alive.add(worker)
+                return worker
+        worker.kill()
+        raise RuntimeError("the verifier is closed")
+
+    def _discard(self, worker: _Worker) -> None:
+        with self._lock:
+            self._alive.discard(worker)
+        worker.kill()
+
+    def _run_chunk(self, chunk: _Chunk, worker: _Worker | None) -> _Worker | None:
+        outcomes = chunk.outcomes
+        suspect = False  # the first task without an outcome has ended a worker already
+        while len(outcomes) < len(chunk.tasks):
+            worker = worker or self._start()
+            try:
+                for outcome, fit in worker.run(chunk.tasks[len(outcomes) :], self.timeout_s):
+                    outcomes.append(outcome)
+                    suspect = False
+                    if not fit:
+                        break
+                else:
+                    return worker
+            except TimeoutError:
+                outcomes.append("TIMEOUT")
+                suspect = False
+            except RuntimeError:
+                self._discard(worker)
+                raise
+            except EOFError:
+                # Killed from outside, or by this task: one more try on a fresh worker tells them apart.
+                if suspect:
+                    outcomes.append("REJECTED")
+                suspect = not suspect
+            self._discard(worker)
+            worker = None
+        with contextlib.suppress(RuntimeError):  # closed meanwhile
+            worker = self._start()  # replace a killed worker now: the next task need not wait for its start
+        return worker
+
+    def close(self) -> None:
+        """Kill the workers. Calls in progress fail with RuntimeError or see their task REJECTED."""
+        with self._lock:
+            self._closed = True
+            alive, self._alive = list(self._alive), set()
+            threads, self._threads = self._threads, 0
+        for worker in alive:
+            worker.kill()
+        for _ in range(threads):
+            self._queue.put(None)
+
+
+def _serve(pool: WorkerPool) -> None:
+    """Feed one worker until the pool closes (a module function: the thread's name says what it is)."""
+    worker: _Worker | None = None
+    with contextlib.suppress(RuntimeError):  # it cannot start, or the pool has closed: its first chunk will be told
+        worker = pool._start()
+        worker.await_ready()  # before it takes a chunk, which another worker may have done by then
+    with pool._lock:
+        pool._starting -= 1
+    while True:
+        with pool._lock:
+            pool._idle += 1
+        chunk = pool._queue.get()
+        with pool._lock:
+            pool._idle -= 1
+        if chunk is None:
+            return
+        try:
+            worker = pool._run_chunk(chunk, worker)
+        except BaseException as fault:  # handed to the caller, who waits on the latch
+            chunk.fault = fault
+            worker = None  # _run_chunk has discarded it
+        finally:
+            chunk.done.set()
+
+
+_POOLS: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for pool in list(_POOLS):
+        pool.close()
+
+
+def _forget_after_fork() -> None:
+    """In a forked child the parent's workers are not ours to talk to or to kill."""
+    _POOLS.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_after_fork)

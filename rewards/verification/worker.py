@@ -1,0 +1,104 @@
+"""The program of a verification worker: one task a line on stdin, its outcome on stdout.
+
+`python -m rewards.verification.worker MEMORY_MB TIMEOUT_S`. The address space is limited, so that runaway terms end in
+a MemoryError and not in the machine's swap. A timer with the default action ends the process even inside C code and
+even when the caller is gone; the caller's own deadline comes first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+ORPHAN_GRACE_S = 2.0
+
+
+def _send(stream: int, *message: Any) -> None:
+    os.write(stream, json.dumps(message).encode() + b"\n")
+
+
+def _lines(stream: int) -> Iterator[tuple[bytes, bool]]:
+    """Yield (line, whether it had to be awaited) until stdin closes or the caller has died, whose other children
+    may hold the pipe open."""
+    parent, buffer, awaited = os.getppid(), b"", True
+    while True:
+        while b"\n" in buffer:
+            line, buffer = buffer.split(b"\n", 1)
+            yield line, awaited
+            awaited = False
+        ready, _, _ = select.select([stream], [], [], 5.0)
+        if not ready:
+            if os.getppid() != parent:
+                return
+            continue
+        part = os.read(stream, 65536)
+        if not part:
+            return
+        buffer += part
+        awaited = True
+
+
+def main() -> None:
+    """Serve tasks until the caller goes away."""
+    memory_mb, timeout_s = int(sys.argv[1]), float(sys.argv[2])
+    # Prints of a library must not reach the protocol: keep a private copy of stdout, point fd 1 at stderr.
+    replies = os.dup(1)
+    os.dup2(2, 1)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    sys.setrecursionlimit(2000)
+
+    from rewards.equality.comparing.decide import decide, exact_value
+    from rewards.equality.comparing.sympy_fallback import agree
+
+    loaded = False
+
+    def load() -> None:
+        # SymPy and Math-Verify take a second to import and few answers need them. The first that does waits, off
+        # the clock: its own time starts when they are there.
+        nonlocal loaded
+        if not loaded:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            _send(replies, "load")
+            import latex2sympy2_extended  # noqa: F401
+            import sympy  # noqa: F401
+
+            loaded = True
+            _send(replies, "begin")
+            signal.setitimer(signal.ITIMER_REAL, timeout_s + ORPHAN_GRACE_S)
+
+    def second_opinion(prediction: str, gold: str) -> bool:
+        return agree(prediction, gold, before=load)
+
+    _send(replies, "ready")
+    for line, awaited in _lines(0):
+        if awaited:  # the caller's clock for a task that was sent ahead starts with the outcome before it
+            _send(replies, "begin")
+        signal.setitimer(signal.ITIMER_REAL, timeout_s + ORPHAN_GRACE_S)
+        try:
+            task = json.loads(line)
+            outcome = exact_value(**task) if "text" in task else decide(**task, second_opinion=second_opinion)
+        except MemoryError:
+            _send(replies, "retire", "REJECTED")  # a fresh process for the next: this heap may be in pieces
+            os._exit(0)
+        except RecursionError:
+            outcome = "REJECTED"
+        except Exception:  # a fault of ours: said on stderr with the pair, and no reason to lose the worker
+            print(f"gtpo: verifying {line[:400]!r} failed", file=sys.stderr)
+            traceback.print_exc()
+            outcome = "REJECTED"
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _send(replies, "done", outcome)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
