@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any, NamedTuple, Protocol
 
 from rewards.support.errors import UserError
@@ -84,17 +82,6 @@ def sample_seed(run_seed: int, benchmark: str, question_id: str, sample_index: i
     """
     digest = hashlib.sha256(f"{run_seed}\t{benchmark}\t{question_id}".encode()).digest()
     return (int.from_bytes(digest[:8], "big") + sample_index) % 2**31
-
-
-def package_versions(*packages: str) -> dict[str, str]:
-    """Return the installed versions of those packages that are installed."""
-    found = {"python": platform.python_version()}
-    for package in packages:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def check_context(tasks: Sequence[Task], context: int | None, max_tokens: int, where: str) -> None:

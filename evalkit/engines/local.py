@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.engines.base import Prompt
 from evalkit.engines.model_ref import ModelRef
+from rewards.data.prompt import plain_chat_template
 from rewards.support.errors import UserError
 from rewards.support.files import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] + '\\n\\n' }}{% endfor %}"
-"""For tokenizers without a chat template: the system prompt and the question as paragraphs."""
 
 
 def _explain(fault: Exception, source: str) -> UserError:
@@ -59,7 +57,10 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, given: Path | None) -> tup
         own = own.get("default")
     if own:
         return str(own), None
-    return PLAIN_TEMPLATE, "this tokenizer has no chat template: prompts are plain text (--chat-template FILE sets one)"
+    return plain_chat_template(tokenizer), (
+        "the tokenizer has no chat template: using a plain one (### User, ### Assistant), as training does; "
+        "--chat-template FILE sets another"
+    )
 
 
 def render(tokenizer: PreTrainedTokenizerBase, template: str, messages: list[dict[str, str]]) -> Prompt:
@@ -72,7 +73,7 @@ def render(tokenizer: PreTrainedTokenizerBase, template: str, messages: list[dic
         raise UserError(
             f"the chat template refuses the prompt ({fault}); --prompt '' leaves the system prompt out"
         ) from None
-    ids = tokenizer(text, add_special_tokens=template == PLAIN_TEMPLATE)["input_ids"]
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return Prompt(messages, str(text), list(ids))
 
 

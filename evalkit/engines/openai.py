@@ -20,9 +20,10 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from evalkit.engines.base import EngineStopped, Generation, Sampling, Task, package_versions, sample_seed
+from evalkit.engines.base import EngineStopped, Generation, Sampling, Task, sample_seed
 from evalkit.engines.model_ref import ModelRef
 from rewards.support.errors import UserError, did_you_mean
+from rewards.support.provenance import package_versions
 
 ATTEMPTS = 6
 LONGEST_PAUSE_S = 20.0

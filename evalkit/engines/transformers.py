@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from evalkit.engines.base import Generation, Sampling, Task, package_versions, sample_seed
+from evalkit.engines.base import Generation, Sampling, Task, sample_seed
 from evalkit.engines.local import context_length, load_config
 from evalkit.engines.model_ref import ModelRef
 from rewards.support.errors import UserError
+from rewards.support.provenance import package_versions
 
 if TYPE_CHECKING:
     import torch

@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from evalkit.engines.base import EngineStopped, Generation, Sampling, Task, package_versions, sample_seed
+from evalkit.engines.base import EngineStopped, Generation, Sampling, Task, sample_seed
 from evalkit.engines.local import adapter_rank
 from evalkit.engines.model_ref import ModelRef
 from rewards.support.errors import UserError
+from rewards.support.provenance import package_versions
 
 BLOCK = 16
 """Most samples in one request: a request is handed on when its last sample is done."""

@@ -14,13 +14,13 @@ from evalkit.evaluation.benchmarks import Benchmark, checksum, find_benchmarks, 
 from evalkit.evaluation.engine import choose_engine, make_engine
 from evalkit.evaluation.pipeline import Incomplete, ScoringPipeline
 from evalkit.evaluation.progress import Progress
-from evalkit.evaluation.provenance import text_hash
 from evalkit.evaluation.record import Problems, Record, adopt, announce, default_folder, finish, header, lacking, usable
 from evalkit.evaluation.scoring import Votes
 from evalkit.evaluation.settings import EvalSettings
 from evalkit.results.store import QuestionKey, RunFolder
 from rewards.data.problem import Problem
 from rewards.data.prompt import SYSTEM_INSTRUCTION, chat_messages
+from rewards.support.provenance import text_hash
 from rewards.verify import Verifier, usable_cpus
 
 DEFAULT_MAX_TOKENS = 2048

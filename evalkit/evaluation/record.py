@@ -8,7 +8,6 @@ from typing import Any
 
 from evalkit.evaluation.benchmarks import checksum
 from evalkit.evaluation.progress import Progress
-from evalkit.evaluation.provenance import command_line, git_commit, now
 from evalkit.evaluation.scoring import RULES_VERSION, Votes
 from evalkit.evaluation.settings import EvalSettings
 from evalkit.evaluation.summary import read_samples, summarise
@@ -17,6 +16,7 @@ from evalkit.results.store import QuestionKey, RunFolder, check_identity
 from rewards.data.problem import Problem
 from rewards.golds import self_test
 from rewards.support.errors import UserError
+from rewards.support.provenance import command_line, git_commit, now
 from rewards.verify import Verifier
 
 EVAL_RUNS = Path("results/eval")

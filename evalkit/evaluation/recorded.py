@@ -18,7 +18,6 @@ from evalkit.engines.base import Generation
 from evalkit.evaluation.benchmarks import BENCHMARKS, Benchmark, find_benchmarks, load_problems
 from evalkit.evaluation.pipeline import Incomplete, ScoringPipeline
 from evalkit.evaluation.progress import Progress
-from evalkit.evaluation.provenance import file_hash
 from evalkit.evaluation.record import adopt, default_folder, finish, header, usable
 from evalkit.evaluation.settings import EvalSettings
 from evalkit.results.store import RunFolder
@@ -26,6 +25,7 @@ from rewards.data.problem import Problem
 from rewards.data.problems import data_folder, parse_level
 from rewards.support.errors import UserError
 from rewards.support.files import read_jsonl
+from rewards.support.provenance import file_hash
 from rewards.verify import Verifier
 
 CHUNK = 512

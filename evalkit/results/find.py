@@ -16,7 +16,7 @@ from evalkit.results.questions import load_questions
 from evalkit.results.run import EvalRun, TrainRun
 from evalkit.results.schema import EVAL_SCHEMA_VERSION
 from rewards.support.errors import UserError, did_you_mean
-from rewards.support.files import read_json
+from rewards.support.files import check_schema_version, read_json
 
 RESULTS = Path("results")
 """Where names are looked up: results/eval/NAME and results/train/NAME under the working directory."""
@@ -108,10 +108,7 @@ def _check_schema(path: Path, document: Any, newest: int) -> None:
     version = document.get("schema_version")
     if not isinstance(version, int):
         raise UserError(f"{path}: no schema_version; not a file that gtpo wrote")
-    if version > newest:
-        raise UserError(
-            f"{path}: schema {version} is newer than this gtpo reads ({newest}); upgrade gtpo to compare this run"
-        )
+    check_schema_version(path, version, newest)
 
 
 def read_eval_run(folder: Path, *, allow_incomplete: bool = False, notes: list[str] | None = None) -> EvalRun:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from evalkit.metrics import pass_at_all_k
 from evalkit.results.schema import EVAL_SCHEMA_VERSION
 from rewards.support.errors import UserError
+from rewards.support.files import check_schema_version
 
 if TYPE_CHECKING:
     from evalkit.results.run import EvalRun
@@ -83,10 +84,7 @@ class _File:
         try:
             with pq.ParquetFile(path, read_dictionary=["benchmark", "scoring", "subject"]) as file:
                 version = int((file.schema_arrow.metadata or {}).get(b"gtpo_schema_version", b"0"))
-                if version > EVAL_SCHEMA_VERSION:
-                    raise UserError(
-                        f"{path}: schema {version} is newer than this gtpo reads ({EVAL_SCHEMA_VERSION}); upgrade gtpo"
-                    )
+                check_schema_version(path, version, EVAL_SCHEMA_VERSION)
                 missing = [name for name in _COLUMNS if name not in file.schema_arrow.names]
                 if missing:
                     raise UserError(

@@ -6,8 +6,6 @@ however it ends.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +17,15 @@ import pyarrow.parquet as pq
 from evalkit.results.schema import EVAL_SCHEMA_VERSION, PROBLEM_SCHEMA, QUESTION_SCHEMA, SAMPLE_SCHEMA
 from rewards.data.problem import Problem
 from rewards.support.errors import UserError
-from rewards.support.files import read_json, write_bytes, write_json
+from rewards.support.files import (
+    LOCK_FILES,
+    check_schema_version,
+    flatten,
+    lock_folder,
+    read_json,
+    write_bytes,
+    write_json,
+)
 
 QuestionKey = tuple[str, str]
 """(benchmark, question id)"""
@@ -27,22 +33,10 @@ Key = tuple[str, str, int]
 """(benchmark, question id, sample index)"""
 
 
-def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Return nested dictionaries as one level with dotted keys."""
-    if isinstance(value, dict):
-        pairs = (flatten(inner, f"{prefix}.{key}" if prefix else str(key)) for key, inner in value.items())
-        return {key: inner for pair in pairs for key, inner in pair.items()}
-    return {prefix: value}
-
-
 def _read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     try:
         metadata = pq.read_schema(path).metadata or {}
-        version = int(metadata.get(b"gtpo_schema_version", b"0"))
-        if version > EVAL_SCHEMA_VERSION:
-            raise UserError(
-                f"{path} has schema version {version}; this gtpo reads up to {EVAL_SCHEMA_VERSION}: update it"
-            )
+        check_schema_version(path, int(metadata.get(b"gtpo_schema_version", b"0")), EVAL_SCHEMA_VERSION)
         return pq.read_table(path, columns=columns)
     except (pa.ArrowInvalid, pa.ArrowKeyError, OSError, ValueError) as fault:
         first = str(fault).split("\n")[0][:160]
@@ -63,28 +57,10 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        existing = path.exists() and any(p.name != ".lock" for p in path.iterdir()) if path.is_dir() else path.exists()
+        existing = {entry.name for entry in path.iterdir()} - LOCK_FILES if path.is_dir() else path.exists()
         if existing and not (path / "eval.json").is_file() and not (path / "samples").is_dir():
             raise UserError(f"{path} exists and is not an eval run; choose another --out")
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / ".lock").open("a+")
-        except OSError as fault:
-            raise UserError(f"{path}: cannot be written ({fault.strerror})") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.seek(0)
-            holder = self._lock.read().strip()
-            self._lock.close()
-            raise UserError(
-                f"{path} is being written by another process{f' ({holder})' if holder else ''}; "
-                "wait for it, or choose another --out"
-            ) from None
-        self._lock.seek(0)
-        self._lock.truncate()
-        self._lock.write(f"process {os.getpid()}")
-        self._lock.flush()
+        self._lock = lock_folder(path)
         self._writing = threading.Lock()
         self.samples = path / "samples"
         for leftover in self.samples.glob(".*.tmp"):  # a writer that was killed; its part was never renamed
@@ -94,11 +70,11 @@ class RunFolder:
 
     def close(self) -> None:
         """Give up the lock; a folder in which nothing was written goes again."""
-        lock = self.path / ".lock"
-        if lock.exists() and list(self.path.iterdir()) == [lock]:
-            lock.unlink()
+        if not {entry.name for entry in self.path.iterdir()} - LOCK_FILES:
+            for name in LOCK_FILES:
+                (self.path / name).unlink(missing_ok=True)
             self.path.rmdir()
-        self._lock.close()
+        self._lock.release()
 
     def __enter__(self) -> RunFolder:
         return self
@@ -177,11 +153,7 @@ class RunFolder:
 def read_record(path: Path) -> dict[str, Any]:
     """Return the eval.json of a run folder. UserError where it is missing, broken, or of a newer schema."""
     record: dict[str, Any] = read_json(path / "eval.json")
-    version = record.get("schema_version", 0)
-    if version > EVAL_SCHEMA_VERSION:
-        raise UserError(
-            f"{path}/eval.json has schema version {version}; this gtpo reads up to {EVAL_SCHEMA_VERSION}: update it"
-        )
+    check_schema_version(path / "eval.json", record.get("schema_version", 0), EVAL_SCHEMA_VERSION)
     return record
 
 

@@ -11,16 +11,8 @@ import torch
 
 from gtpo.config import ModelSection, TrainConfig
 from gtpo.inputs.model_shape import weights_folder
+from rewards.data.prompt import plain_chat_template
 from rewards.support.errors import UserError
-
-PLAIN_CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '### ' + message['role'].capitalize() + '\n' + message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '### Assistant\n' }}{% endif %}"
-)
-"""Given to tokenizers without a chat template of their own."""
 
 _PAD_CANDIDATES = ("<|finetune_right_pad_id|>", "<|pad|>", "<pad>", "[PAD]", "<|reserved_special_token_0|>")
 
@@ -79,7 +71,7 @@ def prepare_tokenizer(tokenizer: Any) -> list[str]:
             f"the tokenizer has no pad token: using {tokenizer.pad_token!r} (padding is told by length, never by id)"
         )
     if tokenizer.chat_template is None:
-        tokenizer.chat_template = PLAIN_CHAT_TEMPLATE
+        tokenizer.chat_template = plain_chat_template(tokenizer)
         notes.append(
             "the tokenizer has no chat template: using a plain one (### User, ### Assistant), saved with the weights"
         )

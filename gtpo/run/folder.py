@@ -11,20 +11,28 @@ completions/     parquet, one file a logged step
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
+from filelock import FileLock
 
 from gtpo.config import TrainConfig
 from rewards.support.errors import UserError
-from rewards.support.files import read_json, write_json, write_text
+from rewards.support.files import (
+    LOCK_FILES,
+    check_schema_version,
+    flatten,
+    lock_folder,
+    read_json,
+    write_json,
+    write_text,
+)
 
 SCHEMA_VERSION = 1
 
@@ -47,17 +55,9 @@ FREE_KEYS = frozenset(
 """Keys that may differ between a run and its continuation: they change no number."""
 
 
-def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from _leaves(inner, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, value
-
-
 def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
     """Return (dotted key, old value, new value) of the first key that separates two resolved configs, or None."""
-    before, after = dict(_leaves(old)), dict(_leaves(new))
+    before, after = flatten(old), flatten(new)
     for key in {**before, **after}:
         if key not in FREE_KEYS and before.get(key) != after.get(key):
             return key, before.get(key), after.get(key)
@@ -77,7 +77,7 @@ class RunFolder:
         self.final = root / "final"
         self.completions = root / "completions"
         self.base = root / "base"
-        self._lock: IO[str] | None = None
+        self._lock: FileLock | None = None
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -86,11 +86,7 @@ class RunFolder:
         if not self.run_json.exists():
             return {}
         run: dict[str, Any] = read_json(self.run_json)
-        if run.get("schema_version", 0) > SCHEMA_VERSION:
-            raise UserError(
-                f"{self.run_json}: schema version {run['schema_version']} is newer than this program's "
-                f"{SCHEMA_VERSION}; update gtpo"
-            )
+        check_schema_version(self.run_json, run.get("schema_version", 0), SCHEMA_VERSION)
         return run
 
     def last_checkpoint(self) -> Path | None:
@@ -101,7 +97,7 @@ class RunFolder:
     def check_config(self, config: TrainConfig) -> None:
         """Refuse to go on with another config. Raises UserError naming the first key that differs."""
         if not self.config_yaml.exists():
-            if self.root.exists() and any(path.name != ".lock" for path in self.root.iterdir()):
+            if self.root.exists() and {path.name for path in self.root.iterdir()} - LOCK_FILES:
                 raise UserError(f"{self.root} exists and is no train run (no config.yaml); choose another run_name")
             return
         old = yaml.safe_load(self.config_yaml.read_text(encoding="utf-8"))
@@ -117,19 +113,12 @@ class RunFolder:
 
     def lock(self) -> None:
         """Take the folder for this process until it ends. Raises UserError if another process writes to it."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        handle = (self.root / ".lock").open("w")
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            handle.close()
-            raise UserError(f"{self.root}: another process is training this run") from None
-        self._lock = handle
+        self._lock = lock_folder(self.root)
 
     def unlock(self) -> None:
         """Give the folder back."""
         if self._lock is not None:
-            self._lock.close()
+            self._lock.release()
             self._lock = None
 
     def start(self, config: TrainConfig) -> None:

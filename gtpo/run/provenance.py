@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import platform
-import subprocess
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from rewards.support.provenance import git_commit, package_versions
 
 _PACKAGES = (
     "gtpo",
@@ -26,17 +25,12 @@ _PACKAGES = (
 
 def provenance() -> dict[str, Any]:
     """Return packages, python, hardware and git_commit."""
-    versions = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+    versions = package_versions(*_PACKAGES)
     return {
+        "python": versions.pop("python"),
         "packages": versions,
-        "python": platform.python_version(),
         "hardware": _hardware(),
-        "git_commit": _git_commit(),
+        "git_commit": git_commit(),
     }
 
 
@@ -53,13 +47,3 @@ def _hardware() -> dict[str, Any]:
     if torch.cuda.is_available():
         found["gpus"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return found
-
-
-def _git_commit() -> str | None:
-    """Return the commit of this program's checkout, None for an installed package."""
-    here = Path(__file__).resolve().parent
-    try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return found.stdout.strip()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 SYSTEM_INSTRUCTION = (
     "You are a helpful assistant for solving math problems. Given a question, first think step by step between "
     "<reasoning> and </reasoning>. Then, give the final answer between <answer> and </answer>."
@@ -18,3 +20,22 @@ def chat_messages(problem: str, system_instruction: str = SYSTEM_INSTRUCTION) ->
 def target_text(reasoning: str, answer: str) -> str:
     """Return the supervised target: the published `<reasoning>…</reasoning>`, `<answer>…</answer>` layout."""
     return f"<reasoning>\n{reasoning}\n</reasoning>\n<answer>{answer}</answer>"
+
+
+_PLAIN_CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '### ' + message['role'].capitalize() + '\n' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '### Assistant\n' }}{% endif %}"
+)
+
+
+def plain_chat_template(tokenizer: Any) -> str:
+    """Return the template for a tokenizer that has none, the same in training and in evaluation.
+
+    It begins with the token that this tokenizer itself puts before a text, where it puts one: templates are rendered
+    to text and tokenised without special tokens.
+    """
+    begins = tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+    return ("{{ bos_token }}" if begins else "") + _PLAIN_CHAT_TEMPLATE

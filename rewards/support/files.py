@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, read with the place of the fault."""
+"""Files and run folders: written whole or not at all, held by one process, read with the place of the error."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from rewards.support.errors import UserError
 
@@ -43,15 +45,15 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Parse a JSON file. Raises UserError naming the file, line and column of the fault."""
+    """Parse a JSON file. Raises UserError naming the file, line and column of the error."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except json.JSONDecodeError as fault:
-        raise UserError(f"{path}:{fault.lineno}:{fault.colno}: not valid JSON ({fault.msg})") from None
-    except UnicodeDecodeError as fault:
-        raise UserError(f"{path}: not UTF-8 text (byte {fault.start})") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno}:{error.colno}: not valid JSON ({error.msg})") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -68,15 +70,55 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     continue
                 try:
                     row = json.loads(line.decode("utf-8"))
-                except (json.JSONDecodeError, UnicodeDecodeError) as fault:
-                    raise UserError(f"{path}:{number}: not a JSON object ({fault})") from None
+                except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                    raise UserError(f"{path}:{number}: not a JSON object ({error})") from None
                 if not isinstance(row, dict):
                     raise UserError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
                 rows += 1
                 yield number, row
     except (FileNotFoundError, IsADirectoryError):
         raise UserError(f"{path}: no such file") from None
-    except (gzip.BadGzipFile, zlib.error, EOFError) as fault:
-        raise UserError(f"{path}: damaged gzip file ({fault})") from None
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise UserError(f"{path}: damaged gzip file ({error})") from None
     if rows == 0:
         raise UserError(f"{path}: the file is empty; expected one JSON object per line")
+
+
+def lock_folder(folder: Path) -> FileLock:
+    """Make `folder` and take it for this process, until the lock is released or the process ends.
+
+    Raises UserError where another process holds it, naming that process, and where it cannot be written.
+    """
+    holder = folder / ".lock-holder"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock")
+        lock.acquire(timeout=0)
+        holder.write_text(f"process {os.getpid()}", encoding="utf-8")
+    except Timeout:
+        who = f" ({holder.read_text(encoding='utf-8')})" if holder.is_file() else ""
+        raise UserError(
+            f"{folder} is being written by another process{who}: wait for it, or name another folder"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
+    return lock
+
+
+LOCK_FILES = frozenset({".lock", ".lock-holder"})
+"""What `lock_folder` leaves in a folder."""
+
+
+def check_schema_version(path: Path, found: int, newest: int) -> None:
+    """Raise UserError where a file was written by a newer version of this program than can read it."""
+    if found > newest:
+        raise UserError(f"{path}: schema version {found}; this gtpo reads up to {newest}. Upgrade gtpo")
+
+
+def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one level with dotted keys; an empty mapping is a value."""
+    flat: dict[str, Any] = {}
+    for key, inner in value.items():
+        name = f"{prefix}.{key}" if prefix else str(key)
+        flat |= flatten(inner, name) if isinstance(inner, Mapping) and inner else {name: inner}
+    return flat

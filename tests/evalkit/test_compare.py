@@ -302,7 +302,7 @@ def test_newer_schema(tmp_path: Path) -> None:
     write_eval(tmp_path / "one")
     write_eval(tmp_path / "new", schema_version=99)
     ran = gtpo("compare", tmp_path / "one", tmp_path / "new", cwd=tmp_path)
-    assert_refused(ran, "new/eval.json", "schema 99 is newer", "upgrade")
+    assert_refused(ran, "new/eval.json", "schema version 99", "Upgrade")
 
 
 def test_two_runs_with_one_name(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_folder_in_which_nothing_was_written_goes_again(tmp_path: Path) -> Non
 
 def test_a_newer_schema_is_named(tmp_path: Path) -> None:
     (tmp_path / "eval.json").write_text(json.dumps({"schema_version": 99}))
-    with pytest.raises(UserError, match="has schema version 99; this gtpo reads up to"):
+    with pytest.raises(UserError, match="schema version 99; this gtpo reads up to"):
         read_record(tmp_path)
 
 

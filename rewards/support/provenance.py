@@ -1,13 +1,18 @@
-"""Where a result comes from: the command, the time, the commit."""
+"""Where a result comes from: packages, hardware, the command, the time, the commit."""
 
 from __future__ import annotations
 
 import hashlib
+import platform
 import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+"""The folder that holds this program's packages: its checkout, or site-packages."""
 
 
 def text_hash(*parts: str | None) -> str:
@@ -18,21 +23,32 @@ def text_hash(*parts: str | None) -> str:
 
 def file_hash(path: Path) -> str:
     """Return 16 hex digits of a file's whole content."""
-    digest = hashlib.sha256()
     with path.open("rb") as handle:
-        while chunk := handle.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()[:16]
+        return hashlib.file_digest(handle, "sha256").hexdigest()[:16]
+
+
+def package_versions(*packages: str) -> dict[str, str]:
+    """Return the Python version, and the version of each of those packages that is installed."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 def git_commit() -> str | None:
-    """Return the commit of the checkout this program runs from, `+` where files are changed; None outside one."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
+    """Return the commit of this program's checkout, with `+` where files are changed.
+
+    None for an installed package, also where it is installed inside another repository (a virtual environment in a
+    project's folder): that repository's commit says nothing of this program.
+    """
+    if not (CHECKOUT / ".git").exists():
         return None
     try:
         commit, changed = (
-            subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, timeout=10, check=False)
+            subprocess.run(["git", *words], cwd=CHECKOUT, capture_output=True, text=True, timeout=10, check=False)
             for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno"])
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -1,0 +1,53 @@
+"""Whose commit a result names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def git(folder: Path, *words: str) -> None:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
+
+
+def test_a_package_inside_another_repository_does_not_name_its_commit(root: Path, tmp_path: Path) -> None:
+    """As with a virtual environment in a project's folder: the project's commit is not this program's."""
+    (tmp_path / "README").write_text("a user's project")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "README")
+    git(tmp_path, "commit", "-qm", "theirs")
+    installed = tmp_path / ".venv" / "site-packages"
+    installed.mkdir(parents=True)
+    for package in ("gtpo", "rewards", "evalkit"):
+        (installed / package).symlink_to(root / package)
+    # Paths are resolved, so a copy, not a link, of what says where it lies.
+    (installed / "rewards").unlink()
+    for path in (root / "rewards").rglob("*.py"):
+        target = installed / path.relative_to(root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    found = subprocess.run(
+        [sys.executable, "-c", "from rewards.support import provenance as p; print(p.CHECKOUT, p.git_commit())"],
+        env={"PYTHONPATH": str(installed), "PATH": "/usr/bin:/bin"},
+        cwd=installed,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.split() == [str(installed), "None"]
+
+
+def test_a_checkout_names_its_own_commit_and_whether_files_are_changed(tmp_path: Path, monkeypatch) -> None:
+    from rewards.support import provenance
+
+    git(tmp_path, "init", "-q")
+    (tmp_path / "file").write_text("1")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-qm", "ours")
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tmp_path, capture_output=True, text=True).stdout.strip()
+    monkeypatch.setattr(provenance, "CHECKOUT", tmp_path)
+    assert provenance.git_commit() == head
+    (tmp_path / "file").write_text("2")
+    assert provenance.git_commit() == head + "+"
