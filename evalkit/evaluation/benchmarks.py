@@ -77,6 +77,14 @@ BENCHMARKS: dict[str, Benchmark] = {
         _named(
             "arithmetic_hard", "arithmetic, harder", "arithmetic_hard", 64, "51f1269712bdbcbf", r"arithmetic/hard/\d+"
         ),
+        _named(
+            *("word_problems", "word problems, held out", "word_problems_test"),
+            *(128, "2efe9b283db5a487", r"word_problems/test/\d+"),
+        ),
+        _named(
+            *("word_problems_hard", "word problems, more steps", "word_problems_hard"),
+            *(128, "6fe926c6ef785f23", r"word_problems/hard/\d+"),
+        ),
     )
 }
 

@@ -1,6 +1,6 @@
 """Problems: one record type for training sets and benchmarks, from local files, the Hub, or generated.
 
-A source is a name of `SOURCES`, an embedded arithmetic split, or a .jsonl/.parquet file of the user's with the
+A source is a name of `SOURCES`, a split of an embedded task, or a .jsonl/.parquet file of the user's with the
 fields problem and answer (and id, solution, subject, level where there are any). Named sources are read from
 `<name>.jsonl` or `<name>.parquet` in the data folder where one is given (argument, else GTPO_DATA_DIR) and from the
 Hugging Face Hub otherwise; both give the same ids and the same golds.
@@ -12,10 +12,13 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rewards.data.arithmetic import Split, arithmetic_problems
 from rewards.data.problem import Problem
+from rewards.data.word_problems import word_problems
 from rewards.extract import gsm8k_gold, last_boxed
 from rewards.support.errors import UserError, did_you_mean
 from rewards.support.files import read_jsonl
@@ -139,12 +142,17 @@ SOURCES: dict[str, HubSource] = {
     "amc23": HubSource("math-ai/amc23", ("default",), "test", _amc23, 40),
 }
 
-ARITHMETIC = {"arithmetic_train": "train", "arithmetic_test": "test", "arithmetic_hard": "hard"}
+_SPLITS: tuple[Split, ...] = ("train", "test", "hard")
+GENERATED: dict[str, Callable[[], list[Problem]]] = {
+    **{f"arithmetic_{split}": partial(arithmetic_problems, split) for split in _SPLITS},
+    **{f"word_problems_{split}": partial(word_problems, split) for split in _SPLITS},
+}
+"""Splits of the embedded tasks, generated when they are asked for."""
 
 
 def source_names() -> list[str]:
     """Return every name that `load_source` knows."""
-    return [*SOURCES, *ARITHMETIC]
+    return [*SOURCES, *GENERATED]
 
 
 def _problem_of(row: dict[str, Any], position: int, stem: str, where: str) -> Problem:
@@ -262,10 +270,8 @@ def load_source(
     Raises UserError for an unknown name (with the nearest one), a file or folder that is not there, broken rows
     (with file and line), an unknown subset, and a Hub that cannot be reached.
     """
-    if name in ARITHMETIC:
-        from rewards.data.arithmetic import arithmetic_problems
-
-        problems = arithmetic_problems(ARITHMETIC[name])  # type: ignore[arg-type]
+    if name in GENERATED:
+        problems = GENERATED[name]()
     elif name in SOURCES:
         folder = data_folder(data_dir)
         problems = load_hub(name, SOURCES[name]) if folder is None else load_file(_local_file(name, folder))
