@@ -1,15 +1,15 @@
 """The rewards of the paper, with TRL's signature: completions and the dataset's columns in, scores out.
 
-`None` marks a completion that could not be scored (the verifier timed out, the row has no gold answer): TRL
-leaves it out of the sum, and it is counted, never taken for a 0.
+`None` marks a completion that could not be scored (the row has no usable gold answer, or the machine did not get round
+to verifying it): TRL leaves it out of the sum, and it is counted, never taken for a 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from rewards.completions import Completion, completion_text
+from rewards.completions import Completion, completion_text, problem_text
 from rewards.extract import extract_answer
 from rewards.format import format_score
 from rewards.verify import Verdict, default_verifier
@@ -20,10 +20,18 @@ CORRECT, INCORRECT = 10.0, 0.0
 _SCORES = {
     Verdict.CORRECT: CORRECT,
     Verdict.INCORRECT: INCORRECT,
+    Verdict.UNSIMPLIFIED: INCORRECT,  # or copying the question would be the best policy
     Verdict.NO_ANSWER: INCORRECT,
-    Verdict.REJECTED: INCORRECT,  # beyond the static limits: the model's own doing, so that it cannot pay
+    Verdict.REJECTED: INCORRECT,  # beyond the bounds: the model's own doing, so that it cannot pay
     Verdict.TIMEOUT: None,
+    Verdict.UNUSABLE_GOLD: None,
 }
+_LOGGED = {
+    "reward/unsimplified": Verdict.UNSIMPLIFIED,
+    "reward/rejected": Verdict.REJECTED,
+    "reward/timeout": Verdict.TIMEOUT,
+}
+"""Metric -> the verdict whose share among the completions it is."""
 
 
 def format_reward(completions: Sequence[Completion], **kwargs: Any) -> list[float | None]:
@@ -32,30 +40,37 @@ def format_reward(completions: Sequence[Completion], **kwargs: Any) -> list[floa
 
 
 def accuracy_reward(
-    completions: Sequence[Completion], answer: Sequence[str | None], **kwargs: Any
+    completions: Sequence[Completion],
+    answer: Sequence[str | None],
+    prompts: Sequence[Completion] | None = None,
+    log_metric: Callable[[str, float], None] | None = None,
+    **kwargs: Any,
 ) -> list[float | None]:
     """Return 10 where the answer inside the answer tags equals the gold `answer`, else 0; None if unscored.
 
-    `answer` is the dataset's column of bare gold answers, one per completion. Raises ValueError if the two
-    differ in length.
+    `answer` is the dataset's column of bare gold answers, one per completion. `prompts` let the verifier see the
+    problem (the last user turn): an answer that only repeats an expression of it earns nothing. The shares of the
+    verdicts that want watching go to `log_metric`, which TRL provides. Raises ValueError if the lengths differ.
     """
     if len(completions) != len(answer):
         raise ValueError(f"{len(completions)} completions but {len(answer)} gold answers")
-    pairs = [
-        (extract_answer(completion_text(completion)) or "", gold)
-        for completion, gold in zip(completions, answer, strict=True)
-    ]
-    scored = [index for index, (_, gold) in enumerate(pairs) if gold is not None and str(gold).strip()]
-    verdicts = default_verifier().verify_many([(pairs[index][0], str(pairs[index][1])) for index in scored])
-    rewards: list[float | None] = [None] * len(pairs)
-    for index, verdict in zip(scored, verdicts, strict=True):
-        rewards[index] = _SCORES[verdict]
-    return rewards
+    if prompts is not None and len(prompts) != len(completions):
+        raise ValueError(f"{len(completions)} completions but {len(prompts)} prompts")
+    verdicts = default_verifier().verify_many(
+        [(extract_answer(completion_text(c)), gold or "") for c, gold in zip(completions, answer, strict=True)],
+        None if prompts is None else [problem_text(prompt) for prompt in prompts],
+    )
+    if log_metric is not None and verdicts:
+        for name, verdict in _LOGGED.items():
+            log_metric(name, verdicts.count(verdict) / len(verdicts))
+    return [_SCORES[verdict] for verdict in verdicts]
 
 
 def final_reward(completions: Sequence[Completion], answer: Sequence[str | None], **kwargs: Any) -> list[float | None]:
     """Return `format_reward` + `accuracy_reward`; None where the accuracy could not be scored."""
     return [
         None if accuracy is None or form is None else form + accuracy
-        for form, accuracy in zip(format_reward(completions), accuracy_reward(completions, answer), strict=True)
+        for form, accuracy in zip(
+            format_reward(completions), accuracy_reward(completions, answer, **kwargs), strict=True
+        )
     ]

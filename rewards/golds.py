@@ -1,4 +1,4 @@
-"""The self-test before training and evaluation: every gold answer must verify against itself."""
+"""The check before training and evaluation: every gold answer must verify against itself."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from rewards.verification.limits import reject_reason
 from rewards.verify import Verdict, Verifier, default_verifier
 
 
-class SelfTestFailure(NamedTuple):
-    """A problem whose gold answer cannot score any answer; leave it out."""
+class UnverifiableGold(NamedTuple):
+    """A problem whose gold answer cannot score any answer: leave it out."""
 
     id: str
     reason: str
 
 
-def self_test(golds: Iterable[tuple[str, str]], verifier: Verifier | None = None) -> list[SelfTestFailure]:
+def find_unverifiable(golds: Iterable[tuple[str, str]], verifier: Verifier | None = None) -> list[UnverifiableGold]:
     """Return the (id, gold) pairs whose gold does not verify against itself, each with the reason:
     empty ones and those beyond the limits first."""
-    failures: list[SelfTestFailure] = []
+    failures: list[UnverifiableGold] = []
     checked: list[tuple[str, str]] = []
     for identifier, gold in golds:
         if not gold.strip():
-            failures.append(SelfTestFailure(identifier, "the gold answer is empty"))
+            failures.append(UnverifiableGold(identifier, "the gold answer is empty"))
         elif (reason := reject_reason(gold)) is not None:
-            failures.append(SelfTestFailure(identifier, f"the gold answer is beyond the limits: {reason}"))
+            failures.append(UnverifiableGold(identifier, f"the gold answer is beyond the limits: {reason}"))
         else:
             checked.append((identifier, gold))
     distinct = list(dict.fromkeys(gold for _, gold in checked))
     known = dict(zip(distinct, (verifier or default_verifier()).verify_golds(distinct), strict=True))
     for identifier, gold in checked:
         if known[gold] is not Verdict.CORRECT:
-            failures.append(SelfTestFailure(identifier, f"verified against itself the gold answer is {known[gold]}"))
+            failures.append(UnverifiableGold(identifier, f"verified against itself the gold answer is {known[gold]}"))
     return failures

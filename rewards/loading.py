@@ -39,14 +39,14 @@ def import_dotted(path: str, what: str) -> Any:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as fault:
-        if fault.name is not None and (module_name == fault.name or module_name.startswith(f"{fault.name}.")):
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise UserError(
-                f'{what} "{path}": no module named "{fault.name}" (searched the installed packages and {here})'
+                f'{what} "{path}": no module named "{error.name}" (searched the installed packages and {here})'
             ) from None
-        raise UserError(f'{what} "{path}": importing {module_name} failed: {fault}') from fault
-    except Exception as fault:
-        raise UserError(f'{what} "{path}": importing {module_name} failed: {type(fault).__name__}: {fault}') from fault
+        raise UserError(f'{what} "{path}": importing {module_name} failed: {error}') from error
+    except Exception as error:
+        raise UserError(f'{what} "{path}": importing {module_name} failed: {type(error).__name__}: {error}') from error
     finally:
         if added and here in sys.path:
             sys.path.remove(here)

@@ -1,7 +1,7 @@
 """Is this answer equal to the gold answer? The one definition, for training rewards and for evaluation.
 
-docs/verification.md states the policy. Plain numbers and equal strings are settled here, in the caller, exactly;
-everything else goes to worker processes under a time and a memory limit.
+docs/verification.md states the policy. Plain numbers and equal texts are decided here, in the caller, exactly;
+everything else goes to worker processes with bounds on work, memory and time.
 """
 
 from __future__ import annotations
@@ -9,19 +9,24 @@ from __future__ import annotations
 import enum
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from rewards.verification.exact import plain_number, settle
+from rewards.extract import Scoring
+from rewards.verification.exact import decide_exactly, plain_number
 from rewards.verification.limits import reject_reason
 from rewards.verification.pool import WorkerPool
 
-Percent = Literal["value", "ignore"]
 Pair = tuple[str | None, str]
 """(prediction, gold)"""
+Answers = Literal["mathematics", "text"]
+"""What golds are: `text` is compared as text, without case and outer space."""
+_Key = tuple[str, str, str | None, Answers]
+"""(prediction, gold, problem, answers)"""
 
 
 class Verdict(enum.StrEnum):
@@ -29,12 +34,26 @@ class Verdict(enum.StrEnum):
 
     CORRECT = "CORRECT"
     INCORRECT = "INCORRECT"
+    UNSIMPLIFIED = "UNSIMPLIFIED"
+    """Equal in value, but still to be computed, or copied from the problem: not correct."""
     NO_ANSWER = "NO_ANSWER"
     """The prediction is empty."""
     TIMEOUT = "TIMEOUT"
-    """Undecided within the time limit: unscored, not wrong."""
+    """The machine did not get round to it: unscored, not wrong. An answer that is itself too costly is REJECTED."""
     REJECTED = "REJECTED"
-    """Beyond the static limits, or beyond the memory limit of a worker."""
+    """The answer is beyond the static limits, or its evaluation beyond the bounds on work or memory."""
+    UNUSABLE_GOLD = "UNUSABLE_GOLD"
+    """The gold is empty or beyond the limits: unscored, not wrong."""
+
+
+_STRICT = {"UNEVALUATED": Verdict.UNSIMPLIFIED, "COPIED": Verdict.UNSIMPLIFIED}
+_LENIENT = {"UNEVALUATED": Verdict.CORRECT, "COPIED": Verdict.UNSIMPLIFIED}
+"""What a worker finds beyond the verdicts: the scoring decides what it is worth."""
+
+
+def _verdict(finding: str, scoring: Scoring) -> Verdict:
+    table = _STRICT if scoring == "strict" else _LENIENT
+    return table[finding] if finding in table else Verdict(finding)
 
 
 class AnswerClasses(NamedTuple):
@@ -50,7 +69,34 @@ class AnswerClasses(NamedTuple):
 
 def usable_cpus() -> int:
     """Return the CPUs this process may use, at most 16: a verifier's workers unless it is told otherwise."""
-    return min(16, len(os.sched_getaffinity(0)))
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux
+    return min(16, len(affinity(0)) if affinity else os.cpu_count() or 1)
+
+
+_EQUAL = frozenset((Verdict.CORRECT, Verdict.UNSIMPLIFIED))
+"""Equal in value."""
+
+
+def _text(value: object) -> str:
+    """Return a prediction or gold as text: numbers as written, "" for anything else that is no text."""
+    if isinstance(value, str):
+        return value
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
+
+
+def _decide_here(prediction: str, gold: str, problem: str | None, answers: Answers) -> str | None:
+    """Decide without a worker, where that is exact: unusable golds, empty and hostile answers, numbers, texts."""
+    if not gold.strip() or reject_reason(gold) is not None:
+        return Verdict.UNUSABLE_GOLD
+    if not prediction.strip():
+        return Verdict.NO_ANSWER
+    if reject_reason(prediction) is not None:
+        return Verdict.REJECTED
+    if answers == "text":
+        equal: bool | None = prediction.strip().casefold() == gold.strip().casefold()
+    else:
+        equal = decide_exactly(prediction, gold)
+    return None if equal is None else Verdict.CORRECT if equal else Verdict.INCORRECT
 
 
 def _group(
@@ -65,15 +111,15 @@ def _group(
     by_text: dict[str, int] = {}
     by_value: dict[Fraction, int] = {}
     representatives: list[tuple[int, str]] = []
-    correct: int | None = None
+    own_class: dict[Verdict, int] = {}
     classes = 0
     for answer, verdict in zip(answers, verdicts, strict=True):
         if answer is None or verdict is Verdict.NO_ANSWER:
             labels.append(None)
             continue
         label = by_text.get(answer)
-        if label is None and verdict is Verdict.CORRECT:
-            label = correct
+        if label is None and verdict in _EQUAL:
+            label = own_class.get(verdict)
         elif label is None and verdict is Verdict.INCORRECT:
             value = values.get(answer)
             label = None if value is None else by_value.get(value)
@@ -82,7 +128,7 @@ def _group(
                 pairs: list[Pair] = [(answer, other) for _, other in candidates]
                 results = yield pairs + [(other, answer) for _, other in candidates]
                 assert results is not None
-                equal = (Verdict.CORRECT in both for both in zip(results, results[len(pairs) :], strict=False))
+                equal = (not _EQUAL.isdisjoint(both) for both in zip(results, results[len(pairs) :], strict=False))
                 label = next((at for (at, _), same in zip(candidates, equal, strict=True) if same), None)
             if label is None:
                 representatives.append((classes, answer))
@@ -90,24 +136,23 @@ def _group(
                 by_value[value] = classes if label is None else label
         if label is None:
             label, classes = classes, classes + 1
-            if verdict is Verdict.CORRECT:
-                correct = label
+            if verdict in _EQUAL:
+                own_class[verdict] = label
         by_text[answer] = label
         labels.append(label)
-    return AnswerClasses(labels, correct, verdicts)
+    return AnswerClasses(labels, own_class.get(Verdict.CORRECT), verdicts)
 
 
 class Verifier:
-    """Verifies answers; safe to share between threads.
+    """Verifies answers; safe to share between threads, and by forked children.
 
     Args:
         workers: processes at most; unset takes the CPUs this process may use, at most 16. None starts before
             there is an answer that needs one.
-        timeout_s: seconds of wall clock for one verification, after which its worker is killed.
-        percent: `value`: 50% is 0.5, and 50 only where the gold has a percent sign; `ignore`: the sign is a
-            unit like any other, 50% is 50.
+        timeout_s: seconds for one verification, after which its worker is killed. A guard: verdicts depend on
+            bounds on work, which an answer reaches long before.
         memory_mb: address space of one worker, in MiB.
-        cache_size: verdicts kept, by (prediction, gold); the oldest go first.
+        cache_size: findings kept, by prediction, gold and problem; the oldest go first.
     """
 
     def __init__(
@@ -115,67 +160,97 @@ class Verifier:
         workers: int | None = None,
         timeout_s: float = 5.0,
         *,
-        percent: Percent = "value",
         memory_mb: int = 1024,
         cache_size: int = 200_000,
     ) -> None:
-        if percent not in ("value", "ignore"):
-            raise ValueError(f'percent must be "value" or "ignore", not {percent!r}')
         self.workers = workers if workers is not None else usable_cpus()
-        self.timeout_s, self.percent, self.memory_mb, self.cache_size = timeout_s, percent, memory_mb, cache_size
-        self._cache: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
+        self.timeout_s, self.memory_mb, self.cache_size = timeout_s, memory_mb, cache_size
+        self._cache: OrderedDict[_Key, str] = OrderedDict()
+        self._renew()
+        _VERIFIERS.add(self)
+
+    def _renew(self) -> None:
+        """Take a new lock and a new pool: at first, and in a forked child, where the old ones belong to the parent."""
         self._lock = threading.Lock()
-        self._pool = WorkerPool(self.workers, timeout_s, memory_mb)
-        self._owner = os.getpid()
+        self._pool = WorkerPool(self.workers, self.timeout_s, self.memory_mb)
 
-    def verify(self, prediction: str | None, gold: str) -> Verdict:
-        """Return the verdict on one extracted answer. Raises ValueError if the gold is empty."""
-        return self.verify_many([(prediction, gold)])[0]
+    def verify(
+        self,
+        prediction: str | None,
+        gold: str,
+        *,
+        problem: str | None = None,
+        scoring: Scoring = "strict",
+        answers: Answers = "mathematics",
+    ) -> Verdict:
+        """Return the verdict on one extracted answer; see `verify_many`."""
+        return self.verify_many([(prediction, gold)], [problem], scoring=scoring, answers=answers)[0]
 
-    def verify_many(self, pairs: Sequence[Pair]) -> list[Verdict]:
+    def verify_many(
+        self,
+        pairs: Sequence[Pair],
+        problems: Sequence[str | None] | None = None,
+        *,
+        scoring: Scoring = "strict",
+        answers: Answers = "mathematics",
+    ) -> list[Verdict]:
         """Return the verdicts on (prediction, gold) pairs, in order; equal pairs are verified once.
 
-        Raises ValueError if a gold is empty: such a row cannot be scored (`rewards.golds` lists them).
+        Args:
+            pairs: extracted answers with their golds. A gold that cannot be used is UNUSABLE_GOLD for its pair alone.
+            problems: the text of each pair's problem: what an answer may not merely repeat, whether a percentage is
+                asked for, which nouns count as units, and what the options of a choice are.
+            scoring: `strict` (training too) counts an expression that is still to be computed as UNSIMPLIFIED,
+                `lenient` as CORRECT unless it is copied from the problem.
+            answers: `text` compares golds as text, without case and outer space.
+
+        Raises ValueError if `problems` and `pairs` differ in length.
         """
-        keys = [(prediction or "", gold) for prediction, gold in pairs]
-        for index, (_, gold) in enumerate(keys):
-            if not isinstance(gold, str) or not gold.strip():
-                raise ValueError(f"pair {index}: the gold answer is {gold!r}; leave such rows out (rewards.golds)")
-        verdicts: dict[tuple[str, str], Verdict] = {}
-        unknown: list[tuple[str, str]] = []
+        if problems is not None and len(problems) != len(pairs):
+            raise ValueError(f"{len(pairs)} pairs but {len(problems)} problems")
+        keys: list[_Key] = [
+            (_text(prediction), _text(gold), problem or None, answers)
+            for (prediction, gold), problem in zip(pairs, problems or [None] * len(pairs), strict=True)
+        ]
+        findings = self._find(dict.fromkeys(keys))
+        return [_verdict(findings[key], scoring) for key in keys]
+
+    def _find(self, keys: Iterable[_Key]) -> dict[_Key, str]:
+        """Return what each key comes to: from the cache, by exact arithmetic, or from the workers."""
+        findings: dict[_Key, str] = {}
+        unknown: list[_Key] = []
         with self._lock:
-            for key in dict.fromkeys(keys):
+            for key in keys:
                 known = self._cache.get(key)
                 if known is None:
                     unknown.append(key)
                 else:
                     self._cache.move_to_end(key)
-                    verdicts[key] = known
-        found: dict[tuple[str, str], Verdict] = {}
+                    findings[key] = known
+        found: dict[_Key, str] = {}
         for key in unknown:
-            settled = self._settle(*key)
-            if settled is not None:
-                found[key] = settled
+            decided = _decide_here(*key)
+            if decided is not None:
+                found[key] = decided
         open_keys = [key for key in unknown if key not in found]
         if open_keys:
-            tasks = [{"prediction": p, "gold": g, "percent": self.percent, "by_text": True} for p, g in open_keys]
-            found |= {k: Verdict(o) for k, o in zip(open_keys, self._workers().run(tasks), strict=True)}
+            tasks = [{"prediction": p, "gold": g, "problem": problem} for p, g, problem, _ in open_keys]
+            found |= zip(open_keys, self._pool.run(tasks), strict=True)
         with self._lock:
-            self._cache.update(found)
+            self._cache.update((key, finding) for key, finding in found.items() if finding != "TIMEOUT")
             while len(self._cache) > self.cache_size:
                 self._cache.popitem(last=False)
-        verdicts |= found
-        return [verdicts[key] for key in keys]
+        return findings | found
 
     def verify_golds(self, golds: Sequence[str]) -> list[Verdict]:
         """Return the verdict on each gold answer against itself, where equal text alone does not decide."""
         verdicts = [Verdict.CORRECT if plain_number(gold) is not None else None for gold in golds]
         tasks = [
-            {"prediction": gold, "gold": gold, "percent": self.percent, "by_text": False}
+            {"prediction": gold, "gold": gold, "by_text": False}
             for gold, verdict in zip(golds, verdicts, strict=True)
             if verdict is None
         ]
-        outcomes = iter(self._workers().run(tasks))
+        outcomes = iter(self._pool.run(tasks))
         return [verdict or Verdict(next(outcomes)) for verdict in verdicts]
 
     def _exact_values(self, answers: Iterable[str]) -> dict[str, Fraction]:
@@ -183,45 +258,32 @@ class Verifier:
         values = {answer: None if "." in answer else plain_number(answer) for answer in answers}
         others = [answer for answer, value in values.items() if value is None and plain_number(answer) is None]
         undecided = {"", *Verdict}
-        for answer, outcome in zip(others, self._workers().run([{"text": answer} for answer in others]), strict=True):
+        for answer, outcome in zip(others, self._pool.run([{"text": answer} for answer in others]), strict=True):
             values[answer] = None if outcome in undecided else Fraction(outcome)
         return {answer: value for answer, value in values.items() if value is not None}
 
-    def _settle(self, prediction: str, gold: str) -> Verdict | None:
-        """Decide without a worker, where that is exact: empty, beyond the limits, plain numbers, equal texts."""
-        if not prediction.strip():
-            return Verdict.NO_ANSWER
-        if reject_reason(prediction) is not None:
-            return Verdict.REJECTED
-        equal = settle(prediction, gold, self.percent)
-        if equal is not None:
-            return Verdict.CORRECT if equal else Verdict.INCORRECT
-        return Verdict.REJECTED if reject_reason(gold) is not None else None
+    def answer_classes_many(
+        self,
+        questions: Sequence[tuple[Sequence[str | None], str]],
+        problems: Sequence[str | None] | None = None,
+        *,
+        answers: Answers = "mathematics",
+    ) -> list[AnswerClasses]:
+        """Group the answers to each question, (answers, gold), by the same equality that scores them (`strict`).
 
-    def _workers(self) -> WorkerPool:
-        with self._lock:
-            if self._owner != os.getpid():  # a forked child starts its own
-                self._pool, self._owner = WorkerPool(self.workers, self.timeout_s, self.memory_mb), os.getpid()
-            return self._pool
-
-    def answer_classes(self, answers: Sequence[str | None], gold: str) -> AnswerClasses:
-        """Group answers to one question by the same equality that scores them.
-
-        All answers equal to the gold form one class. Every other answer joins the first class whose
-        representative (its first member) equals it in either direction, or opens a new one. An empty or missing
-        answer abstains. An answer that could not be decided (TIMEOUT, REJECTED) votes for itself alone and for
-        identical texts.
+        All answers equal to the gold form one class, those that are UNSIMPLIFIED another. Every other answer joins
+        the first class whose representative (its first member) equals it in either direction, or opens a new one. An
+        empty or missing answer abstains. An answer that could not be decided (TIMEOUT, REJECTED) votes for itself
+        alone and for identical texts. The questions share their trips to the workers.
         """
-        return self.answer_classes_many([(answers, gold)])[0]
-
-    def answer_classes_many(self, questions: Sequence[tuple[Sequence[str | None], str]]) -> list[AnswerClasses]:
-        """Return `answer_classes` of many questions, each (answers, gold); they share their trips to the workers."""
-        pairs = [(answer, gold) for answers, gold in questions for answer in answers]
-        verdicts = self.verify_many(pairs)
+        texts = problems or [None] * len(questions)
+        pairs = [(answer, gold) for given, gold in questions for answer in given]
+        of_pair = [text for (given, _), text in zip(questions, texts, strict=True) for _ in given]
+        verdicts = self.verify_many(pairs, of_pair, answers=answers)
         wrong = {answer for (answer, _), v in zip(pairs, verdicts, strict=True) if answer and v is Verdict.INCORRECT}
-        values = self._exact_values(wrong)
+        values = self._exact_values(wrong) if answers == "mathematics" else {}
         of_question = iter(verdicts)
-        searches = [_group(answers, list(islice(of_question, len(answers))), values) for answers, _ in questions]
+        searches = [_group(given, list(islice(of_question, len(given))), values) for given, _ in questions]
         found: dict[int, AnswerClasses] = {}
         replies: dict[int, list[Verdict] | None] = dict.fromkeys(range(len(searches)))
         while replies:
@@ -231,7 +293,13 @@ class Verifier:
                     asked[index] = searches[index].send(reply)
                 except StopIteration as end:
                     found[index] = end.value
-            results = iter(self.verify_many([pair for pairs in asked.values() for pair in pairs]))
+            results = iter(
+                self.verify_many(
+                    [pair for pairs in asked.values() for pair in pairs],
+                    [texts[index] for index, pairs in asked.items() for _ in pairs],
+                    answers=answers,
+                )
+            )
             replies = {index: list(islice(results, len(pairs))) for index, pairs in asked.items()}
         return [found[index] for index in range(len(searches))]
 
@@ -246,6 +314,7 @@ class Verifier:
         self.close()
 
 
+_VERIFIERS: weakref.WeakSet[Verifier] = weakref.WeakSet()
 _default: Verifier | None = None
 _default_lock = threading.Lock()
 
@@ -257,3 +326,15 @@ def default_verifier() -> Verifier:
         if _default is None:
             _default = Verifier()
         return _default
+
+
+def _renew_after_fork() -> None:
+    """Give a forked child locks that no thread holds and pools of its own: other threads stay with the parent."""
+    global _default_lock
+    _default_lock = threading.Lock()
+    for verifier in list(_VERIFIERS):
+        verifier._renew()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_renew_after_fork)

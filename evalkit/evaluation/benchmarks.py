@@ -12,7 +12,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -105,6 +105,8 @@ class YamlBenchmark(BaseModel):
     """Our field -> the Hub's field, where the names differ."""
     gold: Literal["plain", "boxed", "hashes"] = "plain"
     r"""How the gold stands in the answer field: bare, in the last \boxed, or after ####."""
+    answers: Literal["mathematics", "text"] = "mathematics"
+    """`text`: golds are compared as text, without case and outer space, and never as mathematics."""
     count: int | None = None
     checksum: str | None = None
 
@@ -136,7 +138,7 @@ def _from_yaml(path: Path) -> Benchmark:
         file = path.parent / spec.file
 
         def load(folder: str | Path | None) -> list[Problem]:
-            return load_source(str(file))
+            return [replace(problem, answers=spec.answers) for problem in load_source(str(file))]
 
         return Benchmark(spec.name, spec.title or spec.name, load, spec.file, spec.count, spec.checksum)
 
@@ -153,6 +155,7 @@ def _from_yaml(path: Path) -> Benchmark:
             solution=str(field(row, "solution") or ""),
             subject=str(field(row, "subject") or ""),
             level=parse_level(field(row, "level")),
+            answers=spec.answers,
         )
 
     assert spec.hub is not None

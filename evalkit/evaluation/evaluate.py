@@ -183,13 +183,13 @@ def _sample(
     progress: Progress,
 ) -> Mapping[QuestionKey, dict[str, Votes]]:
     """Sample what is missing, scoring and storing beside it; return the votes that were counted on the way."""
-    golds = {(name, p.id): p.answer for name, chosen in problems.items() for p in chosen}
+    asked = {(name, p.id): p for name, chosen in problems.items() for p in chosen}
     with closing(make_engine(settings, ref, sampling, tasks, record["engine"].get("rows"))) as engine:
         record["engine"] = {**engine.describe(), "dtype": record["engine"]["dtype"]}
         folder.add_problems(problems)
         folder.write_record(record)
         whole = {(t.benchmark, t.question_id): sampling.n for t in tasks if len(t.missing) == sampling.n}
-        pipeline = ScoringPipeline(folder, golds, whole, verifier, progress)
+        pipeline = ScoringPipeline(folder, asked, whole, verifier, progress)
         progress.start()
         try:
             for generations in engine.generate(tasks):

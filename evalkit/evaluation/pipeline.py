@@ -14,6 +14,7 @@ from evalkit.evaluation.progress import Progress
 from evalkit.evaluation.scoring import SCORINGS, Votes, count_votes, score
 from evalkit.evaluation.summary import QuestionSamples
 from evalkit.results.store import QuestionKey, RunFolder
+from rewards.data.problem import Problem
 from rewards.verify import Verdict, Verifier
 
 PART_ROWS = 2048
@@ -51,12 +52,12 @@ class ScoringPipeline:
     def __init__(
         self,
         folder: RunFolder,
-        golds: Mapping[QuestionKey, str],
+        problems: Mapping[QuestionKey, Problem],
         samples: Mapping[QuestionKey, int],
         verifier: Verifier,
         progress: Progress,
     ) -> None:
-        self._folder, self._golds, self._verifier, self._progress = folder, golds, verifier, progress
+        self._folder, self._problems, self._verifier, self._progress = folder, problems, verifier, progress
         self._samples = samples
         self._open: dict[QuestionKey, QuestionSamples] = {}
         self.votes: dict[QuestionKey, dict[str, Votes]] = {}
@@ -111,7 +112,7 @@ class ScoringPipeline:
             last = False
             while not last:
                 generations, last = self._take()
-                rows = score(generations, self._golds, self._verifier) if generations else []
+                rows = score(generations, self._problems, self._verifier) if generations else []
                 if rows and not self._rows:
                     self._oldest = time.monotonic()
                 self._rows += rows
@@ -160,7 +161,7 @@ class ScoringPipeline:
                 touched.add(key)
         whole = {key: self._open.pop(key) for key in touched if len(self._open[key].indices) == self._samples[key]}
         asked = [(key, scoring) for key in whole for scoring in SCORINGS]
-        questions = [(whole[k].answers[scoring], whole[k].verdicts[scoring], self._golds[k]) for k, scoring in asked]
+        questions = [(whole[k].answers[scoring], whole[k].verdicts[scoring], self._problems[k]) for k, scoring in asked]
         for (key, scoring), votes in zip(asked, count_votes(questions, self._verifier), strict=True):
             self.votes.setdefault(key, {})[scoring] = votes
 

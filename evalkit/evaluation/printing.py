@@ -57,6 +57,7 @@ def _line(record: dict[str, Any], entry: dict[str, Any]) -> str:
         f"format {100 * entry['format_rate']:.1f} %",
         f"cut off {100 * entry['truncation_rate']:.1f} %",
         f"no answer {100 * entry['no_answer_rate']:.1f} %",
+        f"unsimplified {100 * entry['unsimplified_rate']:.1f} %",
     ]
     if entry["mean_tokens"] is not None:
         parts.append(f"{entry['mean_tokens']:.0f} tokens on average")

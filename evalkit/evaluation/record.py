@@ -14,7 +14,7 @@ from evalkit.evaluation.summary import read_samples, summarise
 from evalkit.results.schema import EVAL_SCHEMA_VERSION
 from evalkit.results.store import QuestionKey, RunFolder, check_identity
 from rewards.data.problem import Problem
-from rewards.golds import self_test
+from rewards.golds import find_unverifiable
 from rewards.support.errors import UserError
 from rewards.support.provenance import command_line, git_commit, now
 from rewards.verify import Verifier
@@ -97,7 +97,7 @@ def finish(
         record["benchmarks"][name] = {**record["benchmarks"][name], **summary}
         rows += of_benchmark
     record["scoring"] = scoring
-    record["verifier"] = {"version": RULES_VERSION, "timeout_s": verifier.timeout_s, "percent": verifier.percent}
+    record["verifier"] = {"version": RULES_VERSION, "timeout_s": verifier.timeout_s}
     record["status"] = "complete"
     folder.write_questions(rows)
     folder.write_record(record)
@@ -113,7 +113,7 @@ def usable(
     name: str, source: str, chosen: Sequence[Problem], verifier: Verifier, progress: Progress
 ) -> tuple[list[Problem], Record]:
     """Leave out problems whose gold does not verify against itself; return the rest and the benchmark's entry."""
-    failures = self_test([(p.id, p.answer) for p in chosen], verifier)
+    failures = find_unverifiable([(p.id, p.answer) for p in chosen], verifier)
     excluded = {failure.id for failure in failures}
     for failure in failures[:5]:
         progress.note(f"note: {name} {failure.id} is left out: {failure.reason}")

@@ -192,7 +192,7 @@ def evaluate_recorded(settings: EvalSettings) -> tuple[Path, dict[str, Any]]:
             progress.start()
             stored = {identifier for benchmark, identifier, _ in have if benchmark == name}
             whole = {(name, i): found.counts[i] for i in wanted - stored}
-            pipeline = ScoringPipeline(folder, {(name, p.id): p.answer for p in kept}, whole, verifier, progress)
+            pipeline = ScoringPipeline(folder, {(name, p.id): p for p in kept}, whole, verifier, progress)
             _score_all(pipeline, _generations(path, name, wanted, have))
             record["wall_seconds"] = round(time.monotonic() - started, 2)
             if found.labels:

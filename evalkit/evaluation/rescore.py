@@ -54,7 +54,7 @@ def rescore(name: str | None, *, scoring: str, quiet: bool = False) -> tuple[Pat
         if record["status"] != "complete":
             raise UserError(f"{folder.path} is incomplete; finish it first: {record['command']}")
         problems = folder.problems()
-        golds = {(name, p.id): p.answer for name, chosen in problems.items() for p in chosen}
+        asked = {(name, p.id): p for name, chosen in problems.items() for p in chosen}
         for benchmark, entry in record["benchmarks"].items():
             progress.add(benchmark, entry["samples"], 0)
         progress.start()
@@ -72,7 +72,7 @@ def rescore(name: str | None, *, scoring: str, quiet: bool = False) -> tuple[Pat
                 )
                 for row in before
             ]
-            after = score(generations, golds, verifier)
+            after = score(generations, asked, verifier)
             changes += _changes(before, after)
             if before != after:
                 folder.replace_part(part, pa.Table.from_pylist(after, schema=SAMPLE_SCHEMA))

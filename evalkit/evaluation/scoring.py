@@ -7,34 +7,37 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from evalkit.engines.base import Generation
-from rewards.extract import extract_both
+from rewards.data.problem import Problem
+from rewards.extract import Scoring, extract_both
 from rewards.format import format_ok
 from rewards.verify import Verdict, Verifier
 
-SCORINGS = ("strict", "lenient")
+SCORINGS: tuple[Scoring, ...] = ("strict", "lenient")
 
-RULES_VERSION = 1
+RULES_VERSION = 2
 """Version of extraction and verification as eval.json records it; raised with a change that moves verdicts."""
 
 
 def score(
-    generations: Sequence[Generation], golds: Mapping[tuple[str, str], str], verifier: Verifier
+    generations: Sequence[Generation], problems: Mapping[tuple[str, str], Problem], verifier: Verifier
 ) -> list[dict[str, Any]]:
-    """Return one row a generation. golds: (benchmark, question id) -> gold answer."""
-    answers = [extract_both(g.text) for g in generations]
-    gold = [golds[g.benchmark, g.question_id] for g in generations]
-    pairs = [(answer, right) for both, right in zip(answers, gold, strict=True) for answer in both]
-    verdicts = verifier.verify_many(pairs)
+    """Return one row a generation. problems: (benchmark, question id) -> problem with its gold answer."""
+    extracted = [extract_both(g.text) for g in generations]
+    asked = [problems[g.benchmark, g.question_id] for g in generations]
+    verdicts = {
+        scoring: _verify([answers[i] for answers in extracted], asked, scoring, verifier)
+        for i, scoring in enumerate(SCORINGS)
+    }
     return [
         {
             "benchmark": g.benchmark,
             "question_id": g.question_id,
             "sample_index": g.sample_index,
             "completion": _storable(g.text),
-            "answer_strict": _storable(answers[i][0]),
-            "verdict_strict": str(verdicts[2 * i]),
-            "answer_lenient": _storable(answers[i][1]),
-            "verdict_lenient": str(verdicts[2 * i + 1]),
+            "answer_strict": _storable(extracted[i][0]),
+            "verdict_strict": str(verdicts["strict"][i]),
+            "answer_lenient": _storable(extracted[i][1]),
+            "verdict_lenient": str(verdicts["lenient"][i]),
             "format_ok": format_ok(g.text),
             "tokens": g.tokens,
             "finish_reason": g.finish_reason,
@@ -42,6 +45,20 @@ def score(
         }
         for i, g in enumerate(generations)
     ]
+
+
+def _verify(
+    answers: Sequence[str | None], problems: Sequence[Problem], scoring: Scoring, verifier: Verifier
+) -> list[Verdict]:
+    """Return the verdicts under one scoring, on problems whose answers are mathematics and on those that are text."""
+    verdicts: dict[int, Verdict] = {}
+    for kind in {p.answers for p in problems}:
+        rows = [i for i, p in enumerate(problems) if p.answers == kind]
+        pairs = [(answers[i], problems[i].answer) for i in rows]
+        texts = [problems[i].problem for i in rows]
+        found = verifier.verify_many(pairs, texts, scoring=scoring, answers=kind)
+        verdicts |= dict(zip(rows, found, strict=True))
+    return [verdicts[i] for i in range(len(answers))]
 
 
 def _storable(text: str | None) -> str | None:
@@ -64,20 +81,24 @@ class Votes(NamedTuple):
 
 
 def count_votes(
-    questions: Sequence[tuple[Sequence[str | None], Sequence[str], str]], verifier: Verifier
+    questions: Sequence[tuple[Sequence[str | None], Sequence[str], Problem]], verifier: Verifier
 ) -> list[Votes]:
-    """Count the votes of questions, each (answers, verdicts, gold).
+    """Count the votes of questions, each (answers, verdicts, problem).
 
     The stored verdicts say what is right; wrong answers are grouped by the same equality, each undecided one
-    (TIMEOUT, REJECTED) with identical texts only.
+    (TIMEOUT, REJECTED) with identical texts only. UNSIMPLIFIED answers vote for one wrong class.
     """
     wrong = [
         [a for a, v in zip(answers, verdicts, strict=True) if v not in (Verdict.CORRECT, Verdict.NO_ANSWER)]
         for answers, verdicts, _ in questions
     ]
     divided = [i for i, answers in enumerate(wrong) if len(set(answers)) > 1]
-    classes = verifier.answer_classes_many([(wrong[i], questions[i][2]) for i in divided])
-    sizes = {i: Counter(found.labels) for i, found in zip(divided, classes, strict=True)}
+    sizes: dict[int, Counter[int | None]] = {}
+    for kind in {questions[i][2].answers for i in divided}:
+        rows = [i for i in divided if questions[i][2].answers == kind]
+        asked = [(wrong[i], questions[i][2].answer) for i in rows]
+        classes = verifier.answer_classes_many(asked, [questions[i][2].problem for i in rows], answers=kind)
+        sizes |= {i: Counter(found.labels) for i, found in zip(rows, classes, strict=True)}
     return [
         Votes(
             sum(verdict == Verdict.CORRECT for verdict in verdicts),

@@ -16,7 +16,7 @@ from evalkit.results.store import QuestionKey, RunFolder
 from evalkit.statistics import mean_interval
 from rewards.data.problem import Problem
 from rewards.support.errors import UserError
-from rewards.verify import Verifier
+from rewards.verify import Verdict, Verifier
 
 Array = npt.NDArray[np.float64]
 
@@ -90,7 +90,7 @@ def _votes(samples: Sequence[QuestionSamples], problems: Sequence[Problem], veri
     """Return the votes of every question under the first scoring, then under the second."""
     asked = [(s, p, scoring) for scoring in SCORINGS for s, p in zip(samples, problems, strict=True)]
     missing = [(s, p, scoring) for s, p, scoring in asked if scoring not in s.votes]
-    counted = count_votes([(s.answers[scoring], s.verdicts[scoring], p.answer) for s, p, scoring in missing], verifier)
+    counted = count_votes([(s.answers[scoring], s.verdicts[scoring], p) for s, p, scoring in missing], verifier)
     for (sample, _, scoring), votes in zip(missing, counted, strict=True):
         sample.votes[scoring] = votes
     return [sample.votes[scoring] for sample, _, scoring in asked]
@@ -168,6 +168,7 @@ def summarise(
         entry[scoring] = {
             **_metrics(scored),
             "no_answer_rate": sum(votes.abstentions for votes in scored.votes) / total,
+            "unsimplified_rate": verdicts[Verdict.UNSIMPLIFIED] / total,
             "verdicts": dict(sorted(verdicts.items())),
         }
         for i, (problem, sample) in enumerate(zip(problems, samples, strict=True)):
@@ -200,6 +201,7 @@ def summarise(
         "format_rate": sum(s.format_ok for s in samples) / total,
         "truncation_rate": sum(s.truncated for s in samples) / total,
         "no_answer_rate": entry[headline]["no_answer_rate"],
+        "unsimplified_rate": entry[headline]["unsimplified_rate"],
         "mean_tokens": float(np.mean(tokens)) if tokens else None,
         "verdicts": entry[headline]["verdicts"],
         **entry,

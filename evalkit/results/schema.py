@@ -23,9 +23,9 @@ eval.json, in full (all rates and metrics are fractions in [0, 1]):
         source, questions, samples, checksum (of ids + golds), excluded: [ids],
         "pass@k": {"1": {mean, low, high, low_sampling, high_sampling}, ...},   the headline scoring
         "maj@k":  {...},
-        format_rate, truncation_rate, no_answer_rate, mean_tokens,
+        format_rate, truncation_rate, no_answer_rate, unsimplified_rate, mean_tokens,
         verdicts: {CORRECT: n, ...},
-        strict:  {"pass@k": ..., "maj@k": ..., no_answer_rate, verdicts},
+        strict:  {"pass@k": ..., "maj@k": ..., no_answer_rate, unsimplified_rate, verdicts},
         lenient: {...},
         labels: {compared, agree: {strict, lenient}}    (recorded completions that bring their owners' labels)
         by_subject / by_level: {value: {questions, "pass@k", "maj@k"}}           (MATH only)
@@ -91,7 +91,9 @@ PROBLEM_SCHEMA = pa.schema(
         ("answer", pa.string()),
         ("subject", pa.string()),
         ("level", pa.int32()),
+        ("answers", pa.string()),
     ],
     metadata={b"gtpo_schema_version": str(EVAL_SCHEMA_VERSION).encode()},
 )
-"""One question as it was asked. `answer` is the gold; `problem` is empty for recorded completions without it."""
+"""One question as it was asked. `answer` is the gold; `problem` is empty for recorded completions without it; `answers`
+is `text` where answers are compared as text."""

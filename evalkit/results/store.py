@@ -139,6 +139,7 @@ class RunFolder:
                 "answer": p.answer,
                 "subject": p.subject,
                 "level": p.level,
+                "answers": p.answers,
             }
             for name, chosen in {**self.problems(), **problems}.items()
             for p in chosen

@@ -22,7 +22,7 @@ from gtpo.inputs.tiny import damage_target
 from rewards.data.problem import Problem
 from rewards.data.problems import load_source
 from rewards.data.prompt import chat_messages, target_text
-from rewards.golds import self_test
+from rewards.golds import find_unverifiable
 from rewards.support.errors import UserError
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _usable(
 ) -> list[dict[str, Any]]:
     """Return the usable rows of a few problems, noting the others in the report."""
     report.examined += len(problems)
-    failures = {failure.id: failure.reason for failure in self_test((p.id, p.answer) for p in problems)}
+    failures = {failure.id: failure.reason for failure in find_unverifiable((p.id, p.answer) for p in problems)}
     report.unverifiable.update(failures)
     rows = []
     for problem in problems:

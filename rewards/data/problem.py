@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +17,5 @@ class Problem:
     """Worked solution, the source of SFT targets; may be empty."""
     subject: str = ""
     level: int | None = None
+    answers: Literal["mathematics", "text"] = "mathematics"
+    """`text`: the answer is compared as text, without case and outer space."""

@@ -177,8 +177,8 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
     try:
         table = parquet.read_table(path)
-    except (pyarrow.ArrowInvalid, OSError) as fault:
-        raise UserError(f"{path}: not a readable Parquet file ({fault})") from None
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise UserError(f"{path}: not a readable Parquet file ({error})") from None
     if table.num_rows == 0:
         raise UserError(f"{path}: the file has no rows")
     yield from enumerate(table.to_pylist(), start=1)
@@ -217,17 +217,17 @@ def load_hub(name: str, source: HubSource) -> list[Problem]:
         for config in source.configs:
             for row in datasets.load_dataset(source.repository, config, split=source.split):
                 problems.append(source.parse(row, len(problems)))
-    except (KeyError, TypeError) as fault:
+    except (KeyError, TypeError) as error:
         raise UserError(
-            f"{source.repository} ({source.split}) no longer has the fields that {name} is read from ({fault}); "
+            f"{source.repository} ({source.split}) no longer has the fields that {name} is read from ({error}); "
             f"put {name}.jsonl in a folder and pass it as --data-dir"
-        ) from fault
-    except Exception as fault:  # datasets raises a dozen kinds for "not reachable"; all mean the same to the user
-        first_line = str(fault).strip().split("\n")[0][:200]
+        ) from error
+    except Exception as error:  # datasets raises a dozen kinds for "not reachable"; all mean the same to the user
+        first_line = str(error).strip().split("\n")[0][:200]
         raise UserError(
-            f"could not load {source.repository} from the Hugging Face Hub ({type(fault).__name__}: {first_line}); "
+            f"could not load {source.repository} from the Hugging Face Hub ({type(error).__name__}: {first_line}); "
             f"offline, put {name}.jsonl in a folder and pass it as --data-dir or GTPO_DATA_DIR"
-        ) from fault
+        ) from error
     return problems
 
 

@@ -22,11 +22,11 @@ def plain_number(text: str) -> Fraction | None:
     return Fraction(bare) if "." in bare else Fraction(int(bare))
 
 
-def settle(prediction: str, gold: str, percent: str) -> bool | None:
+def decide_exactly(prediction: str, gold: str) -> bool | None:
     """Return whether the two are equal where plain arithmetic or equal text tells, else None."""
     a, b = plain_number(prediction), plain_number(gold)
     if a is not None and b is not None:
-        # Decimals that differ in a late digit may still agree under the policy on rounding: not settled here.
+        # Decimals that differ in a late digit may still agree under the policy on rounding: not decided here.
         near = ("." in prediction or "." in gold) and 0 < abs(a - b) < abs(b) / 100
         return None if near else a == b
     if without_spaces(_SIZE.sub(" ", prediction)) == without_spaces(_SIZE.sub(" ", gold)):

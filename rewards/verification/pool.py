@@ -43,7 +43,7 @@ class _Chunk:
     tasks: Sequence[Task]
     outcomes: list[str] = field(default_factory=list)
     done: threading.Event = field(default_factory=threading.Event)
-    fault: BaseException | None = None
+    error: BaseException | None = None
 
 
 class _Worker:
@@ -97,12 +97,12 @@ class _Worker:
             return
         try:
             self._line(time.monotonic() + START_ALLOWANCE_S)
-        except (EOFError, TimeoutError) as fault:
+        except (EOFError, TimeoutError) as error:
             self.process.kill()
             raise RuntimeError(
                 f"a verification worker did not start (exit status {self.process.wait()}; its message stands on "
                 "stderr): check that sympy, mpmath and math-verify are installed and that memory_mb leaves room"
-            ) from fault
+            ) from error
         self._ready = True
 
     def run(self, tasks: Sequence[Task], timeout_s: float) -> Iterator[tuple[str, bool]]:
@@ -174,8 +174,8 @@ class WorkerPool:
         for chunk in chunks:
             while not chunk.done.wait(GROW_AFTER_S):
                 self._grow(self._threads)
-            if chunk.fault is not None:
-                raise chunk.fault
+            if chunk.error is not None:
+                raise chunk.error
         return [outcome for chunk in chunks for outcome in chunk.outcomes]
 
     def _grow(self, most: int) -> None:
@@ -264,8 +264,8 @@ def _serve(pool: WorkerPool) -> None:
             return
         try:
             worker = pool._run_chunk(chunk, worker)
-        except BaseException as fault:  # handed to the caller, who waits on the latch
-            chunk.fault = fault
+        except BaseException as error:  # handed to the caller, who waits on the latch
+            chunk.error = error
             worker = None  # _run_chunk has discarded it
         finally:
             chunk.done.set()

@@ -75,7 +75,7 @@ def main() -> None:
             _send(replies, "begin")
             signal.setitimer(signal.ITIMER_REAL, timeout_s + ORPHAN_GRACE_S)
 
-    def second_opinion(prediction: str, gold: str) -> bool:
+    def sympy_fallback(prediction: str, gold: str) -> bool:
         return agree(prediction, gold, before=load)
 
     _send(replies, "ready")
@@ -85,7 +85,7 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_REAL, timeout_s + ORPHAN_GRACE_S)
         try:
             task = json.loads(line)
-            outcome = exact_value(**task) if "text" in task else decide(**task, second_opinion=second_opinion)
+            outcome = exact_value(**task) if "text" in task else decide(**task, sympy_fallback=sympy_fallback)
         except MemoryError:
             _send(replies, "retire", "REJECTED")  # a fresh process for the next: this heap may be in pieces
             os._exit(0)

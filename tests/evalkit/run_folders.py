@@ -94,7 +94,7 @@ def write_eval(
                     generations.append(
                         Generation(benchmark, problem.id, j, text, 20 + j, "length" if cut_off else "stop", j)
                     )
-            rows = score(generations, {(benchmark, p.id): p.answer for p in problems}, write_eval.verifier)
+            rows = score(generations, {(benchmark, p.id): p for p in problems}, write_eval.verifier)
             run.append(rows)
             run.add_problems({benchmark: problems})
             document["benchmarks"][benchmark] = {

@@ -21,7 +21,8 @@ from rewards.data.problem import Problem
 from rewards.support.errors import UserError
 from rewards.verify import Verifier
 
-GOLDS = {("b", "q"): "4"}
+PROBLEM = Problem("q", "", "4")
+PROBLEMS = {("b", "q"): PROBLEM}
 
 
 def generations(count: int, start: int = 0, text: str = "<answer>4</answer>") -> list[Generation]:
@@ -31,7 +32,7 @@ def generations(count: int, start: int = 0, text: str = "<answer>4</answer>") ->
 def pipeline(folder: RunFolder, samples: dict[tuple[str, str], int] | None = None) -> ScoringPipeline:
     progress = Progress("strict", quiet=True)
     progress.add("b", 100, 0)
-    return ScoringPipeline(folder, GOLDS, samples or {}, Verifier(), progress)
+    return ScoringPipeline(folder, PROBLEMS, samples or {}, Verifier(), progress)
 
 
 def test_a_full_disk_keeps_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +106,7 @@ def test_votes_are_counted_with_the_last_sample(tmp_path: Path) -> None:
         stored = read_samples(folder)["b", "q"]
         with Verifier() as verifier:
             for name, votes in scoring.votes["b", "q"].items():
-                assert [votes] == count_votes([(stored.answers[name], stored.verdicts[name], "4")], verifier)
+                assert [votes] == count_votes([(stored.answers[name], stored.verdicts[name], PROBLEM)], verifier)
         assert scoring.votes["b", "q"] == {"strict": (1, 2, [2]), "lenient": (1, 0, [3, 1])}
 
 
@@ -131,8 +132,8 @@ def test_votes_by_meaning() -> None:
         verdicts = [str(v) for v in verifier.verify_many([(a, "4") for a in answers])]
         silent: tuple[list[None], list[str]] = [None, None], ["NO_ANSWER", "NO_ANSWER"]
         alike = ["5", "5"], ["INCORRECT", "INCORRECT"]
-        counted = count_votes([(answers, verdicts, "4"), (*silent, "4"), (*alike, "4")], verifier)
+        counted = count_votes([(answers, verdicts, PROBLEM), (*silent, PROBLEM), (*alike, PROBLEM)], verifier)
         assert counted == [(1, 1, [3, 2, 1]), (0, 2, []), (0, 0, [2])]
-        rows = score(generations(1, text="\ud83d <answer>4</answer>"), GOLDS, verifier)
+        rows = score(generations(1, text="\ud83d <answer>4</answer>"), PROBLEMS, verifier)
         rows[0]["completion"].encode("utf-8")
         assert (rows[0]["verdict_strict"], rows[0]["answer_strict"]) == ("CORRECT", "4")

@@ -29,7 +29,7 @@ def summary(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], l
     generations[-2] = generations[-2]._replace(finish_reason="length")
     problems = [Problem("a", "p", "4", subject="s", level=1), Problem("b", "p", "7", subject="t", level=1)]
     with RunFolder(tmp_path_factory.mktemp("runs") / "run") as folder, Verifier() as verifier:
-        rows = score(generations, {("b", p.id): p.answer for p in problems}, verifier)
+        rows = score(generations, {("b", p.id): p for p in problems}, verifier)
         folder.append(rows[:3])
         folder.append([*rows[2:], rows[0]])  # two samples stored twice count once
         return summarise("b", problems, read_samples(folder), "strict", verifier)

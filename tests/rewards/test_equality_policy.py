@@ -434,27 +434,27 @@ def pairs(table: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("first", "second"), pairs(EQUAL))
 def test_equal_both_ways(first: str, second: str) -> None:
-    assert decide(first, second, "value") == "CORRECT"
-    assert decide(second, first, "value") == "CORRECT"
+    assert decide(first, second) == "CORRECT"
+    assert decide(second, first) == "CORRECT"
 
 
 @pytest.mark.parametrize(("first", "second"), pairs(UNEQUAL))
 def test_unequal_both_ways(first: str, second: str) -> None:
-    assert decide(first, second, "value") != "CORRECT"
-    assert decide(second, first, "value") != "CORRECT"
+    assert decide(first, second) != "CORRECT"
+    assert decide(second, first) != "CORRECT"
 
 
 @pytest.mark.parametrize(("prediction", "gold", "equal"), DIRECTED)
 def test_the_gold_decides(prediction: str, gold: str, equal: bool) -> None:
-    assert (decide(prediction, gold, "value") == "CORRECT") == equal
+    assert (decide(prediction, gold) == "CORRECT") == equal
 
 
 def test_boxes_that_stand_together_are_a_list_or_the_last() -> None:
     together = r"\boxed{3}, \boxed{4}"
-    assert decide(together, "4, 3", "value") == "CORRECT"
-    assert decide(together, "4", "value") == "CORRECT"
-    assert decide(together, "3", "value") == "INCORRECT"
-    assert decide(r"first \boxed{3} was a guess, then \boxed{4}", "3, 4", "value") == "INCORRECT"
+    assert decide(together, "4, 3") == "CORRECT"
+    assert decide(together, "4") == "CORRECT"
+    assert decide(together, "3") == "INCORRECT"
+    assert decide(r"first \boxed{3} was a guess, then \boxed{4}", "3, 4") == "INCORRECT"
 
 
 @pytest.mark.parametrize(
@@ -467,7 +467,7 @@ def test_boxes_that_stand_together_are_a_list_or_the_last() -> None:
     ],
 )
 def test_a_sentence_with_one_number_gives_it(sentence: str, value: str) -> None:
-    assert decide(sentence, value, "value") == "CORRECT"
+    assert decide(sentence, value) == "CORRECT"
 
 
 @pytest.mark.parametrize(
@@ -482,16 +482,11 @@ def test_a_sentence_with_one_number_gives_it(sentence: str, value: str) -> None:
     ],
 )
 def test_a_sentence_that_hedges_gives_nothing(sentence: str, value: str) -> None:
-    assert decide(sentence, value, "value") == "INCORRECT"
-
-
-def test_percent_switch() -> None:
-    assert decide(r"50\%", "50", "ignore") == "CORRECT"
-    assert decide(r"50\%", "0.5", "ignore") == "INCORRECT"
+    assert decide(sentence, value) == "INCORRECT"
 
 
 def test_small_numbers_have_no_absolute_tolerance() -> None:
-    assert decide(r"\frac{1}{2^{99}}", r"2^{-99}", "value") == "CORRECT"
-    assert decide(r"\frac{\pi}{2^{99}}", r"\frac{\pi}{2^{98}}", "value") == "INCORRECT"
-    assert decide(r"\sqrt{2}\cdot\sqrt{3}-\sqrt{6}", "0", "value") == "CORRECT"
-    assert decide(r"10^{-50}\pi", "0", "value") == "INCORRECT"
+    assert decide(r"\frac{1}{2^{99}}", r"2^{-99}") == "CORRECT"
+    assert decide(r"\frac{\pi}{2^{99}}", r"\frac{\pi}{2^{98}}") == "INCORRECT"
+    assert decide(r"\sqrt{2}\cdot\sqrt{3}-\sqrt{6}", "0") == "CORRECT"
+    assert decide(r"10^{-50}\pi", "0") == "INCORRECT"

@@ -48,7 +48,7 @@ answers = st.one_of(
 
 
 def equal(first: str, second: str) -> bool:
-    return decide(first, second, "value") == "CORRECT"
+    return decide(first, second) == "CORRECT"
 
 
 @PROFILE
@@ -103,7 +103,7 @@ def test_thousands_separators(n: int) -> None:
 @PROFILE
 @given(st.text(max_size=80))
 def test_any_text_is_decided(text: str) -> None:
-    assert decide(text, r"\frac{1}{2}", "value") in ("CORRECT", "INCORRECT", "REJECTED")
+    assert decide(text, r"\frac{1}{2}") in ("CORRECT", "INCORRECT", "REJECTED")
     extract_answer(text, "lenient")
 
 

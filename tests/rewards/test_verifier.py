@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewards import Verdict, Verifier, accuracy_reward
-from rewards.golds import self_test
+from rewards.golds import find_unverifiable
 from rewards.verification.limits import reject_reason
 
 TIMEOUT_S = 2.0
@@ -116,7 +116,7 @@ def test_each_task_that_was_sent_ahead_gets_its_own_outcome() -> None:
         verdicts = verifier.verify_many([*right[:20], slow, *right[20:]])
         assert verdicts.pop(20) in (Verdict.TIMEOUT, Verdict.INCORRECT)
         assert set(verdicts) == {Verdict.CORRECT}
-    with Verifier(workers=1, timeout_s=5, memory_mb=48) as verifier:  # too little for the second opinion on `fatal`
+    with Verifier(workers=1, timeout_s=5, memory_mb=48) as verifier:  # too little for the SymPy fallback on `fatal`
         verdicts = verifier.verify_many([*right[:20], fatal, *right[20:]])
         assert verdicts.pop(20) is Verdict.REJECTED
         assert set(verdicts) == {Verdict.CORRECT}
@@ -137,7 +137,7 @@ def test_a_pool_starts_one_worker_and_grows_behind_hard_tasks() -> None:
 
 
 def test_memory_of_a_worker_is_bounded() -> None:
-    # So little that importing SymPy for the second opinion fails, though the grammar's own answers do not.
+    # So little that importing SymPy for the SymPy fallback fails, though the grammar's own answers do not.
     with Verifier(workers=1, timeout_s=5, memory_mb=48) as verifier:
         assert verifier.verify("x+x", "2x") is Verdict.CORRECT
         assert verifier.verify(r"\frac{d}{dx} x^2", r"\frac{d}{dx} x^3") is Verdict.REJECTED
@@ -190,8 +190,9 @@ def test_verdicts_of_the_caller() -> None:
         assert verifier.verify(None, "5") is Verdict.NO_ANSWER
         assert verifier.verify("120", "12") is Verdict.INCORRECT
         assert verifier.verify("1,000", "1000") is Verdict.CORRECT
-        with pytest.raises(ValueError, match="gold answer"):
-            verifier.verify("5", " ")
+        for gold in ("", " ", None, "9" * 5000):
+            assert verifier.verify("5", gold) is Verdict.UNUSABLE_GOLD  # type: ignore[arg-type]
+        assert verifier.verify_many([("5", ""), ("6", "6")]) == [Verdict.UNUSABLE_GOLD, Verdict.CORRECT]
         assert not verifier._pool._alive  # none of these needed a worker
     with pytest.raises(RuntimeError, match="closed"):
         verifier.verify("x+x", "2x")
@@ -199,10 +200,10 @@ def test_verdicts_of_the_caller() -> None:
 
 def test_answer_classes(verifier: Verifier) -> None:
     answers = [r"\frac{1}{2}", "0.5", "3", None, "3.0", "x+1", "1+x", "", "9" * 300, "9" * 300]
-    classes = verifier.answer_classes(answers, "1/2")
+    classes, no_correct = verifier.answer_classes_many([(answers, "1/2"), (["4", "5"], "6")])
     assert classes.labels == [0, 0, 1, None, 1, 2, 2, None, 3, 3]
     assert classes.correct == 0
-    assert verifier.answer_classes(["4", "5"], "6").correct is None
+    assert no_correct.correct is None
 
 
 FORMS = [
@@ -265,7 +266,7 @@ def test_rewards_work_from_any_thread() -> None:
 
 def test_self_test_names_what_to_leave_out(verifier: Verifier) -> None:
     golds = [("a", "12"), ("b", ""), ("c", r"\frac{1}{2}"), ("d", "1" * 300)]
-    failures = self_test(golds, verifier)
+    failures = find_unverifiable(golds, verifier)
     assert [failure.id for failure in failures] == ["b", "d"]
     assert "empty" in failures[0].reason
     assert "digits" in failures[1].reason

@@ -27,9 +27,6 @@ from rewards.equality.reading.words import bare_text, same_words
 class Comparison:
     """One policy, applied to two answers that have been read."""
 
-    def __init__(self, percent: str = "value") -> None:
-        self.percent = percent
-
     def equal(self, p: Answer, g: Answer) -> bool:
         """Say whether prediction `p` equals gold `g`."""
         if isinstance(p, Choice) or isinstance(g, Choice):
@@ -89,9 +86,9 @@ class Comparison:
     def _scalars(self, p: Scalar, g: Scalar) -> bool:
         if not _units_agree(p.unit, g.unit) or (p.percent and g.unit) or (g.percent and p.unit):
             return False
-        if self.percent == "value" and p.percent and not g.percent:
+        if p.percent and not g.percent:
             return self._values(_hundredth(p), g)
-        if self.percent == "value" and g.percent and not p.percent:
+        if g.percent and not p.percent:
             # The question asked for a percentage: `28` and `0.28` both say it.
             return self._values(p, g) or self._values(p, _hundredth(g))
         return self._values(p, g)

@@ -84,15 +84,15 @@ def _sentence_value(text: str) -> str | None:
 def decide(
     prediction: str,
     gold: str,
-    percent: str,
-    second_opinion: Callable[[str, str], bool] | None = None,
+    problem: str | None = None,
+    sympy_fallback: Callable[[str, str], bool] | None = None,
     by_text: bool = True,
 ) -> str:
     """Return CORRECT, INCORRECT or REJECTED (a value beyond all bounds) for two answers as written.
 
     Without `by_text`, equal text alone does not decide: the answer must be within what can be evaluated.
     """
-    comparison = Comparison(percent)
+    comparison = Comparison()
     mp.dps = DIGITS
     predictions, golds = _readings(prediction), _readings(gold, gold=True)
     if by_text and any(same_words(p, g) for p in predictions for g in golds):
@@ -107,7 +107,7 @@ def decide(
         return "REJECTED"
     unread = any(isinstance(answer, Words) for answer in (read_predictions[0], read_golds[0]))
     unread = unread or _ANALYSIS.search(predictions[0] + golds[0]) is not None
-    if unread and second_opinion is not None and second_opinion(predictions[0], golds[0]):
+    if unread and sympy_fallback is not None and sympy_fallback(predictions[0], golds[0]):
         return "CORRECT"
     return "INCORRECT"
 
