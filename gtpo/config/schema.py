@@ -80,6 +80,8 @@ class BuiltModel(Section):
     """Base of the rotary positions; short sequences learn faster with a small one."""
     initializer_range: float = Field(0.02, gt=0)
     """Standard deviation of the initial weights."""
+    vocabulary: Literal["arithmetic", "word_problems"] = "arithmetic"
+    """The embedded task whose words are single tokens; any other text is spelled out in pieces."""
 
 
 class ModelSection(Section):

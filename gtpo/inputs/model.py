@@ -99,7 +99,8 @@ def load_tokenizer(config: TrainConfig, results: Path = Path("results")) -> tupl
     if section.model_name is None:
         from gtpo.inputs.tiny import build_tokenizer
 
-        return build_tokenizer(), []
+        assert section.build is not None
+        return build_tokenizer(section.build.vocabulary), []
     from transformers import AutoTokenizer
 
     source, note = weights_folder(section.model_name, results)

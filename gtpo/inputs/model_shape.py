@@ -131,7 +131,7 @@ def find_shape(config: TrainConfig, model_name: str | None = None) -> tuple[Mode
 
         heads = build.num_attention_heads
         return ModelShape(
-            vocab_size=len(build_tokenizer()),
+            vocab_size=len(build_tokenizer(build.vocabulary)),
             hidden_size=build.hidden_size,
             intermediate_size=build.intermediate_size,
             num_hidden_layers=build.num_hidden_layers,
