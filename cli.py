@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rewards.support.errors import UserError
+from rewards.support.packages import require
 
 
 class App(typer.Typer):
@@ -72,6 +73,7 @@ def train(
     config = load_config(path, overrides)
     if config.env.CUDA_VISIBLE_DEVICES is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = config.env.CUDA_VISIBLE_DEVICES  # before anything imports torch
+    require("gtpo train", "torch", "transformers", "trl", "peft", "datasets", "accelerate", extra="train")
     if dry_run:
         from gtpo.plan.dry_run import dry_run as describe
 

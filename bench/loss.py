@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib.util
 import os
 import platform
 import random
@@ -45,6 +44,7 @@ from bench.loss_contenders import CONTENDERS, Case, Contender, Result
 from gtpo.conflict import conflict_weights
 from gtpo.objective import PRESETS, reference_loss
 from rewards.support.files import read_json, write_json
+from rewards.support.packages import installed
 
 SEED = 20250819
 GROUP = 8
@@ -160,7 +160,7 @@ def seconds(call: Callable[[], Any], device: str) -> float:
 def reason_to_skip(contender: Contender, device: str) -> str | None:
     if contender.needs == "cuda":
         return None if device == "cuda" else "needs a CUDA device"
-    if contender.needs and importlib.util.find_spec(contender.needs) is None:
+    if contender.needs and not installed(contender.needs):
         return f"{contender.needs} is not installed (pip install '.[bench]')"
     return None
 

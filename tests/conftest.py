@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 from pathlib import Path
 
 import pytest
+
+from rewards.support.packages import installed
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -26,7 +27,7 @@ def _missing(marker: str) -> str | None:
     """Return why tests with this marker cannot run here, or None if they can."""
     if marker == "shared" and _shared_dir() is None:
         return "shared material not found (set GTPO_SHARED_DIR, or lay it beside the checkout as ../shared)"
-    if marker == "vllm" and importlib.util.find_spec("vllm") is None:
+    if marker == "vllm" and not installed("vllm"):
         return "vLLM is not installed here (make test-vllm)"
     if marker == "gpu":
         import torch

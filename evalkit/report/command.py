@@ -8,6 +8,7 @@ from pathlib import Path
 
 from evalkit.results.find import SCORINGS, find_runs
 from rewards.support.errors import UserError, did_you_mean
+from rewards.support.packages import require
 
 MOST_MB = 200
 FORMATS = ("table", "markdown", "latex", "csv", "json")
@@ -61,6 +62,7 @@ def run_compare(
     if html is not None:
         _check_writable("--html", html, folder=False)
     if figures is not None:
+        require("--figures", "matplotlib", extra="report")
         _check_writable("--figures", figures, folder=True)
     ks = parse_ks(k)
     runs, trains, notes = find_runs(names, allow_incomplete=allow_mismatch)

@@ -46,11 +46,9 @@ STYLE: dict[Any, Any] = {
 
 
 def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
-    """Write every figure that the runs have data for; return the files. Raises UserError without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise UserError("--figures needs matplotlib, which is not installed: pip install 'gtpo[report]'") from None
+    """Write every figure that the runs have data for; return the files. Raises UserError where there is none."""
+    import matplotlib
+
     matplotlib.use("Agg")
     written = []
     with matplotlib.rc_context(STYLE):

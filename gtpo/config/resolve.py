@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from gtpo.config.schema import DatasetSection, Optimizer, TrainConfig
 from gtpo.presets import PRESETS
 from rewards.data.problems import source_names
 from rewards.support.errors import UserError, did_you_mean
+from rewards.support.packages import installed
 
 if TYPE_CHECKING:
     from gtpo.config.document import Document
@@ -56,12 +56,6 @@ _FAMILIES = {
     "arithmetic": "arithmetic",
 }
 """dataset.name in any case -> the family whose splits `rewards.data.problems.load_source` knows."""
-
-
-def installed(package: str) -> bool:
-    """Return whether a package can be imported, without importing it; a mere folder of its name (wandb/) is none."""
-    spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None
 
 
 def training_source(dataset: DatasetSection) -> str:

@@ -13,6 +13,7 @@ from gtpo.config import ModelSection, TrainConfig
 from gtpo.inputs.model_shape import weights_folder
 from rewards.data.prompt import plain_chat_template
 from rewards.support.errors import UserError
+from rewards.support.packages import require
 
 _PAD_CANDIDATES = ("<|finetune_right_pad_id|>", "<|pad|>", "<pad>", "[PAD]", "<|reserved_special_token_0|>")
 
@@ -83,14 +84,13 @@ def check_backend(section: ModelSection) -> None:
     if section.load_in_4bit and not torch.cuda.is_available():
         raise UserError("model.load_in_4bit needs a CUDA device (bitsandbytes); this machine has none. Set it to false")
     if section.load_in_4bit:
-        try:
-            import bitsandbytes  # noqa: F401
-        except ImportError:
-            raise UserError("model.load_in_4bit needs bitsandbytes: pip install bitsandbytes") from None
+        require("model.load_in_4bit", "bitsandbytes", extra="bitsandbytes")
     if section.backend == "unsloth" and not torch.cuda.is_available():
         raise UserError(
             "model.backend unsloth needs a CUDA device; this machine has none. Set model.backend: transformers"
         )
+    if section.backend == "unsloth":
+        require("model.backend unsloth", "unsloth", extra="unsloth")
 
 
 def load_tokenizer(config: TrainConfig, results: Path = Path("results")) -> tuple[Any, list[str]]:
@@ -201,11 +201,9 @@ def _load_transformers(section: ModelSection, source: str, notes: list[str]) -> 
 
 def _load_unsloth(config: TrainConfig, results: Path) -> LoadedModel:
     """Load through FastLanguageModel. Not run yet: no machine with a GPU was at hand."""
+    from unsloth import FastLanguageModel
+
     section = config.model
-    try:
-        from unsloth import FastLanguageModel
-    except ImportError:
-        raise UserError("model.backend unsloth needs the package: pip install unsloth") from None
     source, note = weights_folder(section.model_name or "", results)
     model, tokenizer = FastLanguageModel.from_pretrained(
         model_name=source,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from torch import Tensor
 from gtpo.kernels import matmul, torch_rows, vocabulary_tiles
 from gtpo.kernels.torch_rows import Transform
 from gtpo.objective import Coefficients, Objective, completion_coefficients, entropy_gate
+from rewards.support.packages import installed
 
 CHUNK_BYTES = {"cpu": 2**26, "cuda": 2**29}
 """Default bound on the logits held at a time where rows are held whole, unless one completion alone needs more."""
@@ -66,11 +66,10 @@ def choose_backend(name: str, hidden: Tensor) -> str:
     """Return `torch` or `triton`; `auto` takes triton for CUDA tensors where it is installed."""
     if name not in ("auto", "torch", "triton"):
         raise ValueError(f'backend must be "auto", "torch" or "triton"; found {name!r}')
-    installed = importlib.util.find_spec("triton") is not None
-    if name == "triton" and not installed:
+    if name == "triton" and not installed("triton"):
         raise ValueError('backend "triton" needs the package triton; pip install triton, or use backend "torch"')
     if name == "auto":
-        return "triton" if hidden.is_cuda and installed else "torch"
+        return "triton" if hidden.is_cuda and installed("triton") else "torch"
     return name
 
 

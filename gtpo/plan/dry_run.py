@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtpo.config.resolve import installed, training_source
+from gtpo.config.resolve import training_source
 from gtpo.config.schedule import optimiser_steps, require_a_round
 from gtpo.config.schema import TrainConfig
 from gtpo.inputs.model_shape import find_shape
@@ -20,6 +20,7 @@ from gtpo.plan.memory import Forecast, forecast
 from gtpo.plan.preflight import check_hub, check_inputs, is_local
 from rewards.support.errors import UserError
 from rewards.support.files import read_json
+from rewards.support.packages import installed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -105,16 +106,15 @@ def gate_line(config: TrainConfig) -> str:
 
 def _missing(config: TrainConfig) -> list[str]:
     """Name what this run needs and this environment lacks."""
-
     needs = []
     if (config.model.load_in_4bit or "8bit" in config.training.optimizer or "paged" in config.training.optimizer) and (
         not installed("bitsandbytes")
     ):
-        needs.append("bitsandbytes (4-bit weights, paged or 8-bit optimiser): pip install bitsandbytes")
+        needs.append("bitsandbytes (4-bit weights, paged or 8-bit optimiser): pip install 'gtpo[bitsandbytes]'")
     if config.rollout.engine in ("vllm", "vllm_server") and config.method != "sft" and not installed("vllm"):
-        needs.append("vllm (rollout.engine): pip install -e '.[vllm]', or --rollout.engine transformers")
+        needs.append("vllm (rollout.engine): pip install 'gtpo[vllm]', or --rollout.engine transformers")
     if config.model.backend == "unsloth" and not installed("unsloth"):
-        needs.append("unsloth (model.backend)")
+        needs.append("unsloth (model.backend): pip install 'gtpo[unsloth]'")
     return needs
 
 

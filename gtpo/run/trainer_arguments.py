@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,16 @@ from gtpo.config import TrainConfig
 from gtpo.inputs.model import compute_precision
 from gtpo.trainer import GTPOConfig
 from rewards.support.errors import UserError
+from rewards.support.packages import installed, require
 
 
 def rollout_engine(config: TrainConfig) -> str:
     """Return the engine that `rollout.engine` comes to here: transformers, vllm or vllm_server."""
     engine = config.rollout.engine
-    installed = importlib.util.find_spec("vllm") is not None
     if engine == "auto":
-        return "vllm" if installed and torch.cuda.is_available() else "transformers"
-    if engine == "vllm" and not installed:
-        raise UserError(
-            "rollout.engine vllm: vLLM is not installed (pip install 'gtpo[vllm]'); or set it to transformers"
-        )
+        return "vllm" if installed("vllm") and torch.cuda.is_available() else "transformers"
+    if engine == "vllm":
+        require("rollout.engine vllm", "vllm", extra="vllm")
     return engine
 
 

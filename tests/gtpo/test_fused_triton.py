@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+from rewards.support.packages import installed
+
+pytestmark = pytest.mark.skipif(not installed("triton"), reason="triton is not installed")
 HERE = Path(__file__).parent
 
 

@@ -402,7 +402,7 @@ def test_tokenizer_without_pad_and_chat_template_is_completed_and_said() -> None
     [
         ({"model.load_in_4bit": True, "model.lora_rank": 4}, "load_in_4bit needs a CUDA device"),
         ({"model.backend": "unsloth"}, "unsloth needs a CUDA device"),
-        ({"rollout.engine": "vllm"}, "vLLM is not installed"),
+        ({"rollout.engine": "vllm"}, "rollout.engine vllm needs vllm, which is not installed"),
     ],
 )
 def test_what_this_machine_cannot_do_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:

