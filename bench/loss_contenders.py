@@ -15,9 +15,9 @@ from torch import Tensor
 from trl.kernels import ChunkedLogProbFunction
 from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE, entropy_from_logits, selective_log_softmax
 
+from gtpo.completions import Completions
 from gtpo.conflict import ConflictWeights
 from gtpo.fused import fused_loss
-from gtpo.kernels.completions import Completions
 from gtpo.objective import Objective, completion_coefficients, entropy_gate
 
 
@@ -37,6 +37,11 @@ class Case(NamedTuple):
     group: int
     shaped: Tensor
     """A' [N] from the float64 reference, for contenders without an entropy."""
+
+    @property
+    def completions(self) -> Completions:
+        """What the objective is told of them."""
+        return Completions(self.advantages, **self.spans._asdict())
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -62,12 +67,16 @@ def policy_loss(case: Case, logps: Tensor, entropies: Tensor) -> Tensor:
     """Return the objective's loss from log-probabilities [N, L] with gradient and entropies [N, L] without."""
     lengths = torch.full_like(case.spans.union, case.ids.shape[1])
     entropy = entropies.detach().mean(dim=1)
-    kept = entropy_gate(case.objective, entropy, case.advantages, None)
     c = completion_coefficients(
-        case.objective, case.advantages, entropy, kept, lengths, *case.spans[1:], num_generations=case.group
+        case.objective,
+        case.completions,
+        lengths=lengths,
+        entropy=entropy,
+        keep_mask=entropy_gate(case.objective, entropy, case.advantages, gate_active=True),
+        num_generations=case.group,
     )
     ratio = torch.exp(logps - logps.detach())
-    return -(c.policy[:, None] * case.spans.weights * ratio).sum()
+    return -(c.policy_scale[:, None] * case.spans.weights * ratio).sum()
 
 
 def ours(backend: str) -> Callable[[Case], Result]:
@@ -78,7 +87,7 @@ def ours(backend: str) -> Callable[[Case], Result]:
             case.lm_head,
             case.ids,
             torch.ones_like(case.ids, dtype=torch.bool),
-            Completions(case.advantages, *case.spans),
+            case.completions,
             case.group,
             gate_active=True,
             backend=backend,  # type: ignore[arg-type]

@@ -121,11 +121,32 @@ def conflict_weights(
 
     forward = span_lengths(backward=False)
     backward = span_lengths(backward=True)
+    return span_weights(
+        advantages, lengths, forward, backward, width=width, positive_weight=positive_weight, combine=combine
+    )
+
+
+def span_weights(
+    advantages: Tensor,
+    lengths: Tensor,
+    forward: Tensor,
+    backward: Tensor,
+    *,
+    width: int,
+    positive_weight: float = 2.0,
+    combine: Literal["or", "product"] = "or",
+) -> ConflictWeights:
+    """Return lambda [N, width] and the union's length from the lengths of both spans; all other arguments are [N].
+
+    The options are those of `conflict_weights`. Raises ValueError for another `combine`.
+    """
+    position = torch.arange(width, device=lengths.device)
     in_forward = position < forward[:, None]
-    in_backward = valid & (position >= (lengths - backward)[:, None])
+    in_backward = (position < lengths[:, None]) & (position >= (lengths - backward)[:, None])
     in_either = in_forward | in_backward
 
-    inside_weight = torch.where(advantages > 0, positive_weight, 0.0).to(torch.float32)[:, None]
+    inside_weight = torch.where(advantages > 0, positive_weight, torch.where(advantages < 0, 0.0, 1.0))
+    inside_weight = inside_weight.to(torch.float32)[:, None]
     weights = torch.where(in_either, inside_weight, 1.0)
     if combine == "product":
         weights = torch.where(in_forward & in_backward, inside_weight.square(), weights)

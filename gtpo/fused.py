@@ -16,25 +16,16 @@ Symbols: N completions of L tokens, hidden width D, vocabulary V, hidden [N, L, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gtpo.conflict import completion_lengths, conflict_weights
-from gtpo.kernels.completions import Completions
-from gtpo.kernels.matmul import operand_dtype
+from gtpo.completions import Completions, check_ids, group_advantages, prepare_completions
+from gtpo.kernels.matmul import choose_matmul_dtype, compute_dtype
 from gtpo.kernels.one_pass import OnePass, Plan, choose_backend
 from gtpo.kernels.torch_rows import Transform
-from gtpo.objective import (
-    Loss,
-    Objective,
-    check_ids,
-    excluded_completions,
-    filter_is_active,
-    group_advantages,
-)
+from gtpo.objective import Loss, Objective, filter_is_active
 
 __all__ = ["FusedLoss", "fused_linear_gtpo_loss", "fused_loss"]
 
@@ -90,33 +81,24 @@ def fused_linear_gtpo_loss(
     Raises ValueError naming the argument and its shape: shapes that do not fit, a group size that does not divide
     the rows, ids outside the vocabulary, a row with no tokens, infinite rewards, hidden states that are not finite.
     """
-    lengths = completion_lengths(completion_ids, completion_mask, num_generations)
-    scored = group_advantages(objective, rewards, num_generations)
-    count = completion_ids.shape[0]
-    if scored.advantages.shape[0] != count:
-        raise ValueError(
-            f"rewards [{scored.advantages.shape[0]}] must have one value per row of completion_ids, {count}"
-        )
-    advantages = scored.advantages.to(hidden.device, torch.float64 if lm_head.dtype == torch.float64 else torch.float32)
-    spans = conflict_weights(
+    completions = prepare_completions(
+        objective,
+        group_advantages(objective, rewards, num_generations),
         completion_ids,
         completion_mask,
-        advantages,
         num_generations,
-        positive_weight=objective.positive_weight,
-        combine=objective.combine,
+        truncated=truncated,
+        dtype=compute_dtype(lm_head),
     )
-    excluded = excluded_completions(objective, scored, truncated).to(hidden.device)
     result = fused_loss(
         objective,
         hidden,
         lm_head,
         completion_ids,
         completion_mask,
-        Completions(advantages, spans.weights, spans.forward, spans.backward, spans.union, excluded),
+        completions,
         num_generations,
         gate_active=filter_is_active(objective, initial_entropy),
-        groups=lengths.shape[0] / num_generations,
         backend=backend,
         chunk_rows=chunk_rows,
         temperature=temperature,
@@ -164,11 +146,12 @@ def fused_loss(
     tau = 1.0 if objective.entropy_temperature == "one" else temperature
     count, length = mask.shape
     plan = Plan(
-        objective=replace(objective, filter="always" if gate_active else "never"),
+        objective=objective,
         ids=completion_ids,
         mask=mask,
         completions=completions,
         num_generations=num_generations,
+        gate_active=gate_active,
         groups=count / num_generations if groups is None else groups,
         epsilon_low=epsilon_low,
         epsilon_high=epsilon_high,
@@ -176,17 +159,17 @@ def fused_loss(
         chunk_rows=chunk_rows,
         transform=Transform(logit_scale, softcap, tau),
         differentiate=torch.is_grad_enabled(),
-        operand=operand_dtype(lm_head),
+        matmul_dtype=choose_matmul_dtype(lm_head),
     )
     apply: Any = OnePass.apply
-    loss, logps, entropies, shaped, entropy, kept = apply(hidden.reshape(count * length, -1), lm_head, bias, plan)
+    loss, logps, entropies, shaped, entropy, keep_mask = apply(hidden.reshape(count * length, -1), lm_head, bias, plan)
     return FusedLoss(
         loss,
         completions.advantages,
         shaped,
         entropy,
-        kept,
-        plan.weights(lm_head),
+        keep_mask,
+        completions.weights.to(compute_dtype(lm_head)),
         logps.view(count, length),
         entropies.view(count, length),
     )
@@ -214,7 +197,7 @@ def _check_shapes(
             raise ValueError(f"bias must have shape [{lm_head.shape[0]}], as lm_head has; found {list(bias.shape)}")
         if not bool(bias.isfinite().all()):
             raise ValueError(f"bias[{int((~bias.isfinite()).nonzero()[0])}] is not finite")
-    for name in ("advantages", "forward", "backward", "union", "excluded", "frozen_entropy", "frozen_kept"):
+    for name in ("advantages", "forward", "backward", "union", "excluded", "old_entropy", "old_keep_mask"):
         value = getattr(completions, name)
         if value is not None and value.shape != (rows,):
             raise ValueError(f"completions.{name} must have shape [{rows}]; found {list(value.shape)}")

@@ -1,6 +1,6 @@
 """The GTPO objective: the specification that every fast path is tested against.
 
-    A_i  = (R_i - mean R) / (std R + 1e-4), or without the division                        (1)
+    A_i  = (R_i - mean R) / (std R + 1e-4), or without the division: `gtpo.completions`    (1)
     <H>_i = mean over the tokens of o_i of H_t, the entropy of the next-token distribution (4)
     delta_i = 0 iff the filter is active and <H>_i > threshold                             (5, Eq. 6)
     A'_i = delta_i (A_i - gamma <H>_i)      mode `advantage`, no gradient through H        (6)
@@ -23,13 +23,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gtpo.conflict import completion_lengths, conflict_weights
+from gtpo.completions import Completions, check_ids, group_advantages, prepare_completions
+from gtpo.conflict import completion_lengths, span_weights
 from gtpo.presets import LN2, PRESETS, Objective
 
 __all__ = [
     "LN2",
     "PRESETS",
-    "Advantages",
     "Coefficients",
     "Loss",
     "Objective",
@@ -37,33 +37,18 @@ __all__ = [
     "completion_coefficients",
     "entropy_gate",
     "filter_is_active",
-    "group_advantages",
     "loss_from_statistics",
     "reference_loss",
     "token_entropy",
 ]
 
-STD_EPSILON = 1e-4
-"""Added to the group's standard deviation, as in TRL."""
-
-
-class Advantages(NamedTuple):
-    """What `group_advantages` returns, one value a completion [N]."""
-
-    advantages: Tensor
-    """A_i; exactly 0 for unscored completions and for rewards that equal their group's mean up to rounding."""
-    scored: Tensor
-    """bool: the reward could be computed."""
-    zero_variance: Tensor
-    """bool: all scored rewards of the completion's group are equal."""
-
 
 class Coefficients(NamedTuple):
-    """The scalars that multiply token sums: loss = - sum_i policy_i sum_t rho lambda + sum_i entropy_i sum_t H."""
+    """The scalars that multiply token sums: loss = - sum_i c_i sum_t rho lambda + sum_i e_i sum_t H."""
 
-    policy: Tensor
+    policy_scale: Tensor
     """c_i [N] = A'_i / (|o_i| n_i), times 1/G (or 1) and 1/B."""
-    entropy: Tensor
+    entropy_scale: Tensor
     """e_i [N] = gamma / |o_i| in mode `loss` (0 where it does not act), times 1/G (or 1) and 1/B."""
     shaped_advantages: Tensor
     """A'_i [N]."""
@@ -95,45 +80,6 @@ class StatisticsLoss(NamedTuple):
     """Their reduction: mean or sum over each group, mean over groups."""
 
 
-def group_advantages(
-    objective: Objective, rewards: Tensor | Sequence[float | None], num_generations: int
-) -> Advantages:
-    """Return the advantages within each group (Eq. 1).
-
-    rewards [N]: NaN (or None in a list) marks a reward that could not be computed; it is left out of its group's
-    mean and deviation, and its completion gets A = 0 and takes no part in conflicts. Infinite rewards and rows that
-    are no whole groups raise ValueError.
-    """
-    if not isinstance(rewards, Tensor):
-        listed = [float("nan") if reward is None else float(reward) for reward in rewards]
-        rewards = torch.tensor(listed, dtype=torch.float64)
-    if rewards.dim() != 1:
-        raise ValueError(f"rewards must have shape [N]; found {list(rewards.shape)}")
-    if num_generations < 1 or rewards.shape[0] % num_generations:
-        raise ValueError(f"num_generations {num_generations} does not divide the {rewards.shape[0]} rewards")
-    if bool(rewards.isinf().any()):
-        raise ValueError(f"rewards: row {int(rewards.isinf().nonzero()[0])} is infinite")
-    if rewards.dtype != torch.float64:
-        rewards = rewards.float()
-    grouped = rewards.view(-1, num_generations)
-    scored = ~grouped.isnan()
-    count = scored.sum(dim=1, keepdim=True)
-    values = torch.where(scored, grouped, 0.0)
-    centred = torch.where(scored, values - values.sum(dim=1, keepdim=True) / count.clamp(min=1), 0.0)
-    infinity = torch.full_like(grouped, float("inf"))
-    highest = torch.where(scored, grouped, -infinity).amax(dim=1, keepdim=True)
-    lowest = torch.where(scored, grouped, infinity).amin(dim=1, keepdim=True)
-    zero_variance = (highest <= lowest) | (count == 0)
-    # The mean may miss a reward that equals it by what summing rounds off; that must not make signs, and so
-    # conflicts, out of nothing.
-    rounding = count * torch.finfo(values.dtype).eps * values.abs().amax(dim=1, keepdim=True)
-    advantages = torch.where(zero_variance | (centred.abs() <= rounding), 0.0, centred)
-    if objective.scale_rewards == "group":
-        deviation = (centred.square().sum(dim=1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
-        advantages = advantages / (deviation + STD_EPSILON)
-    return Advantages(advantages.view(-1), scored.view(-1), zero_variance.expand_as(grouped).reshape(-1))
-
-
 def token_entropy(log_probabilities: Tensor, log_clamp: float = 0.0) -> Tensor:
     """Return -sum_v p log p in nats over the last dimension; p is clamped at `log_clamp` inside the logarithm."""
     probabilities = log_probabilities.exp()
@@ -157,9 +103,12 @@ def filter_is_active(objective: Objective, initial_entropy: float | None) -> boo
     return initial_entropy < LN2
 
 
-def entropy_gate(objective: Objective, entropy: Tensor, advantages: Tensor, initial_entropy: float | None) -> Tensor:
-    """Return delta [N] bool from <H> [N] and A [N]: False where the completion is dropped; equality keeps (Eq. 6)."""
-    if not filter_is_active(objective, initial_entropy):
+def entropy_gate(objective: Objective, entropy: Tensor, advantages: Tensor, *, gate_active: bool) -> Tensor:
+    """Return delta [N] bool from <H> [N] and A [N]: False where the completion is dropped; equality keeps (Eq. 6).
+
+    gate_active: whether anything may be dropped (`filter_is_active`).
+    """
+    if not gate_active:
         return torch.ones_like(entropy, dtype=torch.bool)
     dropped = entropy > objective.entropy_threshold
     if objective.filter_scope == "negative":
@@ -169,57 +118,41 @@ def entropy_gate(objective: Objective, entropy: Tensor, advantages: Tensor, init
 
 def completion_coefficients(
     objective: Objective,
-    advantages: Tensor,
-    entropy: Tensor,
-    kept: Tensor,
-    lengths: Tensor,
-    forward: Tensor,
-    backward: Tensor,
-    union: Tensor,
-    num_generations: int,
+    completions: Completions,
     *,
-    excluded: Tensor | None = None,
+    lengths: Tensor,
+    entropy: Tensor,
+    keep_mask: Tensor,
+    num_generations: int,
     groups: float | None = None,
 ) -> Coefficients:
-    """Return what multiplies each completion's token sums (sections 5 to 7 of docs/method.md). All inputs are [N].
+    """Return what multiplies each completion's token sums (sections 5 to 7 of docs/method.md).
 
-    excluded: bool, completions outside the loss whatever the gate says (unscored, truncated, of equal rewards).
-    groups: B, the number of groups the mean runs over; by default those present. A micro-batch or a rank passes the
-    whole batch's count, so that its losses add up to the batch's.
+    lengths |o_i|, entropy <H>_i and keep_mask delta_i are [N]. groups: B, the number of groups the mean runs over; by
+    default those present. A micro-batch or a rank passes the whole batch's count, so that its losses add up to the
+    batch's.
     """
-    entropy = entropy.detach()
-    live = torch.ones_like(kept) if excluded is None else ~excluded
+    entropy, advantages = entropy.detach(), completions.advantages
+    included = torch.ones_like(keep_mask) if completions.excluded is None else ~completions.excluded
     shaped = advantages - objective.gamma * entropy if objective.entropy_mode == "advantage" else advantages
-    shaped = torch.where(kept & live, shaped, 0.0)
+    shaped = torch.where(keep_mask & included, shaped, 0.0)
     divisor = lengths.to(shaped.dtype)
     if objective.conflict and objective.conflict_norm == "union":
-        norm = union.clamp(min=1)
+        norm = completions.union.clamp(min=1)
     elif objective.conflict and objective.conflict_norm == "max":
-        norm = torch.maximum(forward, backward).clamp(min=1)
+        norm = torch.maximum(completions.forward, completions.backward).clamp(min=1)
     else:
         norm = torch.ones_like(lengths)
-    completions = 1 if objective.group_reduction == "sum" else num_generations
-    scale = 1.0 / (completions * (groups if groups is not None else lengths.shape[0] / num_generations))
-    acts = torch.zeros_like(live)
+    averaged = 1 if objective.group_reduction == "sum" else num_generations
+    scale = 1.0 / (averaged * (groups if groups is not None else lengths.shape[0] / num_generations))
+    acts = torch.zeros_like(included)
     if objective.entropy_mode == "loss":
-        acts = live & kept if objective.entropy_gated else live
+        acts = included & keep_mask if objective.entropy_gated else included
     return Coefficients(
-        policy=shaped / (divisor * norm) * scale,
-        entropy=torch.where(acts, objective.gamma / divisor, 0.0) * scale,
+        policy_scale=shaped / (divisor * norm) * scale,
+        entropy_scale=torch.where(acts, objective.gamma / divisor, 0.0) * scale,
         shaped_advantages=shaped,
     )
-
-
-def excluded_completions(objective: Objective, scored: Advantages, truncated: Tensor | None) -> Tensor:
-    """Return the completions outside the loss [N] bool: unscored, and by switch truncated or of equal rewards."""
-    excluded = ~scored.scored
-    if objective.skip_zero_variance_groups:
-        excluded = excluded | scored.zero_variance
-    if objective.mask_truncated:
-        if truncated is None:
-            raise ValueError("mask_truncated needs truncated [N] bool: which completions ended without EOS")
-        excluded = excluded | truncated.to(excluded.device)
-    return excluded
 
 
 def reference_loss(
@@ -248,13 +181,16 @@ def reference_loss(
     check_ids(completion_ids, mask, logits.shape[-1])
     if temperature <= 0:
         raise ValueError(f"temperature must be positive; found {temperature}")
-    scored = group_advantages(objective, rewards, num_generations)
-    if scored.advantages.shape[0] != rows:
-        raise ValueError(
-            f"rewards [{scored.advantages.shape[0]}] must have one value per row of completion_ids, {rows}"
-        )
     precision = logits.dtype if logits.dtype in (torch.float32, torch.float64) else torch.float32
-    advantages = scored.advantages.to(logits.device, precision)
+    given = prepare_completions(
+        objective,
+        group_advantages(objective, rewards, num_generations),
+        completion_ids,
+        mask,
+        num_generations,
+        truncated=truncated,
+        dtype=precision,
+    )
 
     scale = 1.0 if objective.entropy_temperature == "one" else temperature
     # Padding is blanked first, so that nothing there can reach the loss or its gradient.
@@ -265,43 +201,16 @@ def reference_loss(
     token_entropies = torch.where(mask, token_entropy(log_probabilities, objective.log_clamp), 0.0)
     entropy = token_entropies.sum(dim=1).detach() / lengths
 
-    spans = conflict_weights(
-        completion_ids,
-        mask,
-        advantages,
-        num_generations,
-        positive_weight=objective.positive_weight,
-        combine=objective.combine,
+    keep_mask = entropy_gate(
+        objective, entropy, given.advantages, gate_active=filter_is_active(objective, initial_entropy)
     )
-    weights = spans.weights.to(precision) if objective.conflict else torch.ones_like(log_probability)
-    kept = entropy_gate(objective, entropy, advantages, initial_entropy)
     coefficients = completion_coefficients(
-        objective,
-        advantages,
-        entropy,
-        kept,
-        lengths,
-        spans.forward,
-        spans.backward,
-        spans.union,
-        num_generations,
-        excluded=excluded_completions(objective, scored, truncated).to(logits.device),
+        objective, given, lengths=lengths, entropy=entropy, keep_mask=keep_mask, num_generations=num_generations
     )
     ratio = torch.exp(log_probability - log_probability.detach())
-    policy = torch.where(mask, ratio * weights, 0.0).sum(dim=1)
-    loss = (coefficients.entropy * token_entropies.sum(dim=1) - coefficients.policy * policy).sum()
-    return Loss(loss, advantages, coefficients.shaped_advantages, entropy, kept, weights.detach())
-
-
-def check_ids(completion_ids: Tensor, mask: Tensor, vocabulary: int) -> None:
-    """Raise ValueError for the first completion token outside the vocabulary; padding may hold anything."""
-    outside = mask & ((completion_ids < 0) | (completion_ids >= vocabulary))
-    if bool(outside.any()):
-        row, column = outside.nonzero()[0].tolist()
-        raise ValueError(
-            f"completion_ids[{row}, {column}] = {int(completion_ids[row, column])} lies outside the vocabulary "
-            f"of {vocabulary}"
-        )
+    policy = torch.where(mask, ratio * given.weights, 0.0).sum(dim=1)
+    loss = (coefficients.entropy_scale * token_entropies.sum(dim=1) - coefficients.policy_scale * policy).sum()
+    return Loss(loss, given.advantages, coefficients.shaped_advantages, entropy, keep_mask, given.weights)
 
 
 def loss_from_statistics(
@@ -328,19 +237,32 @@ def loss_from_statistics(
         raise ValueError(f"num_generations {num_generations} does not divide the {rows} completions")
     if bool(((forward > lengths) | (backward > lengths)).any()) or bool((lengths < 1).any()):
         raise ValueError("lengths: each must be at least 1 and no shorter than its forward and backward span")
-    both = (forward + backward - lengths).clamp(min=0)
-    union = forward + backward - both
-    inside = torch.where(advantages > 0, objective.positive_weight, torch.where(advantages < 0, 0.0, 1.0))
-    twice = inside.square() if objective.combine == "product" else inside
-    total = (lengths - union) + (union - both) * inside + both * twice
-    weight_sum = total if objective.conflict else lengths.to(total.dtype)
-
-    kept = entropy_gate(objective, entropy, advantages, initial_entropy)
+    width = int(lengths.max())
+    spans = span_weights(
+        advantages,
+        lengths,
+        forward,
+        backward,
+        width=width,
+        positive_weight=objective.positive_weight,
+        combine=objective.combine,
+    )
+    weights = spans.weights if objective.conflict else torch.ones_like(spans.weights)
+    mask = torch.arange(width, device=lengths.device) < lengths[:, None]
+    given = Completions(advantages, weights.to(advantages.dtype), forward, backward, spans.union)
+    gate_active = filter_is_active(objective, initial_entropy)
     # Unreduced: one completion a group, one group.
     coefficients = completion_coefficients(
-        objective, advantages, entropy, kept, lengths, forward, backward, union, 1, groups=1
+        objective,
+        given,
+        lengths=lengths,
+        entropy=entropy,
+        keep_mask=entropy_gate(objective, entropy, advantages, gate_active=gate_active),
+        num_generations=1,
+        groups=1,
     )
-    losses = coefficients.entropy * entropy * lengths - coefficients.policy * weight_sum
+    policy = torch.where(mask, given.weights, 0.0).sum(dim=1)
+    losses = coefficients.entropy_scale * entropy * lengths - coefficients.policy_scale * policy
     per_group = losses.view(-1, num_generations)
     reduced = per_group.sum(dim=1) if objective.group_reduction == "sum" else per_group.mean(dim=1)
     return StatisticsLoss(losses, reduced.mean())

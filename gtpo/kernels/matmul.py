@@ -20,7 +20,7 @@ def compute_dtype(weight: Tensor) -> torch.dtype:
     return torch.float64 if weight.dtype == torch.float64 else torch.float32
 
 
-def operand_dtype(weight: Tensor) -> torch.dtype:
+def choose_matmul_dtype(weight: Tensor) -> torch.dtype:
     """Return the dtype that goes into the matmuls: autocast's or the weight's own on CUDA, else that of the logits."""
     if not weight.is_cuda:
         return compute_dtype(weight)
@@ -45,26 +45,28 @@ def multiply_add(left: Tensor, right: Tensor, out: Tensor) -> None:
         torch.addmm(out, left, right, out_dtype=out.dtype, out=out)
 
 
-def project(hidden: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, operand: torch.dtype) -> None:
-    """out [m, V] = hidden [m, D] @ weight [V, D]^T (+ bias [V]), from operands of a dtype."""
-    hidden = hidden.to(operand)
-    for rows, block in _blocks(weight, operand):
+def logits_from_hidden(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, matmul_dtype: torch.dtype
+) -> None:
+    """out [m, V] = hidden [m, D] @ weight [V, D]^T (+ bias [V]), from factors of `matmul_dtype`."""
+    hidden = hidden.to(matmul_dtype)
+    for rows, block in _blocks(weight, matmul_dtype):
         multiply(hidden, block.t(), out[:, rows])
     if bias is not None:
         out += bias
 
 
-def pull_back(scores: Tensor, weight: Tensor, operand: torch.dtype) -> Tensor:
-    """Return scores [m, V] @ weight [V, D] in the precision of the scores, from operands of a dtype."""
+def hidden_grad(scores: Tensor, weight: Tensor, matmul_dtype: torch.dtype) -> Tensor:
+    """Return scores [m, V] @ weight [V, D] in the precision of the scores, from factors of `matmul_dtype`."""
     total = scores.new_zeros(scores.shape[0], weight.shape[1])
-    for rows, block in _blocks(weight, operand):
-        multiply_add(scores[:, rows].to(operand), block, total)
+    for rows, block in _blocks(weight, matmul_dtype):
+        multiply_add(scores[:, rows].to(matmul_dtype), block, total)
     return total
 
 
-def accumulate_outer(scores: Tensor, hidden: Tensor, total: Tensor, operand: torch.dtype) -> None:
+def accumulate_outer(scores: Tensor, hidden: Tensor, total: Tensor, matmul_dtype: torch.dtype) -> None:
     """total [V, D] += scores [m, V]^T @ hidden [m, D], summed in the precision of `total`."""
-    multiply_add(scores.to(operand).t(), hidden.to(operand), total)
+    multiply_add(scores.to(matmul_dtype).t(), hidden.to(matmul_dtype), total)
 
 
 def _blocks(weight: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gtpo.completions import Completions
 from gtpo.kernels import matmul, torch_rows, vocabulary_tiles
 from gtpo.kernels.torch_rows import Transform
 from gtpo.objective import Coefficients, Objective, completion_coefficients, entropy_gate
@@ -22,13 +23,14 @@ TILED_ROWS = {"cpu": 1024, "cuda": 4096}
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything but the tensors that carry gradients. `completions` is a `gtpo.fused.Completions`."""
+    """Everything but the tensors that carry gradients."""
 
     objective: Objective
     ids: Tensor
     mask: Tensor
-    completions: Any
+    completions: Completions
     num_generations: int
+    gate_active: bool
     groups: float
     epsilon_low: float
     epsilon_high: float
@@ -37,15 +39,8 @@ class Plan:
     transform: Transform
     differentiate: bool
     """Whether autograd is recording; inside the function it never is."""
-    operand: torch.dtype
-    """What goes into the products (`gtpo.kernels.matmul.operand_dtype`)."""
-
-    def weights(self, lm_head: Tensor) -> Tensor:
-        """Return lambda [N, L] in the precision of the statistics."""
-        dtype = matmul.compute_dtype(lm_head)
-        if not self.objective.conflict:
-            return torch.ones(self.ids.shape, dtype=dtype, device=self.ids.device)
-        return self.completions.weights.to(dtype)
+    matmul_dtype: torch.dtype
+    """What goes into the products (`gtpo.kernels.matmul.choose_matmul_dtype`)."""
 
     def rows(self, vocabulary: int, dtype: torch.dtype, tiled_pass: bool) -> int:
         """Return how many rows of logits to hold at a time."""
@@ -59,7 +54,7 @@ class _Chunk(NamedTuple):
     """Indices into the N*L token positions: first those that may carry a gradient, then those that cannot."""
 
     positions: Tensor
-    live: int
+    grad_rows: int
 
 
 def choose_backend(name: str, hidden: Tensor) -> str:
@@ -117,15 +112,18 @@ class _Pass:
     ) -> None:
         self.hidden, self.weight, self.bias, self.plan = hidden.detach(), weight.detach(), bias, plan
         self.dtype = matmul.compute_dtype(weight)
-        objective, given = plan.objective, plan.completions
+        objective = plan.objective
         count, length = plan.mask.shape
         self.length = length
         self.device = hidden.device
         self.lengths = plan.mask.sum(dim=1)
-        self.advantages = given.advantages.to(self.dtype)
-        self.excluded = torch.zeros_like(plan.mask[:, 0]) if given.excluded is None else given.excluded.bool()
+        excluded = plan.completions.excluded
+        self.completions = given = plan.completions._replace(
+            advantages=plan.completions.advantages.to(self.dtype),
+            excluded=None if excluded is None else excluded.bool(),
+        )
         # What multiplies a token's policy term besides c_i: lambda and the importance weights.
-        factors = plan.weights(weight)
+        factors = given.weights.to(self.dtype)
         if given.importance_weights is not None:
             importance = given.importance_weights.to(self.dtype)
             factors = factors * (importance[:, None] if importance.dim() == 1 else importance)
@@ -141,13 +139,13 @@ class _Pass:
         self.grad_bias = torch.zeros(weight.shape[0], dtype=self.dtype, device=self.device) if needs_bias else None
 
         self.entropy_term = objective.entropy_mode == "loss" and objective.gamma != 0
-        gate_known = objective.filter == "never" or given.frozen_kept is not None
-        shape_known = objective.entropy_mode != "advantage" or objective.gamma == 0 or given.frozen_entropy is not None
-        self.known = gate_known and shape_known
+        gate_known = not plan.gate_active or given.old_keep_mask is not None
+        shape_known = objective.entropy_mode != "advantage" or objective.gamma == 0 or given.old_entropy is not None
+        self.coefficients_known = gate_known and shape_known
         """c_i and e_i do not depend on this pass."""
-        self.whole = (
+        self.whole_completions = (
             self.needs_gradient
-            and not self.known
+            and not self.coefficients_known
             and (needs_weight or needs_bias or (self.entropy_term and not objective.entropy_gated))
         )
         """c_i or e_i must be known inside the chunk: chunks of whole completions."""
@@ -156,33 +154,34 @@ class _Pass:
         )
         """No row of logits is needed as a whole (`gtpo.kernels.vocabulary_tiles`)."""
         # Rows scaled by 1 / (N L) would vanish in float16, whose smallest number is 6e-8.
-        self.operand = torch.float32 if plan.operand == torch.float16 else plan.operand
-        self.late = self.needs_gradient and not self.whole and (self.tiled or not self.known)
+        self.matmul_dtype = torch.float32 if plan.matmul_dtype == torch.float16 else plan.matmul_dtype
+        self.scale_at_end = (
+            self.needs_gradient and not self.whole_completions and (self.tiled or not self.coefficients_known)
+        )
         """Rows are scaled after the last chunk."""
 
     # -- coefficients ----------------------------------------------------------------------------------------------
 
-    def coefficients(self, entropy: Tensor, kept: Tensor) -> Coefficients:
+    def coefficients(self, *, entropy: Tensor, keep_mask: Tensor) -> Coefficients:
         """Return c, e and A' [N]."""
-        given, plan = self.plan.completions, self.plan
         return completion_coefficients(
-            plan.objective,
-            self.advantages,
-            entropy,
-            kept,
-            self.lengths,
-            given.forward,
-            given.backward,
-            given.union,
-            plan.num_generations,
-            excluded=self.excluded,
-            groups=plan.groups,
+            self.plan.objective,
+            self.completions,
+            lengths=self.lengths,
+            entropy=entropy,
+            keep_mask=keep_mask,
+            num_generations=self.plan.num_generations,
+            groups=self.plan.groups,
         )
 
     def gate(self, entropy: Tensor) -> Tensor:
-        """Return delta [N] bool: frozen, or of this pass."""
-        frozen = self.plan.completions.frozen_kept
-        return entropy_gate(self.plan.objective, entropy, self.advantages, None) if frozen is None else frozen.bool()
+        """Return delta [N] bool: of the first iteration, where given, or of this pass."""
+        old = self.completions.old_keep_mask
+        if old is not None:
+            return old.bool()
+        return entropy_gate(
+            self.plan.objective, entropy, self.completions.advantages, gate_active=self.plan.gate_active
+        )
 
     def mean_entropy(self) -> Tensor:
         """Return <H> [N] of what has been visited."""
@@ -190,13 +189,13 @@ class _Pass:
 
     def shaping_entropy(self, entropy: Tensor) -> Tensor:
         """Return the <H> [N] that shapes advantages: of the first iteration, where given."""
-        frozen = self.plan.completions.frozen_entropy
-        return entropy if frozen is None else frozen.to(self.dtype)
+        old = self.completions.old_entropy
+        return entropy if old is None else old.to(self.dtype)
 
-    def surrogate(self, policy: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def surrogate(self, policy_scale: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return c lambda rho and the factor of dlogp, both per row, from c [N] (PPO's clipping where rho may move)."""
-        coefficient = policy[positions // self.length] * self.factors[positions]
-        old = self.plan.completions.old_logps
+        coefficient = policy_scale[positions // self.length] * self.factors[positions]
+        old = self.completions.old_logps
         if old is None:
             return coefficient, coefficient
         ratio = torch.exp(self.logps[positions] - old.reshape(-1)[positions].to(self.dtype))
@@ -211,34 +210,35 @@ class _Pass:
         objective = self.plan.objective
         if not self.needs_gradient:
             return torch.zeros_like(self.factors, dtype=torch.bool)
-        if self.known:
-            frozen = self.plan.completions.frozen_entropy
-            entropy = torch.zeros_like(self.advantages) if frozen is None else frozen.to(self.dtype)
-            c, e, _ = self.coefficients(entropy, self.gate(entropy))
+        advantages, excluded = self.completions.advantages, self.completions.excluded
+        if self.coefficients_known:
+            entropy = self.shaping_entropy(torch.zeros_like(advantages))
+            c, e, _ = self.coefficients(entropy=entropy, keep_mask=self.gate(entropy))
         else:
             moved = objective.entropy_mode == "advantage" and objective.gamma != 0
-            c = ((self.advantages != 0) | moved) & ~self.excluded
-            e = ~self.excluded & self.entropy_term
+            included = torch.ones_like(advantages, dtype=torch.bool) if excluded is None else ~excluded
+            c = ((advantages != 0) | moved) & included
+            e = included & self.entropy_term
         policy = (c != 0)[:, None] & (self.factors.view(-1, self.length) != 0)
         return (policy | (e != 0)[:, None]).reshape(-1)
 
     def chunks(self) -> Iterator[_Chunk]:
         """Yield every unmasked position once; rows that cannot carry a gradient come in chunks, or tails, of theirs."""
-        mask, live = self.plan.mask.reshape(-1), self.may_carry_gradient()
+        mask, needs_grad = self.plan.mask.reshape(-1), self.may_carry_gradient()
         rows = self.plan.rows(self.weight.shape[0], self.dtype, self.tiled)
-        if not self.whole:
-            for positions, is_live in ((mask & live).nonzero()[:, 0], True), ((mask & ~live).nonzero()[:, 0], False):
-                for part in positions.split(rows):
+        if not self.whole_completions:
+            for positions, differentiated in (mask & needs_grad, True), (mask & ~needs_grad, False):
+                for part in positions.nonzero()[:, 0].split(rows):
                     if len(part):
-                        yield _Chunk(part, len(part) if is_live else 0)
+                        yield _Chunk(part, len(part) if differentiated else 0)
             return
         begin, taken = 0, 0
         lengths = self.lengths.tolist()
         for index in range(len(lengths) + 1):
             if index == len(lengths) or (taken and taken + lengths[index] > rows):
                 span = slice(begin * self.length, index * self.length)
-                first = (mask[span] & live[span]).nonzero()[:, 0] + begin * self.length
-                last = (mask[span] & ~live[span]).nonzero()[:, 0] + begin * self.length
+                first = (mask[span] & needs_grad[span]).nonzero()[:, 0] + begin * self.length
+                last = (mask[span] & ~needs_grad[span]).nonzero()[:, 0] + begin * self.length
                 yield _Chunk(torch.cat([first, last]), len(first))
                 begin, taken = index, 0
             if index < len(lengths):
@@ -258,14 +258,14 @@ class _Pass:
     def _visit_tiled(self, chunk: _Chunk) -> None:
         positions = chunk.positions
         logps, entropies, gradient = vocabulary_tiles.visit(
-            self.hidden[positions],
-            self.weight,
-            self.bias,
-            self.targets[positions],
-            self.plan.transform,
-            self._kernels(),
-            self.plan.operand,
-            chunk.live > 0,
+            hidden=self.hidden[positions],
+            weight=self.weight,
+            bias=self.bias,
+            targets=self.targets[positions],
+            transform=self.plan.transform,
+            kernels=self._kernels(),
+            matmul_dtype=self.plan.matmul_dtype,
+            differentiate=chunk.grad_rows > 0,
         )
         self.logps[positions] = logps
         self.entropies[positions] = entropies
@@ -275,29 +275,30 @@ class _Pass:
     def _visit_rows(self, chunks: list[_Chunk]) -> None:
         widest = max(len(chunk.positions) for chunk in chunks)
         buffer = torch.empty(widest, self.weight.shape[0], dtype=self.dtype, device=self.device)
-        if self.known:
-            fixed = self.coefficients(*self._shaping())
+        if self.coefficients_known:
+            fixed = self._current_coefficients()
         for chunk in chunks:
             z, rows = self._visit(chunk, buffer)
-            if not chunk.live:
+            if not chunk.grad_rows:
                 continue
-            policy = entropy = None
-            positions = chunk.positions[: chunk.live]
-            owner = positions // self.length
-            if not self.late or self.entropy_term:
-                if self.known:
+            policy_scale = entropy_scale = None
+            positions = chunk.positions[: chunk.grad_rows]
+            if not self.scale_at_end or self.entropy_term:
+                if self.coefficients_known:
                     now = fixed
-                elif self.whole:
-                    now = self.coefficients(*self._shaping())
+                elif self.whole_completions:
+                    now = self._current_coefficients()
                 else:  # the gate is the only thing missing; it scales both terms alike
-                    now = self.coefficients(torch.zeros_like(self.advantages), torch.ones_like(self.excluded))
-                policy = self.surrogate(now.policy, positions)[1]
-                entropy = now.entropy[owner] if self.entropy_term else None
-            self._differentiate(z, rows, positions, policy, entropy)
+                    none = torch.zeros_like(self.completions.advantages)
+                    now = self.coefficients(entropy=none, keep_mask=torch.ones_like(none, dtype=torch.bool))
+                policy_scale = self.surrogate(now.policy_scale, positions)[1]
+                entropy_scale = now.entropy_scale[positions // self.length] if self.entropy_term else None
+            self._differentiate(z, rows, positions, policy_scale=policy_scale, entropy_scale=entropy_scale)
 
-    def _shaping(self) -> tuple[Tensor, Tensor]:
+    def _current_coefficients(self) -> Coefficients:
+        """Return the coefficients from what has been visited."""
         entropy = self.mean_entropy()
-        return self.shaping_entropy(entropy), self.gate(entropy)
+        return self.coefficients(entropy=self.shaping_entropy(entropy), keep_mask=self.gate(entropy))
 
     def _kernels(self) -> Any:
         if self.plan.backend == "triton":
@@ -308,7 +309,7 @@ class _Pass:
 
     def _visit(self, chunk: _Chunk, buffer: Tensor) -> tuple[Tensor, torch_rows.RowStatistics]:
         z = buffer[: len(chunk.positions)]
-        matmul.project(self.hidden[chunk.positions], self.weight, self.bias, z, self.operand)
+        matmul.logits_from_hidden(self.hidden[chunk.positions], self.weight, self.bias, z, self.matmul_dtype)
         rows = self._kernels().statistics(
             z, self.targets[chunk.positions], self.plan.transform, self.plan.objective.log_clamp
         )
@@ -317,33 +318,47 @@ class _Pass:
         return z, rows
 
     def _differentiate(
-        self, z: Tensor, rows: Any, positions: Tensor, policy: Tensor | None, entropy: Tensor | None
+        self,
+        z: Tensor,
+        rows: Any,
+        positions: Tensor,
+        *,
+        policy_scale: Tensor | None,
+        entropy_scale: Tensor | None,
     ) -> None:
-        live = len(positions)
-        z = z[:live]
-        rows = type(rows)(*(None if field is None else field[:live] for field in rows))
+        count = len(positions)
+        z = z[:count]
+        rows = type(rows)(*(None if field is None else field[:count] for field in rows))
         self._kernels().gradient_(
-            z, self.targets[positions], rows, self.plan.transform, self.plan.objective.log_clamp, policy, entropy
+            z,
+            self.targets[positions],
+            rows,
+            self.plan.transform,
+            self.plan.objective.log_clamp,
+            policy_scale=policy_scale,
+            entropy_scale=entropy_scale,
         )
         if self.grad_hidden is not None:
-            self.grad_hidden[positions] = matmul.pull_back(z, self.weight, self.operand).to(self.grad_hidden.dtype)
+            self.grad_hidden[positions] = matmul.hidden_grad(z, self.weight, self.matmul_dtype).to(
+                self.grad_hidden.dtype
+            )
         if self.grad_weight is not None:
-            matmul.accumulate_outer(z, self.hidden[positions], self.grad_weight, self.operand)
+            matmul.accumulate_outer(z, self.hidden[positions], self.grad_weight, self.matmul_dtype)
         if self.grad_bias is not None:
             self.grad_bias += z.sum(dim=0)
 
     def _finish(self) -> tuple[Tensor, ...]:
         entropy = self.mean_entropy()
-        kept = self.gate(entropy)
-        final = self.coefficients(self.shaping_entropy(entropy), kept)
+        keep_mask = self.gate(entropy)
+        final = self.coefficients(entropy=self.shaping_entropy(entropy), keep_mask=keep_mask)
         positions = torch.arange(len(self.logps), device=self.device)
-        values, slopes = self.surrogate(final.policy, positions)
+        values, slopes = self.surrogate(final.policy_scale, positions)
         mask = self.plan.mask.reshape(-1)
-        loss = (final.entropy * entropy * self.lengths).sum() - values.masked_fill(~mask, 0.0).sum()
-        if self.late and self.grad_hidden is not None:
-            scale = kept.to(self.dtype).repeat_interleave(self.length) if self.entropy_term else slopes
+        loss = (final.entropy_scale * entropy * self.lengths).sum() - values.masked_fill(~mask, 0.0).sum()
+        if self.scale_at_end and self.grad_hidden is not None:
+            scale = keep_mask.to(self.dtype).repeat_interleave(self.length) if self.entropy_term else slopes
             self.grad_hidden *= scale.masked_fill(~mask, 0.0)[:, None].to(self.grad_hidden.dtype)
-        return loss, self.logps, self.entropies, final.shaped_advantages, entropy, kept
+        return loss, self.logps, self.entropies, final.shaped_advantages, entropy, keep_mask
 
     def _check_finite(self) -> None:
         """Raise ValueError for the first row whose logits are not finite, saying whose fault it is."""

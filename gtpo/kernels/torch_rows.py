@@ -29,7 +29,7 @@ class Transform(NamedTuple):
     temperature: float = 1.0
 
 
-class Running(NamedTuple):
+class OnlineSoftmax(NamedTuple):
     """Sums over the tiles seen so far, per row [m], updated in place; symbols of `gtpo.kernels.vocabulary_tiles`."""
 
     reference: Tensor
@@ -42,7 +42,7 @@ class Running(NamedTuple):
     """z_y."""
 
     @classmethod
-    def empty(cls, rows: int, dtype: torch.dtype, device: torch.device) -> Running:
+    def empty(cls, rows: int, dtype: torch.dtype, device: torch.device) -> OnlineSoftmax:
         """Return the state before the first tile."""
         zeros = torch.zeros(4, rows, dtype=dtype, device=device)
         zeros[0] = -math.inf
@@ -59,8 +59,10 @@ class RowStatistics(NamedTuple):
     """K: the probability mass on which the clamp does not bite; None without a clamp."""
 
 
-def fold_(z: Tensor, powers: Tensor, local: Tensor, running: Running, transform: Transform) -> Tensor | None:
-    """Take a tile of raw scores z [m, w] into `running` and write what goes into the second product to powers [m, w].
+def online_softmax_update_(
+    state: OnlineSoftmax, z: Tensor, *, powers: Tensor, local: Tensor, transform: Transform
+) -> Tensor | None:
+    """Take a tile of raw scores z [m, w] into `state` and write what goes into the second product to powers [m, w].
 
     local [m]: the target's column in this tile, outside 0..w-1 if it is in another. Returns the factor [m] by which
     sums over earlier tiles are to be multiplied, or None for 1. Overwrites z.
@@ -68,26 +70,26 @@ def fold_(z: Tensor, powers: Tensor, local: Tensor, running: Running, transform:
     apply_transform_(z, transform)
     inside = ((local >= 0) & (local < z.shape[1])).nonzero()[:, 0]
     columns = local[inside]
-    running.target[inside] = z[inside, columns]
+    state.target[inside] = z[inside, columns]
     highest = z.amax(dim=1)
     scale = None
     # On CPU the reference may lag behind the maximum: e^30 fits float32, and most tiles then cost no rescaling.
     # On CUDA asking would wait for the device, and half-precision powers must stay below 1.
-    if z.is_cuda or bool((highest > running.reference + 30).any()):
-        moved = torch.maximum(running.reference, highest)
-        step = (running.reference - moved).clamp(min=-1e4)
+    if z.is_cuda or bool((highest > state.reference + 30).any()):
+        moved = torch.maximum(state.reference, highest)
+        step = (state.reference - moved).clamp(min=-1e4)
         scale = step.exp()
-        running.weighted.add_(running.rest * step).mul_(scale)
-        running.rest.mul_(scale)
-        running.reference.copy_(moved)
+        state.weighted.add_(state.rest * step).mul_(scale)
+        state.rest.mul_(scale)
+        state.reference.copy_(moved)
     slope = None
     if transform.softcap is not None:
         slope = 1 - (z * (transform.temperature / transform.softcap)).square_()
-    z.sub_(running.reference[:, None])
+    z.sub_(state.reference[:, None])
     e = torch.exp(z, out=powers) if powers.dtype == z.dtype else z.exp()
     e[inside, columns] = 0
-    running.rest.add_(e.sum(dim=1))
-    running.weighted.add_(torch.mul(e, z, out=z).sum(dim=1))
+    state.rest.add_(e.sum(dim=1))
+    state.weighted.add_(torch.mul(e, z, out=z).sum(dim=1))
     if slope is not None:
         e.mul_(slope)
     if e is not powers:
@@ -128,21 +130,22 @@ def gradient_(
     rows: RowStatistics,
     transform: Transform,
     log_clamp: float,
-    policy: Tensor | None,
-    entropy: Tensor | None,
+    *,
+    policy_scale: Tensor | None,
+    entropy_scale: Tensor | None,
 ) -> Tensor:
     """Overwrite the logits z [m, V] with the gradient of the raw scores and return them.
 
-    policy [m]: g, by default 1; entropy [m]: b, by default 0. The one-hot is subtracted in the precision of z, before
-    any rounding to the weight's dtype: 1 - p_y would lose its digits after it.
+    policy_scale [m]: g, by default 1; entropy_scale [m]: b, by default 0. The one-hot is subtracted in the precision
+    of z, before any rounding to the weight's dtype: 1 - p_y would lose its digits after it.
     """
     factor = transform.scale / transform.temperature
-    g = torch.full_like(rows.lse, factor) if policy is None else policy * factor
-    b = None if entropy is None else entropy * factor
+    g = torch.full_like(rows.lse, factor) if policy_scale is None else policy_scale * factor
+    b = None if entropy_scale is None else entropy_scale * factor
     squash = None if transform.softcap is None else transform.temperature / transform.softcap
     target_logits = rows.logps + rows.lse
     at_target = g if squash is None else g * (1 - (target_logits * squash).square())
-    unscaled = policy is None and factor == 1.0 and b is None and squash is None
+    unscaled = policy_scale is None and factor == 1.0 and b is None and squash is None
     for tile in z.split(TILE, dim=1):
         slope = None if squash is None else 1 - (tile * squash).square_()
         tile.sub_(rows.lse[:, None])

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gtpo.kernels.torch_rows import RowStatistics, Running, Transform
+from gtpo.kernels.torch_rows import OnlineSoftmax, RowStatistics, Transform
 
 BLOCK = 2048
 
@@ -33,7 +33,7 @@ def _logits(raw, scale, cap, inverse_temperature, CAPPED: tl.constexpr):
 
 
 @triton.jit
-def _fold_kernel(
+def _online_softmax_kernel(
     z_ptr, z_stride, powers_ptr, powers_stride, local_ptr, reference_ptr, rest_ptr, weighted_ptr, target_ptr, scale_ptr,
     columns, logit_scale, cap, inverse_temperature, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -152,11 +152,13 @@ def _gradient_kernel(
     tl.store(pointers, gradient, mask=valid)
 
 
-def fold_(z: Tensor, powers: Tensor, local: Tensor, running: Running, transform: Transform) -> Tensor:
-    """See `torch_rows.fold_`; z is left as it is."""
-    scale = torch.empty_like(running.reference)
-    _fold_kernel[(z.shape[0],)](
-        z, z.stride(0), powers, powers.stride(0), local.contiguous(), *running, scale, z.shape[1],
+def online_softmax_update_(
+    state: OnlineSoftmax, z: Tensor, *, powers: Tensor, local: Tensor, transform: Transform
+) -> Tensor:
+    """See `torch_rows.online_softmax_update_`; z is left as it is."""
+    scale = torch.empty_like(state.reference)
+    _online_softmax_kernel[(z.shape[0],)](
+        z, z.stride(0), powers, powers.stride(0), local.contiguous(), *state, scale, z.shape[1],
         *_transform_arguments(transform), CAPPED=transform.softcap is not None, BLOCK=_block(z.shape[1]),
     )  # fmt: skip
     return scale
@@ -181,13 +183,14 @@ def gradient_(
     rows: RowStatistics,
     transform: Transform,
     log_clamp: float,
-    policy: Tensor | None,
-    entropy: Tensor | None,
+    *,
+    policy_scale: Tensor | None,
+    entropy_scale: Tensor | None,
 ) -> Tensor:
     """See `torch_rows.gradient_`."""
     factor = transform.scale / transform.temperature
-    g = torch.full_like(rows.lse, factor) if policy is None else (policy * factor).to(z.dtype)
-    b = g if entropy is None else (entropy * factor).to(z.dtype)
+    g = torch.full_like(rows.lse, factor) if policy_scale is None else (policy_scale * factor).to(z.dtype)
+    b = g if entropy_scale is None else (entropy_scale * factor).to(z.dtype)
     clamped, capped = rows.unclamped is not None, transform.softcap is not None
     block = _block(z.shape[1])
     _gradient_kernel[(z.shape[0], triton.cdiv(z.shape[1], block))](
@@ -195,7 +198,7 @@ def gradient_(
         rows.unclamped.contiguous() if rows.unclamped is not None else rows.lse, g, b, z.shape[1],
         transform.temperature / transform.softcap if transform.softcap is not None else 1.0,
         math.log(log_clamp) if clamped else 0.0,
-        CAPPED=capped, CLAMPED=clamped, WITH_ENTROPY=entropy is not None, BLOCK=block,
+        CAPPED=capped, CLAMPED=clamped, WITH_ENTROPY=entropy_scale is not None, BLOCK=block,
     )  # fmt: skip
     return z
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gtpo.kernels import matmul
-from gtpo.kernels.torch_rows import Running, Transform
+from gtpo.kernels.torch_rows import OnlineSoftmax, Transform
 
 TILE_ELEMENTS = {"cpu": 2**19, "cuda": 2**25}
 """Logits per tile: 2 MiB of each core's cache; 128 MiB of a GPU's memory, where few large launches win."""
@@ -37,50 +37,51 @@ def tile_columns(rows: int, vocabulary: int, device: str) -> int:
 
 
 def visit(
+    *,
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
     transform: Transform,
     kernels: Any,
-    operand: torch.dtype,
+    matmul_dtype: torch.dtype,
     differentiate: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return logps [m], entropies [m] and, if asked, -dlogp/dhidden [m, D], from hidden [m, D] and weight [V, D].
 
-    operand: the dtype that goes into the matmul.
+    matmul_dtype: the dtype that goes into the matmul.
     """
     rows, vocabulary = hidden.shape[0], weight.shape[0]
     dtype = matmul.compute_dtype(weight)
-    hidden = hidden.to(operand)
-    running = Running.empty(rows, dtype, hidden.device)
+    hidden = hidden.to(matmul_dtype)
+    state = OnlineSoftmax.empty(rows, dtype, hidden.device)
     gradient = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device) if differentiate else None
     width = tile_columns(rows, vocabulary, hidden.device.type)
     scores = torch.empty(rows * width, dtype=dtype, device=hidden.device)
-    powers = torch.empty(rows * width, dtype=operand, device=hidden.device)
+    powers = torch.empty(rows * width, dtype=matmul_dtype, device=hidden.device)
     for start in range(0, vocabulary, width):
-        block = weight[start : start + width].to(operand)
+        block = weight[start : start + width].to(matmul_dtype)
         shape = (rows, len(block))
         z, e = (flat[: rows * len(block)].view(shape) for flat in (scores, powers))
         matmul.multiply(hidden, block.t(), z)
         if bias is not None:
             z += bias[start : start + width]
-        scale = kernels.fold_(z, e, targets - start, running, transform)
+        scale = kernels.online_softmax_update_(state, z, powers=e, local=targets - start, transform=transform)
         if gradient is not None:
             if scale is not None:
                 gradient *= scale[:, None]
             matmul.multiply_add(e, block, gradient)
 
-    centred = running.target - running.reference
+    centred = state.target - state.reference
     power = centred.exp()
-    total = running.rest + power
+    total = state.rest + power
     log_total = total.log()
-    entropies = log_total - (running.weighted + power * centred) / total
+    entropies = log_total - (state.weighted + power * centred) / total
     if gradient is not None:
         factor = transform.scale / transform.temperature
-        miss = running.rest / total * factor
+        miss = state.rest / total * factor
         if transform.softcap is not None:
-            miss *= 1 - (running.target * (transform.temperature / transform.softcap)).square()
+            miss *= 1 - (state.target * (transform.temperature / transform.softcap)).square()
         gradient *= (factor / total)[:, None]
         gradient.addcmul_(weight[targets].to(dtype), miss[:, None], value=-1)
     return centred - log_total, entropies, gradient

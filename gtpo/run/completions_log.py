@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gtpo.trainer.rollout import Rollout
 from rewards.support.files import write_bytes
 
 SCHEMA_VERSION = 1
@@ -37,32 +38,28 @@ def _numbers(values: Any) -> list[float | None]:
 
 
 def completions_table(
-    round_: Mapping[str, Any], prompts: Sequence[Any], names: Sequence[str], tokenizer: Any, group_size: int
+    rollout: Rollout, prompts: Sequence[Any], names: Sequence[str], tokenizer: Any, group_size: int
 ) -> pa.Table:
-    """Return the table of one round, gathered over ranks.
-
-    round_: step, ids [N, L], mask [N, L], weights [N, L], advantages [N], entropy [N], kept [N],
-    rewards [N, functions], format [N], accuracy [N] or None. names: of the reward functions.
-    """
-    ids, mask, weights = round_["ids"].cpu(), round_["mask"].cpu(), round_["weights"].float().cpu()
+    """Return the table of one round of sampling. prompts: of all ranks [N]; names: of the reward functions."""
+    ids, mask, weights = rollout.ids.cpu(), rollout.mask.cpu(), rollout.weights.float().cpu()
     count = len(ids)
     tokens = [[tokenizer.decode([token]) for token in row[keep].tolist()] for row, keep in zip(ids, mask, strict=True)]
     columns: dict[str, Any] = {
-        "step": pa.array([round_["step"]] * count, pa.int64()),
+        "step": pa.array([rollout.step] * count, pa.int64()),
         "group": pa.array([row // group_size for row in range(count)], pa.int32()),
         "completion_index": pa.array([row % group_size for row in range(count)], pa.int32()),
         "prompt": pa.array([prompt_text(prompt) for prompt in prompts], pa.string()),
         "tokens": pa.array(tokens, pa.list_(pa.string())),
         "weight": pa.array([w[keep].tolist() for w, keep in zip(weights, mask, strict=True)], pa.list_(pa.float32())),
-        "advantage": pa.array(_numbers(round_["advantages"]), pa.float32()),
-        "entropy": pa.array(_numbers(round_["entropy"]), pa.float32()),
-        "kept": pa.array(round_["kept"].tolist(), pa.bool_()),
+        "advantage": pa.array(_numbers(rollout.advantages), pa.float32()),
+        "entropy": pa.array(_numbers(rollout.entropy), pa.float32()),
+        "kept": pa.array(rollout.keep_mask.tolist(), pa.bool_()),
     }
     for place, name in enumerate(names):
-        columns[f"reward_{name}"] = pa.array(_numbers(round_["rewards"][:, place]), pa.float32())
-    columns.setdefault("reward_format", pa.array(_numbers(round_["format"]), pa.float32()))
-    if round_["accuracy"] is not None:
-        columns["reward_accuracy"] = pa.array(_numbers(round_["accuracy"]), pa.float32())
+        columns[f"reward_{name}"] = pa.array(_numbers(rollout.rewards[:, place]), pa.float32())
+    columns.setdefault("reward_format", pa.array(_numbers(rollout.format), pa.float32()))
+    if rollout.accuracy is not None:
+        columns["reward_accuracy"] = pa.array(_numbers(rollout.accuracy), pa.float32())
     return pa.table(columns).replace_schema_metadata({"gtpo_schema_version": str(SCHEMA_VERSION)})
 
 

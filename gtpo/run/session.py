@@ -26,6 +26,7 @@ from gtpo.run.provenance import provenance
 from gtpo.run.reward_table import reward_table
 from gtpo.run.trainer_arguments import trainer_arguments
 from gtpo.run.trainer_class import trainer_class
+from gtpo.trainer.rollout import Rollout
 from rewards.support.errors import UserError
 from rewards.support.files import write_json
 
@@ -161,6 +162,8 @@ class Session:
             "train_dataset": dataset,
             "processing_class": loaded.tokenizer,
             "peft_config": loaded.peft_config,
+            "run_folder": self.folder,
+            "say": self.progress.say,
             "extra_state": lambda: {"health": self.health.state()},
         }
         if self.config.method != "sft":
@@ -168,8 +171,6 @@ class Session:
         self.trainer = self.trainer_class(**common)
         if self.config.model.load_in_4bit:
             widen_adapters(self.trainer.model)
-        self.trainer.say = self.progress.say
-        self.trainer.read_run, self.trainer.update_run = self.folder.run, self.folder.update_run
         self.trainer.remove_callback(PrinterCallback)
         self.trainer.add_callback(_RunCallback(self))
 
@@ -211,22 +212,23 @@ class Session:
 
     def log_completions(self) -> None:
         """Write the round of sampling that the last step completed, if its turn has come. All processes call it."""
-        round_, every = getattr(self.trainer, "round", None), self.config.training.log_completions_steps
-        if not round_ or "ids" not in round_ or not every or round_.get("logged") or self.trainer.mid_round():
+        every, rollouts = self.config.training.log_completions_steps, getattr(self.trainer, "rollouts", {})
+        rollout: Rollout | None = rollouts.get("train")
+        if not every or rollout is None or rollout.logged or self.trainer.mid_round():
             return
-        if round_["step"] % every and round_["step"] != 1:
+        if rollout.step % every and rollout.step != 1:
             return
-        round_["logged"] = True
-        prompts = gather_object(round_["prompts"])
+        rollout.logged = True
+        prompts = gather_object(rollout.prompts)
         if self.main:
             table = completions_table(
-                round_,
+                rollout,
                 prompts,
                 self.trainer.reward_func_names,
                 self.trainer.processing_class,
                 self.trainer.args.num_generations,
             )
-            write_completions(self.folder.completions, table, round_["step"])
+            write_completions(self.folder.completions, table, rollout.step)
 
     def _stop(self, control: Any, why: str) -> None:
         self.stopped_because = why

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +97,7 @@ def trainer_arguments(config: TrainConfig, output: Path, *, check_loss: bool = F
         objective = config.resolved_objective()
         if config.method == "gtpo":
             arguments.pop("beta")
-            return GTPOConfig(
-                **arguments, preset=config.preset_name(), objective=asdict(objective), check_loss=check_loss
-            )
+            return GTPOConfig(**arguments, preset=config.preset_name(), objective=objective, check_loss=check_loss)
         return GRPOConfig(
             **arguments,
             loss_type="grpo",  # 1/|o_i| per completion, the GRPO of the paper; TRL's default is dapo

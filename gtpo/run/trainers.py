@@ -25,10 +25,11 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import SFTTrainer
 
 from gtpo.entropy import Calibration
-from gtpo.run.folder import PARTIAL
+from gtpo.run.folder import PARTIAL, RunFolder
 from gtpo.run.guarded_reward import GuardedReward
 from gtpo.trainer import GTPOTrainer
 from gtpo.trainer.group_statistics import ObservedGRPOTrainer
+from gtpo.trainer.rollout import Rollout
 from rewards.support.errors import UserError
 from rewards.support.files import read_json, write_json
 
@@ -79,13 +80,20 @@ class RunMixin:
     state: Any
     accelerator: Any
     train_dataset: Any
+    rollouts: dict[str, Rollout]
 
-    def __init__(self, *args: Any, extra_state: Callable[[], dict[str, Any]], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        run_folder: RunFolder,
+        say: Callable[[str], None],
+        extra_state: Callable[[], dict[str, Any]],
+        **kwargs: Any,
+    ) -> None:
         self._staging: Path | None = None
-        self.extra_state = extra_state
+        self.run_folder, self.say, self.extra_state = run_folder, say, extra_state
         self.restored: dict[str, Any] = {}
         """What the checkpoint that this run goes on from held in gtpo_state.json."""
-        self.say: Callable[[str], None] = print
         super().__init__(*args, **kwargs)
 
     def _epoch(self) -> int:
@@ -143,7 +151,8 @@ class RunMixin:
         buffered = getattr(self, "_buffered_inputs", None)
         if buffered is not None and self.mid_round():
             torch.save(
-                {"inputs": buffered, "round": self.round}, folder / f"rollouts_{self.accelerator.process_index}.pt"
+                {"inputs": buffered, "round": self.rollouts["train"].state()},
+                folder / f"rollouts_{self.accelerator.process_index}.pt",
             )
 
     def mid_round(self) -> bool:
@@ -163,7 +172,7 @@ class RunMixin:
         rollouts = Path(checkpoint) / f"rollouts_{self.accelerator.process_index}.pt"
         if rollouts.is_file():
             saved = torch.load(rollouts, map_location=self.args.device, weights_only=True)
-            self._buffered_inputs, self.round = saved["inputs"], saved["round"]
+            self._buffered_inputs, self.rollouts["train"] = saved["inputs"], Rollout.from_state(saved["round"])
 
 
 class SampledRunMixin(RunMixin):
@@ -202,17 +211,19 @@ class SampledRunMixin(RunMixin):
 class GTPORun(SampledRunMixin, GTPOTrainer):
     """GTPO, as a run: H_ini is kept in run.json."""
 
-    read_run: Callable[[], dict[str, Any]]
-    update_run: Callable[..., None]
+    @property
+    def calibration_file(self) -> Path:
+        """run.json."""
+        return self.run_folder.run_json
 
     def load_calibration(self) -> Calibration | None:
-        """Return what run.json holds."""
-        stored = self.read_run().get("initial_entropy")
+        """Return what run.json holds: the folder is one run's, also where it stopped before its first checkpoint."""
+        stored = self.run_folder.run().get("initial_entropy")
         return None if stored is None else Calibration.from_record(stored)
 
     def store_calibration(self, calibration: Calibration) -> None:
         """Put H_ini into run.json."""
-        self.update_run(initial_entropy=calibration.record())
+        self.run_folder.update_run(initial_entropy=calibration.record())
 
     def report(self, message: str) -> None:
         """Show a line with the run's progress."""
@@ -222,7 +233,7 @@ class GTPORun(SampledRunMixin, GTPOTrainer):
         """Calibrate, and note the gate's decision in run.json."""
         super().ensure_calibrated()
         if self.accelerator.is_main_process:
-            self.update_run(
+            self.run_folder.update_run(
                 gate={
                     "filter": self.objective.filter,
                     "active": self.gate_active(),

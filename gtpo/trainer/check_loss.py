@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gtpo.fused import fused_linear_gtpo_loss
 from gtpo.objective import Objective, reference_loss
-from gtpo.trainer.policy_head import HeadWeights
+from gtpo.trainer.policy_head import LMHead
 
 MAX_TOKENS = 128
 """Completions are cut to this many tokens for the comparison, which holds all their logits at once."""
@@ -41,7 +41,7 @@ class Check(NamedTuple):
 def compare_losses(
     objective: Objective,
     hidden: Tensor,
-    head: HeadWeights,
+    head: LMHead,
     completion_ids: Tensor,
     completion_mask: Tensor,
     rewards: Tensor,

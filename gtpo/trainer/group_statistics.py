@@ -1,13 +1,8 @@
 """What GTPO and the GRPO baseline both see of a round of sampling: group statistics under the same names.
 
-`GroupStatistics` observes TRL's GRPOTrainer and changes none of its numbers. It reads the rewards and ids of a round
-right after scoring, before TRL shuffles the completions into micro-batches, and lets what belongs to a completion
-travel as extra rows of the batch dict:
-
-    conflict_weights [B, L]   lambda
-    conflict_forward, conflict_backward, conflict_union [B]   span lengths
-    excluded [B] bool         outside the loss whatever the gate says: unscored, and by switch others
-    row [B]                   index among all completions of the round, rank-major (group = row // G)
+`GroupLoggingTrainer` observes TRL's GRPOTrainer and changes none of its numbers. It reads the rewards and ids of a
+round right after scoring, before TRL shuffles the completions into micro-batches, and lets what belongs to a
+completion travel as extra rows of the batch dict (`gtpo.trainer.rollout`).
 """
 
 from __future__ import annotations
@@ -21,13 +16,14 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
-from gtpo.conflict import conflict_weights
-from gtpo.objective import LN2, PRESETS, Objective, excluded_completions, group_advantages
+from gtpo.completions import group_advantages, prepare_completions
+from gtpo.presets import LN2, PRESETS, Objective
+from gtpo.trainer.rollout import Rollout, Scores, to_batch
 from rewards.completions import completion_text
 from rewards.format import format_score
 
 
-class GroupStatistics(GRPOTrainer):
+class GroupLoggingTrainer(GRPOTrainer):
     """GRPOTrainer that logs `reward/*`, `entropy/*`, `conflict/*`, `groups/*` and `completions/*`."""
 
     objective: Objective = PRESETS["grpo"]
@@ -36,8 +32,8 @@ class GroupStatistics(GRPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.stopwatch: dict[str, float] = defaultdict(float)
         """Seconds spent since the last logged step, by part."""
-        self.round: dict[str, Any] = {}
-        """The round of sampling in use, gathered over ranks: what the completions log writes."""
+        self.rollouts: dict[str, Rollout] = {}
+        """The round of sampling in use, by mode (train, eval)."""
         super().__init__(*args, **kwargs)
 
     @property
@@ -73,13 +69,7 @@ class GroupStatistics(GRPOTrainer):
         if accuracy is not None:
             metrics["reward/accuracy"].append(accuracy.nanmean().item())
         metrics["reward/unscored"].append(rewards.isnan().all(dim=1).float().mean().item())
-        self.round = {
-            "step": self.state.global_step + 1,
-            "rewards": rewards,
-            "format": form,
-            "accuracy": accuracy,
-            "prompts": prompts,
-        }
+        self._scores = Scores(prompts=prompts, rewards=rewards, format=form, accuracy=accuracy)
         self.stopwatch["time/reward"] += time.perf_counter() - begin
         return rewards
 
@@ -98,13 +88,13 @@ class GroupStatistics(GRPOTrainer):
 
     def total_rewards(self) -> Tensor:
         """Return the weighted sum of the round's rewards [N], NaN where no function gave one."""
-        rewards = self.round["rewards"]
+        rewards = self._scores.rewards
         total = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
         return total.masked_fill(rewards.isnan().all(dim=1), math.nan)
 
-    def _advantages(self, local: Tensor, advantages: Tensor) -> Tensor:
-        """Hook: return the advantages [N] to train with; `advantages` [N] are TRL's, gathered over ranks."""
-        return advantages
+    def _advantages(self, own: Tensor, trl: Tensor) -> Tensor:
+        """Hook: return the advantages [N] to train with: the objective's own, or those that TRL computed."""
+        return trl
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
@@ -116,64 +106,60 @@ class GroupStatistics(GRPOTrainer):
         mask = accelerator.gather(accelerator.pad_across_processes(batch["completion_mask"], dim=1)).bool()
         mask[:, 0] = True  # TRL empties the mask of truncated completions that it leaves out
         lengths = mask.sum(dim=1)
-        scored = group_advantages(objective, self.total_rewards(), group)
-        advantages = self._advantages(batch["advantages"], accelerator.gather(batch["advantages"]))
         last = ids.gather(1, lengths[:, None] - 1)
         ends = torch.tensor([*self.eos_token_ids, self._tokenizer.pad_token_id], device=ids.device)
         truncated = ~torch.isin(last, ends).squeeze(1)
-        spans = conflict_weights(
-            ids, mask, advantages, group, positive_weight=objective.positive_weight, combine=objective.combine
+        scored = group_advantages(objective, self.total_rewards(), group)
+        advantages = self._advantages(scored.advantages, accelerator.gather(batch["advantages"]))
+        completions = prepare_completions(
+            objective, scored._replace(advantages=advantages), ids, mask, group, truncated=truncated
         )
-        weights = spans.weights if objective.conflict else torch.ones_like(spans.weights)
 
         mine = slice(accelerator.process_index * local, (accelerator.process_index + 1) * local)
         batch["advantages"] = advantages[mine].to(batch["advantages"].dtype)
-        batch["conflict_weights"] = weights[mine, :length]
-        batch["conflict_forward"] = spans.forward[mine]
-        batch["conflict_backward"] = spans.backward[mine]
-        batch["conflict_union"] = spans.union[mine]
-        batch["excluded"] = excluded_completions(objective, scored, truncated)[mine]
         batch["row"] = torch.arange(len(ids), device=ids.device)[mine]
+        batch |= to_batch(completions, mine, length)
 
         metrics = self._metrics[self._mode()]
-        metrics["conflict/forward"].append(spans.forward.float().mean().item())
-        metrics["conflict/backward"].append(spans.backward.float().mean().item())
-        metrics["conflict/fraction"].append((spans.union.sum() / lengths.sum()).item())
+        metrics["conflict/forward"].append(completions.forward.float().mean().item())
+        metrics["conflict/backward"].append(completions.backward.float().mean().item())
+        metrics["conflict/fraction"].append((completions.union.sum() / lengths.sum()).item())
         metrics["groups/zero_variance"].append(scored.zero_variance.float().mean().item())
         metrics["completions/length"].append(metrics["completions/mean_length"][-1])
         metrics["completions/truncated"].append(metrics["completions/clipped_ratio"][-1])
-        self.round |= {
-            "ids": ids,
-            "mask": mask,
-            "advantages": advantages,
-            "weights": weights,
-            "truncated": truncated,
-            "entropy": torch.full_like(advantages, math.nan),
-            "kept": torch.ones_like(advantages, dtype=torch.bool),
-        }
+        self.rollouts[self._mode()] = Rollout(
+            step=self.state.global_step + 1,
+            **self._scores._asdict(),
+            ids=ids,
+            mask=mask,
+            truncated=truncated,
+            advantages=advantages,
+            weights=completions.weights,
+            entropy=torch.full_like(advantages, math.nan),
+            keep_mask=torch.ones_like(advantages, dtype=torch.bool),
+        )
         return batch
 
     # -- the loss --------------------------------------------------------------------------------------------------
 
-    def _note_completions(self, rows: Tensor, entropy: Tensor, kept: Tensor | None) -> None:
+    def _log_completions(self, rows: Tensor, entropy: Tensor, keep_mask: Tensor | None) -> None:
         """Log the entropies [B] of a micro-batch (nats, mean over each completion's tokens) and the gate's choice."""
-        columns = [rows.double(), entropy.double()] + ([kept.double()] if kept is not None else [])
+        columns = [rows.double(), entropy.double()] + ([keep_mask.double()] if keep_mask is not None else [])
         table = self.accelerator.gather(torch.stack(columns, dim=1))
         finite = table[:, 1][~table[:, 1].isnan()]
         metrics = self._metrics[self._mode()]
         if len(finite):
             metrics["entropy/mean"].append(finite.mean().item())
             metrics["entropy/above_ln2"].append((finite > LN2).double().mean().item())
-        if kept is not None:
+        rollout = self.rollouts[self._mode()]
+        where = table[:, 0].long()
+        rollout.entropy[where] = table[:, 1].to(rollout.entropy.dtype)
+        if keep_mask is not None:
             metrics["gate/kept"].append(table[:, 2].mean().item())
-        if "entropy" in self.round:
-            where = table[:, 0].long()
-            self.round["entropy"][where] = table[:, 1].to(self.round["entropy"].dtype)
-            if kept is not None:
-                self.round["kept"][where] = table[:, 2].bool()
+            rollout.keep_mask[where] = table[:, 2].bool()
 
 
-class ObservedGRPOTrainer(GroupStatistics):
+class ObservedGRPOTrainer(GroupLoggingTrainer):
     """TRL's GRPO with the group statistics beside it: its loss and gradients are TRL's own.
 
     Its `conflict/*` are those that GTPO would see; they weigh nothing here.
@@ -188,5 +174,5 @@ class ObservedGRPOTrainer(GroupStatistics):
         if kwargs.get("compute_entropy") and outputs[1] is not None:
             mask = self._observed["completion_mask"]
             entropy = (outputs[1].detach() * mask).sum(dim=1) / mask.sum(dim=1)
-            self._note_completions(self._observed["row"], entropy, None)
+            self._log_completions(self._observed["row"], entropy, None)
         return outputs

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from trl import GRPOConfig
@@ -30,12 +31,15 @@ _DECIDED = {
 class GTPOConfig(GRPOConfig):
     """GRPOConfig plus the objective.
 
-    Raises ValueError for an unknown preset, and for a field of GRPOConfig that the objective decides.
+    Raises ValueError for an unknown preset or field of the objective, and for a field of GRPOConfig that the
+    objective decides.
     """
 
     preset: str = field(default="gtpo", metadata={"help": "A preset of docs/method.md."})
-    objective: dict[str, Any] = field(
-        default_factory=dict, metadata={"help": "Fields of gtpo.objective.Objective that differ from the preset."}
+    # `str | None` is for TRL's parser, which hands over JSON.
+    objective: dict[str, Any] | str | Objective | None = field(
+        default=None,
+        metadata={"help": "Fields of gtpo.objective.Objective that differ from the preset; or an Objective, whole."},
     )
     initial_entropy: float | None = field(
         default=None,
@@ -65,5 +69,20 @@ class GTPOConfig(GRPOConfig):
         super().__post_init__()
 
     def resolved_objective(self) -> Objective:
-        """Return the preset with the fields of `objective` changed."""
-        return replace(PRESETS[self.preset], **self.objective)
+        """Return `objective` where it is whole, else the preset with the fields that it names changed."""
+        if isinstance(self.objective, Objective):
+            return self.objective
+        changes = json.loads(self.objective) if isinstance(self.objective, str) else self.objective or {}
+        if unknown := set(changes) - {entry.name for entry in fields(Objective)}:
+            raise ValueError(
+                f"GTPOConfig: objective has no field {', '.join(sorted(unknown))}; "
+                f"its fields are {', '.join(entry.name for entry in fields(Objective))}"
+            )
+        return replace(PRESETS[self.preset], **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the arguments as JSON can hold them; GTPOConfig(**to_dict()) has the same objective."""
+        arguments = super().to_dict()
+        if isinstance(self.objective, Objective):
+            arguments["objective"] = asdict(self.objective)
+        return arguments

@@ -12,43 +12,29 @@ of sampling. There is no reference model and no second forward.
 from __future__ import annotations
 
 import functools
-import itertools
-import sys
-import time
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
-from datasets import IterableDataset
 from torch import Tensor
-from transformers import TrainerCallback
-from trl.trainer.utils import pad
 
-from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, completion_entropy, describe_gate
 from gtpo.fused import FusedLoss, fused_loss
-from gtpo.kernels.completions import Completions
-from gtpo.objective import Objective, entropy_gate, filter_is_active, group_advantages
-from gtpo.run.progress import PLAIN_SECONDS
+from gtpo.objective import entropy_gate
+from gtpo.trainer.calibration import CalibratedTrainer
 from gtpo.trainer.check_loss import Check, compare_losses
-from gtpo.trainer.group_statistics import GroupStatistics
 from gtpo.trainer.gtpo_config import GTPOConfig
-from gtpo.trainer.policy_head import HeadWeights, add_policy_head
-from rewards.support.files import read_json, write_json
+from gtpo.trainer.policy_head import LMHead, add_policy_head
+from gtpo.trainer.rollout import BATCH_ROWS, from_batch
 
 _TEXT_KEYS = frozenset(
     {
         *("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages", "row"),
-        *("conflict_weights", "conflict_forward", "conflict_backward", "conflict_union", "excluded"),
+        *BATCH_ROWS.values(),
         *("num_items_in_batch", "old_per_token_logps", "behaviour_entropy"),
         *("importance_sampling_ratio", "sampling_per_token_logps"),
     }
 )
 """What a batch of text holds; images or other modalities would be dropped in silence otherwise."""
-
-
-CALIBRATION_FILE = "initial_entropy.json"
 
 
 def _loss_mask(batch: dict[str, Any]) -> Tensor:
@@ -57,17 +43,7 @@ def _loss_mask(batch: dict[str, Any]) -> Tensor:
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
 
-class _CalibrateFirst(TrainerCallback):
-    """Calibrates when the model is wrapped and loaded, before the first step."""
-
-    def __init__(self, trainer: GTPOTrainer) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.ensure_calibrated()
-
-
-class GTPOTrainer(GroupStatistics):
+class GTPOTrainer(CalibratedTrainer):
     """GRPOTrainer with GTPO's objective. Same arguments; `args` is a GTPOConfig."""
 
     _tag_names = ["trl", "gtpo"]  # noqa: RUF012  # TRL declares it so
@@ -75,119 +51,20 @@ class GTPOTrainer(GroupStatistics):
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: GTPOConfig | None = None, **kwargs: Any) -> None:
         args = GTPOConfig(output_dir="gtpo-output") if args is None else args
-        self.objective: Objective = args.resolved_objective()
-        self.calibration = None if args.initial_entropy is None else Calibration(args.initial_entropy)
-        self._told = 0.0
+        if not isinstance(args, GTPOConfig):
+            raise ValueError(f"GTPOTrainer: args must be a GTPOConfig; found {type(args).__name__}")
         self._scoring = False
         self._behaviour_entropies: Tensor | None = None
         self.check_loss = args.check_loss
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
         policy: Any = self.model
         add_policy_head(policy.get_base_model() if is_peft_model(policy) else policy)
-        self.add_callback(_CalibrateFirst(self))
-
-    @property
-    def initial_entropy(self) -> float | None:
-        """H_ini in nats, None before the calibration."""
-        return self.calibration.initial_entropy if self.calibration else None
-
-    # -- the gate ----------------------------------------------------------------------------------------------------
-
-    def gate_active(self) -> bool:
-        """Return whether the entropy gate filters (Eq. 6). Raises ValueError before the calibration."""
-        return filter_is_active(self.objective, self.initial_entropy)
-
-    def load_calibration(self) -> Calibration | None:
-        """Return the calibration that an earlier session of this run stored in `output_dir`, or None."""
-        path = Path(str(self.args.output_dir)) / CALIBRATION_FILE
-        return Calibration.from_record(read_json(path)) if path.is_file() else None
-
-    def store_calibration(self, calibration: Calibration) -> None:
-        """Keep the calibration for when the run is resumed: it must be that of the untrained policy."""
-        write_json(Path(str(self.args.output_dir)) / CALIBRATION_FILE, calibration.record())
-
-    def report(self, message: str) -> None:
-        """Say something about the run; prints on stderr."""
-        print(message, file=sys.stderr, flush=True)
-
-    def report_calibration(self, done: int, total: int) -> None:
-        """Show how many samples H_ini has been measured on."""
-        now = time.monotonic()
-        if self.accelerator.is_main_process and (done == total or now - self._told >= PLAIN_SECONDS):
-            self._told = now
-            self.report(f"measuring H_ini on the untrained policy: {done}/{total} samples")
-
-    def ensure_calibrated(self) -> None:
-        """Measure H_ini before step 0 where the filter is `auto`, or take up what an earlier session stored."""
-        if self.objective.filter == "auto" and self.calibration is None:
-            self.calibration = self.load_calibration()
-            if self.calibration is None:
-                if self.state.global_step:
-                    self.report("no stored H_ini to resume with; measuring it on the policy as it is now")
-                self.calibration = self._measure()
-                if self.accelerator.is_main_process:
-                    self.store_calibration(self.calibration)
-        if self.accelerator.is_main_process:
-            self.report(describe_gate(self.objective, self.calibration))
-
-    def _measure(self) -> Calibration:
-        """Sample and score the first training samples; leaves random numbers, metrics and counters as they were."""
-        rows: Any = self.train_dataset
-        count = SAMPLES if isinstance(rows, IterableDataset) else min(SAMPLES, len(rows))
-        prompts = [row["prompt"] for row in itertools.islice(iter(rows), count)]
-        generations, seen = self.num_generations, self.state.num_input_tokens_seen
-        self.num_generations = 1
-        try:
-            with torch.random.fork_rng():
-                torch.manual_seed(self.args.seed + self.accelerator.process_index)
-                return calibrate_initial_entropy(
-                    self._completion_entropies,
-                    prompts,
-                    batch_size=self.args.per_device_train_batch_size * self.accelerator.num_processes,
-                    progress=self.report_calibration,
-                )
-        finally:
-            self.num_generations = generations
-            self.state.num_input_tokens_seen = seen
-            self._metrics["train"].clear()
-            self.stopwatch.clear()
-
-    def _completion_entropies(self, prompts: Sequence[Any]) -> Tensor:
-        """Sample one completion per prompt and return <H>_i [n] in nats. The prompts are shared out among ranks."""
-        accelerator = self.accelerator
-        world = accelerator.num_processes
-        # Every rank must take part in every forward of a sharded model, so a short batch is filled up.
-        filled = [*prompts, *([prompts[-1]] * (-len(prompts) % world))]
-        mine = filled[accelerator.process_index :: world]
-        assert self.model is not None
-        self.model.train()
-        prompt_ids, completion_ids, *_ = self._generate(list(mine))
-        padding = self._tokenizer.pad_token_id
-        left = pad([torch.tensor(ids) for ids in prompt_ids], padding_value=padding, padding_side="left")
-        right = pad([torch.tensor(ids) for ids in completion_ids], padding_value=padding, padding_side="right")
-        left_mask = pad([torch.ones(len(ids), dtype=torch.long) for ids in prompt_ids], 0, "left")
-        right_mask = pad([torch.ones(len(ids), dtype=torch.long) for ids in completion_ids], 0, "right")
-        mask = right_mask.to(accelerator.device)
-        with torch.no_grad():
-            _, entropies, _ = self._get_per_token_logps_and_entropies(
-                self.model_wrapped,
-                torch.cat([left, right], dim=1).to(accelerator.device),
-                torch.cat([left_mask, right_mask], dim=1).to(accelerator.device),
-                right.size(1),
-                compute_entropy=True,
-            )
-        assert entropies is not None
-        local = completion_entropy(entropies.cpu(), mask.cpu())  # not every device has the float64 of this
-        ranks = accelerator.gather(local.float().to(accelerator.device)).view(world, -1)
-        return ranks.T.reshape(-1)[: len(prompts)]
 
     # -- the loss ----------------------------------------------------------------------------------------------------
 
-    def _advantages(self, local: Tensor, advantages: Tensor) -> Tensor:
-        """Return A [N] of Eq. 1: exactly 0 for unscored completions and for groups of equal rewards."""
-        if self.multi_objective_aggregation != "sum_then_normalize":
-            return advantages
-        return group_advantages(self.objective, self.total_rewards(), self._group_size()).advantages
+    def _advantages(self, own: Tensor, trl: Tensor) -> Tensor:
+        """Return A [N] of Eq. 1; TRL's where each reward function is to be normalised by itself."""
+        return own if self.multi_objective_aggregation == "sum_then_normalize" else trl
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         if self._scoring:  # TRL's pass for the log-probabilities of the sampling policy: take the entropies along
@@ -227,9 +104,9 @@ class GTPOTrainer(GroupStatistics):
         output = self._policy_forward(model, inputs, functools.partial(self._fused_loss, inputs))
         mode = self._mode()
         if "sampling_per_token_logps" in inputs:
-            self._note_mismatch(output.logps, inputs)
+            self._log_mismatch(output.logps, inputs)
         entropy = inputs.get("behaviour_entropy", output.entropy)
-        self._note_completions(inputs["row"], entropy, output.kept)
+        self._log_completions(inputs["row"], entropy, output.kept)
         tokens = self.accelerator.gather(_loss_mask(inputs).sum()).sum()
         self._metrics[mode]["entropy"].append(
             (self.accelerator.gather(output.token_entropies.sum()).sum() / tokens).item()
@@ -246,11 +123,15 @@ class GTPOTrainer(GroupStatistics):
                 policy_loss=lambda hidden, head: loss(hidden[:, -length - 1 : -1], head),
             )
 
-    def _fused_loss(self, inputs: dict[str, Any], hidden: Tensor, head: HeadWeights) -> FusedLoss:
+    def _fused_loss(self, inputs: dict[str, Any], hidden: Tensor, head: LMHead) -> FusedLoss:
         """Return the loss of a micro-batch from the hidden states [B, L, D] that predict its tokens."""
-        advantages = inputs["advantages"]
-        frozen = inputs.get("behaviour_entropy")
-        kept = None if frozen is None else entropy_gate(self.objective, frozen, advantages, self.initial_entropy)
+        completions, gate_active = from_batch(inputs), self.gate_active()
+        if completions.old_entropy is not None:
+            completions = completions._replace(
+                old_keep_mask=entropy_gate(
+                    self.objective, completions.old_entropy, completions.advantages, gate_active=gate_active
+                )
+            )
         accumulation = self.current_gradient_accumulation_steps if self.training_mode else 1
         return fused_loss(
             self.objective,
@@ -258,22 +139,11 @@ class GTPOTrainer(GroupStatistics):
             head.weight,
             inputs["completion_ids"],
             _loss_mask(inputs),
-            Completions(
-                advantages,
-                inputs["conflict_weights"],
-                inputs["conflict_forward"],
-                inputs["conflict_backward"],
-                inputs["conflict_union"],
-                inputs["excluded"],
-                frozen,
-                kept,
-                inputs.get("old_per_token_logps"),
-                inputs.get("importance_sampling_ratio"),
-            ),
+            completions,
             self._group_size(),
-            gate_active=self.gate_active(),
+            gate_active=gate_active,
             # The micro-batches of a step add up, the ranks are averaged: B of the step is this many per rank.
-            groups=len(advantages) * accumulation / self._group_size(),
+            groups=len(completions.advantages) * accumulation / self._group_size(),
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
             temperature=self.temperature,
@@ -282,7 +152,7 @@ class GTPOTrainer(GroupStatistics):
             softcap=head.softcap,
         )
 
-    def _note_mismatch(self, logps: Tensor, inputs: dict[str, Any]) -> None:
+    def _log_mismatch(self, logps: Tensor, inputs: dict[str, Any]) -> None:
         """Log how far the trainer's log-probabilities are from the sampling engine's: the alarm for stale weights."""
         sampled = inputs["sampling_per_token_logps"]
         known = _loss_mask(inputs).bool() & ~sampled.isnan()
@@ -298,7 +168,7 @@ class GTPOTrainer(GroupStatistics):
             whole = self.accelerator.pad_across_processes(batch[name], dim=1, pad_first=left)
             rows[name] = self.accelerator.gather(whole)[:group]
         lengths = rows["completion_mask"].sum(dim=1)
-        truncated = self.round["truncated"][:group]
+        truncated = self.rollouts[self._mode()].truncated[:group]
         loss = functools.partial(
             compare_losses,
             self.objective,

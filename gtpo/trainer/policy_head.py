@@ -1,7 +1,7 @@
 """The fused loss inside a causal LM's forward, where DDP, FSDP and ZeRO have their hooks.
 
 `model(input_ids, attention_mask, policy_loss=f)` runs the backbone to the last hidden states and returns what
-f(hidden [N, T, D], HeadWeights) returns; called without `policy_loss`, the model behaves as before. The logits of the
+f(hidden [N, T, D], LMHead) returns; called without `policy_loss`, the model behaves as before. The logits of the
 whole batch never exist, and the weights of the head are whole while `f` runs: gathered from FSDP2's shards or ZeRO-3's
 partitions.
 """
@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 
-class HeadWeights(NamedTuple):
+class LMHead(NamedTuple):
     """The language model head: logits = softcap tanh(scale (h W^T + b) / softcap)."""
 
     weight: Tensor
@@ -49,7 +49,10 @@ def logit_transform(config: Any) -> tuple[float, float | None]:
 
 
 def add_policy_head(model: Any) -> None:
-    """Let `model` (a transformers causal LM, before any PEFT wrapping or sharding) take `policy_loss`."""
+    """Let `model` (a transformers causal LM, before any PEFT wrapping or sharding) take `policy_loss`.
+
+    A deep copy of the model takes it too, and computes with the copy's weights.
+    """
     plain_forward = model.forward
     logit_scale, softcap = logit_transform(model.config.get_text_config())
 
@@ -57,7 +60,11 @@ def add_policy_head(model: Any) -> None:
     @functools.wraps(type(model).forward)
     def forward(self: Any, *args: Any, policy_loss: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
         if policy_loss is None:
-            return plain_forward(*args, **kwargs)
+            if self is model:
+                return plain_forward(*args, **kwargs)
+            # A deep copy: what `plain_forward` and TRL's patch below it are bound to is the original.
+            patched = plain_forward.__func__ if kwargs.get("fused_lm_head") else type(self).forward
+            return patched(self, *args, **kwargs)
         # Looked up on each call: FSDP and PEFT replace modules after the patch.
         hidden = self.base_model(*args, **{**kwargs, "use_cache": False}).last_hidden_state
         head = self.get_output_embeddings()
@@ -71,9 +78,7 @@ def add_policy_head(model: Any) -> None:
         with context, maybe_gather_lm_head_ctx(weight, bias):  # type: ignore[arg-type]  # it takes None
             return policy_loss(
                 hidden,
-                HeadWeights(
-                    weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype), logit_scale, softcap
-                ),
+                LMHead(weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype), logit_scale, softcap),
             )
 
     model.forward = types.MethodType(forward, model)

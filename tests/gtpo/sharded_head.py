@@ -14,7 +14,7 @@ from gtpo.config import BuiltModel
 from gtpo.fused import fused_linear_gtpo_loss
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.objective import PRESETS
-from gtpo.trainer.policy_head import HeadWeights, add_policy_head
+from gtpo.trainer.policy_head import LMHead, add_policy_head
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     mesh = init_device_mesh("cpu", (2,))
     ids = torch.randint(10, 200, (4, 12), generator=torch.Generator().manual_seed(5))
 
-    def loss(hidden: torch.Tensor, head: HeadWeights) -> torch.Tensor:
+    def loss(hidden: torch.Tensor, head: LMHead) -> torch.Tensor:
         return fused_linear_gtpo_loss(
             PRESETS["gtpo-no-filter"],
             hidden[:, :-1],

@@ -15,6 +15,7 @@ from step_gradients import fixed_completion, reward, tiny_model
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.entropy import Calibration
 from gtpo.objective import PRESETS
+from gtpo.run.folder import RunFolder
 from gtpo.run.trainers import GTPORun
 
 PROMPTS = ["1 + 2", "30 - 4", "7", "8 - 5 - 1", "2 + 2"]
@@ -79,10 +80,13 @@ def test_measured_once_and_reused_by_a_resumed_run(tmp_path: Path, capsys: pytes
             parameter.mul_(3)
     asked.clear()
     again = trainer_at(tmp_path, model, tokenizer, asked)
+    again.state.global_step = 3  # as `train(resume_from_checkpoint=...)` leaves it before the first step
     again.ensure_calibrated()
     assert asked == []
     assert again.calibration == first.calibration
-    assert "measuring" not in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "measuring" not in told
+    assert f"H_ini taken from {tmp_path / 'initial_entropy.json'}" in told
     (record,) = tmp_path.glob("*.json")
     assert json.loads(record.read_text())["nats"] == first.calibration.initial_entropy
 
@@ -98,11 +102,11 @@ def test_nothing_is_measured_where_nothing_depends_on_it(tmp_path: Path) -> None
     assert given.objective == PRESETS["gtpo"]
 
 
-def test_a_runs_record_is_what_its_resumed_run_takes_up() -> None:
-    run: dict[str, Any] = {}
+def test_a_runs_record_is_what_its_resumed_run_takes_up(tmp_path: Path) -> None:
+    trainer: Any = SimpleNamespace(run_folder=RunFolder(tmp_path))
+    assert GTPORun.load_calibration(trainer) is None
     measured = Calibration(0.42, 100, 0.012)
-    GTPORun.store_calibration(SimpleNamespace(update_run=run.update), measured)  # type: ignore[arg-type]
-    document = json.loads(json.dumps(run))
+    GTPORun.store_calibration(trainer, measured)
+    document = json.loads((tmp_path / "run.json").read_text())
     assert document["initial_entropy"] == {"nats": 0.42, "samples": 100, "standard_error": 0.012}
-    assert GTPORun.load_calibration(SimpleNamespace(read_run=lambda: document)) == measured  # type: ignore[arg-type]
-    assert GTPORun.load_calibration(SimpleNamespace(read_run=dict)) is None  # type: ignore[arg-type]
+    assert GTPORun.load_calibration(trainer) == measured

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gtpo.completions import Completions, group_advantages, prepare_completions
 from gtpo.fused import fused_linear_gtpo_loss, fused_loss
 from gtpo.kernels import matmul, torch_rows, vocabulary_tiles
-from gtpo.kernels.completions import Completions
 from gtpo.objective import PRESETS, reference_loss
 
 torch.set_num_threads(1)
@@ -217,12 +217,8 @@ def test_values_of_padding_reach_nothing():
 
 def pieces(objective, hidden, lm_head, ids, mask, rewards, **options):
     """Completions for `fused_loss`, from whole groups."""
-    from gtpo.conflict import conflict_weights
-    from gtpo.objective import group_advantages
-
-    advantages = group_advantages(objective, rewards, G).advantages
-    spans = conflict_weights(ids, mask, advantages, G, combine=objective.combine)
-    return Completions(advantages, spans.weights, spans.forward, spans.backward, spans.union, **options)
+    scored = group_advantages(objective, rewards, G)
+    return prepare_completions(objective, scored, ids, mask, G, dtype=torch.float64)._replace(**options)
 
 
 @pytest.mark.parametrize("trainable", [False, True])
@@ -258,8 +254,8 @@ def test_accumulation_equals_one_batch(name, size, trainable):
 @pytest.mark.parametrize("trainable", [False, True])
 @pytest.mark.parametrize("name", ["gtpo", "gtpo-eq7"])
 @pytest.mark.parametrize("importance", [None, "token", "sequence"])
-@pytest.mark.parametrize("frozen", [False, True])
-def test_several_iterations_and_importance_weights(name, importance, frozen, trainable):
+@pytest.mark.parametrize("reused", [False, True])
+def test_several_iterations_and_importance_weights(name, importance, reused, trainable):
     """PPO's ratio and clipping against plain autograd, with the gate and <H> of the first iteration or of this one."""
     hidden, lm_head, ids, mask, rewards = make(13)
     objective = replace(PRESETS[name], filter="always", entropy_threshold=2.0)
@@ -274,9 +270,9 @@ def test_several_iterations_and_importance_weights(name, importance, frozen, tra
     old = chosen.detach() + 0.4 * torch.randn(chosen.shape, generator=draw, dtype=torch.float64)
     factor = torch.rand((8, 7) if importance == "token" else (8,), generator=draw).double() if importance else None
     given = pieces(objective, hidden, lm_head, ids, mask, rewards, old_logps=old, importance_weights=factor)
-    if frozen:
+    if reused:
         entropy, kept = torch.rand(8, generator=draw).double(), torch.rand(8, generator=draw) > 0.4
-        given = given._replace(frozen_entropy=entropy, frozen_kept=kept)
+        given = given._replace(old_entropy=entropy, old_keep_mask=kept)
     else:
         entropy, kept = own, own <= 2.0
     got = fused_loss(objective, hidden, lm_head, ids, mask, given, G, gate_active=True, epsilon_high=0.28, chunk_rows=6)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gtpo.completions import group_advantages, prepare_completions
 from gtpo.config.keys import leaves
 from gtpo.conflict import conflict_weights
 from gtpo.objective import (
@@ -20,7 +21,7 @@ from gtpo.objective import (
     PRESETS,
     Objective,
     entropy_gate,
-    group_advantages,
+    filter_is_active,
     loss_from_statistics,
     reference_loss,
     token_entropy,
@@ -122,12 +123,11 @@ def example(name: str) -> tuple[list[str], float]:
     for i, row in enumerate(words):
         ids[i, : len(row)] = torch.tensor([vocabulary.index(word) for word in row])
     mask = torch.arange(ids.shape[1]) < lengths[:, None]
-    advantages = group_advantages(objective, torch.tensor(REWARDS, dtype=torch.float64), 4).advantages
-    spans = conflict_weights(
-        ids, mask, advantages, 4, positive_weight=objective.positive_weight, combine=objective.combine
-    )
+    scored = group_advantages(objective, torch.tensor(REWARDS, dtype=torch.float64), 4)
+    spans = prepare_completions(objective, scored, ids, mask, 4)
+    advantages = scored.advantages
     entropy = torch.tensor(ENTROPIES, dtype=torch.float64)
-    kept = entropy_gate(objective, entropy, advantages, H_INI)
+    kept = entropy_gate(objective, entropy, advantages, gate_active=filter_is_active(objective, H_INI))
     shaped = torch.where(kept, advantages - objective.gamma * entropy, 0.0)
     total = loss_from_statistics(
         objective, advantages, entropy, lengths, spans.forward, spans.backward, 4, initial_entropy=H_INI

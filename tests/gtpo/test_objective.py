@@ -9,12 +9,12 @@ import math
 import pytest
 import torch
 
+from gtpo.completions import group_advantages
 from gtpo.objective import (
     LN2,
     PRESETS,
     Objective,
     filter_is_active,
-    group_advantages,
     loss_from_statistics,
     reference_loss,
 )
@@ -265,7 +265,7 @@ def test_truncated_completions_leave_the_loss_by_switch():
     ("change", "message"),
     [
         ({"rewards": torch.tensor([1.0, torch.inf, 0, 0, 0, 0, 0, 0])}, "rewards: row 1 is infinite"),
-        ({"rewards": torch.ones(4)}, r"rewards \[4\] must have one value per row of completion_ids, 8"),
+        ({"rewards": torch.ones(4)}, r"rewards \[4\] must have one value per row of completion_ids \[8, 7\]"),
         ({"logits": torch.ones(8, 6, 5)}, r"logits \[8, 6, 5\] must have shape \[8, 7, V\]"),
         ({"logits": torch.ones(8, 7, 1)}, r"completion_ids\[\d, \d\] = 1 lies outside the vocabulary of 1"),
         ({"num_generations": 3}, "num_generations 3 does not divide the 8"),

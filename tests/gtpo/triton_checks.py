@@ -11,7 +11,7 @@ torch.set_num_threads(1)
 def interpret():
     from gtpo.fused import fused_linear_gtpo_loss
     from gtpo.kernels import triton_rows, vocabulary_tiles
-    from gtpo.kernels.torch_rows import Running, Transform
+    from gtpo.kernels.torch_rows import OnlineSoftmax, Transform
     from gtpo.objective import PRESETS, reference_loss
 
     triton_rows.BLOCK = 8  # several blocks a row
@@ -45,10 +45,10 @@ def interpret():
     # Half-precision powers, as on a GPU: rounded once, the target left out.
     z = torch.randn(3, 40) * 3
     local = torch.tensor([4, 39, 77])
-    states = [Running.empty(3, torch.float32, z.device) for _ in range(2)]
+    states = [OnlineSoftmax.empty(3, torch.float32, z.device) for _ in range(2)]
     outs = [torch.empty(3, 40, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]
     for state, out in zip(states, outs, strict=True):
-        triton_rows.fold_(z, out, local, state, Transform())
+        triton_rows.online_softmax_update_(state, z, powers=out, local=local, transform=Transform())
     torch.testing.assert_close(outs[1].float(), outs[0], rtol=2**-7, atol=0)  # the interpreter truncates
     assert outs[0][0, 4] == 0
     assert outs[0][1, 39] == 0
@@ -65,7 +65,7 @@ def compile_for_gpu():
     from gtpo.kernels import triton_rows
 
     kinds = {"_ptr": "*fp32", "stride": "i32", "columns": "i32"}
-    for kernel in (triton_rows._fold_kernel, triton_rows._statistics_kernel, triton_rows._gradient_kernel):
+    for kernel in (triton_rows._online_softmax_kernel, triton_rows._statistics_kernel, triton_rows._gradient_kernel):
         names = kernel.arg_names
         flags = [name for name in names if name.isupper() and name != "BLOCK"]
         for on in (False, True):

@@ -1,0 +1,158 @@
+"""What is known of completions before the model runs: advantages, conflict weights, exclusions (Eq. 1, 5).
+
+    A_i = (R_i - mean R) / (std R + 1e-4), or without the division                         (1)
+
+`prepare_completions` is the one way from the ids and rewards of whole groups to the `Completions` that
+`gtpo.objective`, `gtpo.fused` and the trainer take. Symbols: B prompts, G completions each, N = B G rows with a
+prompt's completions side by side, L tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gtpo.conflict import conflict_weights
+from gtpo.presets import Objective
+
+STD_EPSILON = 1e-4
+"""Added to the group's standard deviation, as in TRL."""
+
+
+class Advantages(NamedTuple):
+    """What `group_advantages` returns, one value a completion [N]."""
+
+    advantages: Tensor
+    """A_i; exactly 0 for unscored completions and for rewards that equal their group's mean up to rounding."""
+    scored: Tensor
+    """bool: the reward could be computed."""
+    zero_variance: Tensor
+    """bool: all scored rewards of the completion's group are equal."""
+
+
+class Completions(NamedTuple):
+    """Completions whose groups were compared; a micro-batch or a rank may hold any rows of them."""
+
+    advantages: Tensor
+    """A_i [N]."""
+    weights: Tensor
+    """lambda [N, L]; 1 everywhere where the objective has no conflict weights."""
+    forward: Tensor
+    """Forward span length [N] long."""
+    backward: Tensor
+    """Backward span length [N] long."""
+    union: Tensor
+    """Tokens in either span [N] long."""
+    excluded: Tensor | None = None
+    """bool [N]: outside the loss whatever the gate says."""
+    old_entropy: Tensor | None = None
+    """<H>_i [N] of the first iteration over these completions; by default this pass's own."""
+    old_keep_mask: Tensor | None = None
+    """delta_i [N] bool of the first iteration; by default this pass's own gate."""
+    old_logps: Tensor | None = None
+    """log pi_old [N, L]: rho = pi / pi_old, clipped. Without it rho is 1 and its gradient that of log pi."""
+    importance_weights: Tensor | None = None
+    """Factor on each token's policy term: [N, L], [N, 1] or [N]."""
+
+
+def group_advantages(
+    objective: Objective, rewards: Tensor | Sequence[float | None], num_generations: int
+) -> Advantages:
+    """Return the advantages within each group (Eq. 1).
+
+    rewards [N]: NaN (or None in a list) marks a reward that could not be computed; it is left out of its group's
+    mean and deviation, and its completion gets A = 0 and takes no part in conflicts. Infinite rewards and rows that
+    are no whole groups raise ValueError.
+    """
+    if not isinstance(rewards, Tensor):
+        listed = [float("nan") if reward is None else float(reward) for reward in rewards]
+        rewards = torch.tensor(listed, dtype=torch.float64)
+    if rewards.dim() != 1:
+        raise ValueError(f"rewards must have shape [N]; found {list(rewards.shape)}")
+    if num_generations < 1 or rewards.shape[0] % num_generations:
+        raise ValueError(f"num_generations {num_generations} does not divide the {rewards.shape[0]} rewards")
+    if bool(rewards.isinf().any()):
+        raise ValueError(f"rewards: row {int(rewards.isinf().nonzero()[0])} is infinite")
+    if rewards.dtype != torch.float64:
+        rewards = rewards.float()
+    grouped = rewards.view(-1, num_generations)
+    scored = ~grouped.isnan()
+    count = scored.sum(dim=1, keepdim=True)
+    values = torch.where(scored, grouped, 0.0)
+    centred = torch.where(scored, values - values.sum(dim=1, keepdim=True) / count.clamp(min=1), 0.0)
+    infinity = torch.full_like(grouped, float("inf"))
+    highest = torch.where(scored, grouped, -infinity).amax(dim=1, keepdim=True)
+    lowest = torch.where(scored, grouped, infinity).amin(dim=1, keepdim=True)
+    zero_variance = (highest <= lowest) | (count == 0)
+    # The mean may miss a reward that equals it by what summing rounds off; that must not make signs, and so
+    # conflicts, out of nothing.
+    rounding = count * torch.finfo(values.dtype).eps * values.abs().amax(dim=1, keepdim=True)
+    advantages = torch.where(zero_variance | (centred.abs() <= rounding), 0.0, centred)
+    if objective.scale_rewards == "group":
+        deviation = (centred.square().sum(dim=1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
+        advantages = advantages / (deviation + STD_EPSILON)
+    return Advantages(advantages.view(-1), scored.view(-1), zero_variance.expand_as(grouped).reshape(-1))
+
+
+def check_ids(completion_ids: Tensor, mask: Tensor, vocabulary: int) -> None:
+    """Raise ValueError for the first completion token outside the vocabulary; padding may hold anything."""
+    outside = mask & ((completion_ids < 0) | (completion_ids >= vocabulary))
+    if bool(outside.any()):
+        row, column = outside.nonzero()[0].tolist()
+        raise ValueError(
+            f"completion_ids[{row}, {column}] = {int(completion_ids[row, column])} lies outside the vocabulary "
+            f"of {vocabulary}"
+        )
+
+
+def prepare_completions(
+    objective: Objective,
+    scored: Advantages,
+    completion_ids: Tensor,
+    completion_mask: Tensor,
+    num_generations: int,
+    *,
+    truncated: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Completions:
+    """Return what the loss is told of whole groups: advantages, lambda, span lengths, exclusions.
+
+    scored: from `group_advantages`; its `advantages` may be replaced by others. completion_ids [N, L];
+    completion_mask [N, L], right-padded. truncated [N] bool: which completions ended without EOS. dtype: of the
+    advantages and lambda returned, by default as they come.
+
+    Raises ValueError for shapes that do not fit, and where `mask_truncated` is set without `truncated`.
+    """
+    rows = scored.advantages.shape[0]
+    if completion_ids.shape[:1] != (rows,):
+        raise ValueError(f"rewards [{rows}] must have one value per row of completion_ids {list(completion_ids.shape)}")
+    device = completion_ids.device
+    advantages = scored.advantages.to(device, dtype)
+    spans = conflict_weights(
+        completion_ids,
+        completion_mask,
+        advantages,
+        num_generations,
+        positive_weight=objective.positive_weight,
+        combine=objective.combine,
+    )
+    excluded = ~scored.scored
+    if objective.skip_zero_variance_groups:
+        excluded = excluded | scored.zero_variance
+    excluded = excluded.to(device)
+    if objective.mask_truncated:
+        if truncated is None:
+            raise ValueError("mask_truncated needs truncated [N] bool: which completions ended without EOS")
+        excluded = excluded | truncated.to(device)
+    weights = spans.weights if objective.conflict else torch.ones_like(spans.weights)
+    return Completions(
+        advantages=advantages,
+        weights=weights if dtype is None else weights.to(dtype),
+        forward=spans.forward,
+        backward=spans.backward,
+        union=spans.union,
+        excluded=excluded,
+    )

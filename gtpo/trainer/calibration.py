@@ -1,0 +1,149 @@
+"""The trainer's calibration: H_ini measured before step 0, and the entropy gate's decision (Eq. 6)."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import IterableDataset
+from torch import Tensor
+from transformers import TrainerCallback
+from trl.trainer.utils import pad
+
+from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, completion_entropy, describe_gate
+from gtpo.objective import filter_is_active
+from gtpo.trainer.group_statistics import GroupLoggingTrainer
+from gtpo.trainer.gtpo_config import GTPOConfig
+from rewards.support.files import read_json, write_json
+
+CALIBRATION_FILE = "initial_entropy.json"
+REPORT_SECONDS = 5.0
+"""Progress is reported at most this often."""
+
+
+class _CalibrateFirst(TrainerCallback):
+    """Calibrates when the model is wrapped and loaded, before the first step."""
+
+    def __init__(self, trainer: CalibratedTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.ensure_calibrated()
+
+
+class CalibratedTrainer(GroupLoggingTrainer):
+    """GroupLoggingTrainer with an objective whose entropy gate is decided before the first step."""
+
+    def __init__(self, model: Any, reward_funcs: Any, args: GTPOConfig, **kwargs: Any) -> None:
+        self.objective = args.resolved_objective()
+        self.calibration = None if args.initial_entropy is None else Calibration(args.initial_entropy)
+        self._reported = 0.0
+        super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
+        self.add_callback(_CalibrateFirst(self))
+
+    @property
+    def initial_entropy(self) -> float | None:
+        """H_ini in nats, None before the calibration."""
+        return self.calibration.initial_entropy if self.calibration else None
+
+    def gate_active(self) -> bool:
+        """Return whether the entropy gate filters (Eq. 6). Raises ValueError before the calibration."""
+        return filter_is_active(self.objective, self.initial_entropy)
+
+    @property
+    def calibration_file(self) -> Path:
+        """Where H_ini is kept for a resumed run."""
+        return Path(str(self.args.output_dir)) / CALIBRATION_FILE
+
+    def load_calibration(self) -> Calibration | None:
+        """Return the calibration of the run that is resumed, or None: a new run in a used folder measures its own."""
+        if not self.state.global_step or not self.calibration_file.is_file():
+            return None
+        return Calibration.from_record(read_json(self.calibration_file))
+
+    def store_calibration(self, calibration: Calibration) -> None:
+        """Keep the calibration for when the run is resumed: it must be that of the untrained policy."""
+        write_json(self.calibration_file, calibration.record())
+
+    def report(self, message: str) -> None:
+        """Say something about the run; prints on stderr."""
+        print(message, file=sys.stderr, flush=True)
+
+    def report_calibration(self, done: int, total: int) -> None:
+        """Show how many samples H_ini has been measured on."""
+        now = time.monotonic()
+        if self.accelerator.is_main_process and (done == total or now - self._reported >= REPORT_SECONDS):
+            self._reported = now
+            self.report(f"measuring H_ini on the untrained policy: {done}/{total} samples")
+
+    def ensure_calibrated(self) -> None:
+        """Measure H_ini before step 0 where the filter is `auto`, or take up what the resumed run stored."""
+        main = self.accelerator.is_main_process
+        if self.objective.filter == "auto" and self.calibration is None:
+            self.calibration = self.load_calibration()
+            if self.calibration is None:
+                if self.state.global_step and main:
+                    self.report(f"no H_ini in {self.calibration_file}; measuring it on the policy as it is now")
+                self.calibration = self._measure()
+                if main:
+                    self.store_calibration(self.calibration)
+            elif main:
+                self.report(f"H_ini taken from {self.calibration_file}")
+        if main:
+            self.report(describe_gate(self.objective, self.calibration))
+
+    def _measure(self) -> Calibration:
+        """Sample and score the first training samples; leaves random numbers, metrics and counters as they were."""
+        rows: Any = self.train_dataset
+        count = SAMPLES if isinstance(rows, IterableDataset) else min(SAMPLES, len(rows))
+        prompts = [row["prompt"] for row in itertools.islice(iter(rows), count)]
+        generations, seen = self.num_generations, self.state.num_input_tokens_seen
+        self.num_generations = 1
+        try:
+            with torch.random.fork_rng():
+                torch.manual_seed(self.args.seed + self.accelerator.process_index)
+                return calibrate_initial_entropy(
+                    self._completion_entropies,
+                    prompts,
+                    batch_size=self.args.per_device_train_batch_size * self.accelerator.num_processes,
+                    progress=self.report_calibration,
+                )
+        finally:
+            self.num_generations = generations
+            self.state.num_input_tokens_seen = seen
+            self._metrics["train"].clear()
+            self.stopwatch.clear()
+
+    def _completion_entropies(self, prompts: Sequence[Any]) -> Tensor:
+        """Sample one completion per prompt and return <H>_i [n] in nats. The prompts are shared out among ranks."""
+        accelerator = self.accelerator
+        world = accelerator.num_processes
+        # Every rank must take part in every forward of a sharded model, so a short batch is filled up.
+        filled = [*prompts, *([prompts[-1]] * (-len(prompts) % world))]
+        mine = filled[accelerator.process_index :: world]
+        assert self.model is not None
+        self.model.train()
+        prompt_ids, completion_ids, *_ = self._generate(list(mine))
+        padding = self._tokenizer.pad_token_id
+        left = pad([torch.tensor(ids) for ids in prompt_ids], padding_value=padding, padding_side="left")
+        right = pad([torch.tensor(ids) for ids in completion_ids], padding_value=padding, padding_side="right")
+        left_mask = pad([torch.ones(len(ids), dtype=torch.long) for ids in prompt_ids], 0, "left")
+        right_mask = pad([torch.ones(len(ids), dtype=torch.long) for ids in completion_ids], 0, "right")
+        mask = right_mask.to(accelerator.device)
+        with torch.no_grad():
+            _, entropies, _ = self._get_per_token_logps_and_entropies(
+                self.model_wrapped,
+                torch.cat([left, right], dim=1).to(accelerator.device),
+                torch.cat([left_mask, right_mask], dim=1).to(accelerator.device),
+                right.size(1),
+                compute_entropy=True,
+            )
+        assert entropies is not None
+        local = completion_entropy(entropies.cpu(), mask.cpu())  # not every device has the float64 of this
+        ranks = accelerator.gather(local.float().to(accelerator.device)).view(world, -1)
+        return ranks.T.reshape(-1)[: len(prompts)]

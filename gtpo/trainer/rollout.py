@@ -1,0 +1,95 @@
+"""A round of sampling, gathered over ranks, and its rows in TRL's batch dict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from gtpo.completions import Completions
+
+BATCH_ROWS = {
+    "weights": "conflict_weights",
+    "forward": "conflict_forward",
+    "backward": "conflict_backward",
+    "union": "conflict_union",
+    "excluded": "excluded",
+}
+"""Field of `Completions` -> key of the batch dict. TRL shuffles and splits these rows with the completions."""
+
+
+class Scores(NamedTuple):
+    """What the reward functions gave, gathered over ranks."""
+
+    prompts: list[Any]
+    """This rank's prompts, one per completion."""
+    rewards: Tensor
+    """[N, functions]; NaN where a function gave none."""
+    format: Tensor
+    """Format reward [N]."""
+    accuracy: Tensor | None
+    """Accuracy reward [N]; None where no function computes it."""
+
+
+@dataclass
+class Rollout:
+    """A round of sampling: N completions, rank-major (group = row // G). What the completions log writes."""
+
+    step: int
+    """The step it was sampled for, from 1."""
+    prompts: list[Any]
+    """This rank's prompts, one per completion."""
+    rewards: Tensor
+    """[N, functions]; NaN where a function gave none."""
+    format: Tensor
+    """Format reward [N]."""
+    accuracy: Tensor | None
+    """Accuracy reward [N]; None where no function computes it."""
+    ids: Tensor
+    """Completion tokens [N, L]."""
+    mask: Tensor
+    """Which of them belong to the completion [N, L] bool."""
+    truncated: Tensor
+    """Completions that ended without EOS [N] bool."""
+    advantages: Tensor
+    """A_i [N]."""
+    weights: Tensor
+    """lambda [N, L]."""
+    entropy: Tensor
+    """<H>_i [N] in nats; NaN until the completion has been through the loss."""
+    keep_mask: Tensor
+    """delta_i [N] bool; True until the completion has been through the loss."""
+    logged: bool = False
+    """Whether the completions log has it."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of a round that still feeds later steps."""
+        state = dict(vars(self))
+        state["kept"] = state.pop("keep_mask")
+        return state
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Rollout:
+        """Return the round that a checkpoint kept."""
+        fields = dict(state)
+        return cls(keep_mask=fields.pop("kept"), **fields)
+
+
+def to_batch(completions: Completions, rows: slice, length: int) -> dict[str, Tensor]:
+    """Return one rank's rows of `completions` as they travel in the batch dict, cut to its `length` tokens."""
+    batch = {key: getattr(completions, field)[rows] for field, key in BATCH_ROWS.items()}
+    batch["conflict_weights"] = batch["conflict_weights"][:, :length]
+    return batch
+
+
+def from_batch(batch: Mapping[str, Any]) -> Completions:
+    """Return the completions of a micro-batch. `old_keep_mask` is left to the caller, who knows the gate."""
+    return Completions(
+        advantages=batch["advantages"],
+        **{field: batch[key] for field, key in BATCH_ROWS.items()},
+        old_entropy=batch.get("behaviour_entropy"),
+        old_logps=batch.get("old_per_token_logps"),
+        importance_weights=batch.get("importance_sampling_ratio"),
+    )
