@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rewards.support.errors import UserError
+from rewards.support.log import start_logging
 from rewards.support.packages import require
 
 
@@ -52,6 +53,7 @@ def train(
         bool, typer.Option("--check-loss", help="Compare the fused loss with the reference on the first batch.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only warnings and the result.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="More detail on stderr, also from the libraries.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> None:
     """Train a model from a config. Every key is also a flag, e.g. --training.learning_rate 2e-6.
@@ -62,6 +64,9 @@ def train(
     from gtpo.config import load_config
     from gtpo.config.flags import parse_flags
 
+    if quiet and verbose:
+        raise UserError("--quiet and --verbose exclude each other")
+    start_logging("quiet" if quiet else "verbose" if verbose else "normal")
     if help_config:
         from gtpo.config.reference import print_reference
 

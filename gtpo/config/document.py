@@ -1,11 +1,11 @@
-"""The raw document of a config: YAML with `extends`, and where each key stands."""
+"""The raw document of a config: YAML with `extends`, and where each key was set."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -14,18 +14,37 @@ from rewards.support.errors import UserError, did_you_mean
 Key = tuple[str, ...]
 
 
+class Origin(NamedTuple):
+    """Where a key was set and how the user typed it. As text, the start of an error message."""
+
+    place: str
+    """`file:line`; empty for a flag."""
+    typed: str
+    """The key in the file's dialect, or the flag with its dashes."""
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.typed}" if self.place else self.typed
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether the key was set on the command line."""
+        return self.typed.startswith("--")
+
+
 @dataclass
 class Document:
-    """Raw values of a config and where each key stands (`file:line`, or the flag)."""
+    """Raw values of a config and the origin of each key that was set."""
 
     values: dict[str, Any] = field(default_factory=dict)
-    places: dict[Key, str] = field(default_factory=dict)
+    origins: dict[Key, Origin] = field(default_factory=dict)
 
-    def place(self, key: Key) -> str:
-        """Return where a key stands; of an absent one, where its section does."""
-        while key and key not in self.places:
-            key = key[:-1]
-        return self.places.get(key, "")
+    def origin(self, key: str | Key) -> Origin:
+        """Return where a key (dotted, or in its parts) was set; else where its section begins, or the file."""
+        key = tuple(key.split(".")) if isinstance(key, str) else key
+        if key in self.origins:
+            return self.origins[key]
+        above = (self.origins[key[:end]].place for end in range(len(key) - 1, -1, -1) if key[:end] in self.origins)
+        return Origin(next(above, ""), ".".join(key))
 
     def get(self, dotted: str) -> Any:
         """Return the raw value of a dotted key, None where it is absent."""
@@ -34,24 +53,24 @@ class Document:
             value = value.get(part) if isinstance(value, dict) else None
         return value
 
-    def set(self, key: Key, value: Any, place: str | None = None) -> None:
-        """Set a value, making the sections on the way."""
-        section = self.values
-        for depth, part in enumerate(key[:-1], start=1):
-            if section.get(part) is None:
-                section[part] = {}
-            section = section[part]
-            if not isinstance(section, dict):
-                name = ".".join(key[:depth])
-                raise UserError(f"{self.place(key[:depth])}: {name} must be a mapping, found {section!r}")
-        section[key[-1]] = value
-        if place is not None:
-            self.places[key] = place
+    def set(self, dotted: str, value: Any, origin: Origin | None = None) -> None:
+        """Set a value and create the sections above it. Raises UserError where one of them is no mapping."""
+        *sections, name = dotted.split(".")
+        inside = self.values
+        for depth, part in enumerate(sections, start=1):
+            if inside.get(part) is None:
+                inside[part] = {}
+            inside = inside[part]
+            if not isinstance(inside, dict):
+                raise UserError(f"{self.origin('.'.join(sections[:depth]))} must be a mapping, found {inside!r}")
+        inside[name] = value
+        if origin is not None:
+            self.origins[*sections, name] = origin
 
     def drop(self, dotted: str) -> Any:
         """Remove a dotted key and return its value, None where it is absent."""
-        *section, name = dotted.split(".")
-        inside = self.get(".".join(section)) if section else self.values
+        section, _, name = dotted.rpartition(".")
+        inside = self.get(section) if section else self.values
         return inside.pop(name, None) if isinstance(inside, dict) else None
 
 
@@ -64,7 +83,7 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _note_places(node: yaml.Node | None, file: Path, prefix: Key, places: dict[Key, str]) -> None:
+def _collect_origins(node: yaml.Node | None, file: Path, prefix: Key, origins: dict[Key, Origin]) -> None:
     if not isinstance(node, yaml.MappingNode):
         return
     if len(prefix) > 8:
@@ -72,10 +91,10 @@ def _note_places(node: yaml.Node | None, file: Path, prefix: Key, places: dict[K
     for key_node, value_node in node.value:
         key = (*prefix, str(key_node.value))
         place = f"{file}:{key_node.start_mark.line + 1}"
-        if key in places:
-            raise UserError(f'{place}: the key "{".".join(key)}" stands there twice (first at {places[key]})')
-        places[key] = place
-        _note_places(value_node, file, key, places)
+        if key in origins:
+            raise UserError(f'{place}: duplicate key "{".".join(key)}" (first at {origins[key].place})')
+        origins[key] = Origin(place, ".".join(key))
+        _collect_origins(value_node, file, key, origins)
 
 
 def _parse(path: Path) -> Document:
@@ -87,22 +106,22 @@ def _parse(path: Path) -> Document:
         raise UserError(f"{path}: no such config file.{hint}") from None
     except IsADirectoryError:
         raise UserError(f"{path} is a folder; expected a config file (.yaml)") from None
-    except OSError as fault:
-        raise UserError(f"{path}: cannot be read ({fault.strerror})") from None
-    except UnicodeDecodeError as fault:
-        raise UserError(f"{path}: not UTF-8 text (byte {fault.start})") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
     loader = None
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        places: dict[Key, str] = {}
-        _note_places(node, path, (), places)
+        origins: dict[Key, Origin] = {(): Origin(str(path), "")}
+        _collect_origins(node, path, (), origins)
         values = loader.construct_document(node) if node is not None else {}
-    except yaml.MarkedYAMLError as fault:
-        line = f":{fault.problem_mark.line + 1}" if fault.problem_mark else ""
-        raise UserError(f"{path}{line}: not valid YAML ({fault.problem})") from None
-    except yaml.YAMLError as fault:
-        raise UserError(f"{path}: not valid YAML ({fault})") from None
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UserError(f"{path}{line}: not valid YAML ({error.problem})") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML ({error})") from None
     finally:
         if loader is not None:
             loader.dispose()
@@ -110,7 +129,7 @@ def _parse(path: Path) -> Document:
         values = {}
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a mapping of sections, found {type(values).__name__}")
-    return Document(_string_keys(values), places)
+    return Document(_string_keys(values), origins)
 
 
 def _string_keys(value: Any) -> Any:
@@ -132,7 +151,7 @@ def read_document(path: Path, _chain: tuple[Path, ...] = ()) -> Document:
     bases = document.values.pop("extends", None)
     if bases is None:
         return document
-    place = document.place(("extends",))
+    place = document.origin("extends").place
     chain = (*_chain, path.resolve())
     merged = Document()
     for base in [bases] if isinstance(bases, str) else bases if isinstance(bases, list) else [None]:
@@ -140,9 +159,9 @@ def read_document(path: Path, _chain: tuple[Path, ...] = ()) -> Document:
             raise UserError(f"{place}: extends takes a file or a list of files, found {bases!r}")
         file = path.parent / base
         if file.resolve() in chain:
-            raise UserError(f"{place}: extends {base} leads back to itself")
+            raise UserError(f"{place}: extends {base} is circular")
         if not file.is_file():
             raise UserError(f"{place}: extends {base}: no such file ({file})")
         below = read_document(file, chain)
-        merged = Document(_merge(merged.values, below.values), {**merged.places, **below.places})
-    return Document(_merge(merged.values, document.values), {**merged.places, **document.places})
+        merged = Document(_merge(merged.values, below.values), {**merged.origins, **below.origins})
+    return Document(_merge(merged.values, document.values), {**merged.origins, **document.origins})

@@ -1,4 +1,4 @@
-"""Every leaf of the schema with its type, range and documentation: what flags, errors and the reference print."""
+"""Every key of the schema with its type, range and documentation: what flags, errors and the reference print."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from gtpo.config.schema import TrainConfig
 
@@ -19,27 +18,24 @@ _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ConfigKey:
     """One key of the config."""
 
-    key: str
+    name: str
     """Dotted, as in a flag."""
-    scalar: type | None
-    """bool, int, float, str or Path; None for a mapping."""
+    scalar: type
+    """bool, int, float, str or Path."""
     choices: tuple[str, ...]
     many: bool
-    """A list of `scalar`."""
+    """Whether it is a list of `scalar`."""
     optional: bool
     bounds: tuple[str, ...]
     default: Any
-    required: bool
     doc: str
 
     @property
     def expects(self) -> str:
         """Say in words what the key takes."""
-        if self.scalar is None:
-            return "a mapping"
         what = f"one of {', '.join(self.choices)}" if self.choices else _WORDS[self.scalar]
         if self.bounds:
             what += " " + " and ".join(self.bounds)
@@ -54,11 +50,11 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _walk(section: type[BaseModel], prefix: str) -> typing.Iterator[Leaf]:
+def _walk(section: type[BaseModel], prefix: str) -> typing.Iterator[ConfigKey]:
     for name, info in section.model_fields.items():
-        key, annotation = prefix + name, info.annotation
+        annotation = info.annotation
         if inner := _section_of(annotation):
-            yield from _walk(inner, key + ".")
+            yield from _walk(inner, f"{prefix}{name}.")
             continue
         optional = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
         if optional:
@@ -67,10 +63,9 @@ def _walk(section: type[BaseModel], prefix: str) -> typing.Iterator[Leaf]:
         if many:
             (annotation,) = typing.get_args(annotation)
         choices = typing.get_args(annotation) if typing.get_origin(annotation) is Literal else ()
-        scalar = str if choices else annotation
-        yield Leaf(
-            key=key,
-            scalar=scalar if scalar in _WORDS else None,
+        yield ConfigKey(
+            name=prefix + name,
+            scalar=str if choices else typing.cast("type", annotation),
             choices=choices,
             many=many,
             optional=optional,
@@ -81,27 +76,32 @@ def _walk(section: type[BaseModel], prefix: str) -> typing.Iterator[Leaf]:
                 if getattr(rule, bound, None) is not None
             ),
             default=None if info.is_required() else info.get_default(call_default_factory=True),
-            required=info.is_required() or info.default is PydanticUndefined,
             doc=" ".join((info.description or "").split()),
         )
 
 
 @functools.cache
-def leaves() -> dict[str, Leaf]:
-    """Return every leaf by its dotted key, in the schema's order."""
-    return {leaf.key: leaf for leaf in _walk(TrainConfig, "")}
+def keys() -> dict[str, ConfigKey]:
+    """Return every key by its dotted name, in the schema's order."""
+    return {key.name: key for key in _walk(TrainConfig, "")}
 
 
 @functools.cache
 def sections() -> dict[str, type[BaseModel]]:
-    """Return every section class by its dotted key, in the schema's order; the root is the empty key."""
-    found: dict[str, type[BaseModel]] = {"": TrainConfig}
+    """Return every section class by its dotted name, in the schema's order; the root is the empty name."""
 
-    def visit(section: type[BaseModel], prefix: str) -> None:
+    def walk(section: type[BaseModel], prefix: str) -> typing.Iterator[tuple[str, type[BaseModel]]]:
         for name, info in section.model_fields.items():
             if inner := _section_of(info.annotation):
-                found[prefix + name] = inner
-                visit(inner, f"{prefix}{name}.")
+                yield prefix + name, inner
+                yield from walk(inner, f"{prefix}{name}.")
 
-    visit(TrainConfig, "")
-    return found
+    return {"": TrainConfig, **dict(walk(TrainConfig, ""))}
+
+
+def value_of(config: TrainConfig, name: str) -> Any:
+    """Return the value of a dotted key, None where its section is absent."""
+    value: Any = config
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value

@@ -1,47 +1,72 @@
-"""One sentence for each fault of a config: place, key, what is expected, what was found, the nearest name."""
+"""One sentence for each error in a config: place, key as typed, what is expected, what was found, the nearest name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from gtpo.config.document import Document, Key
-from gtpo.config.keys import leaves, sections
-from rewards.support.errors import did_you_mean
+from gtpo.config.document import Document, Key, Origin
+from gtpo.config.keys import keys, sections
+from rewards.support.errors import UserError, did_you_mean
+
+OriginOf = Callable[[str], Origin]
+"""The read-only map from a dotted key to where it was set."""
 
 
-def unknown_key(document: Document, loc: Key) -> str:
-    """Name an unknown key, its place and the nearest known one."""
-    dotted, parent = ".".join(loc), ".".join(loc[:-1])
-    where = document.place(loc)
+@dataclass
+class Findings:
+    """What loading a config found: all its errors, and what the user should know of a config that is accepted."""
+
+    errors: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+    def raise_errors(self) -> None:
+        """Raise one UserError with a line per error, if there are any."""
+        if self.errors:
+            raise UserError("\n      ".join(dict.fromkeys(self.errors)))
+
+
+def unknown_key(origin: Origin, known: Iterable[str] = ()) -> str:
+    """Name an unknown key or flag, where it was set, and the nearest known one; `known` are the likeliest."""
+    name = origin.typed.removeprefix("--")
+    hint = did_you_mean(name, known) or did_you_mean(name, keys())
+    if not hint:
+        same = [key for key in keys() if key.rpartition(".")[2] == name.rpartition(".")[2].replace("-", "_")]
+        hint = f' Did you mean "{same[0]}"?' if same else " gtpo train --help-config lists the keys."
+    if origin.is_flag:
+        return f'unknown flag "{origin.typed}".' + hint.replace('mean "', 'mean "--')
+    return f'{origin.place}: unknown key "{origin.typed}".{hint}'
+
+
+def _unknown(document: Document, loc: Key) -> str:
+    parent = ".".join(loc[:-1])
     siblings = (
         [f"{parent}.{name}".lstrip(".") for name in sections()[parent].model_fields] if parent in sections() else []
     )
-    hint = did_you_mean(dotted, siblings) or did_you_mean(dotted, leaves())
-    if not hint:
-        same = [key for key in leaves() if key.rpartition(".")[2] == loc[-1]]
-        hint = f' Did you mean "{same[0]}"?' if same else " gtpo train --help-config lists the keys."
-    return f'{where}: unknown key "{dotted}".{hint}'
+    if loc not in document.origins:  # a section that exists only through a flag
+        inside = [origin for key, origin in document.origins.items() if key[: len(loc)] == loc]
+        return unknown_key(inside[0] if inside else document.origin(loc))
+    return unknown_key(document.origins[loc], siblings)
 
 
-def error_message(document: Document, error: Mapping[str, Any]) -> str:
-    """Turn one pydantic error into one sentence: place, key, what is expected, what was found."""
+def schema_error(document: Document, error: Mapping[str, Any]) -> str:
+    """Turn one pydantic error into one sentence."""
     loc = tuple(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        return unknown_key(document, loc)
-    names = [part for part in loc if not part.isdigit()]
-    dotted, place = ".".join(names), document.place(loc)
-    where = f"{place}: " if place and not place.startswith("--") else ""  # a flag's place is the key itself
+        return _unknown(document, loc)
+    name = ".".join(part for part in loc if not part.isdigit())
+    origin = document.origin(name)
     if error["type"] == "missing":
-        return f'{where}the key "{dotted}" is missing'
-    leaf = leaves().get(dotted)
-    if leaf is None:
-        if dotted in sections():
-            return f"{where}{dotted} must be a mapping, found {error['input']!r}"
-        return f"{where}{dotted}: {error['msg'].removeprefix('Value error, ')}"
+        return f"{origin} is missing"
+    key = keys().get(name)
+    if key is None:
+        if name in sections():
+            return f"{origin} must be a mapping, found {error['input']!r}"
+        return f"{origin}: {error['msg'].removeprefix('Value error, ')}"
     if error["type"] == "string_pattern_mismatch":
-        expects = "a name that starts with a letter, digit or _ and has no slash (it becomes a folder)"
+        expects = "a name that starts with a letter, digit or _ and has no slash (it names a folder)"
     else:
-        expects = leaf.expects + (" or null" if leaf.optional and error["input"] is None else "")
-    hint = did_you_mean(str(error["input"]), leaf.choices) if leaf.choices else ""
-    return f"{where}{dotted} must be {expects}; found {error['input']!r}.{hint}"
+        expects = key.expects + (" or null" if key.optional and error["input"] is None else "")
+    hint = did_you_mean(str(error["input"]), key.choices) if key.choices else ""
+    return f"{origin} must be {expects}; found {error['input']!r}.{hint}"

@@ -1,20 +1,17 @@
-"""The published dialect: the authors' config files run unchanged, and everything mapped or idle is said.
+"""The published dialect: the authors' config files run unchanged, and each mapping is logged.
 
-Works on the raw document, before validation. What each key did in the authors' code is PUBLISHED fact; what it
-does here stands in the lines below and in docs/config.md.
+Works on the raw document, before validation: no key of the dialect exists in a resolved config. Values keep the
+origin of the key that they were typed under. docs/config.md lists what each key of the dialect means here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gtpo.config.keys import leaves, sections
-from rewards.support.errors import UserError
-
-if TYPE_CHECKING:
-    from gtpo.config.document import Document
+from gtpo.config.document import Document
+from gtpo.config.keys import keys, sections
+from gtpo.config.messages import Findings, unknown_key
 
 TRAINERS: dict[str, tuple[str, str]] = {
     "gtpo.gtpo_training.UnslothGTPOTrainer": ("gtpo", "gtpo.GTPOTrainer, the paper's objective"),
@@ -24,7 +21,7 @@ TRAINERS: dict[str, tuple[str, str]] = {
     "trl.GRPOTrainer": ("grpo", ""),
     "trl.SFTTrainer": ("sft", ""),
 }
-"""class_path -> (method, what the printed line says; empty: a class of ours or TRL's, nothing to say)."""
+"""class_path -> (method, what the log says; empty: a class of ours or TRL's, nothing to say)."""
 
 REWARDS: dict[str, tuple[str, str]] = {
     "reward_math.final_reward": ("rewards.final_reward", "rewards.published_final_reward scores as the authors' did"),
@@ -40,121 +37,135 @@ RUNTIME: dict[str, str] = {
 }
 """gtpo_runtime key -> field of objective."""
 
-_IDLE = {
+WITHOUT_EFFECT = {
     "gtpo_runtime.pad_id": "conflict spans are found by lengths, never by a pad id",
-    "gtpo_runtime.torch_compile_options": "and it had none in the published code",
+    "gtpo_runtime.torch_compile_options": "it had none in the published code either",
     "model.max_prompt_length": "training.max_prompt_length is the key that acts",
 }
 
 
-def translate(document: Document, say: Callable[[str], None]) -> None:
-    """Rewrite a document of the published dialect into ours, in place, one printed line per change."""
-    _flat_keys(document, say)
-    _generations(document, say)
-    _trainer_class(document, say)
-    _rewards(document, say)
-    for key, why in _IDLE.items():
-        if document.get(key) not in (None, {}):
-            say(f"{_at(document, key)}{key} has no effect: {why}")
-            document.drop(key)
-    _runtime(document, say)
+def translate(document: Document, findings: Findings) -> None:
+    """Rewrite a document of the published dialect into ours, in place, with a notice per change."""
+    _flat_keys(document, findings)
+    _generations(document, findings)
+    _trainer_class(document, findings)
+    _rewards(document, findings)
+    for key, why in WITHOUT_EFFECT.items():
+        if document.drop(key) not in (None, {}):
+            findings.notices.append(f"{document.origin(key)} has no effect: {why}")
+    _runtime(document, findings)
+    _subset(document, findings)
     trackers = document.get("training.report_to")
     if isinstance(trackers, str):
-        document.set(("training", "report_to"), [] if trackers == "none" else [trackers])
+        document.set("training.report_to", [] if trackers == "none" else [trackers])
 
 
-def _at(document: Document, dotted: str) -> str:
-    place = document.place(tuple(dotted.split(".")))
-    return f"{place}: " if place else ""
-
-
-def _flat_keys(document: Document, say: Callable[[str], None]) -> None:
+def _flat_keys(document: Document, findings: Findings) -> None:
     """Move a key of the old flat layout into its section."""
-    root = set(sections()[""].model_fields)
+    root = {*sections()[""].model_fields, "gtpo_runtime"}
     for name in [name for name in document.values if name not in root]:
-        homes = [
-            f"{section}.{name}"
-            for section in ("training", "model", "dataset", "trainer")
-            if f"{section}.{name}" in leaves()
-        ]
-        if homes and document.get(homes[0]) is None and not isinstance(document.values[name], dict):
-            place = document.place((name,))
-            say(f"{place}: {name} (flat layout) is read as {homes[0]}")
-            document.set(tuple(homes[0].split(".")), document.values.pop(name), place)
+        origin = document.origin((name,))
+        homes = [f"{section}.{name}" for section in ("training", "model", "dataset", "trainer")]
+        home = next((key for key in homes if key in keys()), None)
+        if home and not origin.is_flag and document.get(home) is None and not isinstance(document.values[name], dict):
+            findings.notices.append(f"{origin} (flat layout) is read as {home}")
+            document.set(home, document.values.pop(name), origin)
 
 
-def _generations(document: Document, say: Callable[[str], None]) -> None:
+def _generations(document: Document, findings: Findings) -> None:
     """`num_generations: "8/12"` was the authors' way to note two runs; the first is taken."""
-    value = document.get("training.num_generations")
+    key = "training.num_generations"
+    value = document.get(key)
     if isinstance(value, str) and (several := re.fullmatch(r"\s*(\d+)\s*/.*", value)):
-        say(f'{_at(document, "training.num_generations")}training.num_generations "{value}": taking {several[1]}')
-        document.set(("training", "num_generations"), int(several[1]))
+        findings.notices.append(f'{document.origin(key)} "{value}": taking {several[1]}')
+        document.set(key, int(several[1]))
 
 
-def _trainer_class(document: Document, say: Callable[[str], None]) -> None:
+def _trainer_class(document: Document, findings: Findings) -> None:
     path = document.get("trainer.class_path")
     known = TRAINERS.get(path.replace(":", ".")) if isinstance(path, str) else None
     if known is None:
         return
     method, line = known
-    at = _at(document, "trainer.class_path")
-    if document.get("method") not in (None, method):
-        raise UserError(
-            f'{at}trainer.class_path {path} trains with method {method}, but method is "{document.get("method")}"'
-            f" ({_at(document, 'method').rstrip(': ')}); drop one of the two"
+    origin = document.origin("trainer.class_path")
+    document.drop("trainer.class_path")
+    if (other := document.get("method")) not in (None, method):
+        findings.errors.append(
+            f'{origin} {path} trains with method {method}, but {document.origin("method")} is "{other}"; remove one'
         )
-    if line:
-        say(f"{at}trainer.class_path {path} -> {line}")
-    if path == "gtpo.gtpo_training.UnslothGTPOTrainer" and document.get("objective.preset") is None:
-        say(
+        return
+    document.set("method", method)
+    if not line:
+        return
+    findings.notices.append(f"{origin} {path} -> {line}")
+    if path.endswith("UnslothGTPOTrainer") and document.get("objective.preset") is None:
+        findings.notices.append(
             "    what the authors' code computed (no division by std, always filtered, summed over the group) is "
             "--objective.preset gtpo-published; docs/paper_vs_code.md lists the differences"
         )
-    if line and document.get("training.gradient_checkpointing") is None:
-        say("    training.gradient_checkpointing true, as the published script had it")
-        document.set(("training", "gradient_checkpointing"), True)
-    document.set(("method",), method)
-    document.drop("trainer.class_path")
+    if document.get("training.gradient_checkpointing") is None:
+        findings.notices.append("    training.gradient_checkpointing true, as the published script had it")
+        document.set("training.gradient_checkpointing", True)
 
 
-def _rewards(document: Document, say: Callable[[str], None]) -> None:
-    paths = document.get("trainer.reward_funcs")
-    if isinstance(paths, str):
-        paths = [paths]
-    if not isinstance(paths, list):
+def _rewards(document: Document, findings: Findings) -> None:
+    key = "trainer.reward_funcs"
+    paths = document.get(key)
+    if not isinstance(paths, str | list):
         return
-    at = _at(document, "trainer.reward_funcs")
     ours: list[Any] = []
-    for path in paths:
-        known = REWARDS.get(path.replace(":", ".")) if isinstance(path, str) else None
-        if known:
-            say(f"{at}trainer.reward_funcs {path} -> {known[0]} ({known[1]})")
-        ours.append(known[0] if known else path)
-    document.set(("trainer", "reward_funcs"), ours)
+    for path in [paths] if isinstance(paths, str) else paths:
+        name, why = REWARDS.get(path.replace(":", "."), (path, "")) if isinstance(path, str) else (path, "")
+        if why:
+            findings.notices.append(f"{document.origin(key)} {path} -> {name} ({why})")
+        ours.append(name)
+    document.set(key, ours)
 
 
-def _runtime(document: Document, say: Callable[[str], None]) -> None:
+def _runtime(document: Document, findings: Findings) -> None:
     """Move gtpo_runtime's values to the objective's fields of the same meaning."""
-    runtime = document.get("gtpo_runtime")
-    if not isinstance(runtime, dict):
+    origin, runtime = document.origin("gtpo_runtime"), document.drop("gtpo_runtime")
+    if runtime is None:
         return
-    present = [name for name in RUNTIME if runtime.get(name) is not None]
-    if (method := document.get("method")) in ("grpo", "sft"):
-        if present:
-            say(f"{_at(document, 'gtpo_runtime')}gtpo_runtime has no effect with method {method}")
-            for name in present:
-                document.drop(f"gtpo_runtime.{name}")
+    if not isinstance(runtime, dict):
+        findings.errors.append(f"{origin} must be a mapping, found {runtime!r}")
+        return
+    known = [f"gtpo_runtime.{name}" for name in RUNTIME]
+    origins = {name: document.origin(("gtpo_runtime", name)) for name in runtime}
+    findings.errors += [unknown_key(origins[name], known) for name in runtime if name not in RUNTIME]
+    values = {name: runtime[name] for name in RUNTIME if runtime.get(name) is not None}
+    if values and (method := document.get("method")) in ("grpo", "sft"):
+        findings.notices.append(f"{origin} has no effect with method {method}")
         return
     moved = []
-    for name in present:
-        field, value = RUNTIME[name], document.drop(f"gtpo_runtime.{name}")
-        place = document.place(("gtpo_runtime", name))
-        other = document.get(f"objective.{field}")
-        if other is not None and other != value:
-            raise UserError(
-                f"{place}: gtpo_runtime.{name} {value} and objective.{field} {other} set the same thing; drop one"
+    for name, value in values.items():
+        key = f"objective.{RUNTIME[name]}"
+        other = document.get(key)
+        if other is not None and not _equal(other, value):
+            findings.errors.append(
+                f"{origins[name]} {value} and {document.origin(key)} {other} set the same thing; remove one"
             )
-        document.set(("objective", field), value, place)
-        moved.append(f"{name} -> objective.{field} {value}")
+            continue
+        document.set(key, value, origins[name])
+        moved.append(f"{name} -> {key} {value}")
     if moved:
-        say(f"{_at(document, 'gtpo_runtime')}gtpo_runtime: {', '.join(moved)}")
+        findings.notices.append(f"{origin}: {', '.join(moved)}")
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Compare two raw values; a flag's is text."""
+    try:
+        return float(one) == float(other)
+    except (TypeError, ValueError):
+        return bool(one == other)
+
+
+def _subset(document: Document, findings: Findings) -> None:
+    """`dataset.subset` names one subset: `main` for GSM8K, a subject for MATH."""
+    origin, subset = document.origin("dataset.subset"), document.drop("dataset.subset")
+    if subset is None or (subset == "main" and document.get("dataset.subsets")):
+        return
+    if document.get("dataset.subsets") not in (None, [], [subset]):
+        findings.errors.append(f"{origin} {subset!r} and {document.origin('dataset.subsets')} are both set; remove one")
+        return
+    document.set("dataset.subsets", [subset], origin)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.config.flags import SHORTCUTS
-from gtpo.config.keys import Leaf, leaves, sections
-from gtpo.config.published import REWARDS, RUNTIME, TRAINERS
+from gtpo.config.keys import ConfigKey, keys, sections
+from gtpo.config.published import REWARDS, RUNTIME, TRAINERS, WITHOUT_EFFECT
 from gtpo.presets import PRESETS
 
 INTRODUCTION = """\
@@ -24,26 +24,24 @@ INTRODUCTION = """\
 a list takes several words, `--key=value` works too, and a flag wins over the file. `gtpo train --help-config` prints
 this list, `--dry-run` prints what a run resolves to.
 
-A file may start from another: `extends: base.yaml` (one file or a list, relative to the file it stands in). Sections
-merge key by key, lists are replaced, and `section: null` clears what the base had there.
+A file may extend another: `extends: base.yaml` (one file or a list, relative to the extending file). Sections merge
+key by key, lists are replaced, and `section: null` clears the base's section.
 
-Numbers such as `1e-6` are numbers. Unknown keys, values out of range and contradictions are refused with the key, the
-file and the line, exit code 2, before anything heavy is imported. A key that is accepted and has no effect in the run
-at hand is named on stderr.
+Numbers such as `1e-6` are numbers. Unknown keys, values out of range and contradictions are errors, exit code 2, before
+anything heavy is imported. They are reported together, each with the key as you typed it, its file and its line. A key
+that is accepted but has no effect in this run is named on stderr.
 """
 
 
-def _default(leaf: Leaf) -> str:
-    value = leaf.default
-    if leaf.key == "run_name":
+def _default(key: ConfigKey) -> str:
+    if key.name == "run_name":
         return "the file's name"
-    if leaf.key == "dataset.system_instruction":
+    if key.name == "dataset.system_instruction":
         return "the published prompt"
-    if leaf.key.startswith("objective.") and leaf.key != "objective.preset":
-        return f"the preset's; gtpo: {_word(getattr(PRESETS['gtpo'], leaf.key.removeprefix('objective.')))}"
-    if leaf.required:
-        return "required"
-    return _word(value)
+    section, _, field = key.name.rpartition(".")
+    if section == "objective" and field != "preset":
+        return f"the preset's; gtpo: {_word(getattr(PRESETS['gtpo'], field))}"
+    return _word(key.default)
 
 
 def _word(value: Any) -> str:
@@ -58,10 +56,10 @@ def _word(value: Any) -> str:
     return str(value) if value != "" else '""'
 
 
-def _by_section() -> Iterator[tuple[str, str, list[Leaf]]]:
-    """Yield (section, its documentation, its own leaves)."""
+def _by_section() -> Iterator[tuple[str, str, list[ConfigKey]]]:
+    """Yield (section, its documentation, its own keys)."""
     for name, section in sections().items():
-        own = [leaf for leaf in leaves().values() if leaf.key.rpartition(".")[0] == name]
+        own = [key for key in keys().values() if key.name.rpartition(".")[0] == name]
         if own:
             yield name, " ".join((section.__doc__ or "").split()), own
 
@@ -76,9 +74,7 @@ def as_markdown() -> str:
     for name, doc, own in _by_section():
         out.append(f"## {f'`{name}`' if name else 'Top level'}\n\n{doc}\n")
         out.append("| key | takes | default | |\n|---|---|---|---|")
-        out += [
-            f"| `{leaf.key}` | {_cell(leaf.expects)} | {_cell(_default(leaf))} | {_cell(leaf.doc)} |" for leaf in own
-        ]
+        out += [f"| `{key.name}` | {_cell(key.expects)} | {_cell(_default(key))} | {_cell(key.doc)} |" for key in own]
         out.append("")
     out.append("## Short flags\n\n| flag | sets |\n|---|---|")
     out += [f"| `--{flag}` | `{key}` |" for flag, key in SHORTCUTS.items()]
@@ -90,6 +86,7 @@ def as_markdown() -> str:
     ]
     out += [f"| `trainer.reward_funcs: {path}` | `{ours}` ({why}) |" for path, (ours, why) in REWARDS.items()]
     out += [f"| `gtpo_runtime.{key}` | `objective.{field}` |" for key, field in RUNTIME.items()]
+    out += [f"| `{key}` | no effect: {why} |" for key, why in WITHOUT_EFFECT.items()]
     out += [f"| {theirs} | {ours} |" for theirs, ours in PUBLISHED_ROWS]
     return "\n".join(out) + "\n"
 
@@ -97,42 +94,48 @@ def as_markdown() -> str:
 PUBLISHED = """\
 ## The published config files
 
-The authors' own files and flags run unchanged. Each mapping below prints one line on stderr, and so does each key
-that has no effect. They train with the paper's objective; `--objective.preset gtpo-published --trainer.reward_funcs
-rewards.published_final_reward --training.temperature 0.9` computes what the authors' code computed
-(docs/paper_vs_code.md).
+The authors' own files and flags run unchanged. Each mapping below is named in one line on stderr, and so is each key
+that has no effect. None of these keys remains in the run's config.yaml. The files train with the paper's objective;
+`--objective.preset gtpo-published --trainer.reward_funcs rewards.published_final_reward --training.temperature 0.9`
+computes what the authors' code computed (docs/paper_vs_code.md).
 """
 
 PUBLISHED_ROWS = (
     ('`training.num_generations: "8/12"`', "8, with a warning"),
     (
-        "`training.per_device_train_batch_size` that makes no complete groups (1 with G = 8)",
-        "raised to G, as there: with 1 process and no accumulation that is one prompt per step",
+        "`training.per_device_train_batch_size` that gives no complete groups (1 with G = 8)",
+        "raised to G, as in the published code: one prompt per step with 1 process and no accumulation",
     ),
-    ("`training.beta` above 0 with GTPO", "refused: it never had an effect there, GTPO has no KL term"),
+    (
+        "`training.beta` above 0 with GTPO",
+        "refused: GTPO has no KL term, and the key had no effect in the published code",
+    ),
     ("8-bit optimiser with an Adam beta above 0.9999", "the same optimiser with 32-bit states"),
-    ("the published trainer classes", "imply `training.gradient_checkpointing: true`, as the published script did"),
-    ("`model.max_prompt_length`, `gtpo_runtime.pad_id`, `gtpo_runtime.torch_compile_options`", "no effect"),
+    ("the published trainer classes", "set `training.gradient_checkpointing: true`, as the published script did"),
+    ("`dataset.subset`", "`dataset.subsets` with this one subset (`main`: all of GSM8K)"),
     (
         "`env.CUDA_VISIBLE_DEVICES`, `--cuda`",
-        "act: the flag over the shell's CUDA_VISIBLE_DEVICES over the file (the published code overwrote all with 0)",
+        "set the GPUs: the flag wins over the shell's CUDA_VISIBLE_DEVICES, which wins over the file",
     ),
-    ("`training.report_to: [wandb]` where wandb is not installed", "the run is not tracked; metrics.jsonl has all"),
+    (
+        "`training.report_to: [wandb]` where wandb is not installed",
+        "the run is not tracked; metrics.jsonl has everything",
+    ),
     ("keys of the old flat layout (`learning_rate` at the top level)", "moved into their section"),
 )
 
 
 def print_reference() -> None:
-    """Print every key as plain text, wrapped to nothing: one block per key, greppable by its flag."""
+    """Print every key as plain text, unwrapped: one block per key."""
     for name, doc, own in _by_section():
         print(f"\n{name or 'top level'}: {doc}")
-        for leaf in own:
-            print(f"  --{leaf.key}\n      {leaf.expects}; default {_default(leaf)}")
-            if leaf.doc:
-                print(f"      {leaf.doc}")
+        for key in own:
+            print(f"  --{key.name}\n      {key.expects}; default {_default(key)}")
+            if key.doc:
+                print(f"      {key.doc}")
     print("\nshort flags")
-    for flag, key in SHORTCUTS.items():
-        print(f"  --{flag:20} --{key}")
+    for flag, name in SHORTCUTS.items():
+        print(f"  --{flag:20} --{name}")
 
 
 def main() -> None:

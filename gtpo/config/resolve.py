@@ -1,23 +1,22 @@
-"""What follows from other keys: contradictions refused by name, idle keys named, open values filled in.
+"""What follows from other keys: contradictions are refused, keys without effect are named, derived values filled in.
 
-`resolve` is idempotent, so a run folder's config.yaml loads to itself.
+All work on values; where a key was set is looked up for messages only. `resolve` is idempotent, so a run folder's
+config.yaml loads to itself.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, NoReturn
 
+from gtpo.config.messages import Findings, OriginOf
+from gtpo.config.schedule import launched_processes, micro_batches_per_rollout
 from gtpo.config.schema import DatasetSection, Optimizer, TrainConfig
 from gtpo.presets import PRESETS
-from rewards.data.problems import source_names
+from rewards.data.problems import MATH_SUBJECTS, source_names
 from rewards.support.errors import UserError, did_you_mean
 from rewards.support.packages import installed
-
-if TYPE_CHECKING:
-    from gtpo.config.document import Document
 
 LARGEST_8BIT_BETA = 0.9999
 """Above it an Adam moment moves by less than the resolution of block-wise 8-bit states, and updates are lost."""
@@ -32,10 +31,10 @@ _32_BIT: dict[str, Optimizer] = {
     "ademamix_8bit": "ademamix",
 }
 
-_TRL_GRPO_KNOWS = {"scale_rewards", "mask_truncated"}
+_TRL_GRPO_FIELDS = {"scale_rewards", "mask_truncated"}
 """Fields of Objective that TRL's own GRPO can vary."""
 
-_IDLE_IN_SFT = (
+_WITHOUT_EFFECT_IN_SFT = (
     "training.num_generations",
     "training.steps_per_generation",
     "training.num_iterations",
@@ -54,8 +53,30 @@ _FAMILIES = {
     "hendrycks_math": "math",
     "eleutherai/hendrycks_math": "math",
     "arithmetic": "arithmetic",
+    "word_problems": "word_problems",
 }
 """dataset.name in any case -> the family whose splits `rewards.data.problems.load_source` knows."""
+
+
+def _find_source(dataset: DatasetSection) -> tuple[str, str, str]:
+    """Return (source, "", ""), or ("", the key that is wrong, what is wrong with it)."""
+    name = dataset.name
+    if name.endswith((".jsonl", ".jsonl.gz", ".parquet")) or name in source_names():
+        return name, "", ""
+    family = _FAMILIES.get(name.lower())
+    if family is None:
+        known = "gsm8k, math (hendrycks_math), arithmetic, word_problems, or a .jsonl or .parquet file"
+        hint = did_you_mean(name, [*_FAMILIES, *source_names()])
+        return "", "dataset.name", f'"{name}" is not known.{hint} Known: {known}'
+    source = f"{family}_{dataset.split}"
+    if source not in source_names():
+        splits = [known.removeprefix(f"{family}_") for known in source_names() if known.startswith(f"{family}_")]
+        return "", "dataset.split", f'"{dataset.split}" is not known: {name} has the splits {", ".join(splits)}'
+    return source, "", ""
+
+
+def _is_undivided(source: str) -> bool:
+    return source in source_names() and source.startswith(("gsm8k_", "arithmetic_", "word_problems_"))
 
 
 def training_source(dataset: DatasetSection) -> str:
@@ -63,239 +84,207 @@ def training_source(dataset: DatasetSection) -> str:
 
     Raises UserError for an unknown name or split, with the nearest one.
     """
-    name = dataset.name
-    if name.endswith((".jsonl", ".jsonl.gz", ".parquet")) or name in source_names():
-        return name
-    family = _FAMILIES.get(name.lower())
-    if family is None:
-        raise UserError(
-            f'dataset.name "{name}" is not known.{did_you_mean(name, [*_FAMILIES, *source_names()])} '
-            "Known: gsm8k, math (hendrycks_math), arithmetic, or a .jsonl or .parquet file"
-        )
-    source = f"{family}_{dataset.split}"
-    if source not in source_names():
-        splits = [known.removeprefix(f"{family}_") for known in source_names() if known.startswith(f"{family}_")]
-        raise UserError(f'dataset.split "{dataset.split}": {name} has the splits {", ".join(splits)}')
+    source, key, message = _find_source(dataset)
+    if not source:
+        raise UserError(f"{key} {message}")
     return source
 
 
-class _Resolver:
-    """One resolution: the config, where its keys stand, what was set explicitly, whom to tell."""
-
-    def __init__(
-        self, config: TrainConfig, document: Document, set_apart: frozenset[str], say: Callable[[str], None]
-    ) -> None:
-        self.config = config.model_copy(deep=True)
-        self.document, self.set_apart, self.say = document, set_apart, say
-
-    def at(self, dotted: str) -> str:
-        place = self.document.place(tuple(dotted.split(".")))
-        return f"{place}: " if place else ""
-
-    def refuse(self, dotted: str, message: str) -> NoReturn:
-        raise UserError(f"{self.at(dotted)}{dotted} {message}")
-
-    def idle(self, keys: Sequence[str], why: str) -> None:
-        if keys:
-            self.say(f"no effect {why}: {', '.join(keys)}")
-
-    def env(self) -> None:
-        """The shell's choice of devices is nearer to the run than the file's; a flag is nearer than both."""
-        file, shell = self.config.env.CUDA_VISIBLE_DEVICES, os.environ.get("CUDA_VISIBLE_DEVICES")
-        place = self.document.place(("env", "CUDA_VISIBLE_DEVICES"))
-        if file is not None and shell is not None and file != shell and not place.startswith("--"):
-            self.say(
-                f"{place}: CUDA_VISIBLE_DEVICES={shell} of the environment wins over the file's {file} (--cuda wins)"
-            )
-            self.config.env.CUDA_VISIBLE_DEVICES = None
-
-    def model(self) -> None:
-        model = self.config.model
-        if model.model_name and model.build:
-            self.refuse("model.model_name", "and model.build exclude each other: load a model or build one")
-        if not model.model_name and not model.build:
-            self.refuse("model", "needs model_name (a Hub name, a folder or a train run) or build")
-        if model.build and model.build.hidden_size % model.build.num_attention_heads:
-            heads, width = model.build.num_attention_heads, model.build.hidden_size
-            self.refuse("model.build.num_attention_heads", f"{heads} does not divide hidden_size {width}")
-        if model.load_in_4bit and not model.lora_rank:
-            self.refuse("model.load_in_4bit", "needs lora_rank > 0: 4-bit weights are frozen, adapters are what trains")
-        if model.lora_rank:
-            model.lora_alpha = model.lora_alpha or model.lora_rank
-        else:
-            self.idle(
-                [key for key in ("model.lora_alpha", "model.target_modules") if key in self.set_apart],
-                "without adapters (model.lora_rank 0)",
-            )
-
-    def dataset(self) -> None:
-        dataset = self.config.dataset
-        try:
-            source = training_source(dataset)
-        except UserError as fault:
-            raise UserError(f"{self.at('dataset.name')}{fault}") from None
-        if source.startswith(("gsm8k", "arithmetic")):
-            # The published file lists MATH's subjects; `--dataset-name gsm8k` leaves them standing there.
-            if dataset.subsets == ["main"]:
-                dataset.subset = "main"
-            elif dataset.subsets:
-                self.idle(["dataset.subsets"], f"on dataset {dataset.name} (they are MATH's subjects)")
-            dataset.subsets = []
-            if dataset.subset not in (None, "main"):
-                self.refuse("dataset.subset", f'"{dataset.subset}" is not known; {dataset.name} has only main')
-        elif dataset.subset == "main":
-            self.idle(["dataset.subset"], f"on dataset {dataset.name} (main is GSM8K's)")
-            dataset.subset = None
-        elif dataset.subset:
-            if dataset.subsets not in ([], [dataset.subset]):
-                self.refuse("dataset.subset", f'"{dataset.subset}" and dataset.subsets are both set; drop one')
-            dataset.subsets, dataset.subset = [dataset.subset], None
-
-    def lengths(self) -> None:
-        model, training = self.config.model, self.config.training
-        room = model.max_seq_length - training.max_prompt_length
-        if self.config.method == "sft":
-            return
-        if training.max_completion_length is None:
-            if room < 1:
-                self.refuse(
-                    "training.max_prompt_length",
-                    f"{training.max_prompt_length} leaves no room for a completion in model.max_seq_length "
-                    f"{model.max_seq_length}",
-                )
-            training.max_completion_length = room
-        elif training.max_completion_length > room:
-            self.refuse(
-                "training.max_completion_length",
-                f"{training.max_completion_length} + max_prompt_length {training.max_prompt_length} exceeds "
-                f"model.max_seq_length {model.max_seq_length}",
-            )
-
-    def optimizer(self) -> None:
-        training = self.config.training
-        beta = max(training.adam_beta1, training.adam_beta2)
-        wide = _32_BIT.get(training.optimizer)
-        if wide and beta > LARGEST_8BIT_BETA:
-            self.say(
-                f"{self.at('training.optimizer')}training.optimizer {training.optimizer} -> {wide}: with an Adam beta "
-                f"of {beta} (> {LARGEST_8BIT_BETA}) 8-bit states would round the updates away"
-            )
-            training.optimizer = wide
-        model = self.config.model
-        if beta > LARGEST_8BIT_BETA and not model.lora_rank and model.dtype in ("bfloat16", "float16"):
-            self.say(
-                f"{self.at('model.dtype')}model.dtype {model.dtype} -> float32: optimiser states have the dtype of the "
-                f"weights they train, and with an Adam beta of {beta} 16-bit states would round the updates away"
-            )
-            model.dtype = "float32"
-        if training.optimizer in ("adafactor", "sgd"):
-            betas = [key for key in ("training.adam_beta1", "training.adam_beta2") if key in self.set_apart]
-            self.idle(betas, f"with optimizer {training.optimizer}")
-
-    def objective(self) -> None:
-        config, changes = self.config, self.config.objective.changes()
-        if config.method == "sft":
-            for key in (["preset"] if config.objective.preset else []) + list(changes):
-                self.refuse(f"objective.{key}", "contradicts method sft: supervised fine-tuning has no RL objective")
-            return
-        if config.method == "grpo":
-            if config.preset_name() != "grpo":
-                self.refuse(
-                    "objective.preset",
-                    f'"{config.objective.preset}" contradicts method grpo, which is TRL\'s own GRPO; '
-                    "set method: gtpo to train with this preset",
-                )
-            plain = asdict(PRESETS["grpo"])
-            for key, value in changes.items():
-                if value != plain[key] and key not in _TRL_GRPO_KNOWS:
-                    self.refuse(
-                        f"objective.{key}",
-                        f"{value} contradicts method grpo, which is TRL's own GRPO and has no such switch; "
-                        "method: gtpo with objective.preset grpo or grpo-filtered has it",
-                    )
-        try:
-            objective = config.resolved_objective()
-        except ValueError as fault:
-            raise UserError(f"{self.at('objective')}objective: {fault}") from None
-        self.config = config.with_objective(objective)
-
-    def method(self) -> None:
-        config = self.config
-        if config.training.beta > 0 and config.method != "grpo":
-            why = "GTPO has no reference model and no KL term" if config.method == "gtpo" else "SFT has no KL term"
-            self.refuse(
-                "training.beta", f"{config.training.beta} contradicts method {config.method}: {why}; set it to 0"
-            )
-        if config.method == "sft":
-            keys = [key for key in sorted(self.set_apart) if key.startswith(_IDLE_IN_SFT)]
-            self.idle(keys, "with method sft")
-            return
-        self.idle([key for key in ("dataset.malformed_targets",) if key in self.set_apart], "without SFT targets")
-        if config.training.num_generations < 2:
-            self.refuse(
-                "training.num_generations",
-                f"{config.training.num_generations}: a group of one has no advantage to learn from; at least 2",
-            )
-        weights, functions = config.trainer.reward_weights, config.trainer.reward_funcs
-        if not functions:
-            self.refuse("trainer.reward_funcs", "is empty; at least one reward function is needed")
-        if weights is not None and len(weights) != len(functions):
-            self.refuse("trainer.reward_weights", f"has {len(weights)} values for {len(functions)} reward functions")
-        if config.rollout.engine != "vllm_server":
-            keys = [key for key in ("rollout.server_host", "rollout.server_port") if key in self.set_apart]
-            self.idle(keys, f"with rollout.engine {config.rollout.engine}")
-
-    def batch(self, world_size: int) -> None:
-        """Make every round of sampling hold complete groups, by the published rule: raise the batch to G."""
-        if self.config.method == "sft":
-            return
-        training = self.config.training
-        group, batch = training.num_generations, training.per_device_train_batch_size
-        rounds = training.steps_per_generation or training.gradient_accumulation_steps
-        if (batch * rounds * world_size) % group == 0:
-            return
-        training.per_device_train_batch_size = group
-        key, size = "training.per_device_train_batch_size", _divisor(group, batch)
-        self.say(
-            f"{self.at(key)}{key} {batch} -> {group}: {batch} x {rounds} micro-batch(es) x {world_size} process(es) "
-            f"hold no complete groups of {group}; now {rounds * world_size} prompt(s) a round as in the published runs "
-            f"(the same gradient in less memory: batch {size}, gradient_accumulation_steps {group // size * rounds})"
+def _contradictions(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    """Yield (key, what is wrong) for all that cannot be trained as it is set."""
+    model, training, trainer = config.model, config.training, config.trainer
+    if model.model_name and model.build:
+        yield "model.model_name", "and model.build exclude each other: load a model or build one"
+    if not model.model_name and not model.build:
+        yield "model", "needs model_name (a Hub name, a local folder or a train run) or build"
+    if model.build and model.build.hidden_size % model.build.num_attention_heads:
+        heads, width = model.build.num_attention_heads, model.build.hidden_size
+        yield "model.build.num_attention_heads", f"{heads} does not divide hidden_size {width}"
+    if model.load_in_4bit and not model.lora_rank:
+        yield "model.load_in_4bit", "needs lora_rank > 0: 4-bit weights are frozen, only adapters are trained"
+    source, key, message = _find_source(config.dataset)
+    if not source:
+        yield key, message
+    elif _is_undivided(source):
+        for subset in config.dataset.subsets:
+            if subset not in ("main", *MATH_SUBJECTS, *MATH_SUBJECTS.values()):
+                yield "dataset.subsets", f'"{subset}" is not known; {config.dataset.name} has only main'
+    if training.beta > 0 and config.method != "grpo":
+        why = "GTPO has no reference model and no KL term" if config.method == "gtpo" else "SFT has no KL term"
+        yield "training.beta", f"{training.beta} contradicts method {config.method}: {why}; set it to 0"
+    if config.method == "sft":
+        for name in config.objective.model_dump(exclude_none=True):
+            yield f"objective.{name}", "contradicts method sft: supervised fine-tuning has no RL objective"
+        return
+    if training.num_generations < 2:
+        yield (
+            "training.num_generations",
+            f"{training.num_generations}: a group of one has no advantage to learn from; at least 2",
         )
+    if not trainer.reward_funcs:
+        yield "trainer.reward_funcs", "is empty; at least one reward function is needed"
+    elif trainer.reward_weights is not None and len(trainer.reward_weights) != len(trainer.reward_funcs):
+        yield (
+            "trainer.reward_weights",
+            f"has {len(trainer.reward_weights)} values for {len(trainer.reward_funcs)} reward functions",
+        )
+    room, longest = model.max_seq_length - training.max_prompt_length, training.max_completion_length
+    if longest is not None and longest > room:
+        yield (
+            "training.max_completion_length",
+            f"{longest} + max_prompt_length {training.max_prompt_length} exceeds model.max_seq_length "
+            f"{model.max_seq_length}",
+        )
+    elif room < 1:
+        yield (
+            "training.max_prompt_length",
+            f"{training.max_prompt_length} leaves no room for a completion in model.max_seq_length "
+            f"{model.max_seq_length}",
+        )
+    if config.method == "grpo":
+        yield from _not_in_trl(config)
 
-    def trackers(self) -> None:
-        missing = [name for name in self.config.training.report_to if not installed(name)]
-        for name in missing:
-            self.say(
-                f"{self.at('training.report_to')}training.report_to {name}: not installed here, so this run is not "
-                f"reported to it (pip install {name}); metrics.jsonl has everything"
+
+def _not_in_trl(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    """Yield what an objective asks for that TRL's own GRPO cannot do."""
+    if config.preset_name() != "grpo":
+        yield (
+            "objective.preset",
+            f'"{config.objective.preset}" contradicts method grpo, which is TRL\'s own GRPO; '
+            "set method: gtpo to train with this preset",
+        )
+    trl = asdict(PRESETS["grpo"])
+    for name, value in config.objective.changes().items():
+        if value != trl[name] and name not in _TRL_GRPO_FIELDS:
+            yield (
+                f"objective.{name}",
+                f"{value} contradicts method grpo, which is TRL's own GRPO and has no such switch; "
+                "method: gtpo with objective.preset grpo or grpo-filtered has it",
             )
-        self.config.training.report_to = [name for name in self.config.training.report_to if name not in missing]
 
 
-def _divisor(group: int, batch: int) -> int:
-    """Return the largest divisor of the group size that is at most the batch."""
-    return max(size for size in range(1, min(batch, group) + 1) if group % size == 0)
+def _without_effect(config: TrainConfig, explicit_keys: Sequence[str]) -> Iterator[tuple[list[str], str]]:
+    """Yield (keys, why) for the explicit keys that change nothing in this run."""
+
+    def among(*names: str) -> list[str]:
+        return [key for key in explicit_keys if key in names]
+
+    if not config.model.lora_rank:
+        yield among("model.lora_alpha", "model.target_modules"), "without adapters (model.lora_rank 0)"
+    if config.training.optimizer in ("adafactor", "sgd"):
+        why = f"with optimizer {config.training.optimizer}"
+        yield among("training.adam_beta1", "training.adam_beta2"), why
+    if config.method == "sft":
+        yield [key for key in explicit_keys if key.startswith(_WITHOUT_EFFECT_IN_SFT)], "with method sft"
+        return
+    yield among("dataset.malformed_targets"), "without SFT targets"
+    if config.rollout.engine != "vllm_server":
+        why = f"with rollout.engine {config.rollout.engine}"
+        yield among("rollout.server_host", "rollout.server_port"), why
+
+
+# -- derived values ----------------------------------------------------------------------------------------------------
+
+
+def _devices(config: TrainConfig, origin: OriginOf, findings: Findings) -> None:
+    """Take the shell's choice of devices over the file's; a flag wins over both."""
+    file, shell = config.env.CUDA_VISIBLE_DEVICES, os.environ.get("CUDA_VISIBLE_DEVICES")
+    where = origin("env.CUDA_VISIBLE_DEVICES")
+    if file is not None and shell is not None and file != shell and not where.is_flag:
+        findings.notices.append(
+            f"{where.place}: CUDA_VISIBLE_DEVICES={shell} of the environment wins over the file's {file} (--cuda wins)"
+        )
+        config.env.CUDA_VISIBLE_DEVICES = None
+
+
+def _subsets(config: TrainConfig, findings: Findings) -> None:
+    """Remove subsets that the dataset does not have: the published file lists MATH's, whatever --dataset-name is."""
+    dataset, source = config.dataset, training_source(config.dataset)
+    if _is_undivided(source):
+        if dataset.subsets not in ([], ["main"]):
+            findings.notices.append(f"no effect on dataset {dataset.name} (they are MATH's subjects): dataset.subsets")
+        dataset.subsets = []
+    elif source.startswith("math_") and "main" in dataset.subsets:
+        findings.notices.append(f"no effect on dataset {dataset.name} (main is GSM8K's): dataset.subsets")
+        dataset.subsets = [name for name in dataset.subsets if name != "main"]
+
+
+def _precision(config: TrainConfig, origin: OriginOf, findings: Findings) -> None:
+    """Widen optimiser states and weights in which an extreme Adam beta's updates would be rounded away."""
+    model, training = config.model, config.training
+    beta = max(training.adam_beta1, training.adam_beta2)
+    if beta <= LARGEST_8BIT_BETA:
+        return
+    if wide := _32_BIT.get(training.optimizer):
+        findings.notices.append(
+            f"{origin('training.optimizer')} {training.optimizer} -> {wide}: with an Adam beta of {beta} "
+            f"(> {LARGEST_8BIT_BETA}) 8-bit states would round the updates away"
+        )
+        training.optimizer = wide
+    if not model.lora_rank and model.dtype in ("bfloat16", "float16"):
+        findings.notices.append(
+            f"{origin('model.dtype')} {model.dtype} -> float32: optimiser states have the dtype of the trained "
+            f"weights, and with an Adam beta of {beta} 16-bit states would round the updates away"
+        )
+        model.dtype = "float32"
+
+
+def _batch(config: TrainConfig, world_size: int, origin: OriginOf, findings: Findings) -> None:
+    """Make every rollout hold complete groups, by the published rule: raise the batch to G."""
+    training = config.training
+    group, batch, rounds = (
+        training.num_generations,
+        training.per_device_train_batch_size,
+        micro_batches_per_rollout(config),
+    )
+    if (batch * rounds * world_size) % group == 0:
+        return
+    training.per_device_train_batch_size = group
+    size = max(size for size in range(1, min(batch, group) + 1) if group % size == 0)
+    findings.notices.append(
+        f"{origin('training.per_device_train_batch_size')} {batch} -> {group}: {batch} x {rounds} micro-batch(es) x "
+        f"{world_size} process(es) hold no complete groups of {group}; now {rounds * world_size} prompt(s) per rollout "
+        f"as in the published runs (the same gradient in less memory: batch {size}, gradient_accumulation_steps "
+        f"{group // size * rounds})"
+    )
+
+
+def _trackers(config: TrainConfig, origin: OriginOf, findings: Findings) -> None:
+    for name in [name for name in config.training.report_to if not installed(name)]:
+        findings.notices.append(
+            f"{origin('training.report_to')} {name}: not installed, so this run is not reported to it "
+            f"(pip install {name}); metrics.jsonl has everything"
+        )
+        config.training.report_to.remove(name)
 
 
 def resolve(
     config: TrainConfig,
-    document: Document,
-    set_apart: frozenset[str],
-    say: Callable[[str], None],
+    origin: OriginOf,
+    explicit_keys: Sequence[str],
+    findings: Findings,
     world_size: int | None = None,
 ) -> TrainConfig:
-    """Return the resolved copy of a valid config. Raises UserError naming the keys that contradict each other.
+    """Return the resolved copy of a valid config. Raises UserError with a line per contradiction.
 
-    set_apart: the keys that were set to something other than their default.
+    explicit_keys: the keys that were set to something other than their default.
     """
-    resolver = _Resolver(config, document, set_apart, say)
-    resolver.env()
-    resolver.model()
-    resolver.dataset()
-    resolver.lengths()
-    resolver.optimizer()
-    resolver.method()
-    resolver.objective()
-    resolver.batch(world_size or int(os.environ.get("WORLD_SIZE", "1")))
-    resolver.trackers()
-    return resolver.config
+    findings.errors += [f"{origin(key)} {message}" for key, message in _contradictions(config)]
+    findings.raise_errors()
+    config = config.model_copy(deep=True)
+    model, training = config.model, config.training
+    _devices(config, origin, findings)
+    if model.lora_rank:
+        model.lora_alpha = model.lora_alpha or model.lora_rank
+    _subsets(config, findings)
+    _precision(config, origin, findings)
+    findings.notices += [
+        f"no effect {why}: {', '.join(keys)}" for keys, why in _without_effect(config, explicit_keys) if keys
+    ]
+    if config.method != "sft":
+        if training.max_completion_length is None:
+            training.max_completion_length = model.max_seq_length - training.max_prompt_length
+        config.objective.preset = config.preset_name()
+        _batch(config, world_size or launched_processes(), origin, findings)
+    _trackers(config, origin, findings)
+    return config

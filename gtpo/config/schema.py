@@ -1,7 +1,10 @@
 """The schema of a training config: typed, ranged, documented, and free of torch.
 
-Unknown keys are refused, so that no key does nothing in silence. The string under a field is its documentation:
+Unknown keys are refused, so no key is ignored in silence. The string under a field is its documentation:
 `gtpo train --help-config` and docs/config.md print it.
+
+The default of a key added later must be what runs did before the key existed: a run folder of an earlier version is
+read with it, and goes on only if nothing differs (`gtpo.run.folder`).
 """
 
 from __future__ import annotations
@@ -58,14 +61,14 @@ class EnvSection(Section):
     """Process environment, applied before torch is imported."""
 
     CUDA_VISIBLE_DEVICES: str | None = None
-    """Devices this run may see, as in the environment variable; unset leaves the environment alone."""
+    """GPUs that this run may use, as in the environment variable. Unset: the environment decides."""
 
 
 class BuiltModel(Section):
     """A small decoder built from scratch, with its own tokenizer and chat template."""
 
     architecture: Literal["llama", "qwen2"] = "llama"
-    """Whose layers: Llama, or Qwen2 (biased q, k, v projections)."""
+    """Layer type: Llama, or Qwen2 (q, k and v projections with a bias)."""
     hidden_size: int = Field(128, ge=8)
     """D, the width of the residual stream."""
     intermediate_size: int = Field(512, ge=8)
@@ -73,79 +76,77 @@ class BuiltModel(Section):
     num_hidden_layers: int = Field(4, ge=1)
     """Decoder layers."""
     num_attention_heads: int = Field(4, ge=1)
-    """Attention heads; must divide `hidden_size`."""
+    """Attention heads. Must divide `hidden_size`."""
     tie_word_embeddings: bool = True
-    """Whether input embedding and lm_head share one matrix."""
+    """Share one matrix between the input embedding and lm_head."""
     rope_theta: float = Field(10000.0, gt=1)
-    """Base of the rotary positions; short sequences learn faster with a small one."""
+    """Base of the rotary position embedding. Short sequences learn faster with a small one."""
     initializer_range: float = Field(0.02, gt=0)
     """Standard deviation of the initial weights."""
     vocabulary: Literal["arithmetic", "word_problems"] = "arithmetic"
-    """The embedded task whose words are single tokens; any other text is spelled out in pieces."""
+    """Embedded task whose words are single tokens. Other text is split into pieces."""
 
 
 class ModelSection(Section):
     """The base model and how it is loaded."""
 
     model_name: str | None = None
-    """Hub name, local folder, or the folder of a train run (its best weights). Empty only together with `build`."""
+    """Hub name, local folder, or train run (its best weights). Unset only with `build`."""
     build: BuiltModel | None = None
     """Build this model from scratch instead of loading one."""
     backend: Literal["transformers", "unsloth"] = "transformers"
-    """Who loads the model; `unsloth` needs the package unsloth and a GPU."""
+    """Library that loads the model. `unsloth` needs the package unsloth and a GPU."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of the base weights. `auto`: float32 on a CPU; on a GPU bfloat16 where they are frozen (LoRA), and float32
-    computing in bfloat16 where they are trained, so that small updates are not rounded away."""
+    """Data type of the base weights. `auto`: float32 on a CPU. On a GPU: bfloat16 for frozen weights (LoRA); float32
+    with bfloat16 autocast for trained weights, so that small updates are not rounded away."""
     max_seq_length: int = Field(2048, ge=16)
-    """Prompt and completion together, in tokens."""
-    max_prompt_length: int | None = Field(None, ge=1)
-    """A key of the published file that never had an effect; `training.max_prompt_length` acts."""
+    """Maximum length of prompt and completion together, in tokens."""
     lora_rank: int = Field(0, ge=0)
-    """Rank of the LoRA adapters; 0 trains all weights."""
+    """Rank of the LoRA adapters. 0 trains all weights."""
     lora_alpha: int | None = Field(None, ge=1)
-    """LoRA alpha; unset equals the rank (the published setting)."""
+    """LoRA alpha. Unset: equal to the rank (the published setting)."""
     target_modules: list[str] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     """Linear layers that get adapters."""
     load_in_4bit: bool = False
-    """Hold the frozen base weights in 4 bits (bitsandbytes, NF4); needs `lora_rank` > 0."""
+    """Store the frozen base weights in 4 bits (bitsandbytes, NF4). Needs `lora_rank` > 0."""
     gpu_memory_utilization: float = Field(0.4, gt=0, le=1)
-    """Share of the GPU that vLLM may take when it samples beside the trainer."""
+    """Share of the GPU memory for vLLM when it samples on the trainer's GPU."""
     random_seed: int = Field(3407, ge=0)
     """Seed of initialisation, data order and sampling."""
     trust_remote_code: bool = False
-    """Run Python code that comes with the model. Off unless asked for."""
+    """Run Python code that comes with the model."""
 
 
 class DatasetSection(Section):
-    """What is trained on."""
+    """The training data."""
 
     name: str = "arithmetic"
-    """gsm8k, math (also: hendrycks_math, EleutherAI/hendrycks_math), arithmetic, or a .jsonl/.parquet file."""
+    """gsm8k, math (also hendrycks_math, EleutherAI/hendrycks_math), arithmetic, word_problems, or a .jsonl or .parquet
+    file."""
     subsets: list[str] = []
-    """MATH subjects; empty takes all seven."""
-    subset: str | None = None
-    """One subset: `main` for GSM8K, a subject for MATH."""
+    """MATH subjects. Empty: all seven."""
     split: str = "train"
     """Split of the source."""
     system_instruction: str = SYSTEM_INSTRUCTION
-    """System prompt of every conversation; an empty one is left out."""
+    """System prompt of every conversation. Empty: no system message."""
     data_dir: Path | None = None
-    """Folder with the files of docs/evaluation.md; the environment variable GTPO_DATA_DIR does the same."""
+    """Folder with the files of docs/evaluation.md. The environment variable GTPO_DATA_DIR does the same."""
     limit: int | None = Field(None, ge=1)
-    """Use only the first this many problems after the shuffle."""
+    """Maximum number of problems, taken in shuffled order."""
     malformed_targets: float = Field(0.0, ge=0, lt=1)
-    """Share of SFT targets with a fault in a tag or in the answer: a warm-started base then has something to learn."""
+    """Share of SFT targets with an error in a tag or in the answer, so that a warm-started model has something to
+    learn."""
 
 
 class TrainingSection(Section):
-    """Optimisation and sampling; the names are transformers' and TRL's."""
+    """Optimisation and sampling. The names are those of transformers and TRL."""
 
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate."""
     lr_scheduler_type: Scheduler = "cosine"
-    """Course of the learning rate after the warm-up."""
+    """Learning rate schedule after the warm-up."""
     warmup_ratio: float = Field(0.005, ge=0, lt=1)
-    """Share of all steps over which the learning rate rises from 0."""
+    """Share of all steps used for the linear warm-up."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     """Decay of Adam's first moment (the paper: 0.999999 for GTPO, 0.9 for the baselines)."""
     adam_beta2: float = Field(0.999, ge=0, lt=1)
@@ -153,32 +154,32 @@ class TrainingSection(Section):
     weight_decay: float = Field(0.1, ge=0)
     """Decoupled weight decay."""
     optimizer: Optimizer = "adamw_torch"
-    """8-bit states are replaced by 32-bit ones where a beta exceeds 0.9999, and a line says so."""
+    """Optimiser. With an Adam beta above 0.9999, 8-bit states are replaced by 32-bit states, with a warning."""
     max_grad_norm: float = Field(0.1, gt=0)
-    """Gradients are clipped to this norm."""
+    """Maximum gradient norm (clipping)."""
     num_generations: int = Field(8, ge=1)
-    """G, the completions sampled per prompt; at least 2."""
+    """Completions per prompt (G). At least 2."""
     per_device_train_batch_size: int = Field(8, ge=1)
-    """Completions (sft: examples) per device and micro-batch. Where devices x this x accumulation does not hold
-    complete groups, it is raised to G, as in the published runs, and a line says so."""
+    """Completions (sft: examples) per device and micro-batch. If devices x this x accumulation is no multiple of G, it
+    is raised to G, as in the published runs, with a warning."""
     gradient_accumulation_steps: int = Field(1, ge=1)
     """Micro-batches per optimiser step."""
     steps_per_generation: int | None = Field(None, ge=1)
-    """Micro-batches that share one round of sampling; unset equals the accumulation (strictly on-policy)."""
+    """Micro-batches per rollout. Unset: equal to the accumulation (strictly on-policy)."""
     num_iterations: int = Field(1, ge=1)
-    """Optimisation passes over each round of sampled completions (mu in GRPO)."""
+    """Optimisation passes over each rollout (mu in GRPO)."""
     num_train_epochs: float = Field(1, gt=0)
     """Passes over the dataset."""
     max_steps: int = Field(-1, ge=-1)
-    """Optimiser steps; -1 takes `num_train_epochs`."""
+    """Optimiser steps. -1: given by `num_train_epochs`."""
     max_prompt_length: int = Field(512, ge=1)
-    """Prompts longer than this many tokens (chat template applied) are left out and counted."""
+    """Maximum prompt length in tokens, chat template included. Longer prompts are left out and counted."""
     max_completion_length: int | None = Field(None, ge=1)
-    """Unset: model.max_seq_length - max_prompt_length, as in the published recipe."""
+    """Maximum completion length in tokens. Unset: model.max_seq_length - max_prompt_length (the published recipe)."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of the rollouts (the published runs: 0.9)."""
     beta: float = Field(0.0, ge=0)
-    """KL weight, method grpo only (GTPO has no reference model)."""
+    """KL weight. Only for method grpo (GTPO has no reference model)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     logging_steps: int = Field(1, ge=1)
@@ -186,30 +187,30 @@ class TrainingSection(Section):
     save_steps: int = Field(500, ge=1)
     """Optimiser steps between checkpoints."""
     save_total_limit: int | None = Field(2, ge=1)
-    """Checkpoints kept; unset keeps all."""
+    """Maximum number of checkpoints to keep. Unset: all."""
     log_completions_steps: int = Field(10, ge=0)
-    """Optimiser steps between files of the completions log (the first step is always one); 0 keeps none."""
+    """Optimiser steps between files of the completions log (always one for the first step). 0: no log."""
     report_to: list[Literal["wandb", "tensorboard", "trackio"]] = []
-    """Trackers to report to, besides metrics.jsonl."""
+    """Experiment trackers, in addition to metrics.jsonl."""
 
 
 class TrainerSection(Section):
     """Trainer class and rewards by dotted path."""
 
     class_path: str | None = None
-    """`package.module.Class` of a trainer of your own, a subclass of gtpo.GTPOTrainer, trl.GRPOTrainer (method grpo) or
-    trl.SFTTrainer (method sft); unset takes the method's."""
+    """`package.module.Class` of your own trainer, a subclass of gtpo.GTPOTrainer (method gtpo), trl.GRPOTrainer (grpo)
+    or trl.SFTTrainer (sft). Unset: the method's trainer."""
     reward_funcs: list[str] = ["rewards.final_reward"]
     """Reward functions by dotted path (`package.module.name` or `package.module:name`)."""
     reward_weights: list[float] | None = None
-    """One weight per reward function; unset weighs all 1."""
+    """One weight per reward function. Unset: 1 each."""
 
 
 class RolloutSection(Section):
     """How completions are sampled during training."""
 
     engine: Literal["auto", "transformers", "vllm", "vllm_server"] = "auto"
-    """`auto`: vLLM beside the trainer where it is installed and there is a GPU, transformers otherwise."""
+    """Sampling engine. `auto`: vLLM on the trainer's GPU if vLLM is installed and there is a GPU, else transformers."""
     server_host: str = "127.0.0.1"
     """Host of the vLLM server (engine vllm_server)."""
     server_port: int = Field(8000, ge=1, le=65535)
@@ -219,38 +220,21 @@ class RolloutSection(Section):
 
 
 class HealthSection(Section):
-    """Collapse watch, best checkpoint, early stop."""
+    """Collapse detection, best weights, early stopping."""
 
     on_collapse: Literal["warn", "stop", "rollback"] = "warn"
-    """What happens when the format reward falls from its best while entropy rises past ln 2."""
+    """Action when the format reward falls from its best while entropy rises above ln 2."""
     early_stop_patience: int | None = Field(None, ge=1)
-    """Stop after this many steps without a better smoothed accuracy reward; unset never stops."""
+    """Stop after this many steps without a better smoothed accuracy reward. Unset: never."""
     smoothing_steps: int = Field(20, ge=1)
-    """Window of the running mean by which `best/` is chosen."""
-
-
-class GtpoRuntimeSection(Section):
-    """The published config's section of that name; its keys become fields of `objective`."""
-
-    ent_threshold: float | None = Field(None, gt=0)
-    """-> objective.entropy_threshold"""
-    ent_scale: float | None = Field(None, ge=0)
-    """-> objective.gamma"""
-    w_raw: float | None = Field(None, ge=0)
-    """-> objective.positive_weight (it amplified conflict tokens; it never weighed a raw reward)"""
-    eps: float | None = Field(None, ge=0, lt=1)
-    """-> objective.log_clamp (the clamp inside the entropy's logarithm)"""
-    pad_id: int | None = None
-    """No effect: spans are found by lengths, never by a pad id."""
-    torch_compile_options: dict[str, Any] = {}
-    """No effect, and had none in the published code."""
+    """Window of the running mean that selects `best/`."""
 
 
 class ObjectiveBase(Section):
-    """A preset of docs/method.md and any field of `gtpo.presets.Objective` to vary; unset fields are the preset's."""
+    """A preset of docs/method.md, and any field of `gtpo.presets.Objective` to change. Unset: the preset's value."""
 
     preset: str | None = None
-    """Unset: the method's own (`gtpo`, `grpo`; sft has none)."""
+    """Unset: the method's own preset (sft has none)."""
 
     def changes(self) -> dict[str, Any]:
         """Return the fields that were set, without the preset."""
@@ -299,19 +283,18 @@ else:
 
 
 class TrainConfig(Section):
-    """One training run. `load_config` returns it resolved: every value that follows from others filled in."""
+    """One training run. `load_config` returns it resolved, with every derived value filled in."""
 
     run_name: str = Field(pattern=r"^\w[^/\\\x00-\x1f]{0,199}$")
-    """Names the run's folder in results/train/; unset takes the config file's name."""
+    """Name of the run's folder in results/train/. Unset: the config file's name."""
     method: Method = "gtpo"
-    """gtpo, or one of the baselines on TRL's own trainers: grpo, sft."""
+    """gtpo, or a baseline on TRL's own trainer: grpo, sft."""
     env: EnvSection = EnvSection()
-    model: ModelSection
+    model: ModelSection = ModelSection()
     dataset: DatasetSection = DatasetSection()
     training: TrainingSection = TrainingSection()
     trainer: TrainerSection = TrainerSection()
     objective: ObjectiveSection = ObjectiveSection()
-    gtpo_runtime: GtpoRuntimeSection = GtpoRuntimeSection()
     rollout: RolloutSection = RolloutSection()
     health: HealthSection = HealthSection()
 
@@ -325,13 +308,15 @@ class TrainConfig(Section):
         """Return the objective: the preset with this config's changes. ValueError for method sft."""
         return replace(PRESETS[self.preset_name()], **self.objective.changes())
 
-    def with_objective(self, objective: Objective) -> TrainConfig:
-        """Return a copy whose `objective` spells out every field."""
-        section = ObjectiveSection(**{"preset": self.preset_name(), **asdict(objective)})
-        return self.model_copy(update={"objective": section})
+    def as_dict(self) -> dict[str, Any]:
+        """Return the config as plain values, its objective with every field: what a run is told apart by."""
+        values = self.model_dump(mode="json")
+        if self.method != "sft":
+            values["objective"] = {"preset": self.preset_name(), **asdict(self.resolved_objective())}
+        return values
 
     def to_yaml(self) -> str:
-        """Return the config as YAML that `load_config` reads back to an equal config."""
+        """Return `as_dict` as YAML. `load_config` reads it back to the same values."""
         import yaml
 
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
+        return yaml.safe_dump(self.as_dict(), sort_keys=False, allow_unicode=True, width=100)

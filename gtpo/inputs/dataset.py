@@ -9,14 +9,13 @@ SFT targets are in the published format; GSM8K's reasoning keeps its `<<48/2=24>
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gtpo.config.resolve import training_source
-from gtpo.config.schedule import require_a_round
+from gtpo.config.schedule import launched_processes, require_a_rollout
 from gtpo.config.schema import TrainConfig
 from gtpo.inputs.tiny import damage_target
 from rewards.data.problem import Problem
@@ -218,5 +217,5 @@ def training_dataset(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) ->
 
     problems, source = load_problems(config)
     rows, report = select(problems, config, tokenizer, source)
-    require_a_round(config, len(rows), int(os.environ.get("WORLD_SIZE", "1")))
+    require_a_rollout(config, len(rows), launched_processes())
     return Dataset.from_list(rows), report

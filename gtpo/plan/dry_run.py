@@ -7,13 +7,12 @@ stored, and the memory forecast. Loads no model; loads the tokenizer only to cou
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtpo.config.resolve import training_source
-from gtpo.config.schedule import optimiser_steps, require_a_round
+from gtpo.config.schedule import launched_processes, optimiser_steps, require_a_rollout
 from gtpo.config.schema import TrainConfig
 from gtpo.inputs.model_shape import find_shape
 from gtpo.plan.memory import Forecast, forecast
@@ -75,7 +74,7 @@ def _steps(config: TrainConfig, rows: int | None, world_size: int) -> dict[str, 
             "tokens_per_step_at_most": examples * (completion + training.max_prompt_length),
         }
     if rows is not None:
-        require_a_round(config, rows, world_size)
+        require_a_rollout(config, rows, world_size)
     if rows is not None or training.max_steps > 0:
         steps["steps"] = optimiser_steps(config, rows or 0, world_size)
     return steps
@@ -122,7 +121,7 @@ def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
     """Print the resolved run on stdout, as text or as one JSON object. Raises UserError on what would refuse it."""
     check_hub(config)
     check_inputs(config)
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    world_size = launched_processes()
     report, note = _dataset(config)
     steps = _steps(config, report.kept if report else None, world_size)
     shape, origin = find_shape(config)

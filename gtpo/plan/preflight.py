@@ -7,13 +7,13 @@ import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gtpo.config.load import print_notice
 from gtpo.config.resolve import training_source
-from gtpo.config.schedule import require_a_round
+from gtpo.config.schedule import launched_processes, require_a_rollout
 from gtpo.config.schema import TrainConfig
 from gtpo.inputs.dataset import load_problems, select
 from gtpo.inputs.model_shape import weights_folder
 from rewards.loading import load_reward
+from rewards.support.log import LOG
 
 PROBE_SECONDS = 3.0
 
@@ -49,7 +49,7 @@ def check_hub(config: TrainConfig) -> None:
     if offline or (is_local(config) and (name is None or Path(name).exists())):
         return
     if not hub_answers():
-        print_notice("the Hugging Face Hub does not answer; going on with what is cached (HF_HUB_OFFLINE=1)")
+        LOG.warning("the Hugging Face Hub does not answer; going on with what is cached (HF_HUB_OFFLINE=1)")
         os.environ["HF_HUB_OFFLINE"] = "1"
 
 
@@ -61,7 +61,7 @@ def check_inputs(config: TrainConfig) -> None:
     if is_local(config):
         problems, source = load_problems(config)
         rows, _ = select(problems, config, None, source)
-        require_a_round(config, len(rows), int(os.environ.get("WORLD_SIZE", "1")))
+        require_a_rollout(config, len(rows), launched_processes())
 
 
 def preflight(config: TrainConfig, results: Path = Path("results")) -> None:

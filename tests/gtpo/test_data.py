@@ -22,7 +22,7 @@ def config_of(folder: Path, **overrides: Any) -> TrainConfig:
     path = folder / "run.yaml"
     path.write_text("model:\n  model_name: org/model\n")
     dotted = {key.replace("__", "."): value for key, value in overrides.items()}
-    return load_config(path, dotted, say=lambda line: None, world_size=1)
+    return load_config(path, dotted, world_size=1)
 
 
 def problem(identifier: str, answer: str = "4", solution: str = "2 + 2 = <<2+2=4>>4", text: str = "2+2?") -> Problem:

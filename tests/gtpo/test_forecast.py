@@ -19,7 +19,7 @@ RECIPE = Path(__file__).resolve().parents[2] / "configs" / "paper" / "llama-gsm8
 
 def recipe(**overrides: Any) -> Any:
     dotted = {key.replace("__", "."): value for key, value in overrides.items()}
-    return load_config(RECIPE, dotted, say=lambda line: None, world_size=1)
+    return load_config(RECIPE, dotted, world_size=1)
 
 
 def parts(config: Any, shape: ModelShape = LLAMA) -> dict[str, float]:

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from gtpo.completions import group_advantages, prepare_completions
-from gtpo.config.keys import leaves
+from gtpo.config.keys import keys
+from gtpo.config.published import WITHOUT_EFFECT
 from gtpo.conflict import conflict_weights
 from gtpo.objective import (
     LN2,
@@ -245,7 +246,7 @@ def test_every_switch_named_exists() -> None:
             r"`((?:objective|training|model|dataset|trainer|rollout|health|gtpo_runtime)\.[a-z_]\w*)", text
         )
         assert switches
-        unknown = sorted({switch for switch in switches if switch not in leaves()})
+        unknown = sorted({switch for switch in switches if switch not in {*keys(), *WITHOUT_EFFECT}})
         assert unknown == []
         for preset in re.findall(r"`((?:gtpo|grpo)-[\w-]+)`", text):
             assert preset in PRESETS, preset
@@ -270,7 +271,7 @@ def test_default_values_in_the_table_are_the_defaults() -> None:
         shown = "ln2" if default == LN2 else str(default).lower() if isinstance(default, bool) else str(default)
         assert value == shown, name
     for name, value in re.findall(r"\*\*`(training\.\w+): ([\w.-]+)`\*\*", DIFFERENCES):
-        assert str(leaves()[name].default) == value, name
+        assert str(keys()[name].default) == value, name
 
 
 @pytest.mark.shared

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gtpo.config import load_config
-from gtpo.config.schedule import optimiser_steps, prompts_per_round, require_a_round
+from gtpo.config.schedule import optimiser_steps, prompts_per_rollout, require_a_rollout
 from rewards.support.errors import UserError
 
 
@@ -20,7 +20,7 @@ def config_of(folder: Path, **overrides: Any) -> Any:
     )
     dotted = {f"training.{key}": value for key, value in overrides.items() if key != "method"}
     dotted["method"] = overrides.get("method", "gtpo")
-    return load_config(path, dotted, say=lambda line: None, world_size=1)
+    return load_config(path, dotted, world_size=1)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_steps_are_those_of_the_trainer(
     data = Dataset.from_list(select(problems, config, None, "mine")[0])
     model, tokenizer = build_tiny_model(config.model.build, max_seq_length=96, seed=0)
     arguments = trainer_arguments(config, tmp_path / "checkpoints")
-    assert arguments.generation_batch_size // arguments.num_generations == prompts_per_round(config, 1)
+    assert arguments.generation_batch_size // arguments.num_generations == prompts_per_rollout(config, 1)
     trainer = GTPORun(
         model=model,
         args=arguments,
@@ -73,7 +73,7 @@ def test_sft_steps_and_max_steps(tmp_path: Path) -> None:
 
 def test_too_few_rows_for_a_round_are_refused(tmp_path: Path) -> None:
     config = config_of(tmp_path, per_device_train_batch_size=16)
-    require_a_round(config, 2, 1)
-    with pytest.raises(UserError, match="2 usable problems do not fill one round of sampling, which takes 4"):
-        require_a_round(config, 2, 2)
-    require_a_round(config_of(tmp_path, method="sft"), 1, 8)
+    require_a_rollout(config, 2, 1)
+    with pytest.raises(UserError, match="2 usable problems do not fill one rollout, which takes 4"):
+        require_a_rollout(config, 2, 2)
+    require_a_rollout(config_of(tmp_path, method="sft"), 1, 8)

@@ -51,14 +51,14 @@ def rows(folder: Path, *lines: str) -> str:
         ("rum.yaml", 'rum.yaml: no such config file. Did you mean "run.yaml"?'),
         ("run.yaml --trainer.reward_funcs nowhere.reward", 'reward "nowhere.reward": no module named "nowhere"'),
         ("run.yaml --trainer.reward_funcs rewards.final_rewrd", 'Did you mean "final_reward"?'),
-        ("run.yaml --dataset.limit 3 --training.per_device_train_batch_size 32", "do not fill one round of sampling"),
+        ("run.yaml --dataset.limit 3 --training.per_device_train_batch_size 32", "do not fill one rollout"),
         ("", "gtpo train needs a config file"),
         ("run.yaml --training.learning_rte 1", 'Did you mean "--training.learning_rate"?'),
         ("run.yaml --training.learning_rate 0", "training.learning_rate must be a number > 0"),
         ("run.yaml --training.num_generations 1", "a group of one"),
         ("run.yaml --training.beta 0.1", "contradicts method gtpo"),
         ("run.yaml --objective.filter sometimes", "one of auto, always, never"),
-        ("run.yaml --model.build none", 'unknown flag "--model.build"'),
+        ("run.yaml --model.build none", "--model.build must be a mapping, found 'none'"),
         ("run.yaml --dataset-name gsm9k", 'Did you mean "gsm8k"?'),
         ("run.yaml --trainer.reward_weights 1 2", "has 2 values for 1 reward functions"),
         (".", "is a folder; expected a config file"),
@@ -161,11 +161,11 @@ def test_errors_come_before_anything_heavy(run: Path) -> None:
 
 
 def test_help_config_lists_every_flag() -> None:
-    from gtpo.config.keys import leaves
+    from gtpo.config.keys import keys
 
     done = gtpo("train", "--help-config", cwd=ROOT)
     assert done.returncode == 0
-    for key in leaves():
+    for key in keys():
         assert f"--{key}\n" in done.stdout
 
 

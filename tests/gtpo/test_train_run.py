@@ -63,7 +63,7 @@ def config_of(folder: Path, **changes: Any) -> TrainConfig:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(PLAIN))
-    return load_config(path, changes, say=lambda line: None)
+    return load_config(path, changes)
 
 
 def run(folder: Path, **changes: Any) -> Path:
@@ -110,7 +110,7 @@ def test_run_folder_and_names_shared_by_the_methods(tmp_path: Path) -> None:
         for key in ("packages", "hardware", "seeds", "dataset", "base_model", "wall_time_s", "schema_version"):
             assert about[key], key
         assert [row["step"] for row in metrics(folder)] == list(range(1, STEPS + 1))
-        assert load_config(folder / "config.yaml", say=lambda line: None).method == method
+        assert load_config(folder / "config.yaml").method == method
         for part in ("best", "final"):
             assert {"model.safetensors", "config.json", "tokenizer.json"} <= {p.name for p in (folder / part).iterdir()}
         assert not list(folder.rglob("training_args.bin")) or method  # pickles stay inside checkpoints

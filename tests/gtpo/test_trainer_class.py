@@ -44,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def class_of(folder: Path, method: str, path: str | None) -> type:
     overrides = {"method": method, "trainer.class_path": path and f"my_trainers_of_the_test.{path}"}
-    found: type = trainer_class(load_config(folder / "run.yaml", overrides, say=lambda line: None))
+    found: type = trainer_class(load_config(folder / "run.yaml", overrides))
     return found
 
 
@@ -101,7 +101,7 @@ def test_published_file_trains_a_tiny_model_with_a_users_trainer(folder: Path) -
     told = json.loads(done.stdout)
     assert (told["status"], told["step"], told["method"]) == ("finished", 2, "gtpo")
     run = folder / "results" / "train" / "Q"
-    config = load_config(run / "config.yaml", say=lambda line: None)
+    config = load_config(run / "config.yaml")
     assert config.resolved_objective().entropy_threshold == 777
     assert config.training.per_device_train_batch_size == 8
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
