@@ -95,110 +95,74 @@ def train(
 @app.command("eval")
 def evaluate(
     model: Annotated[
-        str | None, typer.Argument(help="Hub name, model or adapter folder, or train run; the served name for openai.")
+        str | None,
+        typer.Argument(help="Hub name, model folder, adapter folder or train run; with --rescore an eval run."),
     ] = None,
     benchmarks: Annotated[
-        str | None, typer.Option("--benchmarks", "-b", help="Comma-separated; see --list. Your own file works too.")
+        str | None,
+        typer.Option("--benchmarks", "-b", help="Comma-separated names (--list) or files of your own."),
     ] = None,
     k: Annotated[int, typer.Option("--k", help="Largest k of pass@k and maj@k.")] = 1,
-    samples: Annotated[int | None, typer.Option(help="Completions a question; k where not given.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Completions per question (default: k).")] = None,
     engine: Annotated[str, typer.Option(help="auto, vllm, transformers or openai.")] = "auto",
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of local benchmark files.")] = None,
-    completions: Annotated[Path | None, typer.Option(help="Score recorded completions (JSONL): no model.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; results/eval/NAME where not given.")] = None,
-    list_benchmarks: Annotated[bool, typer.Option("--list", help="List the benchmarks and stop.")] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder with local benchmark files.")] = None,
+    completions: Annotated[
+        Path | None, typer.Option(help="Score the recorded completions of a JSONL file; no model is run.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder (default: results/eval/NAME).")] = None,
+    list_benchmarks: Annotated[bool, typer.Option("--list", help="List the benchmarks and exit.")] = False,
     rescore: Annotated[
-        bool, typer.Option("--rescore", help="MODEL is an eval run: verify its completions again, show what changed.")
+        bool, typer.Option("--rescore", help="Verify the stored completions of an eval run again; print changes.")
     ] = False,
-    limit: Annotated[int | None, typer.Option(help="Only the first this many questions of each benchmark.")] = None,
-    question: Annotated[list[str] | None, typer.Option(help="Only this question (repeatable).")] = None,
-    shard: Annotated[str | None, typer.Option(help="i/n: every n-th question, for n machines.")] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus; 1 is off.")] = 1.0,
+    limit: Annotated[int | None, typer.Option(help="Use only the first N questions of each benchmark.")] = None,
+    questions: Annotated[
+        list[str] | None, typer.Option("--question", help="Use only the question with this id (repeatable).")
+    ] = None,
+    shard: Annotated[str | None, typer.Option(help="i/n: part i of n of the questions, for n machines.")] = None,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 disables it.")] = 1.0,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Longest completion; the train run's, else 2048, where not given.")
+        int | None, typer.Option(help="Maximum tokens per completion (default: the train run's, else 2048).")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Every sample has its own, derived from this one.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the run; every sample's own seed is derived from it.")] = 0,
     prompt: Annotated[
-        str | None, typer.Option(help="System prompt; the train run's where not given, '' for none.")
+        str | None, typer.Option(help="System prompt (default: the train run's, else ours); '' for none.")
     ] = None,
-    chat_template: Annotated[Path | None, typer.Option(help="Jinja file in place of the tokenizer's.")] = None,
-    checkpoint: Annotated[str | None, typer.Option(help="Of a train run: best, final, or a checkpoint.")] = None,
-    scoring: Annotated[str, typer.Option(help="Headline: strict or lenient; both are stored.")] = "strict",
-    batch_size: Annotated[int | None, typer.Option(help="Rows of a batch, engine transformers.")] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="Jinja file that replaces the tokenizer's chat template.")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Weights of a train run: best, final, or a checkpoint (default: best).")
+    ] = None,
+    scoring: Annotated[str, typer.Option(help="Headline scoring: strict or lenient. Both are stored.")] = "strict",
+    batch_size: Annotated[int | None, typer.Option(help="Rows per batch (transformers).")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    base_url: Annotated[str | None, typer.Option(help="Server, engine openai; OPENAI_BASE_URL.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="Server URL (openai; default: OPENAI_BASE_URL).")] = None,
     api_key_env: Annotated[
-        str, typer.Option(help="Environment variable that holds the key, engine openai.")
+        str, typer.Option(help="Environment variable that holds the API key (openai).")
     ] = "OPENAI_API_KEY",
-    concurrency: Annotated[int, typer.Option(help="Requests in flight, engine openai.")] = 64,
-    tensor_parallel_size: Annotated[int, typer.Option(help="GPUs a model copy, engine vllm.")] = 1,
-    data_parallel_size: Annotated[int, typer.Option(help="Model copies, engine vllm.")] = 1,
-    gpu_memory_utilization: Annotated[float, typer.Option(help="Share of the GPU, engine vllm.")] = 0.9,
-    trust_remote_code: Annotated[bool, typer.Option(help="Run code from the model's repository.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")] = False,
+    concurrency: Annotated[int, typer.Option(help="Maximum requests in flight (openai).")] = 64,
+    tensor_parallel_size: Annotated[int, typer.Option(help="GPUs per model copy (vllm).")] = 1,
+    data_parallel_size: Annotated[int, typer.Option(help="Model copies (vllm).")] = 1,
+    gpu_memory_utilization: Annotated[float, typer.Option(help="Share of GPU memory to use (vllm).")] = 0.9,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code from the model's repository.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show warnings and the result only.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show details that help to find a fault.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print eval.json on stdout.")] = False,
 ) -> None:
-    """Sample k completions a question and report pass@k and maj@k for every k, exactly.
+    """Sample completions and report pass@k and maj@k for every k, exactly.
 
     The same command again resumes an interrupted run; a larger --k samples only what is missing.
     """
-    from evalkit.evaluation import printing
+    given = dict(locals())  # flags have the names of `EvalSettings`
+    from evalkit.evaluation.command import run_eval
 
-    if list_benchmarks:
-        printing.print_benchmarks()
-        return
-    from evalkit.evaluation.evaluate import evaluate as run
-    from evalkit.evaluation.pipeline import Incomplete
-    from evalkit.evaluation.settings import EvalSettings
-
-    if rescore:
-        from evalkit.evaluation.rescore import rescore as again
-
-        folder, record = again(model, scoring=scoring, quiet=quiet)
-    else:
-        settings = EvalSettings(
-            model=model,
-            benchmarks=benchmarks,
-            k=k,
-            samples=samples,
-            engine=engine,
-            data_dir=data_dir,
-            completions=completions,
-            out=out,
-            limit=limit,
-            questions=tuple(question or ()),
-            shard=shard,
-            temperature=temperature,
-            top_p=top_p,
-            max_tokens=max_tokens,
-            seed=seed,
-            prompt=prompt,
-            chat_template=chat_template,
-            checkpoint=checkpoint,
-            scoring=scoring,
-            batch_size=batch_size,
-            dtype=dtype,
-            base_url=base_url,
-            api_key_env=api_key_env,
-            concurrency=concurrency,
-            tensor_parallel_size=tensor_parallel_size,
-            data_parallel_size=data_parallel_size,
-            gpu_memory_utilization=gpu_memory_utilization,
-            trust_remote_code=trust_remote_code,
-            quiet=quiet,
-        )
-        try:
-            folder, record = run(settings)
-        except Incomplete as stop:
-            print(f"gtpo: incomplete: {stop}. What was sampled is stored; the same command resumes", file=sys.stderr)
-            raise typer.Exit(130 if stop.interrupted else 3) from None
-    if json_output:
-        import json
-
-        print(json.dumps(record, indent=2))
-    else:
-        printing.print_summary(folder, record, k)
+    quiet, verbose = given.pop("quiet"), given.pop("verbose")
+    code = run_eval(verbosity="quiet" if quiet else "verbose" if verbose else "normal", **given)
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command()

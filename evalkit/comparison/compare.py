@@ -145,7 +145,7 @@ def compare(
 
 
 def _scoring(runs: list[EvalRun], asked: str | None) -> str:
-    headlines = {run.name: run.document["scoring"] for run in runs}
+    headlines = {run.name: run.record.scoring for run in runs}
     if asked:
         return asked
     if len(set(headlines.values())) > 1:
@@ -221,7 +221,7 @@ def _check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[
 
 def _any_cut_off(runs: list[EvalRun]) -> bool:
     """Whether any completion stopped at the token limit (or the run does not say)."""
-    rates = [entry.get("truncation_rate") for run in runs for d in run.documents for entry in d["benchmarks"].values()]
+    rates = [entry.truncation_rate for run in runs for r in run.records for entry in r.benchmarks.values()]
     return any(rate is None or rate > 0 for rate in rates)
 
 
@@ -296,7 +296,7 @@ def _other_golds(benchmark: str, runs: list[EvalRun]) -> str:
     """Say how two runs' golds of the same ids differ; empty where they do not. Checksums settle it where they can."""
     sums = {
         run.name: sorted(
-            str(d["benchmarks"][benchmark].get("checksum")) for d in run.documents if benchmark in d["benchmarks"]
+            str(record.benchmarks[benchmark].checksum) for record in run.records if benchmark in record.benchmarks
         )
         for run in runs
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -84,16 +84,16 @@ def sample_seed(run_seed: int, benchmark: str, question_id: str, sample_index: i
     return (int.from_bytes(digest[:8], "big") + sample_index) % 2**31
 
 
-def check_context(tasks: Sequence[Task], context: int | None, max_tokens: int, where: str) -> None:
+def check_context(prompts: Mapping[tuple[str, str], Prompt], context: int | None, max_tokens: int, where: str) -> None:
     """Raise UserError unless every prompt and max_tokens fit the context together."""
     if context is None:
         return
-    lengths = [(len(task.prompt.ids or ()), task) for task in tasks]
-    longest, task = max(lengths, key=lambda pair: pair[0])
+    question = max(prompts, key=lambda key: len(prompts[key].ids or ()))
+    longest = len(prompts[question].ids or ())
     if longest + max_tokens > context:
         room = context - longest
         advice = f"use --max-tokens {room} or less" if room > 0 else "this model cannot read it"
         raise UserError(
-            f"the longest prompt ({task.benchmark} {task.question_id}, {longest} tokens) and --max-tokens {max_tokens} "
+            f"the longest prompt ({' '.join(question)}, {longest} tokens) and --max-tokens {max_tokens} "
             f"do not fit the context of {where} ({context} tokens): {advice}"
         )

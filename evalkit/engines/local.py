@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +10,15 @@ from evalkit.engines.model_ref import ModelRef
 from rewards.data.prompt import plain_chat_template
 from rewards.support.errors import UserError
 from rewards.support.files import read_json
+from rewards.support.log import LOG
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def _explain(fault: Exception, source: str) -> UserError:
-    first = " ".join(str(fault).split())[:300]
-    return UserError(f"{source}: cannot be loaded ({type(fault).__name__}: {first})")
+def _explain(error: Exception, source: str) -> UserError:
+    first = " ".join(str(error).split())[:300]
+    return UserError(f"{source}: cannot be loaded ({type(error).__name__}: {first})")
 
 
 def load_config(ref: ModelRef, *, trust_remote_code: bool = False) -> Any:
@@ -28,8 +27,8 @@ def load_config(ref: ModelRef, *, trust_remote_code: bool = False) -> Any:
 
     try:
         return AutoConfig.from_pretrained(ref.source, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as fault:
-        raise _explain(fault, ref.source) from None
+    except (OSError, ValueError) as error:
+        raise _explain(error, ref.source) from None
 
 
 def load_tokenizer(ref: ModelRef, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -40,27 +39,28 @@ def load_tokenizer(ref: ModelRef, *, trust_remote_code: bool = False) -> PreTrai
     source = str(ref.adapter) if own else ref.source
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as fault:
-        raise _explain(fault, source) from None
+    except (OSError, ValueError, KeyError) as error:
+        raise _explain(error, source) from None
     return tokenizer
 
 
-def chat_template(tokenizer: PreTrainedTokenizerBase, given: Path | None) -> tuple[str, str | None]:
-    """Return (template, notice): the file's, the tokenizer's, or the plain one with a notice that says so."""
+def chat_template(tokenizer: PreTrainedTokenizerBase, given: Path | None) -> str:
+    """Return the chat template: the file's, the tokenizer's, or the plain one with a warning that says so."""
     if given is not None:
         try:
-            return given.read_text(encoding="utf-8"), None
-        except OSError as fault:
-            raise UserError(f"--chat-template {given}: {fault.strerror}") from None
+            return given.read_text(encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--chat-template {given}: {error.strerror}") from None
     own = tokenizer.chat_template
     if isinstance(own, dict):
         own = own.get("default")
     if own:
-        return str(own), None
-    return plain_chat_template(tokenizer), (
+        return str(own)
+    LOG.warning(
         "the tokenizer has no chat template: using a plain one (### User, ### Assistant), as training does; "
         "--chat-template FILE sets another"
     )
+    return plain_chat_template(tokenizer)
 
 
 def render(tokenizer: PreTrainedTokenizerBase, template: str, messages: list[dict[str, str]]) -> Prompt:
@@ -69,9 +69,9 @@ def render(tokenizer: PreTrainedTokenizerBase, template: str, messages: list[dic
         text = tokenizer.apply_chat_template(
             messages, chat_template=template, tokenize=False, add_generation_prompt=True
         )
-    except Exception as fault:  # jinja raises what the template's author chose
+    except Exception as error:  # jinja raises what the template's author chose
         raise UserError(
-            f"the chat template refuses the prompt ({fault}); --prompt '' leaves the system prompt out"
+            f"the chat template refuses the prompt ({error}); --prompt '' leaves the system prompt out"
         ) from None
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return Prompt(messages, str(text), list(ids))
@@ -85,14 +85,14 @@ def context_length(config: Any) -> int | None:
 
 
 def safetensors_shapes(path: Path) -> dict[str, list[int]]:
-    """Return tensor name -> shape from a .safetensors header alone."""
+    """Return tensor name -> shape of a .safetensors file, from its header alone. UserError where it is unreadable."""
+    from safetensors import SafetensorError, safe_open
+
     try:
-        with path.open("rb") as handle:
-            (size,) = struct.unpack("<Q", handle.read(8))
-            header = json.loads(handle.read(size))
-    except (OSError, struct.error, ValueError, MemoryError, OverflowError) as fault:
-        raise UserError(f"{path}: not a readable .safetensors file ({fault})") from None
-    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+        with safe_open(path, framework="np") as tensors:
+            return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: not a readable .safetensors file ({error})") from None
 
 
 def adapter_rank(ref: ModelRef) -> int | None:

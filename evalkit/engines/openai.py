@@ -80,8 +80,8 @@ class OpenAIEngine:
     def _check_server(self) -> None:
         try:
             response = self._client.get(f"{self.url}/models", timeout=30.0)
-        except httpx.HTTPError as fault:
-            raise UserError(f"no server answers at {self.url} ({type(fault).__name__}: {fault})") from None
+        except httpx.HTTPError as error:
+            raise UserError(f"no server answers at {self.url} ({type(error).__name__}: {error})") from None
         self._refuse(response)
         try:
             listed = response.json()["data"]
@@ -121,8 +121,8 @@ class OpenAIEngine:
                 return
             try:
                 results.put(self._complete(task, index))
-            except Exception as fault:  # told to the caller, below
-                results.put(fault)
+            except Exception as error:  # told to the caller, below
+                results.put(error)
 
         pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix="openai")
         try:
@@ -130,26 +130,26 @@ class OpenAIEngine:
                 pool.submit(work, task, index)
             left = len(wanted)
             while left:
-                gathered, fault = self._gather(results, left)
+                gathered, error = self._gather(results, left)
                 left -= len(gathered)
                 if gathered:
                     yield gathered
-                if fault is not None:
+                if error is not None:
                     self._stop.set()
                     pool.shutdown(wait=True, cancel_futures=True)  # what is in flight may still arrive
                     late, _ = self._gather(results, results.qsize()) if results.qsize() else ([], None)
                     if late:
                         yield late
-                    raise fault
+                    raise error
         finally:
             self._stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
 
     @staticmethod
     def _gather(results: queue.Queue[Generation | Exception], most: int) -> tuple[list[Generation], Exception | None]:
-        """Return what arrives within GATHER_S of the first arrival, and the first fault among it."""
+        """Return what arrives within GATHER_S of the first arrival, and the first error among it."""
         gathered: list[Generation] = []
-        fault: Exception | None = None
+        error: Exception | None = None
         end = None
         while len(gathered) < most:
             try:
@@ -158,10 +158,10 @@ class OpenAIEngine:
                 break
             end = end or time.monotonic() + GATHER_S
             if isinstance(result, Exception):
-                fault = fault or result
+                error = error or result
                 break
             gathered.append(result)
-        return gathered, fault
+        return gathered, error
 
     def _complete(self, task: Task, index: int) -> Generation:
         seed = sample_seed(self.sampling.seed, task.benchmark, task.question_id, index)
@@ -187,7 +187,7 @@ class OpenAIEngine:
 
     def _post(self, payload: dict[str, Any]) -> dict[str, Any]:
         """Send one request, again where that may help. Raises UserError or EngineStopped."""
-        fault, pause = "", 0.0
+        error, pause = "", 0.0
         for attempt in range(ATTEMPTS):
             if attempt and self._stop.wait(pause):
                 break
@@ -195,7 +195,7 @@ class OpenAIEngine:
             try:
                 response = self._client.post(f"{self.url}/chat/completions", json=payload)
             except (httpx.HTTPError, RuntimeError) as lost:  # RuntimeError: the client was closed under the request
-                fault = f"{type(lost).__name__}: {lost}"
+                error = f"{type(lost).__name__}: {lost}"
                 continue
             self._refuse(response)
             if response.status_code == 200:
@@ -204,14 +204,14 @@ class OpenAIEngine:
                     answer["choices"][0]["message"].get("content")
                     return answer
                 except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-                    fault = f"an answer that is no chat completion: {response.text[:120]!r}"
+                    error = f"an answer that is no chat completion: {response.text[:120]!r}"
                     continue
             if response.status_code == 404:
                 raise UserError(f"{self.url}/chat/completions is not there (HTTP 404): {_message(response)}")
-            fault = f"HTTP {response.status_code}: {_message(response)}"
+            error = f"HTTP {response.status_code}: {_message(response)}"
             with contextlib.suppress(ValueError):  # the header may hold a date; the growing pause will do
                 pause = max(pause, min(120.0, float(response.headers.get("retry-after", "0"))))
-        raise EngineStopped(f"the server at {self.url} gave no answer in {ATTEMPTS} attempts ({fault})")
+        raise EngineStopped(f"the server at {self.url} gave no answer in {ATTEMPTS} attempts ({error})")
 
     def close(self) -> None:
         """Drop the connections."""

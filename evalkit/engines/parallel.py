@@ -41,7 +41,7 @@ def _serve(
     longest: int,
     options: dict[str, Any],
 ) -> None:
-    """Run one copy: report that it is up, then its completions, then its end or its fault."""
+    """Run one copy: report that it is up, then its completions, then its end or its error."""
     if devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = devices  # before torch looks
     try:
@@ -54,10 +54,10 @@ def _serve(
             outbox.put(("done", generations))
         outbox.put(("end", None))
         engine.close()
-    except (UserError, EngineStopped) as fault:
-        outbox.put(("mistake" if isinstance(fault, UserError) else "stopped", str(fault)))
-    except BaseException as fault:
-        outbox.put(("stopped", f"{type(fault).__name__}: {fault}"))
+    except (UserError, EngineStopped) as error:
+        outbox.put(("mistake" if isinstance(error, UserError) else "stopped", str(error)))
+    except BaseException as error:
+        outbox.put(("stopped", f"{type(error).__name__}: {error}"))
         raise
 
 

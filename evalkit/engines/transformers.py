@@ -125,9 +125,9 @@ class TransformersEngine:
                 from peft import PeftModel
 
                 model = PeftModel.from_pretrained(model, str(ref.adapter))
-        except (OSError, ValueError, RuntimeError) as fault:
+        except (OSError, ValueError, RuntimeError) as error:
             raise UserError(
-                f"{ref.adapter or ref.source}: cannot be loaded ({' '.join(str(fault).split())[:300]})"
+                f"{ref.adapter or ref.source}: cannot be loaded ({' '.join(str(error).split())[:300]})"
             ) from None
         self.model = model.to(self.device).eval()
         self.rows = rows or self._default_rows()

@@ -104,8 +104,8 @@ class VLLMEngine:
             }
         try:
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
-        except (OSError, ValueError, RuntimeError, AssertionError) as fault:
-            raise UserError(f"vLLM does not start with {ref.source}: {' '.join(str(fault).split())[:400]}") from fault
+        except (OSError, ValueError, RuntimeError, AssertionError) as error:
+            raise UserError(f"vLLM does not start with {ref.source}: {' '.join(str(error).split())[:400]}") from error
         self._adapter: Any = None
         if ref.adapter is not None:
             from vllm.lora.request import LoRARequest
@@ -159,8 +159,8 @@ class VLLMEngine:
                         in_flight -= len(output.outputs)
                 if finished:
                     yield finished
-        except EngineDeadError as fault:
-            raise EngineStopped(f"vLLM died: {fault}") from None
+        except EngineDeadError as error:
+            raise EngineStopped(f"vLLM died: {error}") from None
 
     @staticmethod
     def _generation(task: Task, first: int, seed: int, sample: Any) -> Generation:

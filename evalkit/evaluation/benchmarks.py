@@ -123,12 +123,12 @@ def _from_yaml(path: Path) -> Benchmark:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except yaml.YAMLError as fault:
-        raise UserError(f"{path}: not valid YAML ({' '.join(str(fault).split())})") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
     try:
         spec = YamlBenchmark.model_validate(content)
-    except ValidationError as fault:
-        first = fault.errors()[0]
+    except ValidationError as error:
+        first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "the file"
         near = did_you_mean(key, YamlBenchmark.model_fields) if first["type"] == "extra_forbidden" else ""
         raise UserError(f"{path}: {key}: {first['msg']}.{near}") from None
@@ -176,8 +176,8 @@ def _from_dotted(path: str) -> Benchmark:
         sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
-    except ImportError as fault:
-        raise UserError(f'benchmark "{path}": cannot import {module_name} ({fault})') from None
+    except ImportError as error:
+        raise UserError(f'benchmark "{path}": cannot import {module_name} ({error})') from None
     found = getattr(module, attribute, None)
     if isinstance(found, Benchmark):
         return found
@@ -228,7 +228,7 @@ def load_problems(benchmark: Benchmark, data_dir: str | Path | None) -> list[Pro
 
 
 def select_problems(
-    benchmark: str, problems: Sequence[Problem], limit: int | None, questions: Sequence[str], shard: Shard | None
+    benchmark: str, problems: Sequence[Problem], limit: int | None, questions: Sequence[str] | None, shard: Shard | None
 ) -> list[Problem]:
     """Apply --question, then --limit (the first ones), then --shard. UserError for an id that is not there."""
     chosen = list(problems)

@@ -1,11 +1,10 @@
-"""Engines: one interface (`base.Engine`), three ways to sample. Each is imported when it is chosen."""
+"""The engine of a run: chosen by the settings, imported when it is chosen."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from evalkit.engines.base import Engine, Sampling, Task
+from evalkit.engines.base import Engine, Sampling
 from evalkit.engines.model_ref import ModelRef
 from evalkit.evaluation.settings import EvalSettings
 from rewards.support.packages import installed, require
@@ -27,7 +26,7 @@ def choose_engine(settings: EvalSettings) -> str:
 
 
 def make_engine(
-    settings: EvalSettings, ref: ModelRef, sampling: Sampling, tasks: Sequence[Task], rows: int | None
+    settings: EvalSettings, ref: ModelRef, sampling: Sampling, longest_prompt: int, rows: int | None = None
 ) -> Engine:
     """Start the engine. rows: the batch size that the run was begun with, for the transformers engine."""
     name = choose_engine(settings)
@@ -51,10 +50,9 @@ def make_engine(
             "gpu_memory_utilization": settings.gpu_memory_utilization,
             "trust_remote_code": settings.trust_remote_code,
         }
-        longest = max(len(task.prompt.ids or ()) for task in tasks)
         if settings.data_parallel_size > 1:
-            return DataParallelEngine(settings.data_parallel_size, ref, sampling, longest, **options)
-        return VLLMEngine(ref, sampling, longest, **options)
+            return DataParallelEngine(settings.data_parallel_size, ref, sampling, longest_prompt, **options)
+        return VLLMEngine(ref, sampling, longest_prompt, **options)
     from evalkit.engines.local import load_tokenizer
     from evalkit.engines.transformers import TransformersEngine
 

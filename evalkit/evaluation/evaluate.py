@@ -1,205 +1,197 @@
-"""`gtpo eval`: resolve, resume, sample, score, store, summarise."""
+"""Sample a model on benchmarks: resolve, resume, sample, score, store, summarise."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import asdict
+from collections.abc import Mapping, Set
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from evalkit.engines.base import EngineStopped, Prompt, Sampling, Task, check_context
+from evalkit.engines.base import Engine, EngineStopped, Prompt, Sampling, Task, check_context
 from evalkit.engines.model_ref import ModelRef, fingerprint, resolve_model
-from evalkit.evaluation.benchmarks import Benchmark, checksum, find_benchmarks, load_problems, select_problems
+from evalkit.evaluation.benchmarks import checksum, find_benchmarks, load_problems, select_problems
 from evalkit.evaluation.engine import choose_engine, make_engine
 from evalkit.evaluation.pipeline import Incomplete, ScoringPipeline
 from evalkit.evaluation.progress import Progress
-from evalkit.evaluation.record import Problems, Record, adopt, announce, default_folder, finish, header, lacking, usable
+from evalkit.evaluation.record import (
+    EvalSession,
+    Problems,
+    default_folder,
+    drop_unverifiable,
+    merge_previous,
+    new_record,
+    start_progress,
+    write_results,
+)
 from evalkit.evaluation.scoring import Votes
 from evalkit.evaluation.settings import EvalSettings
-from evalkit.results.store import QuestionKey, RunFolder
-from rewards.data.problem import Problem
+from evalkit.results.record import BenchmarkRecord, EngineRecord, EvalRecord, ModelRecord, PromptRecord, SamplingRecord
+from evalkit.results.store import EvalFolder, Key, QuestionKey
 from rewards.data.prompt import SYSTEM_INSTRUCTION, chat_messages
+from rewards.support.log import LOG
 from rewards.support.provenance import text_hash
 from rewards.verify import Verifier, usable_cpus
 
 DEFAULT_MAX_TOKENS = 2048
 
 
-def evaluate(settings: EvalSettings) -> tuple[Path, Record]:
-    """Run one `gtpo eval` command; return the run folder and its eval.json.
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked of which model: everything that is known before the run's folder and the engine."""
+
+    ref: ModelRef
+    engine: str
+    problems: Problems
+    benchmarks: dict[str, BenchmarkRecord]
+    prompts: dict[QuestionKey, Prompt]
+    prompt: PromptRecord
+    context: int | None
+    """Tokens that the model takes, None where unknown."""
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt; 0 where a server tokenises."""
+        return max(len(prompt.ids or ()) for prompt in self.prompts.values())
+
+    def tasks(self, n: int, have: Set[Key] = frozenset()) -> list[Task]:
+        """Return every question with those of its n samples that are not stored yet."""
+        return [
+            Task(name, question, prompt, tuple(i for i in range(n) if (name, question, i) not in have))
+            for (name, question), prompt in self.prompts.items()
+        ]
+
+
+def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[Path, EvalRecord]:
+    """Evaluate a model; return the run folder and its eval.json.
+
+    engine: samples in place of the one that the settings name; it is not closed.
 
     Raises UserError for a mistake of the user's, before anything expensive where that is possible, and Incomplete
     where the run stopped early: what was sampled until then is stored.
     """
-    if settings.completions is not None:
-        from evalkit.evaluation.recorded import evaluate_recorded
-
-        return evaluate_recorded(settings)
     started = time.monotonic()
-    benchmarks = find_benchmarks(settings.benchmarks or "")
-    engine_name = choose_engine(settings)
-    ref = resolve_model(settings.model or "", checkpoint=settings.checkpoint, served=engine_name == "openai")
     workers = max(1, usable_cpus() - 1)  # one is left for the engine, which verification runs beside
-    with Verifier(workers) as verifier, Progress(settings.scoring, quiet=settings.quiet) as progress:
-        for warning in ref.warnings:
-            progress.note(f"note: {warning}")
-        problems, entries = _load(benchmarks, settings, verifier, progress)
-        with RunFolder(settings.out or default_folder(ref.name, settings)) as folder:
+    with Verifier(workers) as verifier, Progress(settings.scoring) as progress:
+        plan = plan_evaluation(settings, verifier, choose_engine(settings) if engine is None else engine.name)
+        with EvalFolder(settings.out or default_folder(plan.ref.name, settings)) as folder:
             old = folder.record()
-            system = _system_prompt(settings, ref)
-            prompts, template_hash, context = _prompts(settings, ref, engine_name, system, problems, progress)
-            record: Record = {
-                **header(folder, settings),
-                "model": {
-                    "source": ref.source,
-                    "adapter": str(ref.adapter) if ref.adapter else None,
-                    "fingerprint": _fingerprint(ref),
-                    "train_run": ref.train_run,
-                    "checkpoint": ref.checkpoint,
-                    "method": ref.method,
-                    "preset": ref.preset,
-                },
-                "engine": {"name": engine_name, "dtype": settings.dtype if engine_name != "openai" else None},
-                "prompt": {
-                    "system": system,
-                    "chat_template_hash": template_hash,
-                    "hash": text_hash(system, template_hash),
-                },
-                "benchmarks": entries,
-            }
-            tasks = [
-                Task(name, p.id, prompts[name, p.id], tuple(range(settings.n)))
-                for name, chosen in problems.items()
-                for p in chosen
-            ]
-            sampling = _sampling(settings, ref, tasks, context, old, progress)
-            record["sampling"] = asdict(sampling)
+            sampling = choose_sampling(settings, plan, old)
+            record = new_record(
+                folder,
+                settings,
+                model=_model_record(plan.ref),
+                engine=EngineRecord(name=plan.engine, dtype=settings.dtype if plan.engine != "openai" else None),
+                sampling=SamplingRecord(**asdict(sampling)),
+                prompt=plan.prompt,
+                benchmarks=plan.benchmarks,
+            )
             if old is not None:
-                adopt(folder, record, old)
+                merge_previous(folder, record, old)
+            session = EvalSession(settings, folder, record, plan.problems, verifier, progress)
             have = folder.keys()
-            votes: Mapping[QuestionKey, dict[str, Votes]] = {}
-            tasks = [
-                Task(t.benchmark, t.question_id, t.prompt, lacking(have, t.benchmark, t.question_id, settings.n))
-                for t in tasks
-            ]
+            tasks = plan.tasks(settings.n, have)
+            votes: Mapping[QuestionKey, Mapping[str, Votes]] = {}
             if any(task.missing for task in tasks):
-                announce(folder, progress, problems, settings.n, have)
-                votes = _sample(settings, ref, sampling, tasks, problems, folder, record, verifier, progress)
+                with (
+                    closing(make_engine(settings, plan.ref, sampling, plan.longest_prompt, record.engine.rows))
+                    if engine is None
+                    else nullcontext(engine) as source
+                ):
+                    start_progress(session, have, dict.fromkeys(plan.prompts, settings.n))
+                    votes = _sample(session, tasks, source)
             elif old is not None:
-                record["engine"] = old["engine"]
-            before = (old or {}).get("wall_seconds") or 0.0
-            record["wall_seconds"] = round(before + time.monotonic() - started, 2)
-            return folder.path, finish(folder, record, settings.scoring, verifier, votes)
+                record.engine = old.engine
+            before = (old.wall_seconds if old is not None else None) or 0.0
+            record.wall_seconds = round(before + time.monotonic() - started, 2)
+            return folder.path, write_results(folder, record, verifier, votes)
 
 
-def _load(
-    benchmarks: Sequence[Benchmark], settings: EvalSettings, verifier: Verifier, progress: Progress
-) -> tuple[Problems, dict[str, Record]]:
-    """Load, check and select the problems; return them and each benchmark's first fields of eval.json."""
+def plan_evaluation(settings: EvalSettings, verifier: Verifier, engine: str) -> Plan:
+    """Resolve the model, load and check the problems, and render the prompts for this engine."""
+    benchmarks = find_benchmarks(settings.benchmarks or "")
+    ref = resolve_model(settings.model or "", checkpoint=settings.checkpoint, served=engine == "openai")
+    for warning in ref.warnings:
+        LOG.warning(warning)
     problems: Problems = {}
-    entries: dict[str, Record] = {}
+    records: dict[str, BenchmarkRecord] = {}
     for benchmark in benchmarks:
         every = load_problems(benchmark, settings.data_dir)
         if benchmark.checksum and checksum(every) != benchmark.checksum:
-            progress.note(
-                f"note: {benchmark.name}: these ids and golds ({len(every)} problems) are not those of the published "
-                "set; a comparison with numbers from elsewhere may not hold"
-            )
+            LOG.warning(
+                "%s: these ids and golds (%d problems) are not those of the published set; a comparison with numbers "
+                "from elsewhere may not hold", benchmark.name, len(every),
+            )  # fmt: skip
         chosen = select_problems(benchmark.name, every, settings.limit, settings.questions, settings.shard_of())
-        problems[benchmark.name], entries[benchmark.name] = usable(
-            benchmark.name, benchmark.source, chosen, verifier, progress
+        problems[benchmark.name], records[benchmark.name] = drop_unverifiable(
+            benchmark.name, benchmark.source, chosen, verifier
         )
-    return problems, entries
-
-
-def _system_prompt(settings: EvalSettings, ref: ModelRef) -> str:
-    if settings.prompt is not None:
-        return settings.prompt
-    return SYSTEM_INSTRUCTION if ref.system is None else ref.system
-
-
-def _fingerprint(ref: ModelRef) -> str | None:
-    """Fingerprint of local weights; None for a Hub name or a server."""
-    folders = [folder for folder in (ref.folder, ref.adapter) if folder is not None]
-    return "-".join(fingerprint(folder) for folder in folders) or None
-
-
-def _prompts(
-    settings: EvalSettings,
-    ref: ModelRef,
-    engine: str,
-    system: str,
-    problems: Mapping[str, Sequence[Problem]],
-    progress: Progress,
-) -> tuple[dict[tuple[str, str], Prompt], str | None, int | None]:
-    """Return the prompt of every question, the chat template's hash, and the model's context."""
-    pairs = [(name, p) for name, chosen in problems.items() for p in chosen]
+    system = settings.prompt
+    if system is None:
+        system = SYSTEM_INSTRUCTION if ref.system is None else ref.system
+    messages = {
+        (name, p.id): chat_messages(p.problem, system) for name, chosen in problems.items() for p in chosen
+    }  # fmt: skip
     if engine == "openai":
-        return {(name, p.id): Prompt(chat_messages(p.problem, system)) for name, p in pairs}, None, None
-    from evalkit.engines import local
+        prompts = {key: Prompt(conversation) for key, conversation in messages.items()}
+        template_hash, context = None, None
+    else:
+        from evalkit.engines import local
 
-    config = local.load_config(ref, trust_remote_code=settings.trust_remote_code)
-    local.check_adapter(ref, config)
-    tokenizer = local.load_tokenizer(ref, trust_remote_code=settings.trust_remote_code)
-    template, notice = local.chat_template(tokenizer, settings.chat_template)
-    if notice:
-        progress.note(f"note: {notice}")
-    prompts = {(name, p.id): local.render(tokenizer, template, chat_messages(p.problem, system)) for name, p in pairs}
-    return prompts, text_hash(template), local.context_length(config)
+        config = local.load_config(ref, trust_remote_code=settings.trust_remote_code)
+        local.check_adapter(ref, config)
+        tokenizer = local.load_tokenizer(ref, trust_remote_code=settings.trust_remote_code)
+        template = local.chat_template(tokenizer, settings.chat_template)
+        prompts = {key: local.render(tokenizer, template, conversation) for key, conversation in messages.items()}
+        template_hash, context = text_hash(template), local.context_length(config)
+    prompt = PromptRecord(system=system, chat_template_hash=template_hash, hash=text_hash(system, template_hash))
+    return Plan(ref, engine, problems, records, prompts, prompt, context)
 
 
-def _sampling(
-    settings: EvalSettings,
-    ref: ModelRef,
-    tasks: Sequence[Task],
-    context: int | None,
-    old: Record | None,
-    progress: Progress,
-) -> Sampling:
+def choose_sampling(settings: EvalSettings, plan: Plan, old: EvalRecord | None = None) -> Sampling:
     """Settle max_tokens: as asked for, as the run began, as the model was trained, or a default that fits."""
     most = settings.max_tokens
     if most is None and old is not None:
-        most = int(old["sampling"]["max_tokens"])
+        most = old.sampling.max_tokens
     if most is None:
-        most = ref.max_tokens or DEFAULT_MAX_TOKENS
-        longest = max((len(task.prompt.ids or ()) for task in tasks), default=0)
-        if context is not None and 0 < context - longest < most:
-            progress.note(f"note: --max-tokens is {context - longest}: what the context of {context} tokens leaves")
-            most = context - longest
-    check_context(tasks, context, most, ref.source)
+        most = plan.ref.max_tokens or DEFAULT_MAX_TOKENS
+        if plan.context is not None and 0 < plan.context - plan.longest_prompt < most:
+            most = plan.context - plan.longest_prompt
+            LOG.info("--max-tokens is %d: what the context of %d tokens leaves", most, plan.context)
+    check_context(plan.prompts, plan.context, most, plan.ref.source)
     return Sampling(settings.temperature, settings.top_p, most, settings.n, settings.seed)
 
 
-def _sample(
-    settings: EvalSettings,
-    ref: ModelRef,
-    sampling: Sampling,
-    tasks: Sequence[Task],
-    problems: Problems,
-    folder: RunFolder,
-    record: Record,
-    verifier: Verifier,
-    progress: Progress,
-) -> Mapping[QuestionKey, dict[str, Votes]]:
+def _model_record(ref: ModelRef) -> ModelRecord:
+    folders = [folder for folder in (ref.folder, ref.adapter) if folder is not None]
+    return ModelRecord(
+        source=ref.source,
+        adapter=str(ref.adapter) if ref.adapter else None,
+        fingerprint="-".join(fingerprint(folder) for folder in folders) or None,  # None: a Hub name or a server
+        train_run=ref.train_run,
+        checkpoint=ref.checkpoint,
+        method=ref.method,
+        preset=ref.preset,
+    )
+
+
+def _sample(session: EvalSession, tasks: list[Task], engine: Engine) -> Mapping[QuestionKey, Mapping[str, Votes]]:
     """Sample what is missing, scoring and storing beside it; return the votes that were counted on the way."""
-    asked = {(name, p.id): p for name, chosen in problems.items() for p in chosen}
-    with closing(make_engine(settings, ref, sampling, tasks, record["engine"].get("rows"))) as engine:
-        record["engine"] = {**engine.describe(), "dtype": record["engine"]["dtype"]}
-        folder.add_problems(problems)
-        folder.write_record(record)
-        whole = {(t.benchmark, t.question_id): sampling.n for t in tasks if len(t.missing) == sampling.n}
-        pipeline = ScoringPipeline(folder, asked, whole, verifier, progress)
-        progress.start()
-        try:
-            for generations in engine.generate(tasks):
-                pipeline.put(generations)
-        except (EngineStopped, KeyboardInterrupt) as stop:
-            pipeline.close()
-            reason = "stopped" if isinstance(stop, KeyboardInterrupt) else str(stop)
-            raise Incomplete(reason, interrupted=isinstance(stop, KeyboardInterrupt)) from None
-        except BaseException:
-            pipeline.abandon()
-            raise
+    record, n = session.record, session.settings.n
+    record.engine = EngineRecord(**engine.describe(), dtype=record.engine.dtype)
+    session.folder.add_problems(session.problems)
+    record.write(session.folder.path)
+    whole = {(t.benchmark, t.question_id): n for t in tasks if len(t.missing) == n}
+    pipeline = ScoringPipeline(session.folder, session.asked, whole, session.verifier, session.progress)
+    try:
+        for generations in engine.generate(tasks):
+            pipeline.put(generations)
+    except (EngineStopped, KeyboardInterrupt) as stop:
         pipeline.close()
-        return pipeline.votes
+        reason = "stopped" if isinstance(stop, KeyboardInterrupt) else str(stop)
+        raise Incomplete(reason, interrupted=isinstance(stop, KeyboardInterrupt)) from None
+    except BaseException:
+        pipeline.abandon()
+        raise
+    pipeline.close()
+    return pipeline.votes

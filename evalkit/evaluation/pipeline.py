@@ -11,11 +11,13 @@ from typing import Any
 
 from evalkit.engines.base import Generation
 from evalkit.evaluation.progress import Progress
-from evalkit.evaluation.scoring import SCORINGS, Votes, count_votes, score
+from evalkit.evaluation.scoring import Votes, count_votes, score
 from evalkit.evaluation.summary import QuestionSamples
-from evalkit.results.store import QuestionKey, RunFolder
+from evalkit.results.record import SCORINGS
+from evalkit.results.store import EvalFolder, QuestionKey
 from rewards.data.problem import Problem
-from rewards.verify import Verdict, Verifier
+from rewards.support.log import LOG
+from rewards.verify import Verifier
 
 PART_ROWS = 2048
 PART_SECONDS = 20.0
@@ -43,7 +45,7 @@ class ScoringPipeline:
     """Takes generations from an engine's thread; scores and stores them in its own.
 
     What was put together is stored together: a batch never ends up half in a part, so a resumed run repeats whole
-    batches. A fault in the thread comes out of the next `put` or of `close`.
+    batches. An error in the thread comes out of the next `put` or of `close`.
 
     `samples` holds how many samples a question will have, for those that have none yet: their votes are counted
     with the last one. That may take the workers a while; at the end of the run it would be time to wait.
@@ -51,7 +53,7 @@ class ScoringPipeline:
 
     def __init__(
         self,
-        folder: RunFolder,
+        folder: EvalFolder,
         problems: Mapping[QuestionKey, Problem],
         samples: Mapping[QuestionKey, int],
         verifier: Verifier,
@@ -66,7 +68,7 @@ class ScoringPipeline:
         self._waiting_rows = self._waiting_characters = 0
         self._changed = threading.Condition()
         self._closing = False
-        self._fault: BaseException | None = None
+        self._error: BaseException | None = None
         self._rows: list[dict[str, Any]] = []
         self._oldest = 0.0
         self._characters = 0
@@ -76,9 +78,9 @@ class ScoringPipeline:
 
     def put(self, generations: list[Generation]) -> None:
         """Hand over generations; blocks while much text waits to be scored."""
-        self._raise_fault()
+        self._raise_error()
         with self._changed:
-            while self._waiting_characters > WAITING_CHARACTERS and self._fault is None:
+            while self._waiting_characters > WAITING_CHARACTERS and self._error is None:
                 self._changed.wait(timeout=1.0)
             self._waiting.append(generations)
             self._waiting_rows += len(generations)
@@ -92,20 +94,20 @@ class ScoringPipeline:
             self._closing = True
             self._changed.notify_all()
         self._thread.join()
-        self._raise_fault()
+        self._raise_error()
 
     def abandon(self) -> None:
-        """Stop after a fault elsewhere: store what came in, raise nothing."""
+        """Stop after an error elsewhere: store what came in, raise nothing."""
         try:
             self.close()
-        except Exception as fault:
-            self._progress.note(f"while storing what was left: {fault}")
+        except Exception as error:
+            LOG.warning("while storing what was left: %s", error)
 
-    def _raise_fault(self) -> None:
-        if isinstance(self._fault, OSError) and self._fault.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise Incomplete(f"the disk under {self._folder.path} is full: free some space") from self._fault
-        if self._fault is not None:
-            raise self._fault
+    def _raise_error(self) -> None:
+        if isinstance(self._error, OSError) and self._error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise Incomplete(f"the disk under {self._folder.path} is full: free some space") from self._error
+        if self._error is not None:
+            raise self._error
 
     def _work(self) -> None:
         try:
@@ -117,16 +119,16 @@ class ScoringPipeline:
                     self._oldest = time.monotonic()
                 self._rows += rows
                 self._characters += _characters(generations)
-                self._report(rows)
+                self._progress.count(rows)
                 old = bool(self._rows) and time.monotonic() - self._oldest > PART_SECONDS
                 if last or old or len(self._rows) >= PART_ROWS or self._characters >= PART_CHARACTERS:
                     self._folder.append(self._rows)
                     self.stored += len(self._rows)
                     self._rows, self._characters = [], 0
                 self._count(rows)  # after storing: it may take a while
-        except BaseException as fault:  # handed to the main thread, which stops the engine and reports it
-            self._fault = fault
-            if self._rows and not isinstance(fault, OSError):  # what was scored before the fault is good
+        except BaseException as error:  # handed to the main thread, which stops the engine and reports it
+            self._error = error
+            if self._rows and not isinstance(error, OSError):  # what was scored before the error is good
                 self._folder.append(self._rows)
 
     def _is_a_lot(self) -> bool:
@@ -164,17 +166,6 @@ class ScoringPipeline:
         questions = [(whole[k].answers[scoring], whole[k].verdicts[scoring], self._problems[k]) for k, scoring in asked]
         for (key, scoring), votes in zip(asked, count_votes(questions, self._verifier), strict=True):
             self.votes.setdefault(key, {})[scoring] = votes
-
-    def _report(self, rows: list[dict[str, Any]]) -> None:
-        column = f"verdict_{self._progress.scoring}"
-        for benchmark in {row["benchmark"] for row in rows}:
-            of_benchmark = [row for row in rows if row["benchmark"] == benchmark]
-            self._progress.update(
-                benchmark,
-                len(of_benchmark),
-                sum(row[column] == Verdict.CORRECT for row in of_benchmark),
-                sum(row["tokens"] or 0 for row in of_benchmark),
-            )
 
 
 def _characters(generations: list[Generation]) -> int:

@@ -7,6 +7,8 @@ from typing import Any
 
 from evalkit.evaluation.benchmarks import BENCHMARKS
 from evalkit.metrics import DEFINITIONS
+from evalkit.results.record import SCORINGS, BenchmarkRecord, EvalRecord, Interval
+from rewards.extract import Scoring
 
 UNDECIDED = ("TIMEOUT", "REJECTED")
 GROUPS_FROM = 200
@@ -19,27 +21,27 @@ def shown_ks(n: int, k: int) -> list[int]:
     return sorted({*powers, min(k, n)})
 
 
-def _cell(interval: dict[str, Any]) -> str:
-    return f"{100 * interval['mean']:.1f} [{100 * interval['low']:.1f}, {100 * interval['high']:.1f}]"
+def _cell(interval: Interval) -> str:
+    return f"{100 * interval.mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
 
 
-def print_summary(folder: Path, record: dict[str, Any], k: int) -> None:
-    """Print the metrics of a run on stdout: one table a benchmark, then what they mean and where they lie."""
+def print_summary(folder: Path, record: EvalRecord, k: int) -> None:
+    """Print the metrics of a run on stdout: one table per benchmark, then what they mean and where they lie."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False, soft_wrap=True)
-    for name, entry in record["benchmarks"].items():
-        n = len(entry["pass@k"])
-        title = f"{name}: {entry['questions']} questions, {entry['samples']} samples, {record['scoring']} scoring"
+    for name, entry in record.benchmarks.items():
+        n = len(entry.pass_at_k)
+        title = f"{name}: {entry.questions} questions, {entry.samples} samples, {record.scoring} scoring"
         table = Table(title=title, title_justify="left", title_style="bold")
         for column in ("k", "pass@k, %", "maj@k, %"):
             table.add_column(column, justify="right")
         for size in shown_ks(n, min(k, n)):
-            table.add_row(str(size), _cell(entry["pass@k"][str(size)]), _cell(entry["maj@k"][str(size)]))
+            table.add_row(str(size), _cell(entry.pass_at_k[size]), _cell(entry.maj_at_k[size]))
         console.print(table)
-        console.print(_line(record, entry), markup=False)
-        if entry["questions"] >= GROUPS_FROM and ("by_level" in entry or "by_subject" in entry):
+        console.print(_line(record.scoring, entry), markup=False)
+        if entry.questions >= GROUPS_FROM and (entry.by_level or entry.by_subject):
             console.print(_groups(entry, min(k, n)))
     console.print(
         "Brackets: 95 % intervals clustered by question; they cover the choice of questions and the sampling "
@@ -51,42 +53,45 @@ def print_summary(folder: Path, record: dict[str, Any], k: int) -> None:
     console.print(f"Next:    gtpo compare {folder} OTHER_RUN...", markup=False)
 
 
-def _line(record: dict[str, Any], entry: dict[str, Any]) -> str:
-    other = "lenient" if record["scoring"] == "strict" else "strict"
+def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
+    (other,) = (scoring for scoring in SCORINGS if scoring != headline)
     parts = [
-        f"format {100 * entry['format_rate']:.1f} %",
-        f"cut off {100 * entry['truncation_rate']:.1f} %",
-        f"no answer {100 * entry['no_answer_rate']:.1f} %",
-        f"unsimplified {100 * entry['unsimplified_rate']:.1f} %",
+        f"{title} {100 * rate:.1f} %"
+        for title, rate in (
+            ("format", entry.format_rate),
+            ("cut off", entry.truncation_rate),
+            ("no answer", entry.no_answer_rate),
+            ("unsimplified", entry.unsimplified_rate),
+        )
+        if rate is not None
     ]
-    if entry["mean_tokens"] is not None:
-        parts.append(f"{entry['mean_tokens']:.0f} tokens on average")
-    parts.append(f"pass@1 under {other} scoring {100 * entry[other]['pass@k']['1']['mean']:.1f} %")
-    undecided = sum(entry["verdicts"].get(verdict, 0) for verdict in UNDECIDED)
+    if entry.mean_tokens is not None:
+        parts.append(f"{entry.mean_tokens:.0f} tokens on average")
+    parts.append(f"pass@1 under {other} scoring {100 * entry.by_scoring(other).pass_at_k[1].mean:.1f} %")
+    undecided = sum(entry.verdicts.get(verdict, 0) for verdict in UNDECIDED)
     if undecided:
         parts.append(f"{undecided} answers could not be verified and count as wrong")
-    if entry.get("excluded"):
-        parts.append(f"{len(entry['excluded'])} questions left out")
-    labels = entry.get("labels")
-    if labels:
-        agree = labels["agree"]
+    if entry.excluded:
+        parts.append(f"{len(entry.excluded)} questions left out")
+    if entry.labels:
+        agree = entry.labels.agree
         parts.append(
-            f"the file's own labels agree on {agree['lenient']} of {labels['compared']} (lenient), "
+            f"the file's own labels agree on {agree['lenient']} of {entry.labels.compared} (lenient), "
             f"{agree['strict']} (strict)"
         )
     return ", ".join(parts)
 
 
-def _groups(entry: dict[str, Any], k: int) -> Any:
+def _groups(entry: BenchmarkRecord, k: int) -> Any:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
     for column in ("", "questions", "pass@1", *([f"pass@{k}", f"maj@{k}"] if k > 1 else [])):
         table.add_column(column, justify="left" if column == "" else "right")
-    for label, title in (("by_subject", "{}"), ("by_level", "level {}")):
-        for value, group in entry.get(label, {}).items():
-            cells = [group["pass@k"]["1"], *([group["pass@k"][str(k)], group["maj@k"][str(k)]] if k > 1 else [])]
-            table.add_row(title.format(value), str(group["questions"]), *(f"{100 * cell:.1f}" for cell in cells))
+    for groups, title in ((entry.by_subject, "{}"), (entry.by_level, "level {}")):
+        for value, group in (groups or {}).items():
+            cells = [group.pass_at_k[1], *([group.pass_at_k[k], group.maj_at_k[k]] if k > 1 else [])]
+            table.add_row(title.format(value), str(group.questions), *(f"{100 * cell:.1f}" for cell in cells))
     return table
 
 

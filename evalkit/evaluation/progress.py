@@ -1,12 +1,18 @@
-"""A live table on a terminal, plain lines elsewhere, nothing with --quiet. Always on stderr."""
+"""A live table on a terminal, log lines elsewhere, nothing with --quiet. Always on stderr."""
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from rewards.extract import Scoring
+from rewards.support.log import LOG, stderr_console
+from rewards.verify import Verdict
 
 LINE_EVERY_S = 10.0
 
@@ -18,11 +24,9 @@ class Counts:
     total: int
     done: int
     """Samples scored, those of earlier sessions included."""
-    resumed: int = 0
     scored_now: int = 0
     correct_now: int = 0
     tokens_now: int = 0
-    since: float = field(default_factory=time.monotonic)
 
 
 def _duration(seconds: float) -> str:
@@ -34,8 +38,8 @@ def _duration(seconds: float) -> str:
 class Progress:
     """Progress of an eval run; safe to update from any thread. Use as a context manager."""
 
-    def __init__(self, scoring: str, *, quiet: bool = False) -> None:
-        self.scoring, self.quiet = scoring, quiet
+    def __init__(self, scoring: Scoring) -> None:
+        self.scoring = scoring
         self._counts: dict[str, Counts] = {}
         self._lock = threading.Lock()
         self._live: Any = None
@@ -43,12 +47,11 @@ class Progress:
         self._started = time.monotonic()
 
     def __enter__(self) -> Progress:
-        if not self.quiet and sys.stderr.isatty():
-            from rich.console import Console
+        if LOG.isEnabledFor(logging.INFO) and sys.stderr.isatty():
             from rich.live import Live
 
             self._live = Live(
-                console=Console(stderr=True), get_renderable=self._table, refresh_per_second=4, transient=True
+                console=stderr_console(), get_renderable=self._table, refresh_per_second=4, transient=True
             )
             self._live.start()
         return self
@@ -58,37 +61,27 @@ class Progress:
             self._live.stop()
 
     def add(self, benchmark: str, total: int, done: int) -> None:
-        """Announce a benchmark: samples wanted, samples that are already stored."""
+        """Add a benchmark: samples wanted, samples that are already stored."""
         with self._lock:
-            self._counts[benchmark] = Counts(total, done, done)
+            self._counts[benchmark] = Counts(total, done)
 
     def start(self) -> None:
         """Start the clock: the engine is ready."""
         with self._lock:
             self._started = time.monotonic()
 
-    def update(self, benchmark: str, scored: int, correct: int, tokens: int) -> None:
-        """Count samples as they are scored."""
+    def count(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Count rows of SAMPLE_SCHEMA as they are scored."""
         with self._lock:
-            counts = self._counts[benchmark]
-            if counts.scored_now == 0:
-                counts.since = time.monotonic()
-            counts.done += scored
-            counts.scored_now += scored
-            counts.correct_now += correct
-            counts.tokens_now += tokens
-        if self._live is None and not self.quiet and time.monotonic() - self._last_line > LINE_EVERY_S:
+            for row in rows:
+                counts = self._counts[row["benchmark"]]
+                counts.done += 1
+                counts.scored_now += 1
+                counts.correct_now += row[f"verdict_{self.scoring}"] == Verdict.CORRECT
+                counts.tokens_now += row["tokens"] or 0
+        if self._live is None and time.monotonic() - self._last_line > LINE_EVERY_S:
             self._last_line = time.monotonic()
-            self.note(", ".join(self._line(name, c) for name, c in self._counts.items() if c.scored_now))
-
-    def note(self, text: str) -> None:
-        """Print one line."""
-        if self.quiet:
-            return
-        if self._live is not None:
-            self._live.console.print(text, highlight=False, markup=False)
-        else:
-            print(text, file=sys.stderr, flush=True)
+            LOG.info(", ".join(self._line(name, c) for name, c in self._counts.items() if c.scored_now))
 
     def _remaining(self) -> float | None:
         """Seconds left for all benchmarks together, by the rate so far."""

@@ -1,8 +1,9 @@
-"""What every evaluation does around its samples: begin a run's record, take up an earlier session's, finish it."""
+"""What every evaluation does around its samples: begin the record, merge what is stored, write the results."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +12,36 @@ from evalkit.evaluation.progress import Progress
 from evalkit.evaluation.scoring import RULES_VERSION, Votes
 from evalkit.evaluation.settings import EvalSettings
 from evalkit.evaluation.summary import read_samples, summarise
-from evalkit.results.schema import EVAL_SCHEMA_VERSION
-from evalkit.results.store import QuestionKey, RunFolder, check_identity
+from evalkit.results.record import BenchmarkRecord, EvalRecord, VerifierRecord, check_identity
+from evalkit.results.store import EvalFolder, Key, QuestionKey
 from rewards.data.problem import Problem
 from rewards.golds import find_unverifiable
 from rewards.support.errors import UserError
+from rewards.support.log import LOG
 from rewards.support.provenance import command_line, git_commit, now
 from rewards.verify import Verifier
 
 EVAL_RUNS = Path("results/eval")
 
-
-Record = dict[str, Any]
-
-
 Problems = dict[str, list[Problem]]
 """benchmark -> the problems that are evaluated, in order"""
+
+
+@dataclass(slots=True)
+class EvalSession:
+    """One command at work on one run folder."""
+
+    settings: EvalSettings
+    folder: EvalFolder
+    record: EvalRecord
+    problems: Problems
+    verifier: Verifier
+    progress: Progress
+
+    @property
+    def asked(self) -> dict[QuestionKey, Problem]:
+        """(benchmark, question id) -> problem."""
+        return {(name, p.id): p for name, chosen in self.problems.items() for p in chosen}
 
 
 def default_folder(name: str, settings: EvalSettings) -> Path:
@@ -35,97 +50,85 @@ def default_folder(name: str, settings: EvalSettings) -> Path:
     return EVAL_RUNS / (f"{name}-shard-{shard.part}-of-{shard.parts}" if shard else name)
 
 
-def header(folder: RunFolder, settings: EvalSettings) -> Record:
-    """Return the fields of eval.json that every run starts with."""
-    return {
-        "schema_version": EVAL_SCHEMA_VERSION,
-        "status": "incomplete",
-        "name": folder.path.resolve().name,
-        "scoring": settings.scoring,
-        "shard": settings.shard,
-        "verifier": {"version": RULES_VERSION},
-        "created": now(),
-        "wall_seconds": None,
-        "command": command_line(),
-        "git_commit": git_commit(),
-    }
+def new_record(folder: EvalFolder, settings: EvalSettings, **blocks: Any) -> EvalRecord:
+    """Return the record of a run that begins: its blocks (model, engine, ...), the rest from the settings."""
+    return EvalRecord(
+        schema_version=EvalRecord.model_fields["schema_version"].default,
+        status="incomplete",
+        name=folder.path.resolve().name,
+        scoring=settings.scoring,
+        shard=settings.shard,
+        verifier=VerifierRecord(version=RULES_VERSION),
+        created=now(),
+        wall_seconds=None,
+        command=command_line(),
+        git_commit=git_commit(),
+        **blocks,
+    )
 
 
-def adopt(folder: RunFolder, record: Record, old: Record) -> None:
-    """Carry over what an earlier session of the run recorded. UserError where its settings were others."""
+def merge_previous(folder: EvalFolder, record: EvalRecord, old: EvalRecord) -> None:
+    """Carry over what earlier sessions of the run recorded. UserError where their settings were others."""
     check_identity(folder.path, old, record)
-    record["created"] = old.get("created", record["created"])
-    record["sampling"]["n"] = max(record["sampling"]["n"], old["sampling"]["n"])
-    record["benchmarks"] = {**old.get("benchmarks", {}), **record["benchmarks"]}
-    rows = old["engine"].get("rows")
-    if rows is not None:
-        record["engine"]["rows"] = rows
+    record.created = old.created or record.created
+    record.sampling.n = max(record.sampling.n, old.sampling.n)
+    record.benchmarks = {**old.benchmarks, **record.benchmarks}
+    if old.engine.rows is not None:
+        record.engine.rows = old.engine.rows
 
 
-def announce(
-    folder: RunFolder, progress: Progress, problems: Problems, n: int, have: set[tuple[str, str, int]]
-) -> None:
-    """Say what is kept of earlier sessions and open a progress line for each benchmark."""
+def start_progress(session: EvalSession, have: set[Key], wanted: Mapping[QuestionKey, int]) -> None:
+    """Say what is kept of earlier sessions and add each benchmark to the progress. wanted: samples per question."""
     kept = 0
-    for name, chosen in problems.items():
-        done = sum(n - len(lacking(have, name, p.id, n)) for p in chosen)
+    for name, chosen in session.problems.items():
+        done = sum((name, p.id, i) in have for p in chosen for i in range(wanted[name, p.id]))
         kept += done
-        progress.add(name, n * len(chosen), done)
+        session.progress.add(name, sum(wanted[name, p.id] for p in chosen), done)
     if kept:
-        progress.note(f"{folder.path}: keeping {kept} stored samples")
+        LOG.info("%s: keeping %d stored samples", session.folder.path, kept)
+    session.progress.start()
 
 
-def finish(
-    folder: RunFolder,
-    record: Record,
-    scoring: str,
+def write_results(
+    folder: EvalFolder,
+    record: EvalRecord,
     verifier: Verifier,
-    votes: Mapping[QuestionKey, dict[str, Votes]] | None = None,
-) -> Record:
-    """Work out the metrics of everything stored and write questions.parquet and eval.json, complete.
+    votes: Mapping[QuestionKey, Mapping[str, Votes]] | None = None,
+) -> EvalRecord:
+    """Compute the metrics of everything stored; write questions.parquet and eval.json, complete.
 
     votes: what is known already of the votes on a question's samples, by scoring.
     """
     stored = read_samples(folder)
     for key, known in (votes or {}).items():
         if all(counted.total == len(stored[key].indices) for counted in known.values()):
-            stored[key].votes = known
+            stored[key].votes = dict(known)
     rows: list[dict[str, Any]] = []
     problems = folder.problems()
-    for name in list(record["benchmarks"]):
-        summary, of_benchmark = summarise(name, problems[name], stored, scoring, verifier)
-        record["benchmarks"][name] = {**record["benchmarks"][name], **summary}
+    for name, entry in record.benchmarks.items():
+        record.benchmarks[name], of_benchmark = summarise(name, entry, problems[name], stored, record.scoring, verifier)
         rows += of_benchmark
-    record["scoring"] = scoring
-    record["verifier"] = {"version": RULES_VERSION, "timeout_s": verifier.timeout_s}
-    record["status"] = "complete"
+    record.verifier = VerifierRecord(version=RULES_VERSION, timeout_s=verifier.timeout_s)
+    record.status = "complete"
     folder.write_questions(rows)
-    folder.write_record(record)
+    record.write(folder.path)
     return record
 
 
-def lacking(have: set[tuple[str, str, int]], benchmark: str, question: str, n: int) -> tuple[int, ...]:
-    """Return the sample indices below n that a question still lacks."""
-    return tuple(i for i in range(n) if (benchmark, question, i) not in have)
-
-
-def usable(
-    name: str, source: str, chosen: Sequence[Problem], verifier: Verifier, progress: Progress
-) -> tuple[list[Problem], Record]:
-    """Leave out problems whose gold does not verify against itself; return the rest and the benchmark's entry."""
+def drop_unverifiable(
+    name: str, source: str, chosen: Sequence[Problem], verifier: Verifier
+) -> tuple[list[Problem], BenchmarkRecord]:
+    """Leave out problems whose gold does not verify against itself; return the rest and the benchmark's record."""
     failures = find_unverifiable([(p.id, p.answer) for p in chosen], verifier)
     excluded = {failure.id for failure in failures}
     for failure in failures[:5]:
-        progress.note(f"note: {name} {failure.id} is left out: {failure.reason}")
+        LOG.warning("%s %s is left out: %s", name, failure.id, failure.reason)
     if len(failures) > 5:
-        progress.note(f"note: {name}: {len(failures)} problems are left out in all (ids in eval.json)")
+        LOG.warning("%s: %d problems are left out in all (ids in eval.json)", name, len(failures))
     kept = [p for p in chosen if p.id not in excluded]
     if not kept:
         raise UserError(f"{name}: no problem is left to evaluate")
-    entry = {
-        "source": source,
-        "questions": len(kept),
-        "checksum": checksum(kept),
-        "excluded": [failure.id for failure in failures],
-    }
-    return kept, entry
+    record = BenchmarkRecord(
+        source=source, questions=len(kept), checksum=checksum(kept), excluded=[failure.id for failure in failures]
+    )
+    return kept, record

@@ -18,13 +18,31 @@ from evalkit.engines.base import Generation
 from evalkit.evaluation.benchmarks import BENCHMARKS, Benchmark, find_benchmarks, load_problems
 from evalkit.evaluation.pipeline import Incomplete, ScoringPipeline
 from evalkit.evaluation.progress import Progress
-from evalkit.evaluation.record import adopt, default_folder, finish, header, usable
+from evalkit.evaluation.record import (
+    EvalSession,
+    default_folder,
+    drop_unverifiable,
+    merge_previous,
+    new_record,
+    start_progress,
+    write_results,
+)
 from evalkit.evaluation.settings import EvalSettings
-from evalkit.results.store import RunFolder
+from evalkit.results.record import (
+    SCORINGS,
+    EngineRecord,
+    EvalRecord,
+    LabelAgreement,
+    ModelRecord,
+    PromptRecord,
+    SamplingRecord,
+)
+from evalkit.results.store import EvalFolder, Key
 from rewards.data.problem import Problem
 from rewards.data.problems import data_folder, parse_level
 from rewards.support.errors import UserError
 from rewards.support.files import read_jsonl
+from rewards.support.log import LOG
 from rewards.support.provenance import file_hash
 from rewards.verify import Verifier
 
@@ -103,9 +121,7 @@ def _recognise(ids: Sequence[str]) -> Benchmark | None:
     return None
 
 
-def _identify(
-    settings: EvalSettings, path: Path, found: Recorded, progress: Progress
-) -> tuple[str, str, dict[str, Problem]]:
+def _identify(settings: EvalSettings, path: Path, found: Recorded) -> tuple[str, str, dict[str, Problem]]:
     """Return (benchmark name, source, id -> problem): whose golds count, and under which name."""
     stem = re.sub(r"\.jsonl(\.gz)?$", "", path.name)
     if settings.benchmarks:
@@ -131,18 +147,18 @@ def _identify(
     others = sum(gold.strip() != known[i].answer for i, gold in found.golds.items() if i in known)
     if (unknown is not None or others) and complete and not settings.benchmarks:
         what = f'id "{unknown}" is unknown to it' if unknown is not None else f"{others} golds are others"
-        progress.note(f"note: {path} has ids like {benchmark.name}'s, but {what}: scored as {stem}, by its own golds")
+        LOG.warning("%s has ids like %s's, but %s: scored as %s, by its own golds", path, benchmark.name, what, stem)
         return stem, str(path), found.problems
     if unknown is not None:
         raise UserError(f'{path}: benchmark {benchmark.name} has no question "{unknown}"')
     if others:
-        progress.note(
-            f"note: {others} golds of {path} are written otherwise in {benchmark.name}; the benchmark's count"
+        LOG.warning(
+            "%d golds of %s are written differently in %s; the benchmark's are used", others, path, benchmark.name
         )
     return benchmark.name, benchmark.source, {identifier: known[identifier] for identifier in found.counts}
 
 
-def _generations(path: Path, benchmark: str, wanted: set[str], have: set[tuple[str, str, int]]) -> Iterator[Generation]:
+def _generations(path: Path, benchmark: str, wanted: set[str], have: set[Key]) -> Iterator[Generation]:
     counts: dict[str, int] = {}
     for _, row in read_jsonl(path):
         identifier = str(row["id"])
@@ -152,15 +168,15 @@ def _generations(path: Path, benchmark: str, wanted: set[str], have: set[tuple[s
                 yield Generation(benchmark, identifier, index, text, None, None, None)
 
 
-def evaluate_recorded(settings: EvalSettings) -> tuple[Path, dict[str, Any]]:
+def evaluate_recorded(settings: EvalSettings) -> tuple[Path, EvalRecord]:
     """Score a file of completions into an eval run; return its folder and eval.json."""
     started = time.monotonic()
     path = settings.completions
     assert path is not None
     stem = re.sub(r"\.jsonl(\.gz)?$", "", path.name)
-    with Verifier() as verifier, Progress(settings.scoring, quiet=settings.quiet) as progress:
+    with Verifier() as verifier, Progress(settings.scoring) as progress:
         found = read_recorded(path)
-        name, source, known = _identify(settings, path, found, progress)
+        name, source, known = _identify(settings, path, found)
         chosen = [known[identifier] for identifier in found.counts][: settings.limit]
         fewest = min(found.counts[p.id] for p in chosen)
         if settings.k > fewest:
@@ -168,36 +184,34 @@ def evaluate_recorded(settings: EvalSettings) -> tuple[Path, dict[str, Any]]:
             raise UserError(
                 f'--k {settings.k} needs {settings.k} samples of every question; {path} has {fewest} of "{short}"'
             )
-        kept, entry = usable(name, source, chosen, verifier, progress)
-        with RunFolder(settings.out or default_folder(settings.model or stem, settings)) as folder:
+        kept, entry = drop_unverifiable(name, source, chosen, verifier)
+        with EvalFolder(settings.out or default_folder(settings.model or stem, settings)) as folder:
+            record = new_record(
+                folder,
+                settings,
+                model=ModelRecord(source=str(path), adapter=None, fingerprint=file_hash(path)),
+                engine=EngineRecord(name="recorded", versions={}, hardware=None),
+                sampling=SamplingRecord(n=min(found.counts[p.id] for p in kept)),
+                prompt=PromptRecord(),
+                benchmarks={name: entry},
+            )
             old = folder.record()
-            record: dict[str, Any] = {
-                **header(folder, settings),
-                "model": {"source": str(path), "adapter": None, "fingerprint": file_hash(path)},
-                "engine": {"name": "recorded", "versions": {}, "hardware": None},
-                "sampling": {
-                    "temperature": None, "top_p": None, "max_tokens": None, "seed": None,
-                    "n": min(found.counts[p.id] for p in kept),
-                },
-                "prompt": {"system": None, "chat_template_hash": None, "hash": None},
-                "benchmarks": {name: entry},
-            }  # fmt: skip
             if old is not None:
-                adopt(folder, record, old)
+                merge_previous(folder, record, old)
+            session = EvalSession(settings, folder, record, {name: kept}, verifier, progress)
             have = folder.keys()
-            folder.add_problems({name: kept})
-            folder.write_record(record)
-            wanted = {p.id for p in kept}
-            progress.add(name, sum(found.counts[i] for i in wanted), sum(key[0] == name for key in have))
-            progress.start()
-            stored = {identifier for benchmark, identifier, _ in have if benchmark == name}
-            whole = {(name, i): found.counts[i] for i in wanted - stored}
-            pipeline = ScoringPipeline(folder, {(name, p.id): p for p in kept}, whole, verifier, progress)
-            _score_all(pipeline, _generations(path, name, wanted, have))
-            record["wall_seconds"] = round(time.monotonic() - started, 2)
+            folder.add_problems(session.problems)
+            record.write(folder.path)
+            wanted = {(name, p.id): found.counts[p.id] for p in kept}
+            start_progress(session, have, wanted)
+            stored = {key[:2] for key in have}
+            whole = {key: count for key, count in wanted.items() if key not in stored}
+            pipeline = ScoringPipeline(folder, session.asked, whole, verifier, progress)
+            _score_all(pipeline, _generations(path, name, {p.id for p in kept}, have))
+            record.wall_seconds = round(time.monotonic() - started, 2)
             if found.labels:
-                record["benchmarks"][name]["labels"] = _agreement(folder, name, found.labels)
-            return folder.path, finish(folder, record, settings.scoring, verifier, pipeline.votes)
+                record.benchmarks[name].labels = _agreement(folder, name, found.labels)
+            return folder.path, write_results(folder, record, verifier, pipeline.votes)
 
 
 def _score_all(pipeline: ScoringPipeline, generations: Iterable[Generation]) -> None:
@@ -218,14 +232,14 @@ def _score_all(pipeline: ScoringPipeline, generations: Iterable[Generation]) -> 
     pipeline.close()
 
 
-def _agreement(folder: RunFolder, name: str, labels: dict[tuple[str, int], bool]) -> dict[str, Any]:
+def _agreement(folder: EvalFolder, name: str, labels: dict[tuple[str, int], bool]) -> LabelAgreement:
     """Count the samples on which our verdict and the owner's label agree."""
-    compared, agree = 0, {"strict": 0, "lenient": 0}
+    compared, agree = 0, dict.fromkeys(SCORINGS, 0)
     for _, table in folder.tables(["benchmark", "question_id", "sample_index", "verdict_strict", "verdict_lenient"]):
         for row in table.to_pylist():
             label = labels.get((row["question_id"], row["sample_index"]))
             if row["benchmark"] == name and label is not None:
                 compared += 1
-                for scoring in agree:
+                for scoring in SCORINGS:
                     agree[scoring] += (row[f"verdict_{scoring}"] == "CORRECT") == label
-    return {"compared": compared, "agree": agree}
+    return LabelAgreement(compared=compared, agree=agree)

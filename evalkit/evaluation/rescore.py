@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter
 from pathlib import Path
@@ -11,18 +12,24 @@ import pyarrow as pa
 
 from evalkit.engines.base import Generation
 from evalkit.evaluation.progress import Progress
-from evalkit.evaluation.record import EVAL_RUNS, finish
-from evalkit.evaluation.scoring import SCORINGS, score
+from evalkit.evaluation.record import EVAL_RUNS, write_results
+from evalkit.evaluation.scoring import score
+from evalkit.results.record import SCORINGS, EvalRecord
 from evalkit.results.schema import SAMPLE_SCHEMA
-from evalkit.results.store import RunFolder
+from evalkit.results.store import EvalFolder
+from rewards.extract import Scoring
 from rewards.support.errors import UserError
 from rewards.verify import Verifier
 
 SHOWN = 20
+"""Changed samples that are printed one by one."""
+
+_FIELDS = ("benchmark", "question_id", "sample_index", "completion", "tokens", "finish_reason", "seed")
+"""The columns that make a `Generation`."""
 
 
 class Change(NamedTuple):
-    """A verdict that is another now."""
+    """A verdict that changed."""
 
     benchmark: str
     question_id: str
@@ -41,46 +48,28 @@ def find_run(name: str | None) -> Path:
     raise UserError(f'--rescore needs an eval run: no eval.json in "{name}" or {EVAL_RUNS / (name or "")}')
 
 
-def rescore(name: str | None, *, scoring: str, quiet: bool = False) -> tuple[Path, dict[str, Any]]:
+def rescore_run(name: str | None, *, scoring: Scoring) -> tuple[Path, EvalRecord]:
     """Score every stored completion of a run again; print the changes; return folder and eval.json."""
     changes: list[Change] = []
-    with (
-        RunFolder(find_run(name)) as folder,
-        Verifier() as verifier,
-        Progress(scoring, quiet=quiet) as progress,
-    ):
+    with EvalFolder(find_run(name)) as folder, Verifier() as verifier, Progress(scoring) as progress:
         record = folder.record()
         assert record is not None
-        if record["status"] != "complete":
-            raise UserError(f"{folder.path} is incomplete; finish it first: {record['command']}")
-        problems = folder.problems()
-        asked = {(name, p.id): p for name, chosen in problems.items() for p in chosen}
-        for benchmark, entry in record["benchmarks"].items():
-            progress.add(benchmark, entry["samples"], 0)
+        if record.status != "complete":
+            raise UserError(f"{folder.path} is incomplete; finish it first: {record.command}")
+        record.scoring = scoring
+        asked = {(name, p.id): p for name, chosen in folder.problems().items() for p in chosen}
+        for benchmark, entry in record.benchmarks.items():
+            progress.add(benchmark, entry.samples, 0)
         progress.start()
         for part, table in folder.tables():
             before = table.to_pylist()
-            generations = [
-                Generation(
-                    row["benchmark"],
-                    row["question_id"],
-                    row["sample_index"],
-                    row["completion"],
-                    row["tokens"],
-                    row["finish_reason"],
-                    row["seed"],
-                )
-                for row in before
-            ]
+            generations = [Generation(*(row[field] for field in _FIELDS)) for row in before]
             after = score(generations, asked, verifier)
             changes += _changes(before, after)
             if before != after:
                 folder.replace_part(part, pa.Table.from_pylist(after, schema=SAMPLE_SCHEMA))
-            for benchmark in {row["benchmark"] for row in after}:
-                rows = [row for row in after if row["benchmark"] == benchmark]
-                right = sum(row[f"verdict_{scoring}"] == "CORRECT" for row in rows)
-                progress.update(benchmark, len(rows), right, 0)
-        finish(folder, record, scoring, verifier)
+            progress.count(after)
+        write_results(folder, record, verifier)
         path = folder.path
     _print(changes)
     return path, record
@@ -104,16 +93,12 @@ def _changes(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[
 
 
 def _print(changes: list[Change]) -> None:
-    if not changes:
-        print("rescored: no verdict changed", file=sys.stderr)
-        return
-    kinds = Counter((c.scoring, c.before, c.after) for c in changes)
-    print(f"rescored: {len(changes)} verdicts changed", file=sys.stderr)
-    for (scoring, old, new), count in kinds.most_common():
-        print(f"  {count:6d}  {scoring}: {old} -> {new}", file=sys.stderr)
+    say = functools.partial(print, file=sys.stderr)
+    say(f"rescored: {len(changes) or 'no'} verdicts changed")
+    for (scoring, old, new), count in Counter((c.scoring, c.before, c.after) for c in changes).most_common():
+        say(f"  {count:6d}  {scoring}: {old} -> {new}")
     for c in changes[:SHOWN]:
-        answer = repr(c.answer)[:60]
-        print(f"  {c.benchmark} {c.question_id} #{c.sample_index} {c.scoring}: {c.before} -> {c.after}  {answer}",
-              file=sys.stderr)  # fmt: skip
+        where = f"{c.benchmark} {c.question_id} #{c.sample_index} {c.scoring}"
+        say(f"  {where}: {c.before} -> {c.after}  {c.answer!r:.60}")
     if len(changes) > SHOWN:
-        print(f"  ... and {len(changes) - SHOWN} more", file=sys.stderr)
+        say(f"  ... and {len(changes) - SHOWN} more")

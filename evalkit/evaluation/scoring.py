@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from evalkit.engines.base import Generation
+from evalkit.results.record import SCORINGS
 from rewards.data.problem import Problem
 from rewards.extract import Scoring, extract_both
 from rewards.format import format_ok
 from rewards.verify import Verdict, Verifier
-
-SCORINGS: tuple[Scoring, ...] = ("strict", "lenient")
 
 RULES_VERSION = 2
 """Version of extraction and verification as eval.json records it; raised with a change that moves verdicts."""

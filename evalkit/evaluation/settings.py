@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from evalkit.evaluation.benchmarks import Shard
 from evalkit.metrics import MAX_SAMPLES
+from evalkit.results.record import SCORINGS
+from rewards.extract import Scoring
 from rewards.support.errors import UserError, did_you_mean
 
 ENGINES = ("auto", "transformers", "vllm", "openai")
-SCORING = ("strict", "lenient")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +24,13 @@ class EvalSettings:
     benchmarks: str | None = None
     k: int = 1
     samples: int | None = None
-    """Samples a question, k where None."""
+    """Samples per question, k where None."""
     engine: str = "auto"
     data_dir: Path | None = None
     completions: Path | None = None
     out: Path | None = None
     limit: int | None = None
-    questions: tuple[str, ...] = ()
+    questions: Sequence[str] | None = None
     shard: str | None = None
     temperature: float = 1.0
     top_p: float = 1.0
@@ -37,7 +39,7 @@ class EvalSettings:
     prompt: str | None = None
     chat_template: Path | None = None
     checkpoint: str | None = None
-    scoring: str = "strict"
+    scoring: Scoring = "strict"
     batch_size: int | None = None
     dtype: str = "auto"
     base_url: str | None = None
@@ -47,7 +49,6 @@ class EvalSettings:
     data_parallel_size: int = 1
     gpu_memory_utilization: float = 0.9
     trust_remote_code: bool = False
-    quiet: bool = False
 
     def __post_init__(self) -> None:
         """Raise UserError for a value out of range, or two that contradict each other."""
@@ -55,7 +56,7 @@ class EvalSettings:
             raise UserError(f"--k must be between 1 and {MAX_SAMPLES}, found {self.k}")
         if self.samples is not None and self.samples < self.k:
             raise UserError(
-                f"--k {self.k} needs at least {self.k} samples a question, found --samples {self.samples}: "
+                f"--k {self.k} needs at least {self.k} samples per question, found --samples {self.samples}: "
                 "pass@k from fewer samples would be wrong"
             )
         if self.n > MAX_SAMPLES:
@@ -64,7 +65,7 @@ class EvalSettings:
             raise UserError(f"--temperature must be 0 or more, found {self.temperature}")
         if self.temperature == 0 and self.n > 1 and self.completions is None:
             raise UserError(
-                f"--temperature 0 gives the same completion every time: {self.n} samples say no more than 1"
+                f"--temperature 0 gives the same completion every time: sample once per question, not {self.n} times"
             )
         if not 0 < self.top_p <= 1:
             raise UserError(f"--top-p must be above 0 and at most 1, found {self.top_p}")
@@ -78,7 +79,7 @@ class EvalSettings:
             raise UserError(
                 f'unknown engine "{self.engine}".{did_you_mean(self.engine, ENGINES)} Known: {", ".join(ENGINES)}'
             )
-        if self.scoring not in SCORING:
+        if self.scoring not in SCORINGS:
             raise UserError(f'--scoring is strict or lenient, found "{self.scoring}"')
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise UserError(f'--dtype is auto, float32, bfloat16 or float16, found "{self.dtype}"')
@@ -94,7 +95,7 @@ class EvalSettings:
 
     @property
     def n(self) -> int:
-        """Samples a question."""
+        """Samples per question."""
         return self.samples or self.k
 
     def shard_of(self) -> Shard | None:

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from evalkit.evaluation.scoring import SCORINGS, Votes, count_votes
+from evalkit.evaluation.scoring import Votes, count_votes
 from evalkit.metrics import jackknife_variance, maj_at_all_k, pass_at_all_k
-from evalkit.results.store import QuestionKey, RunFolder
+from evalkit.results.record import SCORINGS, BenchmarkRecord, GroupMetrics, Interval, ScoringMetrics
+from evalkit.results.store import EvalFolder, QuestionKey
 from evalkit.statistics import mean_interval
 from rewards.data.problem import Problem
+from rewards.extract import Scoring
 from rewards.support.errors import UserError
 from rewards.verify import Verdict, Verifier
 
@@ -73,7 +75,7 @@ class Scored(NamedTuple):
     """Arrays [questions, most samples of one]: column k - 1 is for k."""
 
 
-def read_samples(folder: RunFolder) -> dict[QuestionKey, QuestionSamples]:
+def read_samples(folder: EvalFolder) -> dict[QuestionKey, QuestionSamples]:
     """Read the scores of every stored sample, completions left out: (benchmark, question id) -> samples."""
     found: dict[QuestionKey, QuestionSamples] = {}
     for _, table in folder.tables(_COLUMNS):
@@ -96,7 +98,9 @@ def _votes(samples: Sequence[QuestionSamples], problems: Sequence[Problem], veri
     return [sample.votes[scoring] for sample, _, scoring in asked]
 
 
-def _score(samples: Sequence[QuestionSamples], problems: Sequence[Problem], verifier: Verifier) -> dict[str, Scored]:
+def _score(
+    samples: Sequence[QuestionSamples], problems: Sequence[Problem], verifier: Verifier
+) -> dict[Scoring, Scored]:
     """Score every question both ways, together: the two mostly agree, and what is alike is worked out once."""
     votes = _votes(samples, problems, verifier)
     n = [len(sample.indices) for sample in samples]
@@ -108,31 +112,35 @@ def _score(samples: Sequence[QuestionSamples], problems: Sequence[Problem], veri
     }
 
 
-def _intervals(values: Array, variance: Array, k_max: int, mean_n: float) -> dict[str, dict[str, float | None]]:
+def _intervals(values: Array, variance: Array, k_max: int, mean_n: float) -> dict[int, Interval]:
     out = {}
     for k in range(1, k_max + 1):
         within = variance[:, k - 1]
         known = None if np.isnan(within).any() else within
-        out[str(k)] = mean_interval(values[:, k - 1], known, draws=mean_n / k)._asdict()
+        out[k] = Interval(**mean_interval(values[:, k - 1], known, draws=mean_n / k)._asdict())
     return out
 
 
-def _metrics(scored: Scored) -> dict[str, Any]:
+def _metrics(scored: Scored, samples: Sequence[QuestionSamples], scoring: Scoring) -> ScoringMetrics:
     """Return pass@k and maj@k with intervals for k = 1..(fewest samples of a question)."""
     k_max, mean_n = min(scored.n), float(np.mean(scored.n))
-    return {
-        "pass@k": _intervals(scored.pass_at, scored.pass_variance, k_max, mean_n),
-        "maj@k": _intervals(scored.maj_at, scored.maj_variance, k_max, mean_n),
-    }
+    verdicts = Counter(v for s in samples for v in s.verdicts[scoring])
+    return ScoringMetrics(
+        pass_at_k=_intervals(scored.pass_at, scored.pass_variance, k_max, mean_n),
+        maj_at_k=_intervals(scored.maj_at, scored.maj_variance, k_max, mean_n),
+        no_answer_rate=sum(votes.abstentions for votes in scored.votes) / sum(scored.n),
+        unsimplified_rate=verdicts[Verdict.UNSIMPLIFIED] / sum(scored.n),
+        verdicts=dict(sorted(verdicts.items())),
+    )
 
 
-def _means(scored: Scored, rows: Sequence[int]) -> dict[str, Any]:
-    k_max = min(scored.n[i] for i in rows)
-    return {
-        "questions": len(rows),
-        "pass@k": {str(k): float(scored.pass_at[rows, k - 1].mean()) for k in range(1, k_max + 1)},
-        "maj@k": {str(k): float(scored.maj_at[rows, k - 1].mean()) for k in range(1, k_max + 1)},
-    }
+def _means(scored: Scored, rows: Sequence[int]) -> GroupMetrics:
+    ks = range(1, min(scored.n[i] for i in rows) + 1)
+    return GroupMetrics(
+        questions=len(rows),
+        pass_at_k={k: float(scored.pass_at[rows, k - 1].mean()) for k in ks},
+        maj_at_k={k: float(scored.maj_at[rows, k - 1].mean()) for k in ks},
+    )
 
 
 def _groups(problems: Sequence[Problem], key: Callable[[Problem], Any]) -> dict[str, list[int]]:
@@ -146,12 +154,13 @@ def _groups(problems: Sequence[Problem], key: Callable[[Problem], Any]) -> dict[
 
 def summarise(
     name: str,
+    record: BenchmarkRecord,
     problems: Sequence[Problem],
     stored: Mapping[QuestionKey, QuestionSamples],
-    headline: str,
+    headline: Scoring,
     verifier: Verifier,
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return (the benchmark's entry in eval.json, its rows of questions.parquet).
+) -> tuple[BenchmarkRecord, list[dict[str, Any]]]:
+    """Return (the benchmark's record with its metrics, its rows of questions.parquet).
 
     Raises UserError where a question has no sample at all.
     """
@@ -160,17 +169,11 @@ def summarise(
         raise UserError(f"{name}: {len(missing)} questions have no samples (first: {missing[0]})")
     samples = [stored[name, p.id] for p in problems]
     total = sum(len(s.indices) for s in samples)
-    entry: dict[str, Any] = {}
+    metrics: dict[Scoring, ScoringMetrics] = {}
     rows: list[dict[str, Any]] = []
     by_scoring = _score(samples, problems, verifier)
     for scoring, scored in by_scoring.items():
-        verdicts = Counter(v for s in samples for v in s.verdicts[scoring])
-        entry[scoring] = {
-            **_metrics(scored),
-            "no_answer_rate": sum(votes.abstentions for votes in scored.votes) / total,
-            "unsimplified_rate": verdicts[Verdict.UNSIMPLIFIED] / total,
-            "verdicts": dict(sorted(verdicts.items())),
-        }
+        metrics[scoring] = _metrics(scored, samples, scoring)
         for i, (problem, sample) in enumerate(zip(problems, samples, strict=True)):
             n = scored.n[i]
             rows.append(
@@ -191,23 +194,18 @@ def summarise(
                     "mean_tokens": float(np.mean(sample.tokens)) if sample.tokens else None,
                 }
             )
-    head = by_scoring[headline]
     tokens = [t for s in samples for t in s.tokens]
-    summary = {
+    summary: dict[str, Any] = {
         "questions": len(problems),
         "samples": total,
-        "pass@k": entry[headline]["pass@k"],
-        "maj@k": entry[headline]["maj@k"],
+        **{name: getattr(metrics[headline], name) for name in ScoringMetrics.model_fields},
         "format_rate": sum(s.format_ok for s in samples) / total,
         "truncation_rate": sum(s.truncated for s in samples) / total,
-        "no_answer_rate": entry[headline]["no_answer_rate"],
-        "unsimplified_rate": entry[headline]["unsimplified_rate"],
         "mean_tokens": float(np.mean(tokens)) if tokens else None,
-        "verdicts": entry[headline]["verdicts"],
-        **entry,
+        **{str(scoring): of_scoring for scoring, of_scoring in metrics.items()},
     }
     for label, key in (("by_subject", lambda p: p.subject), ("by_level", lambda p: p.level)):
         groups = _groups(problems, key)
         if len(groups) > 1:
-            summary[label] = {value: _means(head, rows) for value, rows in groups.items()}
-    return summary, rows
+            summary[label] = {value: _means(by_scoring[headline], rows) for value, rows in groups.items()}
+    return record.model_copy(update=summary), rows

@@ -6,7 +6,8 @@ import os
 import sys
 from pathlib import Path
 
-from evalkit.results.find import SCORINGS, find_runs
+from evalkit.results.find import find_runs
+from evalkit.results.record import SCORINGS
 from rewards.support.errors import UserError, did_you_mean
 from rewards.support.packages import require
 

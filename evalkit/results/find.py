@@ -6,15 +6,14 @@ the eval runs made of it. Everything that makes a run unfit to read is a UserErr
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from evalkit.results.questions import load_questions
+from evalkit.results.record import EvalRecord, read_record
 from evalkit.results.run import EvalRun, TrainRun
-from evalkit.results.schema import EVAL_SCHEMA_VERSION
 from rewards.support.errors import UserError, did_you_mean
 from rewards.support.files import check_schema_version, read_json
 
@@ -23,11 +22,6 @@ RESULTS = Path("results")
 TRAIN_SCHEMA_VERSION = 1
 SHARD = re.compile(r"-shard-\d+-of-\d+$")
 """What `gtpo eval --shard i/n` appends to a run's name; the shards of one name are compared as one run."""
-SCORINGS = ("strict", "lenient")
-
-
-
-
 
 
 def find_runs(names: list[str], *, allow_incomplete: bool = False) -> tuple[list[EvalRun], list[TrainRun], list[str]]:
@@ -71,7 +65,7 @@ def _resolve(given: str) -> list[Path]:
     there = [place for place in places if place.is_dir()]
     if len(there) == 2:
         # Evaluating a train run under its own name is the usual case; the train run then stands for both.
-        if _names_train_run(_peek(there[0] / "eval.json"), there[1]):
+        if _names_train_run(_peek(there[0]), there[1]):
             return [there[1]]
         raise UserError(f'"{given}" is an eval run and another train run: give the path, {there[0]} or {there[1]}')
     if there:
@@ -93,58 +87,43 @@ def _folders(parent: Path) -> list[Path]:
     return sorted(entry for entry in parent.iterdir() if entry.is_dir()) if parent.is_dir() else []
 
 
-def _peek(path: Path) -> dict[str, Any]:
-    """An eval.json as it is, or {} where it cannot be read: for searching among runs nobody asked for."""
+def _peek(folder: Path) -> EvalRecord | None:
+    """Return the eval.json of a folder, or None where it cannot be read: for searching among runs nobody asked for."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _check_schema(path: Path, document: Any, newest: int) -> None:
-    if not isinstance(document, dict):
-        raise UserError(f"{path}: expected a JSON object")
-    version = document.get("schema_version")
-    if not isinstance(version, int):
-        raise UserError(f"{path}: no schema_version; not a file that gtpo wrote")
-    check_schema_version(path, version, newest)
+        return read_record(folder)
+    except (UserError, OSError):
+        return None
 
 
 def read_eval_run(folder: Path, *, allow_incomplete: bool = False, notes: list[str] | None = None) -> EvalRun:
     """Read and check one eval run. Raises UserError naming file and field."""
-    path = folder / "eval.json"
-    if not path.is_file():
+    if not (folder / "eval.json").is_file():
         raise UserError(
             f"{folder}: the eval run is incomplete (no eval.json yet); run the gtpo eval command that started it "
             "again, it resumes"
         )
-    document = read_json(path)
-    _check_schema(path, document, EVAL_SCHEMA_VERSION)
-    if not isinstance(document.get("benchmarks"), dict):
-        raise UserError(f"{path}: no benchmarks; not an eval run's summary")
-    name = str(document.get("name") or folder.resolve().name)
-    if document.get("shard"):
+    record = read_record(folder)
+    name = record.name or folder.resolve().name
+    if record.shard:
         name = SHARD.sub("", name)
-    if document.get("status") != "complete":
-        command = document.get("command")
-        resume = f"resume it with: {command}" if command else "run its gtpo eval command again, it resumes"
+    if record.status != "complete":
+        resume = f"resume it with: {record.command}" if record.command else "run its gtpo eval command again"
         if not (allow_incomplete and (folder / "questions.parquet").is_file()):
             raise UserError(f'{folder}: eval run "{name}" is incomplete; {resume}')
         if notes is not None:
             notes.append(f"{name} is incomplete: compared as far as it got ({resume})")
     if not (folder / "questions.parquet").is_file():
         raise UserError(f"{folder}: questions.parquet is missing; write it again with gtpo eval --rescore")
-    if document.get("scoring") not in SCORINGS:
-        raise UserError(f"{path}: scoring is {document.get('scoring')!r}, expected strict or lenient")
-    return EvalRun(name, (folder,), (document,))
+    return EvalRun(name, (folder,), (record,))
 
 
 def read_train_run(folder: Path) -> TrainRun:
     """Read one train run's run.json. Raises UserError."""
     path = folder / "run.json"
     document = read_json(path)
-    _check_schema(path, document, TRAIN_SCHEMA_VERSION)
+    if not isinstance(document, dict) or not isinstance(document.get("schema_version"), int):
+        raise UserError(f"{path}: no schema_version; not a file that gtpo wrote")
+    check_schema_version(path, document["schema_version"], TRAIN_SCHEMA_VERSION)
     return TrainRun(str(document.get("run_name") or document.get("name") or folder.resolve().name), folder, document)
 
 
@@ -156,9 +135,9 @@ def _incomplete_train(train: TrainRun, allowed: bool, notes: list[str]) -> None:
     notes.append(f"{train.name} is an incomplete train run (status {status}): shown as far as it got ({resume})")
 
 
-def _names_train_run(document: dict[str, Any], folder: Path) -> bool:
+def _names_train_run(record: EvalRecord | None, folder: Path) -> bool:
     """Whether an eval.json says that its model is this train run."""
-    named = (document.get("model") or {}).get("train_run")
+    named = record.model.train_run if record is not None else None
     if not named:
         return False
     return Path(named).name == folder.resolve().name or Path(named).resolve() == folder.resolve()
@@ -169,10 +148,10 @@ def _eval_runs_of(train: TrainRun, notes: list[str]) -> list[EvalRun]:
     homes = {place.resolve() for place in (train.folder.resolve().parent.parent / "eval", RESULTS / "eval")}
     found = []
     for entry in sorted(entry for home in homes for entry in _folders(home)):
-        document = _peek(entry / "eval.json")
-        if not _names_train_run(document, train.folder):
+        record = _peek(entry)
+        if record is None or not _names_train_run(record, train.folder):
             continue
-        if document.get("status") != "complete":
+        if record.status != "complete":
             notes.append(f"{train.name}: eval run {entry.name} is incomplete and left out")
             continue
         found.append(read_eval_run(entry))
@@ -181,7 +160,7 @@ def _eval_runs_of(train: TrainRun, notes: list[str]) -> list[EvalRun]:
 
 def _train_run_of(run: EvalRun) -> TrainRun | None:
     """The train run that an eval run names, where its folder is still there."""
-    named = run.model.get("train_run")
+    named = run.record.model.train_run
     if not named:
         return None
     beside = run.folders[0].resolve().parent.parent / "train" / Path(named).name
@@ -192,33 +171,20 @@ def _train_run_of(run: EvalRun) -> TrainRun | None:
 
 
 SETTINGS = (
-    "scoring",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "max_tokens",
-    "n",
-    "prompt",
-    "chat template",
-    "verifier",
-)
+    "scoring", "temperature", "top_p", "top_k", "min_p", "max_tokens", "n", "prompt", "chat template", "verifier"
+)  # fmt: skip
 
 
 def settings(run: EvalRun) -> dict[str, Any]:
     """What two runs must share to be comparable, by the name a reader knows it under."""
-    document = run.document
-    sampling, prompt = document.get("sampling") or {}, document.get("prompt") or {}
-    values = {
-        "scoring": document.get("scoring"),
-        **{key: sampling.get(key) for key in ("temperature", "top_p", "top_k", "min_p", "max_tokens", "n")},
-        "prompt": prompt.get("system"),
-        "chat template": prompt.get("chat_template_hash"),
-        "verifier": (document.get("verifier") or {}).get("version"),
+    record = run.record
+    return {
+        "scoring": record.scoring,
+        **{key: getattr(record.sampling, key, None) for key in SETTINGS[1:7]},
+        "prompt": record.prompt.hash if record.prompt.system is None else record.prompt.system,
+        "chat template": record.prompt.chat_template_hash,
+        "verifier": record.verifier.version,
     }
-    if values["prompt"] is None:
-        values["prompt"] = prompt.get("hash")
-    return values
 
 
 def _joined_for(train: TrainRun, found: list[EvalRun], notes: list[str]) -> EvalRun:
@@ -239,7 +205,7 @@ class _Overlap(UserError):
 
 def _check_shards(run: EvalRun, notes: list[str]) -> EvalRun:
     """Note which shards of a run are missing."""
-    shards = [str(document["shard"]) for document in run.documents if document.get("shard")]
+    shards = [record.shard for record in run.records if record.shard]
     for total in sorted({shard.partition("/")[2] for shard in shards}):
         have = {shard.partition("/")[0] for shard in shards if shard.endswith(f"/{total}")}
         missing = [str(i) for i in range(1, int(total) + 1) if str(i) not in have]
@@ -288,4 +254,4 @@ def _joined(name: str, parts: list[EvalRun]) -> EvalRun:
                 )
             seen.update(ids)
     folders = tuple(folder for part in parts for folder in part.folders)
-    return EvalRun(name, folders, tuple(d for part in parts for d in part.documents), parts[0].train)
+    return EvalRun(name, folders, tuple(r for part in parts for r in part.records), parts[0].train)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.metrics import pass_at_all_k
-from evalkit.results.schema import EVAL_SCHEMA_VERSION
+from evalkit.results.record import EVAL_SCHEMA_VERSION
 from rewards.support.errors import UserError
 from rewards.support.files import check_schema_version
 
@@ -54,8 +54,8 @@ _FILES: dict[Path, _File] = {}
 def load_questions(run: EvalRun, benchmark: str, scoring: str) -> Questions:
     """Return a run's per-question figures on one benchmark. Raises UserError where the file does not hold them."""
     parts = []
-    for folder, document in zip(run.folders, run.documents, strict=True):
-        if benchmark in document["benchmarks"]:
+    for folder, record in zip(run.folders, run.records, strict=True):
+        if benchmark in record.benchmarks:
             path = folder / "questions.parquet"
             if path not in _FILES:
                 _FILES[path] = _File(path)
@@ -91,8 +91,8 @@ class _File:
                         f"{path}: column {missing[0]} is missing; write the file again: gtpo eval --rescore"
                     )
                 table = file.read(columns=list(_COLUMNS), use_threads=False).combine_chunks()
-        except (pa.ArrowException, OSError) as fault:
-            raise UserError(f"{path}: cannot be read ({fault}); write it again with gtpo eval --rescore") from None
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{path}: cannot be read ({error}); write it again with gtpo eval --rescore") from None
         # Strings come as dictionary codes and ids as Python strings: to_numpy on them would import pandas.
         columns = {name: _whole(table.column(name)) for name in _COLUMNS}
         self.ids = np.array(columns["question_id"].to_pylist(), dtype=object)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evalkit.results.record import EvalRecord
+
 
 @dataclass(frozen=True)
 class TrainRun:
@@ -37,23 +39,18 @@ class EvalRun:
 
     name: str
     folders: tuple[Path, ...]
-    documents: tuple[dict[str, Any], ...] = field(repr=False)
+    records: tuple[EvalRecord, ...] = field(repr=False)
     train: TrainRun | None = None
 
     @property
-    def document(self) -> dict[str, Any]:
+    def record(self) -> EvalRecord:
         """The (first) eval.json; the others agree with it in every setting."""
-        return self.documents[0]
-
-    @property
-    def model(self) -> dict[str, Any]:
-        """The model block of eval.json."""
-        return self.document.get("model") or {}
+        return self.records[0]
 
     @property
     def method(self) -> str:
         """The preset or method it was trained with; empty for a model that no train run made."""
-        name = self.model.get("preset") or self.model.get("method")
+        name = self.record.model.preset or self.record.model.method
         if not name and self.train is not None:
             name = self.train.preset or self.train.method
         return str(name or "")
@@ -61,4 +58,4 @@ class EvalRun:
     @property
     def benchmarks(self) -> list[str]:
         """Names of its benchmarks, in the order they were run."""
-        return list(dict.fromkeys(name for document in self.documents for name in document["benchmarks"]))
+        return list(dict.fromkeys(name for record in self.records for name in record.benchmarks))

@@ -1,45 +1,17 @@
-"""What an eval run looks like on disk: the one definition that the store writes and that compare reads.
+"""The Parquet files of an eval run: the one definition that the store writes and that compare reads.
 
     results/eval/<run>/
-        eval.json            settings, provenance, aggregated metrics (EVAL_JSON below)
-        questions.parquet    one row a question and scoring: the per-question figures that paired tests need
+        eval.json            settings, provenance, aggregated metrics (evalkit/results/record.py)
+        questions.parquet    one row per question and scoring: the per-question figures that paired tests need
         problems.parquet     the questions and golds that the samples answer
-        samples/*.parquet    one row a sample, in parts written by write-then-rename
-
-eval.json, in full (all rates and metrics are fractions in [0, 1]):
-
-    schema_version   int
-    status           "complete" | "incomplete"
-    name             the run's name
-    model            {source, adapter, fingerprint, train_run, checkpoint, method, preset}      (null where unknown)
-    engine           {name, dtype (as asked for), compute_dtype, versions: {package: version}, hardware, ...}
-    sampling         {temperature, top_p, max_tokens, n, seed}
-    prompt           {system, chat_template_hash, hash}
-    scoring          "strict" | "lenient"       the headline
-    shard            "i/n" | null               part i of n: every n-th question
-    verifier         {version, timeout_s, ...}
-    created, wall_seconds, command, git_commit
-    benchmarks       {name: {
-        source, questions, samples, checksum (of ids + golds), excluded: [ids],
-        "pass@k": {"1": {mean, low, high, low_sampling, high_sampling}, ...},   the headline scoring
-        "maj@k":  {...},
-        format_rate, truncation_rate, no_answer_rate, unsimplified_rate, mean_tokens,
-        verdicts: {CORRECT: n, ...},
-        strict:  {"pass@k": ..., "maj@k": ..., no_answer_rate, unsimplified_rate, verdicts},
-        lenient: {...},
-        labels: {compared, agree: {strict, lenient}}    (recorded completions that bring their owners' labels)
-        by_subject / by_level: {value: {questions, "pass@k", "maj@k"}}           (MATH only)
-    }}
-
-low/high is the 95 % interval that covers the choice of questions as well as sampling noise (clustered by
-question); low_sampling/high_sampling covers sampling noise on these very questions alone.
+        samples/*.parquet    one row per sample, in parts written by write-then-rename
 """
 
 from __future__ import annotations
 
 import pyarrow as pa
 
-EVAL_SCHEMA_VERSION = 1
+from evalkit.results.record import EVAL_SCHEMA_VERSION
 
 SAMPLE_SCHEMA = pa.schema(
     [

@@ -1,7 +1,6 @@
 """The folder of an eval run: one writer at a time, parts written whole, nothing overwritten.
 
-Layout and schemas: `evalkit.results.schema`. The lock is an flock on `.lock`, which the system drops when the process ends,
-however it ends.
+Layout and schemas: `evalkit.results.schema`. The system drops the lock when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -14,18 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from evalkit.results.schema import EVAL_SCHEMA_VERSION, PROBLEM_SCHEMA, QUESTION_SCHEMA, SAMPLE_SCHEMA
+from evalkit.results.record import EVAL_SCHEMA_VERSION, EvalRecord, read_record
+from evalkit.results.schema import PROBLEM_SCHEMA, QUESTION_SCHEMA, SAMPLE_SCHEMA
 from rewards.data.problem import Problem
 from rewards.support.errors import UserError
-from rewards.support.files import (
-    LOCK_FILES,
-    check_schema_version,
-    flatten,
-    lock_folder,
-    read_json,
-    write_bytes,
-    write_json,
-)
+from rewards.support.files import LOCK_FILES, check_schema_version, lock_folder, write_bytes
 
 QuestionKey = tuple[str, str]
 """(benchmark, question id)"""
@@ -38,8 +30,8 @@ def _read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         metadata = pq.read_schema(path).metadata or {}
         check_schema_version(path, int(metadata.get(b"gtpo_schema_version", b"0")), EVAL_SCHEMA_VERSION)
         return pq.read_table(path, columns=columns)
-    except (pa.ArrowInvalid, pa.ArrowKeyError, OSError, ValueError) as fault:
-        first = str(fault).split("\n")[0][:160]
+    except (pa.ArrowInvalid, pa.ArrowKeyError, OSError, ValueError) as error:
+        first = str(error).split("\n")[0][:160]
         raise UserError(
             f"{path} is damaged ({first}): move it away and run the same command, which samples only what it held"
         ) from None
@@ -52,7 +44,7 @@ def write_parquet(path: Path, table: pa.Table) -> None:
     write_bytes(path, sink.getvalue().to_pybytes())
 
 
-class RunFolder:
+class EvalFolder:
     """An eval run on disk, locked for this process until `close`. Raises UserError where another process holds it."""
 
     def __init__(self, path: Path) -> None:
@@ -76,19 +68,15 @@ class RunFolder:
             self.path.rmdir()
         self._lock.release()
 
-    def __enter__(self) -> RunFolder:
+    def __enter__(self) -> EvalFolder:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def record(self) -> dict[str, Any] | None:
+    def record(self) -> EvalRecord | None:
         """Return eval.json, or None in a new folder. UserError on a newer schema."""
         return read_record(self.path) if (self.path / "eval.json").is_file() else None
-
-    def write_record(self, record: dict[str, Any]) -> None:
-        """Write eval.json."""
-        write_json(self.path / "eval.json", record)
 
     def parts(self) -> list[Path]:
         """Return the sample parts in the order in which they were written."""
@@ -132,15 +120,7 @@ class RunFolder:
     def add_problems(self, problems: dict[str, list[Problem]]) -> None:
         """Write problems.parquet: these benchmarks beside those that are there."""
         rows = [
-            {
-                "benchmark": name,
-                "id": p.id,
-                "problem": p.problem,
-                "answer": p.answer,
-                "subject": p.subject,
-                "level": p.level,
-                "answers": p.answers,
-            }
+            {"benchmark": name, **{key: getattr(p, key) for key in PROBLEM_SCHEMA.names[1:]}}
             for name, chosen in {**self.problems(), **problems}.items()
             for p in chosen
         ]
@@ -149,50 +129,3 @@ class RunFolder:
     def write_questions(self, rows: Iterable[dict[str, Any]]) -> None:
         """Write questions.parquet."""
         write_parquet(self.path / "questions.parquet", pa.Table.from_pylist(list(rows), schema=QUESTION_SCHEMA))
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """Return the eval.json of a run folder. UserError where it is missing, broken, or of a newer schema."""
-    record: dict[str, Any] = read_json(path / "eval.json")
-    check_schema_version(path / "eval.json", record.get("schema_version", 0), EVAL_SCHEMA_VERSION)
-    return record
-
-
-IDENTITY = (
-    "model.source",
-    "model.adapter",
-    "model.fingerprint",
-    "engine.name",
-    "engine.dtype",
-    "sampling.temperature",
-    "sampling.top_p",
-    "sampling.max_tokens",
-    "sampling.seed",
-    "prompt.system",
-    "prompt.chat_template_hash",
-    "shard",
-)
-"""Settings that a run keeps for life: samples made with others would not be of one kind."""
-
-
-def check_identity(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Raise UserError that names each setting in which a run and the command differ."""
-    before, after = flatten(old), flatten(new)
-    differing = [
-        f"{key} ({_short(before.get(key))} there, {_short(after.get(key))} now)"
-        for key in IDENTITY
-        if before.get(key) != after.get(key)
-    ]
-    for name, benchmark in new.get("benchmarks", {}).items():
-        there = old.get("benchmarks", {}).get(name)
-        if there is not None and there.get("checksum") != benchmark["checksum"]:
-            differing.append(f"the questions of {name} ({there.get('questions')} there, {benchmark['questions']} now)")
-    if differing:
-        raise UserError(
-            f"{path} was made with other settings: {'; '.join(differing)}. Repeat those, or choose another --out"
-        )
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 48 else f"{text[:45]}..."

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 
 from evalkit.engines.base import Generation
 from evalkit.evaluation.benchmarks import checksum
-from evalkit.evaluation.record import finish
+from evalkit.evaluation.record import write_results
 from evalkit.evaluation.scoring import score
-from evalkit.results.schema import EVAL_SCHEMA_VERSION
-from evalkit.results.store import RunFolder
+from evalkit.results.record import EVAL_SCHEMA_VERSION, EvalRecord
+from evalkit.results.store import EvalFolder
 from rewards.data.problem import Problem
 from rewards.verify import Verifier
 
@@ -66,7 +66,7 @@ def write_eval(
     if not hasattr(write_eval, "verifier"):
         write_eval.verifier = Verifier(workers=1).__enter__()
         atexit.register(write_eval.verifier.__exit__, None, None, None)
-    with RunFolder(folder) as run:
+    with EvalFolder(folder) as run:
         for benchmark, count in (benchmarks or {"arithmetic": 60}).items():
             difficulty = np.random.default_rng([questions_seed, count]).normal(0.3, 1.8, size=count)
             rng = np.random.default_rng([seed, count])
@@ -100,10 +100,10 @@ def write_eval(
             document["benchmarks"][benchmark] = {
                 "source": "generated", "questions": count, "checksum": checksum(problems), "excluded": []
             }  # fmt: skip
-        status, verifier, version = document["status"], document["verifier"], document["schema_version"]
-        finish(run, document, document["scoring"], write_eval.verifier)
+        record = write_results(run, EvalRecord.model_validate(document), write_eval.verifier)
         # What a test asks for instead of what a finished run says.
-        run.write_record(document | {"status": status, "verifier": verifier, "schema_version": version})
+        asked = {key: document[key] for key in ("status", "verifier", "schema_version")}
+        (folder / "eval.json").write_text(json.dumps(record.as_json() | asked))
     return folder
 
 

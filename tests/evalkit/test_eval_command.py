@@ -163,10 +163,10 @@ def test_a_damaged_part_is_named(gtpo, tiny_model: Path, whole: Path, tmp_path: 
 
 
 def test_two_writers(gtpo, whole: Path, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
-    from evalkit.results.store import RunFolder
+    from evalkit.results.store import EvalFolder
 
     command = ("eval", tiny_model, "--benchmarks", "arithmetic", "--k", "12", "--limit", "10", "--out", whole, *EVAL)
-    with RunFolder(whole):
+    with EvalFolder(whole):
         assert f"being written by another process (process {os.getpid()})" in gtpo(*command, code=2).stderr
     gtpo(*command)
 
@@ -176,7 +176,7 @@ def test_rescore(gtpo, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-
 
     run = tmp_path / "run"
     shutil.copytree(whole, run)
-    assert "no verdict changed" in gtpo("eval", run, "--rescore", "--quiet").stderr
+    assert "no verdicts changed" in gtpo("eval", run, "--rescore", "--quiet").stderr
     assert metrics(run) == metrics(whole)
     part = sorted((run / "samples").iterdir())[0]
     rows = pq.read_table(part).to_pylist()

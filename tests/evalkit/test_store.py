@@ -16,7 +16,8 @@ from evalkit.evaluation.pipeline import Incomplete, ScoringPipeline
 from evalkit.evaluation.progress import Progress
 from evalkit.evaluation.scoring import count_votes, score
 from evalkit.evaluation.summary import read_samples
-from evalkit.results.store import RunFolder, check_identity, read_record
+from evalkit.results.record import EvalRecord, check_identity, read_record
+from evalkit.results.store import EvalFolder
 from rewards.data.problem import Problem
 from rewards.support.errors import UserError
 from rewards.verify import Verifier
@@ -29,14 +30,14 @@ def generations(count: int, start: int = 0, text: str = "<answer>4</answer>") ->
     return [Generation("b", "q", i, text, 3, "stop", i) for i in range(start, start + count)]
 
 
-def pipeline(folder: RunFolder, samples: dict[tuple[str, str], int] | None = None) -> ScoringPipeline:
-    progress = Progress("strict", quiet=True)
+def pipeline(folder: EvalFolder, samples: dict[tuple[str, str], int] | None = None) -> ScoringPipeline:
+    progress = Progress("strict")
     progress.add("b", 100, 0)
     return ScoringPipeline(folder, PROBLEMS, samples or {}, Verifier(), progress)
 
 
 def test_a_full_disk_keeps_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with RunFolder(tmp_path / "run") as folder:
+    with EvalFolder(tmp_path / "run") as folder:
         first = pipeline(folder)
         first.put(generations(5))
         first.close()
@@ -55,7 +56,7 @@ def test_a_full_disk_keeps_what_was_written(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_fault_of_the_scoring_reaches_the_caller(tmp_path: Path) -> None:
-    with RunFolder(tmp_path / "run") as folder:
+    with EvalFolder(tmp_path / "run") as folder:
         scoring = pipeline(folder)
         scoring.put(generations(2))
         scoring.put([Generation("b", "unknown question", 0, "x", 1, "stop", 0)])
@@ -64,7 +65,7 @@ def test_a_fault_of_the_scoring_reaches_the_caller(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_which_nothing_was_written_goes_again(tmp_path: Path) -> None:
-    with RunFolder(tmp_path / "run"):
+    with EvalFolder(tmp_path / "run"):
         assert (tmp_path / "run/.lock").exists()
     assert not (tmp_path / "run").exists()
 
@@ -80,13 +81,14 @@ def test_every_setting_that_differs_is_named(tmp_path: Path) -> None:
         "model": {"source": "a"}, "engine": {"name": "vllm"}, "sampling": {"temperature": 1.0, "top_p": 1.0, "n": 4},
     }  # fmt: skip
     other = {**base, "engine": {"name": "openai"}, "sampling": {"temperature": 1.0, "top_p": 0.9, "n": 64}}
-    check_identity(tmp_path, base, {**base, "sampling": {**base["sampling"], "n": 64}})  # k may be raised
+    old = EvalRecord.model_validate(base)
+    check_identity(tmp_path, old, EvalRecord.model_validate({**base, "sampling": {**base["sampling"], "n": 64}}))
     with pytest.raises(UserError, match=r"engine\.name \(vllm there, openai now\); sampling\.top_p \(1\.0 there, 0\.9"):
-        check_identity(tmp_path, base, other)
+        check_identity(tmp_path, old, EvalRecord.model_validate(other))
 
 
 def test_problems_accumulate(tmp_path: Path) -> None:
-    with RunFolder(tmp_path / "run") as folder:
+    with EvalFolder(tmp_path / "run") as folder:
         one, two = [Problem("1", "p", "4", level=3)], [Problem("2", "p\u2028", "5", subject="s")]
         folder.add_problems({"a": one})
         folder.add_problems({"b": two})
@@ -96,7 +98,7 @@ def test_problems_accumulate(tmp_path: Path) -> None:
 def test_votes_are_counted_with_the_last_sample(tmp_path: Path) -> None:
     """As they would be from the stored rows; a question that is not whole is left to the summary."""
     texts = ["<answer>4</answer>", "<answer>1/2</answer>", "<answer>0.5</answer>", "so 0.5", "nothing"]
-    with RunFolder(tmp_path / "run") as folder:
+    with EvalFolder(tmp_path / "run") as folder:
         scoring = pipeline(folder, {("b", "q"): len(texts), ("b", "other"): 2})
         for i, text in enumerate(texts):
             assert not scoring.votes
@@ -114,7 +116,7 @@ def test_generations_gather_and_none_waits_long(tmp_path: Path, monkeypatch: pyt
     lots: list[int] = []
     real = pipelines.score
     monkeypatch.setattr(pipelines, "score", lambda g, *rest: lots.append(len(g)) or real(g, *rest))
-    with RunFolder(tmp_path / "run") as folder:
+    with EvalFolder(tmp_path / "run") as folder:
         scoring = pipeline(folder)
         for start in range(0, 40, 4):  # far faster than a lot gathers
             scoring.put(generations(4, start=start))

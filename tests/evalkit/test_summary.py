@@ -9,7 +9,8 @@ import pytest
 from evalkit.engines.base import Generation
 from evalkit.evaluation.scoring import score
 from evalkit.evaluation.summary import read_samples, summarise
-from evalkit.results.store import RunFolder
+from evalkit.results.record import BenchmarkRecord
+from evalkit.results.store import EvalFolder
 from rewards.data.problem import Problem
 from rewards.verify import Verifier
 
@@ -19,7 +20,7 @@ def row(question: str, index: int, text: str, reason: str = "stop") -> Generatio
 
 
 @pytest.fixture(scope="module")
-def summary(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def summary(tmp_path_factory: pytest.TempPathFactory) -> tuple[BenchmarkRecord, list[dict[str, Any]]]:
     """Two questions, four samples: a is 2 of 4 right under strict scoring (3 under lenient), b never."""
     right = "<reasoning>r</reasoning>\n<answer>4</answer>"
     generations = [
@@ -28,33 +29,33 @@ def summary(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], l
     ]
     generations[-2] = generations[-2]._replace(finish_reason="length")
     problems = [Problem("a", "p", "4", subject="s", level=1), Problem("b", "p", "7", subject="t", level=1)]
-    with RunFolder(tmp_path_factory.mktemp("runs") / "run") as folder, Verifier() as verifier:
+    with EvalFolder(tmp_path_factory.mktemp("runs") / "run") as folder, Verifier() as verifier:
         rows = score(generations, {("b", p.id): p for p in problems}, verifier)
         folder.append(rows[:3])
         folder.append([*rows[2:], rows[0]])  # two samples stored twice count once
-        return summarise("b", problems, read_samples(folder), "strict", verifier)
+        return summarise("b", BenchmarkRecord(), problems, read_samples(folder), "strict", verifier)
 
 
 def test_means(summary) -> None:  # type: ignore[no-untyped-def]
     entry, _ = summary
-    assert (entry["questions"], entry["samples"]) == (2, 8)
-    assert entry["pass@k"]["1"]["mean"] == pytest.approx(0.25)
-    assert entry["pass@k"]["4"]["mean"] == pytest.approx(0.5)
-    assert entry["lenient"]["pass@k"]["1"]["mean"] == pytest.approx(3 / 8)
-    assert entry["format_rate"] == pytest.approx(2 / 8)
-    assert entry["truncation_rate"] == pytest.approx(1 / 8)
-    assert entry["no_answer_rate"] == pytest.approx(3 / 8)
-    assert entry["mean_tokens"] == pytest.approx(11.5)
-    assert entry["verdicts"] == {"CORRECT": 2, "INCORRECT": 3, "NO_ANSWER": 3}
+    assert (entry.questions, entry.samples) == (2, 8)
+    assert entry.pass_at_k[1].mean == pytest.approx(0.25)
+    assert entry.pass_at_k[4].mean == pytest.approx(0.5)
+    assert entry.lenient.pass_at_k[1].mean == pytest.approx(3 / 8)
+    assert entry.format_rate == pytest.approx(2 / 8)
+    assert entry.truncation_rate == pytest.approx(1 / 8)
+    assert entry.no_answer_rate == pytest.approx(3 / 8)
+    assert entry.mean_tokens == pytest.approx(11.5)
+    assert entry.verdicts == {"CORRECT": 2, "INCORRECT": 3, "NO_ANSWER": 3}
     # maj@2 of a, strict: right, right, silent, wrong; the six pairs give 1, 1, 1, 1/2, 1/2, 0.
-    assert entry["maj@k"]["2"]["mean"] == pytest.approx((4 / 6) / 2)
+    assert entry.maj_at_k[2].mean == pytest.approx((4 / 6) / 2)
 
 
 def test_groups_and_questions(summary) -> None:  # type: ignore[no-untyped-def]
     entry, rows = summary
-    assert entry["by_subject"]["s"]["pass@k"]["1"] == pytest.approx(0.5)
-    assert entry["by_subject"]["t"]["pass@k"]["4"] == 0.0
-    assert "by_level" not in entry, "one level is no breakdown"
+    assert entry.by_subject["s"].pass_at_k[1] == pytest.approx(0.5)
+    assert entry.by_subject["t"].pass_at_k[4] == 0.0
+    assert entry.by_level is None, "one level is no breakdown"
     found = {(r["question_id"], r["scoring"]): r for r in rows}
     assert (found["b", "strict"]["votes"], found["b", "strict"]["abstentions"]) == ([2], 2)
     assert (found["b", "lenient"]["votes"], found["b", "lenient"]["abstentions"]) == ([2, 1], 1)
@@ -62,6 +63,6 @@ def test_groups_and_questions(summary) -> None:  # type: ignore[no-untyped-def]
 
 def test_intervals(summary) -> None:  # type: ignore[no-untyped-def]
     entry, _ = summary
-    for interval in entry["pass@k"].values():
-        assert interval["low"] <= interval["low_sampling"] <= interval["mean"]
-        assert interval["mean"] <= interval["high_sampling"] <= interval["high"]
+    for interval in entry.pass_at_k.values():
+        assert interval.low <= interval.low_sampling <= interval.mean
+        assert interval.mean <= interval.high_sampling <= interval.high
