@@ -172,7 +172,7 @@ def test_incomplete_train_run_is_refused_or_noted(tmp_path: Path) -> None:
     )
     assert "as far as it got" in gtpo("compare", "half", "--allow-mismatch", cwd=tmp_path).stdout
     write_train(tmp_path / "results/train/new", steps=60, schema_version=9)
-    assert_refused(gtpo("compare", "new", cwd=tmp_path), "new/run.json", "schema 9 is newer")
+    assert_refused(gtpo("compare", "new", cwd=tmp_path), "new/run.json", "schema version 9")
 
 
 def test_figures_are_written_and_repeat(home: Path) -> None:
