@@ -8,7 +8,7 @@ The filter `auto` is active iff H_ini < ln 2: a model that starts above ln 2 wou
 dropped from the first step on. H_ini belongs to the untrained policy, so a run measures it once, before step 0, and
 keeps its record; a resumed run takes the record up.
 
-Symbols: n samples, N completions, L tokens.
+Symbols: n samples.
 """
 
 from __future__ import annotations
@@ -45,24 +45,6 @@ class Calibration(NamedTuple):
         return cls(record["nats"], record["samples"], record.get("standard_error"))
 
 
-def completion_entropy(token_entropy: Tensor, completion_mask: Tensor) -> Tensor:
-    """Return <H>_i [N] in nats, float64, of H_t [N, L] over the tokens that completion_mask [N, L] marks.
-
-    What stands under the mask's zeros never matters, NaN included. Raises ValueError for shapes that differ and for a
-    completion without tokens.
-    """
-    if token_entropy.dim() != 2 or token_entropy.shape != completion_mask.shape:
-        raise ValueError(
-            f"token_entropy {list(token_entropy.shape)} and completion_mask {list(completion_mask.shape)} "
-            "must both have shape [N, L]"
-        )
-    mask = completion_mask.bool()
-    lengths = mask.sum(dim=1)
-    if not bool((lengths > 0).all()):
-        raise ValueError(f"completion_mask: row {int((lengths == 0).nonzero()[0])} has no tokens")
-    return torch.where(mask, token_entropy.double(), 0.0).sum(dim=1) / lengths
-
-
 def summarise(entropies: Tensor) -> Calibration:
     """Return H_ini, the mean over <H>_i [n], with its standard error. Raises ValueError naming a row not finite."""
     if entropies.dim() != 1 or not len(entropies):
@@ -86,7 +68,7 @@ def calibrate_initial_entropy(
     """Measure H_ini on the first `samples` prompts, `batch_size` at a time; on all of them where there are fewer.
 
     completion_entropies: samples one completion for each of a batch of prompts [n], with the engine that rolls out,
-    and returns <H>_i [n] in nats (`completion_entropy`). progress: called with (done, total) after each batch.
+    and returns <H>_i [n] in nats. progress: called with (done, total) after each batch.
 
     Raises ValueError for an empty dataset, a batch size below 1, a batch whose shape does not match, and an entropy
     that is not finite.

@@ -5,20 +5,23 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import is_peft_model
 from datasets import IterableDataset
 from torch import Tensor
 from transformers import TrainerCallback
 from trl.trainer.utils import pad
 
-from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, completion_entropy, describe_gate
-from gtpo.objective import filter_is_active
+from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, describe_gate
+from gtpo.fused import fused_linear_gtpo_loss
+from gtpo.objective import PRESETS, filter_is_active
 from gtpo.trainer.group_statistics import GroupLoggingTrainer
 from gtpo.trainer.gtpo_config import GTPOConfig
+from gtpo.trainer.policy_head import LMHead, add_policy_head
 from rewards.support.files import read_json, write_json
 
 CALIBRATION_FILE = "initial_entropy.json"
@@ -37,13 +40,18 @@ class _CalibrateFirst(TrainerCallback):
 
 
 class CalibratedTrainer(GroupLoggingTrainer):
-    """GroupLoggingTrainer with an objective whose entropy gate is decided before the first step."""
+    """GroupLoggingTrainer with an objective whose entropy gate is decided before the first step.
+
+    The model's forward takes a loss of hidden states and lm_head (`gtpo.trainer.policy_head`).
+    """
 
     def __init__(self, model: Any, reward_funcs: Any, args: GTPOConfig, **kwargs: Any) -> None:
         self.objective = args.resolved_objective()
         self.calibration = None if args.initial_entropy is None else Calibration(args.initial_entropy)
         self._reported = 0.0
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
+        policy: Any = self.model
+        add_policy_head(policy.get_base_model() if is_peft_model(policy) else policy)
         self.add_callback(_CalibrateFirst(self))
 
     @property
@@ -134,16 +142,28 @@ class CalibratedTrainer(GroupLoggingTrainer):
         right = pad([torch.tensor(ids) for ids in completion_ids], padding_value=padding, padding_side="right")
         left_mask = pad([torch.ones(len(ids), dtype=torch.long) for ids in prompt_ids], 0, "left")
         right_mask = pad([torch.ones(len(ids), dtype=torch.long) for ids in completion_ids], 0, "right")
-        mask = right_mask.to(accelerator.device)
+        rows = {"prompt_ids": left, "prompt_mask": left_mask, "completion_ids": right, "completion_mask": right_mask}
+        batch = {name: value.to(accelerator.device) for name, value in rows.items()}
+
+        def mean_entropy(hidden: Tensor, head: LMHead) -> Tensor:
+            # Of the distribution that was sampled, whatever the objective takes; no reward enters it.
+            ids, mask, rewards = batch["completion_ids"], batch["completion_mask"], torch.zeros(len(hidden))
+            return fused_linear_gtpo_loss(
+                PRESETS["grpo"], hidden, head.weight, ids, mask, rewards, 1,
+                temperature=self.temperature, bias=head.bias, logit_scale=head.logit_scale, softcap=head.softcap,
+            ).entropy  # fmt: skip
+
         with torch.no_grad():
-            _, entropies, _ = self._get_per_token_logps_and_entropies(
-                self.model_wrapped,
-                torch.cat([left, right], dim=1).to(accelerator.device),
-                torch.cat([left_mask, right_mask], dim=1).to(accelerator.device),
-                right.size(1),
-                compute_entropy=True,
-            )
-        assert entropies is not None
-        local = completion_entropy(entropies.cpu(), mask.cpu())  # not every device has the float64 of this
-        ranks = accelerator.gather(local.float().to(accelerator.device)).view(world, -1)
+            local: Tensor = self.policy_forward(self.model_wrapped, batch, mean_entropy)
+        ranks = accelerator.gather(local).view(world, -1)
         return ranks.T.reshape(-1)[: len(prompts)]
+
+    def policy_forward(self, model: Any, batch: Mapping[str, Any], loss: Callable[[Tensor, LMHead], Any]) -> Any:
+        """Run the model's forward; return what `loss` makes of the hidden states [B, L, D] that predict the tokens."""
+        length = batch["completion_ids"].size(1)
+        with self.accelerator.autocast():
+            return model(
+                input_ids=torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
+                attention_mask=torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
+                policy_loss=lambda hidden, head: loss(hidden[:, -length - 1 : -1], head),
+            )

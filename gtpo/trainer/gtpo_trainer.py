@@ -15,7 +15,6 @@ import functools
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
 from torch import Tensor
 
 from gtpo.fused import FusedLoss, fused_loss
@@ -23,7 +22,7 @@ from gtpo.objective import entropy_gate
 from gtpo.trainer.calibration import CalibratedTrainer
 from gtpo.trainer.check_loss import Check, compare_losses
 from gtpo.trainer.gtpo_config import GTPOConfig
-from gtpo.trainer.policy_head import LMHead, add_policy_head
+from gtpo.trainer.policy_head import LMHead
 from gtpo.trainer.rollout import BATCH_ROWS, from_batch
 
 _TEXT_KEYS = frozenset(
@@ -57,8 +56,6 @@ class GTPOTrainer(CalibratedTrainer):
         self._behaviour_entropies: Tensor | None = None
         self.check_loss = args.check_loss
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
-        policy: Any = self.model
-        add_policy_head(policy.get_base_model() if is_peft_model(policy) else policy)
 
     # -- the loss ----------------------------------------------------------------------------------------------------
 
@@ -101,7 +98,7 @@ class GTPOTrainer(CalibratedTrainer):
                 f"GTPOTrainer trains dense text models; this batch has "
                 f"{sorted(set(inputs) - _TEXT_KEYS) or 'a mixture-of-experts loss'}"
             )
-        output = self._policy_forward(model, inputs, functools.partial(self._fused_loss, inputs))
+        output = self.policy_forward(model, inputs, functools.partial(self._fused_loss, inputs))
         mode = self._mode()
         if "sampling_per_token_logps" in inputs:
             self._log_mismatch(output.logps, inputs)
@@ -112,16 +109,6 @@ class GTPOTrainer(CalibratedTrainer):
             (self.accelerator.gather(output.token_entropies.sum()).sum() / tokens).item()
         )
         return output.loss
-
-    def _policy_forward(self, model: Any, inputs: dict[str, Any], loss: Any) -> Any:
-        """Run the model's forward on a batch; `loss` gets the hidden states that predict its completion tokens."""
-        length = inputs["completion_ids"].size(1)
-        with self.accelerator.autocast():
-            return model(
-                input_ids=torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
-                attention_mask=torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
-                policy_loss=lambda hidden, head: loss(hidden[:, -length - 1 : -1], head),
-            )
 
     def _fused_loss(self, inputs: dict[str, Any], hidden: Tensor, head: LMHead) -> FusedLoss:
         """Return the loss of a micro-batch from the hidden states [B, L, D] that predict its tokens."""
@@ -180,5 +167,5 @@ class GTPOTrainer(CalibratedTrainer):
             truncated=truncated,
         )
         with torch.no_grad():
-            found: Check = self._policy_forward(self.model_wrapped, rows, loss)
+            found: Check = self.policy_forward(self.model_wrapped, rows, loss)
         return found

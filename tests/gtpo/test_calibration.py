@@ -110,3 +110,31 @@ def test_a_runs_record_is_what_its_resumed_run_takes_up(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "run.json").read_text())
     assert document["initial_entropy"] == {"nats": 0.42, "samples": 100, "standard_error": 0.012}
     assert GTPORun.load_calibration(trainer) == measured
+
+
+def test_new_run_in_a_used_folder_measures_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 1e-2}
+    model, tokenizer = tiny_model()
+    asked: list[str] = []
+    first = trainer_at(tmp_path, model, tokenizer, asked, max_steps=1, **settings)
+    first.train()
+    assert asked[:5] == PROMPTS
+
+    # Another policy, the same output_dir, no resume.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    asked.clear()
+    second = trainer_at(tmp_path, model, tokenizer, asked, max_steps=1, **settings)
+    second.train()
+    assert asked[:5] == PROMPTS
+    assert second.initial_entropy != first.initial_entropy
+
+    asked.clear()
+    capsys.readouterr()
+    resumed = trainer_at(tmp_path, model, tokenizer, asked, max_steps=2, **settings)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 2
+    assert resumed.calibration == second.calibration
+    assert asked[:5] != PROMPTS
+    assert "initial_entropy.json" in capsys.readouterr().err

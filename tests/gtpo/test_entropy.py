@@ -9,8 +9,8 @@ import random
 import pytest
 import torch
 
-from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, completion_entropy, describe_gate, summarise
-from gtpo.objective import LN2, PRESETS, token_entropy
+from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, describe_gate, summarise
+from gtpo.objective import LN2, PRESETS, reference_loss
 
 SEED = 20250819
 
@@ -23,13 +23,19 @@ def brute_entropy(logits: list[float]) -> float:
     return -math.fsum(w / total * math.log(w / total) for w in weights if w > 0)
 
 
+def mean_entropy(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """<H>_i [N] of logits [N, L, V]."""
+    ids, rewards = torch.zeros_like(mask, dtype=torch.long), torch.zeros(len(mask))
+    return reference_loss(PRESETS["grpo"], logits, ids, mask, rewards, 1).entropy
+
+
 def test_entropies_equal_brute_force_on_ragged_completions_with_their_eos() -> None:
     print("seed", SEED)
     generator = torch.Generator().manual_seed(SEED)
     logits = 3 * torch.randn(5, 7, 11, generator=generator, dtype=torch.float64)
     lengths = [7, 1, 4, 6, 2]
     mask = torch.arange(7) < torch.tensor(lengths)[:, None]
-    found = completion_entropy(token_entropy(logits.log_softmax(-1)), mask)
+    found = mean_entropy(logits, mask)
     for row, length in enumerate(lengths):
         tokens = [brute_entropy(logits[row, t].tolist()) for t in range(length)]  # the last one is the EOS
         assert found[row].item() == pytest.approx(math.fsum(tokens) / length, abs=1e-12)
@@ -40,22 +46,24 @@ def test_entropies_equal_brute_force_on_ragged_completions_with_their_eos() -> N
 def test_float32_entropies_stay_within_rounding_of_float64() -> None:
     logits = 5 * torch.randn(4, 9, 300, generator=torch.Generator().manual_seed(SEED))
     mask = torch.ones(4, 9)
-    single = completion_entropy(token_entropy(logits.log_softmax(-1)), mask)
-    double = completion_entropy(token_entropy(logits.double().log_softmax(-1)), mask)
+    single = mean_entropy(logits, mask)
+    double = mean_entropy(logits.double(), mask)
     assert (single - double).abs().max() < 1e-5
 
 
 def test_padding_never_matters() -> None:
-    entropies = torch.tensor([[0.2, 0.4, math.nan], [1.0, math.inf, -7.0]])
+    logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(SEED))
     mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
-    assert completion_entropy(entropies, mask).tolist() == pytest.approx([0.3, 1.0])
+    clean = mean_entropy(logits, mask)
+    logits[0, 2], logits[1, 1:] = math.nan, math.inf
+    assert torch.equal(mean_entropy(logits, mask), clean)
 
 
 def test_extremes() -> None:
     flat, sure = torch.zeros(1, 1, 8), torch.tensor([[[0.0, -math.inf, -math.inf]]])
     one = torch.ones(1, 1)
-    assert completion_entropy(token_entropy(flat.log_softmax(-1)), one).item() == pytest.approx(math.log(8))
-    assert completion_entropy(token_entropy(sure.log_softmax(-1)), one).item() == 0
+    assert mean_entropy(flat, one).item() == pytest.approx(math.log(8))
+    assert mean_entropy(sure, one).item() == 0
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 100, 1000])
@@ -94,9 +102,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(ValueError, match="batch_size"):
         calibrate_initial_entropy(lambda p: torch.zeros(len(p)), [1], batch_size=0)
     with pytest.raises(ValueError, match="row 1 has no tokens"):
-        completion_entropy(torch.zeros(2, 2), torch.tensor([[1, 0], [0, 0]]))
-    with pytest.raises(ValueError, match=r"\[2, 2\] and completion_mask \[2, 3\]"):
-        completion_entropy(torch.zeros(2, 2), torch.ones(2, 3))
+        mean_entropy(torch.zeros(2, 2, 3), torch.tensor([[1, 0], [0, 0]]))
     with pytest.raises(ValueError, match="n >= 1"):
         summarise(torch.zeros(0))
 

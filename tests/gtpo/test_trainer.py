@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import json
+from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
+from trl import GRPOConfig, TrlParser
 
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.config import BuiltModel
 from gtpo.inputs.tiny import build_tiny_model
+from gtpo.objective import PRESETS
 
+needs_trl_kernel = pytest.mark.skipif(
+    version("trl").startswith("1.15.") and not torch.cuda.is_available(),
+    reason="TRL 1.15 scores log-probabilities with a Triton kernel, which needs a GPU",
+)
 PROMPTS = [[{"role": "user", "content": f"What is {number} + 1?"}] for number in range(8)]
 
 
@@ -90,7 +100,13 @@ def test_bfloat16_autocast_agrees_with_the_reference(folder: Path, tmp_path: Pat
     assert trainer.state.global_step == 1
 
 
-def test_no_old_policy_pass_where_a_round_feeds_one_step(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "passes"),
+    [({}, 0), ({"gradient_accumulation_steps": 2}, 0), pytest.param({"num_iterations": 2}, 1, marks=needs_trl_kernel)],
+)
+def test_no_old_policy_pass_where_a_round_feeds_one_step(
+    folder: Path, tmp_path: Path, changes: dict[str, Any], passes: int
+) -> None:
     calls: list[bool] = []
 
     class Counting(GTPOTrainer):
@@ -101,16 +117,10 @@ def test_no_old_policy_pass_where_a_round_feeds_one_step(folder: Path, tmp_path:
     def reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:
         return [float(sum(ids) % 7) for ids in completion_ids]
 
-    def train(**changes: Any) -> int:
-        calls.clear()
-        data = Dataset.from_dict({"prompt": PROMPTS})
-        settings = arguments(tmp_path, initial_entropy=0.1, **changes)
-        Counting(model=str(folder), reward_funcs=reward, args=settings, train_dataset=data).train()
-        return sum(calls)
-
-    assert train() == 0
-    assert train(gradient_accumulation_steps=2) == 0
-    assert train(num_iterations=2) > 0
+    data = Dataset.from_dict({"prompt": PROMPTS})
+    settings = arguments(tmp_path, initial_entropy=0.1, **changes)
+    Counting(model=str(folder), reward_funcs=reward, args=settings, train_dataset=data).train()
+    assert sum(calls) == passes
 
 
 @pytest.mark.parametrize(
@@ -133,3 +143,71 @@ def test_gate_needs_the_calibration(folder: Path, tmp_path: Path) -> None:
     trainer = GTPOTrainer(model=str(folder), reward_funcs=lambda **_: [], args=arguments(tmp_path), train_dataset=data)
     with pytest.raises(ValueError, match="initial_entropy"):
         trainer.gate_active()
+
+
+def test_objective_is_passed_whole_and_survives_json_and_pickle(tmp_path: Path) -> None:
+    objective = replace(PRESETS["gtpo-eq7"], gamma=0.03)
+    settings = arguments(tmp_path, objective=objective)
+    assert settings.resolved_objective() is objective
+    written = json.loads(settings.to_json_string())["objective"]
+    assert written == asdict(objective)
+    assert arguments(tmp_path, objective=written).resolved_objective() == objective
+    buffer = io.BytesIO()
+    torch.save(settings, buffer)  # training_args.bin of a checkpoint
+    buffer.seek(0)
+    assert torch.load(buffer, weights_only=False).resolved_objective() == objective
+    assert "gamma" in str(settings)
+
+
+def test_objective_from_trls_parser(tmp_path: Path) -> None:
+    command = ["--output_dir", str(tmp_path), "--use_cpu", "--bf16", "no", "--objective", '{"gamma": 0.05}']
+    (settings,) = TrlParser(GTPOConfig).parse_args_and_config(command)
+    assert settings.resolved_objective() == replace(PRESETS["gtpo"], gamma=0.05)
+
+
+def test_unknown_field_of_the_objective_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"objective has no field gama; its fields are .*gamma"):
+        arguments(tmp_path, objective={"gama": 0.05})
+
+
+def test_grpo_arguments_are_refused(folder: Path, tmp_path: Path) -> None:
+    settings: Any = GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
+    with pytest.raises(ValueError, match="args must be a GTPOConfig; found GRPOConfig"):
+        GTPOTrainer(model=str(folder), reward_funcs=lambda **_: [], args=settings)
+
+
+def test_deep_copy_of_the_model_computes_with_its_own_weights(folder: Path, tmp_path: Path) -> None:
+    trainer = GTPOTrainer(
+        model=str(folder),
+        reward_funcs=lambda **_: [],
+        args=arguments(tmp_path),
+        train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
+    )
+    ids = torch.tensor([[5, 6, 7]])
+    original = trainer.model(ids).logits
+    copied = copy.deepcopy(trainer.model)
+    assert torch.equal(copied(ids).logits, original)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.zero_()
+    assert copied(ids).logits.abs().max() == 0
+    assert copied(ids, policy_loss=lambda hidden, head: hidden).abs().max() == 0
+    assert torch.equal(trainer.model(ids).logits, original)
+
+
+@needs_trl_kernel
+def test_deep_copy_scores_log_probabilities_with_its_own_weights(folder: Path, tmp_path: Path) -> None:
+    trainer = GTPOTrainer(
+        model=str(folder),
+        reward_funcs=lambda **_: [],
+        args=arguments(tmp_path),
+        train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
+    )
+    copied = copy.deepcopy(trainer.model)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.zero_()
+    ids = torch.tensor([[5, 6, 7]])
+    found = copied(ids, labels=ids, fused_lm_head=True).log_probs[:, 1:]
+    uniform = -torch.log(torch.tensor(float(copied.config.vocab_size)))
+    torch.testing.assert_close(found, uniform.expand_as(found))
