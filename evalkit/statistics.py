@@ -1,10 +1,10 @@
-"""Error bars and paired tests for scores in [0, 1] that are clustered by question.
+"""Error bars and tests for scores in [0, 1] that are clustered by question, of one run or of several training seeds.
 
 A benchmark has Q questions; a run gives each a score v_q in [0, 1] (its pass@k or maj@k over n samples). The
 samples of one question are not independent of each other, the questions are: the question is the unit everywhere.
 
-Interval of one run's mean m = sum_q v_q / Q (`mean_interval`). A score interval: all mu with
-|m - mu| <= t * sqrt(phi mu (1 - mu) / Q), where t is Student's quantile with Q - 1 degrees of freedom and phi <= 1
+One run's mean m = sum_q v_q / Q (`mean_interval`). A score interval: all mu with
+|m - mu| <= t * sqrt(phi mu (1 - mu) / Q), where t is Student's quantile with Q - 1 degrees of freedom and phi
 says how much less the scores vary than 0/1 outcomes would:
 
     phi = (sum_q (v_q - m)^2 + c) / (Q m (1 - m) + c),      c = 1/4.
@@ -13,14 +13,23 @@ For 0/1 scores phi = 1 and this is Wilson's interval with t for z. For fractiona
 of the question means as Q grows. At 0 % and at 100 %, where the sample variance is 0 and the t interval has no
 width, c makes phi = 1: thirty questions without a success still allow up to about 12 %.
 
-Difference of two runs on the same questions (`paired_difference`), d_q = a_q - b_q: SE = sd(d) / sqrt(Q); the test
-is McNemar's exact one where both scores are 0 or 1 on every question, and otherwise the paired permutation
-(sign-flip) test of sum_q d_q, by full enumeration where that is affordable and by seeded Monte Carlo elsewhere.
-The two agree exactly where both apply.
+A method is trained with S seeds and gives scores v_sq: seeds and questions are crossed random effects,
 
-Sources: Wilson (1927); Bonett and Price (2012) for the interval of a paired difference of proportions; Holm (1979);
-Miller, "Adding Error Bars to Evals" (arXiv 2411.00640) for clustering and pairing. scipy.special carries the
-distributions: scipy.stats has the same numbers but takes half a second to import.
+    v_sq = mu + A_s + B_q + E_sq,     V(mean) = V_Q + max(V_S - V_E, 0),
+
+V_S = var_s(mean over q) / S, V_Q = var_q(mean over s) / Q, V_E the mean square of what is left over S Q: the ANOVA
+estimator of the two-way crossed design (Cornfield and Tukey 1956; the same as in multi-reader studies, Hillis 2007,
+and multiway clustering, Cameron, Gelbach and Miller 2011), with Satterthwaite's degrees of freedom. Three seeds are
+the fewest that say anything about training (SEEDS_NEEDED); with fewer the questions' variance alone is counted.
+
+Difference of two methods on the same questions (`differences`). Where both trained the same seeds, those are paired
+and d_sq = a_sq - b_sq is such a layout itself; elsewhere the seed terms of the two methods add up. One run against
+one run is tested exactly: McNemar where all scores are 0 or 1, else sign flips (evalkit/permutation.py). With seeds
+the test is the t test of the estimator above. The interval is the score interval of evalkit/score_interval.py at the
+same level: it includes 0 wherever its test does not reject.
+
+Sources beside those named: Holm (1979); Miller, "Adding Error Bars to Evals" (arXiv 2411.00640) for clustering and
+pairing. scipy.special carries the distributions: scipy.stats has the same numbers but takes half a second to import.
 """
 
 from __future__ import annotations
@@ -31,19 +40,24 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
+from evalkit.permutation import mcnemar_p, regroup_p, sign_flip_p
+from evalkit.score_interval import (
+    Trinomial,
+    detectable_by_mcnemar,
+    detectable_by_t,
+    mean_bounds,
+    t_quantile,
+    trinomial,
+)
+
 LEVEL = 0.95
 """Coverage of every interval here."""
-POWER = 0.80
-"""Power at which the smallest detectable difference is stated."""
-FLIPS = 9_999
-"""Random sign flips where enumeration is not affordable; the smallest p-value is 1 / (FLIPS + 1)."""
-ENUMERATION = 2**15
-"""Largest support of each half of the enumerated sign-flip distribution: 30 different differences, or many more
-where values repeat."""
+SEEDS_NEEDED = 3
+"""Training seeds of a method from which on an interval covers them."""
 
 _PRIOR = 0.25
-"""c above: pseudo-variance that keeps an interval honest where all scores agree. tests/evalkit/test_statistics.py
-measures the coverage it gives."""
+"""c above: pseudo-variance that keeps an interval honest where all scores agree. bench/coverage.py measures the
+coverage it gives."""
 
 Array = NDArray[np.float64]
 
@@ -57,94 +71,163 @@ class Interval(NamedTuple):
     """low, high: covers the choice of questions as well as sampling noise."""
     low_sampling: float | None
     high_sampling: float | None
-    """Sampling noise on these very questions alone; None where it cannot be estimated (one sample a question)."""
+    """Sampling noise on these very questions alone; None where it cannot be estimated (one sample per question)."""
+
+
+class MethodMean(NamedTuple):
+    """The mean of a method over its training seeds with its 95 % interval, all as fractions."""
+
+    mean: float
+    low: float
+    high: float
+    """low, high: covers questions and samples, and training seeds from SEEDS_NEEDED seeds on."""
+    seed_means: tuple[float, ...]
+    """The mean of each seed."""
+
+    @property
+    def seed_sd(self) -> float | None:
+        """Sample standard deviation over seeds; None for one seed."""
+        return float(np.std(self.seed_means, ddof=1)) if len(self.seed_means) > 1 else None
 
 
 class PairedDifference(NamedTuple):
-    """Mean of a - b over the questions both runs answered, as fractions. NaN where one question is too few."""
+    """Mean of a - b over the questions both answered, as fractions. se is NaN where one question is too few."""
 
     difference: float
     se: float
-    """sd(d) / sqrt(Q), with Q - 1 in the sd's denominator."""
+    """One run each: sd(d) / sqrt(Q), with Q - 1 in the sd's denominator. With seeds: the root of V(mean) above."""
     low: float
     high: float
-    """95 % interval: Student's t; Bonett-Price where all scores are 0 or 1 (it has width when nothing differs)."""
+    """Interval at `level`; it includes 0 where p_value > 1 - level."""
+    level: float
     p_value: float
     """Two-sided, by `test`."""
     test: str
-    """`mcnemar` (exact), `permutation` (all sign flips) or `permutation-mc` (FLIPS random sign flips)."""
+    """`mcnemar`, `sign-flip` (all flips), `sign-flip-saddlepoint`, or `seeds-x-questions` (the crossed t test)."""
     detectable: float
-    """The smallest true difference that these questions show with 80 % power at the 5 % level."""
+    """The smallest true difference that this test shows with 80 % power at level 1 - `level`."""
     questions: int
     only_a: int
     only_b: int
     """Questions on which a (b) scored higher."""
-    t_p: float
-    """Paired t-test, for comparison with other reports."""
-    se_unpaired: float
-    unpaired_p: float
-    """Ignoring the pairing (normal approximation): what a table of two separate error bars suggests."""
+    p_questions: float
+    """The exact test over questions: these very trained models, on other questions of the kind."""
+    p_seeds: float | None
+    """The exact test over training seeds, on these very questions; None with one seed on a side."""
+    smallest_p_seeds: float | None
+    """The smallest p_value that so few seeds can reach."""
+    seeds: tuple[int, int]
+    """Training seeds of a and of b."""
+    seeds_paired: bool
+    fit: Trinomial
+    extra: float
+    freedom: float
+    """What `at_level` works from: the matched trinomial, the variance of training, the degrees of freedom."""
 
+    @property
+    def shown(self) -> int:
+        """1: a is shown to be better, -1: b is, 0: neither, at `level`."""
+        return int(self.low > 0) - int(self.high < 0)
 
-def t_quantile(probability: float, freedom: ArrayLike) -> Array:
-    """Student's quantile; infinite for 0 degrees of freedom."""
-    freedom = np.asarray(freedom, dtype=np.float64)
-    return np.where(freedom > 0, special.stdtrit(np.maximum(freedom, 1), probability), np.inf)
-
-
-def _score_interval(mean: float, effective: float, critical: float) -> tuple[float, float]:
-    """All mu with |mean - mu| <= critical * sqrt(mu (1 - mu) / effective)."""
-    if not np.isfinite(critical):
-        return 0.0, 1.0
-    shrink = critical**2 / effective
-    centre = (mean + shrink / 2) / (1 + shrink)
-    half = critical * np.sqrt(mean * (1 - mean) / effective + (critical / effective) ** 2 / 4) / (1 + shrink)
-    # At mean 0 and 1 the bound is the mean itself; rounding must not put it a hair beside.
-    return float(min(max(centre - half, 0.0), mean)), float(max(min(centre + half, 1.0), mean))
+    def at_level(self, level: float) -> PairedDifference:
+        """The same comparison with its interval and its detectable difference at another level."""
+        low, high = _bounds(self.fit, self.extra, self.freedom, np.array(self.p_value), np.array(level))
+        found = _detectable(self.test, self.questions, self.fit, self.se, self.freedom, self.only_a, self.only_b, level)
+        return self._replace(low=float(low), high=float(high), level=level, detectable=found)
 
 
 def mean_interval(values: ArrayLike, within_variance: ArrayLike | None = None, *, draws: float = 1.0) -> Interval:
     """Return the mean of per-question scores with its 95 % intervals, clustered by question.
 
-    values: [Q] scores in [0, 1], one a question. within_variance: [Q] estimated sampling variance of each score
+    values: [Q] scores in [0, 1], one per question. within_variance: [Q] estimated sampling variance of each score
     (for pass@1 of c out of n: p (1 - p) / (n - 1)), or None, or NaN anywhere, where it cannot be estimated. draws:
     independent draws behind each score (for pass@1: n; for k of n samples: n / k), used only where every question
     came out alike and the variances say nothing. Raises ValueError on an empty list, a NaN, or a score outside [0, 1].
     """
-    scores = np.asarray(values, dtype=np.float64)
-    if scores.ndim != 1 or scores.size == 0:
+    scores = _checked(values)
+    if scores.ndim != 1:
         raise ValueError(f"values must be a non-empty list of per-question scores, got shape {scores.shape}")
-    if not (np.all(scores >= -1e-9) and np.all(scores <= 1 + 1e-9)):
-        raise ValueError("values must lie in [0, 1]: one fraction a question, no NaN")
-    scores = np.clip(scores, 0.0, 1.0)
     questions = scores.size
     mean = float(scores.mean())
     bernoulli = questions * mean * (1 - mean)
-    spread = float(np.square(scores - mean).sum())
-    phi = (spread + _PRIOR) / (bernoulli + _PRIOR)
-    low, high = _score_interval(mean, questions / phi, float(t_quantile((1 + LEVEL) / 2, questions - 1)))
+    low, high = _mean_bounds(scores, 0.0, questions - 1)
     if within_variance is None:
         return Interval(mean, low, high, None, None)
     within = np.asarray(within_variance, dtype=np.float64)
     if np.isnan(within).any():
         return Interval(mean, low, high, None, None)
     if within.shape != scores.shape or not np.all(within >= 0):
-        raise ValueError(f"within_variance must be {questions} variances >= 0, one a question")
+        raise ValueError(f"within_variance must be {questions} variances >= 0, one per question")
     if draws <= 0:
         raise ValueError(f"draws must be positive, got {draws}")
     if within.any():  # p (1 - p) / variance: as many independent draws as the variances speak of
         draws = max(float((scores * (1 - scores)).sum() / within.sum()), 1.0)
     effective = (bernoulli + _PRIOR) / (float(within.mean()) + _PRIOR / (questions * draws))
     z = float(special.ndtri((1 + LEVEL) / 2))
-    return Interval(mean, low, high, *_score_interval(mean, effective, z))
+    return Interval(mean, low, high, *mean_bounds(mean, effective, z))
 
 
-def paired_difference(a: ArrayLike, b: ArrayLike, *, seed: int = 0) -> PairedDifference:
+def method_mean(scores: ArrayLike) -> MethodMean:
+    """Return a method's mean over S seeds and Q questions with its 95 % interval. scores: [S, Q] in [0, 1].
+
+    Raises ValueError on an empty array, a NaN, or a score outside [0, 1].
+    """
+    values = _checked(scores)
+    if values.ndim != 2:
+        raise ValueError(f"scores must be [seeds, questions], got shape {values.shape}")
+    seeds, questions = values.shape
+    by_question, extra, freedom = values.mean(axis=0), 0.0, float(questions - 1)
+    if seeds >= SEEDS_NEEDED and questions > 1:
+        training, squares = _training_variance(values[None])
+        extra, freedom = float(training[0]), float(_satterthwaite(by_question[None], training, squares, seeds - 1)[0])
+    low, high = _mean_bounds(by_question, extra, freedom)
+    return MethodMean(float(by_question.mean()), low, high, tuple(values.mean(axis=1).tolist()))
+
+
+def _checked(values: ArrayLike) -> Array:
+    scores = np.asarray(values, dtype=np.float64)
+    if scores.size == 0:
+        raise ValueError(f"values must be a non-empty list of per-question scores, got shape {scores.shape}")
+    if not (np.all(scores >= -1e-9) and np.all(scores <= 1 + 1e-9)):
+        raise ValueError("values must lie in [0, 1]: one fraction per question, no NaN")
+    return np.clip(scores, 0.0, 1.0)
+
+
+def _mean_bounds(by_question: Array, extra: float, freedom: float) -> tuple[float, float]:
+    """The score interval of the mean of by_question [Q]; extra: the variance of training."""
+    questions, mean = by_question.size, float(by_question.mean())
+    spread = float(np.square(by_question - mean).sum()) + questions**2 * extra
+    phi = (spread + _PRIOR) / (questions * mean * (1 - mean) + _PRIOR)
+    return mean_bounds(mean, questions / phi, float(t_quantile((1 + LEVEL) / 2, freedom)))
+
+
+def _training_variance(x: Array) -> tuple[Array, Array]:
+    """(max(V_S - V_E, 0), the sum of V^2 / degrees of freedom of both terms) of x [T, S, Q]; each [T]."""
+    seeds, questions = x.shape[1:]
+    by_seed, by_question = x.mean(axis=2), x.mean(axis=1)
+    between = by_seed.var(axis=1, ddof=1) / seeds
+    left = x - by_seed[:, :, None] - by_question[:, None, :] + by_seed.mean(axis=1)[:, None, None]
+    freedom = (seeds - 1) * (questions - 1)
+    residual = np.square(left).sum(axis=(1, 2)) / (freedom * seeds * questions)
+    return np.maximum(between - residual, 0.0), np.square(between) / (seeds - 1) + np.square(residual) / freedom
+
+
+def _satterthwaite(by_question: Array, training: Array, squares: Array, least: float) -> Array:
+    """Degrees of freedom [T] of V_Q + training, at least those of the smallest term; by_question: [T, Q]."""
+    questions = by_question.shape[1]
+    of_questions = by_question.var(axis=1, ddof=1) / questions
+    whole = of_questions + training
+    parts = np.square(of_questions) / (questions - 1) + squares
+    freedom = np.where(parts > 0, np.square(whole) / np.where(parts > 0, parts, 1.0), questions - 1.0)
+    return np.maximum(freedom, min(least, questions - 1.0))
+
+
+def paired_difference(a: ArrayLike, b: ArrayLike) -> PairedDifference:
     """Compare two runs on the same questions: mean of a - b with SE, 95 % interval and an exact or permutation test.
 
     a, b: [Q] scores in the same order of questions; a NaN marks a question that a run could not be scored on, and
-    the pair is left out (`questions` counts those used). seed: of the Monte Carlo flips. Raises ValueError where
-    the shapes differ or no pair is left.
+    the pair is left out (`questions` counts those used). Raises ValueError where the shapes differ or no pair is
+    left.
     """
     left, right = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if left.shape != right.shape or left.ndim != 1:
@@ -152,72 +235,105 @@ def paired_difference(a: ArrayLike, b: ArrayLike, *, seed: int = 0) -> PairedDif
     both = ~np.isnan(left + right)
     if not both.any():
         raise ValueError("no question is scored in both runs")
-    return paired_differences(left[None, both], right[None, both], seed=seed)[0]
+    return differences(left[None, None, both], right[None, None, both])[0]
 
 
-def paired_differences(a: Array, b: Array, *, seed: int = 0) -> list[PairedDifference]:
-    """`paired_difference` for T comparisons over the same Q questions at once. a, b: [T, Q] without NaN.
+def differences(a: Array, b: Array, *, seeds_paired: bool = False) -> list[PairedDifference]:
+    """Compare two methods in T columns at once. a: [T, S_a, Q], b: [T, S_b, Q], without NaN.
 
-    The T Monte Carlo tests share their random flips, so that a whole table costs one matrix product.
+    seeds_paired: seed s of a and seed s of b were trained alike (S_a = S_b). Every comparison depends on its own
+    column alone. Raises ValueError where the questions, or the numbers of paired seeds, differ.
     """
-    d = a - b
+    if a.shape[2] != b.shape[2] or a.shape[0] != b.shape[0]:
+        raise ValueError(f"a and b must score the same questions, got shapes {a.shape} and {b.shape}")
+    if seeds_paired and a.shape[1] != b.shape[1]:
+        raise ValueError(f"paired seeds must be equally many, got {a.shape[1]} and {b.shape[1]}")
+    tests, _, questions = a.shape
+    seeds = (a.shape[1], b.shape[1])
+    left, right = a.mean(axis=1), b.mean(axis=1)
+    d = left - right
     d = np.where(np.abs(d) < 1e-12, 0.0, d)  # 1 - C(n-c,k)/C(n,k) computed twice may differ in the last bit
-    tests, questions = d.shape
-    freedom = questions - 1
-    mean = d.mean(axis=1)
-    binary = np.all((a == 0) | (a == 1), axis=1) & np.all((b == 0) | (b == 1), axis=1)
+    training, squares = np.zeros(tests), np.zeros(tests)
+    sources = [a - b] if seeds_paired else [a, b]
+    covered = [x for x in sources if x.shape[1] >= SEEDS_NEEDED and questions > 1]
+    for x in covered:
+        more, its_squares = _training_variance(x)
+        training, squares = training + more, squares + its_squares
+    least = min((x.shape[1] - 1 for x in covered), default=questions - 1)
+    freedom = _satterthwaite(d, training, squares, least) if questions > 1 else np.zeros(tests)
+    fit = trinomial(d)
     only_a, only_b = (d > 0).sum(axis=1), (d < 0).sum(axis=1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        root = np.sqrt(questions)
-        se = d.std(axis=1, ddof=1) / root if freedom else np.full(tests, np.nan)
-        se_unpaired = (
-            np.sqrt((a.var(axis=1, ddof=1) + b.var(axis=1, ddof=1)) / questions) if freedom else np.full(tests, np.nan)
+    binary = np.all((left == 0) | (left == 1), axis=1) & np.all((right == 0) | (right == 1), axis=1)
+    p_questions, exact = mcnemar_p(only_a, only_b), np.ones(tests, dtype=bool)
+    p_questions[~binary], exact[~binary] = sign_flip_p(d[~binary])
+    names = np.where(binary, "mcnemar", np.where(exact, "sign-flip", "sign-flip-saddlepoint"))
+    p_values = p_questions
+    se = np.sqrt(d.var(axis=1, ddof=1) / questions + training) if questions > 1 else np.full(tests, np.nan)
+    if covered:
+        p_values = 2 * special.stdtr(freedom, -np.abs(fit.statistic(np.zeros(tests), training)))
+        names = np.full(tests, "seeds-x-questions")
+    low, high = _bounds(fit, training, freedom, p_values, np.full(tests, LEVEL))
+    found = []
+    for i in range(tests):
+        p_seeds, smallest = _over_seeds(a[i].mean(axis=1), b[i].mean(axis=1), seeds_paired)
+        its_fit = Trinomial(fit.up[i], fit.down[i], fit.scale[i], questions)
+        test, counts = str(names[i]), (int(only_a[i]), int(only_b[i]))
+        found.append(
+            PairedDifference(
+                difference=float(d[i].mean()),
+                se=float(se[i]),
+                low=float(low[i]),
+                high=float(high[i]),
+                level=LEVEL,
+                p_value=float(p_values[i]),
+                test=test,
+                detectable=_detectable(test, questions, its_fit, float(se[i]), float(freedom[i]), *counts, LEVEL),
+                questions=questions,
+                only_a=counts[0],
+                only_b=counts[1],
+                p_questions=float(p_questions[i]),
+                p_seeds=p_seeds,
+                smallest_p_seeds=smallest,
+                seeds=seeds,
+                seeds_paired=seeds_paired,
+                fit=its_fit,
+                extra=float(training[i]),
+                freedom=float(freedom[i]),
+            )
         )
-        t_p = 2 * special.stdtr(max(freedom, 1), -np.abs(mean / se))
-        unpaired_p = 2 * special.ndtr(-np.abs(mean / se_unpaired))
-    t_p, unpaired_p = (np.where(mean == 0, 1.0, p) for p in (t_p, unpaired_p))
-    critical, power = float(t_quantile((1 + LEVEL) / 2, freedom)), float(t_quantile(POWER, freedom))
-    # Bonett and Price: one more question won by each side.
-    won, lost = (only_a + 1) / (questions + 2), (only_b + 1) / (questions + 2)
-    adjusted_se = np.sqrt((won + lost - (won - lost) ** 2) / (questions + 2))
-    centre, spread = np.where(binary, won - lost, mean), np.where(binary, adjusted_se, se)
-    if freedom:
-        z = np.where(binary, special.ndtri((1 + LEVEL) / 2), critical)
-        low, high = np.maximum(centre - z * spread, -1.0), np.minimum(centre + z * spread, 1.0)
-        detectable = np.minimum((critical + power) * spread, 1.0)
-    else:
-        low, high, detectable = np.full(tests, -1.0), np.full(tests, 1.0), np.full(tests, 1.0)
-    p_values, names = np.ones(tests), np.where(binary, "mcnemar", "permutation").astype(object)
-    trials = only_a + only_b
-    p_values[binary] = np.minimum(2 * special.bdtr(np.minimum(only_a, only_b), trials, 0.5), 1.0)[binary]
-    sampled = []
-    for i in np.flatnonzero(~binary):
-        exact = _enumerated_p(d[i])
-        if exact is None:
-            sampled.append(i)
-        else:
-            p_values[i] = exact
-    if sampled:
-        p_values[sampled] = _sampled_p(d[sampled], seed)
-        names[sampled] = "permutation-mc"
-    return [
-        PairedDifference(
-            difference=float(mean[i]),
-            se=float(se[i]),
-            low=float(low[i]),
-            high=float(high[i]),
-            p_value=float(p_values[i]),
-            test=str(names[i]),
-            detectable=float(detectable[i]),
-            questions=questions,
-            only_a=int(only_a[i]),
-            only_b=int(only_b[i]),
-            t_p=float(t_p[i]),
-            se_unpaired=float(se_unpaired[i]),
-            unpaired_p=float(unpaired_p[i]),
-        )
-        for i in range(tests)
-    ]
+    return found
+
+
+def _bounds(fit: Trinomial, extra: ArrayLike, freedom: ArrayLike, p: Array, level: Array) -> tuple[Array, Array]:
+    """The score interval at `level`, with 0 in it where the test does not reject 0 at that level."""
+    low, high = fit.bounds(t_quantile((1 + level) / 2, freedom), np.asarray(extra))
+    kept = p > (1 - level) * (1 + 1e-9)
+    return np.where(kept, np.minimum(low, 0.0), low), np.where(kept, np.maximum(high, 0.0), high)
+
+
+def _over_seeds(a: Array, b: Array, paired: bool) -> tuple[float | None, float | None]:
+    """(p, the smallest p possible) of the exact test over the seeds' means a [S_a], b [S_b]."""
+    if min(a.size, b.size) < 2:
+        return None, None
+    if paired:
+        p, _ = sign_flip_p((a - b)[None])
+        return float(p[0]), 2.0 ** (1 - a.size)
+    ways = float(special.binom(a.size + b.size, a.size))
+    return regroup_p(a, b), (2 if a.size == b.size else 1) / ways
+
+
+def _detectable(
+    test: str, questions: int, fit: Trinomial, se: float, freedom: float, only_a: int, only_b: int, level: float
+) -> float:
+    if freedom <= 0:
+        return 1.0
+    by_t = float(detectable_by_t(np.array(se), np.array(freedom), np.array(1 - level)))
+    share = (only_a + only_b) / questions
+    if test == "seeds-x-questions" or (test != "mcnemar" and share > 0.5):
+        return by_t
+    # Few questions differ: what counts is how many would have to, each by about `scale`.
+    exact = float(fit.scale) * detectable_by_mcnemar(questions, share, round(1 - level, 12))
+    return exact if test == "mcnemar" else max(exact, by_t)
 
 
 def holm(p_values: ArrayLike) -> Array:
@@ -228,73 +344,3 @@ def holm(p_values: ArrayLike) -> Array:
     adjusted = np.empty_like(p)
     adjusted[order] = np.minimum(stepped, 1.0)
     return adjusted
-
-
-def _enumerated_p(d: Array) -> float | None:
-    """Two-sided sign-flip p-value of sum(d) over all 2^Q flips, or None where that is too many.
-
-    Equal |d| are flipped together through the binomial distribution, equal sums are merged, and the two halves of
-    the distribution meet in the middle: 2^15 + 2^15 sums stand for 2^30 flips.
-    """
-    size = np.abs(d[d != 0])
-    if size.size == 0:
-        return 1.0
-    scale = size.max()
-    values, counts = np.unique(np.round(size / scale, 9), return_counts=True)
-    if size.size > 64 and values.size > 8:
-        return None  # hopeless, or too slow for a table of tests
-    observed = abs(float(np.round(d / scale, 9).sum()))
-    if observed < 1e-7:
-        return 1.0
-    halves = [(np.zeros(1), np.ones(1)), (np.zeros(1), np.ones(1))]
-    for value, count in sorted(zip(values, counts, strict=True), key=lambda pair: -pair[1]):
-        smaller = 0 if halves[0][0].size <= halves[1][0].size else 1
-        sums, weights = halves[smaller]
-        if sums.size * (count + 1) > 2 * ENUMERATION:
-            return None
-        heads = np.arange(count + 1)
-        choose = special.gammaln(count + 1) - special.gammaln(heads + 1) - special.gammaln(count - heads + 1)
-        chance = np.exp(choose - count * np.log(2.0))
-        # Laid out as sorted runs, which a stable sort merges in linear time.
-        sums = (value * (2 * heads - count)[:, None] + sums).ravel()
-        weights = (chance[:, None] * weights).ravel()
-        sums, weights = _merge_equal(sums, weights)
-        if sums.size > ENUMERATION:
-            return None
-        halves[smaller] = (sums, weights)
-    (x, chance_x), (y, chance_y) = halves
-    upper_tail = np.append(np.cumsum(chance_y[::-1])[::-1], 0.0)
-    beyond = upper_tail[np.searchsorted(y, observed - x - 1e-7, side="left")]
-    return float(min(2 * (chance_x * beyond).sum(), 1.0))
-
-
-def _merge_equal(sums: Array, weights: Array) -> tuple[Array, Array]:
-    """Sort sums and add up the weights of those equal within rounding."""
-    order = np.argsort(sums, kind="stable")
-    sums, weights = sums[order], weights[order]
-    starts = np.flatnonzero(np.concatenate([[True], sums[1:] - sums[:-1] > 1e-8]))
-    if starts.size == sums.size:
-        return sums, weights
-    return sums[starts], np.add.reduceat(weights, starts)
-
-
-def _sampled_p(d: Array, seed: int) -> Array:
-    """Two-sided sign-flip p-values [T] of the row sums of d [T, Q] by FLIPS shared random flips.
-
-    (1 + hits) / (1 + FLIPS): the flip that was observed counts, so that p is never 0 and the test keeps its level.
-    """
-    d = d[:, np.any(d != 0, axis=0)]
-    observed = np.abs(d.sum(axis=1))
-    rounding = 1e-5 * np.abs(d).sum(axis=1) / np.sqrt(d.shape[1])
-    generator = np.random.default_rng(seed)
-    hits = np.zeros(d.shape[0], dtype=np.int64)
-    columns, total = np.ascontiguousarray(d.T, dtype=np.float32), d.sum(axis=1)
-    width = d.shape[1]
-    chunk = max(1, 4_000_000 // width)
-    for start in range(0, FLIPS, chunk):
-        rows = min(chunk, FLIPS - start)
-        bits = np.frombuffer(generator.bytes(rows * (-(-width // 8))), dtype=np.uint8).reshape(rows, -1)
-        heads = np.unpackbits(bits, axis=1, count=width).astype(np.float32)
-        sums = 2 * (heads @ columns) - total
-        hits += (np.abs(sums) >= observed - rounding).sum(axis=0)
-    return (1 + hits) / (1 + FLIPS)
