@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from evalkit.results.find import SETTINGS, settings
 from evalkit.results.questions import Questions, load_problems, load_questions
 from evalkit.results.run import EvalRun, TrainRun
-from evalkit.statistics import Interval, PairedDifference, holm, mean_interval, paired_differences
+from evalkit.statistics import Interval, PairedDifference, differences, holm, mean_interval
 from rewards.support.errors import UserError, did_you_mean
 
 ALPHA = 0.05
@@ -330,7 +330,7 @@ def _table(
         tested = [key for key in keys if key not in twins]
         a = np.stack([scores[key] for key in tested])
         b = np.stack([scores[baseline, column] for _, column in tested])
-        paired = dict(zip(tested, paired_differences(a, b), strict=True))
+        paired = dict(zip(tested, differences(a[:, None], b[:, None]), strict=True))
         adjusted = dict(zip(tested, holm([paired[key].p_value for key in tested]).tolist(), strict=True))
         for name, column in twins & set(keys):
             if (name, Column(PASS, 1)) in paired:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.comparison.compare import ALPHA, FORMAT, MAJ, PASS, Cell, Column, Comparison, Table, p_text, verdict
 from evalkit.comparison.training_curves import summary
-from evalkit.statistics import FLIPS
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -59,8 +58,8 @@ def legend(comparison: Comparison) -> list[str]:
         lines.append(
             f"Baseline: {comparison.baseline} ({comparison.baseline_reason}). Second line of a cell: difference to "
             "it in points, paired by question, with its 95 % interval. Tests: exact McNemar where every question "
-            f"scores 0 or 1, paired permutation elsewhere (all sign flips, or {FLIPS:,} random ones with a fixed "
-            "seed), Holm-corrected over the differences of one table. Bold with ▲ better or ▼ worse: corrected "
+            "scores 0 or 1, sign flips of the per-question differences elsewhere, "
+            "Holm-corrected over the differences of one table. Bold with ▲ better or ▼ worse: corrected "
             f"p <= {ALPHA}; nothing else is emphasised."
         )
     return lines

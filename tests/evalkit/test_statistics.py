@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from evalkit.statistics import holm, mean_interval, paired_difference, paired_differences
+from evalkit.permutation import regroup_p, sign_flip_p
+from evalkit.statistics import differences, holm, mean_interval, method_mean, paired_difference
 
 SEED = 20261121
 
@@ -35,8 +36,8 @@ def test_recorded_pairs_reproduce(shared_dir: Path) -> None:
         got = paired_difference(labels[row["a"]], labels[row["b"]])
         assert got.test == "mcnemar"
         assert (got.only_a, got.only_b) == (row["b01"], row["b10"])
-        found = [100 * got.difference, 100 * got.se, 100 * got.se_unpaired, got.p_value, got.t_p, got.unpaired_p]
-        keys = ["diff", "se_paired", "se_unpaired", "mcnemar_exact_p", "paired_t_p", "unpaired_p"]
+        found = [100 * got.difference, 100 * got.se, got.p_value]
+        keys = ["diff", "se_paired", "mcnemar_exact_p"]
         assert found == pytest.approx([row[key] for key in keys], abs=1e-9)
 
 
@@ -150,7 +151,7 @@ def test_permutation_is_full_enumeration(pairs: list[tuple[int, int]], curved: b
     shape = (lambda x: 1 - math.comb(6 - x, 3) / 20) if curved else (lambda x: x / 6)
     a, b = (np.array([shape(pair[side]) for pair in pairs]) for side in (0, 1))
     got = paired_difference(a, b)
-    assert got.test in ("permutation", "mcnemar")
+    assert got.test in ("sign-flip", "mcnemar")
     assert got.p_value == pytest.approx(brute_force(a - b), abs=1e-9)
     back = paired_difference(b, a)
     assert (back.difference, back.low, back.high) == pytest.approx((-got.difference, -got.high, -got.low))
@@ -162,23 +163,40 @@ def test_thirty_different_differences_are_enumerated() -> None:
     rng = np.random.default_rng(SEED)
     a, b = rng.random((2, 30))
     got = paired_difference(a, b - 0.1 * (b > 0.1))
-    assert got.test == "permutation"
+    assert got.test == "sign-flip"
     wanted = stats.permutation_test(
         (a - (b - 0.1 * (b > 0.1)),), np.sum, permutation_type="samples", n_resamples=20_000, rng=SEED
     ).pvalue
     assert got.p_value == pytest.approx(wanted, abs=0.015)
 
 
-def test_monte_carlo_meets_the_exact_test() -> None:
-    """MC is seeded, never 0, and agrees with McNemar where a hair's breadth of a fraction hides the 0/1 scores."""
+@pytest.mark.parametrize("shift", [0.0, 0.1, 0.3, 0.6])
+def test_saddlepoint_is_the_exact_tail(shift: float) -> None:
+    """400 differences of 9 sizes: enumerated through their binomials, and by the saddlepoint with a hair of noise."""
     rng = np.random.default_rng(SEED)
-    a, b = (rng.random((2, 400)) < [[0.8], [0.72]]).astype(float)
-    exact = paired_difference(a, b)
-    noisy = paired_difference(a * (1 - 1e-4 * rng.random(400)), b)
-    assert (exact.test, noisy.test) == ("mcnemar", "permutation-mc")
-    assert noisy.p_value == pytest.approx(exact.p_value, abs=0.02)
-    certain = paired_difference(np.ones(400) - 1e-4 * rng.random(400), np.zeros(400))
-    assert certain.p_value == pytest.approx(1e-4)
+    d = rng.integers(1, 9, size=400) * np.where(rng.random(400) < 0.5 + shift / 2, 1, -1) / 8
+    (exact,), (enumerated,) = sign_flip_p(d[None])
+    (near,), (also,) = sign_flip_p(d[None] * (1 + 1e-5 * rng.random((1, 400))))
+    assert (enumerated, also) == (True, False)
+    assert near == pytest.approx(exact, rel=0.08)  # the sums lie 1/4 apart
+
+
+def test_saddlepoint_where_all_differences_have_one_sign() -> None:
+    d = np.random.default_rng(SEED).uniform(0.1, 1, size=(1, 300))
+    (p,), (enumerated,) = sign_flip_p(d)
+    assert not enumerated
+    assert p == pytest.approx(2.0**-299, rel=1e-6)
+
+
+def test_a_p_value_depends_on_its_own_pair_alone() -> None:
+    """Whatever else is compared in the same call, and in whichever direction."""
+    rng = np.random.default_rng(SEED)
+    a, b = rng.random((2, 6, 1, 500))
+    together = differences(a, b)
+    for i, found in enumerate(together):
+        alone = paired_difference(a[i, 0], b[i, 0])
+        assert (alone.p_value, alone.low, alone.high) == (found.p_value, found.low, found.high)
+        assert paired_difference(b[i, 0], a[i, 0]).p_value == alone.p_value
 
 
 def test_level_of_the_permutation_test() -> None:
@@ -186,7 +204,7 @@ def test_level_of_the_permutation_test() -> None:
     rng = np.random.default_rng(SEED)
     chance = rng.beta(0.6, 0.8, size=(1000, 40))
     a, b = rng.binomial(8, chance) / 8, rng.binomial(8, chance) / 8
-    rejected = np.mean([found.p_value <= 0.05 for found in paired_differences(a, b)])
+    rejected = np.mean([found.p_value <= 0.05 for found in differences(a[:, None], b[:, None])])
     print(f"seed {SEED}", rejected)
     assert 0.03 <= rejected <= 0.065
 
@@ -205,7 +223,7 @@ def test_detectable_difference_is_found_with_80_percent_power() -> None:
 def test_identical_runs_differ_by_nothing_but_not_for_certain() -> None:
     scores = np.repeat([0.0, 1.0], 15)
     got = paired_difference(scores, scores)
-    assert (got.difference, got.p_value, got.t_p) == (0.0, 1.0, 1.0)
+    assert (got.difference, got.p_value) == (0.0, 1.0)
     assert got.low < 0 < got.high
     assert got.detectable > 0.05
 
@@ -221,6 +239,128 @@ def test_difference_refuses() -> None:
         paired_difference([0.5], [0.5, 1.0])
     with pytest.raises(ValueError, match="no question"):
         paired_difference([math.nan], [1.0])
+
+
+def test_interval_of_whole_outcomes_is_tangos() -> None:
+    """Table 1 of Tango (1998): 44 pairs, discordant 0 and 1; and 50 pairs, 7 and 0. With t for z it is a bit wider."""
+    a = np.zeros(44)
+    got = paired_difference(np.append(a[1:], 1.0), a)
+    assert got.low == pytest.approx(-0.0602, abs=0.012)
+    assert got.high == pytest.approx(0.1181, abs=0.012)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=2, max_size=40),
+    st.sampled_from([0.8, 0.95, 0.99]),
+)
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_interval_and_test_agree(pairs: list[tuple[int, int]], level: float) -> None:
+    """0 lies in the interval wherever the test does not reject, at every level; a higher level is wider."""
+    a, b = (np.array([pair[side] / 8 for pair in pairs]) for side in (0, 1))
+    got = paired_difference(a, b).at_level(level)
+    assert -1 <= got.low <= got.difference <= got.high <= 1
+    if got.p_value > 1 - level + 1e-9:
+        assert got.low <= 0 <= got.high
+        assert got.shown == 0
+    wider = got.at_level(1 - (1 - level) / 4)
+    assert wider.low <= got.low + 1e-9
+    assert wider.high >= got.high - 1e-9
+    assert wider.detectable >= got.detectable - 1e-9
+
+
+def test_mcnemars_detectable_difference_is_found_with_80_percent_power() -> None:
+    """The power of the exact test that is marked, not of its normal approximation."""
+    rng = np.random.default_rng(SEED)
+    questions = 40
+    null = paired_difference(np.repeat([0.0, 1.0], 20), np.tile([0.0, 0, 0, 1, 1, 1, 1, 1], 5)[::-1])
+    rate = max((null.only_a + null.only_b) / questions, null.detectable)
+    m = rng.binomial(questions, rate, size=20_000)
+    won = rng.binomial(m, (1 + null.detectable / rate) / 2)
+    p = np.minimum(2 * stats.binom.cdf(np.minimum(won, m - won), m, 0.5), 1)
+    power = np.mean((p <= 0.05) & (won > m - won))
+    print(f"seed {SEED}", null.detectable, power)
+    assert 0.79 <= power <= 0.83
+
+
+# --- training seeds ---------------------------------------------------------------------------------------------
+
+
+def test_variance_is_the_anova_of_seeds_and_questions() -> None:
+    """V(mean) from the mean squares of the two-way table, computed here cell by cell."""
+    rng = np.random.default_rng(SEED)
+    x = np.clip(rng.random((4, 12)) + 0.3 * rng.random((4, 1)), 0, 1)
+    zero = np.zeros_like(x)
+    (got,) = differences(x[None], zero[None], seeds_paired=True)
+    seeds, questions = x.shape
+    grand = x.mean()
+    of_seeds = questions * sum((row.mean() - grand) ** 2 for row in x) / (seeds - 1)
+    of_questions = seeds * sum((column.mean() - grand) ** 2 for column in x.T) / (questions - 1)
+    left = sum(
+        (x[s, q] - x[s].mean() - x[:, q].mean() + grand) ** 2 for s in range(seeds) for q in range(questions)
+    ) / ((seeds - 1) * (questions - 1))
+    variance = (of_questions + max(of_seeds - left, 0)) / (seeds * questions)
+    assert got.se == pytest.approx(math.sqrt(variance))
+    assert got.test == "seeds-x-questions"
+    assert (got.p_value <= 0.05) == (got.shown != 0)
+
+
+def test_test_over_seeds_is_full_enumeration() -> None:
+    rng = np.random.default_rng(SEED)
+    for size in (2, 3, 5):
+        a, b = rng.random(size), rng.random(size) + 0.5
+        values = np.concatenate([a, b])
+        observed = abs(a.mean() - b.mean())
+        found = [
+            abs(values[list(chosen)].mean() - np.delete(values, list(chosen)).mean())
+            for chosen in itertools.combinations(range(2 * size), size)
+        ]
+        assert regroup_p(a, b) == pytest.approx(np.mean(np.array(found) >= observed - 1e-12))
+    scores = np.repeat(rng.random((2, 5, 1)), 8, axis=2)
+    (paired,) = differences(scores[:1], scores[1:], seeds_paired=True)
+    assert paired.p_seeds == pytest.approx(brute_force(scores[0, :, 0] - scores[1, :, 0]))
+    assert paired.smallest_p_seeds == 2 / 2**5
+
+
+def test_more_seeds_than_can_be_enumerated_still_depend_on_themselves_alone() -> None:
+    a, b = np.random.default_rng(SEED).random((2, 12))
+    assert (
+        regroup_p(a, b)
+        == regroup_p(a, b)
+        == pytest.approx(
+            stats.permutation_test((a, b), lambda x, y: x.mean() - y.mean(), n_resamples=20_000, rng=1).pvalue, abs=0.02
+        )
+    )
+
+
+def test_two_seeds_are_too_few_to_cover_training() -> None:
+    scores = np.random.default_rng(SEED).random((2, 2, 30))
+    (got,) = differences(scores[:1], scores[1:])
+    assert got.test == "sign-flip"
+    assert got.p_seeds is not None
+    assert got.extra == 0
+
+
+def test_method_mean_covers_seeds_and_keeps_a_width() -> None:
+    rng = np.random.default_rng(SEED)
+    base = rng.random((1, 200))
+    alike = np.repeat(base, 5, axis=0)
+    apart = np.clip(alike + rng.normal(0, 0.1, size=(5, 1)), 0, 1)
+    one, five = method_mean(alike), method_mean(apart)
+    assert (one.low, one.high) == pytest.approx(mean_interval(base[0])[1:3])
+    assert five.high - five.low > 1.5 * (one.high - one.low)
+    assert five.seed_sd == pytest.approx(np.std(apart.mean(axis=1), ddof=1))
+    assert method_mean(base).seed_sd is None
+    certain = method_mean(np.ones((5, 6)))
+    assert certain.high == 1.0
+    assert certain.low < 0.7
+
+
+def test_differences_refuse() -> None:
+    x = np.zeros((1, 3, 4))
+    with pytest.raises(ValueError, match="same questions"):
+        differences(x, np.zeros((1, 3, 5)))
+    with pytest.raises(ValueError, match="equally many"):
+        differences(x, np.zeros((1, 2, 4)), seeds_paired=True)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
