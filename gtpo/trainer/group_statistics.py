@@ -34,6 +34,7 @@ class GroupLoggingTrainer(GRPOTrainer):
         """Seconds spent since the last logged step, by part."""
         self.rollouts: dict[str, Rollout] = {}
         """The round of sampling in use, by mode (train, eval)."""
+        self._scores: Scores
         super().__init__(*args, **kwargs)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -72,7 +73,15 @@ class GTPOConfig(GRPOConfig):
         """Return `objective` where it is whole, else the preset with the fields that it names changed."""
         if isinstance(self.objective, Objective):
             return self.objective
-        changes = json.loads(self.objective) if isinstance(self.objective, str) else self.objective or {}
+        changes: Any = self.objective or {}
+        if isinstance(changes, str):
+            with contextlib.suppress(json.JSONDecodeError):
+                changes = json.loads(changes)
+        if not isinstance(changes, dict):
+            raise ValueError(
+                f"GTPOConfig: objective must be an Objective or a dict of its fields; found {self.objective!r} "
+                "(the name of a preset goes into preset)"
+            )
         if unknown := set(changes) - {entry.name for entry in fields(Objective)}:
             raise ValueError(
                 f"GTPOConfig: objective has no field {', '.join(sorted(unknown))}; "

@@ -54,6 +54,11 @@ def arguments(tmp_path: Path, **changes: Any) -> GTPOConfig:
     return GTPOConfig(**{**plain, **changes})
 
 
+def untrained(folder: Path, tmp_path: Path) -> GTPOTrainer:
+    data = Dataset.from_dict({"prompt": PROMPTS})
+    return GTPOTrainer(model=str(folder), reward_funcs=lambda **_: [], args=arguments(tmp_path), train_dataset=data)
+
+
 def test_ten_lines_of_a_trl_user(folder: Path, tmp_path: Path) -> None:
     def reward(completions: list[Any], **columns: Any) -> list[float]:
         return [float(len(completion[0]["content"])) for completion in completions]
@@ -139,10 +144,8 @@ def test_what_the_objective_decides_is_refused_by_name(tmp_path: Path, changes: 
 
 
 def test_gate_needs_the_calibration(folder: Path, tmp_path: Path) -> None:
-    data = Dataset.from_dict({"prompt": PROMPTS})
-    trainer = GTPOTrainer(model=str(folder), reward_funcs=lambda **_: [], args=arguments(tmp_path), train_dataset=data)
     with pytest.raises(ValueError, match="initial_entropy"):
-        trainer.gate_active()
+        untrained(folder, tmp_path).gate_active()
 
 
 def test_objective_is_passed_whole_and_survives_json_and_pickle(tmp_path: Path) -> None:
@@ -168,6 +171,8 @@ def test_objective_from_trls_parser(tmp_path: Path) -> None:
 def test_unknown_field_of_the_objective_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"objective has no field gama; its fields are .*gamma"):
         arguments(tmp_path, objective={"gama": 0.05})
+    with pytest.raises(ValueError, match=r"a dict of its fields; found 'gtpo-eq7' \(the name of a preset"):
+        arguments(tmp_path, objective="gtpo-eq7")
 
 
 def test_grpo_arguments_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -177,12 +182,7 @@ def test_grpo_arguments_are_refused(folder: Path, tmp_path: Path) -> None:
 
 
 def test_deep_copy_of_the_model_computes_with_its_own_weights(folder: Path, tmp_path: Path) -> None:
-    trainer = GTPOTrainer(
-        model=str(folder),
-        reward_funcs=lambda **_: [],
-        args=arguments(tmp_path),
-        train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
-    )
+    trainer = untrained(folder, tmp_path)
     ids = torch.tensor([[5, 6, 7]])
     original = trainer.model(ids).logits
     copied = copy.deepcopy(trainer.model)
@@ -197,12 +197,7 @@ def test_deep_copy_of_the_model_computes_with_its_own_weights(folder: Path, tmp_
 
 @needs_trl_kernel
 def test_deep_copy_scores_log_probabilities_with_its_own_weights(folder: Path, tmp_path: Path) -> None:
-    trainer = GTPOTrainer(
-        model=str(folder),
-        reward_funcs=lambda **_: [],
-        args=arguments(tmp_path),
-        train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
-    )
+    trainer = untrained(folder, tmp_path)
     copied = copy.deepcopy(trainer.model)
     with torch.no_grad():
         for parameter in copied.parameters():
