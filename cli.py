@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,20 +75,15 @@ def train(
     if path is None:
         raise UserError("gtpo train needs a config file, e.g. gtpo train configs/demo/gtpo.yaml")
     config = load_config(path, overrides)
-    if config.env.CUDA_VISIBLE_DEVICES is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = config.env.CUDA_VISIBLE_DEVICES  # before anything imports torch
     require("gtpo train", "torch", "transformers", "trl", "peft", "datasets", "accelerate", extra="train")
     if dry_run:
         from gtpo.plan.dry_run import dry_run as describe
 
         describe(config, json_output=json_output)
         return
-    from gtpo.plan.preflight import preflight
-
-    preflight(config)
     from gtpo.run.command import train as run
 
-    run(config, quiet=quiet, json_output=json_output, check_loss=check_loss)
+    run(config, json_output=json_output, check_loss=check_loss)
 
 
 @app.command("eval")

@@ -31,13 +31,14 @@ def test_the_methods_start_from_the_run_that_the_base_config_makes():
 
 
 def test_the_base_model_s_targets_are_faulty_by_the_configured_share_and_no_target_of_a_method_is():
-    from gtpo.inputs.dataset import select
+    from gtpo.inputs.dataset import TrainingProblems
     from rewards import format_ok
     from rewards.data.arithmetic import arithmetic_problems
 
     shares = {}
     for name in ("base", "sft"):
-        rows, _ = select(arithmetic_problems("train", 400), load_config(f"configs/demo/{name}.yaml"), None, name)
+        config = load_config(f"configs/demo/{name}.yaml")
+        rows, _ = TrainingProblems(config, arithmetic_problems("train", 400)).select(None)
         shares[name] = sum(not format_ok(row["completion"][0]["content"]) for row in rows) / len(rows)
     assert 0.2 < shares["base"] < 0.35  # half of the faults are in the tags, half in the answer
     assert shares["sft"] == 0

@@ -12,6 +12,8 @@ from typing import Any
 from gtpo.config.document import Document
 from gtpo.config.keys import keys, sections
 from gtpo.config.messages import Findings, unknown_key
+from gtpo.config.resolve import FAMILIES
+from gtpo.config.schema import DatasetSection
 
 TRAINERS: dict[str, tuple[str, str]] = {
     "gtpo.gtpo_training.UnslothGTPOTrainer": ("gtpo", "gtpo.GTPOTrainer, the paper's objective"),
@@ -163,7 +165,8 @@ def _equal(one: Any, other: Any) -> bool:
 def _subset(document: Document, findings: Findings) -> None:
     """`dataset.subset` names one subset: `main` for GSM8K, a subject for MATH."""
     origin, subset = document.origin("dataset.subset"), document.drop("dataset.subset")
-    if subset is None or (subset == "main" and document.get("dataset.subsets")):
+    family = FAMILIES.get(str(document.get("dataset.name") or DatasetSection().name).lower())
+    if subset is None or (subset == "main" and family not in (None, "math")):
         return
     if document.get("dataset.subsets") not in (None, [], [subset]):
         findings.errors.append(f"{origin} {subset!r} and {document.origin('dataset.subsets')} are both set; remove one")

@@ -46,7 +46,7 @@ _WITHOUT_EFFECT_IN_SFT = (
     "model.gpu_memory_utilization",
 )
 
-_FAMILIES = {
+FAMILIES = {
     "gsm8k": "gsm8k",
     "openai/gsm8k": "gsm8k",
     "math": "math",
@@ -63,10 +63,10 @@ def _find_source(dataset: DatasetSection) -> tuple[str, str, str]:
     name = dataset.name
     if name.endswith((".jsonl", ".jsonl.gz", ".parquet")) or name in source_names():
         return name, "", ""
-    family = _FAMILIES.get(name.lower())
+    family = FAMILIES.get(name.lower())
     if family is None:
         known = "gsm8k, math (hendrycks_math), arithmetic, word_problems, or a .jsonl or .parquet file"
-        hint = did_you_mean(name, [*_FAMILIES, *source_names()])
+        hint = did_you_mean(name, [*FAMILIES, *source_names()])
         return "", "dataset.name", f'"{name}" is not known.{hint} Known: {known}'
     source = f"{family}_{dataset.split}"
     if source not in source_names():

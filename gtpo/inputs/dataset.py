@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _CHUNK = 512
-"""Rows examined at a time, so that a small `dataset.limit` does not verify and tokenise a whole source."""
+"""Rows per chunk: a small `dataset.limit` does not verify and tokenise a whole source."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class DatasetReport:
     lengths_checked: bool = False
 
     def lines(self) -> list[str]:
-        """Say it in words, one line each."""
+        """Return the report as text lines."""
         out = [f"{self.source}: {self.kept:,} of {self.available:,} problems"]
         if self.examined < self.available:
             out[0] += f" (the first {self.kept:,} usable of the shuffle)"
@@ -105,7 +105,7 @@ def token_counts(
 ) -> list[int]:
     """Return the tokens of each conversation under the model's own chat template.
 
-    answered: the assistant's turn is there; otherwise the generation prompt is added, as it is when sampling.
+    answered: the conversations end with the assistant's turn; otherwise the generation prompt is added, as in sampling.
     Raises UserError where the template refuses a conversation, as some do with a system turn.
     """
     from jinja2 import TemplateError
@@ -114,79 +114,96 @@ def token_counts(
         encoded: Any = tokenizer.apply_chat_template(
             list(conversations), add_generation_prompt=not answered, tokenize=True, return_dict=False
         )
-    except TemplateError as fault:
+    except TemplateError as error:
         raise UserError(
-            f"the chat template of {tokenizer.name_or_path or 'this tokenizer'} refuses the conversation ({fault}); "
+            f"the chat template of {tokenizer.name_or_path or 'this tokenizer'} refuses the conversation ({error}); "
             'if it has no system role, leave it out: --dataset.system_instruction ""'
         ) from None
     return [len(ids) for ids in encoded]
 
 
-def load_problems(config: TrainConfig) -> tuple[list[Problem], str]:
-    """Return every problem of the config's source, in its own order, and the source's name."""
-    dataset = config.dataset
-    source = training_source(dataset)
-    return load_source(source, data_dir=dataset.data_dir, subsets=dataset.subsets), source
+class TrainingProblems:
+    """The problems of a config's dataset, in training order. They are loaded once, and each gold is verified once.
 
-
-def select(
-    problems: Sequence[Problem],
-    config: TrainConfig,
-    tokenizer: PreTrainedTokenizerBase | None,
-    source: str,
-) -> tuple[list[dict[str, Any]], DatasetReport]:
-    """Return the rows to train on and the report; without a tokenizer lengths are not checked, and it says so.
-
-    Raises UserError where no row is usable.
+    problems: used in place of the config's source.
     """
-    order = list(problems)
-    random.Random(config.model.random_seed).shuffle(order)
-    report = DatasetReport(source, available=len(order), lengths_checked=tokenizer is not None)
-    limit = config.dataset.limit or len(order)
-    rows: list[dict[str, Any]] = []
-    for start in range(0, len(order), _CHUNK):
-        if len(rows) >= limit:
-            break
-        for row in _usable(order[start : start + _CHUNK], config, tokenizer, report):
+
+    def __init__(self, config: TrainConfig, problems: Sequence[Problem] | None = None) -> None:
+        self.config, self.source = config, training_source(config.dataset)
+        self._order = None if problems is None else self._shuffled(problems)
+        self._unverifiable: dict[int, dict[str, str]] = {}
+
+    def _shuffled(self, problems: Sequence[Problem]) -> list[Problem]:
+        order = list(problems)
+        random.Random(self.config.model.random_seed).shuffle(order)
+        return order
+
+    def load(self) -> list[Problem]:
+        """Return all problems of the source, shuffled. Raises UserError where the source cannot be read."""
+        if self._order is None:
+            dataset = self.config.dataset
+            problems = load_source(self.source, data_dir=dataset.data_dir, subsets=dataset.subsets)
+            self._order = self._shuffled(problems)
+        return self._order
+
+    def select(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[list[dict[str, Any]], DatasetReport]:
+        """Return the rows to train on and the report. Without a tokenizer, lengths are not checked.
+
+        Raises UserError where no row is usable, or the usable ones do not fill one rollout.
+        """
+        order = self.load()
+        report = DatasetReport(self.source, available=len(order), lengths_checked=tokenizer is not None)
+        limit = self.config.dataset.limit or len(order)
+        rows: list[dict[str, Any]] = []
+        for start in range(0, len(order), _CHUNK):
             if len(rows) < limit:
-                rows.append(row)
-    report.kept = len(rows)
-    if not rows:
-        raise UserError(_nothing_left(config, report))
-    return rows, report
+                rows += self._usable(start, tokenizer, report)[: limit - len(rows)]
+        report.kept = len(rows)
+        if not rows:
+            raise UserError(_nothing_left(self.config, report))
+        require_a_rollout(self.config, len(rows), launched_processes())
+        return rows, report
 
+    def dataset(self, tokenizer: PreTrainedTokenizerBase) -> tuple[Dataset, DatasetReport]:
+        """Return `select` as the dataset for TRL.
 
-def _usable(
-    problems: Sequence[Problem], config: TrainConfig, tokenizer: PreTrainedTokenizerBase | None, report: DatasetReport
-) -> list[dict[str, Any]]:
-    """Return the usable rows of a few problems, noting the others in the report."""
-    report.examined += len(problems)
-    failures = {failure.id: failure.reason for failure in find_unverifiable((p.id, p.answer) for p in problems)}
-    report.unverifiable.update(failures)
-    rows = []
-    for problem in problems:
-        if problem.id in failures:
-            continue
-        if config.method == "sft" and not reasoning(problem):
-            report.without_solution.append(problem.id)
-            continue
-        rows.append(to_row(problem, config))
-    if tokenizer is None or not rows:
-        return rows
-    prompts = token_counts([row["prompt"] for row in rows], tokenizer, answered=False)
-    wholes = prompts
-    if config.method == "sft":
-        wholes = token_counts([row["prompt"] + row["completion"] for row in rows], tokenizer, answered=True)
-    kept = []
-    for row, prompt, whole in zip(rows, prompts, wholes, strict=True):
-        if prompt > config.training.max_prompt_length:
-            report.too_long[row["id"]] = prompt
-        elif whole > config.model.max_seq_length:
-            report.too_long[row["id"]] = whole
-        else:
-            report.longest = max(report.longest, prompt)
-            kept.append(row)
-    return kept
+        Columns: id, prompt (messages), answer (bare gold); sft: also completion.
+        """
+        from datasets import Dataset
+
+        rows, report = self.select(tokenizer)
+        return Dataset.from_list(rows), report
+
+    def _usable(
+        self, start: int, tokenizer: PreTrainedTokenizerBase | None, report: DatasetReport
+    ) -> list[dict[str, Any]]:
+        """Return the usable rows of one chunk; note the others in the report."""
+        config, problems = self.config, self.load()[start : start + _CHUNK]
+        if start not in self._unverifiable:
+            failures = find_unverifiable((problem.id, problem.answer) for problem in problems)
+            self._unverifiable[start] = {failure.id: failure.reason for failure in failures}
+        report.examined += len(problems)
+        report.unverifiable.update(self._unverifiable[start])
+        problems = [problem for problem in problems if problem.id not in self._unverifiable[start]]
+        if config.method == "sft":
+            report.without_solution += [problem.id for problem in problems if not reasoning(problem)]
+            problems = [problem for problem in problems if reasoning(problem)]
+        rows = [to_row(problem, config) for problem in problems]
+        if tokenizer is None or not rows:
+            return rows
+        lengths = prompts = token_counts([row["prompt"] for row in rows], tokenizer, answered=False)
+        if config.method == "sft":
+            lengths = token_counts([row["prompt"] + row["completion"] for row in rows], tokenizer, answered=True)
+        kept = []
+        for row, prompt, length in zip(rows, prompts, lengths, strict=True):
+            if prompt > config.training.max_prompt_length:
+                report.too_long[row["id"]] = prompt
+            elif length > config.model.max_seq_length:
+                report.too_long[row["id"]] = length
+            else:
+                report.longest = max(report.longest, prompt)
+                kept.append(row)
+        return kept
 
 
 def _nothing_left(config: TrainConfig, report: DatasetReport) -> str:
@@ -205,17 +222,3 @@ def _nothing_left(config: TrainConfig, report: DatasetReport) -> str:
             f"model.max_seq_length {config.model.max_seq_length:,})"
         )
     return f"dataset {report.source}: none of its {report.available:,} rows is usable: {'; '.join(reasons)}"
-
-
-def training_dataset(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[Dataset, DatasetReport]:
-    """Return the dataset for TRL, in the order of training, and the report of counts.
-
-    Columns: id, prompt (messages), answer (bare gold); sft: id, prompt, answer, completion. Raises UserError where
-    the source cannot be read, no row is usable, or the usable ones do not fill one round of sampling.
-    """
-    from datasets import Dataset
-
-    problems, source = load_problems(config)
-    rows, report = select(problems, config, tokenizer, source)
-    require_a_rollout(config, len(rows), launched_processes())
-    return Dataset.from_list(rows), report

@@ -1,8 +1,7 @@
-"""The base model and its tokenizer: from the Hub, a folder, a train run, or built from a config."""
+"""The base model and its tokenizer: from the Hub, a folder or a train run, or built from a config."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 import torch
 
 from gtpo.config import ModelSection, TrainConfig
-from gtpo.inputs.model_shape import weights_folder
+from gtpo.inputs.model_shape import Weights
 from rewards.data.prompt import plain_chat_template
 from rewards.support.errors import UserError
+from rewards.support.files import read_json
 from rewards.support.packages import require
 
 _PAD_CANDIDATES = ("<|finetune_right_pad_id|>", "<|pad|>", "<pad>", "[PAD]", "<|reserved_special_token_0|>")
@@ -29,7 +29,7 @@ class LoadedModel:
     base: str = ""
     """Where the weights came from, for run.json."""
     made_here: bool = False
-    """Whether these weights lie in no folder yet (built, or merged from an adapter)."""
+    """Whether these weights are in no folder yet (built, or merged from an adapter)."""
     notes: list[str] = field(default_factory=list)
     """What was done that the user should know, a sentence each."""
 
@@ -93,27 +93,24 @@ def check_backend(section: ModelSection) -> None:
         require("model.backend unsloth", "unsloth", extra="unsloth")
 
 
-def load_tokenizer(config: TrainConfig, results: Path = Path("results")) -> tuple[Any, list[str]]:
+def load_tokenizer(section: ModelSection, weights: Weights) -> tuple[Any, list[str]]:
     """Return the tokenizer alone, prepared, and notes. Raises UserError where it cannot be read."""
-    section = config.model
-    if section.model_name is None:
+    if section.build is not None:
         from gtpo.inputs.tiny import build_tokenizer
 
-        assert section.build is not None
         return build_tokenizer(section.build.vocabulary), []
     from transformers import AutoTokenizer
 
-    source, note = weights_folder(section.model_name, results)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=section.trust_remote_code)
-    except (OSError, ValueError) as fault:
+        tokenizer = AutoTokenizer.from_pretrained(weights.source, trust_remote_code=section.trust_remote_code)
+    except (OSError, ValueError) as error:
         raise UserError(
-            f"model.model_name {section.model_name!r}: no tokenizer could be loaded ({_first(fault)})"
+            f"model.model_name {section.model_name!r}: no tokenizer could be loaded ({_first(error)})"
         ) from None
-    return tokenizer, ([note] if note else []) + prepare_tokenizer(tokenizer)
+    return tokenizer, ([weights.note] if weights.note else []) + prepare_tokenizer(tokenizer)
 
 
-def load_model(config: TrainConfig, results: Path = Path("results")) -> LoadedModel:
+def load_model(config: TrainConfig, weights: Weights) -> LoadedModel:
     """Load or build the model of `config`. Raises UserError where it cannot be read or this machine cannot hold it."""
     section = config.model
     check_backend(section)
@@ -126,14 +123,12 @@ def load_model(config: TrainConfig, results: Path = Path("results")) -> LoadedMo
         return LoadedModel(model, tokenizer, lora_config(section), base="built", made_here=True)
     assert section.model_name is not None
     if section.backend == "unsloth":
-        return _load_unsloth(config, results)
-    tokenizer, notes = load_tokenizer(config, results)
-    source, _ = weights_folder(section.model_name, results)
-    model = _load_transformers(section, source, notes)
+        return _load_unsloth(config, weights)
+    tokenizer, notes = load_tokenizer(section, weights)
+    model, merged = _load_transformers(section, Path(weights.source), notes)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and section.max_seq_length > limit:
         notes.append(f"model.max_seq_length {section.max_seq_length} is beyond the model's {limit} positions")
-    merged = (Path(source) / "adapter_config.json").is_file()
     return LoadedModel(model, tokenizer, lora_config(section), section.model_name, merged, notes)
 
 
@@ -163,18 +158,18 @@ def widen_adapters(model: Any) -> None:
             parameter.data = parameter.data.float()
 
 
-def _load_transformers(section: ModelSection, source: str, notes: list[str]) -> Any:
+def _load_transformers(section: ModelSection, source: Path, notes: list[str]) -> tuple[Any, bool]:
+    """Return the model, and whether it was merged from an adapter."""
     from transformers import AutoModelForCausalLM
 
-    adapter = Path(source) / "adapter_config.json"
-    base = source
-    if adapter.is_file():
-        base = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]
-        if section.load_in_4bit:
-            raise UserError(
-                f"model.model_name {section.model_name!r} is a LoRA adapter, which cannot be merged into 4-bit "
-                "weights; set model.load_in_4bit: false"
-            )
+    adapter = source / "adapter_config.json"
+    merged = adapter.is_file()
+    base = read_json(adapter)["base_model_name_or_path"] if merged else str(source)
+    if merged and section.load_in_4bit:
+        raise UserError(
+            f"model.model_name {section.model_name!r} is a LoRA adapter, which cannot be merged into 4-bit "
+            "weights; set model.load_in_4bit: false"
+        )
     options: dict[str, Any] = {"dtype": resolve_dtype(section), "trust_remote_code": section.trust_remote_code}
     if section.load_in_4bit:
         from transformers import BitsAndBytesConfig
@@ -187,26 +182,25 @@ def _load_transformers(section: ModelSection, source: str, notes: list[str]) -> 
         )
     try:
         model = AutoModelForCausalLM.from_pretrained(base, use_safetensors=True, **options)
-    except (OSError, ValueError) as fault:
+    except (OSError, ValueError) as error:
         raise UserError(
-            f"model.model_name {section.model_name!r}: no model could be loaded ({_first(fault)})"
+            f"model.model_name {section.model_name!r}: no model could be loaded ({_first(error)})"
         ) from None
-    if adapter.is_file():
+    if merged:
         from peft import PeftModel
 
         model = PeftModel.from_pretrained(model, source).merge_and_unload().requires_grad_(True)
         notes.append(f"{source} is a LoRA adapter on {base}: merged before training")
-    return model
+    return model, merged
 
 
-def _load_unsloth(config: TrainConfig, results: Path) -> LoadedModel:
-    """Load through FastLanguageModel. Not run yet: no machine with a GPU was at hand."""
+def _load_unsloth(config: TrainConfig, weights: Weights) -> LoadedModel:
+    """Load through FastLanguageModel. Not tested: it needs a GPU."""
     from unsloth import FastLanguageModel
 
     section = config.model
-    source, note = weights_folder(section.model_name or "", results)
     model, tokenizer = FastLanguageModel.from_pretrained(
-        model_name=source,
+        model_name=weights.source,
         max_seq_length=section.max_seq_length,
         load_in_4bit=section.load_in_4bit,
         dtype=None if section.dtype == "auto" else resolve_dtype(section),
@@ -223,9 +217,9 @@ def _load_unsloth(config: TrainConfig, results: Path) -> LoadedModel:
             use_gradient_checkpointing="unsloth" if config.training.gradient_checkpointing else False,
             random_state=section.random_seed,
         )
-    notes = ([note] if note else []) + prepare_tokenizer(tokenizer)
+    notes = ([weights.note] if weights.note else []) + prepare_tokenizer(tokenizer)
     return LoadedModel(model, tokenizer, None, section.model_name or "", notes=notes)
 
 
-def _first(fault: BaseException) -> str:
-    return str(fault).strip().splitlines()[0] if str(fault).strip() else type(fault).__name__
+def _first(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

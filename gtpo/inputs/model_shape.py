@@ -1,12 +1,12 @@
-"""Which folder a model name stands for, and where its dimensions come from. Free of torch."""
+"""Where a model's weights are, and its dimensions. Free of torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from gtpo.config.schema import TrainConfig
+from gtpo.config.schema import ModelSection
 from rewards.support.errors import UserError
 from rewards.support.files import read_json
 
@@ -79,18 +79,31 @@ _BIASED = {"qwen2", "qwen2_moe", "qwen2_vl"}
 """Model types whose q, k and v projections have a bias that their config.json does not mention."""
 
 
-def weights_folder(name: str, results: Path) -> tuple[str, str | None]:
-    """Return (Hub name or folder with weights, note). A train run stands for its best weights, else its final ones.
+class Weights(NamedTuple):
+    """Where a run's weights come from."""
+
+    source: str
+    """Hub name or folder; empty for a model that is built."""
+    note: str | None = None
+    """What a train run's name was resolved to."""
+
+
+def find_weights(section: ModelSection, results: Path = Path("results")) -> Weights:
+    """Find the weights of `model.model_name`. A train run means its best weights, else its final ones.
 
     Raises UserError for a train run without weights and for a local path that does not exist.
     """
-    for candidate in (Path(name), results / "train" / name):
-        if (candidate / "run.json").is_file() and (candidate / "config.yaml").is_file():
+    name = section.model_name
+    if name is None:
+        return Weights("")
+    for run in (Path(name), results / "train" / name):
+        if (run / "run.json").is_file() and (run / "config.yaml").is_file():
             for part in ("best", "final"):
-                if (candidate / part).is_dir():
-                    return str(candidate / part), f"model.model_name {name} is a train run: using its {part}/ weights"
+                if (run / part).is_dir():
+                    note = f"model.model_name {name} is a train run: using its {part}/ weights"
+                    return Weights(str(run / part), note)
             raise UserError(
-                f"model.model_name {name!r}: {candidate} is a train run without weights yet; finish it first "
+                f"model.model_name {name!r}: {run} is a train run without weights; finish it first "
                 f"(the command that started it resumes it)"
             )
     path = Path(name)
@@ -99,11 +112,11 @@ def weights_folder(name: str, results: Path) -> tuple[str, str | None]:
             raise UserError(f"model.model_name {name!r}: the folder has neither config.json nor adapter_config.json")
     elif name.startswith((".", "/", "~")) or name.count("/") > 1 or name.startswith("results/"):
         raise UserError(f"model.model_name {name!r}: no such folder; a train run must be trained first")
-    return name, None
+    return Weights(name)
 
 
 def shape_of_config(values: dict[str, Any]) -> ModelShape | None:
-    """Read the dimensions from a config.json; None where it is no dense decoder of the Llama family."""
+    """Read the dimensions from a config.json; None if it is no dense decoder of the Llama family."""
     values = values.get("text_config", values)
     try:
         heads = int(values["num_attention_heads"])
@@ -123,10 +136,12 @@ def shape_of_config(values: dict[str, Any]) -> ModelShape | None:
         return None
 
 
-def find_shape(config: TrainConfig, model_name: str | None = None) -> tuple[ModelShape | None, str]:
-    """Return the model's dimensions and where they are from; (None, why) where they cannot be had."""
-    build = config.model.build
-    if build and model_name is None:
+def find_shape(section: ModelSection, source: str) -> tuple[ModelShape | None, str]:
+    """Return a model's dimensions and where they come from; (None, why) where they are not known.
+
+    source: as in `Weights`.
+    """
+    if build := section.build:
         from gtpo.inputs.tiny import build_tokenizer
 
         heads = build.num_attention_heads
@@ -141,20 +156,14 @@ def find_shape(config: TrainConfig, model_name: str | None = None) -> tuple[Mode
             tied=build.tie_word_embeddings,
             attention_bias=build.architecture == "qwen2",
         ), "model.build"
-    name = model_name or config.model.model_name or ""
-    try:
-        source, _ = weights_folder(name, Path("results"))
-    except UserError as fault:
-        return None, str(fault)
-    for file in (Path(source) / "adapter_config.json", Path(source) / "config.json"):
-        if file.is_file():
-            values = read_json(file)
-            if file.name == "adapter_config.json":
-                return find_shape(config, str(values.get("base_model_name_or_path")))
-            return shape_of_config(values), str(file)
-    if known := KNOWN_MODELS.get(name.lower()):
+    adapter, config = Path(source) / "adapter_config.json", Path(source) / "config.json"
+    if adapter.is_file():
+        return find_shape(section, str(read_json(adapter).get("base_model_name_or_path")))
+    if config.is_file():
+        return shape_of_config(read_json(config)), str(config)
+    if known := KNOWN_MODELS.get(source.lower()):
         return known, "embedded table"
-    return _from_hub(name)
+    return _from_hub(source)
 
 
 def _from_hub(name: str) -> tuple[ModelShape | None, str]:
@@ -163,7 +172,7 @@ def _from_hub(name: str) -> tuple[ModelShape | None, str]:
 
     try:
         file = hf_hub_download(name, "config.json")
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as fault:
-        return None, f"{name}: config.json not reachable ({type(fault).__name__})"
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        return None, f"{name}: config.json not reachable ({type(error).__name__})"
     shape = shape_of_config(read_json(Path(file)))
     return shape, f"{name} on the Hub" if shape else f"{name}: not a dense decoder whose dimensions are known"

@@ -73,17 +73,17 @@ def build_tokenizer(vocabulary: Literal["arithmetic", "word_problems"] = "arithm
 
 
 def damage_target(target: str, rng: random.Random) -> str:
-    """Return a supervised target with one fault, as a base model makes that half knows format and task.
+    """Return a supervised target with one error, of the kind that a half-trained model makes.
 
-    Half of the faults are in the tags, half are slips: the last result, and so the answer, is off by 1 or 10.
+    Half of the errors are in the tags. The others are slips: the last result, and so the answer, is off by 1 or 10.
     """
     if rng.random() < 0.5:
-        faults = (
+        damaged = (
             target.replace("</reasoning>\n", ""),
             target.replace("<reasoning>\n", "").replace("</reasoning>\n", ""),
             target.replace("</answer>", ""),
         )
-        return rng.choice(faults)
+        return rng.choice(damaged)
     reasoning, separator, answer = target.rpartition("<answer>")
     value = answer.removesuffix("</answer>")
     if not value.isdigit():

@@ -11,12 +11,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtpo.config.resolve import training_source
-from gtpo.config.schedule import launched_processes, optimiser_steps, require_a_rollout
+from gtpo.config.schedule import launched_processes, optimiser_steps
 from gtpo.config.schema import TrainConfig
-from gtpo.inputs.model_shape import find_shape
+from gtpo.inputs.model_shape import Weights, find_shape, find_weights
 from gtpo.plan.memory import Forecast, forecast
-from gtpo.plan.preflight import check_hub, check_inputs, is_local
+from gtpo.plan.preflight import check_inputs, is_local
 from rewards.support.errors import UserError
 from rewards.support.files import read_json
 from rewards.support.packages import installed
@@ -24,10 +23,10 @@ from rewards.support.packages import installed
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from gtpo.inputs.dataset import DatasetReport
+    from gtpo.inputs.dataset import DatasetReport, TrainingProblems
 
 
-def _tokenizer(config: TrainConfig) -> tuple[PreTrainedTokenizerBase | None, str]:
+def _tokenizer(config: TrainConfig, weights: Weights) -> tuple[PreTrainedTokenizerBase | None, str]:
     """Return the tokenizer that training will use, or None and why not."""
     from transformers.utils import logging
 
@@ -35,26 +34,20 @@ def _tokenizer(config: TrainConfig) -> tuple[PreTrainedTokenizerBase | None, str
 
     logging.set_verbosity_error()
     try:
-        tokenizer, _ = load_tokenizer(config)
-    except UserError as fault:
-        return None, str(fault)
-    return tokenizer, ""
+        return load_tokenizer(config.model, weights)[0], ""
+    except UserError as error:
+        return None, str(error)
 
 
-def _dataset(config: TrainConfig) -> tuple[DatasetReport | None, str]:
-    """Return the counts of the dataset; None and why where its source cannot be reached from here."""
-    from gtpo.inputs.dataset import load_problems, select
-
-    source = training_source(config.dataset)
+def _dataset(problems: TrainingProblems, tokenizer: Any, why: str) -> tuple[DatasetReport | None, str]:
+    """Return the counts of the dataset and a note; None and why where its source cannot be reached."""
     try:
-        problems, source = load_problems(config)
-    except UserError as fault:
-        if is_local(config):
+        problems.load()
+    except UserError as error:
+        if is_local(problems):
             raise
-        return None, f"{source}: not counted; {fault}"
-    tokenizer, why = _tokenizer(config)
-    _, report = select(problems, config, tokenizer, source)
-    return report, f"prompt lengths not checked: {why}" if why else ""
+        return None, f"{problems.source}: not counted; {error}"
+    return problems.select(tokenizer)[1], "" if tokenizer else f"prompt lengths not checked: {why}"
 
 
 def _steps(config: TrainConfig, rows: int | None, world_size: int) -> dict[str, Any]:
@@ -73,8 +66,6 @@ def _steps(config: TrainConfig, rows: int | None, world_size: int) -> dict[str, 
             "completion_tokens_per_step_at_most": examples * completion,
             "tokens_per_step_at_most": examples * (completion + training.max_prompt_length),
         }
-    if rows is not None:
-        require_a_rollout(config, rows, world_size)
     if rows is not None or training.max_steps > 0:
         steps["steps"] = optimiser_steps(config, rows or 0, world_size)
     return steps
@@ -119,16 +110,20 @@ def _missing(config: TrainConfig) -> list[str]:
 
 def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
     """Print the resolved run on stdout, as text or as one JSON object. Raises UserError on what would refuse it."""
-    check_hub(config)
-    check_inputs(config)
-    world_size = launched_processes()
-    report, note = _dataset(config)
-    steps = _steps(config, report.kept if report else None, world_size)
-    shape, origin = find_shape(config)
+    problems = check_inputs(config)
+    tokenizer = shape = None
+    try:
+        weights = find_weights(config.model)
+        tokenizer, why = _tokenizer(config, weights)
+        shape, origin = find_shape(config.model, weights.source)
+    except UserError as error:  # weights of another run, which has not been trained yet
+        why = origin = str(error)
+    report, note = _dataset(problems, tokenizer, why)
+    steps = _steps(config, report.kept if report else None, launched_processes())
     memory = forecast(config, shape) if shape else None
     if json_output:
         summary = {
-            "config": config.model_dump(mode="json"),
+            "config": config.as_dict(),
             "dataset": report.as_dict() if report else None,
             "dataset_note": note,
             "steps": steps,

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
-import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-# Nothing of a run is reported anywhere unless the config asks for a tracker.
+# Nothing about a run is sent anywhere unless the config names a tracker.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from gtpo.config import TrainConfig
-from gtpo.run.folder import RunFolder
-from rewards.support.errors import UserError
+from gtpo.plan.preflight import preflight
+from gtpo.run.folder import TrainFolder
+from rewards.support.log import LOG
 
 
 class _Interrupt:
@@ -41,14 +40,13 @@ class _Interrupt:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
-        print("gtpo: stopping after this step (once more to stop at once)", file=sys.stderr, flush=True)
+        LOG.warning("stopping after this step (press again to stop at once)")
         signal.signal(number, self._before[number])
 
 
 def train(
     config: TrainConfig,
     *,
-    quiet: bool = False,
     json_output: bool = False,
     check_loss: bool = False,
     results_dir: Path = Path("results"),
@@ -59,38 +57,30 @@ def train(
 
     Raises UserError for what the user can fix, and KeyboardInterrupt after a clean stop asked for by a signal.
     """
-    if config.env.CUDA_VISIBLE_DEVICES is not None:
-        os.environ.setdefault("CUDA_VISIBLE_DEVICES", config.env.CUDA_VISIBLE_DEVICES)
-    from gtpo.run.session import Session
-
-    folder = RunFolder(results_dir / "train" / config.run_name)
+    if config.env.CUDA_VISIBLE_DEVICES is not None:  # before anything imports torch
+        os.environ["CUDA_VISIBLE_DEVICES"] = config.env.CUDA_VISIBLE_DEVICES
+    folder = TrainFolder(results_dir / "train" / config.run_name)
     folder.check_config(config)
     if folder.run().get("status") == "finished":
-        if not quiet:
-            print(f"{folder.root} is finished; nothing to do", file=sys.stderr)
-        _report(folder, json_output)
+        LOG.info(f"{folder.root} is finished; nothing to do")
+        _print_result(folder, json_output)
         return folder.root
 
+    inputs = preflight(config, results_dir)
+    from gtpo.run.session import TrainingRun
+
     with _Interrupt() as interrupt:
-        session = Session(config, folder, results_dir, quiet=quiet, interrupt=interrupt, check_loss=check_loss)
-        session.run()
-    if session.main:
-        _report(folder, json_output)
+        run = TrainingRun(config, folder, inputs, interrupt=interrupt, check_loss=check_loss)
+        run.run()
+    if run.main:
+        _print_result(folder, json_output)
     if interrupt.asked:
         raise KeyboardInterrupt
     return folder.root
 
 
-def _report(folder: RunFolder, json_output: bool) -> None:
+def _print_result(folder: TrainFolder, json_output: bool) -> None:
     if json_output:
         run = folder.run()
         keys = ("run_name", "status", "method", "step", "steps", "best", "wall_time_s")
         print(json.dumps({"run": str(folder.root)} | {key: run.get(key) for key in keys}))
-
-
-def elapsed(begin: float) -> float:
-    """Return seconds since `begin` (time.monotonic), rounded."""
-    return round(time.monotonic() - begin, 1)
-
-
-__all__ = ["UserError", "train"]

@@ -1,28 +1,28 @@
-"""The folder of a train run: what lies in it, who may write to it, and from where a run goes on.
+"""The folder of a train run: its files, who may write to it, and where a run resumes from.
 
 config.yaml      the resolved config
 run.json         what ran: versions, hardware, seeds, H_ini and the gate's decision, wall time, status
-metrics.jsonl    one line a step
+metrics.jsonl    one line per step
 checkpoints/     checkpoint-N, each whole or absent
 best/ final/     weights (or adapter) and tokenizer; best.json says why
-base/            only where an adapter or TRL's KL term refers to weights that lie nowhere else
-completions/     parquet, one file a logged step
+base/            only where an adapter or TRL's KL term refers to weights that are nowhere else
+completions/     parquet, one file per logged step
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from filelock import FileLock
 
 from gtpo.config import TrainConfig
+from gtpo.config.document import read_document
+from gtpo.config.load import validate
+from gtpo.config.messages import Findings
+from gtpo.run.metrics_log import drop_metrics_after
 from rewards.support.errors import UserError
 from rewards.support.files import (
     LOCK_FILES,
@@ -55,17 +55,17 @@ FREE_KEYS = frozenset(
 """Keys that may differ between a run and its continuation: they change no number."""
 
 
-def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+def first_difference(old: TrainConfig, new: TrainConfig) -> tuple[str, Any, Any] | None:
     """Return (dotted key, old value, new value) of the first key that separates two resolved configs, or None."""
-    before, after = flatten(old), flatten(new)
+    before, after = flatten(old.as_dict()), flatten(new.as_dict())
     for key in {**before, **after}:
         if key not in FREE_KEYS and before.get(key) != after.get(key):
             return key, before.get(key), after.get(key)
     return None
 
 
-class RunFolder:
-    """One run on disk. Reading is for everybody; writing is for the main process, which holds the lock."""
+class TrainFolder:
+    """One run on disk. Anyone may read it; only the main process writes, and holds the lock."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -94,14 +94,27 @@ class RunFolder:
         found = [path for path in self.checkpoints.glob("checkpoint-*") if path.name.split("-")[1].isdigit()]
         return max(found, key=lambda path: int(path.name.split("-")[1]), default=None)
 
+    def stored_config(self) -> TrainConfig:
+        """Return the run's config; a key that an earlier version did not have takes its default.
+
+        Raises UserError where the file is of a version whose keys are not those of this one.
+        """
+        try:
+            return validate(read_document(self.config_yaml), Findings())
+        except UserError as error:
+            first = str(error).splitlines()[0]
+            raise UserError(
+                f"{self.root} holds a run that this version of gtpo cannot resume ({first}). Choose another run_name "
+                "(--run-name), or resume it with the version that run.json names; nothing was overwritten"
+            ) from None
+
     def check_config(self, config: TrainConfig) -> None:
-        """Refuse to go on with another config. Raises UserError naming the first key that differs."""
+        """Refuse to resume with another config. Raises UserError naming the first key that differs."""
         if not self.config_yaml.exists():
             if self.root.exists() and {path.name for path in self.root.iterdir()} - LOCK_FILES:
                 raise UserError(f"{self.root} exists and is no train run (no config.yaml); choose another run_name")
             return
-        old = yaml.safe_load(self.config_yaml.read_text(encoding="utf-8"))
-        difference = first_difference(old, yaml.safe_load(config.to_yaml()))
+        difference = first_difference(self.stored_config(), config)
         if difference is not None:
             key, before, after = difference
             raise UserError(
@@ -122,7 +135,7 @@ class RunFolder:
             self._lock = None
 
     def start(self, config: TrainConfig) -> None:
-        """Write the config and clear what an interrupted write left behind."""
+        """Write the config and remove what an interrupted write left behind."""
         write_text(self.config_yaml, config.to_yaml())
         shutil.rmtree(self.checkpoints / PARTIAL, ignore_errors=True)
         for folder in (self.best, self.final):
@@ -132,30 +145,12 @@ class RunFolder:
         """Merge `fields` into run.json."""
         write_json(self.run_json, {"schema_version": SCHEMA_VERSION, **self.run(), **fields})
 
-    def forget_after(self, step: int) -> None:
-        """Drop the metrics and completions of steps beyond `step`: they will be made again."""
-        if self.metrics_jsonl.exists():
-            kept = []
-            for line in self.metrics_jsonl.read_bytes().split(b"\n"):
-                try:
-                    row = json.loads(line)
-                except ValueError:  # the line that was being written when the run was killed
-                    continue
-                if row["step"] <= step:
-                    kept.append(line)
-            write_text(self.metrics_jsonl, b"".join(line + b"\n" for line in kept).decode())
+    def drop_after(self, step: int) -> None:
+        """Remove the metrics and completions of later steps: they will be made again."""
+        drop_metrics_after(self.metrics_jsonl, step)
         for path in self.completions.glob("step-*.parquet"):
             if int(path.stem.split("-")[1]) > step:
                 path.unlink()
-
-    def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Append one line to metrics.jsonl. A value that is not finite becomes null and is named in `nonfinite`."""
-        bad = [key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
-        clean = {key: None if key in bad else value for key, value in row.items()}
-        if bad:
-            clean["nonfinite"] = bad
-        with self.metrics_jsonl.open("a", encoding="utf-8") as handle:
-            handle.write(json.dumps(clean, allow_nan=False) + "\n")
 
 
 def replace_folder(source: Path, target: Path) -> None:

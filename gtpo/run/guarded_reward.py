@@ -7,12 +7,12 @@ and shows the first traceback.
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Sequence
 from typing import Any
 
 from rewards.loading import RewardFunction, load_rewards
+from rewards.support.log import LOG
 
 _NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "environments")
 
@@ -59,10 +59,7 @@ class GuardedReward:
     def _note(self, trace: str) -> None:
         if self.first_traceback is None:
             self.first_traceback = trace
-            print(
-                f"gtpo: reward function {self.__name__} raised; the completions on which it does are unscored\n{trace}",
-                file=sys.stderr,
-            )
+            LOG.warning(f"reward function {self.__name__} raised; these completions are unscored\n{trace}")
 
 
 def guarded_rewards(paths: Sequence[str], weights: Sequence[float] | None = None) -> list[GuardedReward]:

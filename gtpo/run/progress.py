@@ -1,11 +1,14 @@
-"""Progress of a run on stderr: one live line on a terminal, plain lines elsewhere."""
+"""Progress of a run on stderr: one live line on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any
+
+from rewards.support.log import LOG, stderr_console
 
 SHOWN = (
     ("loss", "loss", "{:.4f}"),
@@ -19,7 +22,7 @@ SHOWN = (
     ("tokens/accuracy", "tokens right", "{:.3f}"),
 )
 PLAIN_SECONDS = 5.0
-"""A plain line at most this often."""
+"""A log line at most this often."""
 
 
 def summary(row: Mapping[str, Any]) -> str:
@@ -33,23 +36,19 @@ def summary(row: Mapping[str, Any]) -> str:
 
 
 class Progress:
-    """Shows steps as they come."""
+    """Shows steps as they come, at log level INFO. shown: whether this process shows them."""
 
-    def __init__(self, title: str, *, quiet: bool) -> None:
-        self.title, self.quiet = title, quiet
-        self.live = not quiet and sys.stderr.isatty()
+    def __init__(self, title: str, *, shown: bool) -> None:
+        self.title = title
+        self.shown = shown and LOG.isEnabledFor(logging.INFO)
         self._bar: Any = None
         self._task: Any = None
         self._last = 0.0
-        self._begin = time.monotonic()
-        self._first_step: int | None = None
 
     def start(self, step: int, total: int) -> None:
         """Begin at `step` of `total`."""
-        self.total, self._first_step = total, step
-        self._begin = time.monotonic()
-        if self.live:
-            from rich.console import Console
+        self.total, self._first_step, self._begin = total, step, time.monotonic()
+        if self.shown and sys.stderr.isatty():
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
@@ -60,40 +59,21 @@ class Progress:
                 TimeRemainingColumn(),
                 TextColumn("{task.fields[status]}"),
             )
-            self._bar = Bar(*columns, console=Console(stderr=True))
+            self._bar = Bar(*columns, console=stderr_console())
             self._task = self._bar.add_task(self.title, total=total, completed=step, status="")
             self._bar.start()
 
     def step(self, step: int, row: Mapping[str, Any]) -> None:
         """Show the metrics of a step."""
-        if self.quiet:
-            return
         if self._bar is not None:
             self._bar.update(self._task, completed=step, status=summary(row))
             return
         now = time.monotonic()
-        if now - self._last < PLAIN_SECONDS and step < self.total and step - 1 != self._first_step:
-            return
-        self._last = now
-        done = step - (self._first_step or 0)
-        left = (now - self._begin) / max(done, 1) * (self.total - step)
-        print(f"{self.title} {step}/{self.total}  {summary(row)}  ({left:.0f} s left)", file=sys.stderr, flush=True)
-
-    def say(self, message: str) -> None:
-        """Print a line that matters, without breaking the live line."""
-        if self.quiet:
-            return
-        if self._bar is not None:
-            self._bar.console.print(message, markup=False, highlight=False)
-        else:
-            print(message, file=sys.stderr, flush=True)
-
-    def warn(self, message: str) -> None:
-        """Print a warning, even when quiet."""
-        if self._bar is not None:
-            self._bar.console.print(f"gtpo: {message}", markup=False, highlight=False)
-        else:
-            print(f"gtpo: {message}", file=sys.stderr, flush=True)
+        due = now - self._last >= PLAIN_SECONDS or step >= self.total or step - 1 == self._first_step
+        if self.shown and due:
+            self._last = now
+            left = (now - self._begin) / max(step - self._first_step, 1) * (self.total - step)
+            LOG.info(f"{self.title} {step}/{self.total}  {summary(row)}  ({left:.0f} s left)")
 
     def stop(self) -> None:
         """Take the live line down."""

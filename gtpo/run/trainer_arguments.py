@@ -104,5 +104,5 @@ def trainer_arguments(config: TrainConfig, output: Path, *, check_loss: bool = F
             scale_rewards=objective.scale_rewards,
             mask_truncated_completions=objective.mask_truncated,
         )
-    except ValueError as fault:
-        raise UserError(f"training: {fault}") from None
+    except ValueError as error:
+        raise UserError(f"training: {error}") from None

@@ -22,14 +22,16 @@ import torch
 from torch.utils.data import Sampler
 from transformers import set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
-from trl import SFTTrainer
+from trl import GRPOTrainer, SFTTrainer
 
+from gtpo.config import TrainConfig
 from gtpo.entropy import Calibration
-from gtpo.run.folder import PARTIAL, RunFolder
+from gtpo.run.folder import PARTIAL, TrainFolder
 from gtpo.run.guarded_reward import GuardedReward
 from gtpo.trainer import GTPOTrainer
 from gtpo.trainer.group_statistics import ObservedGRPOTrainer
 from gtpo.trainer.rollout import Rollout
+from rewards.loading import import_dotted
 from rewards.support.errors import UserError
 from rewards.support.files import read_json, write_json
 
@@ -63,14 +65,14 @@ class EpochOrder(Sampler[int]):
                     yield from (index for _ in range(self.repeats))
 
 
-def _out_of_space(fault: BaseException, folder: Path) -> bool:
-    if isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EDQUOT):
+def _out_of_space(error: BaseException, folder: Path) -> bool:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
-    text = str(fault).lower()
+    text = str(error).lower()
     written = any(
         word in text for word in ("no space left", "disk quota", "failed writing", "writing file", "os error 28")
     )
-    return written or (not isinstance(fault, OSError) and shutil.disk_usage(folder).free < 1 << 20)
+    return written or (not isinstance(error, OSError) and shutil.disk_usage(folder).free < 1 << 20)
 
 
 class RunMixin:
@@ -85,15 +87,14 @@ class RunMixin:
     def __init__(
         self,
         *args: Any,
-        run_folder: RunFolder,
-        say: Callable[[str], None],
+        run_folder: TrainFolder,
         extra_state: Callable[[], dict[str, Any]],
         **kwargs: Any,
     ) -> None:
         self._staging: Path | None = None
-        self.run_folder, self.say, self.extra_state = run_folder, say, extra_state
+        self.run_folder, self.extra_state = run_folder, extra_state
         self.restored: dict[str, Any] = {}
-        """What the checkpoint that this run goes on from held in gtpo_state.json."""
+        """gtpo_state.json of the checkpoint that this run resumes from."""
         super().__init__(*args, **kwargs)
 
     def _epoch(self) -> int:
@@ -127,16 +128,16 @@ class RunMixin:
                 os.replace(self._staging / name, folder / name)
                 shutil.rmtree(self._staging, ignore_errors=True)
                 rotate_checkpoints(str(folder), save_total_limit=self.args.save_total_limit)
-        except Exception as fault:
-            if not _out_of_space(fault, folder):
+        except Exception as error:
+            if not _out_of_space(error, folder):
                 raise
             shutil.rmtree(folder / PARTIAL, ignore_errors=True)
             kept = sorted(path.name for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
             raise UserError(
                 f"no room on disk for {name} in {folder}. "
                 + (f"{kept[-1]} is whole: " if kept else "There is no earlier checkpoint: ")
-                + "free some space and give the same command again to go on from there"
-            ) from fault
+                + "free some space; the same command resumes the run"
+            ) from error
         finally:
             self._staging = None
 
@@ -225,10 +226,6 @@ class GTPORun(SampledRunMixin, GTPOTrainer):
         """Put H_ini into run.json."""
         self.run_folder.update_run(initial_entropy=calibration.record())
 
-    def report(self, message: str) -> None:
-        """Show a line with the run's progress."""
-        self.say(message)
-
     def ensure_calibrated(self) -> None:
         """Calibrate, and note the gate's decision in run.json."""
         super().ensure_calibrated()
@@ -251,3 +248,36 @@ class SFTRun(RunMixin, SFTTrainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         return EpochOrder(len(self.train_dataset), self.args.seed, self._epoch)
+
+
+_METHODS: dict[str, tuple[type, type]] = {
+    "gtpo": (GTPORun, GTPOTrainer),
+    "grpo": (GRPORun, GRPOTrainer),
+    "sft": (SFTRun, SFTTrainer),
+}
+"""method -> (the class as a run, what a class of the user's must be)."""
+
+
+def trainer_class(config: TrainConfig) -> Any:
+    """Return the class to train with; a class at `trainer.class_path` gets the run's seeds, checkpoints and metrics.
+
+    Raises UserError where the path does not import, or the class is no trainer of the config's method.
+    """
+    ours, base = _METHODS[config.method]
+    path = config.trainer.class_path
+    if path is None:
+        return ours
+    theirs = import_dotted(path, "trainer.class_path")
+    if not isinstance(theirs, type):
+        raise UserError(f'trainer.class_path "{path}": {type(theirs).__name__}, not a class')
+    method = next((m for m in ("gtpo", "grpo", "sft") if issubclass(theirs, _METHODS[m][1])), None)
+    if method is None:
+        raise UserError(
+            f'trainer.class_path "{path}": must be a subclass of gtpo.GTPOTrainer, trl.GRPOTrainer or trl.SFTTrainer'
+        )
+    if method != config.method:
+        raise UserError(
+            f'trainer.class_path "{path}" is a subclass of {_METHODS[method][1].__name__}: set method: {method} '
+            f"(it is {config.method}), or derive it from {base.__name__}"
+        )
+    return type(theirs.__name__, (ours, theirs), {"__doc__": theirs.__doc__})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from gtpo.trainer.group_statistics import GroupLoggingTrainer
 from gtpo.trainer.gtpo_config import GTPOConfig
 from gtpo.trainer.policy_head import LMHead, add_policy_head
 from rewards.support.files import read_json, write_json
+from rewards.support.log import LOG
 
 CALIBRATION_FILE = "initial_entropy.json"
 REPORT_SECONDS = 5.0
@@ -78,16 +78,12 @@ class CalibratedTrainer(GroupLoggingTrainer):
         """Keep the calibration for when the run is resumed: it must be that of the untrained policy."""
         write_json(self.calibration_file, calibration.record())
 
-    def report(self, message: str) -> None:
-        """Say something about the run; prints on stderr."""
-        print(message, file=sys.stderr, flush=True)
-
     def report_calibration(self, done: int, total: int) -> None:
         """Show how many samples H_ini has been measured on."""
         now = time.monotonic()
         if self.accelerator.is_main_process and (done == total or now - self._reported >= REPORT_SECONDS):
             self._reported = now
-            self.report(f"measuring H_ini on the untrained policy: {done}/{total} samples")
+            LOG.info(f"measuring H_ini on the untrained policy: {done}/{total} samples")
 
     def ensure_calibrated(self) -> None:
         """Measure H_ini before step 0 where the filter is `auto`, or take up what the resumed run stored."""
@@ -96,14 +92,14 @@ class CalibratedTrainer(GroupLoggingTrainer):
             self.calibration = self.load_calibration()
             if self.calibration is None:
                 if self.state.global_step and main:
-                    self.report(f"no H_ini in {self.calibration_file}; measuring it on the policy as it is now")
+                    LOG.info(f"no H_ini in {self.calibration_file}; measuring it on the policy as it is now")
                 self.calibration = self._measure()
                 if main:
                     self.store_calibration(self.calibration)
             elif main:
-                self.report(f"H_ini taken from {self.calibration_file}")
+                LOG.info(f"H_ini taken from {self.calibration_file}")
         if main:
-            self.report(describe_gate(self.objective, self.calibration))
+            LOG.info(describe_gate(self.objective, self.calibration))
 
     def _measure(self) -> Calibration:
         """Sample and score the first training samples; leaves random numbers, metrics and counters as they were."""

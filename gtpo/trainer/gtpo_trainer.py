@@ -24,6 +24,7 @@ from gtpo.trainer.check_loss import Check, compare_losses
 from gtpo.trainer.gtpo_config import GTPOConfig
 from gtpo.trainer.policy_head import LMHead
 from gtpo.trainer.rollout import BATCH_ROWS, from_batch
+from rewards.support.log import LOG
 
 _TEXT_KEYS = frozenset(
     {
@@ -87,7 +88,7 @@ class GTPOTrainer(CalibratedTrainer):
             self.check_loss = False
             found = self.check_first_group(batch)
             if self.accelerator.is_main_process:
-                self.report(found.line())
+                LOG.info(found.line())
             if not found.passed:
                 raise ValueError(found.line())
         return batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from logs import logged
 from step_gradients import fixed_completion, reward, tiny_model
 
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.entropy import Calibration
 from gtpo.objective import PRESETS
-from gtpo.run.folder import RunFolder
+from gtpo.run.folder import TrainFolder
 from gtpo.run.trainers import GTPORun
 
 PROMPTS = ["1 + 2", "30 - 4", "7", "8 - 5 - 1", "2 + 2"]
@@ -56,19 +58,20 @@ def brute_force(model: Any, tokenizer: Any) -> list[float]:
     return found
 
 
-def test_measured_once_and_reused_by_a_resumed_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_measured_once_and_reused_by_a_resumed_run(tmp_path: Path) -> None:
     model, tokenizer = tiny_model()
     asked: list[str] = []
     first = trainer_at(tmp_path, model, tokenizer, asked)
     state = torch.get_rng_state()
-    first.ensure_calibrated()
+    with logged(logging.INFO) as lines:
+        first.ensure_calibrated()
     assert torch.equal(torch.get_rng_state(), state), "the calibration leaves the run's random numbers as they were"
     assert asked == PROMPTS, "one completion for each sample, in the dataset's order"
     expected = brute_force(model, tokenizer)
     assert first.calibration is not None
     assert first.calibration.initial_entropy == pytest.approx(sum(expected) / 5, abs=1e-5)
     assert first.calibration.samples == 5
-    told = capsys.readouterr().err
+    told = "\n".join(lines)
     assert "5/5 samples" in told
     assert "entropy filter off: " in told, "this model starts above ln 2"
     assert "H_ini of 5 samples, all there are; the paper takes 100" in told
@@ -81,10 +84,11 @@ def test_measured_once_and_reused_by_a_resumed_run(tmp_path: Path, capsys: pytes
     asked.clear()
     again = trainer_at(tmp_path, model, tokenizer, asked)
     again.state.global_step = 3  # as `train(resume_from_checkpoint=...)` leaves it before the first step
-    again.ensure_calibrated()
+    with logged(logging.INFO) as lines:
+        again.ensure_calibrated()
     assert asked == []
     assert again.calibration == first.calibration
-    told = capsys.readouterr().err
+    told = "\n".join(lines)
     assert "measuring" not in told
     assert f"H_ini taken from {tmp_path / 'initial_entropy.json'}" in told
     (record,) = tmp_path.glob("*.json")
@@ -103,7 +107,7 @@ def test_nothing_is_measured_where_nothing_depends_on_it(tmp_path: Path) -> None
 
 
 def test_a_runs_record_is_what_its_resumed_run_takes_up(tmp_path: Path) -> None:
-    trainer: Any = SimpleNamespace(run_folder=RunFolder(tmp_path))
+    trainer: Any = SimpleNamespace(run_folder=TrainFolder(tmp_path))
     assert GTPORun.load_calibration(trainer) is None
     measured = Calibration(0.42, 100, 0.012)
     GTPORun.store_calibration(trainer, measured)

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from gtpo.config import TrainConfig, load_config
-from gtpo.inputs.dataset import load_problems, reasoning, select, to_row, token_counts, training_dataset
+from gtpo.inputs.dataset import TrainingProblems, reasoning, to_row, token_counts
 from gtpo.inputs.tiny import build_tokenizer
 from rewards import final_reward, format_ok
 from rewards.data.problem import Problem
+from rewards.data.problems import load_source
+from rewards.golds import find_unverifiable
 from rewards.support.errors import UserError
 
 TOKENIZER = build_tokenizer()
@@ -77,7 +79,7 @@ def test_order_follows_the_seed_and_is_the_same_for_every_method(tmp_path: Path)
     problems = [problem(str(number)) for number in range(50)]
 
     def order(**overrides: Any) -> list[str]:
-        rows, _ = select(problems, config_of(tmp_path, **overrides), None, "mine")
+        rows, _ = TrainingProblems(config_of(tmp_path, **overrides), problems).select(None)
         return [row["id"] for row in rows]
 
     assert order() == order(method="grpo") == order(method="sft")
@@ -94,7 +96,7 @@ def test_what_is_left_out_is_counted_by_reason(tmp_path: Path) -> None:
         problem("unexplained", solution=""),
     ]
     config = config_of(tmp_path, method="sft", training__max_prompt_length=150)
-    kept, report = select(rows, config, TOKENIZER, "mine")
+    kept, report = TrainingProblems(config, rows).select(TOKENIZER)
     assert [row["id"] for row in kept] == ["good"]
     assert set(report.unverifiable) == {"empty"}
     assert set(report.too_long) == {"long"}
@@ -111,11 +113,13 @@ def test_lengths_are_those_of_the_chat_template(tmp_path: Path) -> None:
     (length,) = token_counts([row["prompt"]], TOKENIZER, answered=False)
     text = TOKENIZER.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
     assert length == len(TOKENIZER(text, add_special_tokens=False)["input_ids"])
-    kept, report = select([problem("a")], config_of(tmp_path, training__max_prompt_length=length), TOKENIZER, "mine")
+    kept, report = TrainingProblems(config_of(tmp_path, training__max_prompt_length=length), [problem("a")]).select(
+        TOKENIZER
+    )
     assert len(kept) == 1
     assert report.longest == length
     with pytest.raises(UserError, match=f"1 too long .shortest {length} tokens"):
-        select([problem("a")], config_of(tmp_path, training__max_prompt_length=length - 1), TOKENIZER, "mine")
+        TrainingProblems(config_of(tmp_path, training__max_prompt_length=length - 1), [problem("a")]).select(TOKENIZER)
 
 
 def test_template_without_a_system_role_is_named_with_the_remedy(tmp_path: Path) -> None:
@@ -125,38 +129,62 @@ def test_template_without_a_system_role_is_named_with_the_remedy(tmp_path: Path)
         "{% endif %}{{ m['content'] }}{% endfor %}"
     )
     with pytest.raises(UserError, match=r"System role not supported.*--dataset.system_instruction"):
-        select([problem("a")], config_of(tmp_path), tokenizer, "mine")
-    rows, _ = select([problem("a")], config_of(tmp_path, dataset__system_instruction=""), tokenizer, "mine")
+        TrainingProblems(config_of(tmp_path), [problem("a")]).select(tokenizer)
+    rows, _ = TrainingProblems(config_of(tmp_path, dataset__system_instruction=""), [problem("a")]).select(tokenizer)
     assert len(rows) == 1
 
 
 def test_sft_example_longer_than_the_sequence_is_left_out(tmp_path: Path) -> None:
     config = config_of(tmp_path, method="sft", model__max_seq_length=150, training__max_prompt_length=140)
     long = problem("long", solution="1 + " * 100)
-    kept, report = select([problem("short"), long], config, TOKENIZER, "mine")
+    kept, report = TrainingProblems(config, [problem("short"), long]).select(TOKENIZER)
     assert [row["id"] for row in kept] == ["short"]
     assert report.too_long["long"] > 150
 
 
 def test_limit_reads_no_further_than_it_must(tmp_path: Path) -> None:
-    _, report = select([problem(str(n)) for n in range(2000)], config_of(tmp_path, dataset__limit=5), TOKENIZER, "mine")
+    _, report = TrainingProblems(config_of(tmp_path, dataset__limit=5), [problem(str(n)) for n in range(2000)]).select(
+        TOKENIZER
+    )
     assert report.kept == 5
     assert report.examined < 2000
     assert "first 5 usable" in report.lines()[0]
 
 
+def test_problems_are_loaded_and_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check before the model is loaded and the dataset for TRL share one TrainingProblems."""
+    loaded, verified = [], []
+
+    def load(*args: Any, **kwargs: Any) -> list[Problem]:
+        loaded.append(args)
+        return load_source(*args, **kwargs)
+
+    def verify(golds: Any) -> Any:
+        pairs = list(golds)
+        verified.extend(identifier for identifier, _ in pairs)
+        return find_unverifiable(pairs)
+
+    monkeypatch.setattr("gtpo.inputs.dataset.load_source", load)
+    monkeypatch.setattr("gtpo.inputs.dataset.find_unverifiable", verify)
+    problems = TrainingProblems(config_of(tmp_path, dataset__name="arithmetic"))
+    without, _ = problems.select(None)
+    dataset, report = problems.dataset(TOKENIZER)
+    assert (len(loaded), len(verified)) == (1, report.available)
+    assert len(set(verified)) == report.available == len(dataset) == len(without)
+
+
 def test_no_usable_row_is_refused_with_the_reasons(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="none of its 2 rows is usable: 2 with a gold answer that cannot be verified"):
-        select([problem("a", answer=""), problem("b", answer=" ")], config_of(tmp_path), None, "mine")
+        TrainingProblems(config_of(tmp_path), [problem("a", answer=""), problem("b", answer=" ")]).select(None)
     with pytest.raises(UserError, match="without a worked solution, which sft needs"):
-        select([problem("a", solution="")], config_of(tmp_path, method="sft"), None, "mine")
+        TrainingProblems(config_of(tmp_path, method="sft"), [problem("a", solution="")]).select(None)
     with pytest.raises(UserError, match="has no rows"):
-        select([], config_of(tmp_path), None, "mine")
+        TrainingProblems(config_of(tmp_path), []).select(None)
 
 
 def test_local_file_becomes_a_dataset_for_trl(tmp_path: Path) -> None:
     path = write_rows(tmp_path, [{"problem": "1+1?", "answer": 2}, {"problem": "2+3?", "answer": "5", "id": "x"}])
-    dataset, report = training_dataset(config_of(tmp_path, dataset__name=str(path)), TOKENIZER)
+    dataset, report = TrainingProblems(config_of(tmp_path, dataset__name=str(path))).dataset(TOKENIZER)
     assert sorted(dataset.column_names) == ["answer", "id", "prompt"]
     assert sorted(dataset["answer"]) == ["2", "5"]
     assert report.kept == 2
@@ -166,7 +194,7 @@ def test_broken_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"problem": "1+1?", "answer": "2"}\n{"problem": \n')
     with pytest.raises(UserError, match=r"mine.jsonl:2"):
-        load_problems(config_of(tmp_path, dataset__name=str(path)))
+        TrainingProblems(config_of(tmp_path, dataset__name=str(path))).load()
 
 
 @pytest.mark.shared
@@ -183,8 +211,7 @@ def test_real_sets_have_the_published_counts(
     tmp_path: Path, shared_dir: Path, overrides: dict[str, Any], available: int, kept: int
 ) -> None:
     config = config_of(tmp_path, dataset__data_dir=str(shared_dir / "data"), **overrides)
-    problems, source = load_problems(config)
-    rows, report = select(problems, config, None, source)
+    rows, report = TrainingProblems(config).select(None)
     # Two MATH golds are empty; of a third it is the verifier's policy whether it can be verified against itself.
     assert report.available == available
     assert report.kept - kept in (0, 1) if kept < available else report.kept == kept
@@ -196,8 +223,7 @@ def test_real_sets_have_the_published_counts(
 @pytest.mark.shared
 def test_gsm8k_reasoning_keeps_its_marks(tmp_path: Path, shared_dir: Path) -> None:
     config = config_of(tmp_path, dataset__name="gsm8k", dataset__data_dir=str(shared_dir / "data"), method="sft")
-    problems, source = load_problems(config)
-    rows, _ = select(problems, config, None, source)
+    rows, _ = TrainingProblems(config).select(None)
     targets = [row["completion"][0]["content"] for row in rows]
     assert sum("<<" in target for target in targets) > 7000
     assert not any("####" in target for target in targets)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from gtpo.config import load_config
-from gtpo.inputs.model_shape import KNOWN_MODELS, ModelShape, find_shape, shape_of_config
+from gtpo.inputs.model_shape import KNOWN_MODELS, ModelShape, find_shape, find_weights, shape_of_config
 from gtpo.plan.memory import GIB, SAVED, Forecast, Part, activation_bytes, forecast
+from rewards.support.errors import UserError
 
 LLAMA = KNOWN_MODELS["meta-llama/llama-3.1-8b-instruct"]
 QWEN = KNOWN_MODELS["qwen/qwen2.5-3b-instruct"]
@@ -173,15 +174,17 @@ def test_shape_from_a_folder_a_train_run_and_an_adapter(tmp_path: Path) -> None:
     for name in ("run.json", "config.yaml"):
         (tmp_path / "run" / name).write_text("{}")
     (tmp_path / "run" / "best" / "config.json").write_text(json.dumps(values))
-    shape, origin = find_shape(recipe(model__model_name=str(tmp_path / "run")))
+    config = recipe(model__model_name=str(tmp_path / "run"))
+    shape, origin = find_shape(config.model, find_weights(config.model).source)
     assert shape == ModelShape(100, 32, 64, 2, 4, 4, 8, tied=True, attention_bias=True)
     assert origin.endswith("best/config.json")
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text(
         json.dumps({"base_model_name_or_path": "Qwen/Qwen2.5-3B-Instruct"})
     )
-    assert find_shape(recipe(model__model_name=str(tmp_path / "adapter"))) == (QWEN, "embedded table")
-    assert find_shape(recipe(model__model_name="./nowhere"))[0] is None
+    assert find_shape(config.model, str(tmp_path / "adapter")) == (QWEN, "embedded table")
+    with pytest.raises(UserError, match="no such folder"):
+        find_weights(recipe(model__model_name="./nowhere").model)
 
 
 @pytest.mark.parametrize("values", [{}, {"hidden_size": 4}, {"text_config": {"hidden_size": "x"}}])

@@ -30,7 +30,7 @@ def load(name: str) -> TrainConfig:
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_resolves_and_has_a_forecast(name: str) -> None:
     config = load(name)
-    shape, origin = find_shape(config)
+    shape, origin = find_shape(config.model, config.model.model_name or "")
     if shape is None:
         assert "no such folder" in origin  # the demo's base, trained by the demo itself
     else:

@@ -31,10 +31,11 @@ def config_of(folder: Path, **overrides: Any) -> Any:
 def test_steps_are_those_of_the_trainer(
     tmp_path: Path, batch: int, accumulation: int, rounds: int | None, iterations: int, rows: int, epochs: float
 ) -> None:
-    from gtpo.inputs.dataset import Problem, select
+    from gtpo.inputs.dataset import TrainingProblems
     from gtpo.inputs.tiny import build_tiny_model
     from gtpo.run.trainer_arguments import trainer_arguments
     from gtpo.run.trainers import GTPORun
+    from rewards.data.problem import Problem
 
     config = config_of(
         tmp_path,
@@ -47,7 +48,7 @@ def test_steps_are_those_of_the_trainer(
     from datasets import Dataset
 
     problems = [Problem(str(n), f"{n}+1", str(n + 1)) for n in range(rows)]
-    data = Dataset.from_list(select(problems, config, None, "mine")[0])
+    data = Dataset.from_list(TrainingProblems(config, problems).select(None)[0])
     model, tokenizer = build_tiny_model(config.model.build, max_seq_length=96, seed=0)
     arguments = trainer_arguments(config, tmp_path / "checkpoints")
     assert arguments.generation_batch_size // arguments.num_generations == prompts_per_rollout(config, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from logs import logged
 from safetensors.torch import load_file
 
 import gtpo.run.trainers
@@ -25,7 +27,7 @@ from gtpo.inputs.model import prepare_tokenizer
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.run.command import train
 from gtpo.run.health import Health, Verdict
-from gtpo.run.session import Session
+from gtpo.run.session import TrainingRun
 from rewards.support.errors import UserError
 
 STEPS = 6
@@ -67,7 +69,7 @@ def config_of(folder: Path, **changes: Any) -> TrainConfig:
 
 
 def run(folder: Path, **changes: Any) -> Path:
-    return train(config_of(folder, **changes), quiet=True, results_dir=folder / "results")
+    return train(config_of(folder, **changes), results_dir=folder / "results")
 
 
 def metrics(run_folder: Path) -> list[dict[str, Any]]:
@@ -113,8 +115,8 @@ def test_run_folder_and_names_shared_by_the_methods(tmp_path: Path) -> None:
         assert load_config(folder / "config.yaml").method == method
         for part in ("best", "final"):
             assert {"model.safetensors", "config.json", "tokenizer.json"} <= {p.name for p in (folder / part).iterdir()}
-        assert not list(folder.rglob("training_args.bin")) or method  # pickles stay inside checkpoints
-        assert not (folder / "final/training_args.bin").exists()
+        pickles = {path.parent.parent.name for path in folder.rglob("training_args.bin")}
+        assert pickles == {"checkpoints"}, "pickles stay inside checkpoints"
     assert json.loads((folders["gtpo"] / "run.json").read_text())["gate"]["filter"] == "auto"
     first = {method: metrics(folder)[0] for method, folder in folders.items()}
     assert set(first["gtpo"]) - set(first["grpo"]) == {"gate/kept"}
@@ -148,14 +150,14 @@ class _Crash(BaseException):
 
 def crash_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Let the process die, as far as the run can tell, after the metrics of `step` were written."""
-    plain = Session.on_metrics
+    plain = TrainingRun.on_metrics
 
-    def on_metrics(self: Session, state: Any, control: Any, logs: dict[str, Any]) -> None:
+    def on_metrics(self: TrainingRun, state: Any, control: Any, logs: dict[str, Any]) -> None:
         plain(self, state, control, logs)
         if state.global_step == step:
             raise _Crash
 
-    monkeypatch.setattr(Session, "on_metrics", on_metrics)
+    monkeypatch.setattr(TrainingRun, "on_metrics", on_metrics)
 
 
 @pytest.mark.parametrize(
@@ -239,11 +241,11 @@ def test_signal_stops_cleanly_and_the_run_goes_on(tmp_path: Path, monkeypatch: p
 def test_finished_run_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
-    train(config_of(tmp_path), results_dir=tmp_path / "results", json_output=True)
+    with logged(logging.INFO) as told:
+        train(config_of(tmp_path), results_dir=tmp_path / "results", json_output=True)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
-    said = capsys.readouterr()
-    assert "nothing to do" in said.err
-    assert json.loads(said.out)["status"] == "finished"
+    assert "nothing to do" in told[-1]
+    assert json.loads(capsys.readouterr().out)["status"] == "finished"
 
 
 @pytest.mark.parametrize(
@@ -263,9 +265,9 @@ def test_folder_that_is_no_run_and_run_that_is_busy_are_refused(tmp_path: Path) 
     with pytest.raises(UserError, match="is no train run"):
         run(tmp_path)
 
-    from gtpo.run.folder import RunFolder
+    from gtpo.run.folder import TrainFolder
 
-    busy = RunFolder(tmp_path / "busy/results/train/run")
+    busy = TrainFolder(tmp_path / "busy/results/train/run")
     busy.lock()
     with pytest.raises(UserError, match="another process"):
         run(tmp_path / "busy")
@@ -291,18 +293,19 @@ def own_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
     return write
 
 
-def test_reward_that_raises_leaves_the_completion_unscored(
-    own_reward: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reward_that_raises_leaves_the_completion_unscored(own_reward: Callable[[str], Path]) -> None:
     folder = own_reward(
         "    if any(len(ids) == 6 and ids[0] % 4 == 0 for ids in completion_ids):\n"
         "        raise RuntimeError('cannot score this')\n"
         "    return [float(ids[0] % 5) for ids in completion_ids]"
     )
-    found = metrics(run(folder, **{"trainer.reward_funcs": ["my_reward.mine"]}))
+    with logged() as told:
+        found = metrics(run(folder, **{"trainer.reward_funcs": ["my_reward.mine"]}))
     assert any(0 < row["reward/unscored"] <= 0.5 for row in found)
     assert all(row["loss"] is not None for row in found)
-    assert "cannot score this" in capsys.readouterr().err
+    (warning,) = told
+    assert warning.startswith("reward function mine raised")
+    assert "RuntimeError: cannot score this" in warning
 
 
 def test_more_than_half_unscored_stops_with_the_first_traceback(own_reward: Callable[[str], Path]) -> None:
@@ -368,12 +371,12 @@ def test_collapse_stops_or_rolls_back(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_adapters_and_a_run_as_the_next_runs_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    adapters = train(config_of(tmp_path, **{"model.lora_rank": 4}), quiet=True)
+    adapters = train(config_of(tmp_path, **{"model.lora_rank": 4}))
     assert (adapters / "final/adapter_model.safetensors").is_file()
     about = json.loads((adapters / "run.json").read_text())
     assert 0 < about["parameters"]["trained"] < about["parameters"]["all"]
     changes = {"run_name": "next", "model.build": None, "model.model_name": str(adapters), "training.max_steps": 1}
-    after = train(config_of(tmp_path, **changes), quiet=True)
+    after = train(config_of(tmp_path, **changes))
     notes = json.loads((after / "run.json").read_text())["notes"]
     assert any("merged before training" in note for note in notes)
     assert (after / "final/model.safetensors").is_file()

@@ -12,8 +12,7 @@ import pytest
 
 from gtpo.config import load_config
 from gtpo.plan.dry_run import gate_line
-from gtpo.run.trainer_class import trainer_class
-from gtpo.run.trainers import GRPORun, GTPORun, SFTRun
+from gtpo.run.trainers import GRPORun, GTPORun, SFTRun, trainer_class
 from rewards.support.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
