@@ -6,7 +6,7 @@ VLLM_VENV ?= .venv-vllm
 TRL115_VENV ?= .venv-trl115
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 
-.PHONY: help install demo publish-demo clean-demo lint test test-trl115 test-vllm bench clean
+.PHONY: help install demo publish-demo clean-demo lint test test-base test-trl115 test-unsloth test-vllm bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -24,7 +24,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(check_python)
 	@echo "==> installing into $(VENV) (about a minute; torch is the bulk of it)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e .
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[train,report]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
@@ -70,7 +70,13 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy
 	@$(BIN)/mypy
 
 test: $(VENV)/.installed-dev lint  ## lint, then all tests that this machine can run
-	@$(BIN)/python -m pytest -m "not vllm"
+	@$(BIN)/python -m pytest -m "not vllm and not base"
+
+test-base: $(VENV)/.installed-dev  ## build the package, install it without extras and run what works without torch
+	@$(BIN)/python -m pytest -m base
+
+test-unsloth: $(VENV)/.installed  ## see that pip finds versions for the extra unsloth (about two minutes, installs nothing)
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --dry-run --ignore-installed '.[unsloth]'
 
 # On a CPU, TRL 1.15 cannot score log-probabilities: where triton is installed its kernel wants a GPU. What needs that
 # is skipped here, and says so.

@@ -28,6 +28,7 @@ class App(typer.Typer):
 app = App(
     name="gtpo",
     no_args_is_help=True,
+    rich_markup_mode=None,  # rich's help takes longer to import than the rest of --help together
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train language models on mathematics with GTPO and measure them against GRPO and SFT.",

