@@ -3,14 +3,14 @@
     A_i  = (R_i - mean R) / (std R + 1e-4), or without the division: `gtpo.completions`    (1)
     <H>_i = mean over the tokens of o_i of H_t, the entropy of the next-token distribution (4)
     delta_i = 0 iff the filter is active and <H>_i > threshold                             (5, Eq. 6)
-    A'_i = delta_i (A_i - gamma <H>_i)      mode `advantage`, no gradient through H        (6)
-         = delta_i A_i                      modes `loss` (with a separate -gamma <H>_i, Eq. 7) and `none`
+    A'_i = delta_i (w_i A_i - gamma <H>_i)  mode `advantage`, no gradient through H        (6)
+         = delta_i w_i A_i                  modes `loss` (with a separate -gamma <H>_i, Eq. 7) and `none`
     J    = 1/G sum_i A'_i / (|o_i| n_i) sum_t rho_it lambda_it                             (7, Eq. 7)
 
 rho = pi / stopgrad(pi) = 1 for one iteration; n_i is the optional conflict norm (1 in the paper); lambda comes from
-`gtpo.conflict`. The loss is -J, averaged over the groups of the batch. The numbers are the sections of
-docs/method.md. Symbols: B prompts, G completions each, N = B G rows with a prompt's completions side by side,
-L tokens, V vocabulary.
+`gtpo.conflict`; w_i, by the sign of A_i, is 1 in the paper. The loss is -J, averaged over the groups of the batch.
+The numbers are the sections of docs/method.md. Symbols: B prompts, G completions each, N = B G rows with a prompt's
+completions side by side, L tokens, V vocabulary.
 
 Everything here is pure: tensors in, named tuples out, in the precision of the inputs (float64 stays float64).
 """
@@ -40,6 +40,7 @@ __all__ = [
     "loss_from_statistics",
     "reference_loss",
     "token_entropy",
+    "weighted_advantages",
 ]
 
 
@@ -116,6 +117,12 @@ def entropy_gate(objective: Objective, entropy: Tensor, advantages: Tensor, *, g
     return ~dropped
 
 
+def weighted_advantages(objective: Objective, advantages: Tensor) -> Tensor:
+    """Return w_i A_i [N]: advantages A [N] times the factor of their sign (arXiv 2506.01347; 1 and 1 by default)."""
+    factors = (objective.positive_advantage_weight, objective.negative_advantage_weight)
+    return torch.where(advantages > 0, factors[0] * advantages, factors[1] * advantages)
+
+
 def completion_coefficients(
     objective: Objective,
     completions: Completions,
@@ -134,7 +141,9 @@ def completion_coefficients(
     """
     entropy, advantages = entropy.detach(), completions.advantages
     included = torch.ones_like(keep_mask) if completions.excluded is None else ~completions.excluded
-    shaped = advantages - objective.gamma * entropy if objective.entropy_mode == "advantage" else advantages
+    shaped = weighted_advantages(objective, advantages)
+    if objective.entropy_mode == "advantage":
+        shaped = shaped - objective.gamma * entropy
     shaped = torch.where(keep_mask & included, shaped, 0.0)
     divisor = lengths.to(shaped.dtype)
     if objective.conflict and objective.conflict_norm == "union":

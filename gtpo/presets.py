@@ -20,6 +20,10 @@ class Objective:
 
     scale_rewards: Literal["group", "none"] = "group"
     """`group`: advantages divided by the group's sample standard deviation + 1e-4; `none`: only centred."""
+    positive_advantage_weight: float = 1.0
+    """Factor on positive advantages; 0 learns from negative completions alone (NSR, arXiv 2506.01347)."""
+    negative_advantage_weight: float = 1.0
+    """Factor on negative advantages; 0 learns from positive completions alone (PSR). Neither factor moves a span."""
     conflict: bool = True
     """Whether conflict tokens are reweighted; off gives lambda = 1 everywhere (GRPO)."""
     combine: Literal["or", "product"] = "or"
@@ -53,6 +57,7 @@ class Objective:
 
 
 _PAPER = Objective()
+_GRPO = replace(_PAPER, conflict=False, filter="never", entropy_mode="none")
 
 PRESETS: dict[str, Objective] = {
     "gtpo": _PAPER,
@@ -71,7 +76,10 @@ PRESETS: dict[str, Objective] = {
     "gtpo-conflict-only": replace(_PAPER, filter="never", entropy_mode="none"),
     "gtpo-no-filter": replace(_PAPER, filter="never"),
     "gtpo-negative-only": replace(_PAPER, filter="always", filter_scope="negative"),
-    "grpo": replace(_PAPER, conflict=False, filter="never", entropy_mode="none"),
+    "grpo": _GRPO,
     "grpo-filtered": replace(_PAPER, conflict=False, filter="always", entropy_threshold=1.05),
+    "nsr": replace(_GRPO, positive_advantage_weight=0.0),
+    "psr": replace(_GRPO, negative_advantage_weight=0.0),
+    "w-reinforce": replace(_GRPO, positive_advantage_weight=0.1),
 }
 """The presets of docs/method.md. `sft` has no objective of this kind and is no preset."""

@@ -253,6 +253,8 @@ def _field_docstrings(cls: type) -> dict[str, str]:
 
 
 _OBJECTIVE_RANGES: dict[str, dict[str, float]] = {
+    "positive_advantage_weight": {"ge": 0},
+    "negative_advantage_weight": {"ge": 0},
     "positive_weight": {"ge": 0},
     "entropy_threshold": {"gt": 0},
     "gamma": {"ge": 0},

@@ -12,7 +12,7 @@ from torch import Tensor
 from gtpo.completions import Completions
 from gtpo.kernels import matmul, torch_rows, vocabulary_tiles
 from gtpo.kernels.torch_rows import Transform
-from gtpo.objective import Coefficients, Objective, completion_coefficients, entropy_gate
+from gtpo.objective import Coefficients, Objective, completion_coefficients, entropy_gate, weighted_advantages
 from rewards.support.packages import installed
 
 CHUNK_BYTES = {"cpu": 2**26, "cuda": 2**29}
@@ -217,7 +217,7 @@ class _Pass:
         else:
             moved = objective.entropy_mode == "advantage" and objective.gamma != 0
             included = torch.ones_like(advantages, dtype=torch.bool) if excluded is None else ~excluded
-            c = ((advantages != 0) | moved) & included
+            c = ((weighted_advantages(objective, advantages) != 0) | moved) & included
             e = included & self.entropy_term
         policy = (c != 0)[:, None] & (self.factors.view(-1, self.length) != 0)
         return (policy | (e != 0)[:, None]).reshape(-1)

@@ -52,6 +52,7 @@ VARIANTS = {
     "union-norm": replace(PRESETS["gtpo"], conflict_norm="union"),
     "skip-zero-variance": replace(PRESETS["gtpo"], skip_zero_variance_groups=True),
     "no-gamma": replace(PRESETS["gtpo"], gamma=0.0),
+    "gtpo-negatives": replace(PRESETS["gtpo"], positive_advantage_weight=0.0, negative_advantage_weight=1.5),
 }
 
 
