@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted(
     path.relative_to(ROOT / "configs").as_posix()
     for path in (ROOT / "configs").rglob("*.yaml")
-    if "accelerate" not in path.parts
+    if not {"accelerate", "verl"} & set(path.parts)
 )
 PAPER = [f"paper/{model}-{data}" for model in ("llama", "qwen") for data in ("gsm8k", "math")]
 RUNS = ["gtpo-g8", "gtpo-g12", "gtpo-g8-matched", "gtpo-g12-matched", "sft"] + [

@@ -1,0 +1,1 @@
+"""GTPO on other training engines. Nothing else in `gtpo` imports from here."""

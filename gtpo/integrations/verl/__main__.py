@@ -1,0 +1,91 @@
+"""`python -m gtpo.integrations.verl`: verl's own entry point with everything checked before Ray starts.
+
+    python -m gtpo.integrations.verl --config-dir configs/verl --config-name gsm8k-gtpo-1x8 [KEY=VALUE ...]
+
+Arguments are Hydra's, as for `python -m verl.trainer.main_ppo`, which works too; what that one lacks: a plugin that
+cannot be imported is only logged at level DEBUG there, and settings are checked after Ray has started.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from gtpo.integrations.verl.settings import TRAINER_MODE, check_settings
+from rewards.support.errors import UserError, did_you_mean
+
+TRAINER_MODULE = "gtpo.integrations.verl.trainer"
+EXTERNAL_MODULES = "VERL_USE_EXTERNAL_MODULES"
+"""verl imports the modules that this variable names, in every process, and fails where it cannot."""
+
+
+def require_trainer() -> None:
+    """Raise UserError unless verl knows our trainer under its name."""
+    named = [name for name in os.environ.get(EXTERNAL_MODULES, "").split(",") if name]
+    os.environ[EXTERNAL_MODULES] = ",".join(dict.fromkeys([*named, TRAINER_MODULE]))
+    try:
+        from verl.trainer.ppo.v1 import get_trainer_cls
+
+        from gtpo.integrations.verl.trainer import GTPOTrainerSync
+    except ImportError as error:
+        raise UserError(
+            f"the GTPO trainer for verl could not be imported ({error}); pip install 'gtpo[verl]' in an environment "
+            "of its own"
+        ) from None
+    if get_trainer_cls(TRAINER_MODE) is not GTPOTrainerSync:
+        raise UserError(f'verl has another trainer under the name "{TRAINER_MODE}": {get_trainer_cls(TRAINER_MODE)}')
+
+
+def check_config(config: Any) -> None:
+    """Raise UserError where the composed config names no trainer of verl's, or a GTPO that it cannot run."""
+    from omegaconf import OmegaConf, open_dict
+    from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
+
+    from gtpo.integrations.verl.trainer import GTPOTrainerSync
+
+    mode = config.trainer.v1.trainer_mode
+    if mode not in TRAINER_REGISTRY:
+        known = ", ".join(sorted(TRAINER_REGISTRY))
+        raise UserError(
+            f'trainer.v1.trainer_mode "{mode}" is not known.{did_you_mean(mode, TRAINER_REGISTRY)} Known: {known}'
+        )
+    if issubclass(TRAINER_REGISTRY[mode], GTPOTrainerSync):
+        check_settings(OmegaConf.to_container(config, resolve=True))
+    elif config.get("gtpo") is not None:
+        raise UserError(
+            f"the section gtpo has no effect with trainer.v1.trainer_mode {mode}; set it to {TRAINER_MODE} or drop gtpo"
+        )
+    # Workers on other nodes do not inherit this process's environment.
+    with open_dict(config):
+        environment = config.ray_kwargs.ray_init.runtime_env.setdefault("env_vars", {})
+        environment[EXTERNAL_MODULES] = os.environ[EXTERNAL_MODULES]
+
+
+def main() -> None:
+    """Check, then hand over to verl."""
+    try:
+        require_trainer()
+    except UserError as error:
+        _stop(error)
+    import hydra
+    from verl.trainer import main_ppo
+
+    @hydra.main(config_path="pkg://verl.trainer.config", config_name="ppo_trainer", version_base=None)
+    def run(config: Any) -> None:
+        try:
+            check_config(config)
+        except UserError as error:
+            _stop(error)
+        main_ppo.main.__wrapped__(config)
+
+    run()
+
+
+def _stop(error: UserError) -> None:
+    print(f"gtpo: {error}", file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

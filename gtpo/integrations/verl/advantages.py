@@ -1,0 +1,119 @@
+"""Token-level advantages that make verl's policy loss GTPO's, for a whole batch of sampling.
+
+    a_it = N / (G_g B n_i) A'_i lambda_it
+
+verl's loss is -1/N sum_i 1/|o_i| sum_t rho_it a_it over the N rows of a batch, padding included; a_it turns that into
+-1/B sum over groups g of 1/G_g sum_i A'_i / (|o_i| n_i) sum_t rho_it lambda_it (docs/method.md, section 7), whatever
+the sizes of the groups and however many rows are padding. With full groups, no padding and n_i = 1: a_it = A'_i
+lambda_it. Symbols: N rows, L tokens, B prompts, G_g completions of prompt g.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gtpo.completions import group_advantages, prepare_completions
+from gtpo.objective import completion_coefficients, entropy_gate, filter_is_active
+from gtpo.presets import LN2, Objective
+
+
+class TokenAdvantages(NamedTuple):
+    """What `token_advantages` returns."""
+
+    advantages: Tensor
+    """a_it [N, L] float32; 0 outside the completions."""
+    metrics: dict[str, float]
+    """Of the batch, under the names of metrics.jsonl."""
+
+
+def mean_entropy(token_entropy: Tensor, completion_mask: Tensor) -> Tensor:
+    """Return <H>_i [N] in nats, float64, of H_t [N, L] over the tokens that completion_mask [N, L] marks."""
+    return torch.where(completion_mask, token_entropy.double(), 0.0).sum(dim=1) / completion_mask.sum(dim=1)
+
+
+def _rows_by_group_size(prompts: Sequence[str], lengths: Tensor) -> dict[int, list[int]]:
+    """Return group size -> rows, a group's rows side by side. Rows without tokens are verl's padding."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for row, (prompt, length) in enumerate(zip(prompts, lengths.tolist(), strict=True)):
+        if length:
+            groups[prompt].append(row)
+    by_size: dict[int, list[int]] = defaultdict(list)
+    for rows in groups.values():
+        by_size[len(rows)] += rows
+    return by_size
+
+
+def token_advantages(
+    objective: Objective,
+    completion_ids: Tensor,
+    completion_mask: Tensor,
+    rewards: Tensor,
+    token_entropy: Tensor,
+    prompts: Sequence[str],
+    *,
+    batch_rows: int,
+    initial_entropy: float | None = None,
+    truncated: Tensor | None = None,
+) -> TokenAdvantages:
+    """Return the advantages for verl's `vanilla` loss with `seq-mean-token-mean`, and the batch's metrics.
+
+    completion_ids, completion_mask and token_entropy (nats) are [N, L], right-padded; rewards [N], NaN where a
+    completion could not be scored. prompts [N]: which prompt a row answers; a prompt's rows may lie apart and their
+    number may differ from prompt to prompt. Rows with an empty mask are padding. batch_rows: what verl's loss divides
+    by, at least N. truncated [N] bool: completions that ended without EOS.
+
+    Raises ValueError for a batch without a completion, for a mask that is not right-padded, and where filter `auto`
+    has no initial_entropy.
+    """
+    mask = completion_mask.bool()
+    lengths = mask.sum(dim=1)
+    by_size = _rows_by_group_size(prompts, lengths)
+    if not by_size:
+        raise ValueError(f"none of the {len(mask)} completions of the batch has a token")
+    if len(mask) > batch_rows:
+        raise ValueError(f"{len(mask)} completions in a batch of {batch_rows}: more than one optimiser step's")
+    groups = sum(len(rows) // size for size, rows in by_size.items())
+    gate_active = filter_is_active(objective, initial_entropy)
+    advantages = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
+    columns: dict[str, list[Tensor]] = defaultdict(list)
+    for size, listed in by_size.items():
+        rows = torch.tensor(listed, device=mask.device)
+        ended_early = None if truncated is None else truncated[rows]
+        scored = group_advantages(objective, rewards[rows].double(), size)
+        given = prepare_completions(
+            objective, scored, completion_ids[rows], mask[rows], size, truncated=ended_early, dtype=torch.float64
+        )
+        entropy = mean_entropy(token_entropy[rows], mask[rows])
+        keep_mask = entropy_gate(objective, entropy, given.advantages, gate_active=gate_active)
+        coefficients = completion_coefficients(
+            objective,
+            given,
+            lengths=lengths[rows],
+            entropy=entropy,
+            keep_mask=keep_mask,
+            num_generations=size,
+            groups=groups,
+        )
+        per_completion = coefficients.policy_scale * lengths[rows] * batch_rows
+        advantages[rows] = torch.where(mask[rows], per_completion[:, None] * given.weights, 0.0).float()
+        for name, column in {
+            "entropy/mean": entropy,
+            "entropy/above_ln2": entropy > LN2,
+            "gate/kept": keep_mask,
+            "conflict/forward": given.forward,
+            "conflict/backward": given.backward,
+            "conflict/union": given.union,
+            "groups/zero_variance": scored.zero_variance,
+            "reward/unscored": ~scored.scored,
+            "completions/length": lengths[rows],
+            **({} if ended_early is None else {"completions/truncated": ended_early}),
+        }.items():
+            columns[name].append(column.double())
+    means = {name: float(torch.cat(parts).mean()) for name, parts in columns.items()}
+    means["conflict/fraction"] = means.pop("conflict/union") / means["completions/length"]
+    return TokenAdvantages(advantages, means)

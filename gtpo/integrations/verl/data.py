@@ -1,0 +1,76 @@
+"""GSM8K and MATH as the parquet files that verl reads, with the prompt of `gtpo train` and `gtpo eval`.
+
+    python -m gtpo.integrations.verl.data gsm8k --out DIR [--data-dir DIR]
+
+writes DIR/train.parquet and DIR/test.parquet. The rows are verl's: data_source, prompt (messages), reward_model
+(ground_truth) and extra_info (split, index, id, problem).
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+from rewards.data.problem import Problem
+from rewards.data.problems import load_source
+from rewards.data.prompt import chat_messages
+from rewards.golds import find_unverifiable
+from rewards.support.errors import UserError
+from rewards.support.files import write_bytes
+
+SOURCES = {
+    "gsm8k": {"train": "gsm8k_train", "test": "gsm8k_test"},
+    "math": {"train": "math_train", "test": "math500"},
+    "arithmetic": {"train": "arithmetic_train", "test": "arithmetic_test"},
+}
+"""Data set -> file -> the source of `rewards.data`."""
+
+
+def to_row(problem: Problem, data_set: str, split: str, index: int) -> dict[str, Any]:
+    """Return one problem as a row of verl's."""
+    return {
+        "data_source": f"gtpo/{data_set}",
+        "ability": "math",
+        "prompt": chat_messages(problem.problem),
+        "reward_model": {"style": "rule", "ground_truth": problem.answer},
+        "extra_info": {"split": split, "index": index, "id": problem.id, "problem": problem.problem},
+    }
+
+
+def write_split(data_set: str, split: str, out: Path, data_dir: str | None) -> str:
+    """Write one split by write-then-rename and return what was done in a line."""
+    import pyarrow
+    import pyarrow.parquet
+
+    problems = load_source(SOURCES[data_set][split], data_dir=data_dir)
+    unusable = {fault.id for fault in find_unverifiable((problem.id, problem.answer) for problem in problems)}
+    usable = [problem for problem in problems if problem.id not in unusable]
+    rows = [to_row(problem, data_set, split, index) for index, problem in enumerate(usable)]
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), buffer)
+    path = out / f"{split}.parquet"
+    write_bytes(path, buffer.getvalue())
+    left_out = f", {len(unusable)} left out (gold answers that cannot be verified)" if unusable else ""
+    return f"{path}: {len(rows):,} problems{left_out}"
+
+
+def main() -> None:
+    """Write both splits of a data set."""
+    parser = argparse.ArgumentParser(prog="python -m gtpo.integrations.verl.data", description=__doc__.split("\n")[0])
+    parser.add_argument("data_set", choices=sorted(SOURCES))
+    parser.add_argument("--out", type=Path, required=True, help="folder for train.parquet and test.parquet")
+    parser.add_argument("--data-dir", help="folder with local files (else GTPO_DATA_DIR, else the Hub)")
+    options = parser.parse_args()
+    try:
+        for split in SOURCES[options.data_set]:
+            print(write_split(options.data_set, split, options.out, options.data_dir))
+    except UserError as error:
+        print(f"gtpo: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""The `gtpo` section of a verl config, and what verl's own settings must be for its loss to be GTPO's.
+
+verl's policy loss `vanilla` with `seq-mean-token-mean` computes, for one optimiser step per batch of sampling,
+
+    loss = -1/N sum_i 1/|o_i| sum_t rho_it a_it                                 a_it: token-level advantages
+
+which is GTPO (docs/method.md, section 7) for a_it = A'_i lambda_it. Entropy mode `loss` is verl's own entropy bonus
+with a negative coefficient. Whatever else would change the loss is refused here, by name, before a model is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from gtpo.config.keys import keys
+from gtpo.config.schema import ObjectiveSection
+from gtpo.presets import PRESETS, Objective
+from rewards.support.errors import UserError, did_you_mean
+
+TRAINER_MODE = "gtpo_sync"
+"""The name for `trainer.v1.trainer_mode`."""
+
+
+class GTPOSection(ObjectiveSection):
+    """The config section `gtpo`: a preset, any field of the objective, and H_ini where it is known."""
+
+    initial_entropy: float | None = Field(None, ge=0)
+    """H_ini in nats, where it is known; with filter `auto` it is otherwise measured before the first step."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the trainer takes from a verl config."""
+
+    preset: str
+    objective: Objective
+    initial_entropy: float | None
+    """H_ini in nats as given; None where it is not."""
+    batch_rows: int
+    """N of verl's loss: the completions of one optimiser step, padding included."""
+    max_completion_length: int
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether H_ini must be measured or read before the first step."""
+        return self.objective.filter == "auto" and self.initial_entropy is None
+
+
+def _get(config: Mapping[str, Any], dotted: str) -> Any:
+    value: Any = config
+    for part in dotted.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _section(given: Any) -> GTPOSection:
+    """Validate the section `gtpo`. Raises UserError naming each key at fault."""
+    if not isinstance(given, Mapping):
+        raise UserError(f"gtpo must be a mapping with a preset ({', '.join(PRESETS)}); found {given!r}")
+    try:
+        return GTPOSection(**given)
+    except ValidationError as error:
+        raise UserError("\n".join(_message(part) for part in error.errors())) from None
+
+
+def _message(error: Any) -> str:
+    key = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return f'unknown key "gtpo.{key}".{did_you_mean(key, GTPOSection.model_fields)}'
+    known = keys().get(f"objective.{key}")
+    expects = known.expects if known else "a number >= 0"
+    hint = did_you_mean(str(error["input"]), known.choices) if known and known.choices else ""
+    return f"gtpo.{key} must be {expects}; found {error['input']!r}.{hint}"
+
+
+def _objective_faults(objective: Objective, config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what of the objective verl cannot compute."""
+    temperature = _get(config, "actor_rollout_ref.rollout.temperature")
+    if objective.log_clamp:
+        yield f"gtpo.log_clamp {objective.log_clamp:g}: verl computes the exact entropy; set gtpo.log_clamp to 0"
+    if objective.entropy_temperature == "one" and temperature != 1:
+        yield (
+            f"gtpo.entropy_temperature one: verl takes log-probabilities and entropy at the sampling temperature "
+            f"{temperature}; set actor_rollout_ref.rollout.temperature to 1.0 or gtpo.entropy_temperature to sampling"
+        )
+    if objective.entropy_mode == "loss":
+        for name in ("entropy_gated", "skip_zero_variance_groups", "mask_truncated"):
+            if getattr(objective, name):
+                yield (
+                    f"gtpo.{name} with gtpo.entropy_mode loss: verl's entropy term covers every completion of the "
+                    f"batch; set gtpo.{name} to false or gtpo.entropy_mode to advantage"
+                )
+
+
+def _requirements(objective: Objective, preset: str, config: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """Yield (key of verl's config, the value it must have, why)."""
+    samples = _get(config, "actor_rollout_ref.rollout.n")
+    coefficient = 0.0
+    if objective.entropy_mode == "loss":
+        coefficient = -objective.gamma * (samples if objective.group_reduction == "sum" else 1)
+    actor = "actor_rollout_ref.actor"
+    yield "trainer.use_v1", True, "the trainer is one of verl's v1 trainers"
+    yield "algorithm.adv_estimator", "grpo", "GTPO compares the samples of a prompt and has no critic"
+    yield "algorithm.use_kl_in_reward", False, "GTPO has no reference model"
+    if preset != "grpo":
+        yield f"{actor}.use_kl_loss", False, "GTPO has no reference model"
+    yield f"{actor}.policy_loss.loss_mode", "vanilla", "the token-level advantages are made for this loss"
+    yield f"{actor}.loss_agg_mode", "seq-mean-token-mean", "each completion is divided by its own length |o_i|"
+    yield f"{actor}.entropy_coeff", coefficient, "gtpo.entropy_mode loss is this coefficient, other modes have none"
+    yield f"{actor}.ppo_epochs", 1, "one optimiser step per batch of sampling"
+    yield (
+        f"{actor}.ppo_mini_batch_size",
+        _get(config, "data.train_batch_size"),
+        ("one optimiser step per batch of sampling: the mini-batch is data.train_batch_size"),
+    )
+    correction = "algorithm.rollout_correction"
+    yield f"{correction}.bypass_mode", False, "the entropies come from the pass that this mode leaves out"
+    yield f"{correction}.rollout_rs", None, "rejected tokens would change |o_i| after the spans were found"
+    yield (
+        "actor_rollout_ref.rollout.multi_turn.enable",
+        False,
+        "a completion is the policy's tokens alone",
+    )
+    yield "distillation.enabled", False, "distillation adds a loss of its own"
+    yield "trainer.critic_warmup", 0, "GTPO has no critic"
+
+
+def check_settings(config: Mapping[str, Any]) -> Settings:
+    """Return what the trainer takes from a resolved verl config (plain mappings).
+
+    Raises UserError with one line for each key that verl's loss could not honour: the key, its value, why, and what
+    to set.
+    """
+    section = _section(config.get("gtpo"))
+    preset = section.preset or "gtpo"
+    changes = {name: value for name, value in section.changes().items() if name != "initial_entropy"}
+    objective = replace(PRESETS[preset], **changes)
+    faults = list(_objective_faults(objective, config))
+    for key, wanted, why in _requirements(objective, preset, config):
+        found = _get(config, key)
+        # Sections that a config leaves out are off.
+        if found != wanted and not (found is None and wanted is False):
+            shown = "null" if wanted is None else str(wanted).lower() if isinstance(wanted, bool) else wanted
+            faults.append(f"{key} is {found!r}: {why}; set it to {shown}")
+    samples = _get(config, "actor_rollout_ref.rollout.n")
+    if not isinstance(samples, int) or samples < 2:
+        faults.append(f"actor_rollout_ref.rollout.n is {samples!r}: a group has at least 2 samples; set it to 8, say")
+    if faults:
+        raise UserError(f"GTPO (preset {preset}) cannot run with this verl config:\n  " + "\n  ".join(faults))
+    return Settings(
+        preset=preset,
+        objective=objective,
+        initial_entropy=section.initial_entropy,
+        batch_rows=_get(config, "data.train_batch_size") * samples,
+        max_completion_length=_get(config, "data.max_response_length"),
+    )

@@ -1,0 +1,196 @@
+"""GTPO as a verl trainer, registered from outside: `trainer.v1.trainer_mode: gtpo_sync`.
+
+A verl policy loss or advantage estimator sees neither the token ids of a group nor the entropies. A v1 trainer sees
+both, for the whole batch and before any split: between verl's own advantages and the update it writes GTPO's
+token-level advantages (`gtpo.integrations.verl.advantages`) over them. Rollouts, log-probabilities, entropies, the
+update and the checkpoints are verl's.
+
+Before the first step the filter `auto` measures H_ini on the first 100 training samples through verl's own rollout
+and stores it beside the checkpoints, where a resumed run reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDict
+from torch import Tensor
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils
+from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
+from verl.utils.dataset.rl_dataset import collate_fn
+from verl.workers.utils.padding import response_to_nested
+
+from gtpo.entropy import SAMPLES, Calibration, describe_gate, summarise
+from gtpo.integrations.verl.advantages import mean_entropy, token_advantages
+from gtpo.integrations.verl.settings import TRAINER_MODE, check_settings
+from rewards.support.errors import UserError
+from rewards.support.files import read_json, write_json
+from rewards.support.log import LOG, start_logging
+
+CALIBRATION_FILE = "initial_entropy.json"
+"""H_ini, in verl's `trainer.default_local_dir`."""
+
+_OUR_NAMES = {
+    "loss": "actor/loss",
+    "grad_norm": "actor/grad_norm",
+    "lr": "actor/lr",
+    "time/step": "timing_s/step",
+    "time/generation": "timing_s/gen",
+    "time/log_probs": "timing_s/old_log_prob",
+    "time/update": "timing_s/update_actor",
+}
+"""Our name of a metric -> verl's, which stays."""
+
+
+@register_trainer(TRAINER_MODE)
+class GTPOTrainerSync(PPOTrainerSync):
+    """verl's synchronous trainer with GTPO's objective; the config section `gtpo` says which.
+
+    Raises UserError, before anything is loaded, for settings under which verl's loss would not be GTPO's, and for a
+    run to resume whose H_ini is not stored.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        start_logging()
+        self.settings = check_settings(OmegaConf.to_container(config, resolve=True))
+        self.folder = Path(config.trainer.default_local_dir).absolute()
+        given = self.settings.initial_entropy
+        self.calibration: Calibration | None = None if given is None else Calibration(given)
+        if self.settings.needs_calibration and (checkpoint := _checkpoint_to_resume(config)) is not None:
+            self.calibration = _stored_calibration(checkpoint.parent)
+        super().__init__(config)
+
+    @property
+    def trainer_mode(self) -> str:
+        """`sync`: verl asks this name which replay buffer and which checkpoints a trainer needs."""
+        return "sync"
+
+    @trainer_mode.setter
+    def trainer_mode(self, name: str) -> None:
+        """Take no notice: verl's constructor assigns the registered name."""
+
+    # -- H_ini -------------------------------------------------------------------------------------------------------
+
+    def on_train_begin(self) -> None:
+        """Measure H_ini on the untrained policy, where the filter is `auto` and it is not known."""
+        super().on_train_begin()
+        if self.settings.needs_calibration:
+            if self.calibration is None:
+                self.calibration = self._measure()
+            record = {
+                **self.calibration.record(),
+                "model": self.config.actor_rollout_ref.model.path,
+                "temperature": self.config.actor_rollout_ref.rollout.temperature,
+            }
+            write_json(self.folder / CALIBRATION_FILE, record)
+        LOG.info(describe_gate(self.settings.objective, self.calibration))
+
+    def _measure(self) -> Calibration:
+        """Sample one completion for each of the first training samples; the order of the data stays as it was."""
+        count = min(SAMPLES, len(self.train_dataset))
+        LOG.info(f"measuring H_ini on the untrained policy: {count} samples")
+        rows = collate_fn([self.train_dataset[index] for index in range(count)])
+        rows["uid"] = np.array([str(uuid.uuid4()) for _ in range(count)], dtype=object)
+        rows["__rollout_n__"] = np.array([1] * count, dtype=object)
+        prompts = tensordict_utils.get_tensordict(rows)
+        tensordict_utils.assign_non_tensor_data(prompts, "global_steps", self.global_steps)
+        self._submit_batch_to_rollout(prompts)
+        batch, _ = self.replay_buffer.sample(global_steps=self.global_steps, partition_id="train", batch_size=count)
+        batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        self.checkpoint_manager.sleep_replicas()
+        batch = self._compute_old_log_prob(self._balance_batch(batch, metrics={}), metrics={})
+        data = self._read(batch, "entropy", "response_mask").to_padded_tensor(0)
+        mask = data["response_mask"].bool()
+        sampled = mask.any(dim=1)  # the others are verl's padding
+        calibration = summarise(mean_entropy(data["entropy"][sampled], mask[sampled]))
+        tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+        self.checkpoint_manager.update_weights(self.global_steps)  # the rollout engine takes its memory back
+        return calibration
+
+    # -- the objective -----------------------------------------------------------------------------------------------
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_advantage(batch, metrics)
+        for key in batch.keys:
+            if not key.endswith("_0"):
+                raise ValueError(f"sample {key}: GTPO needs agent loops with one output per sample")
+        data = self._read(batch, "uid", "responses", "response_mask", "rm_scores", "entropy", "extra_fields")
+        prompts = [str(uid) for uid in data["uid"].tolist()]
+        nested_mask = data["response_mask"]
+        padded = data.select("responses", "response_mask", "rm_scores", "entropy").to_padded_tensor(0)
+        mask, ids = padded["response_mask"].bool(), padded["responses"]
+        infos = list(_reward_infos(data))
+        rewards = padded["rm_scores"].sum(dim=1).double()
+        rewards[[bool(info.get("unscored")) for info in infos]] = torch.nan
+        found = token_advantages(
+            self.settings.objective,
+            ids,
+            mask,
+            rewards,
+            padded["entropy"],
+            prompts,
+            batch_rows=self.settings.batch_rows,
+            initial_entropy=None if self.calibration is None else self.calibration.initial_entropy,
+            truncated=self._truncated(ids, mask),
+        )
+        metrics.update(found.metrics)
+        scored = [info for info, sampled in zip(infos, mask.any(dim=1).tolist(), strict=True) if sampled]
+        for name in ("accuracy", "format"):
+            values = [info[name] for info in scored if name in info and not info.get("unscored")]
+            if values:
+                metrics[f"reward/{name}"] = float(np.mean(values))
+        fields = TensorDict({"advantages": response_to_nested(found.advantages, nested_mask)}, batch_size=len(batch))
+        return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+
+    def _truncated(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return which completions [N] bool end at the length limit without EOS."""
+        lengths = mask.sum(dim=1)
+        last = ids.gather(1, (lengths - 1).clamp(min=0)[:, None]).squeeze(1)
+        return (lengths >= self.settings.max_completion_length) & (last != self.tokenizer.eos_token_id)
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        metrics.update({ours: metrics[verls] for ours, verls in _OUR_NAMES.items() if verls in metrics})
+
+    def _read(self, batch: KVBatchMeta, *fields: str) -> TensorDict:
+        return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields))
+
+
+def _reward_infos(data: TensorDict) -> Iterator[Mapping[str, Any]]:
+    """Yield what the reward function returned beside the score, per row; empty where it returned a number."""
+    if "extra_fields" not in data:
+        yield from [{}] * len(data)
+        return
+    for fields in data["extra_fields"].tolist():
+        yield fields.get("reward_extra_info", {}) if isinstance(fields, Mapping) else {}
+
+
+def _checkpoint_to_resume(config: DictConfig) -> Path | None:
+    """Return the checkpoint folder from which verl is going to resume, or None for a fresh run."""
+    mode, trainer = config.trainer.resume_mode, config.trainer
+    if mode == "resume_path":
+        return Path(trainer.resume_from_path).absolute()
+    found = find_latest_ckpt_path(os.path.abspath(trainer.default_local_dir)) if mode == "auto" else None
+    return None if found is None else Path(found)
+
+
+def _stored_calibration(folder: Path) -> Calibration:
+    """Return the H_ini that the run to resume stored. Raises UserError where there is none."""
+    path = folder / CALIBRATION_FILE
+    if not path.is_file():
+        raise UserError(
+            f"{path}: no such file, and H_ini can no longer be measured: the policy in {folder} is a trained one. "
+            "Set gtpo.initial_entropy to the untrained model's entropy in nats, or gtpo.filter to always or never"
+        )
+    return Calibration.from_record(read_json(path))

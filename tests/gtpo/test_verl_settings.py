@@ -1,0 +1,171 @@
+"""The `gtpo` section of a verl config: presets and switches, and what verl cannot compute, refused by name."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gtpo.integrations.verl.settings import check_settings
+from gtpo.presets import PRESETS
+from rewards.support.errors import UserError
+
+
+def config(gtpo: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """Return the parts of a verl config that decide its loss, as GTPO needs them, with dotted keys changed."""
+    found: dict[str, Any] = {
+        "gtpo": gtpo or {"preset": "gtpo"},
+        "data": {"train_batch_size": 32, "max_response_length": 256},
+        "algorithm": {
+            "adv_estimator": "grpo",
+            "use_kl_in_reward": False,
+            "rollout_correction": {"bypass_mode": False, "rollout_rs": None},
+        },
+        "actor_rollout_ref": {
+            "actor": {
+                "policy_loss": {"loss_mode": "vanilla"},
+                "loss_agg_mode": "seq-mean-token-mean",
+                "entropy_coeff": 0,
+                "use_kl_loss": False,
+                "ppo_epochs": 1,
+                "ppo_mini_batch_size": 32,
+            },
+            "rollout": {"n": 8, "temperature": 1.0, "multi_turn": {"enable": False}},
+        },
+        "trainer": {"use_v1": True, "critic_warmup": 0},
+    }
+    for dotted, value in changes.items():
+        *path, name = dotted.replace("__", ".").split(".")
+        section = found
+        for part in path:
+            section = section.setdefault(part, {})
+        section[name] = value
+    return found
+
+
+def test_every_preset_that_verl_can_express() -> None:
+    # The entropy term of Eq. 7 is verl's entropy bonus with the coefficient -gamma; the published code's clamped
+    # logarithm is the one thing that verl does not have.
+    needs = {
+        "gtpo-eq7": {"actor_rollout_ref__actor__entropy_coeff": -0.1},
+        "gtpo-published": {"gtpo": {"preset": "gtpo-published", "log_clamp": 0}},
+    }
+    for name, objective in PRESETS.items():
+        settings = check_settings(config(**{"gtpo": {"preset": name}, **needs.get(name, {})}))
+        assert settings.preset == name
+        assert settings.objective.filter == objective.filter
+        assert settings.batch_rows == 256
+        assert settings.needs_calibration == (objective.filter == "auto")
+
+
+def test_switches_and_a_known_initial_entropy() -> None:
+    settings = check_settings(config({"gamma": 0.01, "filter": "auto", "initial_entropy": 0.4}))
+    assert settings.objective.gamma == 0.01
+    assert settings.initial_entropy == 0.4
+    assert not settings.needs_calibration
+
+
+REFUSED = [
+    ({"actor_rollout_ref__actor__ppo_mini_batch_size": 8}, "actor.ppo_mini_batch_size is 8"),
+    ({"actor_rollout_ref__actor__ppo_epochs": 2}, "actor.ppo_epochs is 2"),
+    ({"actor_rollout_ref__actor__loss_agg_mode": "token-mean"}, "loss_agg_mode is 'token-mean'"),
+    ({"actor_rollout_ref__actor__policy_loss__loss_mode": "gspo"}, "loss_mode is 'gspo'"),
+    ({"actor_rollout_ref__actor__entropy_coeff": 0.001}, "entropy_coeff is 0.001"),
+    ({"actor_rollout_ref__actor__use_kl_loss": True}, "use_kl_loss is True"),
+    ({"algorithm__use_kl_in_reward": True}, "use_kl_in_reward is True"),
+    ({"algorithm__adv_estimator": "gae"}, "adv_estimator is 'gae'"),
+    ({"algorithm__rollout_correction__bypass_mode": True}, "bypass_mode is True"),
+    ({"algorithm__rollout_correction__rollout_rs": "token_k1"}, "rollout_rs is 'token_k1'"),
+    ({"actor_rollout_ref__rollout__multi_turn__enable": True}, "multi_turn.enable is True"),
+    ({"actor_rollout_ref__rollout__n": 1}, "rollout.n is 1"),
+    ({"distillation__enabled": True}, "distillation.enabled is True"),
+    ({"trainer__use_v1": False}, "use_v1 is False"),
+    ({"gtpo": {"preset": "gtpo-eq7"}}, "entropy_coeff is 0: gtpo.entropy_mode loss .*set it to -0.1"),
+    ({"gtpo": {"preset": "gtpo-published"}}, "gtpo.log_clamp 1e-06"),
+    (
+        {"gtpo": {"preset": "gtpo-published", "log_clamp": 0}, "actor_rollout_ref__rollout__temperature": 0.9},
+        "gtpo.entropy_temperature one: .* 0.9",
+    ),
+    (
+        {"gtpo": {"preset": "gtpo-eq7", "entropy_gated": True}, "actor_rollout_ref__actor__entropy_coeff": -0.1},
+        "gtpo.entropy_gated with gtpo.entropy_mode loss",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_verl_cannot_compute_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as refusal:
+        check_settings(config(**changes))
+    assert len(str(refusal.value).splitlines()) == 2, "one headline and one fault"
+
+
+def test_all_faults_are_named_at_once() -> None:
+    with pytest.raises(UserError) as refusal:
+        check_settings(
+            config(actor_rollout_ref__actor__ppo_epochs=2, actor_rollout_ref__actor__loss_agg_mode="token-mean")
+        )
+    assert len(str(refusal.value).splitlines()) == 3
+
+
+def test_the_kl_loss_of_the_grpo_preset_is_verls() -> None:
+    check_settings(config({"preset": "grpo"}, actor_rollout_ref__actor__use_kl_loss=True))
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"preset": "gtpoo"}, "gtpo.preset must be one of .*Did you mean"),
+        ({"gama": 0.1}, 'unknown key "gtpo.gama". Did you mean "gamma"'),
+        ({"gamma": -1}, "gtpo.gamma must be a number >= 0; found -1"),
+        ({"filter": "sometimes"}, "gtpo.filter must be one of auto, always, never"),
+        ({"initial_entropy": -0.1}, "gtpo.initial_entropy must be a number >= 0"),
+        ("gtpo", "gtpo must be a mapping with a preset"),
+        (None, "gtpo must be a mapping with a preset"),
+    ],
+)
+def test_faults_of_the_section(section: Any, message: str) -> None:
+    given = config()
+    given["gtpo"] = section
+    with pytest.raises(UserError, match=message):
+        check_settings(given)
+
+
+def test_settings_import_neither_torch_nor_verl(root: Path) -> None:
+    script = (
+        "import sys, gtpo.integrations.verl.settings, gtpo.integrations.verl.reward\n"
+        "assert not {'torch', 'verl', 'transformers', 'trl', 'ray'} & set(sys.modules)\n"
+        "import gtpo.integrations.verl.advantages\n"
+        "assert not {'verl', 'transformers', 'trl', 'ray'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=root, check=True)
+
+
+def read_recipe(folder: Path, name: str) -> dict[str, Any]:
+    """Return a recipe with the recipes it starts from, as Hydra composes them, without verl's own defaults."""
+    recipe = yaml.safe_load((folder / f"{name}.yaml").read_text())
+    (base,) = (entry for entry in recipe.pop("defaults") if entry != "_self_")
+    return merge({} if base == "ppo_trainer" else read_recipe(folder, base), recipe)
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = copy.deepcopy(base)
+    for key, value in over.items():
+        merged[key] = merge(merged[key], value) if isinstance(value, dict) and key in merged else value
+    return merged
+
+
+@pytest.mark.parametrize("size", ["1x8", "4x8"])
+def test_the_recipes_differ_in_the_method_alone(root: Path, size: str) -> None:
+    folder = root / "configs" / "verl"
+    grpo, gtpo = (read_recipe(folder, f"gsm8k-{method}-{size}") for method in ("grpo", "gtpo"))
+    assert gtpo.pop("gtpo") == {"preset": "gtpo"}
+    assert gtpo["trainer"].pop("v1") == {"trainer_mode": "gtpo_sync"}
+    assert (gtpo["trainer"].pop("experiment_name"), grpo["trainer"].pop("experiment_name")) == ("gtpo", "grpo")
+    assert gtpo == grpo
+    assert grpo["trainer"]["nnodes"] == int(size[0])
