@@ -46,8 +46,8 @@ class Verdict(enum.StrEnum):
     """The gold is empty or beyond the limits: unscored, not wrong."""
 
 
-_STRICT = {"UNEVALUATED": Verdict.UNSIMPLIFIED, "COPIED": Verdict.UNSIMPLIFIED}
-_LENIENT = {"UNEVALUATED": Verdict.CORRECT, "COPIED": Verdict.UNSIMPLIFIED}
+_STRICT = {"COPIED": Verdict.UNSIMPLIFIED, "UNEVALUATED": Verdict.UNSIMPLIFIED, "CONTRADICTED": Verdict.INCORRECT}
+_LENIENT = {"COPIED": Verdict.UNSIMPLIFIED, "UNEVALUATED": Verdict.CORRECT, "CONTRADICTED": Verdict.CORRECT}
 """What a worker finds beyond the verdicts: the scoring decides what it is worth."""
 
 

@@ -12,7 +12,8 @@ TooBig before it starts; SymPy plays no part, so nothing is evaluated that has n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
@@ -20,6 +21,7 @@ from mpmath import mp
 
 from rewards.equality.arithmetic.values import (
     FUNCTIONS,
+    Magnitudes,
     Matrix,
     NoValue,
     TooBig,
@@ -38,10 +40,14 @@ Term = tuple[Any, ...]
 
 
 class Budget:
-    """Counts visited terms, so that sums within sums end; one per process, refilled for every comparison."""
+    """Counts visited terms, so that sums within sums end; one per process, refilled for every comparison.
+
+    What an answer may cost is counted in work and not in seconds: a verdict does not depend on how busy the machine is.
+    """
 
     visits = 0
     limit = 100_000
+    price = 1
 
     @classmethod
     def refill(cls) -> None:
@@ -51,9 +57,19 @@ class Budget:
     @classmethod
     def spend(cls) -> None:
         """Count one visit. Raises TooBig when the budget is spent."""
-        cls.visits += 1
+        cls.visits += cls.price
         if cls.visits > cls.limit:
             raise TooBig
+
+    @classmethod
+    @contextmanager
+    def dearer(cls, digits: int) -> Iterator[None]:
+        """Charge more for visits while arithmetic has so many digits."""
+        cls.price = max(1, digits // 60)
+        try:
+            yield
+        finally:
+            cls.price = 1
 
 
 def evaluate(term: Term, point: Mapping[str, Value], sign: int = 1) -> Value:
@@ -62,6 +78,12 @@ def evaluate(term: Term, point: Mapping[str, Value], sign: int = 1) -> Value:
     Raises NoValue (a pole, an unbound name, shapes that do not fit) or TooBig.
     """
     Budget.spend()
+    value = _value(term, point, sign)
+    Magnitudes.note(value)
+    return value
+
+
+def _value(term: Term, point: Mapping[str, Value], sign: int) -> Value:
     kind = term[0]
     if kind == "num":
         return term[1]
@@ -145,6 +167,15 @@ def symbols(term: Term) -> set[str]:
         if isinstance(part, tuple):
             found |= symbols(part)
     return found
+
+
+def subterms(term: Term) -> Iterator[Term]:
+    """Yield a term and every term within it."""
+    yield term
+    parts = (cell for row in term[1] for cell in row) if term[0] == "mat" else term[1:]
+    for part in parts:
+        if isinstance(part, tuple):
+            yield from subterms(part)
 
 
 def contains(term: Term, *marks: Any) -> bool:

@@ -38,12 +38,46 @@ class Matrix(tuple[tuple[Any, ...], ...]):
     __slots__ = ()
 
 
+class Magnitudes:
+    """The largest and smallest sizes among the values of one comparison, as powers of two; one per process."""
+
+    low = high = 0
+
+    @classmethod
+    def reset(cls) -> None:
+        """Forget what was seen."""
+        cls.low = cls.high = 0
+
+    @classmethod
+    def note(cls, value: Value) -> None:
+        """Take notice of a value; 0, infinities and matrices have no size."""
+        if isinstance(value, Fraction):
+            size = value.numerator.bit_length() - value.denominator.bit_length() if value else 0
+        elif isinstance(value, mpmath.mpf):
+            size = value._mpf_[2] + value._mpf_[3] if value._mpf_[1] else 0
+        elif isinstance(value, mpmath.mpc):
+            cls.note(value.real)
+            size = value.imag._mpf_[2] + value.imag._mpf_[3] if value.imag._mpf_[1] else 0
+        else:
+            return
+        if size > cls.high:
+            cls.high = size
+        elif size < cls.low:
+            cls.low = size
+
+    @classmethod
+    def spread_digits(cls) -> int:
+        """Return the decimal digits between the largest and the smallest."""
+        return int((cls.high - cls.low) * 0.302)
+
+
 def is_real(value: Value) -> bool:
     """Say whether a value has no imaginary part."""
     return not isinstance(value, mpmath.mpc) or value.imag == 0
 
 
-def _mp(value: Value) -> Any:
+def number_of(value: Value) -> Any:
+    """Return a value as an mpmath number. Raises NoValue for a matrix."""
     if isinstance(value, Fraction):
         return mp.mpf(value.numerator) / value.denominator
     if isinstance(value, Matrix):
@@ -61,7 +95,7 @@ def fingerprint(value: Value) -> str:
     """Return a text that is the same for values that agree to 25 digits."""
     if isinstance(value, Matrix):
         return ";".join(",".join(map(fingerprint, row)) for row in value)
-    number = _mp(value)
+    number = number_of(value)
     if isinstance(number, mpmath.mpc) and abs(number.imag) < mp.mpf(10) ** -40 * (1 + abs(number.real)):
         number = number.real
     if abs(number) < mp.mpf(10) ** -40:
@@ -88,9 +122,9 @@ def add(a: Value, b: Value) -> Value:
         return Matrix(tuple(add(x, y) for x, y in zip(p, q, strict=True)) for p, q in zip(a, b, strict=True))
     if isinstance(a, Fraction) and isinstance(b, Fraction):
         if _bits(a) + _bits(b) > 2 * MAX_EXACT_BITS:
-            return _mp(a) + _mp(b)
+            return number_of(a) + number_of(b)
         return a + b
-    return _mp(a) + _mp(b)
+    return number_of(a) + number_of(b)
 
 
 def multiply(a: Value, b: Value) -> Value:
@@ -108,7 +142,7 @@ def multiply(a: Value, b: Value) -> Value:
         return multiply(b, a)
     if isinstance(a, Fraction) and isinstance(b, Fraction) and _bits(a) + _bits(b) <= 2 * MAX_EXACT_BITS:
         return a * b
-    return _mp(a) * _mp(b)
+    return number_of(a) * number_of(b)
 
 
 def sum_of(values: list[Value]) -> Value:
@@ -164,7 +198,7 @@ def power(a: Value, b: Value) -> Value:
         top, bottom = _root(a.numerator, b.denominator), _root(a.denominator, b.denominator)
         if top is not None and bottom is not None and _bits(a) * abs(b.numerator) <= MAX_EXACT_BITS:
             return Fraction(top, bottom) ** b.numerator
-    base, raised = _mp(a), _mp(b)
+    base, raised = number_of(a), number_of(b)
     if mpmath.isinf(base) or mpmath.isinf(raised):
         raise NoValue
     if abs(raised) * (abs(mpmath.log(abs(base), 2)) + 5) > MAX_MAGNITUDE_BITS:
@@ -175,7 +209,7 @@ def power(a: Value, b: Value) -> Value:
 def _exponential(value: Value) -> Value:
     if value == 0:
         return Fraction(1)
-    number = _mp(value)
+    number = number_of(value)
     if abs(number) > MAX_MAGNITUDE_BITS:
         raise TooBig
     return mpmath.exp(number)
@@ -185,12 +219,17 @@ def _bounded(function: Callable[[Any], Any]) -> Callable[[Value], Value]:
     """Trigonometry of huge arguments needs as many digits as they have: refuse."""
 
     def apply(value: Value) -> Value:
-        number = _mp(value)
+        number = number_of(value)
         if abs(number) > mp.mpf(10) ** 60:
             raise TooBig
         return function(number)
 
     return apply
+
+
+def _tanh(value: Value) -> Value:
+    Magnitudes.note(_exponential(multiply(Fraction(-2), abs(value))))  # how near it comes to 1
+    return mpmath.tanh(number_of(value))
 
 
 def _factorial(value: Value) -> Value:
@@ -201,9 +240,9 @@ def _factorial(value: Value) -> Value:
         if number > MAX_FACTORIAL:
             raise TooBig
         return Fraction(math.factorial(number))
-    if abs(_mp(value)) > MAX_FACTORIAL:
+    if abs(number_of(value)) > MAX_FACTORIAL:
         raise TooBig
-    return mpmath.gamma(_mp(value) + 1)
+    return mpmath.gamma(number_of(value) + 1)
 
 
 def _binomial(n: Value, k: Value) -> Value:
@@ -212,16 +251,16 @@ def _binomial(n: Value, k: Value) -> Value:
         if not 0 <= top <= 100_000 or not 0 <= bottom <= MAX_FACTORIAL:
             raise TooBig
         return Fraction(math.comb(top, bottom))
-    if max(abs(_mp(n)), abs(_mp(k))) > MAX_FACTORIAL:
+    if max(abs(number_of(n)), abs(number_of(k))) > MAX_FACTORIAL:
         raise TooBig
-    return mpmath.binomial(_mp(n), _mp(k))
+    return mpmath.binomial(number_of(n), number_of(k))
 
 
 def _log(value: Value, base: Value | None = None) -> Value:
     if value == 0 or (base is not None and base in (0, 1)):
         raise NoValue
-    result = mpmath.log(_mp(value))
-    return result if base is None else result / mpmath.log(_mp(base))
+    result = mpmath.log(number_of(value))
+    return result if base is None else result / mpmath.log(number_of(base))
 
 
 def _absolute(value: Value) -> Value:
@@ -262,7 +301,7 @@ def _cube_root_style(value: Value, degree: Value) -> Value:
     index = integer(degree)
     if index is None or index == 0:
         return power(value, divide(Fraction(1), degree))
-    if index % 2 == 1 and is_real(value) and not isinstance(value, Matrix) and mpmath.re(_mp(value)) < 0:
+    if index % 2 == 1 and is_real(value) and not isinstance(value, Matrix) and mpmath.re(number_of(value)) < 0:
         return multiply(Fraction(-1), power(multiply(Fraction(-1), value), Fraction(1, index)))
     return power(value, Fraction(1, index))
 
@@ -282,7 +321,7 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
         add(_exponential(x), multiply(Fraction(-1), _exponential(multiply(Fraction(-1), x)))), Fraction(2)
     ),
     "cosh": lambda x: divide(add(_exponential(x), _exponential(multiply(Fraction(-1), x))), Fraction(2)),
-    "tanh": _bounded(mpmath.tanh),
+    "tanh": _tanh,
     "exp": _exponential,
     "ln": _log,
     "log": _log,
@@ -294,10 +333,12 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "floor": _floor,
     "ceil": lambda x: multiply(Fraction(-1), _floor(multiply(Fraction(-1), x))),
     "det": lambda x: _determinant(x) if isinstance(x, Matrix) else x,
+    "mod": lambda a, b: add(a, multiply(Fraction(-1), multiply(b, _floor(divide(a, b))))),
+    "mixed": lambda whole, top, bottom: add(whole, divide(top, bottom)),
     "gcd": lambda *v: _whole(math.gcd, v),
     "lcm": lambda *v: _whole(math.lcm, v),
-    "max": lambda *v: max(v, key=lambda x: mpmath.re(_mp(x))),
-    "min": lambda *v: min(v, key=lambda x: mpmath.re(_mp(x))),
+    "max": lambda *v: max(v, key=lambda x: mpmath.re(number_of(x))),
+    "min": lambda *v: min(v, key=lambda x: mpmath.re(number_of(x))),
 }
 
 

@@ -4,33 +4,43 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from mpmath import mp
 
 from rewards.equality.arithmetic.terms import Term, evaluate, rename, substitute, symbols
-from rewards.equality.arithmetic.values import Matrix, NoValue
+from rewards.equality.arithmetic.values import Matrix, NoValue, number_of
 from rewards.equality.comparing.numeric import (
     close,
     equal_terms,
     is_real_value,
-    number_of,
     point_for,
     proportional,
+    stable,
     terminates,
 )
 from rewards.equality.comparing.realsets import RealSets
 from rewards.equality.reading.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Union, Words
+from rewards.equality.reading.clean import clean
+from rewards.equality.reading.problem import ProblemText
+from rewards.equality.reading.reader import read
+from rewards.equality.reading.units import Unit, singular
 from rewards.equality.reading.words import bare_text, same_words
 
 
 class Comparison:
-    """One policy, applied to two answers that have been read."""
+    """One policy, applied to two answers that have been read; `problem` is what is known of their problem."""
+
+    def __init__(self, problem: ProblemText | None = None) -> None:
+        self.problem = problem
 
     def equal(self, p: Answer, g: Answer) -> bool:
         """Say whether prediction `p` equals gold `g`."""
         if isinstance(p, Choice) or isinstance(g, Choice):
             return self._choices(p, g)
+        if (assigned := _assigned(g)) is not None and (given := _assigned(p)) is not None:
+            return given.keys() == assigned.keys() and all(self.equal(given[name], assigned[name]) for name in given)
         if isinstance(p, Named) or isinstance(g, Named):
             return self._named(p, g)
         if isinstance(p, Words) or isinstance(g, Words):
@@ -48,7 +58,7 @@ class Comparison:
             return self._scalars(p, g)
         if isinstance(p, Listing) and isinstance(g, Listing) and self._listings(p, g):
             return True
-        if isinstance(p, (Union, Relation)) or isinstance(g, (Union, Relation)):
+        if any(isinstance(x, (Union, Relation)) or _inequalities(x) for x in (p, g)):
             return self._sets(p, g)
         return self._single(p, g)
 
@@ -56,12 +66,26 @@ class Comparison:
     def _choices(self, p: Answer, g: Answer) -> bool:
         letters = [_letter(p), _letter(g)]
         if None not in letters:
-            marked = any(isinstance(x, Choice) and x.marked for x in (p, g))
+            marked = isinstance(p, Choice) and p.marked
             first, second = (str(letter) for letter in letters)
-            return first == second or (marked and first.lower() == second.lower())
+            same = first == second or (marked and first.lower() == second.lower())
+            return same and self._option_agrees(p)
         if isinstance(p, Choice):
-            return p.body is not None and not isinstance(g, Choice) and self.equal(p.body, g)
-        return isinstance(g, Choice) and g.body is not None and self.equal(p, g.body)
+            if p.body is None or isinstance(g, Choice):
+                return False
+            return self.equal(p.body, g) and self._option_agrees(p)
+        assert isinstance(g, Choice)
+        return g.body is not None and self.equal(p, g.body)
+
+    def _option_agrees(self, choice: Answer) -> bool:
+        """Say whether the text beside a letter is that option's, where the problem is known to have it."""
+        if not isinstance(choice, Choice) or choice.body is None or self.problem is None:
+            return True
+        option = self.problem.option(choice.letter)
+        return option is None or self._is_option(choice.body, option)
+
+    def _is_option(self, answer: Answer, option: str) -> bool:
+        return self.equal(answer, read(clean(option)))
 
     def _named(self, p: Answer, g: Answer) -> bool:
         if isinstance(p, Named) and isinstance(g, Named):
@@ -84,14 +108,28 @@ class Comparison:
 
     # -- scalars -------------------------------------------------------------------------------------------------
     def _scalars(self, p: Scalar, g: Scalar) -> bool:
-        if not _units_agree(p.unit, g.unit) or (p.percent and g.unit) or (g.percent and p.unit):
+        if not self._units_agree(p.unit, g.unit) or (p.percent and g.unit.name) or (g.percent and p.unit.name):
             return False
-        if p.percent and not g.percent:
-            return self._values(_hundredth(p), g)
-        if g.percent and not p.percent:
-            # The question asked for a percentage: `28` and `0.28` both say it.
-            return self._values(p, g) or self._values(p, _hundredth(g))
-        return self._values(p, g)
+        if p.unscaled is not None and self.problem is not None and self.problem.counted.issuperset(_units_of(p.scales)):
+            p = replace(p, term=p.unscaled)  # `5 dozen` where the problem asks how many dozen
+        if p.percent == g.percent:
+            return self._values(p, g)
+        asked = None if self.problem is None else self.problem.asks_percent
+        if p.percent:  # 60 % and 60 are one answer where a percentage is asked for; 0.6 is never 60
+            return self._values(p, g) if asked else self._values(_hundredth(p), g)
+        return self._values(p, _hundredth(g)) or (asked is not False and self._values(p, g))
+
+    def _units_agree(self, p: Unit, g: Unit) -> bool:
+        """Say whether the units fit: a measure that only one side names is left out, a word needs a reason."""
+        vocabulary = self.problem.vocabulary if self.problem else frozenset()
+        counted = self.problem.counted if self.problem else frozenset()
+        if not p.nouns <= vocabulary | g.nouns or not p.amounts <= counted | g.amounts:
+            return False
+        if not p.name or not g.name or p.name == g.name:
+            return True
+        if p.name.split("/")[0] == g.name.split("/")[0] in _MONEY:  # $12 and 12 dollars a week
+            return True
+        return {p.name, g.name} in ({"degree", "celsius"}, {"degree", "fahrenheit"})
 
     def _values(self, p: Scalar, g: Scalar) -> bool:
         if equal_terms(p.term, g.term):
@@ -135,9 +173,13 @@ class Comparison:
             # With two entries the brackets tell an open interval (or a point) from a closed one.
             same_brackets = p.brackets == g.brackets or (len(p.items) > 2 and {p.brackets, g.brackets} <= {"()", "[]"})
             return same_brackets and self._ordered(p.items, g.items)
+        if kinds == {"tuple", "list"}:  # `y = 2, x = 1` beside (1, 2)
+            p, g = self._in_order(p), self._in_order(g)
         if "tuple" in kinds:
             pair = (p, g) if p.kind == "tuple" else (g, p)
             return pair[1].kind == "list" and pair[0].brackets == "()" and self._ordered(p.items, g.items)
+        if {p.joint, g.joint} == {"and", "or"} and any(isinstance(x, (Relation, Union)) for x in (*p.items, *g.items)):
+            return False  # x < 1 and x > 2 is not x < 1 or x > 2: as sets they are compared elsewhere
         p_names, g_names = _distinct_names(p.items), _distinct_names(g.items)
         if (p_names is None) != (g_names is None) and kinds == {"list"}:
             values = [_strip_names(x.items) for x in (p, g)]
@@ -148,6 +190,14 @@ class Comparison:
             # A solution named twice is one solution; a number written twice may be a double root.
             p_items, g_items = self._distinct(p_items), self._distinct(g_items)
         return self._unordered(p_items, g_items)
+
+    def _in_order(self, listing: Listing) -> Listing:
+        """Return a list of named values in the order the problem names them, else the alphabet's."""
+        named = _assigned(listing)
+        if named is None or not all(len(name) == 1 for name in named):
+            return listing
+        order = self.problem.order if self.problem and set(self.problem.order) == set(named) else sorted(named)
+        return replace(listing, items=tuple(named[name] for name in order))
 
     def _ordered(self, p: Sequence[Answer], g: Sequence[Answer]) -> bool:
         return len(p) == len(g) and all(self.equal(a, b) for a, b in zip(p, g, strict=True))
@@ -218,12 +268,22 @@ class Comparison:
         if isinstance(p, Relation) and isinstance(g, Relation) and _answer_symbols(p) != _answer_symbols(g):
             return False  # x > 3 is not y > 3
         if first is not None and second is not None:
-            return sets.same(first, second)
+            return stable(lambda: _same_sets(sets, p, g))
         if isinstance(p, Union) and isinstance(g, Union) and len(p.parts) == len(g.parts):
             return all(a[0] == b[0] and self.equal(a[1], b[1]) for a, b in zip(p.parts, g.parts, strict=True))
         return False
 
 
+def _inequalities(answer: Answer) -> bool:
+    return isinstance(answer, Listing) and any(isinstance(item, Relation) for item in answer.items)
+
+
+def _same_sets(sets: RealSets, p: Answer, g: Answer) -> bool:
+    first, second = sets.read(p), sets.read(g)
+    return first is not None and second is not None and sets.same(first, second)
+
+
+_MONEY = frozenset(("dollar", "cent", "euro", "sterling", "yen", "rupee"))
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!=", "~": "~"}
 
 
@@ -266,14 +326,25 @@ def _rename(p: Named, g: Named) -> Named:
     return Named(g.name, value, None, g.variables)
 
 
-def _units_agree(a: str, b: str) -> bool:
-    if not a or not b or a == b:
-        return True
-    return {a, b} in ({"degree", "celsius"}, {"degree", "fahrenheit"})
+def _units_of(scales: Sequence[str]) -> set[str]:
+    return {singular(word) for word in scales}
 
 
 def _hundredth(answer: Scalar) -> Scalar:
-    return Scalar(("div", answer.term, ("num", Fraction(100))), answer.digits, answer.places and answer.places + 2)
+    term = ("div", answer.term, ("num", Fraction(100)))
+    return replace(answer, term=term, places=answer.places and answer.places + 2, percent=False)
+
+
+def _assigned(answer: Answer) -> dict[str, Answer] | None:
+    """Return name -> value of `(x, y) = (1, 2)` and of `x = 1, y = 2`, where there are two names or more."""
+    if isinstance(answer, Named) and answer.name.startswith("(") and isinstance(answer.value, Listing):
+        names = answer.name.strip("()").split(",")
+        same = len(names) == len(answer.value.items) == len(set(names))
+        return dict(zip(names, answer.value.items, strict=True)) if same and answer.value.kind == "tuple" else None
+    if isinstance(answer, Listing) and answer.kind == "list" and _distinct_names(answer.items) is not None:
+        named = {item.name: item.value for item in answer.items if isinstance(item, Named)}
+        return None if _indexed(list(named)) else named
+    return None
 
 
 def _agree_as_decimals(p: Scalar, g: Scalar) -> bool:

@@ -9,13 +9,16 @@ from functools import lru_cache
 
 from mpmath import mp
 
-from rewards.equality.arithmetic.terms import Budget, evaluate
+from rewards.equality.arithmetic.terms import Budget, evaluate, symbols
 from rewards.equality.arithmetic.values import DIGITS, NoValue, TooBig
 from rewards.equality.comparing.comparison import Comparison
-from rewards.equality.reading.answers import Scalar, Words
+from rewards.equality.comparing.simplified import finding
+from rewards.equality.reading.answers import Answer, Scalar, Words
 from rewards.equality.reading.clean import clean, typed_thousands
+from rewards.equality.reading.problem import is_name_in, read_problem
 from rewards.equality.reading.reader import read
-from rewards.equality.reading.words import same_words
+from rewards.equality.reading.units import CHANGES_MEANING, NO_UNIT, scale_of
+from rewards.equality.reading.words import same_name, same_words
 from rewards.extract import boxed_together, extract_answer, without_thoughts
 from rewards.text import words
 
@@ -28,6 +31,9 @@ _HEDGE = re.compile(r"\b(?:not|no|never|or|nor|less|more|least|most|than|cannot|
 KEPT = 1024
 """Answers kept as read: a question's gold and its candidates come again and again."""
 
+_DENIALS = words("wrong incorrect false except excluding unless without instead maybe perhaps possibly neither never")
+_PREPOSITIONS = words("to for from by at on up after before when if where about around and")
+_OPENERS = tuple(f"{word} " for word in sorted(_PREPOSITIONS | words("in of each every as with because")))
 _NO_PROSE = words("sin cos tan cot sec csc log ln lg exp sqrt pi mod gcd lcm max min det and")
 
 
@@ -66,19 +72,30 @@ def _sentence_value(text: str) -> str | None:
 
     None if the sentence hedges, holds a second number, or any other mathematics.
     """
-    if len(text) > 400 or len(text.split()) < 3 or "\\boxed" in text:
+    if len(text) > 400 or len(text.split()) < 3 or "\\boxed" in text or re.search(r"(?<=\w{3})[.!?]\s+\S", text):
         return None
     phrase = _PHRASE.fullmatch(text)
     if phrase is not None and not _HEDGE.search(text):
         return phrase[1]
-    numbers = _NUMBER.findall(text)
+    numbers = list(_NUMBER.finditer(text))
     rest = _NUMBER.sub(" ", text)
     if len(numbers) != 1 or _HEDGE.search(text) or re.fullmatch(r"[A-Za-z\s.,'’!()\"$]*", rest) is None:
         return None
     spoken = re.findall(r"[A-Za-z]+", rest)
     if len(spoken) < 2 or any(word in _NO_PROSE or (len(word) == 1 and word not in "aIA") for word in spoken):
         return None
-    return numbers[0].strip().rstrip(",")
+    number, tail = numbers[0].group().strip().rstrip(","), text[numbers[0].end() :].strip(" .!")
+    following = tail.lower().split(" ")[0]
+    if not text[: numbers[0].start()].strip() or not _DENIALS.isdisjoint(rest.lower().split()):
+        return None
+    if scale_of(following) is None and following in CHANGES_MEANING - _PREPOSITIONS:
+        return None
+    # A few words are a unit, and must be one; many are the rest of the sentence.
+    return (
+        f"{number} {tail}"
+        if scale_of(following) or (0 < len(tail.split()) <= 3 and not tail.startswith(_OPENERS))
+        else number
+    )
 
 
 def decide(
@@ -88,28 +105,59 @@ def decide(
     sympy_fallback: Callable[[str, str], bool] | None = None,
     by_text: bool = True,
 ) -> str:
-    """Return CORRECT, INCORRECT or REJECTED (a value beyond all bounds) for two answers as written.
+    """Return what comes of two answers as written.
 
-    Without `by_text`, equal text alone does not decide: the answer must be within what can be evaluated.
+    CORRECT, INCORRECT; COPIED, UNEVALUATED or CONTRADICTED (equal in value, see `simplified`); REJECTED (the answer is
+    beyond the bounds on work), UNUSABLE_GOLD (the gold is). Without `by_text`, equal text alone does not decide: the
+    answer must be within what can be evaluated.
     """
-    comparison = Comparison()
     mp.dps = DIGITS
+    known = read_problem(problem) if problem else None
+    if known is not None and is_name_in(gold, known):
+        return "CORRECT" if same_name(prediction, gold) else "INCORRECT"
     predictions, golds = _readings(prediction), _readings(gold, gold=True)
     if by_text and any(same_words(p, g) for p in predictions for g in golds):
         return "CORRECT"
     try:
         Budget.refill()
-        read_predictions, read_golds = [_read(text) for text in predictions], [_read(text) for text in golds]
-        Budget.refill()  # the comparison has its own: what it may spend must not hang on what was read before
-        if any(comparison.equal(p, g) for p in read_predictions for g in read_golds):
-            return "CORRECT"
+        read_golds = [_read(text) for text in golds]
     except TooBig:
-        return "REJECTED"
-    unread = any(isinstance(answer, Words) for answer in (read_predictions[0], read_golds[0]))
-    unread = unread or _ANALYSIS.search(predictions[0] + golds[0]) is not None
-    if unread and sympy_fallback is not None and sympy_fallback(predictions[0], golds[0]):
-        return "CORRECT"
+        return "UNUSABLE_GOLD"
+    try:
+        Budget.refill()
+        read_predictions = [_read(text) for text in predictions]
+        Budget.refill()  # the comparison has its own: what it may spend must not hang on what was read before
+        comparison = Comparison(known)
+        found = {
+            finding(predictions[i], p, golds[j], g, known)
+            for i, p in enumerate(read_predictions)
+            for j, g in enumerate(read_golds)
+            if comparison.equal(p, g)
+        }
+        if found:
+            return next(outcome for outcome in ("CORRECT", "UNEVALUATED", "COPIED", "CONTRADICTED") if outcome in found)
+        unread = any(isinstance(answer, Words) for answer in (read_predictions[0], read_golds[0]))
+        unread = unread or _ANALYSIS.search(predictions[0] + golds[0]) is not None
+        if unread and sympy_fallback is not None and sympy_fallback(predictions[0], golds[0]):
+            return finding(predictions[0], read_predictions[0], golds[0], read_golds[0], known)
+    except TooBig:
+        return "UNUSABLE_GOLD" if _is_too_big(read_golds) else "REJECTED"
     return "INCORRECT"
+
+
+def _is_too_big(golds: list[Answer]) -> bool:
+    """Say whether a gold cannot be compared with itself: then the prediction is not to blame."""
+    Budget.refill()
+    try:
+        for gold in golds:
+            Comparison().equal(gold, gold)
+            if isinstance(gold, Scalar):
+                evaluate(gold.term, dict.fromkeys(symbols(gold.term), Fraction(1, 2)))
+    except TooBig:
+        return True
+    except NoValue:
+        return False
+    return False
 
 
 def exact_value(text: str) -> str:
@@ -125,7 +173,7 @@ def exact_value(text: str) -> str:
     try:
         Budget.refill()
         answer = _read(readings.pop())
-        if not isinstance(answer, Scalar) or answer.digits or answer.unit or answer.percent:
+        if not isinstance(answer, Scalar) or answer.digits or answer.unit != NO_UNIT or answer.percent:
             return ""
         value = evaluate(answer.term, {})
     except (TooBig, NoValue):

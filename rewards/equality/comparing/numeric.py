@@ -1,32 +1,33 @@
 """Equality of terms: the same values at points drawn for their variables, wherever both are real.
 
-Exact where all is rational, else to 40 of 60 digits, relative to the larger value: no absolute tolerance makes two
-small numbers equal. Equal terms never disagree; for unequal ones to agree, random numbers would have to coincide.
+Exact where all is rational, else to 40 of 60 digits, relative to the larger value. Where the numbers on the way differ
+so much in size that 60 digits could hide one behind another (1 + e^-1000), all is done again with as many digits as it
+takes. Equal terms never disagree; for unequal ones to agree, random numbers would have to coincide.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from fractions import Fraction
-from typing import Any
 
 import mpmath
 from mpmath import mp
 
-from rewards.equality.arithmetic.terms import Term, contains, evaluate, symbols
-from rewards.equality.arithmetic.values import Matrix, NoValue, Value, noise
+from rewards.equality.arithmetic.terms import Budget, Term, contains, evaluate, subterms, symbols
+from rewards.equality.arithmetic.values import Magnitudes, Matrix, NoValue, TooBig, Value, noise, number_of
 
 POINTS_NEEDED, POINTS_TRIED = 4, 24
-_TOLERANCE = mp.mpf(10) ** -40
-_DEEP = 250
-
-
-def number_of(value: Value) -> Any:
-    """Return a value as an mpmath number."""
-    return mp.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
+GUARD_DIGITS = 20
+MAX_DIGITS = 3_000
+"""Digits that a comparison may take; what needs more is refused (TooBig)."""
+_STEPS = ("floor", "ceil", "max", "min", "mod", "gcd", "lcm")
+_KINKS = ("abs", "sqrt", "root", "arcsin", "arccos", "arctan", "ln", "log")
+"""Functions that may hide what happens far from where points are usually drawn."""
+_MAX_SCALES = 6
 
 
 def close(a: Value, b: Value) -> bool:
-    """Compare two values: exactly if both are rational, else to 40 digits, relative to the larger."""
+    """Compare two values: exactly if both are rational, else relative to the larger or to what rounding leaves."""
     if isinstance(a, Matrix) or isinstance(b, Matrix):
         if not (isinstance(a, Matrix) and isinstance(b, Matrix)) or [len(r) for r in a] != [len(r) for r in b]:
             return False
@@ -36,20 +37,44 @@ def close(a: Value, b: Value) -> bool:
     x, y = number_of(a), number_of(b)
     if not (mpmath.isfinite(x) and mpmath.isfinite(y)):
         return bool(x == y)
-    return bool(abs(x - y) <= _TOLERANCE * max(abs(x), abs(y)))
+    larger = max(abs(x), abs(y))
+    return bool(abs(x - y) <= larger * mp.mpf(10) ** (GUARD_DIGITS - mp.dps)) or larger < _rounding()
 
 
-def _tiny(value: Value) -> bool:
-    if isinstance(value, Matrix):
-        return any(_tiny(cell) for row in value for cell in row)
-    return not isinstance(value, Fraction) and bool(abs(value) < _TOLERANCE)
+def _rounding() -> mpmath.mpf:
+    """Return the size below which a value may be what rounding left of 0."""
+    return mp.mpf(2) ** Magnitudes.high * mp.mpf(10) ** (GUARD_DIGITS - mp.dps)
+
+
+def _is_zero(value: Value) -> bool:
+    return bool(value == 0) if isinstance(value, Fraction) else bool(abs(value) < _rounding())
+
+
+def stable(decide: Callable[[], bool]) -> bool:
+    """Return what a comparison says; what it finds equal must be so with digits enough for all its numbers.
+
+    Raises TooBig where that would take too many.
+    """
+    Magnitudes.reset()
+    if not decide():
+        return False
+    spread = Magnitudes.spread_digits()
+    if spread < GUARD_DIGITS or mp.dps > 60:
+        return True
+    digits = 60 + 2 * spread + GUARD_DIGITS
+    if digits > MAX_DIGITS:
+        raise TooBig
+    Magnitudes.reset()
+    with mp.workdps(digits), Budget.dearer(digits):
+        return decide()
 
 
 def is_real_value(value: Value) -> bool:
-    """Say whether a value, or each entry of a matrix, is real to 40 digits."""
+    """Say whether a value, or each entry of a matrix, is real up to rounding."""
     if isinstance(value, Matrix):
         return all(is_real_value(cell) for row in value for cell in row)
-    return not isinstance(value, mpmath.mpc) or bool(abs(value.imag) <= _TOLERANCE * (1 + abs(value.real)))
+    tolerance = mp.mpf(10) ** (GUARD_DIGITS - mp.dps)
+    return not isinstance(value, mpmath.mpc) or bool(abs(value.imag) <= tolerance * (1 + abs(value.real)))
 
 
 def point_for(names: set[str], index: int) -> dict[str, Value]:
@@ -61,53 +86,96 @@ def point_for(names: set[str], index: int) -> dict[str, Value]:
 
 def equal_terms(a: Term, b: Term, sign: int = 1) -> bool:
     """Say whether two terms have the same values wherever both are real. Raises TooBig."""
-    if a == b:
-        return True
+    return a == b or stable(lambda: _same_values(a, b, sign))
+
+
+def _same_values(a: Term, b: Term, sign: int) -> bool:
     names = symbols(a) | symbols(b)
+    if names and _steps_of_one(a, b):
+        return False  # max(x, -10^9) is x as far as one looks, and a step can lie anywhere
     complex_meant = contains(a, "const", "i") or contains(b, "const", "i")
     agreed = undecided = 0
     # A term may hold unknowns that are no symbols (calls of unknown functions): those need one point only.
-    tried = POINTS_TRIED if names else 1
-    for index in range(tried):
+    for index in range(POINTS_TRIED if names else 1):
         point = point_for(names, index)
         try:
             x, y = evaluate(a, point, sign), evaluate(b, point, sign)
         except NoValue:
             continue
-        same = close(x, y)
-        if not same and (_tiny(x) or _tiny(y)):
-            same = _close_at_depth(a, b, point, sign)
-        if same:
+        if close(x, y):
             agreed += 1
         elif complex_meant or (is_real_value(x) and is_real_value(y)) or not names:
             return False
         else:
             undecided += 1  # outside the common real domain
         if agreed >= (POINTS_NEEDED if names else 1):
-            return True
-    return agreed > 0 and undecided <= agreed
+            break
+    if not agreed or undecided > agreed:
+        return False
+    return not names or complex_meant or all(_agree_at(a, b, point, sign) for point in _far_points(a, b, names))
 
 
-def _close_at_depth(a: Term, b: Term, point: dict[str, Value], sign: int) -> bool:
-    """Decide between zero and small: what is below 1e-200 at 250 digits is zero."""
-    with mp.workdps(_DEEP):
+def _steps_of_one(a: Term, b: Term) -> bool:
+    """Say whether a function with steps is taken of variables in one term and none of its kind in the other."""
+    first, second = (
+        {part[1] for part in subterms(term) if part[0] == "fn" and part[1] in (*_STEPS, "abs") and symbols(part)}
+        for term in (a, b)
+    )
+    return (bool(first - {"abs"}) and not second) or (bool(second - {"abs"}) and not first)
+
+
+def _agree_at(a: Term, b: Term, point: dict[str, Value], sign: int) -> bool:
+    try:
         x, y = evaluate(a, point, sign), evaluate(b, point, sign)
-        if isinstance(x, Matrix) or isinstance(y, Matrix):
-            if not (isinstance(x, Matrix) and isinstance(y, Matrix)) or [len(r) for r in x] != [len(r) for r in y]:
-                return False
-            cells = [(u, v) for p, q in zip(x, y, strict=True) for u, v in zip(p, q, strict=True)]
-        else:
-            cells = [(x, y)]
-        return all(
-            close(u, v) or bool(max(abs(number_of(u)), abs(number_of(v))) < mp.mpf(10) ** -200) for u, v in cells
-        )
+    except NoValue:
+        return True
+    return close(x, y) or not (is_real_value(x) and is_real_value(y))
+
+
+def _far_points(a: Term, b: Term, names: set[str]) -> Iterator[dict[str, Value]]:
+    """Yield points beyond the constants of terms with kinks: |x - 1000| is 1000 - x at every small x."""
+    kinked = [p for t in (a, b) for p in subterms(t) if p[0] == "fn" and p[1] in (*_STEPS, *_KINKS) and symbols(p)]
+    powers = [p for t in (a, b) for p in subterms(t) if p[0] == "pow" and symbols(p[1]) and p[2][0] == "div"]
+    if not kinked and not powers:
+        return
+    scales: list[Fraction] = []
+    for part in (p for t in (a, b) for p in subterms(t)):
+        if symbols(part) or part[0] not in ("num", "pow", "mul", "div"):
+            continue
+        try:
+            value = evaluate(part, {})
+        except NoValue:
+            continue
+        if isinstance(value, Fraction) and value and not Fraction(1, 8) < abs(value) < 4 and abs(value) not in scales:
+            scales.append(abs(value))
+    scales = sorted(scales, reverse=True)[:_MAX_SCALES]
+    logarithmic = any(part[1] in ("ln", "log") for part in kinked)
+    far = [scale**2 for scale in scales[:2]]
+    far += [Fraction(3) ** (2 * int(scale)) for scale in scales[:2] if logarithmic and scale < 500]
+    for index, scale in enumerate([*scales, *far, Fraction(0), Fraction(1), Fraction(2)]):
+        for sign in (1, -1):
+            if scale.denominator == 1 and scale < 3:
+                yield dict.fromkeys(names, sign * scale)
+                continue
+            for stretch in (1, -1):
+                factor = {name: 1 + noise("far", name, index, stretch) for name in names}
+                yield {
+                    name: (sign if i % 2 == 0 or stretch == 1 else -sign) * scale * factor[name] ** stretch
+                    for i, name in enumerate(sorted(names))
+                }
 
 
 def proportional(a: Term, b: Term, positive: bool) -> bool:
     """Say whether a = c b for a constant c != 0 (c > 0 if `positive`): then a = 0 and b = 0 say the same."""
-    names = symbols(a) | symbols(b)
     if symbols(a) != symbols(b) and not (contains(a, "opaque") or contains(b, "opaque")):
         return equal_terms(a, b)
+    return stable(lambda: _proportional(a, b, positive))
+
+
+def _proportional(a: Term, b: Term, positive: bool) -> bool:
+    names = symbols(a) | symbols(b)
+    if names and _steps_of_one(a, b):
+        return False
     first: tuple[Value, Value] | None = None
     agreed = 0
     for index in range(POINTS_TRIED):
@@ -116,8 +184,8 @@ def proportional(a: Term, b: Term, positive: bool) -> bool:
             x, y = evaluate(a, point), evaluate(b, point)
             if not (is_real_value(x) and is_real_value(y)) or isinstance(x, Matrix) or isinstance(y, Matrix):
                 continue
-            if x == 0 or y == 0 or _tiny(x) or _tiny(y):
-                if (x == 0) != (y == 0) and not (_tiny(x) and _tiny(y)):
+            if _is_zero(x) or _is_zero(y):
+                if _is_zero(x) != _is_zero(y):
                     return False
                 continue
         except NoValue:

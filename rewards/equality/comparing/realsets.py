@@ -74,7 +74,19 @@ class RealSets:
             return [Piece(ends[0], answer.brackets[0] == "[", ends[1], answer.brackets[1] == "]")]
         if isinstance(answer, Listing) and answer.kind in ("set", "list"):
             found = [self._read(item) for item in answer.items]
-            return None if None in found else [piece for pieces in found if pieces for piece in pieces]
+            if None in found:
+                return None
+            pieces = [self._merge(part) for part in found if part is not None]
+            union = [piece for part in pieces for piece in part]
+            if not all(isinstance(item, Relation) for item in answer.items) or answer.joint == "or":
+                return union
+            both = pieces[0]
+            for part in pieces[1:]:
+                both = _intersect(both, part)
+            if answer.joint == "and":
+                return both
+            # A comma between inequalities means both of them, unless nothing fulfils both.
+            return both or union
         if isinstance(answer, Relation):
             return self._relation(answer)
         if isinstance(answer, Union):

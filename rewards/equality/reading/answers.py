@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rewards.equality.arithmetic.terms import Term
+from rewards.equality.reading.forms import Form
+from rewards.equality.reading.units import NO_UNIT, Unit
 
 
 @dataclass(frozen=True)
@@ -16,8 +18,13 @@ class Scalar:
     """Significant digits if it is a decimal literal (`2.50` has 3), else 0."""
     places: int = 0
     """Digits after its point."""
-    unit: str = ""
+    unit: Unit = NO_UNIT
     percent: bool = False
+    form: Form = Form.NUMBER
+    """How the term is written."""
+    unscaled: Term | None = None
+    """The term without its words of scale: what it is where the problem asks how many `millions`."""
+    scales: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,8 @@ class Listing:
     kind: str
     items: tuple[Answer, ...]
     brackets: str = "()"
+    joint: str = ""
+    """`and` or `or` where a list was joined by one of the words alone."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,8 @@ class Named:
     relation: Relation | None = None
     """The same as an equation, where both sides are expressions."""
     variables: tuple[str, ...] = ()
+    contradicted: bool = False
+    """It closes a chain with another number in it: `x = 41 = 42`."""
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,18 @@ _CHARACTERS = {
     "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
     "⅕": r"\frac{1}{5}", "⅛": r"\frac{1}{8}", "⅜": r"\frac{3}{8}", "⅝": r"\frac{5}{8}", "⅞": r"\frac{7}{8}",
     "⅙": r"\frac{1}{6}", "⅚": r"\frac{5}{6}", "∠": r"\angle ", "△": r"\triangle ", "∑": r"\sum ", "∫": r"\int ",
-    "∏": r"\prod ", "²": "^2", "³": "^3", "¹": "^1", "⁴": "^4", "⁵": "^5", "⁶": "^6", "⁷": "^7", "⁸": "^8",
-    "⁹": "^9", "⁰": "^0", "€": r"\$", "£": r"\$", "¥": r"\$", "₹": r"\$", "¢": r"\text{ cents}",
+    "∏": r"\prod ", "€": r"\text{euro}", "£": r"\text{sterling}", "¥": r"\text{yen}", "₹": r"\text{rupee}",
+    "¢": r"\text{ cents}", "∛": r"\sqrt[3]", "→": r"\to ", "∧": r"\land ", "∨": r"\lor ", "⌊": r"\lfloor ",
+    "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
     "\u2009": r"\,", "\u202f": r"\,", "\u00a0": " ", "\u2002": " ", "\u2003": " ", "\u200b": "", "\ufeff": "",
     "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "θ": r"\theta ", "λ": r"\lambda ",
     "μ": r"\mu ", "φ": r"\phi ", "ω": r"\omega ", "σ": r"\sigma ", "Δ": r"\Delta ", "ρ": r"\rho ",
 }  # fmt: skip
 _TRANSLATION = str.maketrans(_CHARACTERS)
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ", "0123456789+-nx")
+_LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_RAISED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ]+")
+_LOWERED_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 
 _SIZES = re.compile(r"\\(?:[bB]igg?[lrm]?|left|right|middle)(?![a-zA-Z])\s*(?:\.(?!\d))?")
 _DROPPED = re.compile(
@@ -43,7 +48,15 @@ _FONTS = re.compile(
 _TEXTS = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal|sc|up)?|mbox|hbox|emph|underline|textnormal|textcolor\{\w+\})\s*\{"
 )
-_REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar)\s*\{?\s*(\d+)\s*\}?")
+_REPEATING = re.compile(
+    r"(?<![\d.])(?P<whole>\d*)\.(?P<fixed>\d*)(?:\\(?:overline|bar|dot)\s*\{?\s*(?P<bar>\d+)\s*\}?|\((?P<bracket>\d+)\)"
+    r"|(?P<run>(?P<first>\d)(?P=first)+|(?P<block>\d{2,6}?)(?P=block)+)\s*(?:\.\.\.|\\l?dots))"
+)
+"""`0.1\\overline{6}`, `0.1(6)`, and `0.1666...`, whose last digits must repeat themselves."""
+_WHOLE_ROOT = re.compile(r"(\\sqrt\s*(?:\[\s*\d+\s*\])?)\s*(\d+(?:\.\d+)?)(?![\d.])")
+"""`\\sqrt 15` and `√15`: TeX would take one digit, whoever writes it means the number."""
+_MODULO = re.compile(r"(?<=[\d)}])\s*(?:\\bmod|\\mod|mod)(?![a-zA-Z])\s*(?=[\d({\\-])")
+_STARRED = re.compile(r"(\*{1,3}|_{1,2})(?![\s*_])(.+?)(?<![\s*_])\1", re.DOTALL)
 _SYNONYMS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
@@ -67,14 +80,19 @@ _SYNONYMS = [
         (r"\\(?:imath)(?![a-zA-Z])", "i"),
         (r"\\(?:dotsc|dotsm|dotsi|dotso|hdots)(?![a-zA-Z])", r"\\ldots "),
         (r"\\mathbb\s*(?:\{\s*R\s*\}|R)|\\R(?![a-zA-Z])|\\Reals", r"\\reals "),
-        (r"\\(?:pmod|pod|bmod)\s*\{([^{}]*)\}", r"\\text{ mod \1}"),
+        (r"\\(?:pmod|pod)\s*\{([^{}]*)\}", r"\\text{ mod \1}"),
         (r"\\mathbb\s*\{?\s*([A-Z])\s*\}?", r"\\mathbb{\1}"),
         (r"\{([^{}]{1,40})\\choose(?![a-zA-Z])([^{}]{1,40})\}", r"\\binom{\1}{\2}"),
         (r"\\langle(?![a-zA-Z])", "("),
         (r"\\rangle(?![a-zA-Z])", ")"),
         (r"(?:\\text\s*\{\s*)?\(\s*\\?mod\s+(\w+)\s*\)(?:\s*\})?", r"\\text{ mod \1}"),
         (r"\\(?:textpercent|percent)(?![a-zA-Z])|\\%", "%"),
-        (r"\\(?:textdollar|pounds|euro)(?![a-zA-Z])", r"\\$"),
+        (r"\\textdollar(?![a-zA-Z])", r"\\$"),
+        (r"\\(?:text)?pounds(?![a-zA-Z])", r"\\text{sterling}"),
+        (r"\\(?:text)?euro(?![a-zA-Z])", r"\\text{euro}"),
+        (r"\\(?:wedge|land)(?![a-zA-Z])", r"\\text{ and }"),
+        (r"\\(?:vee|lor)(?![a-zA-Z])", r"\\text{ or }"),
+        (r"\\rightarrow(?![a-zA-Z])", r"\\to "),
         (r"(?i)(?<![a-z])(?:percent(?:age)?|pct\.?|per cent)(?![a-z])", "%"),
         (r"\\text\s*\{\s*(%)\s*\}", r"\1"),
     ]
@@ -174,36 +192,20 @@ def unwrap_answer(text: str, gold: bool = False) -> str:
         if gold and opened is not None and match_brace(text, text.index("{")) < 0:
             text = opened[1]  # a gold whose last brace was lost with the rest of its solution
     text = text.strip().strip("`").strip().strip('"')
-    if text.startswith("**") and text.endswith("**"):
-        text = text[2:-2]
-    return text
+    starred = _STARRED.fullmatch(text)  # markdown's emphasis
+    return starred[2] if starred and starred[1] not in starred[2] else text
 
 
 def clean(text: str, gold: bool = False) -> str:
     """Return the answer in the one spelling that the reader understands."""
     text = text.replace("\x0crac", r"\frac")  # what `\f` of an unescaped string becomes
     text = _undouble(unwrap_answer(_undouble(text), gold))
-    text = text.translate(_TRANSLATION).replace('\\"', " ")
-    text = re.sub(
-        r"(?<!\\)\\\((?P<a>.*?)(?<!\\)\\\)|(?<!\\)\\\[(?P<b>.*?)(?<!\\)\\\]",
-        lambda m: m["a"] if m["a"] is not None else m["b"],
-        text,
-        flags=re.DOTALL,
-    )
+    text = one_spelling(text)
     text = _ENVIRONMENT.sub(" ", text)
     text = _join_thousands(text)
     text = re.sub(r"(?<!\\)\$", " ", text)
     text = _LEAD_IN.sub("", text.strip())
-    text = _SIZES.sub("", text)
-    text = _REPEATING.sub(r"\\repeating{\1}{\2}{\3}", text)
-    for pattern, replacement in _SYNONYMS:
-        text = pattern.sub(replacement, text)
-    text = re.sub(r"\\[vh]?phantom\s*(?:\{[^{}]*\}|.)", " ", text)
-    text = _DROPPED.sub(" ", text)
-    text = _SPACES.sub(" ", text)
-    text = _fonts(text)
-    text = _unwrap(_TEXTS, text, "\\text{\0}")
-    text = re.sub(r"\\text\{\s*\}", " ", text)
+    text = _synonyms(text)
     text = re.sub(r"\s+", " ", text).strip()
     for _ in range(3):
         text = (
@@ -212,6 +214,39 @@ def clean(text: str, gold: bool = False) -> str:
     for pattern in (_LABEL, _ABOUT, _QUANTIFIER):
         text = pattern.sub("", text)
     return text.strip()
+
+
+def one_spelling(text: str) -> str:
+    """Return a text with one spelling of every symbol, and without the delimiters of formulas in brackets."""
+    text = _RAISED_RUN.sub(lambda m: "^{" + m.group().translate(_RAISED) + "}", text)
+    text = _LOWERED_RUN.sub(lambda m: "_{" + m.group().translate(_LOWERED) + "}", text)
+    text = text.translate(_TRANSLATION).replace('\\"', " ")
+    return re.sub(
+        r"(?<!\\)\\\((?P<a>.*?)(?<!\\)\\\)|(?<!\\)\\\[(?P<b>.*?)(?<!\\)\\\]",
+        lambda m: m["a"] if m["a"] is not None else m["b"],
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def _synonyms(text: str) -> str:
+    text = _SIZES.sub("", text)
+    text = _REPEATING.sub(_repeating, text)
+    text = _MODULO.sub(r" \\bmod ", text)
+    text = _WHOLE_ROOT.sub(r"\1{\2}", text)
+    for pattern, replacement in _SYNONYMS:
+        text = pattern.sub(replacement, text)
+    text = re.sub(r"\\[vh]?phantom\s*(?:\{[^{}]*\}|.)", " ", text)
+    text = _DROPPED.sub(" ", text)
+    text = _SPACES.sub(" ", text)
+    text = _fonts(text)
+    text = _unwrap(_TEXTS, text, "\\text{\0}")
+    return re.sub(r"\\text\{\s*\}", " ", text)
+
+
+def _repeating(match: re.Match[str]) -> str:
+    period = match["bar"] or match["bracket"] or match["first"] or match["block"]
+    return f"\\repeating{{{match['whole']}}}{{{match['fixed']}}}{{{period}}}"
 
 
 def typed_thousands(text: str) -> str | None:

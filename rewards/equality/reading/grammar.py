@@ -83,6 +83,8 @@ class Parser(Cursor):
                 term = ("mul", term, self._signed_power())
             elif self._take("/", "\\div"):
                 term = ("div", term, self._signed_power())
+            elif self._take("\\bmod"):
+                term = ("fn", "mod", term, self._signed_power())
             elif self._starts_factor():
                 term = ("mul", term, self._power())
             else:
@@ -273,6 +275,8 @@ class Parser(Cursor):
         if name == "repeating":  # what `0.\overline{3}` is cleaned to: whole part, fixed digits, period
             parts = [self._raw_group() for _ in range(3)]
             return ("num", repeating_decimal(*parts))
+        if name == "mixed":  # what `3\frac{1}{2}` is cleaned to
+            return ("fn", "mixed", *(("num", Fraction(self._raw_group())) for _ in range(3)))
         if name in OPAQUE_COMMANDS:
             return ("sym", name) if self._peek() != "{" else ("sym", f"{name} {self._raw_group()}")
         raise NotMathematics(f"the command \\{name}")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from rewards.equality.arithmetic.terms import Term
 from rewards.equality.reading.answers import Based, Scalar, Words
+from rewards.equality.reading.forms import written_form
 from rewards.equality.reading.grammar import parse
 from rewards.equality.reading.tokens import NotMathematics
-from rewards.equality.reading.units import NUMBER_WORDS, SCALES, canonical_unit, is_unit_word
+from rewards.equality.reading.units import NO_UNIT, NUMBER_WORDS, Unit, is_unit_word, read_unit, scale_of
 
 _BASED = re.compile(
     r"^(?:\\text\s*\{\s*|\()?(-?[0-9A-F]+(?:\.[0-9A-F]+)?)\s*[)}]?\s*_\s*\{?\s*(?:\\text\s*\{)?"
@@ -28,17 +30,23 @@ _MODULUS = re.compile(r"\s*\\text\s*\{\s*\(?\s*mod\s*(\w+)\s*\)?\s*\}\s*$")
 
 
 def mixed(text: str) -> str:
-    """Read `3 1/2` and `3\\frac{1}{2}` as mixed numbers, where the fraction is below one."""
+    """Write `3 1/2` and `3\\frac{1}{2}` as mixed numbers, where the fraction is below one."""
 
     def typed(match: re.Match[str]) -> str:
         whole, top, bottom = match.groups()
-        return f"({whole}+{top}/{bottom})" if int(top) < int(bottom) else match.group()
+        return _mixed(whole, top, bottom) or match.group()
 
     def latex(match: re.Match[str]) -> str:
         whole, top, bottom = match[1], match[2] or match[4], match[3] or match[5]
-        return f"({whole}+\\frac{{{top}}}{{{bottom}}})" if int(top) < int(bottom) else match.group()
+        return _mixed(whole, top, bottom) or match.group()
 
     return _MIXED_LATEX.sub(latex, _MIXED_TYPED.sub(typed, text))
+
+
+def _mixed(whole: str, top: str, bottom: str) -> str:
+    if not int(top) < int(bottom):
+        return ""
+    return f"\\mixed{{{whole}}}{{{top}}}{{{bottom}}}"
 
 
 def read_quantity(text: str) -> Scalar | Based | Words:
@@ -47,35 +55,41 @@ def read_quantity(text: str) -> Scalar | Based | Words:
     if based and (based[2].isdigit() or based[2] in ("ten", "twelve", "sixteen", *NUMBER_WORDS)):
         base = int(based[2]) if based[2].isdigit() else 16 if based[2] == "sixteen" else NUMBER_WORDS[based[2]]
         return Based(re.sub(r"^(-?)0+(?=\d)", r"\1", based[1].upper()), base)
-    number, unit, percent, scale = _strip_unit(text)
-    if number is None:
-        return Words(text)
-    if number == "" and percent:
+    number, unit, percent, scale_words = _strip_unit(text)
+    if number is None or (number == "" and percent):
         return Words(text)
     try:
         term = parse(mixed(number))
     except NotMathematics:
         return Words(text)
-    if scale != 1:
-        term = ("mul", term, ("num", Fraction(scale)))
+    form = written_form(term)
+    if scale_words:
+        scaled: Term = term
+        for word in scale_words:
+            scaled = ("mul", scaled, ("num", Fraction(scale_of(word) or 1)))
+        return Scalar(scaled, 0, 0, unit, percent, form, term, scale_words)
     decimal = _DECIMAL.fullmatch(number.strip("() "))
     digits = places = 0
-    if decimal and scale == 1:
+    if decimal:
         places = len(decimal[2])
         digits = len((decimal[1] + decimal[2]).lstrip("0"))
-    return Scalar(term, digits, places, unit, percent)
+    return Scalar(term, digits, places, unit, percent, form)
 
 
-def _strip_unit(text: str) -> tuple[str | None, str, bool, int]:
-    """Return (expression, canonical unit, whether a percent sign was there, scale of `million` and the like).
+def _strip_unit(text: str) -> tuple[str | None, Unit, bool, tuple[str, ...]]:
+    """Return (expression, unit, whether a percent sign was there, the words that scale it: `million`, `dozen`).
 
     The expression is None if words follow that no unit explains.
     """
-    unit, percent, scale = "", False, 1
-    if re.match(r"[-+]?\s*\\\$", text):
-        text, unit = re.sub(r"\\\$\s*", "", text, count=1), "dollar"
+    unit, percent = NO_UNIT, False
+    scales: tuple[str, ...] = ()
+    currency = re.match(r"[-+]?\s*\\(\$|text\{(?:sterling|euro|yen|rupee)\})\s*", text)
+    if currency:
+        name = currency[1].removeprefix("text{").removesuffix("}")
+        text = text[: currency.start(1) - 1] + text[currency.end() :]
+        unit = Unit("dollar" if name == "$" else name)
     elif text.endswith("\\$"):
-        text, unit = text[:-2], "dollar"
+        text, unit = text[:-2], Unit("dollar")
     for _ in range(4):
         text = text.strip()
         if text.endswith("%"):
@@ -83,12 +97,12 @@ def _strip_unit(text: str) -> tuple[str | None, str, bool, int]:
             continue
         modulus = _MODULUS.search(text)
         if modulus:
-            text, unit = text[: modulus.start()], f"mod {modulus[1]}"
+            text, unit = text[: modulus.start()], Unit(f"mod {modulus[1]}")
             continue
         degrees = None if _TRIGONOMETRY.search(text) else _DEGREES.search(text)
         if degrees:
             text = text[: degrees.start()]
-            unit = {"C": "celsius", "F": "fahrenheit"}.get(degrees["scale"] or "", "degree")
+            unit = Unit({"C": "celsius", "F": "fahrenheit"}.get(degrees["scale"] or "", "degree"))
             continue
         match = _UNIT_TEXT.search(text)
         phrase = (match["text"] or "").strip() if match else ""
@@ -99,17 +113,16 @@ def _strip_unit(text: str) -> tuple[str | None, str, bool, int]:
             phrase = match["words"].strip()
         if not text[: match.start()].strip():
             break
-        first = phrase.lower().split(" ")[0]
-        if first in SCALES:
-            scale *= SCALES[first]
-            phrase = phrase[len(first) :].strip()
+        while phrase and scale_of(phrase.split(" ")[0]) is not None:
+            first, _, phrase = phrase.partition(" ")
+            scales = (first.lower(), *scales)
         if phrase and phrase[0] not in "%":
-            found = canonical_unit(phrase + (match["power"] or "").replace(" ", "").replace("{", "").replace("}", ""))
+            found = read_unit(phrase + (match["power"] or ""))
             if found is None:
-                return None, "", percent, scale
-            unit = found or unit
+                return None, unit, percent, scales
+            unit = Unit(found.name or unit.name, found.nouns | unit.nouns, found.amounts | unit.amounts)
         text = text[: match.start()]
-    return text, unit, percent, scale
+    return text, unit, percent, scales
 
 
 def _typed_unit(match: re.Match[str], text: str) -> bool:
@@ -117,7 +130,7 @@ def _typed_unit(match: re.Match[str], text: str) -> bool:
     phrase = match["words"].replace(".", "").split()
     if not phrase or any(word in ("sin", "cos", "tan", "log", "sqrt", "pi", "inf") for word in phrase):
         return False
-    if phrase[0].lower() in SCALES:
+    if scale_of(phrase[0]) is not None:
         return True
     if phrase[0] in ("m", "s", "g", "h", "l", "L") and len(phrase) == 1:  # `12 m`; but `12m` and `\\pi m` are products
         return bool(match["space"]) and _PLAIN.fullmatch(text[: match.start()]) is not None

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from typing import Any
 
-from rewards.equality.arithmetic.terms import Term, contains
+from mpmath import mp
+
+from rewards.equality.arithmetic.terms import Term, contains, evaluate
+from rewards.equality.arithmetic.values import NoValue, number_of
 from rewards.equality.reading.answers import Answer, Choice, Listing, Named, Relation, Scalar, Union, Words
 from rewards.equality.reading.grammar import parse
 from rewards.equality.reading.quantities import mixed, read_quantity
 from rewards.equality.reading.tokens import NotMathematics
-from rewards.equality.reading.units import NUMBER_WORDS
+from rewards.equality.reading.units import CHANGES_MEANING, NO_UNIT, NUMBER_WORDS, conversion
 from rewards.equality.reading.words import SHORT_WORDS
 from rewards.extract import match_brace
 
@@ -22,8 +26,9 @@ MAX_DEPTH = 12
 """Answers within answers; expressions may nest deeper."""
 
 _OPEN, _CLOSE = "([{", ")]}"
-_RELATIONS = {"=": "=", "<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\approx": "~", "\\equiv": "="}
-_RELATION = re.compile(r"\\(?:le|ge|ne|approx|equiv|in)(?![a-zA-Z])|[=<>]")
+_RELATIONS = {"=": "=", "<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\approx": "~", "\\equiv": "=",
+              "\\to": "="}  # fmt: skip
+_RELATION = re.compile(r"\\(?:le|ge|ne|approx|equiv|in|to)(?![a-zA-Z])|[=<>]")
 _JOIN = re.compile(
     r"\\text\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])|(?<=\d)or(?=[A-Z(\\\d])|;|,"
 )
@@ -33,6 +38,8 @@ _CHOICE = re.compile(
     r"|(?P<c>[A-Z])\s*[.:)])\s*(?P<rest>.*)$",
     re.DOTALL,
 )
+_AFFIRMED = re.compile(r"^\s*(?:is\s+)?(?:the\s+)?(?:correct|right)(?:\s+(?:answer|option|choice))?\s*\.?\s*$")
+_SECOND_CHOICE = re.compile(r"\(\s*(?:\\text\s*\{\s*)?[A-H]\s*\}?\s*\)|(?<![a-zA-Z\\])[A-H]\)")
 _TEXT_PIECE = re.compile(r"\\text\s*\{([^{}]*)\}")
 _NAME = re.compile(
     r"(?:\\(?:text|overline|vec|bar|hat|overrightarrow|widehat|triangle|angle|[a-zA-Z]+)|[a-zA-Z]"
@@ -97,7 +104,9 @@ def _read_choice(text: str, depth: int) -> Answer | None:
     if match is None or depth:
         return None
     letter = match["a"] or match["b"] or match["c"] or match["d"]
-    rest = match["rest"].strip()
+    rest = _AFFIRMED.sub("", match["rest"]).strip()
+    if _SECOND_CHOICE.search(rest) or not CHANGES_MEANING.isdisjoint(re.findall(r"[a-z']+", rest.lower())):
+        return None  # `(C) or (D)`, `(C) is wrong`
     marked = re.search(r"[().:]", text[: match.start("rest")]) is not None
     if rest and not (match["a"] and marked):
         # `(A)(B)`, `(A) + 1`, `(x) y`: a product or sum in brackets, no choice with its answer
@@ -164,7 +173,8 @@ def _read_list(text: str, depth: int) -> Answer | None:
         # `x = 1, 2`: one name, several values
         rest = [first.value, *items[1:]]
         return Named(first.name, Listing("list", tuple(rest)), None, first.variables)
-    return Listing("list", tuple(items))
+    joints = {found.group() for separator, _ in pieces[1:] if (found := re.search(r"and|or", separator))}
+    return Listing("list", tuple(items), joint=joints.pop() if len(joints) == 1 else "")
 
 
 def _signs(text: str) -> bool:
@@ -238,20 +248,56 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
         terms = [parse(mixed(part)) for part in parts]
     except NotMathematics:
         terms = None
+    contradicted = _contradicts(parts)
+    quantities = [read_quantity(part) for part in parts]
+    if contradicted and all(isinstance(q, Scalar) and not _has_symbols(q.term) for q in quantities):
+        bare = all(isinstance(q, Scalar) and q.unit == NO_UNIT for q in quantities)
+        return Words(" = ".join(parts)) if bare else Named("", read(parts[-1], depth + 1), contradicted=True)
+    if not is_name(left) and not is_name(parts[-2]) and is_name(parts[-1]) and "frac" not in parts[-1]:
+        if any(_has_symbols(term) for term in terms or ()) and len(parts) > 2:
+            return None if terms is None else Relation(("=",) * (len(terms) - 1), tuple(terms))
+        parts = [parts[-1], *parts[:-1]]  # `5 = x`
+        left, terms = parts[0], terms and [terms[-1], *terms[:-1]]
     if is_name(left) or is_name(parts[-2]):
         name = left if is_name(left) else parts[-2]
         value = read(parts[-1], depth + 1)
         call = re.fullmatch(r"([a-zA-Z]['a-zA-Z]*)\s*\(\s*([a-zA-Z])\s*\)", name)
         relation = Relation(("=",), (terms[0], terms[-1])) if terms else None
         if call:
-            return Named(call[1], value, relation, (call[2],))
-        return Named(re.sub(r"[\s{}]|\\text", "", name), value, relation)
+            return Named(call[1], value, relation, (call[2],), contradicted)
+        return Named(re.sub(r"[\s{}]|\\text", "", name), value, relation, (), contradicted)
     if terms is None:
         scalars = [read_quantity(part) for part in parts]  # `0.56 = 56\%`
         return scalars[-1] if all(isinstance(x, Scalar) and not _has_symbols(x.term) for x in scalars) else None
     if not any(_has_symbols(term) for term in terms):  # `2 + 3 = 5`: the last is the answer
         return read(parts[-1], depth + 1)
     return Relation(("=",) * (len(terms) - 1), tuple(terms))
+
+
+def _contradicts(parts: list[str]) -> bool:
+    """Say whether a chain has two numbers that differ (`41 = 42`): then it says nothing.
+
+    Units are converted, and a decimal may be rounded (`2 hours = 120 minutes`, `2/3 = 0.67`).
+    """
+    known: list[tuple[Any, Any, str]] = []
+    for part in parts:
+        quantity = read_quantity(part)
+        if not isinstance(quantity, Scalar) or _has_symbols(quantity.term):
+            continue
+        try:
+            value = number_of(evaluate(quantity.term, {}))
+        except NoValue:
+            continue
+        percent = 100 if quantity.percent else 1
+        slack = 0.501 / 10**quantity.places / percent if quantity.digits else 0
+        value, unit = value / percent, quantity.unit.name
+        for other, other_slack, other_unit in known:
+            factor = conversion(unit, other_unit) if unit and other_unit else 1
+            margin = slack * factor + other_slack + mp.mpf(10) ** -30 * abs(other) if factor else 0
+            if not factor or abs(value * factor - other) > margin:
+                return True
+        known.append((value, slack, unit))
+    return False
 
 
 def _has_symbols(term: Term) -> bool:

@@ -81,7 +81,7 @@ STARTING_COMMANDS = (
     | ACCENTS
     | OPAQUE_COMMANDS
     | {"frac", "sqrt", "pi", "infty", "binom", "dbinom", "tbinom", "sum", "prod", "int", "lim", "begin", "{", "langle"}
-    | {"lceil", "lfloor", "lvert", "unitvector", "repeating", "theta", "abs", "floor", "ceil"}
+    | {"lceil", "lfloor", "lvert", "unitvector", "repeating", "mixed", "theta", "abs", "floor", "ceil"}
 )
 
 

@@ -1,12 +1,15 @@
 """Units: what may follow a number without changing whether it is the right one, and what may not.
 
-A unit that only one side names is left out of the comparison. Two units of the table that differ make two answers
-differ (5 cm is not 5 m); words outside the table (apples, dollars per week) do not.
+A unit that only one side names is left out of the comparison. Two units that differ make two answers differ (5 cm is
+not 5 m, 5 m/s not 5 km/h). A word is a unit only if it is in the tables here (measures, and nouns that are commonly
+counted) or the problem uses it: any other word may say something else about the number (5 hundredths, 5 wrong).
 """
 
 from __future__ import annotations
 
 import re
+from fractions import Fraction
+from typing import NamedTuple
 
 from rewards.text import words
 
@@ -15,22 +18,71 @@ _TABLE = {
     "kilometer": "km kilometre kilometer", "inch": "in inch inches", "foot": "ft foot feet", "yard": "yd yard",
     "mile": "mi mile", "gram": "g gm gram", "kilogram": "kg kilo kilogram", "milligram": "mg milligram",
     "pound": "lb lbs pound", "ounce": "oz ounce", "ton": "ton tonne", "second": "s sec second",
-    "minute": "min minute", "hour": "h hr hour", "day": "day", "week": "week", "month": "month", "year": "yr year",
+    "minute": "min minute", "hour": "h hr hour", "day": "day", "week": "week wk", "month": "month mo",
+    "year": "yr year", "decade": "decade", "century": "century centuries",
     "liter": "l liter litre", "milliliter": "ml milliliter millilitre", "gallon": "gal gallon", "quart": "qt quart",
-    "pint": "pt pint", "cup": "cup", "dollar": "dollar usd buck", "cent": "cent",
-    "euro": "euro eur", "degree": "degree deg",
-    "radian": "radian rad", "mph": "mph", "kmh": "kph kmh km/h kmph", "am": "am", "pm": "pm", "north": "north",
+    "pint": "pt pint", "cup": "cup", "tablespoon": "tbsp tablespoon", "teaspoon": "tsp teaspoon",
+    "dollar": "dollar usd buck", "cent": "cent", "sterling": "gbp sterling", "yen": "yen jpy", "rupee": "rupee inr rs",
+    "euro": "euro eur", "degree": "degree deg", "radian": "radian rad", "am": "am", "pm": "pm", "north": "north",
     "south": "south", "east": "east", "west": "west", "celsius": "celsius", "fahrenheit": "fahrenheit",
-    "acre": "acre", "hectare": "hectare", "dozen": "dozen", "newton": "newton", "joule": "joule", "watt": "watt",
+    "kelvin": "kelvin", "acre": "acre", "hectare": "hectare ha", "newton": "newton", "joule": "joule", "watt": "watt",
+    "volt": "volt", "ohm": "ohm", "hertz": "hz hertz", "calorie": "calorie cal kcal", "byte": "byte", "bit": "bit",
+    "square": "square", "cube": "cube", "unit": "unit", "item": "item",
 }  # fmt: skip
 _CANONICAL = {spelling: name for name, spellings in _TABLE.items() for spelling in spellings.split()}
-SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
-_CHANGES_MEANING = words(
-    "not no or and less more than over under below above plus minus times factorial squared mod remainder to "
-    "if when for where choose percent infinity undefined false true yes"
+_COMPOUND = {"mph": "mile/hour", "kph": "kilometer/hour", "kmh": "kilometer/hour", "kmph": "kilometer/hour",
+             "fps": "foot/second", "mps": "meter/second", "mpg": "mile/gallon", "rpm": "revolution/minute"}  # fmt: skip
+SCALES = {
+    "ten": 10, "dozen": 12, "score": 20, "gross": 144, "hundred": 100, "thousand": 10**3, "lakh": 10**5,
+    "million": 10**6, "crore": 10**7, "billion": 10**9, "trillion": 10**12,
+}  # fmt: skip
+"""Words that multiply the number before them, in the singular (5 dozen); in the plural too."""
+_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+COUNTED = words(
+    "apple orange banana pear peach plum grape lemon melon cherry cherries berry berries strawberry strawberries "
+    "tomato potato carrot onion egg fruit vegetable nut "
+    "seed plant tree flower rose leaf leaves branch bush vine crop cookie cake cupcake muffin brownie donut doughnut "
+    "pie pizza bagel bread loaf loaves roll sandwich burger taco pancake waffle candy candies chocolate lollipop treat "
+    "snack chip meal drink soda juice coffee tea milk water bottle can jar box bag basket bucket barrel bowl "
+    "plate glass tray packet package pack carton crate container case sack cat dog puppy puppies kitten bird fish "
+    "chicken duck goose cow horse sheep goat pig rabbit turtle frog snake lion tiger bear monkey elephant "
+    "zebra giraffe wolf wolves fox bee ant spider butterfly butterflies insect bug animal pet person people man men "
+    "woman women boy girl child children kid baby babies adult teenager student teacher pupil player worker employee "
+    "friend guest visitor customer passenger member soldier doctor nurse patient driver farmer friend family families "
+    "parent mother father brother sister sibling cousin uncle aunt team class classes club group school classroom "
+    "grade book novel page chapter line word letter letters sentence paragraph story stories magazine newspaper comic "
+    "paper sheet notebook pencil pen crayon marker eraser sticker stamp card ticket coupon photo picture painting "
+    "poster toy doll ball balloon kite puzzle game marble block brick bead button ribbon coin bill note penny pennies "
+    "nickel dime key ring necklace bracelet gift present prize shirt dress jacket coat hat cap shoe sock "
+    "glove scarf bead quilt blanket pillow towel car truck bus buses van bike bicycle motorcycle train plane airplane "
+    "boat ship wheel tire seat trip ride lap race step stair floor room house home building apartment office store "
+    "shop door window table chair desk bench bed lamp candle light fence post wall tile pole road street "
+    "lane block mountain hill river lake pond beach rock stone shell star planet moon cloud machine robot computer "
+    "phone tablet screen camera movie film video song dance show episode channel point score goal run hit win loss "
+    "match matches round turn shot question problem answer test exam quiz lesson subject vote way arrangement "
+    "combination permutation outcome choice possibility possibilities solution value number integer digit factor "
+    "multiple divisor triangle rectangle circle polygon hexagon pentagon edge vertex vertices side angle face diagonal "
+    "segment dot cell subset element committee handshake path route pattern color colour clip bracelet flock herd "
+    "spoon fork knife knives cup mug pot pan stick log board nail screw bolt tool part gallon share visit call "
+    "message email letter text photo post follower subscriber view like ounce piece slice bar scoop bunch stack pile "
+    "row column layer level section shelf shelves drawer bookcase locker"
 )
-
+"""Nouns that are commonly counted. Those of the problem come on top."""
+_FILLERS = words("of the a an in per each every for total altogether overall all left remaining o'clock exactly only")
+CHANGES_MEANING = words(
+    "not no nor never none neither or and but greater than over under above below plus minus times "
+    "factorial squared cubed mod modulo remainder to if when where choose percent percentage infinity undefined "
+    "false true yes wrong incorrect right except excluding without unless instead isn isn't aren't wasn't cannot can't "
+    "maybe perhaps possibly either negative positive inverse reciprocal root logarithm log half halves third thirds "
+    "quarter quarters fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth "
+    "tenths twelfth twelfths hundredth hundredths thousandth thousandths millionth millionths twice thrice double "
+    "doubles triple triples quadruple fold tens myriad power base "
+    "eliminated rejected excluded fails impossible at least most up about around nearly almost between from minus "
+    "before after short shy multiplied divided added subtracted increased decreased by"
+)
+"""Words after (or around) a number that say another number, or that this is not the one."""
+AMOUNTS = words("pair couple trio quartet more less fewer additional extra another score set")
+"""Words that say an amount, in the singular: `5 pairs` is 5 where the problem asks how many pairs."""
 _NUMBERS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen twenty"
@@ -38,40 +90,125 @@ _NUMBERS = (
 NUMBER_WORDS = {word: value for value, word in enumerate(_NUMBERS.split())}
 
 
-def _singular(word: str) -> str:
-    if word in _CANONICAL:
-        return _CANONICAL[word]
-    for ending in ("es", "s"):
-        if word.endswith(ending) and word[: -len(ending)] in _CANONICAL and len(word) > len(ending) + 1:
-            return _CANONICAL[word[: -len(ending)]]
+MAX_WORDS = 6
+"""Words of a unit; more are a sentence."""
+
+
+class Unit(NamedTuple):
+    """What follows a number: a measure of the tables, and words that count as a unit under a condition."""
+
+    name: str = ""
+    """`centimeter^2`, `mile/hour`; empty where no measure is named."""
+    nouns: frozenset[str] = frozenset()
+    """Words of no table, in the singular: units where the problem uses them."""
+    amounts: frozenset[str] = frozenset()
+    """Words that say an amount themselves (`pairs`, `more`), in the singular: units where the problem asks how many."""
+
+
+NO_UNIT = Unit()
+_UNIT_OF_NOTHING = words("square cube unit item")
+_IN_BASE = {
+    "second": ("second", 1), "minute": ("second", 60), "hour": ("second", 3600), "day": ("second", 86400),
+    "week": ("second", 604800), "cent": ("cent", 1), "dollar": ("cent", 100), "millimeter": ("meter", 0.001),
+    "centimeter": ("meter", 0.01), "meter": ("meter", 1), "kilometer": ("meter", 1000), "inch": ("meter", 0.0254),
+    "foot": ("meter", 0.3048), "yard": ("meter", 0.9144), "mile": ("meter", 1609.344), "milligram": ("gram", 0.001),
+    "gram": ("gram", 1), "kilogram": ("gram", 1000), "ounce": ("gram", 28.349523125), "pound": ("gram", 453.59237),
+    "month": ("month", 1), "year": ("month", 12), "milliliter": ("milliliter", 1), "liter": ("milliliter", 1000),
+    "cup": ("cup", 1), "pint": ("cup", 2), "quart": ("cup", 4), "gallon": ("cup", 16),
+}  # fmt: skip
+
+
+def conversion(unit: str, other: str) -> Fraction | None:
+    """Return what a number of `unit` is multiplied by to count `other`; None where that is unknown or senseless."""
+    if unit == other:
+        return Fraction(1)
+    (base, factor), (other_base, other_factor) = _IN_BASE.get(unit, (unit, 1)), _IN_BASE.get(other, (other, 1))
+    return Fraction(str(factor)) / Fraction(str(other_factor)) if base == other_base else None
+
+
+def singular(word: str) -> str:
+    """Return a noun without its plural ending, as far as a rule can tell; `apples` and `apple` meet."""
+    for ending, kept in (("ies", "y"), ("ches", "ch"), ("shes", "sh"), ("xes", "x"), ("sses", "ss"), ("s", "")):
+        if word.endswith(ending) and len(word) > len(ending) + 1 and not word.endswith("ss"):
+            return word[: -len(ending)] + kept
+    return word
+
+
+def _measure(word: str) -> str:
+    for form in (word, singular(word), word.removesuffix("es")):
+        if form in _CANONICAL:
+            return _CANONICAL[form]
     return ""
+
+
+def scale_of(word: str) -> int | None:
+    """Return what a word multiplies the number before it by, None if it does not."""
+    lowered = word.lower()
+    found = SCALES.get(lowered, SCALES.get(lowered.removesuffix("s")))
+    return None if lowered in ("score", "ten", "tens") else found  # a score is also a result, ten a number
 
 
 def is_unit_word(word: str) -> bool:
     """Say whether a word typed next to a number is a unit of the table."""
-    return bool(_singular(word.lower().rstrip("."))) and len(word) > 1
+    lowered = word.lower().rstrip(".")
+    return len(word) > 1 and (lowered in _COMPOUND or bool(_measure(lowered)))
 
 
-def canonical_unit(text: str) -> str | None:
-    """Return the canonical name of a unit (`sq cm`, `cm^2` -> `centimeter^2`), "" if it is not in the table.
+def is_noun(word: str) -> bool:
+    """Say whether a word is a noun that is commonly counted."""
+    return word in COUNTED or singular(word) in COUNTED
 
-    None if the words are no unit at all but change the meaning of the number before them (`5 or more`).
+
+def read_unit(text: str) -> Unit | None:
+    """Return the unit that words are (`sq cm`, `cm^2`, `m/s`, `dollars per week`, `red apples`).
+
+    None if they change the meaning of the number before them (`5 or more`).
     """
-    found = re.findall(r"[a-zA-Z]+(?:/[a-zA-Z]+)?|\\^|\d+|\S", text.lower().replace("p.m", "pm").replace("a.m", "am"))
-    power, names = 1, []
+    if len(text.split()) > MAX_WORDS:
+        return None
+    lowered = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text.lower()).replace("p.m", "pm").replace("a.m", "am")
+    found = re.findall(r"[a-z][a-z']*|\^\s*\{?\s*-?\d+|[/*]|\\cdot|\d+|[^\s.{}]", lowered)
+    above: list[str] = []
+    below: list[str] = []
+    nouns: list[str] = []
+    amounts: list[str] = []
+    side, power = above, 1
     for index, word in enumerate(found):
-        if word in _POWERS and (index == 0 or word.endswith("ed")):
+        following = found[index + 1] if index + 1 < len(found) else ""
+        if word[0] == "^":
+            exponent = int(re.sub(r"[^\d-]", "", word))
+            if not side:
+                continue  # `units^2`
+            last = side.pop()
+            (side if exponent > 0 else below).append(f"{last}^{abs(exponent)}" if abs(exponent) != 1 else last)
+        elif word in ("/", "per", "every") or (word in ("a", "an") and index and side is above and above):
+            side = below
+        elif word in ("*", "\\cdot", "'", '"', "-", ","):
+            continue
+        elif word in _POWERS and _measure(following):
             power = _POWERS[word]
-        elif word.isdigit() and index and found[index - 1] == "^":
-            power = int(word)
-        elif word in _CHANGES_MEANING or word in SCALES or word in NUMBER_WORDS or word.isdigit():
+        elif word in ("squared", "cubed") and side and "^" not in side[-1] and index:
+            side[-1] = f"{side[-1]}^{2 if word == 'squared' else 3}"
+        elif singular(word) in AMOUNTS:
+            amounts.append(singular(word))
+        elif word in CHANGES_MEANING or scale_of(word) is not None or word in NUMBER_WORDS or word.isdigit():
             return None
+        elif word in _FILLERS and not (word == "in" and (power > 1 or following[:1] in ("", "^", "/"))):
+            continue
+        elif word in _COMPOUND:
+            top, bottom = _COMPOUND[word].split("/")
+            above.append(top)
+            below.append(bottom)
+        elif (name := _measure(word)) and name not in _UNIT_OF_NOTHING:
+            side.append(name if power == 1 else f"{name}^{power}")
+            power = 1
+        elif name or is_noun(word) or word in _POWERS:
+            continue  # `square units`, `apples`: counted, but no measure
         elif word[0].isalpha():
-            names.append(word)
-    if len(names) != 1:
-        parts = [_singular(name) for name in names if name not in ("of", "the", "per", "an", "a", "each")]
-        if "per" in names and len(parts) == 2 and all(parts):
-            return f"{parts[0]}/{parts[1]}"
-        return ""
-    name = _singular(names[0])
-    return (name if power == 1 else f"{name}^{power}") if name else ""
+            nouns.append(singular(word))
+        else:
+            return None
+    name = "*".join(sorted(above))
+    if below:
+        name = f"{name}/{'*'.join(sorted(below))}" if above else ""
+    return Unit(name, frozenset(nouns), frozenset(amounts))

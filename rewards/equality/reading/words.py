@@ -31,7 +31,15 @@ def _worded(text: str) -> str | None:
     if not runs or not all(len(run) > 2 or run.lower() in SHORT_WORDS for run in runs):
         return None
     lowered = re.sub(r"^(?:the|an)\s+", "", plain.lower())
-    return without_spaces(lowered) if re.search(r"\d", lowered) else _PUNCTUATION.sub("", lowered)
+    if re.search(r"\d", lowered):
+        return without_spaces(lowered)
+    return _PUNCTUATION.sub(" ", lowered).strip()
+
+
+def same_name(prediction: str, name: str) -> bool:
+    """Compare an answer with a name, letter by letter: neither case nor what wraps it counts."""
+    bare = re.sub(r"\\[a-zA-Z]+\s*\{|[\s{}$*\"'`.,;:!()]+$|^[\s{}$*\"'`(]+", "", prediction)
+    return bare.strip("{} ").casefold() == name.strip().casefold()
 
 
 def same_words(first: str, second: str) -> bool:

@@ -1,0 +1,108 @@
+"""Is an answer that equals the gold in value also an answer, or only what was to be computed?
+
+`COPIED`: it repeats an expression of the problem and is not in the gold's own form. `UNEVALUATED`: the gold is a number
+(or a collection of numbers) and the answer still has an operation between numbers to carry out. `CONTRADICTED`: the
+gold is the last member of a chain with another number in it (`x = 41 = 42`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from rewards.equality.arithmetic.terms import Term, evaluate
+from rewards.equality.arithmetic.values import NoValue
+from rewards.equality.reading.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Union, Words
+from rewards.equality.reading.expressions import canonical, is_literal, occurs, tokens_of
+from rewards.equality.reading.forms import Form, written_form
+from rewards.equality.reading.problem import ProblemText
+
+_RELATIONS = frozenset(("=", r"\equiv", r"\in", r"\approx"))
+"""Tokens of what says something of a number."""
+
+
+def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemText | None) -> str:
+    """Return CORRECT, COPIED, UNEVALUATED or CONTRADICTED for a prediction equal to the gold, as cleaned and read."""
+    if isinstance(p, Named) and p.contradicted and not isinstance(g, Words):
+        return "CONTRADICTED"
+    tokens = tokens_of(prediction)
+    if isinstance(p, Choice) or isinstance(g, (Words, Choice)) or tokens == tokens_of(gold):
+        return "CORRECT"
+    if problem is not None and not _RELATIONS.isdisjoint(tokens) and occurs(tokens, problem.tokens):
+        return "COPIED"  # what the problem says of a number, `f(2) = 3`, is not what it asks
+    if isinstance(g, Based):
+        return "CORRECT" if isinstance(p, (Based, Scalar, Named)) else "UNEVALUATED"
+    written, wanted = list(_leaves(p)), list(_leaves(g))
+    if problem is not None and _form_of(written) != _form_of(wanted) and _repeats(prediction, p, problem):
+        return "COPIED"
+    if problem is not None and len(written) > 1:
+        own = {canonical(leaf.term) for leaf in wanted}
+        terms = [canonical(leaf.term) for leaf in written]
+        if any(t in problem.expressions and t not in own and not is_literal(t) for t in terms):
+            return "COPIED"
+    if not wanted or any(leaf.form & (Form.OPERATION | Form.SYMBOLIC) for leaf in wanted):
+        return "CORRECT"
+    if isinstance(p, Words):  # only SymPy could read it: a derivative, a limit
+        return "UNEVALUATED"
+    open_marks = Form.OPERATION
+    if problem is not None:
+        if problem.asks_simplest:
+            open_marks |= Form.REDUCIBLE | Form.ROOT
+        elif all(_is_whole(leaf.term) for leaf in wanted):
+            open_marks |= Form.REDUCIBLE
+    own_marks = Form.NUMBER
+    for leaf in wanted:
+        own_marks |= leaf.form
+    return "UNEVALUATED" if any(leaf.form & open_marks & ~own_marks for leaf in written) else "CORRECT"
+
+
+def _leaves(answer: Answer) -> Iterator[Scalar]:
+    """Yield the expressions that an answer is made of, without names and units."""
+    if isinstance(answer, Scalar):
+        if answer.term[0] == "mat":
+            yield from (Scalar(cell, form=written_form(cell)) for row in answer.term[1] for cell in row)
+        else:
+            yield answer
+    elif isinstance(answer, Named):
+        yield from _leaves(answer.value)
+    elif isinstance(answer, Listing):
+        for item in answer.items:
+            yield from _leaves(item)
+    elif isinstance(answer, Union):
+        for _, part in answer.parts:
+            yield from _leaves(part)
+    elif isinstance(answer, Relation):
+        for term in answer.terms:
+            yield Scalar(term, form=written_form(term))
+
+
+def _form_of(leaves: list[Scalar]) -> list[str]:
+    """Return what tells the form of an answer: its expressions as written, their order and units left out."""
+    return sorted(repr(canonical(leaf.unscaled or leaf.term)) for leaf in leaves)
+
+
+def _repeats(prediction: str, p: Answer, problem: ProblemText) -> bool:
+    """Say whether an answer stands in the problem: a number by itself, anything else anywhere."""
+    term = _term(p)
+    tokens = tokens_of(prediction)
+    if term is not None and is_literal(canonical(term)):
+        return tokens in problem.literals
+    if term is not None and canonical(term) in problem.expressions:
+        return True
+    return len(tokens) > 1 and occurs(tokens, problem.tokens)
+
+
+def _term(answer: Answer) -> Term | None:
+    if isinstance(answer, Named):
+        return _term(answer.value)
+    if isinstance(answer, Listing) and answer.kind in ("list", "set") and len(answer.items) == 1:
+        return _term(answer.items[0])
+    return answer.term if isinstance(answer, Scalar) else None
+
+
+def _is_whole(term: Term) -> bool:
+    try:
+        value = evaluate(term, {})
+    except NoValue:
+        return False
+    return isinstance(value, Fraction) and value.denominator == 1

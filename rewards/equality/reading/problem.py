@@ -1,0 +1,173 @@
+r"""What the text of a problem says about its answers.
+
+Which expressions stand in it (an answer that repeats one has computed nothing), whether it asks for a percentage or a
+simplified form, which words it uses (nouns that may be counted, names), and what its options are.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from rewards.equality.arithmetic.terms import Term, subterms
+from rewards.equality.arithmetic.values import TooBig
+from rewards.equality.reading.clean import clean, one_spelling
+from rewards.equality.reading.expressions import canonical, is_literal, tokens_of
+from rewards.equality.reading.grammar import parse
+from rewards.equality.reading.tokens import NotMathematics
+from rewards.equality.reading.units import singular
+
+MAX_CHARACTERS = 8_000
+"""Of a problem's text that are looked at."""
+MAX_EXPRESSIONS = 400
+
+_FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_MATHEMATICS = re.compile(
+    r"(?:\\[a-zA-Z]+|\\[^a-zA-Z\s]|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])|[\d.,]*\d|[-+*/^_=<>()\[\]{}|!%]|\s)+"
+)
+_SEPARATOR = re.compile(r"=|<|>|\\le(?![a-z])|\\ge(?![a-z])|\\ne(?![a-z])|\\approx|\\to(?![a-z])|,|;|&|\\\\")
+_SENTENCE = re.compile(r"(?<=[.?!])\s+|\n+")
+_ASKS = re.compile(
+    r"\?|\b(?:find|express|compute|calculate|determine|give|write|what|how|which|state|convert|evaluate|estimate)\b",
+    re.IGNORECASE,
+)
+_PERCENT = re.compile(r"(?:\bpercent(?:age)?\b|\bper cent\b|\bpercents\b|\\?%)", re.IGNORECASE)
+_NUMBERED = re.compile(
+    r"(?:\d|\}|\$|\)|\b(?:ten|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred|five|a|x|n|p))[\s$-]*$",
+    re.IGNORECASE,
+)
+_OTHER_FORM = re.compile(r"\bas an? (?:\w+ ){0,2}(?:decimal|fraction|integer|ratio|mixed number)", re.IGNORECASE)
+_SIMPLEST = re.compile(
+    r"simplif|simplest|lowest terms|reduced|irreducible|common fraction|rationali[sz]e|radical form", re.IGNORECASE
+)
+_HOW_MANY = re.compile(r"\bhow (?:many|much)\s+((?:[a-zA-Z]+\s+){0,2}[a-zA-Z]+)", re.IGNORECASE)
+_OPTION = re.compile(
+    r"(?<![a-zA-Z\\])(?:\\(?:textbf|text|mathrm|mathbf|textrm)\s*\{\s*)?\(?(?P<letter>[A-H])\s*[).](?:\s*\})?"
+    r"(?:\\[ ,;]|\\quad|~|\s)*"
+)
+_ORDER = re.compile(r"\(\s*([a-zA-Z](?:\s*,\s*[a-zA-Z])+)\s*\)")
+_N = r"\$?(\d[\d,]*(?:\.\d+)?|\d+/\d+)\$?"
+_SPOKEN: list[tuple[re.Pattern[str], str]] = [
+    (re.compile(pattern.replace("N", _N), re.IGNORECASE), expression)
+    for pattern, expression in [
+        (r"square root of N", r"\sqrt{{{0}}}"),
+        (r"cube root of N", r"\sqrt[3]{{{0}}}"),
+        (r"N squared|square of N", "{0}^2"),
+        (r"N cubed|cube of N", "{0}^3"),
+        (r"N (?:raised )?to the power (?:of )?N", "{0}^{{{1}}}"),
+        (r"N divided by N|quotient of N and N|ratio of N to N", "{0}/{1}"),
+        (r"N (?:times|multiplied by) N|product of N and N", "{0}*{1}"),
+        (r"N plus N|sum of N and N", "{0}+{1}"),
+        (r"N minus N|difference (?:between|of) N and N", "{0}-{1}"),
+        (r"N subtracted from N", "{1}-{0}"),
+        (r"N factorial", "{0}!"),
+        (r"half of N", "{0}/2"),
+        (r"N\s*(?:\\?%|percent) of N", r"{0}/100*{1}"),
+    ]
+]
+"""Operations in words: "84 divided by 2" states 84/2."""
+
+
+@dataclass(frozen=True)
+class ProblemText:
+    """What a problem's text says, looked up again and again for its answers."""
+
+    tokens: tuple[str, ...]
+    """Of the whole text in one spelling: where an answer's tokens are sought in a row."""
+    literals: frozenset[tuple[str, ...]]
+    """Tokens of the expressions that stand alone, `0.5` in "write 0.5 as a fraction"."""
+    expressions: frozenset[Term]
+    """Canonical terms of the expressions and of their composite parts."""
+    vocabulary: frozenset[str]
+    """Words outside formulas, in the singular and as they stand, in lower case."""
+    counted: frozenset[str]
+    """What "how many" asks for, in the singular."""
+    options: tuple[tuple[str, str], ...]
+    """(letter, text) of a choice, where there are two or more."""
+    order: tuple[str, ...]
+    """Letters of the tuple it asks for, `x, y` of "find (x, y)"; empty where it names none."""
+    asks_percent: bool
+    asks_simplest: bool
+
+    def option(self, letter: str) -> str | None:
+        """Return the text of an option, None if there is no such option."""
+        return dict(self.options).get(letter.upper())
+
+
+@lru_cache(maxsize=1024)
+def read_problem(text: str) -> ProblemText:
+    """Return what a problem says. What is not understood in it says nothing."""
+    text = text[:MAX_CHARACTERS]
+    formulas = [next(part for part in match.groups() if part is not None) for match in _FORMULA.finditer(text)]
+    prose = _FORMULA.sub(" ", text)
+    runs = [match.group() for match in _MATHEMATICS.finditer(one_spelling(prose))]
+    pieces = [piece for part in [*formulas, *runs, *_spoken(text)] for piece in [part, *_SEPARATOR.split(part)]]
+    cleaned = list(dict.fromkeys(clean(piece) for piece in pieces if any(c.isalnum() for c in piece)))[:MAX_EXPRESSIONS]
+    found = re.findall(r"[a-z]+(?:'[a-z]+)?", prose.lower())
+    order = _ORDER.findall(one_spelling(text))
+    return ProblemText(
+        tokens_of(one_spelling(text)),
+        frozenset(tokens for piece in cleaned if (tokens := tokens_of(piece))),
+        frozenset(term for piece in cleaned for term in _terms(piece)),
+        frozenset(found) | frozenset(map(singular, found)),
+        frozenset(singular(word) for phrase in _HOW_MANY.findall(prose) for word in phrase.lower().split()),
+        _options(text),
+        tuple(re.findall(r"[a-zA-Z]", order[-1])) if order else (),
+        _asks_percent(text),
+        _SIMPLEST.search(text) is not None,
+    )
+
+
+def is_name_in(gold: str, problem: ProblemText) -> bool:
+    """Say whether a gold is one word of several letters that the problem uses as a word: a name, a day."""
+    return re.fullmatch(r"[A-Za-z]{2,}", gold.strip()) is not None and gold.strip().lower() in problem.vocabulary
+
+
+def _terms(piece: str) -> set[Term]:
+    try:
+        return {whole for part in subterms(parse(piece)) if not is_literal(whole := canonical(part))}
+    except (NotMathematics, TooBig):
+        return set()
+
+
+def _spoken(text: str) -> list[str]:
+    plain = text.replace(",", "")
+    return [
+        expression.format(*filter(None, match.groups()))
+        for pattern, expression in _SPOKEN
+        for match in pattern.finditer(plain)
+    ]
+
+
+def _asks_percent(text: str) -> bool:
+    """Say whether a question or instruction speaks of a percentage without a number before it."""
+    for sentence in _SENTENCE.split(text):
+        for match in _PERCENT.finditer(sentence):
+            if re.search(r"\bas an? $", sentence[: match.start()]):
+                return True
+            if _ASKS.search(sentence) and not _NUMBERED.search(sentence[: match.start()]):
+                return _OTHER_FORM.search(text) is None
+    return False
+
+
+def _options(text: str) -> tuple[tuple[str, str], ...]:
+    """Return the options of a multiple-choice problem: letters from A on, in order."""
+    matches = list(_OPTION.finditer(text))
+    starts = [i for i, match in enumerate(matches) if match["letter"] == "A"]
+    for start in reversed(starts):
+        run = [matches[start]]
+        for match in matches[start + 1 :]:
+            if ord(match["letter"]) == ord(run[-1]["letter"]) + 1:
+                run.append(match)
+        if len(run) >= 2:
+            ends = [*(match.start() for match in run[1:]), len(text)]
+            return tuple(
+                (match["letter"], _option_text(text[match.end() : end])) for match, end in zip(run, ends, strict=True)
+            )
+    return ()
+
+
+def _option_text(text: str) -> str:
+    line = text.strip().split("\n")[0]
+    return re.sub(r"(?:\\q?quad|[\s$,;&]|\\\\|\\[,; ])+$", "", line).strip().removeprefix("$").strip()
