@@ -46,8 +46,8 @@ class Verdict(enum.StrEnum):
     """The gold is empty or beyond the limits: unscored, not wrong."""
 
 
-_STRICT = {"COPIED": Verdict.UNSIMPLIFIED, "UNEVALUATED": Verdict.UNSIMPLIFIED, "CONTRADICTED": Verdict.INCORRECT}
-_LENIENT = {"COPIED": Verdict.UNSIMPLIFIED, "UNEVALUATED": Verdict.CORRECT, "CONTRADICTED": Verdict.CORRECT}
+_STRICT = {"COPIED": Verdict.UNSIMPLIFIED, "UNEVALUATED": Verdict.UNSIMPLIFIED}
+_LENIENT = {"COPIED": Verdict.UNSIMPLIFIED, "UNEVALUATED": Verdict.CORRECT}
 """What a worker finds beyond the verdicts: the scoring decides what it is worth."""
 
 

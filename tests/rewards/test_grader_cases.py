@@ -46,7 +46,7 @@ def test_suites_agree_but_for_the_listed_cases(suite: str, shared_dir: Path, ver
     disagreements = {}
     for index, case in enumerate(cases):
         gold = case["gold"]  # one suite has an empty gold: nothing equals it
-        verdict = verifier.verify(prediction_of(case), gold) if gold.strip() else Verdict.NO_ANSWER
+        verdict = verifier.verify(prediction_of(case), gold, scoring="lenient") if gold.strip() else Verdict.NO_ANSWER
         if (verdict is Verdict.CORRECT) != case["expected"]:
             disagreements[index] = verdict is Verdict.CORRECT
     listed = {row["index"]: row["ours"] for row in LISTED if row["suite"] == suite}
@@ -61,7 +61,8 @@ def test_listed_false_accepts_are_contested() -> None:
 
 
 def agreement(pairs: list[tuple[str, str, bool]], verifier: Verifier) -> list[int]:
-    verdicts = verifier.verify_many([(extract_answer(text, "lenient"), gold) for text, gold, _ in pairs])
+    answers = [(extract_answer(text, "lenient"), gold) for text, gold, _ in pairs]
+    verdicts = verifier.verify_many(answers, scoring="lenient")
     correct = [verdict is Verdict.CORRECT for verdict in verdicts]
     return [index for index, (_, _, label) in enumerate(pairs) if correct[index] != label]
 

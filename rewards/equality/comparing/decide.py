@@ -107,7 +107,7 @@ def decide(
 ) -> str:
     """Return what comes of two answers as written.
 
-    CORRECT, INCORRECT; COPIED, UNEVALUATED or CONTRADICTED (equal in value, see `simplified`); REJECTED (the answer is
+    CORRECT, INCORRECT; COPIED or UNEVALUATED (equal in value, see `simplified`); REJECTED (the answer is
     beyond the bounds on work), UNUSABLE_GOLD (the gold is). Without `by_text`, equal text alone does not decide: the
     answer must be within what can be evaluated.
     """
@@ -135,7 +135,7 @@ def decide(
             if comparison.equal(p, g)
         }
         if found:
-            return next(outcome for outcome in ("CORRECT", "UNEVALUATED", "COPIED", "CONTRADICTED") if outcome in found)
+            return next(outcome for outcome in ("CORRECT", "UNEVALUATED", "COPIED") if outcome in found)
         unread = any(isinstance(answer, Words) for answer in (read_predictions[0], read_golds[0]))
         unread = unread or _ANALYSIS.search(predictions[0] + golds[0]) is not None
         if unread and sympy_fallback is not None and sympy_fallback(predictions[0], golds[0]):

@@ -1,8 +1,8 @@
 """Is an answer that equals the gold in value also an answer, or only what was to be computed?
 
 `COPIED`: it repeats an expression of the problem and is not in the gold's own form. `UNEVALUATED`: the gold is a number
-(or a collection of numbers) and the answer still has an operation between numbers to carry out. `CONTRADICTED`: the
-gold is the last member of a chain with another number in it (`x = 41 = 42`).
+(or a collection of numbers) and the answer still has an operation between numbers to carry out, or is the last member
+of a chain with another number in it (`x = 41 = 42`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _RELATIONS = frozenset(("=", r"\equiv", r"\in", r"\approx"))
 
 
 def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemText | None) -> str:
-    """Return CORRECT, COPIED, UNEVALUATED or CONTRADICTED for a prediction equal to the gold, as cleaned and read."""
+    """Return CORRECT, COPIED or UNEVALUATED for a prediction equal to the gold, as cleaned and read."""
     if isinstance(p, Named) and p.contradicted and not isinstance(g, Words):
-        return "CONTRADICTED"
+        return "UNEVALUATED"
     tokens = tokens_of(prediction)
     if isinstance(p, Choice) or isinstance(g, (Words, Choice)) or tokens == tokens_of(gold):
         return "CORRECT"
