@@ -13,6 +13,7 @@ import json
 import os
 import queue
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -57,6 +58,7 @@ class _Worker:
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
             "PYTHONUTF8": "1",
+            "PYTHONHASHSEED": "0",  # SymPy's order of terms, and so its work, depends on it
         }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rewards.verification.worker", str(memory_mb), str(timeout_s)],
@@ -136,6 +138,10 @@ class _Worker:
             yield str(rest[0]), kind == "done"
             deadline = time.monotonic() + (timeout_s if ahead else START_ALLOWANCE_S)
 
+    def ended_by_its_clock(self) -> bool:
+        """Say whether the worker has ended because a task used up its processor time."""
+        return self.process.wait() == -signal.SIGPROF
+
     def kill(self) -> None:
         """Kill the process and reap it, so that no zombie stays."""
         self.process.kill()
@@ -191,6 +197,11 @@ class WorkerPool:
                 threading.Thread(target=_serve, args=(self,), name="gtpo-verifier", daemon=True).start()
 
     def _start(self) -> _Worker:
+        if os.name != "posix":
+            raise RuntimeError(
+                "answers other than plain numbers are verified in worker processes, which need Linux or macOS; "
+                "on Windows run gtpo under WSL 2"
+            )
         worker = _Worker(self.memory_mb, self.timeout_s)
         with self._lock:
             if not self._closed:
@@ -224,6 +235,12 @@ class WorkerPool:
                 self._discard(worker)
                 raise
             except EOFError:
+                if worker.ended_by_its_clock():  # processor time, which no other work on the machine uses up
+                    outcomes.append("REJECTED")
+                    suspect = False
+                    self._discard(worker)
+                    worker = None
+                    continue
                 # Killed from outside, or by this task: one more try on a fresh worker tells them apart.
                 if suspect:
                     outcomes.append("REJECTED")
@@ -285,4 +302,5 @@ def _forget_after_fork() -> None:
 
 
 atexit.register(_close_all)
-os.register_at_fork(after_in_child=_forget_after_fork)
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,15 +1,16 @@
 """The program of a verification worker: one task a line on stdin, its outcome on stdout.
 
 `python -m rewards.verification.worker MEMORY_MB TIMEOUT_S`. The address space is limited, so that runaway terms end in
-a MemoryError and not in the machine's swap. A timer with the default action ends the process even inside C code and
-even when the caller is gone; the caller's own deadline comes first.
+a MemoryError and not in the machine's swap. What an answer costs is bounded by counted work; two timers are the guard,
+with the default action, which ends the process even inside C code. One counts the processor time that a task has used,
+half the timeout: its end is the answer's own doing. The other counts wall-clock time and is for a worker whose caller
+is gone; the caller's own deadline comes first.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import select
 import signal
 import sys
@@ -18,6 +19,8 @@ from collections.abc import Iterator
 from typing import Any
 
 ORPHAN_GRACE_S = 2.0
+PROCESSOR_SHARE = 0.5
+"""Of the timeout, in processor time: reached before the caller's deadline unless the machine has other work to do."""
 
 
 def _send(stream: int, *message: Any) -> None:
@@ -45,19 +48,37 @@ def _lines(stream: int) -> Iterator[tuple[bytes, bool]]:
         awaited = True
 
 
+def _arm(timeout_s: float) -> None:
+    """Start both timers for one task, or stop them (0)."""
+    signal.setitimer(signal.ITIMER_PROF, timeout_s * PROCESSOR_SHARE)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s and timeout_s + ORPHAN_GRACE_S)
+
+
+def _limit_memory(memory_mb: int) -> None:
+    """Limit the address space, where the system knows such a limit (Linux; macOS takes it and does not enforce it)."""
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
+    except (ImportError, ValueError, OSError) as error:
+        print(f"gtpo: the memory of verification workers is not limited here ({error})", file=sys.stderr)
+
+
 def main() -> None:
     """Serve tasks until the caller goes away."""
     memory_mb, timeout_s = int(sys.argv[1]), float(sys.argv[2])
     # Prints of a library must not reach the protocol: keep a private copy of stdout, point fd 1 at stderr.
     replies = os.dup(1)
     os.dup2(2, 1)
-    resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit_memory(memory_mb)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     sys.setrecursionlimit(2000)
 
+    from rewards.equality.arithmetic.values import TooBig
     from rewards.equality.comparing.decide import decide, exact_value
-    from rewards.equality.comparing.sympy_fallback import agree
+    from rewards.equality.comparing.sympy_fallback import agree, warm_up
 
     loaded = False
 
@@ -66,14 +87,12 @@ def main() -> None:
         # the clock: its own time starts when they are there.
         nonlocal loaded
         if not loaded:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            _arm(0)
             _send(replies, "load")
-            import latex2sympy2_extended  # noqa: F401
-            import sympy  # noqa: F401
-
+            warm_up()
             loaded = True
             _send(replies, "begin")
-            signal.setitimer(signal.ITIMER_REAL, timeout_s + ORPHAN_GRACE_S)
+            _arm(timeout_s)
 
     def sympy_fallback(prediction: str, gold: str) -> bool:
         return agree(prediction, gold, before=load)
@@ -82,20 +101,20 @@ def main() -> None:
     for line, awaited in _lines(0):
         if awaited:  # the caller's clock for a task that was sent ahead starts with the outcome before it
             _send(replies, "begin")
-        signal.setitimer(signal.ITIMER_REAL, timeout_s + ORPHAN_GRACE_S)
+        _arm(timeout_s)
         try:
             task = json.loads(line)
             outcome = exact_value(**task) if "text" in task else decide(**task, sympy_fallback=sympy_fallback)
         except MemoryError:
             _send(replies, "retire", "REJECTED")  # a fresh process for the next: this heap may be in pieces
             os._exit(0)
-        except RecursionError:
+        except (RecursionError, TooBig):
             outcome = "REJECTED"
         except Exception:  # a fault of ours: said on stderr with the pair, and no reason to lose the worker
             print(f"gtpo: verifying {line[:400]!r} failed", file=sys.stderr)
             traceback.print_exc()
             outcome = "REJECTED"
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        _arm(0)
         _send(replies, "done", outcome)
     os._exit(0)
 

@@ -91,7 +91,7 @@ def test_a_worker_that_hangs_is_killed_on_time(monkeypatch) -> None:
         start = time.monotonic()
         verdicts = verifier.verify_many([(slow, r"\frac{d}{dx} x^{x^x}"), ("y+y", "2y")])
         assert time.monotonic() - start < 0.5 + 2 * SLACK_S  # two tasks
-        assert verdicts[0] in (Verdict.TIMEOUT, Verdict.INCORRECT)
+        assert verdicts[0] in (Verdict.TIMEOUT, Verdict.REJECTED)
         assert verdicts[1] is Verdict.CORRECT
 
 
@@ -114,7 +114,7 @@ def test_each_task_that_was_sent_ahead_gets_its_own_outcome() -> None:
     right = [(f"x+{i}", f"{i}+x") for i in range(40)]
     with Verifier(workers=1, timeout_s=0.3) as verifier:
         verdicts = verifier.verify_many([*right[:20], slow, *right[20:]])
-        assert verdicts.pop(20) in (Verdict.TIMEOUT, Verdict.INCORRECT)
+        assert verdicts.pop(20) in (Verdict.TIMEOUT, Verdict.REJECTED)
         assert set(verdicts) == {Verdict.CORRECT}
     with Verifier(workers=1, timeout_s=5, memory_mb=48) as verifier:  # too little for the SymPy fallback on `fatal`
         verdicts = verifier.verify_many([*right[:20], fatal, *right[20:]])
@@ -123,7 +123,7 @@ def test_each_task_that_was_sent_ahead_gets_its_own_outcome() -> None:
 
 
 def test_what_few_answers_need_is_loaded_off_the_clock() -> None:
-    with Verifier(workers=1, timeout_s=0.2) as verifier:  # less than importing SymPy takes
+    with Verifier(workers=1, timeout_s=0.6) as verifier:  # less than importing SymPy takes
         assert verifier.verify(r"\frac{d}{dx} x^2", "2x") is Verdict.CORRECT
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
 from mpmath import mp
 
-from rewards.equality.arithmetic.terms import Term, evaluate, rename, substitute, symbols
+from rewards.equality.arithmetic.terms import Term, evaluate, substitute, symbols
 from rewards.equality.arithmetic.values import Matrix, NoValue, number_of
+from rewards.equality.comparing.clock import is_clock, same_time, time_of_day
+from rewards.equality.comparing.names import assigned, distinct_names, indexed, rename, strip_names, symbol_name
 from rewards.equality.comparing.numeric import (
     close,
     equal_terms,
@@ -26,7 +27,7 @@ from rewards.equality.reading.clean import clean
 from rewards.equality.reading.problem import ProblemText
 from rewards.equality.reading.reader import read
 from rewards.equality.reading.units import Unit, singular
-from rewards.equality.reading.words import bare_text, same_words
+from rewards.equality.reading.words import same_words
 
 
 class Comparison:
@@ -39,14 +40,14 @@ class Comparison:
         """Say whether prediction `p` equals gold `g`."""
         if isinstance(p, Choice) or isinstance(g, Choice):
             return self._choices(p, g)
-        if (assigned := _assigned(g)) is not None and (given := _assigned(p)) is not None:
-            return given.keys() == assigned.keys() and all(self.equal(given[name], assigned[name]) for name in given)
+        if (wanted := assigned(g)) is not None and (given := assigned(p)) is not None:
+            return given.keys() == wanted.keys() and all(self.equal(given[name], wanted[name]) for name in given)
         if isinstance(p, Named) or isinstance(g, Named):
             return self._named(p, g)
         if isinstance(p, Words) or isinstance(g, Words):
-            times = _time(p), _time(g)
+            times = time_of_day(p), time_of_day(g)
             if times[0] is not None and times[1] is not None:
-                return times[0][0] == times[1][0] and (times[0][1] == times[1][1] or "" in (times[0][1], times[1][1]))
+                return same_time(times[0], times[1])
             return isinstance(p, Words) and isinstance(g, Words) and same_words(p.text, g.text)
         if isinstance(p, Based) or isinstance(g, Based):
             return _based(p, g)
@@ -89,9 +90,9 @@ class Comparison:
 
     def _named(self, p: Answer, g: Answer) -> bool:
         if isinstance(p, Named) and isinstance(g, Named):
-            if p.name == g.name or not (_symbol_name(p.name) and _symbol_name(g.name)):
+            if p.name == g.name or not (symbol_name(p.name) and symbol_name(g.name)):
                 if p.variables and g.variables and p.variables != g.variables:
-                    return self.equal(_rename(p, g).value, g.value)
+                    return self.equal(rename(p, g).value, g.value)
                 return self.equal(p.value, g.value)
             if p.relation is None or g.relation is None:
                 return False
@@ -180,10 +181,10 @@ class Comparison:
             return pair[1].kind == "list" and pair[0].brackets == "()" and self._ordered(p.items, g.items)
         if {p.joint, g.joint} == {"and", "or"} and any(isinstance(x, (Relation, Union)) for x in (*p.items, *g.items)):
             return False  # x < 1 and x > 2 is not x < 1 or x > 2: as sets they are compared elsewhere
-        p_names, g_names = _distinct_names(p.items), _distinct_names(g.items)
+        p_names, g_names = distinct_names(p.items), distinct_names(g.items)
         if (p_names is None) != (g_names is None) and kinds == {"list"}:
-            values = [_strip_names(x.items) for x in (p, g)]
-            similar = _indexed(p_names or g_names or [])
+            values = [strip_names(x.items) for x in (p, g)]
+            similar = indexed(p_names or g_names or [])
             return self._unordered(*values) if similar else self._ordered(*values)
         p_items, g_items = (self._distinct(x.items) if x.kind == "set" else x.items for x in (p, g))
         if kinds == {"set", "list"} or not any(isinstance(x, Scalar) for x in (*p_items, *g_items)):
@@ -193,7 +194,7 @@ class Comparison:
 
     def _in_order(self, listing: Listing) -> Listing:
         """Return a list of named values in the order the problem names them, else the alphabet's."""
-        named = _assigned(listing)
+        named = assigned(listing)
         if named is None or not all(len(name) == 1 for name in named):
             return listing
         order = self.problem.order if self.problem and set(self.problem.order) == set(named) else sorted(named)
@@ -223,9 +224,9 @@ class Comparison:
     def _ratios(self, p: Listing, g: Listing) -> bool:
         if len(p.items) != len(g.items):
             return False
-        times = _time(p), _time(g)
+        times = time_of_day(p), time_of_day(g)
         if times[0] is not None and times[1] is not None:  # 7:30 is not 14:60
-            return _same_time(times[0], times[1])
+            return same_time(times[0], times[1])
         if any(time is not None and ":0" in time[0] for time in times):  # a time of day, which no ratio equals
             return False
         if self._ordered(p.items, g.items):
@@ -243,7 +244,12 @@ class Comparison:
         for whole, part in ((p, g), (g, p)):
             if isinstance(whole, Listing) and isinstance(part, Scalar):
                 whole_number = part.term[0] == "num" and part.term[1].denominator == 1
-                if whole.kind == "ratio" and len(whole.items) == 2 and not _clock(whole.brackets) and not whole_number:
+                if (
+                    whole.kind == "ratio"
+                    and len(whole.items) == 2
+                    and not is_clock(whole.brackets)
+                    and not whole_number
+                ):
                     a, b = whole.items
                     return (
                         isinstance(a, Scalar)
@@ -312,20 +318,6 @@ def _letter(answer: Answer) -> str | None:
     return answer.text if isinstance(answer, Words) and len(answer.text) == 1 else None
 
 
-def _symbol_name(name: str) -> bool:
-    return re.fullmatch(r"\\?[a-zA-Z]+(?:_\w+)?|\(.*\)", name) is not None
-
-
-def _rename(p: Named, g: Named) -> Named:
-    """Rename the argument of `f(t) = …` to the other's."""
-    table = dict(zip(p.variables, g.variables, strict=True))
-
-    value = p.value
-    if isinstance(value, Scalar):
-        value = Scalar(rename(value.term, table), value.digits, value.places, value.unit, value.percent)
-    return Named(g.name, value, None, g.variables)
-
-
 def _units_of(scales: Sequence[str]) -> set[str]:
     return {singular(word) for word in scales}
 
@@ -333,18 +325,6 @@ def _units_of(scales: Sequence[str]) -> set[str]:
 def _hundredth(answer: Scalar) -> Scalar:
     term = ("div", answer.term, ("num", Fraction(100)))
     return replace(answer, term=term, places=answer.places and answer.places + 2, percent=False)
-
-
-def _assigned(answer: Answer) -> dict[str, Answer] | None:
-    """Return name -> value of `(x, y) = (1, 2)` and of `x = 1, y = 2`, where there are two names or more."""
-    if isinstance(answer, Named) and answer.name.startswith("(") and isinstance(answer.value, Listing):
-        names = answer.name.strip("()").split(",")
-        same = len(names) == len(answer.value.items) == len(set(names))
-        return dict(zip(names, answer.value.items, strict=True)) if same and answer.value.kind == "tuple" else None
-    if isinstance(answer, Listing) and answer.kind == "list" and _distinct_names(answer.items) is not None:
-        named = {item.name: item.value for item in answer.items if isinstance(item, Named)}
-        return None if _indexed(list(named)) else named
-    return None
 
 
 def _agree_as_decimals(p: Scalar, g: Scalar) -> bool:
@@ -402,35 +382,6 @@ def _is_graph(named: Named, equation: Relation) -> bool:
     one: Term = ("num", Fraction(1))
     bend = ("add", at(two), ("mul", ("num", Fraction(-2)), at(one)), at(zero))
     return equal_terms(bend, zero) and equal_terms(at(value), zero) and not equal_terms(at(one), at(zero))
-
-
-def _distinct_names(items: Sequence[Answer]) -> list[str] | None:
-    names = [item.name for item in items if isinstance(item, Named)]
-    return names if len(names) == len(items) and len(set(names)) == len(names) else None
-
-
-def _indexed(names: Sequence[str]) -> bool:
-    """Whether names are one letter with different indices: `x_1, x_2`, whose order says nothing."""
-    return len({re.sub(r"_.*|\d+$", "", name) for name in names}) == 1
-
-
-def _strip_names(items: Sequence[Answer]) -> list[Answer]:
-    return [item.value if isinstance(item, Named) else item for item in items]
-
-
-def _clock(text: str) -> bool:
-    return re.fullmatch(r"\d{1,2}:\d{2}", text) is not None
-
-
-def _time(answer: Answer) -> tuple[str, str] | None:
-    """Return a time of day as (`h:mm`, `a` or `p` or empty), or None."""
-    text = answer.text if isinstance(answer, Words) else answer.brackets if isinstance(answer, Listing) else ""
-    match = re.fullmatch(r"0?(\d{1,2}:\d{2})\s*(?:([ap])\.?\s*m\.?)?", bare_text(text).lower())
-    return (match[1], match[2] or "") if match else None
-
-
-def _same_time(a: tuple[str, str], b: tuple[str, str]) -> bool:
-    return a[0] == b[0] and (a[1] == b[1] or "" in (a[1], b[1]))
 
 
 def _answer_symbols(answer: Answer) -> set[str]:

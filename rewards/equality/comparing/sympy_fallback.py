@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
+
+from rewards.equality.arithmetic.values import TooBig
 
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
 _BEYOND = re.compile(r"[\x00-\x1f$]|\\text|__|import|lambda")
@@ -29,6 +32,41 @@ def _fit(text: str) -> bool:
     return _BEYOND.search(text) is None and _WORD.search(re.sub(r"\\(?:begin|end)\{\w+\}", "", text)) is None
 
 
+MAX_EVENTS = 4_000_000
+"""Calls and returns of functions that SymPy may take to compare two readings: about two seconds. Work is counted and not
+time, so that a verdict does not depend on what else the machine does; SymPy's cache is emptied before, for the count not
+to depend on it. Reading is bounded by the length of a text."""
+
+
+class _Exhausted(BaseException):
+    """No `except Exception` of SymPy's may catch it."""
+
+
+def _bounded(work: Callable[[], bool]) -> bool:
+    """Return what `work` says. Raises TooBig when it takes more calls than MAX_EVENTS."""
+    from sympy.core.cache import clear_cache
+
+    left = MAX_EVENTS
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise _Exhausted
+
+    clear_cache()
+    sys.setprofile(count)
+    try:
+        result = work()
+    except _Exhausted:
+        raise TooBig from None
+    finally:
+        sys.setprofile(None)
+    if left < 0:  # something swallowed the exception
+        raise TooBig
+    return result
+
+
 @lru_cache(maxsize=1024)
 def _parse(text: str) -> Any:
     """Return SymPy's reading, None where there is none: kept, for an answer comes back with many others."""
@@ -44,7 +82,10 @@ def _parse(text: str) -> Any:
 
 
 def agree(prediction: str, gold: str, before: Callable[[], None] = lambda: None) -> bool:
-    """Say whether Math-Verify reads both texts and SymPy finds the readings equal; `before` runs before the import."""
+    """Say whether Math-Verify reads both texts and SymPy finds the readings equal; `before` runs before the import.
+
+    Raises TooBig where that takes more work than an answer is worth.
+    """
     if not (_fit(prediction) and _fit(gold)):
         return False
     before()
@@ -54,16 +95,25 @@ def agree(prediction: str, gold: str, before: Callable[[], None] = lambda: None)
     first, second = _parse(prediction), _parse(gold)
     if first is None or second is None or type(first).__module__ == "builtins":
         return False
-    if isinstance(first, sympy.Expr) and isinstance(second, sympy.Expr):
-        if first == second:
-            return True
-        try:
-            difference = (first - second).doit()
-            if not difference.is_Rational:
-                difference = sympy.simplify(difference)
-        except MemoryError:
-            raise
-        except Exception:  # SymPy's own limits; undecided counts as unequal
-            return False
-        return bool(difference == 0)
-    return bool(first == second)
+    if not (isinstance(first, sympy.Expr) and isinstance(second, sympy.Expr)):
+        return bool(first == second)
+    if first == second:
+        return True
+    try:
+        return _bounded(lambda: _is_zero(first - second))
+    except (MemoryError, TooBig):
+        raise
+    except Exception:  # SymPy's own limits; undecided counts as unequal
+        return False
+
+
+def warm_up() -> None:
+    """Import SymPy and the parser and use both once: what that takes is no answer's doing."""
+    agree(r"\frac{d}{dx} \sin(x)", r"\cos(x)")
+
+
+def _is_zero(difference: Any) -> bool:
+    import sympy
+
+    difference = difference.doit()
+    return bool((difference if difference.is_Rational else sympy.simplify(difference)) == 0)

@@ -265,9 +265,7 @@ class Parser(Cursor):
         if name == "begin":
             return self._matrix()
         if name in GREEK:
-            if self._take("_"):
-                return self._subscripted(name)
-            return ("sym", name)
+            return self._subscripted(name) if self._take("_") else ("sym", name)
         if name in ACCENTS:
             return ("opaque", name, self._argument())
         if name == "unitvector":  # what `\mathbf{i}` is cleaned to

@@ -1,0 +1,25 @@
+"""Times of day, which look like ratios: 7:30 is not 14:60."""
+
+from __future__ import annotations
+
+import re
+
+from rewards.equality.reading.answers import Answer, Listing, Words
+from rewards.equality.reading.words import bare_text
+
+
+def is_clock(text: str) -> bool:
+    """Say whether a ratio is written as a time of day is."""
+    return re.fullmatch(r"\d{1,2}:\d{2}", text) is not None
+
+
+def time_of_day(answer: Answer) -> tuple[str, str] | None:
+    """Return a time of day as (`h:mm`, `a` or `p` or empty), or None."""
+    text = answer.text if isinstance(answer, Words) else answer.brackets if isinstance(answer, Listing) else ""
+    match = re.fullmatch(r"0?(\d{1,2}:\d{2})\s*(?:([ap])\.?\s*m\.?)?", bare_text(text).lower())
+    return (match[1], match[2] or "") if match else None
+
+
+def same_time(a: tuple[str, str], b: tuple[str, str]) -> bool:
+    """Compare two times of day; one that does not say morning or afternoon fits both."""
+    return a[0] == b[0] and (a[1] == b[1] or "" in (a[1], b[1]))
