@@ -16,9 +16,9 @@ from rewards import Verdict, Verifier, accuracy_reward
 from rewards.golds import find_unverifiable
 from rewards.verification.limits import reject_reason
 
-TIMEOUT_S = 2.0
-SLACK_S = 2.0
-"""One second beyond the timeout is the promise; another is for a test machine with other work to do."""
+TIMEOUT_S = 5.0
+SLACK_S = 2.5
+"""The worst verdict comes within one and a half times the limit."""
 
 
 @pytest.fixture(scope="module")

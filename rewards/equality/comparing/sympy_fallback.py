@@ -32,10 +32,10 @@ def _fit(text: str) -> bool:
     return _BEYOND.search(text) is None and _WORD.search(re.sub(r"\\(?:begin|end)\{\w+\}", "", text)) is None
 
 
-MAX_EVENTS = 4_000_000
-"""Calls and returns of functions that SymPy may take to compare two readings: about two seconds. Work is counted and not
-time, so that a verdict does not depend on what else the machine does; SymPy's cache is emptied before, for the count not
-to depend on it. Reading is bounded by the length of a text."""
+MAX_EVENTS = 2_000_000
+"""Calls and returns of functions that SymPy may take to compare two readings. Work is counted and not time, so that a
+verdict does not depend on what else the machine does; SymPy's cache is emptied before, or the count would depend on it.
+Reading is bounded by the length of a text."""
 
 
 class _Exhausted(BaseException):
