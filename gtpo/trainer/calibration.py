@@ -92,7 +92,7 @@ class CalibratedTrainer(GroupLoggingTrainer):
             self.calibration = self.load_calibration()
             if self.calibration is None:
                 if self.state.global_step and main:
-                    LOG.info(f"no H_ini in {self.calibration_file}; measuring it on the policy as it is now")
+                    LOG.warning(f"no H_ini in {self.calibration_file}; measuring it on the policy as it is now")
                 self.calibration = self._measure()
                 if main:
                     self.store_calibration(self.calibration)

@@ -24,7 +24,7 @@ from gtpo.trainer.check_loss import Check, compare_losses
 from gtpo.trainer.gtpo_config import GTPOConfig
 from gtpo.trainer.policy_head import LMHead
 from gtpo.trainer.rollout import BATCH_ROWS, from_batch
-from rewards.support.log import LOG
+from rewards.support.log import LOG, start_logging
 
 _TEXT_KEYS = frozenset(
     {
@@ -53,6 +53,8 @@ class GTPOTrainer(CalibratedTrainer):
         args = GTPOConfig(output_dir="gtpo-output") if args is None else args
         if not isinstance(args, GTPOConfig):
             raise ValueError(f"GTPOTrainer: args must be a GTPOConfig; found {type(args).__name__}")
+        if not LOG.hasHandlers():  # a TRL user's script without logging of its own still sees the gate's decision
+            start_logging()
         self._scoring = False
         self._behaviour_entropies: Tensor | None = None
         self.check_loss = args.check_loss

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import logging
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -17,8 +18,10 @@ from trl import GRPOConfig, TrlParser
 
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.config import BuiltModel
+from gtpo.entropy import Calibration
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.objective import PRESETS
+from rewards.support.log import LOG
 
 needs_trl_kernel = pytest.mark.skipif(
     version("trl").startswith("1.15.") and not torch.cuda.is_available(),
@@ -206,3 +209,15 @@ def test_deep_copy_scores_log_probabilities_with_its_own_weights(folder: Path, t
     found = copied(ids, labels=ids, fused_lm_head=True).log_probs
     uniform = -torch.log(torch.tensor(float(copied.config.vocab_size)))
     torch.testing.assert_close(found, uniform.expand_as(found))
+
+
+def test_a_script_without_logging_of_its_own_sees_the_gates_decision(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    for name in ("handlers", "propagate", "level"):
+        monkeypatch.setattr(LOG, name, [] if name == "handlers" else getattr(LOG, name))
+    trainer = untrained(folder, tmp_path)
+    trainer.calibration = Calibration(0.1)
+    trainer.ensure_calibrated()
+    assert "entropy filter on: 0.100 < 0.693" in capsys.readouterr().err
