@@ -94,6 +94,8 @@ def group_advantages(
     if objective.scale_rewards == "group":
         deviation = (centred.square().sum(dim=1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
         advantages = advantages / (deviation + STD_EPSILON)
+    elif objective.scale_rewards == "batch" and int(scored.sum()) > 1:
+        advantages = advantages / (grouped[scored].std() + STD_EPSILON)
     return Advantages(advantages.view(-1), scored.view(-1), zero_variance.expand_as(grouped).reshape(-1))
 
 

@@ -18,8 +18,9 @@ LN2 = math.log(2.0)
 class Objective:
     """Every switch of the objective; the defaults are the paper's GTPO."""
 
-    scale_rewards: Literal["group", "none"] = "group"
-    """`group`: advantages divided by the group's sample standard deviation + 1e-4; `none`: only centred."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """Centred advantages are divided by the sample standard deviation + 1e-4 of the rewards of the `group`, of all in
+    the rollout (`batch`), or not at all (`none`)."""
     positive_advantage_weight: float = 1.0
     """Factor on positive advantages; 0 learns from negative completions alone (NSR, arXiv 2506.01347)."""
     negative_advantage_weight: float = 1.0

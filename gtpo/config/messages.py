@@ -30,10 +30,11 @@ class Findings:
 def unknown_key(origin: Origin, known: Iterable[str] = ()) -> str:
     """Name an unknown key or flag, where it was set, and the nearest known one; `known` are the likeliest."""
     name = origin.typed.removeprefix("--")
-    hint = did_you_mean(name, known) or did_you_mean(name, keys())
-    if not hint:
-        same = [key for key in keys() if key.rpartition(".")[2] == name.rpartition(".")[2].replace("-", "_")]
-        hint = f' Did you mean "{same[0]}"?' if same else " gtpo train --help-config lists the keys."
+    same = [key for key in keys() if key.rpartition(".")[2] == name.rpartition(".")[2].replace("-", "_")]
+    if same:
+        hint = f' Did you mean "{same[0]}"?'
+    else:
+        hint = did_you_mean(name, known) or did_you_mean(name, keys()) or " gtpo train --help-config lists the keys."
     if origin.is_flag:
         return f'unknown flag "{origin.typed}".' + hint.replace('mean "', 'mean "--')
     return f'{origin.place}: unknown key "{origin.typed}".{hint}'

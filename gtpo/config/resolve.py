@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+from gtpo.config import baselines
 from gtpo.config.messages import Findings, OriginOf
 from gtpo.config.schedule import launched_processes, micro_batches_per_rollout
 from gtpo.config.schema import DatasetSection, Optimizer, TrainConfig
@@ -38,6 +39,7 @@ _WITHOUT_EFFECT_IN_SFT = (
     "training.num_generations",
     "training.steps_per_generation",
     "training.num_iterations",
+    *(f"training.{name}" for name in baselines.CLIPPING),
     "training.temperature",
     "training.max_completion_length",
     "trainer.reward_funcs",
@@ -112,6 +114,7 @@ def _contradictions(config: TrainConfig) -> Iterator[tuple[str, str]]:
     if training.beta > 0 and config.method != "grpo":
         why = "GTPO has no reference model and no KL term" if config.method == "gtpo" else "SFT has no KL term"
         yield "training.beta", f"{training.beta} contradicts method {config.method}: {why}; set it to 0"
+    yield from baselines.contradictions(config)
     if config.method == "sft":
         for name in config.objective.model_dump(exclude_none=True):
             yield f"objective.{name}", "contradicts method sft: supervised fine-tuning has no RL objective"
@@ -178,6 +181,7 @@ def _without_effect(config: TrainConfig, explicit_keys: Sequence[str]) -> Iterat
         yield [key for key in explicit_keys if key.startswith(_WITHOUT_EFFECT_IN_SFT)], "with method sft"
         return
     yield among("dataset.malformed_targets"), "without SFT targets"
+    yield from baselines.without_effect(config, explicit_keys)
     if config.rollout.engine != "vllm_server":
         why = f"with rollout.engine {config.rollout.engine}"
         yield among("rollout.server_host", "rollout.server_port"), why
@@ -286,5 +290,6 @@ def resolve(
             training.max_completion_length = model.max_seq_length - training.max_prompt_length
         config.objective.preset = config.preset_name()
         _batch(config, world_size or launched_processes(), origin, findings)
+        findings.notices += baselines.coincidences(config)
     _trackers(config, origin, findings)
     return config

@@ -19,6 +19,12 @@ def micro_batches_per_rollout(config: TrainConfig) -> int:
     return config.training.steps_per_generation or config.training.gradient_accumulation_steps
 
 
+def one_step_per_rollout(config: TrainConfig) -> bool:
+    """Return whether each rollout feeds one optimiser step, so that the policy trained is the one that sampled."""
+    per_rollout = micro_batches_per_rollout(config) * config.training.num_iterations
+    return config.training.gradient_accumulation_steps % per_rollout == 0
+
+
 def prompts_per_rollout(config: TrainConfig, world_size: int) -> int:
     """Return the prompts that one rollout takes over all processes; a resolved config has complete groups."""
     training = config.training

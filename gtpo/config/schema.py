@@ -42,6 +42,7 @@ Optimizer = Literal[
 Scheduler = Literal[
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
 ]
+LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 
 
 class Section(BaseModel):
@@ -180,6 +181,31 @@ class TrainingSection(Section):
     """Sampling temperature of the rollouts (the published runs: 0.9)."""
     beta: float = Field(0.0, ge=0)
     """KL weight. Only for method grpo (GTPO has no reference model)."""
+    loss_type: LossType = "grpo"
+    """TRL's loss, only for method grpo: grpo divides by each completion's length, dr_grpo by a constant, dapo by the
+    tokens of the step, bnpo by those of the micro-batch; cispo, sapo, luspo, vespo as in their papers."""
+    epsilon: float = Field(0.2, gt=0, lt=1)
+    """Clipping of the ratio from below, at 1 - epsilon. Acts where several optimiser steps share a rollout."""
+    epsilon_high: float | None = Field(None, gt=0)
+    """Clipping from above, at 1 + epsilon_high (loss_type cispo: at epsilon_high). Unset: equal to epsilon."""
+    delta: float | None = Field(None, gt=1)
+    """Upper bound of the ratio of negative completions too (two-sided clipping). Only for method grpo. Unset: none."""
+    importance_sampling_level: Literal["token", "sequence"] = "token"
+    """Ratio per token, or one per completion (GSPO). Only for method grpo."""
+    top_entropy_quantile: float = Field(1.0, ge=0, le=1)
+    """Share of tokens, those of highest entropy, that the loss keeps (80/20: 0.2). Only for method grpo."""
+    entropy_coef: float = Field(0.0, ge=0)
+    """Weight of an entropy bonus in the loss. Only for method grpo; for gtpo: objective.entropy_mode."""
+    use_adaptive_entropy: bool = False
+    """Move entropy_coef so that entropy stays near entropy_target (Skywork-OR1). Only for method grpo."""
+    entropy_coef_min: float = Field(0.0, ge=0)
+    """Lower bound of the adaptive entropy_coef."""
+    entropy_coef_max: float = Field(1.0, ge=0)
+    """Upper bound of the adaptive entropy_coef."""
+    entropy_coef_delta: float = Field(0.005, gt=0)
+    """Step of the adaptive entropy_coef, once per optimiser step."""
+    entropy_target: float = Field(0.2, gt=0)
+    """Entropy in nats that the adaptive entropy_coef aims at."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     logging_steps: int = Field(1, ge=1)

@@ -19,6 +19,7 @@ RENAMED = {
     "num_tokens": "tokens/seen",
     "epoch": "epoch",
     "sampling/sampling_logp_difference/mean": "sampling/logp_difference",
+    "entropy_coef": "entropy/coefficient",
 }
 """TRL's names -> ours."""
 
@@ -35,15 +36,24 @@ KEPT_PREFIXES = (
 )
 """Names with these prefixes are kept as they are."""
 
+CLIPPED = ("clip_ratio/region_mean", "cispo_clip_ratio")
+"""TRL's names for the share of tokens whose ratio was clipped, ours being `clipped`."""
+
 _DROPPED = ("completions/m", "completions/clipped")
 """TRL's own length and truncation metrics, which GroupStatistics logs under one name for all methods."""
 
 
-def metrics_row(step: int, logs: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """Return the line of a step from what transformers' Trainer logs."""
+def metrics_row(step: int, logs: Mapping[str, Any], method: str, *, ratios_move: bool = False) -> dict[str, Any]:
+    """Return the line of a step from what transformers' Trainer logs.
+
+    ratios_move: several optimiser steps share a rollout, so that a ratio can be clipped.
+    """
     row: dict[str, Any] = {"step": step}
     row |= {new: logs[old] for old, new in RENAMED.items() if old in logs}
     row |= {k: v for k, v in logs.items() if k.startswith(KEPT_PREFIXES) and not k.startswith(_DROPPED)}
+    clipped = [logs[name] for name in CLIPPED if name in logs]
+    if ratios_move and clipped:
+        row["clipped"] = clipped[0]
     if method == "sft" and "entropy" in logs:
         row["entropy/mean"] = logs["entropy"]
     return row

@@ -14,6 +14,7 @@ from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging as transformers_logging
 
 from gtpo.config import TrainConfig
+from gtpo.config.schedule import one_step_per_rollout
 from gtpo.inputs.model import LoadedModel, load_model, widen_adapters
 from gtpo.plan.preflight import RunInputs
 from gtpo.run.completions_log import completions_table, write_completions
@@ -146,7 +147,8 @@ class TrainingRun:
 
     def on_metrics(self, state: Any, control: Any, logs: dict[str, Any]) -> None:
         """Write one line of metrics.jsonl and act on the run's health."""
-        row = metrics_row(state.global_step, logs, self.config.method)
+        method, ratios_move = self.config.method, not one_step_per_rollout(self.config)
+        row = metrics_row(state.global_step, logs, method, ratios_move=ratios_move)
         steps = max(1, len(self.step_seconds))
         row["time/step"] = sum(self.step_seconds) / steps
         self.step_seconds.clear()

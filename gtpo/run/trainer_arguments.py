@@ -9,6 +9,7 @@ import torch
 from trl import GRPOConfig, SFTConfig
 
 from gtpo.config import TrainConfig
+from gtpo.config.baselines import CLIPPING, SWITCHES
 from gtpo.inputs.model import compute_precision
 from gtpo.trainer import GTPOConfig
 from rewards.support.errors import UserError
@@ -66,6 +67,7 @@ def _sampled(config: TrainConfig) -> dict[str, Any]:
         "num_generations": training.num_generations,
         "steps_per_generation": training.steps_per_generation,
         "num_iterations": training.num_iterations,
+        **{name: getattr(training, name) for name in CLIPPING},
         "max_completion_length": training.max_completion_length,
         "temperature": training.temperature,
         "beta": training.beta,
@@ -100,7 +102,7 @@ def trainer_arguments(config: TrainConfig, output: Path, *, check_loss: bool = F
             return GTPOConfig(**arguments, preset=config.preset_name(), objective=objective, check_loss=check_loss)
         return GRPOConfig(
             **arguments,
-            loss_type="grpo",  # 1/|o_i| per completion, the GRPO of the paper; TRL's default is dapo
+            **{name: getattr(config.training, name) for name in SWITCHES},
             scale_rewards=objective.scale_rewards,
             mask_truncated_completions=objective.mask_truncated,
         )

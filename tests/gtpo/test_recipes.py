@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from logs import logged
 
 from gtpo.config import TrainConfig, load_config
+from gtpo.config.schedule import one_step_per_rollout
 from gtpo.inputs.model_shape import KNOWN_MODELS, find_shape
 from gtpo.plan.memory import forecast
 
@@ -15,8 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted(
     path.relative_to(ROOT / "configs").as_posix()
     for path in (ROOT / "configs").rglob("*.yaml")
-    if not {"accelerate", "verl"} & set(path.parts)
+    if not {"accelerate", "recipes", "verl"} & set(path.parts)
 )
+LAYERS = sorted(path.stem for path in (ROOT / "configs/recipes").glob("*.yaml"))
 PAPER = [f"paper/{model}-{data}" for model in ("llama", "qwen") for data in ("gsm8k", "math")]
 RUNS = ["gtpo-g8", "gtpo-g12", "gtpo-g8-matched", "gtpo-g12-matched", "sft"] + [
     f"grpo-g{group}-beta{beta}" for group in (8, 12) for beta in ("0", "1e-6")
@@ -32,7 +35,7 @@ def test_recipe_resolves_and_has_a_forecast(name: str) -> None:
     config = load(name)
     shape, origin = find_shape(config.model, config.model.model_name or "")
     if shape is None:
-        assert "no such folder" in origin  # the demo's base, trained by the demo itself
+        assert name.startswith("demo/"), origin  # their base is trained by the demo itself
     else:
         memory = forecast(config, shape)
         assert memory.training_gib > 0
@@ -118,8 +121,46 @@ def test_demo_methods_share_everything_but_the_method() -> None:
         assert differing <= {"run_name", "method", "objective"}
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("dapo", {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28}),
+        ("dr-grpo", {"loss_type": "dr_grpo"}),
+        ("gspo", {"importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4}),
+        ("cispo", {"loss_type": "cispo", "epsilon_high": 5.0}),
+        ("80-20", {"loss_type": "dapo", "epsilon_high": 0.28, "top_entropy_quantile": 0.2}),
+    ],
+)
+def test_layer_of_trl_sets_what_its_paper_says_with_several_steps_per_rollout(
+    name: str, expected: dict[str, object]
+) -> None:
+    config = load(f"demo/{name}.yaml")
+    assert config.method == "grpo"
+    assert {key: getattr(config.training, key) for key in expected} == expected
+    assert config.training.beta == 0
+    assert config.resolved_objective().scale_rewards == ("none" if name == "dr-grpo" else "group")
+    assert config.resolved_objective().mask_truncated == (name in ("dapo", "80-20"))
+    assert not one_step_per_rollout(config)
+
+
+def test_every_layer_has_a_run_of_the_demo_and_names_its_source() -> None:
+    plain = load("demo/grpo.yaml")
+    assert len(LAYERS) == 8
+    for name in LAYERS:
+        text = (ROOT / f"configs/recipes/{name}.yaml").read_text()
+        assert "arXiv 25" in text
+        assert {"Sets:", "Leaves out:"} & set(re.findall(r"Sets:|Leaves out:", text))
+        with logged() as notices:
+            config = load(f"demo/{name}.yaml")
+        assert notices == [], "a recipe coincides with no other method, and has no key without effect"
+        for section in ("model", "dataset", "rollout", "health"):
+            assert getattr(config, section) == getattr(plain, section), f"{name}: a layer sets the method alone"
+
+
 def test_every_recipe_is_documented() -> None:
     text = (ROOT / "docs" / "recipes.md").read_text()
+    for name in LAYERS:
+        assert f"`{name}`" in text
     for name in RECIPES:
         folder, stem = name.removesuffix(".yaml").split("/")
         if folder == "paper":

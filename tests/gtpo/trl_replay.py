@@ -1,0 +1,151 @@
+"""A run of ours, and TRL's own GRPOTrainer on the rollouts that it sampled: losses and weights side by side.
+
+`python tests/gtpo/trl_replay.py LAYER [STEPS]` does it for a layer of configs/recipes/ on the demo, whose base must be
+trained (`gtpo train configs/demo/base.yaml`).
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer
+
+from gtpo.config import TrainConfig, load_config
+from gtpo.inputs.dataset import TrainingProblems
+from gtpo.run.command import train
+from gtpo.trainer.group_statistics import ObservedGRPOTrainer
+from rewards import final_reward
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TRL_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "dapo": {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "mask_truncated_completions": True},
+    "dr-grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
+    "gspo": {
+        "loss_type": "grpo",
+        "importance_sampling_level": "sequence",
+        "epsilon": 3e-4,
+        "epsilon_high": 4e-4,
+    },
+    "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
+    "80-20": {
+        "loss_type": "dapo",
+        "epsilon": 0.2,
+        "epsilon_high": 0.28,
+        "mask_truncated_completions": True,
+        "top_entropy_quantile": 0.2,
+    },
+}
+"""What a TRL user would write for each layer, from TRL's documentation and not from our config."""
+
+
+class Replay(NamedTuple):
+    """Losses of every micro-batch, and the trained weights, of both."""
+
+    ours: list[float]
+    theirs: list[float]
+    our_weights: dict[str, torch.Tensor]
+    their_weights: dict[str, torch.Tensor]
+
+    def largest_loss_difference(self) -> float:
+        """Return the largest |ours - theirs|."""
+        return max(abs(a - b) for a, b in zip(self.ours, self.theirs, strict=True))
+
+    def largest_weight_difference(self) -> float:
+        """Return the largest difference of a weight."""
+        return max(float((w - self.their_weights[name]).abs().max()) for name, w in self.our_weights.items())
+
+
+def replay(config: TrainConfig, weights: Path, results: Path, trl_arguments: dict[str, Any]) -> Replay:
+    """Train `config`, recording its rollouts; train TRL's own GRPOTrainer from `weights` on the same ones."""
+    rollouts: list[tuple[Any, torch.Tensor]] = []
+    ours: list[float] = []
+    generate, compute = ObservedGRPOTrainer._generate, ObservedGRPOTrainer._compute_loss
+
+    def recording_generate(self: Any, prompts: Any) -> Any:
+        sampled = generate(self, prompts)
+        rollouts.append((sampled, torch.get_rng_state()))  # TRL shuffles the rollout with what comes next
+        return sampled
+
+    def recording_loss(self: Any, model: Any, inputs: Any) -> torch.Tensor:
+        loss = compute(self, model, inputs)
+        ours.append(loss.item())
+        return loss
+
+    ObservedGRPOTrainer._generate, ObservedGRPOTrainer._compute_loss = recording_generate, recording_loss
+    try:
+        folder = train(config, results_dir=results)
+    finally:
+        ObservedGRPOTrainer._generate, ObservedGRPOTrainer._compute_loss = generate, compute
+
+    theirs: list[float] = []
+
+    class Replayed(GRPOTrainer):
+        def _generate(self, prompts: Any) -> Any:
+            sampled, state = rollouts.pop(0)
+            torch.set_rng_state(state)
+            return sampled
+
+        def _compute_loss(self, model: Any, inputs: Any) -> torch.Tensor:
+            loss = super()._compute_loss(model, inputs)
+            theirs.append(loss.item())
+            return loss
+
+    training = config.training
+    tokenizer = AutoTokenizer.from_pretrained(weights)
+    arguments = GRPOConfig(
+        output_dir=str(results / "trl"),
+        learning_rate=training.learning_rate,
+        lr_scheduler_type=training.lr_scheduler_type,
+        warmup_steps=training.warmup_ratio,
+        adam_beta2=training.adam_beta2,
+        weight_decay=training.weight_decay,
+        optim=training.optimizer,
+        max_grad_norm=training.max_grad_norm,
+        num_generations=training.num_generations,
+        per_device_train_batch_size=training.per_device_train_batch_size,
+        gradient_accumulation_steps=training.gradient_accumulation_steps,
+        steps_per_generation=training.steps_per_generation,
+        max_completion_length=training.max_completion_length,
+        max_steps=training.max_steps,
+        shuffle_dataset=False,
+        disable_dropout=True,
+        bf16=False,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        gradient_checkpointing=False,
+        **trl_arguments,
+    )
+    trainer = Replayed(
+        model=AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32),
+        reward_funcs=[final_reward],
+        args=arguments,
+        train_dataset=TrainingProblems(config).dataset(tokenizer)[0],
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    trained = AutoModelForCausalLM.from_pretrained(folder / "final", dtype=torch.float32)
+    return Replay(ours, theirs, trained.state_dict(), trainer.model.state_dict())
+
+
+def main(layer: str, steps: int) -> None:
+    """Replay a layer on the demo and print the largest differences."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        config = load_config(ROOT / f"configs/demo/{layer}.yaml", {"training.max_steps": steps})
+        found = replay(config, ROOT / "results/train/demo-base/best", Path(folder), TRL_ARGUMENTS[layer])
+    print(
+        f"{layer}: {len(found.ours)} losses, largest difference {found.largest_loss_difference():.1e}; "
+        f"weights {found.largest_weight_difference():.1e}"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 20)
