@@ -15,9 +15,10 @@ from gtpo.plan.memory import forecast
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted(
-    path.relative_to(ROOT / "configs").as_posix()
+    name
     for path in (ROOT / "configs").rglob("*.yaml")
-    if not {"accelerate", "recipes", "verl"} & set(path.parts)
+    # recipes/ holds layers of a config; accelerate and verl have formats of their own
+    if not (name := path.relative_to(ROOT / "configs").as_posix()).startswith(("accelerate/", "recipes/", "verl/"))
 )
 LAYERS = sorted(path.stem for path in (ROOT / "configs/recipes").glob("*.yaml"))
 PAPER = [f"paper/{model}-{data}" for model in ("llama", "qwen") for data in ("gsm8k", "math")]

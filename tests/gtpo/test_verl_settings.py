@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gtpo.integrations.verl.settings import check_settings
+from gtpo.integrations.verl.settings import _requirements, check_settings
 from gtpo.presets import PRESETS
 from rewards.support.errors import UserError
 
@@ -169,3 +169,9 @@ def test_the_recipes_differ_in_the_method_alone(root: Path, size: str) -> None:
     assert (gtpo["trainer"].pop("experiment_name"), grpo["trainer"].pop("experiment_name")) == ("gtpo", "grpo")
     assert gtpo == grpo
     assert grpo["trainer"]["nnodes"] == int(size[0])
+
+
+def test_the_page_lists_every_key_that_is_required(root: Path) -> None:
+    page = (root / "docs" / "verl.md").read_text()
+    required = {key for key, _, _ in _requirements(PRESETS["gtpo"], "gtpo", config())}
+    assert {key for key in required if key not in page} == {"trainer.use_v1", "trainer.critic_warmup"}

@@ -115,6 +115,7 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer  # noqa: E402
 from verl.workers.rollout.llm_server import LLMServerClient  # noqa: E402
 from verl.workers.rollout.replica import TokenOutput  # noqa: E402
 
+from gtpo.integrations.verl.reward import final_score  # noqa: E402
 from gtpo.integrations.verl.trainer import GTPOTrainerSync  # noqa: E402
 
 
@@ -157,3 +158,9 @@ class GTPOTrainerOnCPU(GTPOTrainerSync):
         folder = Path(os.environ["GTPO_TEST_BATCHES"])
         torch.save(rows | {"uid": [str(uid) for uid in data["uid"].tolist()]}, folder / f"step{self.global_steps}.pt")
         return super()._update_actor(batch, metrics)
+
+
+def varied_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs) -> dict[str, float]:
+    """The reward of gtpo, varied by the text: an untrained model earns 0 for all, and equal rewards show nothing."""
+    found = final_score(data_source, solution_str, ground_truth, extra_info)
+    return found | {"score": found["score"] + len(solution_str) % 3, "unscored": float(len(solution_str) % 11 == 0)}
