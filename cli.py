@@ -210,5 +210,23 @@ def compare(
     )
 
 
+@app.command()
+def doctor(
+    quick: Annotated[bool, typer.Option("--quick", help="Describe the machine only; no self-test.")] = False,
+    out: Annotated[Path | None, typer.Option(help="File for the report. [default: gtpo-doctor-TIME.json]")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
+) -> None:
+    """Say what this machine can do, and test it in about two minutes.
+
+    The self-test: the fused loss against float64 and its speed, a run of 3 steps, an evaluation of 16 samples. Exit
+    code 1 if a part of it failed.
+    """
+    from gtpo.doctor.command import run_doctor
+
+    start_logging()
+    if not run_doctor([sys.executable, "-m", "cli"], out=out, quick=quick, json_output=json_output):
+        raise typer.Exit(1)
+
+
 if __name__ == "__main__":
     app()
