@@ -96,7 +96,9 @@ def run_compare(settings: CompareSettings) -> None:
     runs, trains, notes = find_runs(settings.runs, allow_incomplete=settings.allow_mismatch)
     # Here, not above: a mistake in the arguments is told before the statistics are loaded.
     from evalkit.comparison.compare import Column, compare
-    from evalkit.report.tables import as_rich, text_formats
+    from evalkit.report.latex import as_latex
+    from evalkit.report.records import as_csv, as_json
+    from evalkit.report.tables import as_markdown, as_rich
 
     details = settings.details or ks is not None
     comparison = compare(
@@ -120,7 +122,8 @@ def run_compare(settings: CompareSettings) -> None:
         console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
         console.print(as_rich(comparison, console.width, details=details))
     else:
-        sys.stdout.write(text_formats()[settings.format](comparison, details=details))
+        formats = {"markdown": as_markdown, "latex": as_latex, "csv": as_csv, "json": as_json}
+        sys.stdout.write(formats[settings.format](comparison, details=details))
     sys.stdout.flush()
     failed: UserError | None = None
     if settings.figures is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from evalkit.comparison.compare import FORMAT, MAJ, PASS, Cell, Column, Comparison, Table
 from evalkit.report.summary import caption, legend, test_rows, training_rows, verdicts
@@ -227,11 +227,3 @@ def _markdown_cell(table: Table, method: str, column: Column) -> str:
         return text
     p = f", {p_text(cell.p_corrected)}" if cell.p_corrected is not None else ""
     return f"{text}<br>**{change(cell)}**{p}" if cell.direction else f"{text}<br>{change(cell)}{p}"
-
-
-def text_formats() -> dict[str, Any]:
-    """What --format prints to stdout, besides `table`: name -> function of (comparison, details=...)."""
-    from evalkit.report.latex import as_latex
-    from evalkit.report.records import as_csv, as_json
-
-    return {"markdown": as_markdown, "latex": as_latex, "csv": as_csv, "json": as_json}
