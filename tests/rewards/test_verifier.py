@@ -309,6 +309,74 @@ def test_workers_go_when_the_program_ends(end: str) -> None:
     assert not psutil.pid_exists(int(pid))
 
 
+def test_forks_beside_a_verifying_thread_neither_hang_nor_fail(verifier: Verifier) -> None:
+    """TRL's dataloader workers and servers fork while other threads hold the verifier's locks."""
+    stop = threading.Event()
+
+    def work() -> None:
+        count = 0
+        while not stop.is_set():
+            verifier.verify_many([(f"x+{count}+{i}", f"{i}+{count}+x") for i in range(50)])
+            verifier.verify_many([(str(count + i), str(i)) for i in range(2000)])  # the lock, much of the time
+            count += 1
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for index in range(8):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(60)
+                right = verifier.verify(f"w+{index}", f"{index}+w") is Verdict.CORRECT
+                right = right and accuracy_reward(["<answer>5</answer>"], ["5"]) == [10.0]
+                os._exit(0 if right else 1)
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == 0
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_verdicts_do_not_depend_on_the_number_of_workers() -> None:
+    """Near the bounds too, where a clock would decide one way or the other."""
+    costly = [rf"\sum_{{k=1}}^{{{n}}} k^k + \frac{{d}}{{dx}} x" for n in (400, 10**12)]
+    costly += [rf"\sum_{{i=1}}^{{{n}}} \sum_{{j=1}}^{{{n}}} i^j" for n in (100, 180, 220, 300)]
+    pairs = [(text, "5") for text in costly]
+    found = []
+    for workers in (1, 3):
+        with Verifier(workers=workers) as verifier:
+            found.append(verifier.verify_many(pairs))
+    assert found[0] == found[1]
+    assert Verdict.REJECTED in found[0]
+    assert Verdict.TIMEOUT not in found[0]
+
+
+ELSEWHERE = """
+import os, sys
+{missing}
+from rewards import Verdict, Verifier, accuracy_reward
+print(accuracy_reward(["<answer>5</answer>"], ["5"]))
+try:
+    print(Verifier(workers=1).verify("x+x", "2x"))
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("missing", "printed"),
+    [
+        ("del os.sched_getaffinity", "CORRECT"),  # macOS
+        ("del os.sched_getaffinity, os.register_at_fork\nsys.modules['resource'] = None\nos.name = 'nt'", "WSL"),
+    ],
+)
+def test_where_it_does_not_run_it_says_so(missing: str, printed: str) -> None:
+    script = ELSEWHERE.format(missing=missing)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("[10.0]"), done.stderr
+    assert printed in done.stdout
+
+
 def test_a_forked_child_starts_its_own_workers(verifier: Verifier) -> None:
     assert verifier.verify("z+z", "2z") is Verdict.CORRECT
     child = os.fork()

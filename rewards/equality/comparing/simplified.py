@@ -33,14 +33,16 @@ def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemTe
     if isinstance(g, Based):
         return "CORRECT" if isinstance(p, (Based, Scalar, Named)) else "UNEVALUATED"
     written, wanted = list(_leaves(p)), list(_leaves(g))
-    if problem is not None and _form_of(written) != _form_of(wanted) and _repeats(prediction, p, problem):
+    own_marks = _marks(wanted)
+    undone = _marks(written) & Form.OPERATION & ~own_marks  # 57 - 0 is not written as 57 is
+    if problem is not None and (undone or _form_of(written) != _form_of(wanted)) and _repeats(prediction, p, problem):
         return "COPIED"
     if problem is not None and len(written) > 1:
         own = {canonical(leaf.term) for leaf in wanted}
         terms = [canonical(leaf.term) for leaf in written]
         if any(t in problem.expressions and t not in own and not is_literal(t) for t in terms):
             return "COPIED"
-    if not wanted or any(leaf.form & (Form.OPERATION | Form.SYMBOLIC) for leaf in wanted):
+    if not wanted or own_marks & (Form.OPERATION | Form.SYMBOLIC):
         return "CORRECT"
     if isinstance(p, Words):  # only SymPy could read it: a derivative, a limit
         return "UNEVALUATED"
@@ -50,10 +52,14 @@ def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemTe
             open_marks |= Form.REDUCIBLE | Form.ROOT
         elif all(_is_whole(leaf.term) for leaf in wanted):
             open_marks |= Form.REDUCIBLE
-    own_marks = Form.NUMBER
-    for leaf in wanted:
-        own_marks |= leaf.form
-    return "UNEVALUATED" if any(leaf.form & open_marks & ~own_marks for leaf in written) else "CORRECT"
+    return "UNEVALUATED" if _marks(written) & open_marks & ~own_marks else "CORRECT"
+
+
+def _marks(leaves: list[Scalar]) -> Form:
+    marks = Form.NUMBER
+    for leaf in leaves:
+        marks |= leaf.form
+    return marks
 
 
 def _leaves(answer: Answer) -> Iterator[Scalar]:
@@ -85,7 +91,7 @@ def _repeats(prediction: str, p: Answer, problem: ProblemText) -> bool:
     """Say whether an answer stands in the problem: a number by itself, anything else anywhere."""
     term = _term(p)
     tokens = tokens_of(prediction)
-    if term is not None and is_literal(canonical(term)):
+    if term is not None and is_literal(term):
         return tokens in problem.literals
     if term is not None and canonical(term) in problem.expressions:
         return True

@@ -42,8 +42,8 @@ def occurs(part: tuple[str, ...], whole: tuple[str, ...]) -> bool:
 
 def is_literal(term: Term) -> bool:
     """Say whether a term is one number or name, with or without its sign: nothing in it can be computed."""
-    if term[0] == "mul" and len(term) == 3 and term[1] == _MINUS_ONE:
-        return is_literal(term[2])
+    if term[0] == "neg" or (term[0] == "mul" and len(term) == 3 and term[1] == _MINUS_ONE):
+        return is_literal(term[-1])
     return term[0] in ("num", "sym", "const")
 
 

@@ -62,9 +62,7 @@ class Parser(Cursor):
             elif self._take("-"):
                 terms.append(("neg", self._product()))
             elif self._peek() in ("\\pm", "\\mp"):
-                sign = 1 if self._peek() == "\\pm" else -1
-                self.at += 1
-                terms.append(("pm", sign, self._product()))
+                terms.append(self._product())
             else:
                 return terms[0] if len(terms) == 1 else ("add", *terms)
 
@@ -81,8 +79,10 @@ class Parser(Cursor):
         while True:
             if self._take("*", "\\cdot", "\\times", "\\ast"):
                 term = ("mul", term, self._signed_power())
-            elif self._take("/", "\\div"):
+            elif self._take("/"):
                 term = ("div", term, self._signed_power())
+            elif self._take("\\div"):  # an operation to carry out, where a fraction is a number
+                term = ("mul", term, ("pow", self._signed_power(), ("num", Fraction(-1))))
             elif self._take("\\bmod"):
                 term = ("fn", "mod", term, self._signed_power())
             elif self._starts_factor():

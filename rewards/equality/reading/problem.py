@@ -126,7 +126,7 @@ def is_name_in(gold: str, problem: ProblemText) -> bool:
 
 def _terms(piece: str) -> set[Term]:
     try:
-        return {whole for part in subterms(parse(piece)) if not is_literal(whole := canonical(part))}
+        return {canonical(part) for part in subterms(parse(piece)) if not is_literal(part)}
     except (NotMathematics, TooBig):
         return set()
 

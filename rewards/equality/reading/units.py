@@ -156,7 +156,7 @@ def is_unit_word(word: str) -> bool:
 
 def is_noun(word: str) -> bool:
     """Say whether a word is a noun that is commonly counted."""
-    return word in COUNTED or singular(word) in COUNTED
+    return not COUNTED.isdisjoint((word, singular(word), word.removesuffix("s")))
 
 
 def read_unit(text: str) -> Unit | None:
