@@ -84,7 +84,10 @@ def train(
         return
     from gtpo.run.command import train as run
 
-    run(config, json_output=json_output, check_loss=check_loss)
+    scorer: Any = None
+    if config.training.eval_steps is not None:
+        from evalkit.evaluation.held_out import score_held_out as scorer
+    run(config, json_output=json_output, check_loss=check_loss, score_held_out=scorer)
 
 
 @app.command("eval")

@@ -24,7 +24,7 @@ def score(
     extracted = [extract_both(g.text) for g in generations]
     asked = [problems[g.benchmark, g.question_id] for g in generations]
     verdicts = {
-        scoring: _verify([answers[i] for answers in extracted], asked, scoring, verifier)
+        scoring: verify([answers[i] for answers in extracted], asked, scoring, verifier)
         for i, scoring in enumerate(SCORINGS)
     }
     return [
@@ -46,7 +46,7 @@ def score(
     ]
 
 
-def _verify(
+def verify(
     answers: Sequence[str | None], problems: Sequence[Problem], scoring: Scoring, verifier: Verifier
 ) -> list[Verdict]:
     """Return the verdicts under one scoring, on problems whose answers are mathematics and on those that are text."""

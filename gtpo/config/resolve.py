@@ -115,6 +115,18 @@ def _contradictions(config: TrainConfig) -> Iterator[tuple[str, str]]:
         why = "GTPO has no reference model and no KL term" if config.method == "gtpo" else "SFT has no KL term"
         yield "training.beta", f"{training.beta} contradicts method {config.method}: {why}; set it to 0"
     yield from baselines.contradictions(config)
+    if training.eval_steps is not None:
+        if config.method == "sft":
+            yield (
+                "training.eval_steps",
+                f"{training.eval_steps} contradicts method sft, which samples nothing; gtpo eval measures its weights",
+            )
+        elif training.eval_steps % training.logging_steps:
+            yield (
+                "training.eval_steps",
+                f"{training.eval_steps} is no multiple of training.logging_steps {training.logging_steps}, and its "
+                "result is a part of that step's line",
+            )
     if config.method == "sft":
         for name in config.objective.model_dump(exclude_none=True):
             yield f"objective.{name}", "contradicts method sft: supervised fine-tuning has no RL objective"
@@ -172,6 +184,11 @@ def _without_effect(config: TrainConfig, explicit_keys: Sequence[str]) -> Iterat
     def among(*names: str) -> list[str]:
         return [key for key in explicit_keys if key in names]
 
+    if config.training.eval_steps is None:
+        names = ("dataset.validation_problems", "dataset.validation_file", "training.eval_samples")
+        yield among(*names, "health.smoothing_evaluations"), "without validation (training.eval_steps)"
+    elif config.dataset.validation_file is not None:
+        yield among("dataset.validation_problems"), "with dataset.validation_file, which is used whole"
     if not config.model.lora_rank:
         yield among("model.lora_alpha", "model.target_modules"), "without adapters (model.lora_rank 0)"
     if config.training.optimizer in ("adafactor", "sgd"):

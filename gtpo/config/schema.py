@@ -134,6 +134,10 @@ class DatasetSection(Section):
     """Folder with the files of docs/evaluation.md. The environment variable GTPO_DATA_DIR does the same."""
     limit: int | None = Field(None, ge=1)
     """Maximum number of problems, taken in shuffled order."""
+    validation_problems: int = Field(64, ge=1)
+    """Problems held out of training for validation (training.eval_steps), the last in shuffled order."""
+    validation_file: Path | None = None
+    """Your own validation problems, a .jsonl or .parquet file. Those among the training problems are not trained on."""
     malformed_targets: float = Field(0.0, ge=0, lt=1)
     """Share of SFT targets with an error in a tag or in the answer, so that a warm-started model has something to
     learn."""
@@ -210,6 +214,11 @@ class TrainingSection(Section):
     """Recompute activations in the backward pass: less memory, about a third more time."""
     logging_steps: int = Field(1, ge=1)
     """Optimiser steps between lines of metrics.jsonl."""
+    eval_steps: int | None = Field(None, ge=1)
+    """Optimiser steps between validations: held-out problems, sampled as in training and scored by the same verifier.
+    `best/` then follows held-out pass@1. Unset: no validation."""
+    eval_samples: int = Field(4, ge=1)
+    """Samples per validation problem: pass@1 and maj@k for this k."""
     save_steps: int = Field(500, ge=1)
     """Optimiser steps between checkpoints."""
     save_total_limit: int | None = Field(2, ge=1)
@@ -249,11 +258,15 @@ class HealthSection(Section):
     """Collapse detection, best weights, early stopping."""
 
     on_collapse: Literal["warn", "stop", "rollback"] = "warn"
-    """Action when the format reward falls from its best while entropy rises above ln 2."""
+    """Action when the run collapses: the format reward falls from its best while entropy rises above ln 2, or the
+    accuracy reward halves while entropy rises or vanishes, completions repeat across prompts or grow without end."""
     early_stop_patience: int | None = Field(None, ge=1)
-    """Stop after this many steps without a better smoothed accuracy reward. Unset: never."""
+    """Stop after this many steps without better smoothed accuracy: held-out where training.eval_steps is set, else the
+    accuracy reward. Unset: never."""
     smoothing_steps: int = Field(20, ge=1)
-    """Window of the running mean that selects `best/`."""
+    """Window in steps of the running means, the one that selects `best/` among them."""
+    smoothing_evaluations: int = Field(3, ge=1)
+    """Window in validations of the running mean that selects `best/` where training.eval_steps is set."""
 
 
 class ObjectiveBase(Section):

@@ -19,7 +19,7 @@ from gtpo.config.schedule import launched_processes, require_a_rollout
 from gtpo.config.schema import TrainConfig
 from gtpo.inputs.tiny import damage_target
 from rewards.data.problem import Problem
-from rewards.data.problems import load_source
+from rewards.data.problems import load_file, load_source
 from rewards.data.prompt import chat_messages, target_text
 from rewards.golds import find_unverifiable
 from rewards.support.errors import UserError
@@ -50,6 +50,8 @@ class DatasetReport:
     longest: int = 0
     """Tokens of the longest prompt kept; 0 without a tokenizer."""
     lengths_checked: bool = False
+    held_out: int = 0
+    """Rows kept from training because validation has them, or one with the same text."""
 
     def lines(self) -> list[str]:
         """Return the report as text lines."""
@@ -65,6 +67,8 @@ class DatasetReport:
         if self.too_long:
             longest = max(self.too_long.values())
             out.append(f"  {len(self.too_long)} left out, too long (up to {longest:,} tokens): {_some(self.too_long)}")
+        if self.held_out:
+            out.append(f"  {self.held_out:,} held out for validation")
         if self.lengths_checked:
             out.append(f"  longest prompt kept: {self.longest:,} tokens")
         return out
@@ -132,6 +136,7 @@ class TrainingProblems:
         self.config, self.source = config, training_source(config.dataset)
         self._order = None if problems is None else self._shuffled(problems)
         self._unverifiable: dict[int, dict[str, str]] = {}
+        self._parts: tuple[list[Problem], list[Problem]] | None = None
 
     def _shuffled(self, problems: Sequence[Problem]) -> list[Problem]:
         order = list(problems)
@@ -146,13 +151,56 @@ class TrainingProblems:
             self._order = self._shuffled(problems)
         return self._order
 
+    def split(self) -> tuple[list[Problem], list[Problem]]:
+        """Return the problems to train on and those to validate on, which share no text; the latter may be none.
+
+        Held out are the last `dataset.validation_problems` of the shuffled order, so that the others keep their place
+        in it. Raises UserError where they are not enough, or `dataset.validation_file` cannot be read.
+        """
+        if self._parts is None:
+            order, dataset = self.load(), self.config.dataset
+            held_out: list[Problem] = []
+            if self.config.training.eval_steps is not None and dataset.validation_file is not None:
+                held_out = load_file(dataset.validation_file)
+            elif self.config.training.eval_steps is not None:
+                if len(order) <= dataset.validation_problems:
+                    raise UserError(
+                        f"dataset.validation_problems {dataset.validation_problems}: {self.source} has {len(order):,} "
+                        "problems, and some must be left to train on; lower it, or name a dataset.validation_file"
+                    )
+                order, held_out = order[: -dataset.validation_problems], order[-dataset.validation_problems :]
+            texts = {problem.problem for problem in held_out}
+            self._parts = [problem for problem in order if problem.problem not in texts], held_out
+        return self._parts
+
+    def validation(self, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
+        """Return the problems to validate on: those whose gold answer verifies and whose prompt is short enough.
+
+        Raises UserError where none is usable.
+        """
+        _, problems = self.split()
+        failures = {failure.id for failure in find_unverifiable((p.id, p.answer) for p in problems)}
+        problems = [problem for problem in problems if problem.id not in failures]
+        prompts = [to_row(problem, self.config)["prompt"] for problem in problems]
+        lengths = token_counts(prompts, tokenizer, answered=False) if prompts else []
+        longest = self.config.training.max_prompt_length
+        usable = [problem for problem, length in zip(problems, lengths, strict=True) if length <= longest]
+        if not usable:
+            raise UserError(
+                f"validation: none of its {len(self.split()[1])} problems is usable ({len(failures)} with a gold "
+                f"answer that cannot be verified, {len(problems)} with a prompt above {longest} tokens)"
+            )
+        return usable
+
     def select(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[list[dict[str, Any]], DatasetReport]:
         """Return the rows to train on and the report. Without a tokenizer, lengths are not checked.
 
         Raises UserError where no row is usable, or the usable ones do not fill one rollout.
         """
-        order = self.load()
-        report = DatasetReport(self.source, available=len(order), lengths_checked=tokenizer is not None)
+        order, available = self.split()[0], len(self.load())
+        report = DatasetReport(
+            self.source, available, lengths_checked=tokenizer is not None, held_out=available - len(order)
+        )
         limit = self.config.dataset.limit or len(order)
         rows: list[dict[str, Any]] = []
         for start in range(0, len(order), _CHUNK):
@@ -178,7 +226,7 @@ class TrainingProblems:
         self, start: int, tokenizer: PreTrainedTokenizerBase | None, report: DatasetReport
     ) -> list[dict[str, Any]]:
         """Return the usable rows of one chunk; note the others in the report."""
-        config, problems = self.config, self.load()[start : start + _CHUNK]
+        config, problems = self.config, self.split()[0][start : start + _CHUNK]
         if start not in self._unverifiable:
             failures = find_unverifiable((problem.id, problem.answer) for problem in problems)
             self._unverifiable[start] = {failure.id: failure.reason for failure in failures}

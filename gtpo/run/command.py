@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # Nothing about a run is sent anywhere unless the config names a tracker.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -17,6 +17,9 @@ from gtpo.config import TrainConfig
 from gtpo.plan.preflight import preflight
 from gtpo.run.folder import TrainFolder
 from rewards.support.log import LOG
+
+if TYPE_CHECKING:
+    from gtpo.run.validation import ScoreHeldOut
 
 
 class _Interrupt:
@@ -49,9 +52,13 @@ def train(
     *,
     json_output: bool = False,
     check_loss: bool = False,
+    score_held_out: ScoreHeldOut | None = None,
     results_dir: Path = Path("results"),
 ) -> Path:
     """Train `config` into `results_dir/train/<run_name>` and return that folder.
+
+    score_held_out: what scores the held-out problems of `training.eval_steps`
+    (`evalkit.evaluation.held_out.score_held_out`).
 
     The same call again resumes an interrupted run from its last whole checkpoint and leaves a finished one alone.
 
@@ -70,7 +77,9 @@ def train(
     from gtpo.run.session import TrainingRun
 
     with _Interrupt() as interrupt:
-        run = TrainingRun(config, folder, inputs, interrupt=interrupt, check_loss=check_loss)
+        run = TrainingRun(
+            config, folder, inputs, interrupt=interrupt, check_loss=check_loss, score_held_out=score_held_out
+        )
         run.run()
     if run.main:
         _print_result(folder, json_output)

@@ -27,6 +27,8 @@ from gtpo.run.provenance import provenance
 from gtpo.run.reward_table import reward_table
 from gtpo.run.trainer_arguments import trainer_arguments
 from gtpo.run.trainers import trainer_class
+from gtpo.run.validation import METRIC as VALIDATION_METRIC
+from gtpo.run.validation import ScoreHeldOut, Validation
 from gtpo.run.weights import provide_base, restore_best, save_weights
 from gtpo.trainer.rollout import Rollout
 from rewards.support.errors import UserError
@@ -51,25 +53,45 @@ def quiet_libraries() -> None:
 class TrainingRun:
     """Builds the trainer of a config, runs it, and writes the run folder.
 
-    interrupt: its `asked` says that the user wants the run to stop after the step.
+    interrupt: its `asked` says that the user wants the run to stop after the step. score_held_out: what scores the
+    held-out problems; UserError without it where the config asks for validation.
     """
 
     def __init__(
-        self, config: TrainConfig, folder: TrainFolder, inputs: RunInputs, *, interrupt: Any, check_loss: bool = False
+        self,
+        config: TrainConfig,
+        folder: TrainFolder,
+        inputs: RunInputs,
+        *,
+        interrupt: Any,
+        check_loss: bool = False,
+        score_held_out: ScoreHeldOut | None = None,
     ) -> None:
         quiet_libraries()
         self.config, self.folder, self.inputs = config, folder, inputs
-        self.interrupt, self.check_loss = interrupt, check_loss
+        self.interrupt, self.check_loss, self.score_held_out = interrupt, check_loss, score_held_out
+        if config.training.eval_steps is not None and score_held_out is None:
+            raise UserError(
+                "training.eval_steps: this caller scores no held-out problems (score_held_out); gtpo train does"
+            )
         # Without being told, accelerate sees one process where torchrun started several on CPUs.
         self.processes = PartialState(cpu=not torch.accelerator.is_available())
         self.main = self.processes.is_main_process
         self.progress = Progress(f"{config.run_name} ({config.method})", shown=self.main)
-        self.health = Health(config.health, "loss" if config.method == "sft" else "reward/accuracy")
+        self.health = Health(config.health, self._best_metric())
         self.begin = time.monotonic()
         self.step_seconds: list[float] = []
         """Of the steps since the last line of metrics.jsonl."""
         self.stopped_because: str | None = None
         self.trainer: Any = None
+        self.validation: Validation | None = None
+        self.validated: dict[str, float] = {}
+        """The validation of the step that just ended, for its line of metrics.jsonl."""
+
+    def _best_metric(self) -> str:
+        if self.config.training.eval_steps is not None:
+            return VALIDATION_METRIC
+        return "loss" if self.config.method == "sft" else "reward/accuracy"
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
@@ -83,6 +105,9 @@ class TrainingRun:
         try:
             loaded = load_model(self.config, self.inputs.weights)
             dataset, report = self.inputs.problems.dataset(loaded.tokenizer)
+            if self.score_held_out is not None and self.config.training.eval_steps is not None:
+                held_out = self.inputs.problems.validation(loaded.tokenizer)
+                self.validation = Validation(self.config, held_out, self.score_held_out)
             if self.main:
                 self.folder.start(self.config)
             self.processes.wait_for_everyone()
@@ -153,8 +178,9 @@ class TrainingRun:
         row["time/step"] = sum(self.step_seconds) / steps
         self.step_seconds.clear()
         stopwatch = getattr(self.trainer, "stopwatch", {})
-        row |= {name: seconds / steps for name, seconds in stopwatch.items()}
+        row |= {name: seconds / steps for name, seconds in stopwatch.items()} | self.validated
         stopwatch.clear()
+        self.validated = {}
         if self.main:
             append_metrics(self.folder.metrics_jsonl, row)
         self.progress.step(state.global_step, row)
@@ -163,8 +189,15 @@ class TrainingRun:
             self._save_best(state.global_step)
         if verdict.out_of_patience:
             self._stop(control, f"no better {self.health.metric} for {self.config.health.early_stop_patience} steps")
+        if verdict.overfitted:
+            LOG.warning(verdict.overfitted)
         if verdict.collapsed:
             self._collapsed(control, verdict.collapsed)
+
+    def validate(self, state: Any) -> None:
+        """Sample and score the held-out problems if they are due. All processes call it."""
+        if self.validation is not None and self.validation.is_due(state.global_step, state.max_steps):
+            self.validated = self.validation.run(self.trainer, state.global_step)
 
     def log_completions(self) -> None:
         """Write the rollout that the last step completed, if it is due. All processes call it."""
@@ -221,12 +254,17 @@ class TrainingRun:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def _save_best(self, step: int) -> None:
+        section = self.config.health
         about = {
             "schema_version": 1,
             "step": step,
             "metric": self.health.metric,
             "value": self.health.best_value,
-            "smoothing_steps": self.config.health.smoothing_steps,
+            **(
+                {"smoothing_evaluations": section.smoothing_evaluations}
+                if self.validation
+                else {"smoothing_steps": section.smoothing_steps}
+            ),
             "why": f"the best running mean of {self.health.metric} so far",
         }
         save_weights(self.trainer, self.folder.best, about)
@@ -246,6 +284,7 @@ class TrainingRun:
                 steps=total,
                 status="interrupted" if stopped else "finished",
                 stopped_because=self.stopped_because,
+                **self._validation_cost(),
                 best={"step": self.health.best_step, "metric": self.health.metric, "value": self.health.best_value},
                 wall_time_s=round(self.folder.run().get("wall_time_s", 0.0) + time.monotonic() - self.begin, 1),
                 peak_memory_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
@@ -257,6 +296,22 @@ class TrainingRun:
         if self.main and (table := reward_table(self.folder.metrics_jsonl, self.config.health.smoothing_steps)):
             LOG.info(table)
         LOG.info(f"{self.folder.root}: finished at step {step}\nnext: gtpo eval {self.folder.root}")
+
+    def _validation_cost(self) -> dict[str, Any]:
+        """Return what validation was and what it cost this session, for run.json; nothing without one."""
+        if self.validation is None:
+            return {}
+        cost, seconds = self.validation, time.monotonic() - self.begin
+        LOG.info(f"{cost.count} validations: {cost.seconds:.1f} s, {100 * cost.seconds / seconds:.1f} % of the run")
+        return {
+            "validation": {
+                "problems": [problem.id for problem in cost.problems],
+                "samples": cost.samples,
+                "count": cost.count,
+                "seconds": round(cost.seconds, 1),
+                "share_of_session": round(cost.seconds / seconds, 4),
+            }
+        }
 
     def _describe(self, loaded: LoadedModel, dataset: dict[str, Any]) -> None:
         config, parameters = self.config, list(self.trainer.model.parameters())
@@ -319,6 +374,7 @@ class _RunCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.run.step_seconds.append(time.perf_counter() - self._step_begin)
         self.run.log_completions()
+        self.run.validate(state)
         if self.run.interrupt.asked:
             control.should_save = True
             control.should_training_stop = True

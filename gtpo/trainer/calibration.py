@@ -106,22 +106,13 @@ class CalibratedTrainer(GroupLoggingTrainer):
         rows: Any = self.train_dataset
         count = SAMPLES if isinstance(rows, IterableDataset) else min(SAMPLES, len(rows))
         prompts = [row["prompt"] for row in itertools.islice(iter(rows), count)]
-        generations, seen = self.num_generations, self.state.num_input_tokens_seen
-        self.num_generations = 1
-        try:
-            with torch.random.fork_rng():
-                torch.manual_seed(self.args.seed + self.accelerator.process_index)
-                return calibrate_initial_entropy(
-                    self._completion_entropies,
-                    prompts,
-                    batch_size=self.args.per_device_train_batch_size * self.accelerator.num_processes,
-                    progress=self.report_calibration,
-                )
-        finally:
-            self.num_generations = generations
-            self.state.num_input_tokens_seen = seen
-            self._metrics["train"].clear()
-            self.stopwatch.clear()
+        with self.sampling_aside(self.args.seed):
+            return calibrate_initial_entropy(
+                self._completion_entropies,
+                prompts,
+                batch_size=self.args.per_device_train_batch_size * self.accelerator.num_processes,
+                progress=self.report_calibration,
+            )
 
     def _completion_entropies(self, prompts: Sequence[Any]) -> Tensor:
         """Sample one completion per prompt and return <H>_i [n] in nats. The prompts are shared out among ranks."""

@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 from trl import GRPOTrainer
 
@@ -21,6 +24,18 @@ from gtpo.presets import LN2, PRESETS, Objective
 from gtpo.trainer.rollout import Rollout, Scores, to_batch
 from rewards.completions import completion_text
 from rewards.format import format_score
+
+
+def repeated_across_prompts(ids: Tensor, mask: Tensor, group: int) -> float:
+    """Return the share of completions that another prompt of the rollout was given too, token for token.
+
+    ids, mask [N, L], groups of `group` rows. Within a group equal completions are no wonder where a policy is sure.
+    """
+    texts = [tuple(row[keep].tolist()) for row, keep in zip(ids.cpu(), mask.cpu(), strict=True)]
+    prompts: dict[tuple[int, ...], set[int]] = defaultdict(set)
+    for row, text in enumerate(texts):
+        prompts[text].add(row // group)
+    return sum(len(prompts[text]) > 1 for text in texts) / len(texts)
 
 
 class GroupLoggingTrainer(GRPOTrainer):
@@ -49,6 +64,44 @@ class GroupLoggingTrainer(GRPOTrainer):
         size = self.num_generations if self.training_mode else self.num_generations_eval
         assert size is not None
         return size
+
+    # -- sampling beside the training ------------------------------------------------------------------------------
+
+    @contextmanager
+    def sampling_aside(self, seed: int) -> Iterator[None]:
+        """Let `_generate` sample one completion per prompt from its own random stream.
+
+        Random numbers, metrics, counters and times of the training are afterwards what they were.
+        """
+        generations, seen = self.num_generations, self.state.num_input_tokens_seen
+        metrics, times = self._metrics["train"], dict(self.stopwatch)
+        self.num_generations, self._metrics["train"] = 1, defaultdict(list)
+        try:
+            with torch.random.fork_rng():
+                torch.manual_seed(seed + self.accelerator.process_index)
+                yield
+        finally:
+            self.num_generations, self._metrics["train"] = generations, metrics
+            self.state.num_input_tokens_seen = seen
+            self.stopwatch.clear()
+            self.stopwatch.update(times)
+
+    def sample_texts(self, prompts: Sequence[Any], seed: int) -> list[str]:
+        """Return one sampled completion per prompt, on every process; each samples its share of the prompts."""
+        accelerator, world = self.accelerator, self.accelerator.num_processes
+        arguments: Any = self.args
+        batch = arguments.per_device_train_batch_size * arguments.steps_per_generation * world
+        texts: list[str] = []
+        with self.sampling_aside(seed):
+            for start in range(0, len(prompts), batch):
+                asked = list(prompts[start : start + batch])
+                # Every rank must take part in every forward of a sharded model, so a short batch is filled up.
+                filled = asked + [asked[-1]] * (-len(asked) % world)
+                share = len(filled) // world
+                mine = filled[accelerator.process_index * share : (accelerator.process_index + 1) * share]
+                completions = self._generate(mine)[3]
+                texts += gather_object([completion_text(completion) for completion in completions])[: len(asked)]
+        return texts
 
     # -- sampling and scoring --------------------------------------------------------------------------------------
 
@@ -127,6 +180,7 @@ class GroupLoggingTrainer(GRPOTrainer):
         metrics["conflict/fraction"].append((completions.union.sum() / lengths.sum()).item())
         metrics["groups/zero_variance"].append(scored.zero_variance.float().mean().item())
         metrics["completions/length"].append(metrics["completions/mean_length"][-1])
+        metrics["completions/repeated"].append(repeated_across_prompts(ids, mask, group))
         metrics["completions/truncated"].append(metrics["completions/clipped_ratio"][-1])
         self.rollouts[self._mode()] = Rollout(
             step=self.state.global_step + 1,

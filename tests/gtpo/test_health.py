@@ -77,3 +77,81 @@ def test_state_survives_a_checkpoint() -> None:
     for step, values in enumerate(rows[7:], start=7):
         assert second.observe(step, values) == whole.observe(step, values)
     assert second.state() == whole.state()
+
+
+# -- the other end -----------------------------------------------------------------------------------------------------
+
+WELL = {"entropy/above_ln2": 0.1, "completions/length": 30.0, "completions/truncated": 0.0, "completions/repeated": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("symptom", "said"),
+    [
+        ({"entropy/mean": 0.001}, "entropy fell from 0.300 to "),
+        ({"entropy/mean": 1.4, "entropy/above_ln2": 0.9}, "entropy went from 0.30 to "),
+        ({"entropy/above_ln2": 0.8}, " % of the completions above ln 2"),
+        ({"completions/repeated": 0.9}, " % of the completions repeat"),
+        ({"completions/length": 90.0}, "completions grew from 30 to "),
+        ({"completions/truncated": 0.7}, " % cut off"),
+    ],
+)
+def test_accuracy_that_halves_with_a_symptom_is_collapse_and_either_alone_is_not(
+    symptom: dict[str, float], said: str
+) -> None:
+    """Format may stay perfect: a policy that is sure of one wrong answer is in format."""
+
+    def verdicts(**changes: float) -> list[str]:
+        health = Health(HealthSection(smoothing_steps=3))
+        for step in range(8):
+            assert health.observe(step, row() | WELL).collapsed is None
+        found = [health.observe(step, row(form=10.0) | WELL | changes).collapsed for step in range(8, 20)]
+        return [text for text in found if text]
+
+    (text,) = verdicts(**{"reward/accuracy": 0.5}, **symptom)
+    assert said in text
+    assert "the accuracy reward (mean of 3 steps) fell from 5.00 to" in text
+    assert verdicts(**{"reward/accuracy": 0.5}) == []
+    assert verdicts(**symptom) == []
+
+
+def test_run_that_falls_again_after_a_rollback_is_said_again() -> None:
+    health = Health(HealthSection(smoothing_steps=2))
+    for step in range(4):
+        health.observe(step, row() | WELL)
+    down = row(accuracy=0.0, entropy=0.001) | WELL
+    assert any(health.observe(step, down).collapsed for step in range(4, 8))
+    health.after_rollback()
+    assert health.rollbacks == 1
+    assert any(health.observe(step, down).collapsed for step in range(8, 12))
+
+
+def validated(rate: float, accuracy: float = 10.0) -> dict[str, Any]:
+    return row(accuracy=accuracy) | {
+        "validation/pass@1": rate,
+        "validation/pass@1_low": rate - 0.05,
+        "validation/pass@1_high": rate + 0.05,
+    }
+
+
+def test_saturated_reward_with_falling_held_out_accuracy_is_a_warning_once() -> None:
+    def warnings(rates: list[float], accuracy: float = 10.0) -> list[str]:
+        health = Health(HealthSection(smoothing_steps=2, smoothing_evaluations=1), "validation/pass@1")
+        found = []
+        for step, rate in enumerate(rates):
+            for values in (validated(rate, 10.0 if step < 3 else accuracy), row(accuracy=10.0)):
+                found.append(health.observe(step, values).overfitted)
+        return [text for text in found if text]
+
+    (text,) = warnings([0.4, 0.5, 0.6, 0.3, 0.3, 0.3])
+    assert "fell from 60.0 % at step 2 to 30.0 %" in text
+    assert warnings([0.4, 0.5, 0.6, 0.56, 0.57, 0.58]) == [], "within the noise of a validation"
+    assert warnings([0.4, 0.5, 0.6, 0.3, 0.3, 0.3], accuracy=4.0) == [], "the reward fell too: no secret"
+    assert warnings([0.3, 0.4, 0.5, 0.6]) == []
+
+
+def test_best_follows_validations_alone_where_there_are_any() -> None:
+    health = Health(HealthSection(smoothing_steps=2, smoothing_evaluations=2), "validation/pass@1")
+    rates = {2: 0.1, 4: 0.5, 6: 0.4, 8: 0.1}
+    best = [s for s in range(1, 9) if health.observe(s, validated(rates[s]) if s in rates else row()).new_best]
+    assert best == [4, 6]
+    assert health.best_value == pytest.approx(0.45)

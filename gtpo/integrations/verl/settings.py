@@ -80,6 +80,8 @@ def _message(error: Any) -> str:
 def _objective_faults(objective: Objective, config: Mapping[str, Any]) -> Iterator[str]:
     """Yield what of the objective verl cannot compute."""
     temperature = _get(config, "actor_rollout_ref.rollout.temperature")
+    if objective.scale_rewards == "batch":
+        yield "gtpo.scale_rewards batch: groups of one size are scaled together here; set it to group or none"
     if objective.log_clamp:
         yield f"gtpo.log_clamp {objective.log_clamp:g}: verl computes the exact entropy; set gtpo.log_clamp to 0"
     if objective.entropy_temperature == "one" and temperature != 1:

@@ -1,0 +1,136 @@
+"""Validation while training: it sees problems that are not trained on, and the training does not see it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_train_run
+from safetensors.torch import load_file
+from test_train_run import MANY_STEPS_A_ROUND, STEPS, assert_same_run, config_of, crash_at, metrics
+
+from evalkit.evaluation.held_out import score_held_out
+from gtpo.inputs.dataset import TrainingProblems
+from gtpo.run.command import train
+from gtpo.run.validation import Score
+from rewards.data.problem import Problem
+from rewards.support.errors import UserError
+
+ON = {"training.eval_steps": 2, "dataset.validation_problems": 3, "health.smoothing_evaluations": 1}
+
+
+def run(folder: Path, score: Any = score_held_out, **changes: Any) -> Path:
+    return train(config_of(folder, **changes), results_dir=folder / "results", score_held_out=score)
+
+
+def without_validation(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if not k.startswith("validation/")} for row in rows]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"method": "gtpo"}, {"method": "grpo", **MANY_STEPS_A_ROUND}], ids=["gtpo", "grpo"]
+)
+def test_training_does_not_notice_its_validation(changes: dict[str, Any], tmp_path: Path) -> None:
+    plain, watched = run(tmp_path / "off", **changes), run(tmp_path / "on", **changes, **ON)
+    rows = metrics(watched)
+    assert without_validation(rows) == metrics(plain)
+    assert load_file(plain / "final/model.safetensors").keys()
+    assert (plain / "final/model.safetensors").read_bytes() == (watched / "final/model.safetensors").read_bytes()
+    validated = [row["step"] for row in rows if "validation/pass@1" in row]
+    assert validated == [2, 4, 6]
+    for name in ("pass@1", "maj@4", "format"):
+        found = [rows[1][f"validation/{name}{end}"] for end in ("_low", "", "_high")]
+        assert found == sorted(found)
+        assert found[2] > found[0]
+    cost = json.loads((watched / "run.json").read_text())["validation"]
+    assert (len(cost["problems"]), cost["samples"], cost["count"]) == (3, 4, 3)
+    assert 0 < cost["share_of_session"] < 1
+
+
+def test_resumed_run_with_validation_is_the_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run(tmp_path / "whole", **ON)
+    with monkeypatch.context() as patch:
+        crash_at(patch, 5)
+        with pytest.raises(test_train_run._Crash):
+            run(tmp_path / "cut", **ON)
+    resumed = run(tmp_path / "cut", **ON)
+    assert_same_run(resumed, whole)
+
+
+def scripted(*rates: float) -> Any:
+    """Return a scorer that says these rates one after the other, and remembers what it was shown."""
+    left = list(rates)
+
+    def score(problems: Sequence[Problem], completions: Sequence[Sequence[str]]) -> dict[str, Score]:
+        assert all(len(texts) == 4 for texts in completions)
+        rate = left.pop(0)
+        return {"pass@1": Score(rate, rate - 0.01, rate + 0.01)}
+
+    return score
+
+
+def test_best_follows_the_held_out_accuracy_and_patience_counts_from_it(tmp_path: Path) -> None:
+    folder = run(tmp_path / "best", scripted(0.2, 0.6, 0.4), **ON)
+    best = json.loads((folder / "best/best.json").read_text())
+    assert (best["step"], best["metric"], best["value"], best["smoothing_evaluations"]) == (
+        4,
+        "validation/pass@1",
+        0.6,
+        1,
+    )
+    smoothed = run(tmp_path / "smooth", scripted(0.2, 0.6, 0.4), **ON | {"health.smoothing_evaluations": 2})
+    best = json.loads((smoothed / "best/best.json").read_text())
+    assert (best["step"], best["value"]) == (6, 0.5)
+    stopped = run(tmp_path / "patience", scripted(0.6, 0.2, 0.2), **ON, **{"health.early_stop_patience": 2})
+    about = json.loads((stopped / "run.json").read_text())
+    assert about["step"] == 4 < STEPS
+    assert about["stopped_because"] == "no better validation/pass@1 for 2 steps"
+
+
+def test_held_out_problems_are_not_trained_on(tmp_path: Path) -> None:
+    problems = [Problem(id=str(number), problem=f"{number % 40} + 1?", answer="4") for number in range(50)]
+
+    def parts(**changes: Any) -> tuple[list[Problem], list[Problem]]:
+        return TrainingProblems(config_of(tmp_path, **changes), problems).split()
+
+    everything, nothing = parts()
+    assert (len(everything), nothing) == (50, [])
+    kept, held_out = parts(**ON)
+    assert held_out == everything[-3:]
+    assert not {p.problem for p in kept} & {p.problem for p in held_out}, "not even the same text under another id"
+    assert kept == [p for p in everything if p in kept], "the others keep their order"
+
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(json.dumps({"problem": f"{n} + 1?", "answer": str(n + 1)}) + "\n" for n in (3, 99)))
+    kept, held_out = parts(**{"training.eval_steps": 2, "dataset.validation_file": str(file)})
+    assert [p.problem for p in held_out] == ["3 + 1?", "99 + 1?"]
+    assert len(kept) == 48
+    assert "3 + 1?" not in {p.problem for p in kept}
+    _, report = TrainingProblems(
+        config_of(tmp_path, **{"training.eval_steps": 2, "dataset.validation_file": str(file)}), problems
+    ).select(None)
+    assert "  2 held out for validation" in report.lines()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": "sft", "training.eval_steps": 2}, "--training.eval_steps 2 contradicts method sft"),
+        ({"training.eval_steps": 3, "training.logging_steps": 2}, "no multiple of training.logging_steps 2"),
+        ({"training.eval_steps": 2, "dataset.validation_problems": 5000}, "has 3,000 problems"),
+        ({"training.eval_steps": 2, "dataset.validation_file": "absent.jsonl"}, "absent.jsonl"),
+    ],
+)
+def test_validation_that_cannot_be_is_refused_before_torch(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        run(tmp_path, **changes)
+    assert said in str(refused.value)
+    assert not (tmp_path / "results").exists()
+
+
+def test_caller_without_a_scorer_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="score_held_out"):
+        run(tmp_path, None, **ON)
