@@ -109,6 +109,9 @@ def evaluate(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder (default: results/eval/NAME).")] = None,
     list_benchmarks: Annotated[bool, typer.Option("--list", help="List the benchmarks and exit.")] = False,
+    check: Annotated[
+        str | None, typer.Option(help="Print three problems of this benchmark, verify all golds, and exit.")
+    ] = None,
     rescore: Annotated[
         bool, typer.Option("--rescore", help="Verify the stored completions of an eval run again; print changes.")
     ] = False,
@@ -117,10 +120,20 @@ def evaluate(
         list[str] | None, typer.Option("--question", help="Use only the question with this id (repeatable).")
     ] = None,
     shard: Annotated[str | None, typer.Option(help="i/n: part i of n of the questions, for n machines.")] = None,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 disables it.")] = 1.0,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy (default: 1).")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling (default: 1, off).")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Only the k likeliest tokens (default: 0, off).")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Only tokens this fraction as likely as the likeliest (default: 0, off).")
+    ] = None,
+    presence_penalty: Annotated[float | None, typer.Option(help="Between -2 and 2 (default: 0, off).")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Default: 1, off.")] = None,
+    sampling: Annotated[
+        str, typer.Option(help="default, or model: what the model's generation_config.json recommends. Flags win.")
+    ] = "default",
     max_tokens: Annotated[
-        int | None, typer.Option(help="Maximum tokens per completion (default: the train run's, else 2048).")
+        int | None,
+        typer.Option(help="Maximum tokens per completion (default: the train run's, else what fits, up to 32768)."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the run; every sample's own seed is derived from it.")] = 0,
     prompt: Annotated[
@@ -128,6 +141,9 @@ def evaluate(
     ] = None,
     chat_template: Annotated[
         Path | None, typer.Option(help="Jinja file that replaces the tokenizer's chat template.")
+    ] = None,
+    chat_template_kwargs: Annotated[
+        str | None, typer.Option(help="JSON for the chat template, e.g. '{\"enable_thinking\": true}'.")
     ] = None,
     checkpoint: Annotated[
         str | None, typer.Option(help="Weights of a train run: best, final, or a checkpoint (default: best).")
@@ -140,6 +156,14 @@ def evaluate(
         str, typer.Option(help="Environment variable that holds the API key (openai).")
     ] = "OPENAI_API_KEY",
     concurrency: Annotated[int, typer.Option(help="Maximum requests in flight (openai).")] = 64,
+    timeout: Annotated[float, typer.Option(help="Seconds without a byte until a request fails (openai).")] = 600.0,
+    retries: Annotated[int, typer.Option(help="Further attempts of a failed request (openai).")] = 5,
+    fail_on_error: Annotated[
+        str, typer.Option(help="Stop when more samples than this fail: a number, or a share (0.05 or 5%).")
+    ] = "5%",
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Samples that do not depend on what shares their batch.")
+    ] = False,
     tensor_parallel_size: Annotated[int, typer.Option(help="GPUs per model copy (vllm).")] = 1,
     data_parallel_size: Annotated[int, typer.Option(help="Model copies (vllm).")] = 1,
     gpu_memory_utilization: Annotated[float, typer.Option(help="Share of GPU memory to use (vllm).")] = 0.9,
@@ -170,88 +194,47 @@ def compare(
     ],
     baseline: Annotated[
         str | None,
-        typer.Option(help="Method or run to compare with. Default: GRPO, else SFT, else a model not trained here."),
+        typer.Option(help="Run (name, folder or method) to compare with. Default: GRPO, else SFT, else untrained."),
     ] = None,
-    group_by: Annotated[
-        str,
-        typer.Option(
-            "--group-by",
-            help="What makes runs one method: config (equal but for the seed), none, or config keys, e.g. "
-            "method,training.num_generations.",
-        ),
-    ] = "config",
-    label: Annotated[
-        list[str] | None, typer.Option(help="NAME=RUN[,RUN...]: these runs are one method of that name (repeatable).")
-    ] = None,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Metrics of the table, e.g. pass@1 or maj@64 (repeatable); the first is the primary one. Default: "
-            "pass@1 and maj@k of the largest common k."
-        ),
-    ] = None,
-    details: Annotated[bool, typer.Option("--details", help="Also every k, the format rate and every test.")] = False,
-    k: Annotated[str | None, typer.Option("--k", help="The k of the details, e.g. 1,8,16,32,64.")] = None,
+    k: Annotated[str | None, typer.Option("--k", help="Which k to show, e.g. 1,8,16,32,64.")] = None,
     scoring: Annotated[str | None, typer.Option(help="strict or lenient. Default: the runs' own headline.")] = None,
     format: Annotated[str, typer.Option("--format", help="table, markdown, latex, csv or json.")] = "table",
-    per_subject: Annotated[bool, typer.Option("--per-subject", help="Also one table per subject and level.")] = False,
+    per_subject: Annotated[bool, typer.Option("--per-subject", help="One more table a subject and a level.")] = False,
     allow_mismatch: Annotated[
         bool,
-        typer.Option("--allow-mismatch", help="Compare unlike or incomplete runs on what they share, with a note."),
+        typer.Option(
+            "--allow-mismatch",
+            help="Compare unlike or incomplete runs on what they share, with a note.",
+        ),
     ] = False,
     figures: Annotated[
-        Path | None, typer.Option(help="Write figures to this folder, as PDF, SVG and PNG (extra: report).")
+        Path | None, typer.Option(help="Write the figures here, as PNG and SVG (extra: report).")
     ] = None,
     html: Annotated[
         Path | None, typer.Option(help="Write one self-contained page: tables, curves, completions.")
     ] = None,
     samples_mb: Annotated[
         float,
-        typer.Option("--samples-mb", help="MB of completions in the page; it says how many are left out."),
+        typer.Option(
+            "--samples-mb", help="Room in the page for completions, in MB; the rest is left out and the page says so."
+        ),
     ] = 1.5,
 ) -> None:
-    """Compare methods: paired differences with intervals, figures, and a page to look into any completion.
-
-    Runs that differ only in their training seed are one method.
-    """
-    from evalkit.report.command import CompareSettings, run_compare
+    """Compare runs: paired differences with intervals, figures, and a page to look into any completion."""
+    from evalkit.report.command import run_compare
 
     run_compare(
-        CompareSettings(
-            runs,
-            baseline=baseline,
-            group_by=group_by,
-            labels=tuple(label or ()),
-            metrics=tuple(metric or ()),
-            details=details,
-            k=k,
-            scoring=scoring,
-            format=format,
-            per_subject=per_subject,
-            allow_mismatch=allow_mismatch,
-            figures=figures,
-            html=html,
-            samples_mb=samples_mb,
-        )
+        runs,
+        baseline=baseline,
+        k=k,
+        scoring=scoring,
+        format=format,
+        per_subject=per_subject,
+        allow_mismatch=allow_mismatch,
+        figures=figures,
+        html=html,
+        samples_mb=samples_mb,
     )
-
-
-@app.command()
-def doctor(
-    quick: Annotated[bool, typer.Option("--quick", help="Describe the machine only; no self-test.")] = False,
-    out: Annotated[Path | None, typer.Option(help="File for the report. [default: gtpo-doctor-TIME.json]")] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
-) -> None:
-    """Say what this machine can do, and test it in about two minutes.
-
-    The self-test: the fused loss against float64 and its speed, a run of 3 steps, an evaluation of 16 samples. Exit
-    code 1 if a part of it failed.
-    """
-    from gtpo.doctor.command import run_doctor
-
-    start_logging()
-    if not run_doctor([sys.executable, "-m", "cli"], out=out, quick=quick, json_output=json_output):
-        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

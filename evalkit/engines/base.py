@@ -39,10 +39,18 @@ class Sampling:
     max_tokens: int
     n: int
     seed: int
+    top_k: int = 0
+    """Only the k likeliest tokens; 0: all."""
+    min_p: float = 0.0
+    """Only tokens at least this fraction as likely as the likeliest."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens that the completion already has."""
+    repetition_penalty: float = 1.0
+    """Divides (multiplies, where negative) the logits of tokens that prompt or completion already have."""
 
 
 class Generation(NamedTuple):
-    """One completion as it came from an engine."""
+    """One completion as it came from an engine, or what came in its place."""
 
     benchmark: str
     question_id: str
@@ -53,6 +61,8 @@ class Generation(NamedTuple):
     finish_reason: str | None
     """`stop` or `length`; None for recorded completions, like tokens and seed."""
     seed: int | None
+    error: str | None = None
+    """Why there is no completion: the sample is unscored, and the next call asks for it again."""
 
 
 class Engine(Protocol):
@@ -65,6 +75,12 @@ class Engine(Protocol):
 
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
         """Yield finished completions of every missing sample; what has been yielded may be stored at once."""
+
+    def stop(self, grace_s: float) -> None:
+        """Ask `generate` to end: begin nothing new, give up what is not finished after grace_s seconds.
+
+        Only sets a flag: signal handlers call it.
+        """
 
     def close(self) -> None:
         """Free the device, stop processes."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalkit.engines.base import Prompt
-from evalkit.engines.model_ref import ModelRef
+from evalkit.engines.model_ref import ModelRef, adapter_rank
 from rewards.data.prompt import plain_chat_template
 from rewards.support.errors import UserError
 from rewards.support.files import read_json
@@ -63,11 +64,16 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, given: Path | None) -> str
     return plain_chat_template(tokenizer)
 
 
-def render(tokenizer: PreTrainedTokenizerBase, template: str, messages: list[dict[str, str]]) -> Prompt:
+def render(
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    messages: list[dict[str, str]],
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> Prompt:
     """Apply the chat template and tokenise. UserError where the template refuses the messages."""
     try:
         text = tokenizer.apply_chat_template(
-            messages, chat_template=template, tokenize=False, add_generation_prompt=True
+            messages, chat_template=template, tokenize=False, add_generation_prompt=True, **(template_kwargs or {})
         )
     except Exception as error:  # jinja raises what the template's author chose
         raise UserError(
@@ -75,6 +81,28 @@ def render(tokenizer: PreTrainedTokenizerBase, template: str, messages: list[dic
         ) from None
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return Prompt(messages, str(text), list(ids))
+
+
+def recommended_sampling(ref: ModelRef) -> dict[str, float]:
+    """Return the sampling parameters in the model's generation_config.json. UserError where it has none."""
+    path = ref.folder / "generation_config.json" if ref.folder is not None else _from_hub(ref.source)
+    if path is None or not path.is_file():
+        raise UserError(f"--sampling model: {ref.source} has no generation_config.json here; give the flags instead")
+    config = read_json(path)
+    names = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty")
+    found = {name: config[name] for name in names if isinstance(config.get(name), int | float)}
+    return {**found, "temperature": 0.0} if config.get("do_sample") is False else found
+
+
+def _from_hub(repository: str) -> Path | None:
+    """Return generation_config.json of a Hub model, downloaded where it is not cached; None where it has none."""
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(huggingface_hub.hf_hub_download(repository, "generation_config.json"))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError):
+        return None
 
 
 def context_length(config: Any) -> int | None:
@@ -93,16 +121,6 @@ def safetensors_shapes(path: Path) -> dict[str, list[int]]:
             return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: not a readable .safetensors file ({error})") from None
-
-
-def adapter_rank(ref: ModelRef) -> int | None:
-    """Return the rank of the LoRA adapter, None without one. UserError where it is no LoRA adapter."""
-    if ref.adapter is None:
-        return None
-    settings = read_json(ref.adapter / "adapter_config.json")
-    if settings.get("peft_type") != "LORA":
-        raise UserError(f"{ref.adapter}: only LoRA adapters are supported, found {settings.get('peft_type')}")
-    return max([int(settings.get("r", 8)), *(settings.get("rank_pattern") or {}).values()])
 
 
 def check_adapter(ref: ModelRef, config: Any) -> None:

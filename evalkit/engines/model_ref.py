@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,11 @@ class ModelRef:
     max_tokens: int | None = None
     """Longest completion of the train run."""
     warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def served_name(self) -> str:
+        """What a server calls the model: the run's name for a train run, else the name as it was given."""
+        return self.train_run or self.source
 
     @property
     def folder(self) -> Path | None:
@@ -133,6 +139,37 @@ def _train_run(run: Path, checkpoint: str | None) -> ModelRef:
         max_tokens=max_tokens,
         warnings=warnings,
     )
+
+
+def adapter_rank(ref: ModelRef) -> int | None:
+    """Return the rank of the LoRA adapter, None without one. UserError where it is no LoRA adapter."""
+    if ref.adapter is None:
+        return None
+    settings = read_json(ref.adapter / "adapter_config.json")
+    if settings.get("peft_type") != "LORA":
+        raise UserError(f"{ref.adapter}: only LoRA adapters are supported, found {settings.get('peft_type')}")
+    return max([int(settings.get("r", 8)), *(settings.get("rank_pattern") or {}).values()])
+
+
+def serve_command(ref: ModelRef) -> str | None:
+    """Return the command that serves a train run under its name; None for a model that has no local weights here."""
+    if ref.train_run is None:
+        return None
+    words = ["vllm", "serve", ref.source]
+    if ref.adapter is None:
+        words += ["--served-model-name", ref.served_name]
+    else:
+        words += ["--enable-lora", "--lora-modules", f"{ref.served_name}={ref.adapter}"]
+        words += ["--max-lora-rank", str(lora_rank_slot(adapter_rank(ref) or 8))]
+    return shlex.join(words)
+
+
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+
+
+def lora_rank_slot(rank: int) -> int:
+    """Return the value of vLLM's max_lora_rank that holds adapters of this rank."""
+    return next((slot for slot in _LORA_RANKS if slot >= rank), rank)
 
 
 def resolve_model(model: str, *, checkpoint: str | None = None, served: bool = False) -> ModelRef:

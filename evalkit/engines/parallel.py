@@ -9,6 +9,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
+import signal
+import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -42,6 +44,7 @@ def _serve(
     options: dict[str, Any],
 ) -> None:
     """Run one copy: report that it is up, then its completions, then its end or its error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     if devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = devices  # before torch looks
     try:
@@ -85,6 +88,7 @@ class DataParallelEngine:
         for process in self._processes:
             process.start()
         self._described: dict[str, Any] = {}
+        self._stop_at: float | None = None
         try:
             for _ in range(copies):
                 kind, value = self._next()
@@ -99,9 +103,11 @@ class DataParallelEngine:
         """Return the next message. EngineStopped where a copy died without one."""
         while True:
             try:
-                message: tuple[str, Any] = self._outbox.get(timeout=2.0)
+                message: tuple[str, Any] = self._outbox.get(timeout=0.2)
                 return message
             except queue.Empty:
+                if self._stop_at is not None and time.monotonic() > self._stop_at:
+                    return "stop", None
                 dead = [p.exitcode for p in self._processes if p.exitcode not in (None, 0)]
                 if dead:
                     raise EngineStopped(f"a vLLM process died (exit code {dead[0]})") from None
@@ -116,19 +122,26 @@ class DataParallelEngine:
         for i, inbox in enumerate(self._inboxes):
             inbox.put(list(tasks[i::copies]))
         running = copies
+        self._stop_at = None
         while running:
             kind, value = self._next()
             if kind == "done":
                 yield value
             elif kind == "end":
                 running -= 1
+            elif kind == "stop":
+                return
             else:
                 raise EngineStopped(str(value))
+
+    def stop(self, grace_s: float) -> None:
+        """Wait grace_s more seconds for completions."""
+        self._stop_at = time.monotonic() + grace_s
 
     def close(self) -> None:
         """Stop the processes."""
         for process in self._processes:
-            process.join(timeout=10 if process.exitcode is None and process.is_alive() else 0)
+            process.join(timeout=10 if self._stop_at is None and process.is_alive() else 0)
             if process.is_alive():
                 process.terminate()
                 process.join(timeout=10)

@@ -11,6 +11,7 @@ One prefill serves all samples of a question in a batch; finished rows leave the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -69,17 +70,24 @@ def plan_batches(tasks: Sequence[Task], n: int, rows: int) -> list[Batch]:
     return batches
 
 
-def draw_tokens(logits: torch.Tensor, uniforms: torch.Tensor, temperature: float, top_p: float) -> torch.Tensor:
-    """Draw one token a row by inverting the cumulative distribution.
+def draw_tokens(logits: torch.Tensor, uniforms: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Draw one token per row by inverting the cumulative distribution.
 
-    logits: [rows, V]; uniforms: [rows] float64 in [0, 1); returns [rows] long. top_p keeps the smallest set of
-    likeliest tokens whose probability reaches it. temperature 0 takes the likeliest token.
+    logits: [rows, V]; uniforms: [rows] float64 in [0, 1); returns [rows] long. temperature 0 takes the likeliest
+    token. min_p, top_k and top_p apply in this order, each to what the one before left, as in vLLM; top_p keeps the
+    smallest set of likeliest tokens whose probability reaches it.
     """
     import torch
 
-    if temperature == 0:
+    if sampling.temperature == 0:
         return logits.argmax(-1)
-    probabilities = torch.softmax(logits.float() / temperature, -1).double()
+    scaled = logits.float() / sampling.temperature
+    if sampling.min_p > 0:
+        scaled = scaled.masked_fill(scaled < scaled.amax(-1, keepdim=True) + math.log(sampling.min_p), -math.inf)
+    if 0 < sampling.top_k < scaled.shape[-1]:
+        scaled = scaled.masked_fill(scaled < scaled.topk(sampling.top_k, -1).values[:, -1:], -math.inf)
+    probabilities = torch.softmax(scaled, -1).double()
+    top_p = sampling.top_p
     if top_p < 1:
         ordered, order = probabilities.sort(stable=True, dim=-1, descending=True)
         outside = ordered.cumsum(-1) - ordered >= top_p
@@ -88,6 +96,39 @@ def draw_tokens(logits: torch.Tensor, uniforms: torch.Tensor, temperature: float
     target = uniforms[:, None] * cumulative[:, -1:]
     # The first token whose cumulative probability exceeds the target: never one of probability 0.
     return torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp_(max=logits.shape[-1] - 1)
+
+
+class _Penalties:
+    """The penalties on tokens that a row has already: [rows, V] masks of the prompt's tokens and the completion's."""
+
+    def __init__(self, prompts: torch.Tensor, mask: torch.Tensor, sampling: Sampling, vocabulary: int) -> None:
+        import torch
+
+        self._sampling = sampling
+        self._completion = torch.zeros((len(prompts), vocabulary), dtype=torch.bool, device=prompts.device)
+        counts = torch.zeros((len(prompts), vocabulary), dtype=torch.long, device=prompts.device)
+        self._prompt = counts.scatter_add_(1, prompts, mask) > 0  # padding counts zero
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the penalised logits [rows, V]."""
+        import torch
+
+        repeated = self._prompt | self._completion
+        penalty = self._sampling.repetition_penalty
+        logits = torch.where(repeated, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+        return logits - self._sampling.presence_penalty * self._completion
+
+    def add(self, tokens: torch.Tensor) -> None:
+        """Count the next token of every row [rows]."""
+        self._completion.scatter_(1, tokens[:, None], True)
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Keep some rows."""
+        self._prompt, self._completion = self._prompt[rows], self._completion[rows]
+
+
+class _Stopped(Exception):
+    """The batch was given up."""
 
 
 class TransformersEngine:
@@ -130,6 +171,7 @@ class TransformersEngine:
                 f"{ref.adapter or ref.source}: cannot be loaded ({' '.join(str(error).split())[:300]})"
             ) from None
         self.model = model.to(self.device).eval()
+        self._stopped = False
         self.rows = rows or self._default_rows()
         ends = getattr(self.model.generation_config, "eos_token_id", None)
         self.end_ids = sorted({*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None})
@@ -163,10 +205,14 @@ class TransformersEngine:
 
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
         """Yield one batch of completions at a time."""
+        self._stopped = False
         for benchmark in dict.fromkeys(task.benchmark for task in tasks):
             of_benchmark = [task for task in tasks if task.benchmark == benchmark]
             for batch in plan_batches(of_benchmark, self.sampling.n, self.rows):
-                yield self._sample(batch)
+                try:
+                    yield self._sample(batch)
+                except _Stopped:
+                    return
 
     def _sample(self, batch: Batch) -> list[Generation]:
         import torch
@@ -215,6 +261,10 @@ class TransformersEngine:
         mask = mask.repeat_interleave(size, 0)
         position = positions[:, -1:].repeat_interleave(size, 0)
         most = self.sampling.max_tokens
+        penalties = None
+        if self.sampling.presence_penalty or self.sampling.repetition_penalty != 1:
+            rows = inputs.repeat_interleave(size, 0)
+            penalties = _Penalties(rows, mask.long(), self.sampling, logits.shape[-1])
         uniforms = _Uniforms(seeds)
         ends = torch.tensor(self.end_ids or [-1], device=self.device)
         written = torch.zeros((len(seeds), most), dtype=torch.long, device=self.device)
@@ -222,8 +272,10 @@ class TransformersEngine:
         alive = torch.arange(len(seeds), device=self.device)  # the row of `written` that each batch row belongs to
         finished = torch.zeros(len(seeds), dtype=torch.bool, device=self.device)
         for step in range(most):
+            if self._stopped:
+                raise _Stopped
             drawn = uniforms.at(step)[alive.cpu()].to(self.device)
-            tokens = draw_tokens(logits, drawn, self.sampling.temperature, self.sampling.top_p)
+            tokens = draw_tokens(penalties.apply(logits.float()) if penalties else logits, drawn, self.sampling)
             written[alive, step] = tokens
             ended = torch.isin(tokens, ends) & ~finished
             lengths[alive[ended]] = step + 1
@@ -236,6 +288,10 @@ class TransformersEngine:
                 cache.batch_select_indices(keep)
                 tokens, mask, position = tokens[keep], mask[keep], position[keep]
                 alive, finished = alive[keep], finished[keep]
+                if penalties:
+                    penalties.keep(keep)
+            if penalties:
+                penalties.add(tokens)
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
             position = position + 1
             out = self.model(
@@ -248,6 +304,10 @@ class TransformersEngine:
             logits = out.logits[:, -1]
         table, ends_at = written.cpu().tolist(), lengths.cpu().tolist()
         return [row[:length] for row, length in zip(table, ends_at, strict=True)]
+
+    def stop(self, grace_s: float) -> None:
+        """Give up the batch at its next token: it is sampled whole or not at all."""
+        self._stopped = True
 
     def close(self) -> None:
         """Let go of the model."""

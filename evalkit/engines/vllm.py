@@ -8,13 +8,13 @@ such. `data_parallel_size` copies of the model run in processes of their own, ea
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from evalkit.engines.base import EngineStopped, Generation, Sampling, Task, sample_seed
-from evalkit.engines.local import adapter_rank
-from evalkit.engines.model_ref import ModelRef
+from evalkit.engines.model_ref import ModelRef, adapter_rank, lora_rank_slot
 from rewards.support.errors import UserError
 from rewards.support.provenance import package_versions
 
@@ -23,8 +23,6 @@ BLOCK = 16
 
 IN_FLIGHT = 16_384
 """Samples that vLLM knows of at a time: more than it runs at once, few enough to cost no memory."""
-
-_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def quiet_environment(on_cpu: bool) -> None:
@@ -64,10 +62,13 @@ class VLLMEngine:
         tensor_parallel_size: int = 1,
         gpu_memory_utilization: float = 0.9,
         trust_remote_code: bool = False,
+        deterministic: bool = False,
     ) -> None:
         import torch
 
         on_cpu = not torch.cuda.is_available()
+        if deterministic:
+            os.environ["VLLM_BATCH_INVARIANT"] = "1"  # before vLLM is imported
         quiet_environment(on_cpu)
         from vllm import EngineArgs, LLMEngine
 
@@ -100,12 +101,13 @@ class VLLMEngine:
             arguments |= {
                 "enable_lora": True,
                 "max_loras": 1,
-                "max_lora_rank": next((r for r in _LORA_RANKS if r >= rank), rank),
+                "max_lora_rank": lora_rank_slot(rank),
             }
         try:
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (OSError, ValueError, RuntimeError, AssertionError) as error:
             raise UserError(f"vLLM does not start with {ref.source}: {' '.join(str(error).split())[:400]}") from error
+        self._stop_at: float | None = None
         self._adapter: Any = None
         if ref.adapter is not None:
             from vllm.lora.request import LoRARequest
@@ -133,17 +135,26 @@ class VLLMEngine:
         known: dict[str, tuple[Task, int, int]] = {}
         in_flight = 0
         number = 0
+        self._stop_at = None
+        s = self.sampling
         try:
-            while waiting or in_flight:
-                while waiting and in_flight < IN_FLIGHT:
+            while in_flight or (waiting and self._stop_at is None):
+                if self._stop_at is not None and time.monotonic() > self._stop_at:
+                    self._engine.abort_request(list(known))
+                    return
+                while waiting and in_flight < IN_FLIGHT and self._stop_at is None:
                     task, first, count = waiting.popleft()
-                    seed = sample_seed(self.sampling.seed, task.benchmark, task.question_id, first)
+                    seed = sample_seed(s.seed, task.benchmark, task.question_id, first)
                     params = SamplingParams(
                         n=count,
                         seed=seed,
-                        temperature=self.sampling.temperature,
-                        top_p=self.sampling.top_p,
-                        max_tokens=self.sampling.max_tokens,
+                        temperature=s.temperature,
+                        top_p=s.top_p,
+                        top_k=s.top_k,
+                        min_p=s.min_p,
+                        presence_penalty=s.presence_penalty,
+                        repetition_penalty=s.repetition_penalty,
+                        max_tokens=s.max_tokens,
                         output_kind=RequestOutputKind.FINAL_ONLY,
                     )
                     prompt = TokensPrompt(prompt_token_ids=task.prompt.ids or [])
@@ -160,6 +171,8 @@ class VLLMEngine:
                 if finished:
                     yield finished
         except EngineDeadError as error:
+            if self._stop_at is not None:  # Ctrl-C reaches vLLM's own processes too
+                return
             raise EngineStopped(f"vLLM died: {error}") from None
 
     @staticmethod
@@ -169,6 +182,10 @@ class VLLMEngine:
         return Generation(
             task.benchmark, task.question_id, first + index, sample.text, len(sample.token_ids), reason, seed + index
         )
+
+    def stop(self, grace_s: float) -> None:
+        """Add no request; those that vLLM knows of may go on for grace_s more seconds."""
+        self._stop_at = time.monotonic() + grace_s
 
     def close(self) -> None:
         """Stop vLLM's processes and free its memory."""

@@ -12,7 +12,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +20,16 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rewards.data.problem import Problem
-from rewards.data.problems import SOURCES, HubSource, load_hub, load_source, math_gold, parse_level, plain_integer
+from rewards.data.problems import (
+    SOURCES,
+    HubSource,
+    load_hub,
+    load_source,
+    math_gold,
+    parse_level,
+    plain_integer,
+    read_rows,
+)
 from rewards.extract import gsm8k_gold
 from rewards.support.errors import UserError, did_you_mean
 
@@ -37,7 +46,8 @@ class Benchmark:
     """Where the problems come from, for the reader."""
     count: int | None = None
     checksum: str | None = None
-    """`checksum` of the set that published numbers refer to; another set is evaluated too, with a warning."""
+    """`checksum` of the set that published numbers refer to; another set is evaluated too, with a warning. None where
+    it has not been compared with the published set."""
     local: str = ""
     """Name of its file in the data folder, without the ending; empty where it needs none."""
     ids: str | None = None
@@ -57,7 +67,7 @@ def checksum(problems: Iterable[Problem]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def _named(name: str, title: str, source: str, count: int, digest: str, ids: str) -> Benchmark:
+def _named(name: str, title: str, source: str, count: int, digest: str | None, ids: str) -> Benchmark:
     hub = SOURCES.get(source)
     where = f"{hub.repository} ({hub.split})" if hub else "generated, embedded"
     local = source if hub else ""
@@ -72,6 +82,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         _named("math500", "MATH-500", "math500", 500, "e4f43de6c9324f31", r"test/\w+/\d+\.json"),
         _named("aime24", "AIME 2024", "aime24", 30, "2e2b027cc14571a8", r"aime/2024-\w+-\d+"),
         _named("aime25", "AIME 2025", "aime25", 30, "eb7819ea7f33c596", r"aime/2025-\w+-\d+"),
+        _named("aime26", "AIME 2026", "aime26", 30, None, r"aime/2026-\d+"),
+        _named("hmmt26", "HMMT February 2026", "hmmt26", 33, None, r"hmmt/2026-feb-\d+"),
         _named("amc", "AMC 2023", "amc23", 40, "56d3aeaa053d0163", r"amc23/\d+"),
         _named("arithmetic", "arithmetic, held out", "arithmetic_test", 64, "099c925520b74e46", r"arithmetic/test/\d+"),
         _named(
@@ -89,6 +101,9 @@ BENCHMARKS: dict[str, Benchmark] = {
 }
 
 
+Field = Literal["id", "problem", "answer", "solution", "subject", "level"]
+
+
 class YamlBenchmark(BaseModel):
     """A user's benchmark declaration. Exactly one of `file` and `hub` says where the problems lie."""
 
@@ -97,12 +112,12 @@ class YamlBenchmark(BaseModel):
     name: str
     title: str = ""
     file: str | None = None
-    """A .jsonl or .parquet file with the fields problem and answer, relative to the declaration."""
+    """A .jsonl or .parquet file, relative to the declaration."""
     hub: str | None = None
     config: str = "default"
     split: str = "test"
-    fields: dict[Literal["id", "problem", "answer", "solution", "subject", "level"], str] = {}
-    """Our field -> the Hub's field, where the names differ."""
+    fields: dict[Field, str] = {}
+    """Our field -> the field in the data, where the names differ."""
     gold: Literal["plain", "boxed", "hashes"] = "plain"
     r"""How the gold stands in the answer field: bare, in the last \boxed, or after ####."""
     answers: Literal["mathematics", "text"] = "mathematics"
@@ -134,40 +149,59 @@ def _from_yaml(path: Path) -> Benchmark:
         raise UserError(f"{path}: {key}: {first['msg']}.{near}") from None
     if (spec.file is None) == (spec.hub is None):
         raise UserError(f"{path}: give either file or hub, to say where the problems of {spec.name} lie")
-    if spec.file is not None:
-        file = path.parent / spec.file
 
-        def load(folder: str | Path | None) -> list[Problem]:
-            return [replace(problem, answers=spec.answers) for problem in load_source(str(file))]
-
-        return Benchmark(spec.name, spec.title or spec.name, load, spec.file, spec.count, spec.checksum)
-
-    def field(row: dict[str, Any], ours: Literal["id", "problem", "answer", "solution", "subject", "level"]) -> Any:
+    def field(row: dict[str, Any], ours: Field, where: str) -> Any:
         theirs = spec.fields.get(ours, ours)
-        return row[theirs] if ours in spec.fields else row.get(theirs)
+        needed = ours in spec.fields or ours in ("problem", "answer")
+        value = row.get(theirs)
+        if needed and (theirs not in row or (ours in ("problem", "answer") and not _is_text(value))):
+            found = type(value).__name__ if theirs in row else "missing"
+            raise UserError(
+                f'{where}: field "{theirs}" ({ours}) must be text, found {found}; fields here: {", ".join(row)}'
+            )
+        return value
 
-    def parse(row: dict[str, Any], position: int) -> Problem:
-        identifier = field(row, "id")
+    def parse(row: dict[str, Any], position: int, where: str) -> Problem:
+        identifier = field(row, "id", where)
+        gold = _GOLD[spec.gold](str(field(row, "answer", where)))
+        if not gold.strip() and spec.gold != "plain":
+            form = "\\boxed{}" if spec.gold == "boxed" else "####"
+            theirs = spec.fields.get("answer", "answer")
+            raise UserError(f'{where}: field "{theirs}" holds no {form}, where gold: {spec.gold} looks for the answer')
         return Problem(
             id=f"{spec.name}/{position}" if identifier is None else str(identifier),
-            problem=str(row[spec.fields.get("problem", "problem")]),
-            answer=_GOLD[spec.gold](str(row[spec.fields.get("answer", "answer")])),
-            solution=str(field(row, "solution") or ""),
-            subject=str(field(row, "subject") or ""),
-            level=parse_level(field(row, "level")),
+            problem=str(field(row, "problem", where)),
+            answer=gold,
+            solution=str(field(row, "solution", where) or ""),
+            subject=str(field(row, "subject", where) or ""),
+            level=parse_level(field(row, "level", where)),
             answers=spec.answers,
         )
 
-    assert spec.hub is not None
-    hub = HubSource(spec.hub, (spec.config,), spec.split, parse, spec.count or 0)
-    return Benchmark(
-        spec.name,
-        spec.title or spec.name,
-        lambda folder: load_hub(spec.name, hub),
-        f"{spec.hub} ({spec.split})",
-        spec.count,
-        spec.checksum,
-    )
+    if spec.file is not None:
+        file = path.parent / spec.file
+        source = spec.file
+
+        def load(folder: str | Path | None) -> list[Problem]:
+            return [parse(row, i, where) for i, (where, row) in enumerate(read_rows(file))]
+
+    else:
+        assert spec.hub is not None
+        source = f"{spec.hub} ({spec.split})"
+
+        def parse_row(row: dict[str, Any], position: int) -> Problem:
+            return parse(row, position, f"{spec.hub}, row {position + 1}")
+
+        hub = HubSource(spec.hub, (spec.config,), spec.split, parse_row, spec.count or 0)
+
+        def load(folder: str | Path | None) -> list[Problem]:
+            return load_hub(spec.name, hub)
+
+    return Benchmark(spec.name, spec.title or spec.name, load, source, spec.count, spec.checksum)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
 def _from_dotted(path: str) -> Benchmark:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import threading
 import time
 from collections.abc import Mapping, Set
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from evalkit.engines.base import Engine, EngineStopped, Prompt, Sampling, Task, check_context
+from evalkit.engines.base import Engine, EngineStopped, Generation, Prompt, Sampling, Task, check_context
 from evalkit.engines.model_ref import ModelRef, fingerprint, resolve_model
 from evalkit.evaluation.benchmarks import checksum, find_benchmarks, load_problems, select_problems
-from evalkit.evaluation.engine import choose_engine, make_engine
+from evalkit.evaluation.engine import check_deterministic, choose_engine, make_engine
 from evalkit.evaluation.pipeline import Incomplete, ScoringPipeline
 from evalkit.evaluation.progress import Progress
 from evalkit.evaluation.record import (
@@ -21,6 +26,7 @@ from evalkit.evaluation.record import (
     drop_unverifiable,
     merge_previous,
     new_record,
+    previous_record,
     start_progress,
     write_results,
 )
@@ -33,7 +39,19 @@ from rewards.support.log import LOG
 from rewards.support.provenance import text_hash
 from rewards.verify import Verifier, usable_cpus
 
-DEFAULT_MAX_TOKENS = 2048
+MOST_TOKENS = 32_768
+"""--max-tokens by default, where the context allows it."""
+
+SERVER_TOKENS = 4096
+"""--max-tokens by default, where a server does not say what its context allows."""
+
+DRAIN_S = 30.0
+"""When a run stops, requests in flight may still be answered for so long; after Ctrl-C for INTERRUPT_S."""
+
+INTERRUPT_S = 0.3
+
+NAMED_FAILURES = 3
+"""Samples that failed and are named as they fail; all of them are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +66,27 @@ class Plan:
     prompt: PromptRecord
     context: int | None
     """Tokens that the model takes, None where unknown."""
+    recommended: dict[str, float]
+    """Sampling parameters of the model's generation_config.json, where they were asked for."""
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of the longest prompt; 0 where a server tokenises."""
+        """Tokens of the longest prompt; an upper bound where a server tokenises."""
+        if self.engine == "openai":
+            return max(sum(len(m["content"].encode()) + 64 for m in p.messages) for p in self.prompts.values())
         return max(len(prompt.ids or ()) for prompt in self.prompts.values())
 
-    def tasks(self, n: int, have: Set[Key] = frozenset()) -> list[Task]:
-        """Return every question with those of its n samples that are not stored yet."""
-        return [
-            Task(name, question, prompt, tuple(i for i in range(n) if (name, question, i) not in have))
+    def tasks(self, n: int, have: Set[Key] = frozenset(), failed: Set[Key] = frozenset()) -> list[Task]:
+        """Return every question with those of its n samples that are not stored yet; those that failed come last."""
+        tasks = [
+            Task(name, question, prompt, tuple(i for i in range(n) if (name, question, i) not in have | failed))
             for (name, question), prompt in self.prompts.items()
         ]
+        last = [
+            Task(name, question, prompt, tuple(i for i in range(n) if (name, question, i) in failed))
+            for (name, question), prompt in (self.prompts.items() if failed else ())
+        ]
+        return tasks + [task for task in last if task.missing]
 
 
 def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[Path, EvalRecord]:
@@ -75,22 +102,26 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
     with Verifier(workers) as verifier, Progress(settings.scoring) as progress:
         plan = plan_evaluation(settings, verifier, choose_engine(settings) if engine is None else engine.name)
         with EvalFolder(settings.out or default_folder(plan.ref.name, settings)) as folder:
-            old = folder.record()
+            old = previous_record(folder)
             sampling = choose_sampling(settings, plan, old)
             record = new_record(
                 folder,
                 settings,
                 model=_model_record(plan.ref),
-                engine=EngineRecord(name=plan.engine, dtype=settings.dtype if plan.engine != "openai" else None),
+                engine=EngineRecord(
+                    name=plan.engine,
+                    dtype=settings.dtype if plan.engine != "openai" else None,
+                    deterministic=settings.deterministic,
+                ),
                 sampling=SamplingRecord(**asdict(sampling)),
                 prompt=plan.prompt,
                 benchmarks=plan.benchmarks,
             )
-            if old is not None:
-                merge_previous(folder, record, old)
             session = EvalSession(settings, folder, record, plan.problems, verifier, progress)
-            have = folder.keys()
-            tasks = plan.tasks(settings.n, have)
+            if old is not None:
+                merge_previous(session, old)
+            have, failed = folder.keys(), folder.keys(failed=True)
+            tasks = plan.tasks(settings.n, have, failed)
             votes: Mapping[QuestionKey, Mapping[str, Votes]] = {}
             if any(task.missing for task in tasks):
                 with (
@@ -98,6 +129,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                     if engine is None
                     else nullcontext(engine) as source
                 ):
+                    folder.drop_failed({key for key in failed if key[:2] in plan.prompts and key[2] < settings.n})
                     start_progress(session, have, dict.fromkeys(plan.prompts, settings.n))
                     votes = _sample(session, tasks, source)
             elif old is not None:
@@ -132,20 +164,35 @@ def plan_evaluation(settings: EvalSettings, verifier: Verifier, engine: str) -> 
     messages = {
         (name, p.id): chat_messages(p.problem, system) for name, chosen in problems.items() for p in chosen
     }  # fmt: skip
-    if engine == "openai":
-        prompts = {key: Prompt(conversation) for key, conversation in messages.items()}
-        template_hash, context = None, None
-    else:
-        from evalkit.engines import local
+    template_kwargs = settings.template_kwargs()
+    if settings.deterministic:
+        check_deterministic(engine)
+    from evalkit.engines import local
 
+    recommended = local.recommended_sampling(ref) if settings.sampling == "model" else {}
+    if engine == "openai":
+        from evalkit.engines.openai import served_context
+
+        prompts = {key: Prompt(conversation) for key, conversation in messages.items()}
+        template_hash, context = None, served_context(ref, settings.base_url, settings.api_key_env)
+    else:
         config = local.load_config(ref, trust_remote_code=settings.trust_remote_code)
         local.check_adapter(ref, config)
         tokenizer = local.load_tokenizer(ref, trust_remote_code=settings.trust_remote_code)
         template = local.chat_template(tokenizer, settings.chat_template)
-        prompts = {key: local.render(tokenizer, template, conversation) for key, conversation in messages.items()}
+        prompts = {
+            key: local.render(tokenizer, template, conversation, template_kwargs)
+            for key, conversation in messages.items()
+        }
         template_hash, context = text_hash(template), local.context_length(config)
-    prompt = PromptRecord(system=system, chat_template_hash=template_hash, hash=text_hash(system, template_hash))
-    return Plan(ref, engine, problems, records, prompts, prompt, context)
+    kwargs = json.dumps(template_kwargs, sort_keys=True) if template_kwargs else None
+    prompt = PromptRecord(
+        system=system,
+        chat_template_hash=template_hash,
+        chat_template_kwargs=template_kwargs,
+        hash=text_hash(system, template_hash, *([kwargs] if kwargs else [])),
+    )
+    return Plan(ref, engine, problems, records, prompts, prompt, context, recommended)
 
 
 def choose_sampling(settings: EvalSettings, plan: Plan, old: EvalRecord | None = None) -> Sampling:
@@ -154,12 +201,19 @@ def choose_sampling(settings: EvalSettings, plan: Plan, old: EvalRecord | None =
     if most is None and old is not None:
         most = old.sampling.max_tokens
     if most is None:
-        most = plan.ref.max_tokens or DEFAULT_MAX_TOKENS
-        if plan.context is not None and 0 < plan.context - plan.longest_prompt < most:
-            most = plan.context - plan.longest_prompt
-            LOG.info("--max-tokens is %d: what the context of %d tokens leaves", most, plan.context)
-    check_context(plan.prompts, plan.context, most, plan.ref.source)
-    return Sampling(settings.temperature, settings.top_p, most, settings.n, settings.seed)
+        most, why = plan.ref.max_tokens or MOST_TOKENS, "as the model was trained" if plan.ref.max_tokens else "default"
+        if plan.context is None:
+            if not plan.ref.max_tokens:
+                most, why = SERVER_TOKENS, "the server does not say what its context allows"
+        elif 0 < plan.context - plan.longest_prompt < most:
+            most, why = plan.context - plan.longest_prompt, f"what the context of {plan.context} tokens leaves"
+        LOG.info("--max-tokens is %d: %s", most, why)
+    if plan.engine != "openai":
+        check_context(plan.prompts, plan.context, most, plan.ref.source)
+    values = settings.sampling_values(plan.recommended)
+    if plan.recommended:
+        LOG.info("sampling: %s", ", ".join(f"{name} {value:g}" for name, value in values.items()))
+    return Sampling(max_tokens=most, n=settings.n, seed=settings.seed, **values)
 
 
 def _model_record(ref: ModelRef) -> ModelRecord:
@@ -175,23 +229,79 @@ def _model_record(ref: ModelRef) -> ModelRecord:
     )
 
 
+class _Interrupt:
+    """Ctrl-C while sampling: the first ends it within two seconds, everything stored; the second ends the process."""
+
+    def __init__(self, engine: Engine, pipeline: ScoringPipeline) -> None:
+        self._engine, self._pipeline = engine, pipeline
+        self.seen = False
+
+    def __enter__(self) -> _Interrupt:
+        self._handled = threading.current_thread() is threading.main_thread()
+        if self._handled:
+            self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._handled:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, *_: Any) -> None:
+        if self.seen:
+            os._exit(130)
+        self.seen = self._pipeline.hurry = True
+        self._engine.stop(INTERRUPT_S)
+        os.write(2, b"\ngtpo: stopping; Ctrl-C again ends at once\n")  # a handler must not use buffered streams
+
+
 def _sample(session: EvalSession, tasks: list[Task], engine: Engine) -> Mapping[QuestionKey, Mapping[str, Votes]]:
     """Sample what is missing, scoring and storing beside it; return the votes that were counted on the way."""
-    record, n = session.record, session.settings.n
-    record.engine = EngineRecord(**engine.describe(), dtype=record.engine.dtype)
+    record, settings = session.record, session.settings
+    asked = EngineRecord(dtype=record.engine.dtype, deterministic=record.engine.deterministic)
+    record.engine = EngineRecord(**engine.describe(), **asked.model_dump(exclude_unset=True))
     session.folder.add_problems(session.problems)
-    record.write(session.folder.path)
-    whole = {(t.benchmark, t.question_id): n for t in tasks if len(t.missing) == n}
+    session.folder.begin(record)
+    whole = {(t.benchmark, t.question_id): settings.n for t in tasks if len(t.missing) == settings.n}
     pipeline = ScoringPipeline(session.folder, session.asked, whole, session.verifier, session.progress)
-    try:
-        for generations in engine.generate(tasks):
-            pipeline.put(generations)
-    except (EngineStopped, KeyboardInterrupt) as stop:
+    total = settings.n * len(session.asked)
+    failed: list[Generation] = []
+    stop: Incomplete | None = None
+    with _Interrupt(engine, pipeline) as interrupt:
+        try:
+            for generations in engine.generate(tasks):
+                pipeline.put(generations)
+                _name_failures(failed, [g for g in generations if g.error is not None])
+                if stop is None and len(failed) > settings.failure_limit(total):
+                    stop = _too_many(failed, total, settings.fail_on_error)
+                    engine.stop(DRAIN_S)
+        except EngineStopped as error:
+            stop = Incomplete(str(error))
+        except BaseException:
+            pipeline.abandon()
+            raise
+        if interrupt.seen:
+            pipeline.cut_short()
+            raise Incomplete("stopped", interrupted=True)
         pipeline.close()
-        reason = "stopped" if isinstance(stop, KeyboardInterrupt) else str(stop)
-        raise Incomplete(reason, interrupted=isinstance(stop, KeyboardInterrupt)) from None
-    except BaseException:
-        pipeline.abandon()
-        raise
-    pipeline.close()
+    record.benchmark_seconds |= {
+        name: round(record.benchmark_seconds.get(name, 0.0) + seconds, 2)
+        for name, seconds in session.progress.seconds().items()
+    }
+    if stop is not None:
+        raise stop
     return pipeline.votes
+
+
+def _name_failures(failed: list[Generation], new: list[Generation]) -> None:
+    """Add new failures to the list; name the first of all."""
+    for g in new[: max(0, NAMED_FAILURES - len(failed))]:
+        LOG.warning("%s %s #%d failed: %s", g.benchmark, g.question_id, g.sample_index, g.error)
+    failed += new
+
+
+def _too_many(failed: list[Generation], total: int, limit: str) -> Incomplete:
+    first = failed[0]
+    return Incomplete(
+        f"{len(failed)} of {total} samples failed, more than --fail-on-error {limit} allows (first: {first.benchmark} "
+        f"{first.question_id} #{first.sample_index}: {first.error})"
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 import time
 from collections import deque
@@ -11,7 +10,7 @@ from typing import Any
 
 from evalkit.engines.base import Generation
 from evalkit.evaluation.progress import Progress
-from evalkit.evaluation.scoring import Votes, count_votes, score
+from evalkit.evaluation.scoring import Votes, count_votes, score, unverified_row
 from evalkit.evaluation.summary import QuestionSamples
 from evalkit.results.record import SCORINGS
 from evalkit.results.store import EvalFolder, QuestionKey
@@ -72,7 +71,12 @@ class ScoringPipeline:
         self._rows: list[dict[str, Any]] = []
         self._oldest = 0.0
         self._characters = 0
-        self.stored = 0
+        self._scoring: list[Generation] = []
+        """What has been taken and is not among `_rows` yet."""
+        self._storing = threading.Lock()
+        self.hurry = False
+        """Whether `put` must not wait: `cut_short` will follow."""
+        self._cut = False
         self._thread = threading.Thread(target=self._work, name="scoring", daemon=True)
         self._thread.start()
 
@@ -80,8 +84,8 @@ class ScoringPipeline:
         """Hand over generations; blocks while much text waits to be scored."""
         self._raise_error()
         with self._changed:
-            while self._waiting_characters > WAITING_CHARACTERS and self._error is None:
-                self._changed.wait(timeout=1.0)
+            while self._waiting_characters > WAITING_CHARACTERS and self._error is None and not self.hurry:
+                self._changed.wait(timeout=0.2)
             self._waiting.append(generations)
             self._waiting_rows += len(generations)
             self._waiting_characters += _characters(generations)
@@ -96,6 +100,19 @@ class ScoringPipeline:
         self._thread.join()
         self._raise_error()
 
+    def cut_short(self) -> None:
+        """Store at once what came in; what has no verdict yet gets it when the run is resumed."""
+        with self._storing, self._changed:
+            self._cut = self._closing = True
+            unverified = [*self._scoring, *(g for lot in self._waiting for g in lot)]
+            self._waiting.clear()
+            try:
+                self._folder.append(self._rows + [unverified_row(g) for g in unverified])
+            except OSError as error:
+                self._error = error
+            self._changed.notify_all()
+        self._raise_error()
+
     def abandon(self) -> None:
         """Stop after an error elsewhere: store what came in, raise nothing."""
         try:
@@ -104,8 +121,6 @@ class ScoringPipeline:
             LOG.warning("while storing what was left: %s", error)
 
     def _raise_error(self) -> None:
-        if isinstance(self._error, OSError) and self._error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise Incomplete(f"the disk under {self._folder.path} is full: free some space") from self._error
         if self._error is not None:
             raise self._error
 
@@ -115,18 +130,23 @@ class ScoringPipeline:
             while not last:
                 generations, last = self._take()
                 rows = score(generations, self._problems, self._verifier) if generations else []
-                if rows and not self._rows:
-                    self._oldest = time.monotonic()
-                self._rows += rows
-                self._characters += _characters(generations)
+                with self._storing:
+                    if self._cut:
+                        return
+                    if rows and not self._rows:
+                        self._oldest = time.monotonic()
+                    self._rows += rows
+                    self._scoring = []
+                    self._characters += _characters(generations)
+                    old = bool(self._rows) and time.monotonic() - self._oldest > PART_SECONDS
+                    if last or old or len(self._rows) >= PART_ROWS or self._characters >= PART_CHARACTERS:
+                        self._folder.append(self._rows)
+                        self._rows, self._characters = [], 0
                 self._progress.count(rows)
-                old = bool(self._rows) and time.monotonic() - self._oldest > PART_SECONDS
-                if last or old or len(self._rows) >= PART_ROWS or self._characters >= PART_CHARACTERS:
-                    self._folder.append(self._rows)
-                    self.stored += len(self._rows)
-                    self._rows, self._characters = [], 0
                 self._count(rows)  # after storing: it may take a while
         except BaseException as error:  # handed to the main thread, which stops the engine and reports it
+            if self._cut:
+                return
             self._error = error
             if self._rows and not isinstance(error, OSError):  # what was scored before the error is good
                 self._folder.append(self._rows)
@@ -147,6 +167,7 @@ class ScoringPipeline:
                 characters += _characters(taken)
             self._waiting_rows -= len(lot)
             self._waiting_characters -= characters
+            self._scoring = lot
             self._changed.notify_all()
             return lot, self._closing and not self._waiting
 
@@ -154,7 +175,7 @@ class ScoringPipeline:
         touched: set[QuestionKey] = set()
         for row in rows:
             key = row["benchmark"], row["question_id"]
-            if key in self._samples:
+            if key in self._samples and row["error"] is None:
                 self._open.setdefault(key, QuestionSamples()).add(
                     row["sample_index"], row["format_ok"], row["tokens"], row["finish_reason"],
                     [row[f"answer_{scoring}"] for scoring in SCORINGS],

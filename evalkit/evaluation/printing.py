@@ -5,12 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from evalkit.evaluation.benchmarks import BENCHMARKS
+from evalkit.evaluation.benchmarks import BENCHMARKS, checksum, find_benchmark, load_problems
+from evalkit.evaluation.progress import duration
 from evalkit.metrics import DEFINITIONS
 from evalkit.results.record import SCORINGS, BenchmarkRecord, EvalRecord, Interval
 from rewards.extract import Scoring
+from rewards.golds import find_unverifiable
+from rewards.support.log import LOG
+from rewards.verify import Verifier
 
 UNDECIDED = ("TIMEOUT", "REJECTED")
+CUT_OFF = 0.05
+"""Share of completions cut off at max_tokens above which the user is warned."""
+
 GROUPS_FROM = 200
 """Questions from which subjects and levels are printed: below, a group is a handful (eval.json has them)."""
 
@@ -25,24 +32,27 @@ def _cell(interval: Interval) -> str:
     return f"{100 * interval.mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
 
 
-def print_summary(folder: Path, record: EvalRecord, k: int) -> None:
-    """Print the metrics of a run on stdout: one table per benchmark, then what they mean and where they lie."""
+def _console() -> Any:
+    """A console wide enough that no table is cut; long lines are left to the terminal."""
     from rich.console import Console
-    from rich.table import Table
 
     console = Console(highlight=False, soft_wrap=True)
+    console.width = max(console.width, 250)
+    return console
+
+
+def print_summary(folder: Path, record: EvalRecord, k: int | None = None) -> None:
+    """Print the metrics of a run on stdout: one table for all benchmarks, details of each, what they mean.
+
+    k: the largest that is shown; None: every sample.
+    """
+    console = _console()
+    console.print(_overview(record, k))
     for name, entry in record.benchmarks.items():
-        n = len(entry.pass_at_k)
-        title = f"{name}: {entry.questions} questions, {entry.samples} samples, {record.scoring} scoring"
-        table = Table(title=title, title_justify="left", title_style="bold")
-        for column in ("k", "pass@k, %", "maj@k, %"):
-            table.add_column(column, justify="right")
-        for size in shown_ks(n, min(k, n)):
-            table.add_row(str(size), _cell(entry.pass_at_k[size]), _cell(entry.maj_at_k[size]))
-        console.print(table)
+        console.print(_details(name, entry, record.scoring, k))
         console.print(_line(record.scoring, entry), markup=False)
         if entry.questions >= GROUPS_FROM and (entry.by_level or entry.by_subject):
-            console.print(_groups(entry, min(k, n)))
+            console.print(_groups(entry, _largest(entry, k)))
     console.print(
         "Brackets: 95 % intervals clustered by question; they cover the choice of questions and the sampling "
         "(eval.json has sampling noise alone as well).",
@@ -51,6 +61,74 @@ def print_summary(folder: Path, record: EvalRecord, k: int) -> None:
     console.print(DEFINITIONS, style="dim")
     console.print(f"Results: {folder}", markup=False)
     console.print(f"Next:    gtpo compare {folder} OTHER_RUN...", markup=False)
+
+
+def _largest(entry: BenchmarkRecord, k: int | None) -> int:
+    """Return the largest k to show of a benchmark; every k up to the fewest samples of a question is known."""
+    return min(k or len(entry.pass_at_k), len(entry.pass_at_k))
+
+
+def _overview(record: EvalRecord, k: int | None) -> Any:
+    """One row per benchmark."""
+    from rich.table import Table
+
+    largest = max(_largest(entry, k) for entry in record.benchmarks.values())
+    fewest = {len(entry.pass_at_k) for entry in record.benchmarks.values()}
+    average = f"avg@{fewest.pop()}" if len(fewest) == 1 else "avg@n"
+    title = f"{record.name}, {record.scoring} scoring, %"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("benchmark", no_wrap=True)
+    at_k = [f"pass@{largest}", f"maj@{largest}"] if largest > 1 else []
+    columns = ["questions", "pass@1" if average == "avg@1" else f"pass@1 ({average})", *at_k]
+    for column in (*columns, "format", "cut off", "tokens", "time"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, entry in record.benchmarks.items():
+        size = _largest(entry, k)
+        note = "" if size == largest else f" (k = {size})"
+        cells = [f"{_cell(curve[size])}{note}" for curve in (entry.pass_at_k, entry.maj_at_k)] if at_k else []
+        seconds = record.benchmark_seconds.get(name)
+        table.add_row(
+            name,
+            str(entry.questions),
+            _cell(entry.pass_at_k[1]),
+            *cells,
+            *("" if rate is None else f"{100 * rate:.1f}" for rate in (entry.format_rate, entry.truncation_rate)),
+            "" if entry.mean_tokens is None else f"{entry.mean_tokens:.0f}",
+            "" if seconds is None else duration(seconds),
+        )
+    return table
+
+
+def _details(name: str, entry: BenchmarkRecord, scoring: Scoring, k: int | None) -> Any:
+    """Metrics by k."""
+    from rich.table import Table
+
+    title = f"{name}: {entry.questions} questions, {entry.samples} samples, {scoring} scoring"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in ("k", "pass@k, %", "maj@k, %"):
+        table.add_column(column, justify="right", no_wrap=True)
+    largest = _largest(entry, k)
+    for size in shown_ks(len(entry.pass_at_k), largest):
+        table.add_row(str(size), _cell(entry.pass_at_k[size]), _cell(entry.maj_at_k[size]))
+    return table
+
+
+def warn(record: EvalRecord) -> None:
+    """Warn of what makes the numbers of a run less than they seem."""
+    for name, entry in record.benchmarks.items():
+        if entry.unscored:
+            reason, count = next(iter(entry.unscored_reasons.items()), ("", 0))
+            left_out = f", {len(entry.unscored_questions)} questions are left out" if entry.unscored_questions else ""
+            LOG.warning(
+                "%s: %d samples have no completion and are unscored%s (%d: %s). The same command tries them again",
+                name, entry.unscored, left_out, count, reason,
+            )  # fmt: skip
+        if entry.truncation_rate is not None and entry.truncation_rate > CUT_OFF:
+            LOG.warning(
+                "%s: %.0f %% of the completions were cut off at %s tokens, most before their answer: set a larger "
+                "--max-tokens, with another --out",
+                name, 100 * entry.truncation_rate, record.sampling.max_tokens,
+            )  # fmt: skip
 
 
 def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
@@ -73,6 +151,8 @@ def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
         parts.append(f"{undecided} answers could not be verified and count as wrong")
     if entry.excluded:
         parts.append(f"{len(entry.excluded)} questions left out")
+    if entry.unscored:
+        parts.append(f"{entry.unscored} samples unscored")
     if entry.labels:
         agree = entry.labels.agree
         parts.append(
@@ -97,7 +177,6 @@ def _groups(entry: BenchmarkRecord, k: int) -> Any:
 
 def print_benchmarks() -> None:
     """Print the benchmarks that are built in (gtpo eval --list)."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -105,10 +184,33 @@ def print_benchmarks() -> None:
         table.add_column(column, justify="right" if column == "questions" else "left", no_wrap=True)
     for b in BENCHMARKS.values():
         local = f"{b.local}.jsonl" if b.local else ""
-        table.add_row(b.name, b.title, str(b.count), b.source, local)
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(table, width=max(console.width, 100), crop=False)
+        title = b.title if b.checksum else f"{b.title} (not verified here)"
+        table.add_row(b.name, title, str(b.count), b.source, local)
+    console = _console()
+    console.print(table)
     console.print(
         "Local files are read from --data-dir or GTPO_DATA_DIR. Your own: a .jsonl, .parquet or .yaml file, or "
         "package.module:NAME."
     )
+
+
+def print_check(name: str, data_dir: Path | None) -> None:
+    """Print what a benchmark holds: three problems with their golds, and which golds cannot be verified."""
+    benchmark = find_benchmark(name)
+    problems = load_problems(benchmark, data_dir)
+    print(f"{benchmark.name}: {len(problems)} problems from {benchmark.source}")
+    for problem in problems[:3]:
+        extra = "".join(f", {key} {value}" for key in ("subject", "level") if (value := getattr(problem, key)))
+        print(f"\n{problem.id}{extra}\n{problem.problem}\ngold: {problem.answer}")
+    with Verifier() as verifier:
+        failures = find_unverifiable([(p.id, p.answer) for p in problems], verifier)
+    print(f"\nself-test: {len(problems) - len(failures)} of {len(problems)} golds verify against themselves")
+    for failure in failures[:20]:
+        print(f"  {failure.id}: {failure.reason}")
+    if len(failures) > 20:
+        print(f"  ... and {len(failures) - 20} more")
+    if benchmark.checksum:
+        same = checksum(problems) == benchmark.checksum
+        print(f"checksum of ids and golds: {'as published' if same else 'not that of the published set'}")
+    else:
+        print(f"checksum of ids and golds: {checksum(problems)}")

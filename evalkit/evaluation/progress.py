@@ -27,9 +27,20 @@ class Counts:
     scored_now: int = 0
     correct_now: int = 0
     tokens_now: int = 0
+    failed_now: int = 0
+    started: float = 0.0
+    """When the samples before the first of this benchmark had arrived: since then the engine worked on it."""
+    ended: float = 0.0
+    """When its last sample had arrived."""
+
+    @property
+    def seconds(self) -> float:
+        """Time in which its samples arrived."""
+        return max(self.ended - self.started, 1e-9)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return 1:02:03 or 2:03."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
@@ -44,7 +55,7 @@ class Progress:
         self._lock = threading.Lock()
         self._live: Any = None
         self._last_line = time.monotonic()
-        self._started = time.monotonic()
+        self._started = self._latest = time.monotonic()
 
     def __enter__(self) -> Progress:
         if LOG.isEnabledFor(logging.INFO) and sys.stderr.isatty():
@@ -68,17 +79,30 @@ class Progress:
     def start(self) -> None:
         """Start the clock: the engine is ready."""
         with self._lock:
-            self._started = time.monotonic()
+            self._started = self._latest = time.monotonic()
+
+    def seconds(self) -> dict[str, float]:
+        """Return benchmark -> time in which its samples arrived, of those that had any."""
+        with self._lock:
+            return {name: round(c.seconds, 2) for name, c in self._counts.items() if c.started}
 
     def count(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Count rows of SAMPLE_SCHEMA as they are scored."""
         with self._lock:
+            now = time.monotonic()
             for row in rows:
                 counts = self._counts[row["benchmark"]]
+                if counts.started == 0.0:
+                    counts.started = self._latest
+                counts.ended = now
+                if row["error"] is not None:
+                    counts.failed_now += 1
+                    continue
                 counts.done += 1
                 counts.scored_now += 1
                 counts.correct_now += row[f"verdict_{self.scoring}"] == Verdict.CORRECT
                 counts.tokens_now += row["tokens"] or 0
+            self._latest = now
         if self._live is None and time.monotonic() - self._last_line > LINE_EVERY_S:
             self._last_line = time.monotonic()
             LOG.info(", ".join(self._line(name, c) for name, c in self._counts.items() if c.scored_now))
@@ -90,9 +114,10 @@ class Progress:
         return (time.monotonic() - self._started) / now * left if now else None
 
     def _line(self, name: str, counts: Counts) -> str:
-        rate = counts.tokens_now / max(time.monotonic() - self._started, 1e-9)
-        remaining = self._remaining()
-        left = f", {_duration(remaining)} left" if remaining is not None else ""
+        remaining = self._remaining() if counts.done < counts.total else None
+        left = f", {duration(remaining)} left" if remaining is not None else ""
+        left += f", {counts.failed_now} failed" if counts.failed_now else ""
+        rate = counts.tokens_now / counts.seconds
         return (
             f"{name}: {counts.done}/{counts.total} samples, pass@1 ({self.scoring}) "
             f"{100 * counts.correct_now / counts.scored_now:.1f} %, {rate:.0f} tokens/s{left}"
@@ -106,15 +131,14 @@ class Progress:
             table = Table(box=None, pad_edge=False)
             for title in ("benchmark", "", "samples", f"pass@1 ({self.scoring})", "tokens/s", "left"):
                 table.add_column(title, justify="left" if title in ("benchmark", "") else "right")
-            elapsed = max(time.monotonic() - self._started, 1e-9)
             remaining = self._remaining()
             for name, c in self._counts.items():
                 table.add_row(
                     name,
                     ProgressBar(total=max(c.total, 1), completed=c.done, width=24),
-                    f"{c.done}/{c.total}",
+                    f"{c.done}/{c.total}" + (f", {c.failed_now} failed" if c.failed_now else ""),
                     f"{100 * c.correct_now / c.scored_now:.1f} %" if c.scored_now else "",
-                    f"{c.tokens_now / elapsed:.0f}" if c.scored_now else "",
-                    _duration(remaining) if remaining is not None and c.done < c.total else "",
+                    f"{c.tokens_now / c.seconds:.0f}" if c.scored_now else "",
+                    duration(remaining) if remaining is not None and c.done < c.total else "",
                 )
             return table

@@ -11,8 +11,9 @@ from evalkit.evaluation.benchmarks import checksum
 from evalkit.evaluation.progress import Progress
 from evalkit.evaluation.scoring import RULES_VERSION, Votes
 from evalkit.evaluation.settings import EvalSettings
+from evalkit.evaluation.stored import verify_stored
 from evalkit.evaluation.summary import read_samples, summarise
-from evalkit.results.record import BenchmarkRecord, EvalRecord, VerifierRecord, check_identity
+from evalkit.results.record import EVAL_SCHEMA_VERSION, BenchmarkRecord, EvalRecord, VerifierRecord, check_identity
 from evalkit.results.store import EvalFolder, Key, QuestionKey
 from rewards.data.problem import Problem
 from rewards.golds import find_unverifiable
@@ -53,7 +54,7 @@ def default_folder(name: str, settings: EvalSettings) -> Path:
 def new_record(folder: EvalFolder, settings: EvalSettings, **blocks: Any) -> EvalRecord:
     """Return the record of a run that begins: its blocks (model, engine, ...), the rest from the settings."""
     return EvalRecord(
-        schema_version=EvalRecord.model_fields["schema_version"].default,
+        schema_version=EVAL_SCHEMA_VERSION,
         status="incomplete",
         name=folder.path.resolve().name,
         scoring=settings.scoring,
@@ -67,14 +68,34 @@ def new_record(folder: EvalFolder, settings: EvalSettings, **blocks: Any) -> Eva
     )
 
 
-def merge_previous(folder: EvalFolder, record: EvalRecord, old: EvalRecord) -> None:
-    """Carry over what earlier sessions of the run recorded. UserError where their settings were others."""
+def previous_record(folder: EvalFolder) -> EvalRecord | None:
+    """Return what earlier sessions recorded; None where they stored no completion, so that any setting may change."""
+    old = folder.record()
+    if old is not None and not folder.keys():
+        folder.drop_failed(folder.keys(failed=True))
+        return None
+    return old
+
+
+def merge_previous(session: EvalSession, old: EvalRecord) -> None:
+    """Carry over what earlier sessions recorded, and verify what has no verdict by today's rules.
+
+    UserError where their settings were others.
+    """
+    folder, record = session.folder, session.record
     check_identity(folder.path, old, record)
     record.created = old.created or record.created
     record.sampling.n = max(record.sampling.n, old.sampling.n)
     record.benchmarks = {**old.benchmarks, **record.benchmarks}
+    record.benchmark_seconds = dict(old.benchmark_seconds)
     if old.engine.rows is not None:
         record.engine.rows = old.engine.rows
+    changed = old.verifier.version != RULES_VERSION
+    if changed:
+        LOG.warning("the rules of scoring have changed: the stored completions are verified again")
+    stored = {(name, p.id): p for name, chosen in folder.problems().items() for p in chosen}
+    for _ in verify_stored(folder, {**stored, **session.asked}, session.verifier, everything=changed):
+        pass
 
 
 def start_progress(session: EvalSession, have: set[Key], wanted: Mapping[QuestionKey, int]) -> None:
@@ -106,6 +127,8 @@ def write_results(
     rows: list[dict[str, Any]] = []
     problems = folder.problems()
     for name, entry in record.benchmarks.items():
+        if name not in problems:
+            raise UserError(f"{folder.path}/problems.parquet has no problems of {name}: run with --benchmarks {name}")
         record.benchmarks[name], of_benchmark = summarise(name, entry, problems[name], stored, record.scoring, verifier)
         rows += of_benchmark
     record.verifier = VerifierRecord(version=RULES_VERSION, timeout_s=verifier.timeout_s)

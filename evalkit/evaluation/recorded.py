@@ -24,6 +24,7 @@ from evalkit.evaluation.record import (
     drop_unverifiable,
     merge_previous,
     new_record,
+    previous_record,
     start_progress,
     write_results,
 )
@@ -195,13 +196,13 @@ def evaluate_recorded(settings: EvalSettings) -> tuple[Path, EvalRecord]:
                 prompt=PromptRecord(),
                 benchmarks={name: entry},
             )
-            old = folder.record()
-            if old is not None:
-                merge_previous(folder, record, old)
             session = EvalSession(settings, folder, record, {name: kept}, verifier, progress)
+            old = previous_record(folder)
+            if old is not None:
+                merge_previous(session, old)
             have = folder.keys()
             folder.add_problems(session.problems)
-            record.write(folder.path)
+            folder.begin(record)
             wanted = {(name, p.id): found.counts[p.id] for p in kept}
             start_progress(session, have, wanted)
             stored = {key[:2] for key in have}

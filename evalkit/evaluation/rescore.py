@@ -6,16 +6,12 @@ import functools
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import pyarrow as pa
-
-from evalkit.engines.base import Generation
 from evalkit.evaluation.progress import Progress
 from evalkit.evaluation.record import EVAL_RUNS, write_results
-from evalkit.evaluation.scoring import score
+from evalkit.evaluation.stored import Row, verify_stored
 from evalkit.results.record import SCORINGS, EvalRecord
-from evalkit.results.schema import SAMPLE_SCHEMA
 from evalkit.results.store import EvalFolder
 from rewards.extract import Scoring
 from rewards.support.errors import UserError
@@ -23,9 +19,6 @@ from rewards.verify import Verifier
 
 SHOWN = 20
 """Changed samples that are printed one by one."""
-
-_FIELDS = ("benchmark", "question_id", "sample_index", "completion", "tokens", "finish_reason", "seed")
-"""The columns that make a `Generation`."""
 
 
 class Change(NamedTuple):
@@ -61,13 +54,8 @@ def rescore_run(name: str | None, *, scoring: Scoring) -> tuple[Path, EvalRecord
         for benchmark, entry in record.benchmarks.items():
             progress.add(benchmark, entry.samples, 0)
         progress.start()
-        for part, table in folder.tables():
-            before = table.to_pylist()
-            generations = [Generation(*(row[field] for field in _FIELDS)) for row in before]
-            after = score(generations, asked, verifier)
+        for before, after in verify_stored(folder, asked, verifier, everything=True):
             changes += _changes(before, after)
-            if before != after:
-                folder.replace_part(part, pa.Table.from_pylist(after, schema=SAMPLE_SCHEMA))
             progress.count(after)
         write_results(folder, record, verifier)
         path = folder.path
@@ -75,7 +63,7 @@ def rescore_run(name: str | None, *, scoring: Scoring) -> tuple[Path, EvalRecord
     return path, record
 
 
-def _changes(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[Change]:
+def _changes(before: list[Row], after: list[Row]) -> list[Change]:
     return [
         Change(
             new["benchmark"],

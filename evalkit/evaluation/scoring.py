@@ -20,30 +20,41 @@ RULES_VERSION = 2
 def score(
     generations: Sequence[Generation], problems: Mapping[tuple[str, str], Problem], verifier: Verifier
 ) -> list[dict[str, Any]]:
-    """Return one row a generation. problems: (benchmark, question id) -> problem with its gold answer."""
-    extracted = [extract_both(g.text) for g in generations]
-    asked = [problems[g.benchmark, g.question_id] for g in generations]
+    """Return one row per generation, in order; those with an error are unscored.
+
+    problems: (benchmark, question id) -> problem with its gold answer.
+    """
+    answered = [g for g in generations if g.error is None]
+    extracted = [extract_both(g.text) for g in answered]
+    asked = [problems[g.benchmark, g.question_id] for g in answered]
     verdicts = {
         scoring: verify([answers[i] for answers in extracted], asked, scoring, verifier)
         for i, scoring in enumerate(SCORINGS)
     }
-    return [
-        {
-            "benchmark": g.benchmark,
-            "question_id": g.question_id,
-            "sample_index": g.sample_index,
-            "completion": _storable(g.text),
-            "answer_strict": _storable(extracted[i][0]),
-            "verdict_strict": str(verdicts["strict"][i]),
-            "answer_lenient": _storable(extracted[i][1]),
-            "verdict_lenient": str(verdicts["lenient"][i]),
-            "format_ok": format_ok(g.text),
-            "tokens": g.tokens,
-            "finish_reason": g.finish_reason,
-            "seed": g.seed,
-        }
-        for i, g in enumerate(generations)
+    scored = [
+        unverified_row(g)
+        | {f"answer_{scoring}": _storable(extracted[i][j]) for j, scoring in enumerate(SCORINGS)}
+        | {f"verdict_{scoring}": str(verdicts[scoring][i]) for scoring in SCORINGS}
+        | {"format_ok": format_ok(g.text)}
+        for i, g in enumerate(answered)
     ]
+    following = iter(scored)
+    return [next(following) if g.error is None else unverified_row(g) for g in generations]
+
+
+def unverified_row(g: Generation) -> dict[str, Any]:
+    """Return the row of a generation without answers, format and verdicts."""
+    return {
+        "benchmark": g.benchmark,
+        "question_id": g.question_id,
+        "sample_index": g.sample_index,
+        "completion": _storable(g.text),
+        **dict.fromkeys(("answer_strict", "verdict_strict", "answer_lenient", "verdict_lenient", "format_ok"), None),
+        "tokens": g.tokens,
+        "finish_reason": g.finish_reason,
+        "seed": g.seed,
+        "error": _storable(g.error),
+    }
 
 
 def verify(

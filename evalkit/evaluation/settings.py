@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from evalkit.evaluation.benchmarks import Shard
 from evalkit.metrics import MAX_SAMPLES
 from evalkit.results.record import SCORINGS
 from rewards.extract import Scoring
 from rewards.support.errors import UserError, did_you_mean
+
+SAMPLING_DEFAULTS: dict[str, float] = {
+    "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
+}  # fmt: skip
+"""The paper's sampling: the model's own distribution."""
 
 ENGINES = ("auto", "transformers", "vllm", "openai")
 
@@ -32,12 +39,20 @@ class EvalSettings:
     limit: int | None = None
     questions: Sequence[str] | None = None
     shard: str | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    sampling: str = "default"
+    """What the six above are where they are None: `SAMPLING_DEFAULTS`, or `model`, its generation_config.json."""
     max_tokens: int | None = None
     seed: int = 0
     prompt: str | None = None
     chat_template: Path | None = None
+    chat_template_kwargs: str | None = None
+    """A JSON object."""
     checkpoint: str | None = None
     scoring: Scoring = "strict"
     batch_size: int | None = None
@@ -45,6 +60,12 @@ class EvalSettings:
     base_url: str | None = None
     api_key_env: str = "OPENAI_API_KEY"
     concurrency: int = 64
+    timeout: float = 600.0
+    """Seconds without a byte from the server."""
+    retries: int = 5
+    fail_on_error: str = "5%"
+    """Samples that may fail: a number, or a share of all samples (0.05 or 5%)."""
+    deterministic: bool = False
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
     gpu_memory_utilization: float = 0.9
@@ -61,14 +82,18 @@ class EvalSettings:
             )
         if self.n > MAX_SAMPLES:
             raise UserError(f"--samples must be at most {MAX_SAMPLES}, found {self.n}")
-        if self.temperature < 0:
-            raise UserError(f"--temperature must be 0 or more, found {self.temperature}")
-        if self.temperature == 0 and self.n > 1 and self.completions is None:
-            raise UserError(
-                f"--temperature 0 gives the same completion every time: sample once per question, not {self.n} times"
-            )
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"--top-p must be above 0 and at most 1, found {self.top_p}")
+        for name in SAMPLING_DEFAULTS:
+            value = getattr(self, name)
+            if value is not None:
+                self.check_sampling(name, value, f"--{name.replace('_', '-')}")
+        if self.sampling not in ("default", "model"):
+            raise UserError(f'--sampling is default or model, found "{self.sampling}"')
+        if self.timeout <= 0:
+            raise UserError(f"--timeout must be above 0, found {self.timeout}")
+        if self.retries < 0:
+            raise UserError(f"--retries must be 0 or more, found {self.retries}")
+        self.failure_limit(1)
+        self.template_kwargs()
         if self.max_tokens is not None and self.max_tokens < 1:
             raise UserError(f"--max-tokens must be at least 1, found {self.max_tokens}")
         if self.limit is not None and self.limit < 1:
@@ -97,6 +122,58 @@ class EvalSettings:
     def n(self) -> int:
         """Samples per question."""
         return self.samples or self.k
+
+    def check_sampling(self, name: str, value: float, origin: str) -> None:
+        """Raise UserError unless a sampling parameter is in its range; origin: where the value comes from."""
+        needed, fits = {
+            "temperature": ("0 or more", value >= 0),
+            "top_p": ("above 0 and at most 1", 0 < value <= 1),
+            "top_k": ("0 (off) or more", value >= 0),
+            "min_p": ("0 (off) or more and below 1", 0 <= value < 1),
+            "presence_penalty": ("between -2 and 2", -2 <= value <= 2),
+            "repetition_penalty": ("above 0", value > 0),
+        }[name]
+        if not fits:
+            raise UserError(f"{origin} must be {needed}, found {value}")
+        if name == "temperature" and value == 0 and self.n > 1 and self.completions is None:
+            raise UserError(
+                f"{origin} 0 gives the same completion every time: sample once per question, not {self.n} times"
+            )
+
+    def sampling_values(self, recommended: Mapping[str, float]) -> dict[str, Any]:
+        """Return the sampling parameters: as given, else as the model recommends, else the defaults."""
+        for name, value in recommended.items():
+            if getattr(self, name) is None:
+                self.check_sampling(name, value, f"--sampling model: {name}")
+        given = {name: getattr(self, name) for name in SAMPLING_DEFAULTS if getattr(self, name) is not None}
+        return {**SAMPLING_DEFAULTS, **recommended, **given}
+
+    def failure_limit(self, total: int) -> int:
+        """Return how many of `total` samples may fail. UserError where --fail-on-error is no number or share."""
+        text = self.fail_on_error.strip()
+        try:
+            if text.isdecimal():
+                return int(text)
+            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            share = -1.0
+        if not 0 <= share <= 1:
+            raise UserError(
+                f'--fail-on-error is a number of samples (10) or a share of them (0.05, 5%), found "{text}"'
+            )
+        return int(share * total)
+
+    def template_kwargs(self) -> dict[str, Any] | None:
+        """Return --chat-template-kwargs. UserError unless it is a JSON object."""
+        if self.chat_template_kwargs is None:
+            return None
+        try:
+            found = json.loads(self.chat_template_kwargs)
+        except ValueError as error:
+            raise UserError(f"--chat-template-kwargs is not valid JSON ({error})") from None
+        if not isinstance(found, dict):
+            raise UserError("--chat-template-kwargs must be a JSON object, e.g. '{\"enable_thinking\": true}'")
+        return found
 
     def shard_of(self) -> Shard | None:
         """Return the shard asked for; UserError unless it is i/n with 1 <= i <= n."""

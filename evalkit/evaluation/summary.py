@@ -23,7 +23,7 @@ from rewards.verify import Verdict, Verifier
 Array = npt.NDArray[np.float64]
 
 _COLUMNS = [
-    "benchmark", "question_id", "sample_index", "format_ok", "tokens", "finish_reason",
+    "benchmark", "question_id", "sample_index", "error", "format_ok", "tokens", "finish_reason",
     *(f"answer_{scoring}" for scoring in SCORINGS), *(f"verdict_{scoring}" for scoring in SCORINGS),
 ]  # fmt: skip
 
@@ -40,6 +40,8 @@ class QuestionSamples:
     indices: set[int] = field(default_factory=set)
     votes: dict[str, Votes] = field(default_factory=dict)
     """By scoring, where they are known."""
+    errors: dict[int, str] = field(default_factory=dict)
+    """Sample index -> why it has no completion."""
 
     def add(
         self,
@@ -80,11 +82,14 @@ def read_samples(folder: EvalFolder) -> dict[QuestionKey, QuestionSamples]:
     found: dict[QuestionKey, QuestionSamples] = {}
     for _, table in folder.tables(_COLUMNS):
         columns = (table.column(name).to_pylist() for name in _COLUMNS)
-        for benchmark, question, index, form, tokens, reason, *both in zip(*columns, strict=True):
+        for benchmark, question, index, error, form, tokens, reason, *both in zip(*columns, strict=True):
             of_question = found.get((benchmark, question))
             if of_question is None:
                 of_question = found[benchmark, question] = QuestionSamples()
-            of_question.add(index, bool(form), tokens, reason, both[:2], both[2:])
+            if error is not None:
+                of_question.errors[index] = error
+            else:
+                of_question.add(index, bool(form), tokens, reason, both[:2], both[2:])
     return found
 
 
@@ -152,6 +157,13 @@ def _groups(problems: Sequence[Problem], key: Callable[[Problem], Any]) -> dict[
     return {str(value): groups[value] for value in sorted(groups)}
 
 
+def _unscored(record: BenchmarkRecord, errors: Counter[str], failed: list[str]) -> dict[str, Any]:
+    if not errors and not record.unscored:
+        return {}
+    reasons = dict(errors.most_common(10))
+    return {"unscored": errors.total(), "unscored_reasons": reasons, "unscored_questions": failed}
+
+
 def summarise(
     name: str,
     record: BenchmarkRecord,
@@ -162,11 +174,17 @@ def summarise(
 ) -> tuple[BenchmarkRecord, list[dict[str, Any]]]:
     """Return (the benchmark's record with its metrics, its rows of questions.parquet).
 
-    Raises UserError where a question has no sample at all.
+    Questions of which every sample failed are left out. Raises UserError where a question has no sample at all, and
+    where nothing could be scored.
     """
     missing = [p.id for p in problems if (name, p.id) not in stored]
     if missing:
         raise UserError(f"{name}: {len(missing)} questions have no samples (first: {missing[0]})")
+    errors = Counter(e for p in problems for e in stored[name, p.id].errors.values())
+    failed = [p.id for p in problems if not stored[name, p.id].indices]
+    problems = [p for p in problems if stored[name, p.id].indices]
+    if not problems:
+        raise UserError(f"{name}: no sample could be scored; the same command tries again")
     samples = [stored[name, p.id] for p in problems]
     total = sum(len(s.indices) for s in samples)
     metrics: dict[Scoring, ScoringMetrics] = {}
@@ -198,6 +216,7 @@ def summarise(
     summary: dict[str, Any] = {
         "questions": len(problems),
         "samples": total,
+        **_unscored(record, errors, failed),
         **{name: getattr(metrics[headline], name) for name in ScoringMetrics.model_fields},
         "format_rate": sum(s.format_ok for s in samples) / total,
         "truncation_rate": sum(s.truncated for s in samples) / total,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -91,15 +90,9 @@ def _folders(parent: Path) -> list[Path]:
 def _peek(folder: Path) -> EvalRecord | None:
     """Return the eval.json of a folder, or None where it cannot be read: for searching among runs nobody asked for."""
     try:
-        return _read_once(folder.resolve(), (folder / "eval.json").stat().st_mtime_ns)
+        return read_record(folder)
     except (UserError, OSError):
         return None
-
-
-@lru_cache(maxsize=1024)
-def _read_once(folder: Path, changed: int) -> EvalRecord:
-    """Every train run looks through the same eval runs for its own; `changed` makes a rewritten file another one."""
-    return read_record(folder)
 
 
 def read_eval_run(folder: Path, *, allow_incomplete: bool = False, notes: list[str] | None = None) -> EvalRun:
@@ -178,7 +171,8 @@ def _train_run_of(run: EvalRun) -> TrainRun | None:
 
 
 SETTINGS = (
-    "scoring", "temperature", "top_p", "top_k", "min_p", "max_tokens", "n", "prompt", "chat template", "verifier"
+    "scoring", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty", "max_tokens", "n",
+    "prompt", "chat template", "chat template kwargs", "verifier",
 )  # fmt: skip
 
 
@@ -187,9 +181,10 @@ def settings(run: EvalRun) -> dict[str, Any]:
     record = run.record
     return {
         "scoring": record.scoring,
-        **{key: getattr(record.sampling, key, None) for key in SETTINGS[1:7]},
+        **{key: getattr(record.sampling, key, None) for key in SETTINGS[1:9]},
         "prompt": record.prompt.hash if record.prompt.system is None else record.prompt.system,
         "chat template": record.prompt.chat_template_hash,
+        "chat template kwargs": record.prompt.chat_template_kwargs,
         "verifier": record.verifier.version,
     }
 

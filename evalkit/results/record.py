@@ -14,7 +14,8 @@ from rewards.extract import Scoring
 from rewards.support.errors import UserError
 from rewards.support.files import check_schema_version, read_json, write_json
 
-EVAL_SCHEMA_VERSION = 1
+EVAL_SCHEMA_VERSION = 2
+"""2: samples that failed are stored with their error; parts carry their run's record."""
 SCORINGS: tuple[Scoring, ...] = get_args(Scoring)
 
 
@@ -70,6 +71,12 @@ class BenchmarkRecord(ScoringMetrics):
     excluded: list[str] = []
     """Ids of questions left out because their gold cannot be verified."""
     samples: int = 0
+    """Scored samples; the metrics are theirs."""
+    unscored: int = 0
+    """Samples without a completion, and why: the server's word -> count."""
+    unscored_reasons: dict[str, int] = {}
+    unscored_questions: list[str] = []
+    """Ids of questions without a single scored sample: left out of the metrics."""
     format_rate: float | None = None
     truncation_rate: float | None = None
     mean_tokens: float | None = None
@@ -97,6 +104,11 @@ class ModelRecord(_Block):
     method: str | None = None
     preset: str | None = None
 
+    @property
+    def has_fingerprint(self) -> bool:
+        """Whether the fingerprint covers all weights: those of the adapter, where there is one, and of its base."""
+        return self.fingerprint is not None and self.fingerprint.count("-") == (self.adapter is not None)
+
 
 class EngineRecord(_Block):
     """What sampled: `Engine.describe`, and the dtype as it was asked for."""
@@ -108,6 +120,8 @@ class EngineRecord(_Block):
     hardware: str | None = None
     rows: int | None = None
     """Batch rows, engine transformers: its samples' rounding depends on them."""
+    deterministic: bool = False
+    """Whether a sample does not depend on what shares its batch, by --deterministic."""
 
 
 class SamplingRecord(_Block):
@@ -118,6 +132,10 @@ class SamplingRecord(_Block):
     max_tokens: int | None = None
     n: int = 0
     seed: int | None = None
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
 
 
 class PromptRecord(_Block):
@@ -125,6 +143,7 @@ class PromptRecord(_Block):
 
     system: str | None = None
     chat_template_hash: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     hash: str | None = None
 
 
@@ -152,6 +171,8 @@ class EvalRecord(_Block):
     verifier: VerifierRecord = VerifierRecord()
     created: str | None = None
     wall_seconds: float | None = None
+    benchmark_seconds: dict[str, float] = {}
+    """Time in which each benchmark's samples arrived; benchmarks may overlap."""
     command: str | None = None
     git_commit: str | None = None
     benchmarks: dict[str, BenchmarkRecord] = {}
@@ -160,15 +181,29 @@ class EvalRecord(_Block):
         """Return the content of eval.json; what was never set is left out."""
         return self.model_dump(by_alias=True, exclude_unset=True)
 
+    def header(self) -> EvalRecord:
+        """Return the record of the run as it is before any metric: what every part of its samples carries."""
+        fields = ("source", "questions", "checksum", "excluded")
+        benchmarks = {
+            name: BenchmarkRecord(**{field: getattr(entry, field) for field in fields})
+            for name, entry in self.benchmarks.items()
+        }
+        return self.model_copy(update={"status": "incomplete", "benchmarks": benchmarks})
+
     def write(self, folder: Path) -> None:
         """Write eval.json in the run's folder."""
+        self.schema_version = EVAL_SCHEMA_VERSION  # whatever version it was read from
         write_json(folder / "eval.json", self.as_json())
 
 
 def read_record(folder: Path) -> EvalRecord:
     """Read eval.json of a run's folder. UserError, naming the field, where it is missing, broken, or of a newer schema."""
     path = folder / "eval.json"
-    document = read_json(path)
+    return parse_record(read_json(path), path)
+
+
+def parse_record(document: Any, path: Path) -> EvalRecord:
+    """Check what was read from a file. UserError, naming the field, where it is no run's record."""
     if not isinstance(document, dict):
         raise UserError(f"{path}: expected a JSON object")
     if not isinstance(document.get("schema_version"), int):
@@ -185,18 +220,21 @@ def read_record(folder: Path) -> EvalRecord:
 
 IDENTITY = (
     "model.source", "model.adapter", "model.fingerprint", "engine.name", "engine.dtype",
-    "sampling.temperature", "sampling.top_p", "sampling.max_tokens", "sampling.seed",
-    "prompt.system", "prompt.chat_template_hash", "shard",
+    "engine.deterministic", "sampling.temperature", "sampling.top_p", "sampling.top_k", "sampling.min_p",
+    "sampling.presence_penalty", "sampling.repetition_penalty", "sampling.max_tokens", "sampling.seed",
+    "prompt.system", "prompt.chat_template_hash", "prompt.chat_template_kwargs", "shard",
 )  # fmt: skip
 """Settings that a run keeps for life: samples drawn under others would not be of one kind."""
 
 
-def check_identity(folder: Path, old: EvalRecord, new: EvalRecord) -> None:
+def check_identity(where: Path, old: EvalRecord, new: EvalRecord) -> None:
     """Raise UserError that names each setting in which a run and a command differ."""
+    moved = old.model.has_fingerprint and new.model.has_fingerprint  # then the weights count, not where they lie
     differing = [
         f"{key} ({_short(before)} there, {_short(now)} now)"
         for key in IDENTITY
         if (before := _setting(old, key)) != (now := _setting(new, key))
+        and not (moved and key in ("model.source", "model.adapter"))
     ]
     for name, benchmark in new.benchmarks.items():
         before = old.benchmarks.get(name)
@@ -204,7 +242,7 @@ def check_identity(folder: Path, old: EvalRecord, new: EvalRecord) -> None:
             differing.append(f"the questions of {name} ({before.questions} there, {benchmark.questions} now)")
     if differing:
         raise UserError(
-            f"{folder} was made with other settings: {'; '.join(differing)}. Repeat those, or choose another --out"
+            f"{where} was made with other settings: {'; '.join(differing)}. Repeat those, or choose another --out"
         )
 
 

@@ -27,11 +27,14 @@ SAMPLE_SCHEMA = pa.schema(
         ("tokens", pa.int32()),
         ("finish_reason", pa.string()),
         ("seed", pa.int64()),
+        ("error", pa.string()),
     ],
     metadata={b"gtpo_schema_version": str(EVAL_SCHEMA_VERSION).encode()},
 )
 """One sample. `answer_*` is null where nothing was extracted; `tokens`, `finish_reason` and `seed` are null for
-recorded completions that do not state them."""
+recorded completions that do not state them. `error` says why there is no completion: such a sample is unscored, its
+verdicts are null. Verdicts are null without an error where an interrupted run has yet to verify the completion. Every
+part's metadata holds, as `gtpo_run`, the eval.json of its run as it was then, without metrics."""
 
 QUESTION_SCHEMA = pa.schema(
     [

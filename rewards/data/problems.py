@@ -115,6 +115,16 @@ def _aime25(row: dict[str, Any], position: int) -> Problem:
     return Problem(f"aime/2025-{_aime_paper(position)}", row["problem"], plain_integer(str(row["answer"])))
 
 
+def _matharena(name: str) -> Callable[[dict[str, Any], int], Problem]:
+    """Parse MathArena's final-answer sets: problem_idx counts from 1, the answer is an integer or LaTeX."""
+
+    def parse(row: dict[str, Any], position: int) -> Problem:
+        number = row.get("problem_idx", position + 1)
+        return Problem(f"{name}-{number}", row["problem"], plain_integer(str(row["answer"])))
+
+    return parse
+
+
 def _amc23(row: dict[str, Any], position: int) -> Problem:
     text = row.get("question") or row["problem"]
     return Problem(f"amc23/{row.get('id', position)}", text, plain_integer(str(row["answer"])))
@@ -139,6 +149,8 @@ SOURCES: dict[str, HubSource] = {
     "math500": HubSource("HuggingFaceH4/MATH-500", ("default",), "test", _math500, 500),
     "aime24": HubSource("HuggingFaceH4/aime_2024", ("default",), "train", _aime24, 30),
     "aime25": HubSource("math-ai/aime25", ("default",), "test", _aime25, 30),
+    "aime26": HubSource("MathArena/aime_2026", ("default",), "train", _matharena("aime/2026"), 30),
+    "hmmt26": HubSource("MathArena/hmmt_feb_2026", ("default",), "train", _matharena("hmmt/2026-feb"), 33),
     "amc23": HubSource("math-ai/amc23", ("default",), "test", _amc23, 40),
 }
 
@@ -184,26 +196,30 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     yield from enumerate(table.to_pylist(), start=1)
 
 
+def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (file and line or row, fields) of a .jsonl (or .jsonl.gz) or .parquet file. UserError on a broken row."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    if path.name.endswith((".jsonl", ".jsonl.gz")):
+        yield from ((f"{path}:{number}", row) for number, row in read_jsonl(path))
+    elif path.suffix == ".parquet":
+        yield from ((f"{path}, row {number}", row) for number, row in _parquet_rows(path))
+    else:
+        raise UserError(f"{path}: expected a .jsonl or .parquet file")
+
+
 def load_file(path: Path) -> list[Problem]:
     """Read problems from a .jsonl (or .jsonl.gz) or .parquet file.
 
     Raises UserError with file and line (row) number on a broken row, a missing field or a repeated id.
     """
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    if path.name.endswith((".jsonl", ".jsonl.gz")):
-        rows, place = read_jsonl(path), f"{path}:{{}}"
-    elif path.suffix == ".parquet":
-        rows, place = _parquet_rows(path), f"{path}, row {{}}"
-    else:
-        raise UserError(f"{path}: expected a .jsonl or .parquet file")
     problems: list[Problem] = []
-    first_seen: dict[str, int] = {}
-    for number, row in rows:
-        problem = _problem_of(row, len(problems), path.stem.removesuffix(".jsonl"), place.format(number))
+    first_seen: dict[str, str] = {}
+    for where, row in read_rows(path):
+        problem = _problem_of(row, len(problems), path.stem.removesuffix(".jsonl"), where)
         if problem.id in first_seen:
-            raise UserError(f'{place.format(number)}: id "{problem.id}" stands on line {first_seen[problem.id]} too')
-        first_seen[problem.id] = number
+            raise UserError(f'{where}: duplicate id "{problem.id}", first at {first_seen[problem.id]}')
+        first_seen[problem.id] = where
         problems.append(problem)
     return problems
 
@@ -217,6 +233,8 @@ def load_hub(name: str, source: HubSource) -> list[Problem]:
         for config in source.configs:
             for row in datasets.load_dataset(source.repository, config, split=source.split):
                 problems.append(source.parse(row, len(problems)))
+    except UserError:
+        raise
     except (KeyError, TypeError) as error:
         raise UserError(
             f"{source.repository} ({source.split}) no longer has the fields that {name} is read from ({error}); "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -29,8 +30,10 @@ def write_bytes(path: Path, data: bytes) -> None:
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes private files; a result is an ordinary one
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a full disk does not say which file it had no room for
         raise
 
 
@@ -87,7 +90,8 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def lock_folder(folder: Path) -> FileLock:
     """Make `folder` and take it for this process, until the lock is released or the process ends.
 
-    Raises UserError where another process holds it, naming that process, and where it cannot be written.
+    Raises UserError where another process holds it, naming that process, and where it cannot be written, and OSError
+    where the disk is full.
     """
     holder = folder / ".lock-holder"
     try:
@@ -101,18 +105,27 @@ def lock_folder(folder: Path) -> FileLock:
             f"{folder} is being written by another process{who}: wait for it, or name another folder"
         ) from None
     except OSError as error:
+        if error.errno in DISK_FULL:
+            raise
         raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
     return lock
 
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers of an OSError that freeing space mends."""
 
 LOCK_FILES = frozenset({".lock", ".lock-holder"})
 """What `lock_folder` leaves in a folder."""
 
 
+class NewerSchema(UserError):
+    """A file of a newer version of this program."""
+
+
 def check_schema_version(path: Path, found: int, newest: int) -> None:
-    """Raise UserError where a file was written by a newer version of this program than can read it."""
+    """Raise NewerSchema where a file was written by a newer version of this program than can read it."""
     if found > newest:
-        raise UserError(f"{path}: schema version {found}; this gtpo reads up to {newest}. Upgrade gtpo")
+        raise NewerSchema(f"{path}: schema version {found}; this gtpo reads up to {newest}. Upgrade gtpo")
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

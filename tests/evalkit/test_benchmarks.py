@@ -22,7 +22,7 @@ from rewards.support.errors import UserError
 
 
 @pytest.mark.shared
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", [name for name, benchmark in BENCHMARKS.items() if benchmark.checksum])
 def test_counts_golds_and_ids(name: str, shared_dir: Path) -> None:
     benchmark = BENCHMARKS[name]
     problems = load_problems(benchmark, shared_dir / "data")
@@ -63,6 +63,59 @@ def test_a_declaration_of_a_hub_set(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (problem,) = load_problems(find_benchmark(str(tmp_path / "own.yaml")), None)
     assert asked == [(("someone/some-set", "main"), {"split": "validation"})]
     assert (problem.id, problem.problem, problem.answer, problem.level) == ("own/0", "p", "\\frac{1}{2}", 4)
+
+
+def test_matharena_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Hub is out of reach here; rows as MathArena's data cards describe them."""
+    import datasets
+
+    answers = {"MathArena/aime_2026": 277, "MathArena/hmmt_feb_2026": "\\frac{7}{2}"}
+    monkeypatch.delenv("GTPO_DATA_DIR", raising=False)
+    monkeypatch.setattr(
+        datasets,
+        "load_dataset",
+        lambda repository, config, split: [{"problem_idx": 1, "problem": "p", "answer": answers[repository]}],
+    )
+    for name, identifier, answer in (
+        ("aime26", "aime/2026-1", "277"),
+        ("hmmt26", "hmmt/2026-feb-1", "\\frac{7}{2}"),
+    ):
+        (problem,) = load_problems(find_benchmark(name), None)
+        assert (problem.id, problem.answer) == (identifier, answer)
+        assert re.fullmatch(BENCHMARKS[name].ids or "", problem.id)
+
+
+def test_a_file_with_golds_and_fields_of_its_own(tmp_path: Path) -> None:
+    rows = [
+        {"question": "one half?", "final": "so \\boxed{\\frac{1}{2}}", "hard": "Level 4", "nr": 7},
+        {"question": "two?", "final": "\\boxed{2}", "hard": 1, "nr": 8},
+    ]
+    (tmp_path / "set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fields = "fields: {problem: question, answer: final, level: hard, id: nr}\n"
+    (tmp_path / "own.yaml").write_text("name: own\nfile: set.jsonl\ngold: boxed\n" + fields)
+    first, second = load_problems(find_benchmark(str(tmp_path / "own.yaml")), None)
+    assert (first.id, first.problem, first.answer, first.level) == ("7", "one half?", "\\frac{1}{2}", 4)
+    assert second.answer == "2"
+    for bad, message in (
+        ({"question": "p", "final": "2", "hard": 1, "nr": 9}, r'set\.jsonl:3: field "final" holds no \\boxed'),
+        ({"question": "p", "hard": 1, "nr": 9}, r'set\.jsonl:3: field "final" \(answer\) must be text, found missing'),
+        ({"question": ["p"], "final": "2"}, r'set\.jsonl:3: field "nr" \(id\) must be text, found missing'),
+        ({"question": ["p"], "final": "\\boxed{1}", "nr": 9}, r'"question" \(problem\) must be text, found list'),
+    ):
+        (tmp_path / "set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, bad]))
+        with pytest.raises(UserError, match=message):
+            load_problems(find_benchmark(str(tmp_path / "own.yaml")), None)
+
+
+def test_check_prints_problems_golds_and_self_test(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    rows = [{"id": f"q{i}", "problem": f"What is {i}?", "answer": str(i) if i != 2 else " "} for i in range(5)]
+    (tmp_path / "set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = gtpo("eval", "--check", "set.jsonl")
+    assert "set: 5 problems from set.jsonl" in done.stdout
+    assert "q1\nWhat is 1?\ngold: 1" in done.stdout
+    assert "q3" not in done.stdout
+    assert "self-test: 4 of 5 golds verify against themselves\n  q2: the gold answer is empty" in done.stdout
+    assert 'Did you mean "gsm8k"' in gtpo("eval", "--check", "gsm8kk", code=2).stderr
 
 
 def test_a_dotted_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

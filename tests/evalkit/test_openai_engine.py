@@ -1,81 +1,29 @@
-"""The openai engine against a server that misbehaves on purpose (a healthy one is real vLLM: test_vllm_engine.py)."""
+"""What the openai engine sends and reads (servers that misbehave: test_misbehaving_servers.py; real vLLM:
+test_vllm_engine.py)."""
 
 from __future__ import annotations
 
 import json
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from servers import Reply, Server, completion, text_of
 
 import evalkit.engines.openai as module
 from evalkit.engines.base import EngineStopped, Generation, Prompt, Sampling, Task, sample_seed
 from evalkit.engines.model_ref import resolve_model
 from evalkit.engines.openai import OpenAIEngine
+from evalkit.engines.openai_reply import RequestError, read_reply
 from rewards.support.errors import UserError
-
-Reply = tuple[int, dict[str, str], Any]
-Behaviour = Callable[[dict[str, Any], int], Reply]
-
-
-def completion(payload: dict[str, Any]) -> Reply:
-    choice = {"message": {"content": f"seed {payload['seed']}"}, "finish_reason": "stop"}
-    return 200, {}, {"choices": [choice], "usage": {"completion_tokens": 7}}
 
 
 @pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Behaviour], tuple[str, list[dict[str, Any]]]]]:
-    """Start a server: serve(behaviour) -> (URL, requests). behaviour(payload, times this seed was asked) -> reply."""
-    servers: list[ThreadingHTTPServer] = []
-    monkeypatch.setattr(module, "LONGEST_PAUSE_S", 0.05)
-
-    def start(behaviour: Behaviour) -> tuple[str, list[dict[str, Any]]]:
-        seen: list[dict[str, Any]] = []
-        times: Counter[int] = Counter()
-        lock = threading.Lock()
-
-        class Handler(BaseHTTPRequestHandler):
-            def _send(self, reply: Reply) -> None:
-                status, headers, body = reply
-                content = body if isinstance(body, bytes) else json.dumps(body).encode()
-                self.send_response(status)
-                for name, value in {**headers, "Content-Length": str(len(content))}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(content)
-
-            def do_GET(self) -> None:
-                if self.path == "/v1/models":
-                    self._send((200, {}, {"data": [{"id": "m", "owned_by": "vllm"}]}))
-                else:
-                    self._send((404, {}, {}))
-
-            def do_POST(self) -> None:
-                payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with lock:
-                    seen.append({**payload, "authorization": self.headers.get("Authorization")})
-                    times[payload["seed"]] += 1
-                reply = behaviour(payload, times[payload["seed"]])
-                if reply[0] == 0:  # cut the connection
-                    self.connection.close()
-                    return
-                self._send(reply)
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{server.server_address[1]}/v1", seen
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
 
 
 def tasks(questions: int, samples: int) -> list[Task]:
@@ -85,101 +33,144 @@ def tasks(questions: int, samples: int) -> list[Task]:
     ]
 
 
-def engine(url: str, **options: Any) -> OpenAIEngine:
-    sampling = Sampling(temperature=0.7, top_p=0.9, max_tokens=33, n=4, seed=5)
-    return OpenAIEngine(resolve_model("m", served=True), sampling, base_url=url, concurrency=4, **options)
+def engine(url: str, *, sampling: dict[str, Any] | None = None, **options: Any) -> OpenAIEngine:
+    settings = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 33, "n": 4, "seed": 5, **(sampling or {})}
+    return OpenAIEngine(
+        resolve_model("m", served=True), Sampling(**settings), base_url=url, **{"concurrency": 4, **options}
+    )
 
 
 def collect(source: OpenAIEngine, wanted: list[Task]) -> list[Generation]:
     return [g for lot in source.generate(wanted) for g in lot]
 
 
-def test_one_request_a_sample_with_its_seed(serve, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_one_request_per_sample_with_its_seed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
-    url, seen = serve(lambda payload, _: completion(payload))
-    found = collect(engine(url), tasks(3, 4))
+    found = collect(engine(server.url), tasks(3, 4))
     assert len(found) == 12
     for g in found:
         assert g.seed == sample_seed(5, "b", g.question_id, g.sample_index)
-        assert (g.text, g.tokens, g.finish_reason) == (f"seed {g.seed}", 7, "stop")
-    assert {request["authorization"] for request in seen} == {"Bearer sk-test"}
-    for request in seen:
+        assert (g.text, g.tokens, g.finish_reason, g.error) == (text_of(g.seed or 0), 7, "stop", None)
+    assert {request["authorization"] for request in server.requests} == {"Bearer sk-test"}
+    for request in server.requests:
         sent = {key: request[key] for key in ("model", "temperature", "top_p", "max_tokens")}
         assert sent == {"model": "m", "temperature": 0.7, "top_p": 0.9, "max_tokens": 33}
         # A vLLM server would otherwise fill in top_k and penalties from the model's generation_config.
         assert (request["top_k"], request["min_p"], request["repetition_penalty"]) == (-1, 0.0, 1.0)
-    assert "sk-test" not in json.dumps(engine(url).describe())
+        assert "presence_penalty" not in request
+        assert "chat_template_kwargs" not in request
+    assert "sk-test" not in json.dumps(engine(server.url).describe())
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        (429, {"Retry-After": "0.01"}, {"error": {"message": "slow down"}}),
-        (503, {}, b"<html>busy</html>"),
-        (500, {}, {"error": "oops"}),
-        (0, {}, b""),
-        (200, {}, b"not json"),
-        (200, {}, {"choices": []}),
-    ],
-)
-def test_faults_that_pass_are_tried_again(serve, fault: Reply) -> None:  # type: ignore[no-untyped-def]
-    url, seen = serve(lambda payload, times: fault if times < 3 else completion(payload))
-    found = collect(engine(url), tasks(2, 2))
-    assert len({(g.question_id, g.sample_index) for g in found}) == len(found) == 4
-    assert len(seen) == 12
-
-
-def test_a_server_that_goes_away(serve) -> None:  # type: ignore[no-untyped-def]
-    """What came before is handed on first; then one sentence."""
-    lock, answered = threading.Lock(), [0]
-
-    def behaviour(payload: dict[str, Any], times: int) -> Reply:
-        with lock:
-            answered[0] += 1
-            return completion(payload) if answered[0] <= 10 else (0, {}, b"")
-
-    url, _ = serve(behaviour)
-    found: list[Generation] = []
-    with pytest.raises(EngineStopped, match=r"gave no answer in 6 attempts \(\w+"):
-        found.extend(g for lot in engine(url).generate(tasks(10, 4)) for g in lot)
-    assert len(found) == 10
+@pytest.mark.parametrize("owner", ["vllm", "someone"])
+def test_sampling_options(server: Server, owner: str) -> None:
+    """A server that is not vLLM gets what was asked for, and no parameter that it may not know without need."""
+    server.models = Reply(body={"data": [{"id": "m", "owned_by": owner}]})
+    options = {"top_k": 20, "presence_penalty": 1.5}
+    collect(engine(server.url, sampling=options, chat_template_kwargs={"enable_thinking": True}), tasks(1, 1))
+    (request,) = server.requests
+    expected = {**options, "chat_template_kwargs": {"enable_thinking": True}}
+    if owner == "vllm":
+        expected |= {"min_p": 0.0, "repetition_penalty": 1.0}
+    beyond = {"model", "messages", "temperature", "top_p", "max_tokens", "seed", "authorization"}
+    assert {key: value for key, value in request.items() if key not in beyond} == expected
 
 
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
-        (
-            (401, {}, {"error": {"message": "bad key"}}),
-            r"refuses a request without a key; set OPENAI_API_KEY \(HTTP 401",
-        ),
-        ((400, {}, {"error": {"message": "context is 100 tokens"}}), r"HTTP 400\): context is 100 tokens"),
-        ((404, {}, {"message": "nothing here"}), r"chat/completions is not there \(HTTP 404\): nothing here"),
+        (Reply(401, {"error": "bad key"}), r"refuses a request without a key; set OPENAI_API_KEY \(HTTP 401"),
+        (Reply(404, {"message": "nothing here"}), r"chat/completions is not there \(HTTP 404: nothing here"),
     ],
 )
-def test_faults_that_stay_are_told_at_once(serve, monkeypatch, reply: Reply, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_what_no_request_can_mend_is_told_at_once(server: Server, monkeypatch, reply: Reply, message: str) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    url, seen = serve(lambda payload, times: reply)
+    server.behaviour = lambda payload, times: reply
     with pytest.raises(UserError, match=message):
-        collect(engine(url), tasks(50, 4))
-    assert len(seen) <= 12, "the rest is not asked for"
+        collect(engine(server.url), tasks(50, 4))
+    assert len(server.requests) <= 8, "the rest is not asked for"
 
 
-def test_thoughts_are_kept_apart(serve) -> None:  # type: ignore[no-untyped-def]
-    def behaviour(payload: dict[str, Any], times: int) -> Reply:
-        message = {"content": "<answer>4</answer>", "reasoning_content": "is it <answer>5</answer>?"}
-        return 200, {}, {"choices": [{"message": message, "finish_reason": "length"}]}
+def test_many_failures_in_a_row_stop_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was completed is handed on first, and so are the failures."""
+    monkeypatch.setattr(module, "LONGEST_PAUSE_S", 0.01)
+    server.behaviour = lambda payload, times: (
+        completion(payload) if len(server.requests) <= 10 else Reply(500, {"error": "broken"})
+    )
+    found: list[Generation] = []
+    with pytest.raises(EngineStopped, match=rf"16 requests in a row failed at {server.url} \(HTTP 500: broken\)"):
+        found.extend(g for lot in engine(server.url, retries=1).generate(tasks(50, 4)) for g in lot)
+    assert sum(g.error is None for g in found) == 10
+    assert 16 <= sum(g.error is not None for g in found) <= 19
 
-    (found,) = collect(engine(serve(behaviour)[0]), tasks(1, 1))
-    assert found.text == "<think>is it <answer>5</answer>?</think><answer>4</answer>"
-    assert (found.tokens, found.finish_reason) == (None, "length")
+
+def test_an_answer_that_is_too_long(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONGEST_BODY", 1000)
+    server.behaviour = lambda payload, times: completion(payload, content="x" * (2000 if times else 0))
+    (found,) = collect(engine(server.url), tasks(1, 1))
+    assert found.error is not None
+    assert found.error.startswith("an answer of more than")
+    assert len(server.requests) == 1
 
 
-def test_addresses() -> None:
+def test_thoughts_are_kept_apart() -> None:
+    message = {"content": "<answer>4</answer>", "reasoning_content": "is it <answer>5</answer>?"}
+    body = json.dumps({"choices": [{"message": message, "finish_reason": "length"}]}).encode()
+    assert read_reply(200, {}, body) == ("<think>is it <answer>5</answer>?</think><answer>4</answer>", None, "length")
+
+
+@pytest.mark.parametrize(("header", "expected"), [("7", 7.0), ("1e9", 120.0), ("-3", 0.0), ("soon", 0.0), ("", 0.0)])
+def test_retry_after(header: str, expected: float) -> None:
+    with pytest.raises(RequestError) as error:
+        read_reply(429, {"retry-after": header}, b"")
+    assert (error.value.pause_s, error.value.passing) == (expected, True)
+
+
+def test_addresses_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     for url, message in (
         ("http://user:secret@127.0.0.1:1/v1", "must hold no credentials"),
         ("127.0.0.1:8000", "must start with http"),
         ("http://127.0.0.1:1/v1", "no server answers at"),
     ):
-        with pytest.raises(UserError, match=message) as fault:
+        with pytest.raises(UserError, match=message) as error:
             engine(url)
-        assert "secret" not in str(fault.value)
+        assert "secret" not in str(error.value)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret\u00e9")
+    with pytest.raises(UserError, match="the key in OPENAI_API_KEY has characters") as error:
+        engine("http://127.0.0.1:1/v1")
+    assert "secret" not in str(error.value)
+
+
+def test_a_train_run_by_its_own_name(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """The server is asked for the run's name; where it does not have it, the command that serves it is printed."""
+    import shutil
+
+    run = tmp_path / "results/train/my-run"
+    shutil.copytree(tiny_model, run / "best")
+    (run / "run.json").write_text(json.dumps({"schema_version": 1, "method": "gtpo", "status": "finished"}))
+    (run / "config.yaml").write_text("dataset: {system_instruction: Solve.}\ntraining: {max_completion_length: 24}\n")
+    command = ("eval", "my-run", "--engine", "openai", "--benchmarks", "arithmetic", "--limit", "2")
+    start = "vllm serve results/train/my-run/best --served-model-name my-run"
+    assert start in gtpo(*command, code=2).stderr
+    other, server = Server(), Server(model="my-run")
+    try:
+        done = gtpo(*command, "--base-url", other.url, code=2)
+        assert f'does not serve "my-run". It serves: m. For this run start it with: {start}' in done.stderr
+        gtpo(*command, "--base-url", server.url)
+    finally:
+        other.close()
+        server.close()
+    assert {(r["model"], r["max_tokens"], r["messages"][0]["content"]) for r in server.requests} == {
+        ("my-run", 24, "Solve.")
+    }
+    record = json.loads((tmp_path / "results/eval/my-run/eval.json").read_text())
+    assert record["model"]["train_run"] == "my-run"
+    assert record["model"]["fingerprint"]
+    adapter = tmp_path / "results/train/lora/best"
+    adapter.mkdir(parents=True)
+    (adapter.parent / "run.json").write_text(json.dumps({"schema_version": 1, "status": "finished"}))
+    (adapter / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "r": 20, "base_model_name_or_path": str(tiny_model)})
+    )
+    expected = f"vllm serve {tiny_model} --enable-lora --lora-modules lora=results/train/lora/best --max-lora-rank 32"
+    assert expected in gtpo("eval", "lora", *command[2:], code=2).stderr

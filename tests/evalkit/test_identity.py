@@ -1,0 +1,168 @@
+"""Whose samples are in a run folder: eval.json lost or damaged, parts of another run, full disks, earlier versions."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from evalkit.results.schema import SAMPLE_SCHEMA
+from evalkit.results.store import RUN, EvalFolder
+from rewards.support.errors import UserError
+
+EVAL = ("--engine", "transformers", "--max-tokens", "24", "--batch-size", "32", "--k", "2", "--limit", "4", "--quiet")
+
+
+def content(run: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    parts = sorted((run / "samples").glob("*.parquet"))
+    rows = [{"error": None, **row} for part in parts for row in pq.read_table(part).to_pylist()]
+    key = sorted(rows, key=lambda row: (row["benchmark"], row["question_id"], row["sample_index"]))
+    return key, json.loads((run / "eval.json").read_text())["benchmarks"]
+
+
+@pytest.fixture
+def run(gtpo, tiny_model: Path, tmp_path: Path) -> Path:  # type: ignore[no-untyped-def]
+    gtpo("eval", tiny_model, "--benchmarks", "arithmetic,arithmetic_hard", "--out", "run", *EVAL)
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "empty", "another file's", "wrong types"])
+def test_eval_json_is_rebuilt_from_the_parts(gtpo, tiny_model: Path, run: Path, damage: str) -> None:  # type: ignore[no-untyped-def]
+    before, path = content(run), run / "eval.json"
+    text = path.read_text()
+    if damage == "missing":
+        path.unlink()
+    else:
+        broken = {
+            "cut": text[:500],
+            "empty": "",
+            "another file's": "[]",
+            "wrong types": json.dumps({**json.loads(text), "sampling": {"n": "two"}}),
+        }
+        path.write_text(broken[damage])
+    other = gtpo("eval", tiny_model, "--benchmarks", "arithmetic", "--out", run, *EVAL, "--seed", "7", code=2)
+    assert "sampling.seed (0 there, 7 now)" in other.stderr
+    done = gtpo("eval", tiny_model, "--benchmarks", "arithmetic", "--out", run, *EVAL)
+    assert "rebuilt from the samples" in done.stderr
+    assert content(run) == before, "the other benchmark is there too"
+
+
+def test_never_adopted_by_another_model(gtpo, tiny_model: Path, run: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    shutil.copytree(tiny_model, tmp_path / "other")
+    weights = tmp_path / "other/model.safetensors"
+    changed = bytearray(weights.read_bytes())
+    changed[-100] ^= 1
+    weights.write_bytes(bytes(changed))
+    before = content(run)[0]
+    (run / "eval.json").unlink()
+    done = gtpo("eval", "./other", "--benchmarks", "arithmetic", "--out", run, *EVAL, code=2)
+    assert "model.fingerprint (" in done.stderr
+    assert not (run / "eval.json").exists()
+    rows = [row for part in (run / "samples").glob("*") for row in pq.read_table(part).to_pylist()]
+    assert len(rows) == len(before)
+
+
+def test_a_part_of_another_run_is_refused(gtpo, tiny_model: Path, run: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    gtpo("eval", tiny_model, "--benchmarks", "arithmetic", "--out", "other", *EVAL, "--seed", "9")
+    (foreign,) = (tmp_path / "other/samples").iterdir()
+    shutil.copy(foreign, run / "samples/part-000099.parquet")
+    done = gtpo("eval", tiny_model, "--benchmarks", "arithmetic", "--out", run, *EVAL, code=2)
+    assert "part-000099.parquet was made with other settings: sampling.seed (9 there, 0 now)" in done.stderr
+
+
+def as_version_1(run: Path) -> None:
+    """Make a run look as the version before wrote it: no error column, no record in the parts, schema 1."""
+    for part in (run / "samples").iterdir():
+        table = pq.read_table(part)
+        table = table.drop_columns([name for name in table.column_names if name == "error"])
+        pq.write_table(table.replace_schema_metadata({b"gtpo_schema_version": b"1"}), part)
+    record = json.loads((run / "eval.json").read_text())
+    record["schema_version"] = 1
+    for key in ("top_k", "min_p", "presence_penalty", "repetition_penalty"):
+        record["sampling"].pop(key, None)
+    for block, key in (("engine", "deterministic"), ("prompt", "chat_template_kwargs")):
+        record[block].pop(key, None)
+    record.pop("benchmark_seconds", None)
+    (run / "eval.json").write_text(json.dumps(record))
+
+
+def test_runs_of_the_version_before(gtpo, tiny_model: Path, run: Path) -> None:  # type: ignore[no-untyped-def]
+    before = content(run)
+    as_version_1(run)
+    assert "no verdicts changed" in gtpo("eval", run, "--rescore").stderr
+    as_version_1(run)
+    command = ("eval", tiny_model, "--benchmarks", "arithmetic,arithmetic_hard", "--out", run, *EVAL)
+    gtpo(*command, "--k", "3")
+    rows = content(run)[0]
+    assert [row for row in rows if row["sample_index"] < 2] == before[0]
+    as_version_1(run)
+    (run / "eval.json").unlink()
+    assert "do not say of which run they are" in gtpo(*command, code=2).stderr
+
+
+def test_a_change_of_the_rules_verifies_what_is_stored(gtpo, tiny_model: Path, run: Path) -> None:  # type: ignore[no-untyped-def]
+    before = content(run)
+    record = json.loads((run / "eval.json").read_text())
+    record["verifier"]["version"] = 0
+    record["status"] = "incomplete"
+    (run / "eval.json").write_text(json.dumps(record))
+    part = sorted((run / "samples").iterdir())[0]
+    table = pq.read_table(part)
+    rows = [{**row, "verdict_strict": "CORRECT", "verdict_lenient": "CORRECT"} for row in table.to_pylist()]
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), part)
+    done = gtpo("eval", tiny_model, "--benchmarks", "arithmetic,arithmetic_hard", "--out", run, *EVAL)
+    assert "the rules of scoring have changed" in done.stderr
+    assert content(run) == before
+
+
+def test_a_newer_version_is_not_rebuilt(run: Path) -> None:
+    (run / "eval.json").write_text(json.dumps({"schema_version": 99, "benchmarks": {}}))
+    with EvalFolder(run) as folder, pytest.raises(UserError, match="schema version 99"):
+        folder.record()
+
+
+def test_every_part_says_whose_it_is(run: Path) -> None:
+    for part in (run / "samples").iterdir():
+        header = json.loads(pq.read_schema(part).metadata[RUN])
+        assert header["model"]["fingerprint"]
+        assert header["sampling"]["n"] == 2
+        assert header["benchmarks"]["arithmetic"]["checksum"]
+        assert "pass@k" not in header["benchmarks"]["arithmetic"]
+        assert pq.read_schema(part).equals(SAMPLE_SCHEMA)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):  # type: ignore[no-untyped-def]
+    """A file system of 1 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("only root can mount a file system of 1 MiB")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize("free", [0, 4096, 16384, 40960])
+def test_a_full_disk(gtpo, tiny_model: Path, small_disk: Path, run: Path, environment, free: int) -> None:  # type: ignore[no-untyped-def]
+    """Wherever it happens: one sentence, exit code 3, and the same command completes the run once there is room."""
+    block = os.statvfs(small_disk)
+    (small_disk / "other").write_bytes(b"x" * (block.f_bavail * block.f_frsize - free))
+    command = ["eval", str(tiny_model), "--benchmarks", "arithmetic,arithmetic_hard", "--out", str(small_disk / "run")]
+    process = [sys.executable, "-m", "cli", *command, *EVAL]
+    done = subprocess.run(process, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "incomplete: the disk is full" in done.stderr
+    assert "free some space. The same command resumes" in done.stderr
+    (small_disk / "other").unlink()
+    gtpo(*command, *EVAL)
+    assert content(small_disk / "run") == content(run)
