@@ -13,6 +13,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from itertools import islice
 from typing import Literal, NamedTuple
 
@@ -84,9 +85,15 @@ def _text(value: object) -> str:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
 
 
+@lru_cache(maxsize=4096)
+def _is_usable(gold: str) -> bool:
+    """Say whether a gold can be compared with; kept, for it comes with every sample of its question."""
+    return bool(gold.strip()) and reject_reason(gold) is None
+
+
 def _decide_here(prediction: str, gold: str, problem: str | None, answers: Answers) -> str | None:
     """Decide without a worker, where that is exact: unusable golds, empty and hostile answers, numbers, texts."""
-    if not gold.strip() or reject_reason(gold) is not None:
+    if not _is_usable(gold):
         return Verdict.UNUSABLE_GOLD
     if not prediction.strip():
         return Verdict.NO_ANSWER

@@ -27,6 +27,8 @@ def _cut(text: str) -> bool:
 
 
 def _fit(text: str) -> bool:
+    if re.fullmatch(r"[A-Za-z\s.,']*", text):  # letters alone: our grammar's to read, or a word
+        return False
     if _cut(text):  # no parser reads it, and asking one costs loading SymPy
         return False
     return _BEYOND.search(text) is None and _WORD.search(re.sub(r"\\(?:begin|end)\{\w+\}", "", text)) is None
