@@ -1,4 +1,5 @@
-"""The table of rewards per function that ends a run: where each began, where it is, how much was unscored."""
+"""The table of rewards per function that ends a run: where each began, where it is, how much was unscored or
+unsimplified."""
 
 from __future__ import annotations
 
@@ -43,9 +44,10 @@ def reward_table(metrics_jsonl: Path, window: int) -> str:
     width = max(len("reward"), *(len(row.name) for row in rows))
     lines = [f"{'reward':{width}} {'first':>8} {'last':>8} {'best':>8}   (means of {min(window, len(metrics))} steps)"]
     lines += [f"{row.name:{width}} {row.first:8.2f} {row.last:8.2f} {row.best:8.2f}" for row in rows]
-    unscored = [row["reward/unscored"] for row in metrics if row.get("reward/unscored")]
-    if unscored:
-        lines.append(
-            f"unscored completions: {sum(unscored) / len(metrics):.1%}, in {len(unscored)} of {len(metrics)} steps"
-        )
+    for name in ("unscored", "unsimplified"):
+        shares = [row[f"reward/{name}"] for row in metrics if row.get(f"reward/{name}")]
+        if shares:
+            lines.append(
+                f"{name} completions: {sum(shares) / len(metrics):.1%}, in {len(shares)} of {len(metrics)} steps"
+            )
     return "\n".join(lines)
