@@ -52,7 +52,7 @@ def train(
     check_loss: Annotated[
         bool, typer.Option("--check-loss", help="Compare the fused loss with the reference on the first batch.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only warnings and the result.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Only warnings and errors on stderr.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="More detail on stderr, also from the libraries.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> None:

@@ -4,7 +4,7 @@ Unknown keys are refused, so no key is ignored in silence. The string under a fi
 `gtpo train --help-config` and docs/config.md print it.
 
 The default of a key added later must be what runs did before the key existed: a run folder of an earlier version is
-read with it, and goes on only if nothing differs (`gtpo.run.folder`).
+read with it, and resumed only if nothing differs (`gtpo.run.folder`).
 """
 
 from __future__ import annotations
@@ -350,7 +350,7 @@ class TrainConfig(Section):
         return replace(PRESETS[self.preset_name()], **self.objective.changes())
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the config as plain values, its objective with every field: what a run is told apart by."""
+        """Return the config as plain values, with every field of the objective. Runs are compared by it."""
         values = self.model_dump(mode="json")
         if self.method != "sft":
             values["objective"] = {"preset": self.preset_name(), **asdict(self.resolved_objective())}

@@ -69,7 +69,7 @@ def prepare_tokenizer(tokenizer: Any) -> list[str]:
         named = next((token for token in _PAD_CANDIDATES if token in vocabulary), None)
         tokenizer.pad_token = named or tokenizer.eos_token
         notes.append(
-            f"the tokenizer has no pad token: using {tokenizer.pad_token!r} (padding is told by length, never by id)"
+            f"the tokenizer has no pad token: using {tokenizer.pad_token!r} (padding is found by length, not by id)"
         )
     if tokenizer.chat_template is None:
         tokenizer.chat_template = plain_chat_template(tokenizer)
@@ -151,7 +151,7 @@ def lora_config(section: ModelSection) -> Any:
 def widen_adapters(model: Any) -> None:
     """Hold trained weights in float32: TRL casts QLoRA adapters to bfloat16, which rounds updates of 1e-6 to nothing.
 
-    At |w| = 0.01 neighbouring bfloat16 numbers lie 6e-5 apart, and an Adam step is at most the learning rate.
+    At |w| = 0.01 neighbouring bfloat16 numbers are 6e-5 apart, and an Adam step is at most the learning rate.
     """
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):

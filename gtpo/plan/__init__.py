@@ -1,1 +1,1 @@
-"""What is said before anything is spent: data that cannot be trained on, the resolved run, its memory."""
+"""What is checked and shown before GPU time is spent: the data, the resolved run, its memory."""

@@ -1,6 +1,6 @@
 """The completions log: what the model wrote, and what each token and completion counted for.
 
-One parquet file a logged step (`training.log_completions_steps`), one row a completion:
+One parquet file per logged step (`training.log_completions_steps`), one row per completion:
 
     step, group, completion_index   the step the round was sampled for; the prompt's and the completion's place in it
     prompt                          the user's turn

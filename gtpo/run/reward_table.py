@@ -19,7 +19,7 @@ class RewardRow(NamedTuple):
 
 
 def reward_rows(metrics: Sequence[dict[str, Any]], window: int) -> list[RewardRow]:
-    """Return one row a reward (format and accuracy first, then each function), with means over `window` steps."""
+    """Return one row per reward (format and accuracy first, then each function), with means over `window` steps."""
     names = [name for row in metrics[:1] for name in row if name in ("reward/format", "reward/accuracy")]
     names += [name for row in metrics[:1] for name in row if name.startswith("rewards/") and name.endswith("/mean")]
     rows = []

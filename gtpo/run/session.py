@@ -163,7 +163,7 @@ class TrainingRun:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def on_begin(self, state: Any) -> None:
-        """Take up the state of the checkpoint and show where the run stands."""
+        """Load the state of the checkpoint and start the progress display."""
         if self.trainer.restored:
             self.health.load(self.trainer.restored["health"])
         if self.main:
@@ -243,7 +243,7 @@ class TrainingRun:
         else:
             restore_best(self.trainer, self.folder.best)
             self.health.after_rollback()
-            control.should_save = True  # a resumed run must not go on from the weights that collapsed
+            control.should_save = True  # a resumed run must not start from the weights that collapsed
             LOG.warning(
                 f"rolled back to the weights of step {self.health.best_step}; the learning rate is halved "
                 f"(rollback {self.health.rollbacks} of {MAX_ROLLBACKS})"
