@@ -33,6 +33,7 @@ def test_steps_are_those_of_the_trainer(
 ) -> None:
     from gtpo.inputs.dataset import TrainingProblems
     from gtpo.inputs.tiny import build_tiny_model
+    from gtpo.run.folder import TrainFolder
     from gtpo.run.trainer_arguments import trainer_arguments
     from gtpo.run.trainers import GTPORun
     from rewards.data.problem import Problem
@@ -58,6 +59,7 @@ def test_steps_are_those_of_the_trainer(
         reward_funcs=[lambda completions, **columns: [0.0] * len(completions)],
         train_dataset=data,
         processing_class=tokenizer,
+        run_folder=TrainFolder(tmp_path),
         extra_state=dict,
     )
     loader = trainer.get_train_dataloader()
