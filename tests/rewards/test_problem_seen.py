@@ -42,6 +42,7 @@ POLICY = [
     ("1+2x+x^2", "x^2+2x+1", "Expand $(x+1)^2$.", CORRECT, CORRECT),
     ("2x+3", "2x+3", "A line has the equation $y=2x+3$. What is its right side?", CORRECT, CORRECT),
     ("f(2) = 3", "3", "Given $f(2) = 3$, what is $f(5)$?", UNSIMPLIFIED, UNSIMPLIFIED),
+    (r"\mathbf{v} \cdot \mathbf{w} = 1.", "1", r"If $\mathbf{v} \cdot \mathbf{w} = 1.$", UNSIMPLIFIED, UNSIMPLIFIED),
     ("x = 65-4", "61", None, UNSIMPLIFIED, CORRECT),
     ("x = 41 = 42", "42", None, UNSIMPLIFIED, CORRECT),
     ("41 = 42", "42", None, INCORRECT, INCORRECT),

@@ -129,7 +129,7 @@ def decide(
         Budget.refill()  # the comparison has its own: what it may spend must not hang on what was read before
         comparison = Comparison(known)
         found = {
-            finding(predictions[i], p, golds[j], g, known)
+            finding(prediction, predictions[i], p, golds[j], g, known)
             for i, p in enumerate(read_predictions)
             for j, g in enumerate(read_golds)
             if comparison.equal(p, g)
@@ -139,7 +139,7 @@ def decide(
         unread = any(isinstance(answer, Words) for answer in (read_predictions[0], read_golds[0]))
         unread = unread or _ANALYSIS.search(predictions[0] + golds[0]) is not None
         if unread and sympy_fallback is not None and sympy_fallback(predictions[0], golds[0]):
-            return finding(predictions[0], read_predictions[0], golds[0], read_golds[0], known)
+            return finding(prediction, predictions[0], read_predictions[0], golds[0], read_golds[0], known)
     except TooBig:
         return "UNUSABLE_GOLD" if _is_too_big(read_golds) else "REJECTED"
     return "INCORRECT"

@@ -13,6 +13,7 @@ from fractions import Fraction
 from rewards.equality.arithmetic.terms import Term, evaluate
 from rewards.equality.arithmetic.values import NoValue
 from rewards.equality.reading.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Union, Words
+from rewards.equality.reading.clean import one_spelling
 from rewards.equality.reading.expressions import canonical, is_literal, occurs, tokens_of
 from rewards.equality.reading.forms import Form, written_form
 from rewards.equality.reading.problem import ProblemText
@@ -21,14 +22,15 @@ _RELATIONS = frozenset(("=", r"\equiv", r"\in", r"\approx"))
 """Tokens of what says something of a number."""
 
 
-def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemText | None) -> str:
-    """Return CORRECT, COPIED or UNEVALUATED for a prediction equal to the gold, as cleaned and read."""
+def finding(raw: str, prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemText | None) -> str:
+    """Return CORRECT, COPIED or UNEVALUATED for a prediction equal to the gold: raw, cleaned and read."""
     if isinstance(p, Named) and p.contradicted and not isinstance(g, Words):
         return "UNEVALUATED"
     tokens = tokens_of(prediction)
     if isinstance(p, Choice) or isinstance(g, (Words, Choice)) or tokens == tokens_of(gold):
         return "CORRECT"
-    if problem is not None and not _RELATIONS.isdisjoint(tokens) and occurs(tokens, problem.tokens):
+    said = (tokens, tokens_of(one_spelling(raw)))
+    if problem is not None and not _RELATIONS.isdisjoint(tokens) and any(occurs(t, problem.tokens) for t in said):
         return "COPIED"  # what the problem says of a number, `f(2) = 3`, is not what it asks
     if isinstance(g, Based):
         return "CORRECT" if isinstance(p, (Based, Scalar, Named)) else "UNEVALUATED"
