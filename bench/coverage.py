@@ -6,14 +6,14 @@ the mean over those populations. Expected, written down before the first run: 95
 least 93 % of the repetitions everywhere, and in at most 97 % where at least ten questions can be expected to differ
 (where nearly none does, an interval that must not be empty covers more); no test rejects more than 5.5 % at 5 %.
 
-    python -m bench.coverage [--repeats N] [--out FILE]
+    python -m bench.coverage [--repeats N] [--jobs N] [--out FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,9 +127,10 @@ def share(found: list[bool]) -> float:
 
 
 def measure(
-    scenario: Scenario | Rare, questions: int, seeds: int, repeats: int, paired: bool, rng: np.random.Generator
+    scenario: Scenario | Rare, questions: int, seeds: int, repeats: int, paired: bool, seed: list[int]
 ) -> list[dict[str, Any]]:
     """The cells of one scenario: coverage and width of its intervals, rejections where its null is true."""
+    rng = np.random.default_rng(seed)
     level, difference = scenario.truth()
     mean_hits: list[bool] = []
     hits: list[bool] = []
@@ -189,25 +190,25 @@ def show(cells: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=4000)
+    parser.add_argument("--jobs", type=int, default=1, help="processes; the result does not depend on it")
     parser.add_argument("--out", type=Path, default=Path("results/bench/coverage.json"))
     arguments = parser.parse_args()
     started = time.perf_counter()
-    work: list[Callable[[], list[dict[str, Any]]]] = []
+    work: list[tuple[Scenario | Rare, int, int, int, bool, list[int]]] = []
     for questions in QUESTIONS:
-        for i, scenario in enumerate(RUNS):
-            rng = np.random.default_rng([SEED, questions, i])
-            work.append(lambda s=scenario, q=questions, r=rng: measure(s, q, 1, arguments.repeats, False, r))
-        for seeds in SEEDS:
-            repeats = arguments.repeats if questions < 1000 else arguments.repeats // 2
-            for i, scenario in enumerate(METHODS):
-                for paired in (False, True):
-                    rng = np.random.default_rng([SEED, questions, seeds, i, paired])
-                    work.append(
-                        lambda s=scenario, q=questions, n=seeds, p=paired, r=rng, m=repeats: measure(s, q, n, m, p, r)
-                    )
-    cells = [cell for act in work for cell in act()]
+        work += [(s, questions, 1, arguments.repeats, False, [SEED, questions, i]) for i, s in enumerate(RUNS)]
+        repeats = arguments.repeats if questions < 1000 else arguments.repeats // 2
+        work += [
+            (s, questions, seeds, repeats, paired, [SEED, questions, seeds, i, paired])
+            for seeds in SEEDS
+            for i, s in enumerate(METHODS)
+            for paired in (False, True)
+        ]
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        found = pool.map(measure, *zip(*reversed(work), strict=True))  # the largest first
+        cells = [cell for part in found for cell in part]
+    cells.sort(key=lambda cell: (cell["what"], cell["seeds"], cell["questions"], cell["scenario"]))
     write_json(arguments.out, {"seed": SEED, "repeats": arguments.repeats, "cells": cells})
-    cells.sort(key=lambda cell: (cell["what"], cell["questions"], cell["seeds"]))
     show(cells)
     print(f"{time.perf_counter() - started:.0f} s; written to {arguments.out}")
 

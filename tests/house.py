@@ -16,7 +16,7 @@ from typing import NamedTuple
 # A package's own name is its `__init__`, its public names. gtpo and evalkit never import each other.
 FLOORS = """
                                  cli
-    gtpo                         evalkit
+    gtpo  gtpo.doctor            evalkit
     gtpo.run  gtpo.integrations  evalkit.report
     gtpo.trainer                 evalkit.comparison  evalkit.evaluation
     gtpo.plan
@@ -43,6 +43,7 @@ FLOORS = """
 NEEDS_TRAIN = (
     "gtpo.completions",
     "gtpo.conflict",
+    "gtpo.doctor.kernels",
     "gtpo.entropy",
     "gtpo.fused",
     "gtpo.inputs.model",

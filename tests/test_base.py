@@ -126,6 +126,15 @@ def test_a_server_is_evaluated(gtpo, tmp_path):
     assert json.loads((tmp_path / "results/eval/m/eval.json").read_text())["benchmarks"]["arithmetic"]["samples"] == 4
 
 
+def test_the_doctor_describes_a_machine_without_torch(gtpo, tmp_path):
+    done = gtpo("doctor", "--out", "report.json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["machine"]["torch"] is None
+    assert report["checks"] == []
+    assert "pip install 'gtpo[train]'" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -1,32 +1,34 @@
-"""Runs against runs: one table a benchmark, every difference paired by question and corrected for their number.
+"""Methods against methods on the questions they share: one table a benchmark, every difference paired by question.
 
-A table holds, for R runs on the Q questions they share, pass@k and maj@k for the chosen k and the format rate, each
-with its 95 % interval, and for every run but the baseline the paired difference to the baseline. All differences of
-one table are one family for Holm's correction; a difference is significant where its corrected p-value is at most
-5 %, and only then does any output emphasise it.
+A method is one run, or several that differ only in their training seed (evalkit/comparison/methods.py). The family of
+primary comparisons is declared beforehand: one method against the baseline, in the primary metric (the first of
+`metrics`), on every benchmark. Holm's correction covers that family, jointly over the benchmarks, and every interval
+in it is given at the level at which Holm's procedure tests it: a difference is marked where its interval excludes 0.
+A family belongs to one method, so that a verdict depends neither on what else is compared nor on what else is shown.
+Every other difference is exploratory: shown with its own 95 % interval and p-value, and never marked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.results.find import SETTINGS, settings
-from evalkit.results.questions import Questions, load_problems, load_questions
+from evalkit.comparison.like_for_like import check_settings, common_scoring
+from evalkit.comparison.methods import Method, group, members_of
+from evalkit.comparison.questions import Shared, shared_questions
 from evalkit.results.run import EvalRun, TrainRun
-from evalkit.statistics import Interval, PairedDifference, differences, holm, mean_interval
+from evalkit.statistics import SEEDS_NEEDED, MethodMean, PairedDifference, differences, holm, method_mean
 from rewards.support.errors import UserError, did_you_mean
 
 ALPHA = 0.05
-"""Family-wise error rate of one table."""
+"""Family-wise error rate of one method's primary comparisons."""
 PASS, MAJ, FORMAT = "pass@k", "maj@k", "format"
 BASELINE_ORDER = ("grpo", "sft", "")
-"""The default baseline: the first run of the first of these methods (none: a model that was not trained here),
-else the first run given."""
+"""The default baseline: the first of these presets (none: a model that was not trained here), else the first given."""
 
 
 class Column(NamedTuple):
@@ -43,23 +45,18 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Cell:
-    """One run's value of one column, and how it differs from the baseline (None for the baseline itself)."""
+    """One method's value of one column, and how it differs from the baseline (None for the baseline itself)."""
 
-    interval: Interval
+    value: MethodMean
     paired: PairedDifference | None = None
-    p_holm: float = 1.0
-
-    @property
-    def significant(self) -> bool:
-        """Whether the difference survives the correction."""
-        return self.paired is not None and self.p_holm <= ALPHA
+    primary: bool = False
+    p_corrected: float | None = None
+    """Holm's, within the method's primary comparisons; None for an exploratory difference."""
 
     @property
     def direction(self) -> int:
-        """1: significantly better than the baseline, -1: worse, 0: no difference shown."""
-        if not self.significant or self.paired is None:
-            return 0
-        return 1 if self.paired.difference > 0 else -1
+        """1: shown to be better than the baseline, -1: worse, 0: not shown, or exploratory."""
+        return self.paired.shown if self.primary and self.paired is not None else 0
 
 
 @dataclass(frozen=True)
@@ -71,25 +68,22 @@ class Table:
     """Subject or level; empty for the whole benchmark."""
     questions: int
     samples: int
-    """Samples a question: the least over runs."""
-    runs: list[str]
+    """Samples per question: the least over runs."""
+    methods: list[str]
     columns: list[Column]
     cells: dict[tuple[str, Column], Cell] = field(repr=False)
     baseline: str | None
     """None where there is nothing to compare with."""
-    tests: int
-    """Size of the family that Holm's correction covers."""
+    best: dict[Column, tuple[str | None, str | None]]
+    """Best and second best, each where it is shown to be better than the next (see `_ranks`)."""
     notes: list[str]
+    shared: Shared = field(repr=False)
+    """The per-question scores behind the cells."""
 
     @property
     def title(self) -> str:
         """`math · geometry`."""
         return f"{self.benchmark} · {self.group}" if self.group else self.benchmark
-
-    def detectable(self, column: Column) -> float | None:
-        """The smallest difference this column could have shown: the median over the runs compared."""
-        found = [cell.paired.detectable for run in self.runs if (cell := self.cells[run, column]).paired is not None]
-        return float(np.median(found)) if found else None
 
 
 @dataclass(frozen=True)
@@ -97,23 +91,43 @@ class Comparison:
     """Everything that any output of `gtpo compare` shows."""
 
     runs: list[EvalRun]
-    trains: list[TrainRun]
+    methods: list[Method]
+    """Those with an eval run, in the order given."""
+    trained: list[Method]
+    """Those with a train run."""
     scoring: str
     baseline: str | None
     baseline_reason: str
+    metrics: list[Column]
+    """Columns of the table for a paper; the first is the primary metric."""
     tables: list[Table]
     notes: list[str]
-    """What the reader must know: mismatches, missing parts, joined shards."""
+    """What the reader must know: mismatches, missing parts, what is not covered."""
     shared_settings: dict[str, Any]
+
+    @property
+    def benchmarks(self) -> list[Table]:
+        """The tables of whole benchmarks."""
+        return [table for table in self.tables if not table.group]
+
+    def average(self, method: str, column: Column) -> tuple[float, float | None] | None:
+        """(mean over the benchmarks, its standard deviation over seeds or None); None where one is missing."""
+        cells = [table.cells.get((method, column)) for table in self.benchmarks]
+        values = [cell.value for cell in cells if cell is not None]
+        if len(values) < len(cells):
+            return None
+        seeds = {len(value.seed_means) for value in values}
+        by_seed = np.mean([value.seed_means for value in values], axis=0) if len(seeds) == 1 else np.zeros(1)
+        return float(np.mean([value.mean for value in values])), (
+            float(by_seed.std(ddof=1)) if by_seed.size > 1 else None
+        )
 
 
 def choose_ks(least: int, asked: Sequence[int] | None) -> list[int]:
     """The k to show: those asked for, else 1, 8, 16, 32, 64 as far as n goes, or 1, 2, 4, ... for small n; and n."""
     if asked:
         return sorted(set(asked))
-    ladder = [k for k in (1, 8, 16, 32, 64) if k <= least]
-    if least < 16:
-        ladder = [k for k in (1, 2, 4, 8) if k <= least]
+    ladder = [k for k in ((1, 8, 16, 32, 64) if least >= 16 else (1, 2, 4, 8)) if k <= least]
     return sorted({*ladder, least})
 
 
@@ -122,270 +136,186 @@ def compare(
     trains: list[TrainRun],
     *,
     baseline: str | None = None,
+    group_by: str = "config",
+    labels: Sequence[str] = (),
+    metrics: Sequence[Column] | None = None,
     ks: Sequence[int] | None = None,
     scoring: str | None = None,
+    details: bool = True,
     per_subject: bool = False,
     allow_mismatch: bool = False,
     notes: Iterable[str] = (),
 ) -> Comparison:
-    """Compare eval runs. Raises UserError where they cannot be compared, naming the setting that differs."""
+    """Compare eval runs. Raises UserError where they cannot be compared, naming the setting that differs.
+
+    details: every k and the format rate; without, the columns of the table for a paper only.
+    """
     notes = list(notes)
-    scoring = _scoring(runs, scoring)
-    chosen, reason = choose_baseline(runs, baseline)
-    benchmarks = list(dict.fromkeys(name for run in runs for name in run.benchmarks))
-    shared = _check_settings(runs, scoring, allow_mismatch, notes)
-    tables: list[Table] = []
-    for benchmark in benchmarks:
-        holders = [run for run in runs if benchmark in run.benchmarks]
-        tables += _benchmark_tables(benchmark, holders, chosen, ks, scoring, per_subject, allow_mismatch)
-    if len(runs) > 1 and all(len(table.runs) < 2 for table in tables):
+    grouped = group(members_of(runs, trains), group_by, labels, notes)
+    methods = [method for method in grouped if method.runs]
+    scoring = common_scoring(runs, scoring)
+    chosen, reason = choose_baseline(methods, baseline)
+    shared_settings = check_settings(runs, scoring, allow_mismatch, notes)
+    loaded = [
+        shared_questions(name, [m for m in methods if any(name in run.benchmarks for run in m.runs)],
+                         scoring, allow_mismatch)
+        for name in dict.fromkeys(name for run in runs for name in run.benchmarks)
+    ]  # fmt: skip
+    if len(runs) > 1 and all(sum(len(m.runs) for m in shared.methods) < 2 for shared in loaded):
         sets = "; ".join(f"{run.name}: {', '.join(run.benchmarks)}" for run in runs)
         raise UserError(f"these runs have no question in common ({sets}): evaluate them on the same benchmark")
-    return Comparison(runs, trains, scoring, chosen, reason, tables, notes, shared)
-
-
-def _scoring(runs: list[EvalRun], asked: str | None) -> str:
-    headlines = {run.name: run.record.scoring for run in runs}
-    if asked:
-        return asked
-    if len(set(headlines.values())) > 1:
-        raise UserError(
-            f"scoring differs ({_by_run(headlines)}); both are stored: pass --scoring strict or --scoring lenient"
+    largest = min((shared.samples for shared in loaded), default=1)
+    shown = list(metrics or dict.fromkeys([Column(PASS, 1), Column(MAJ, largest)]))
+    parts = []
+    for shared in loaded:
+        shared.check_k(max([column.k for column in shown] + list(ks or [])))
+        wanted = choose_ks(shared.samples, ks) if details else []
+        columns = list(dict.fromkeys(
+            [*shown, *(Column(m, k) for m in (PASS, MAJ) for k in wanted), *([Column(FORMAT, 0)] if details else [])]
+        ))  # fmt: skip
+        columns.sort(key=lambda column: ((PASS, MAJ, FORMAT).index(column.metric), column.k))
+        parts.append((shared, columns))
+        if per_subject:
+            parts += [(part, columns) for part in shared.groups()]
+    tables = [_table(shared, columns, chosen, shown) for shared, columns in parts]
+    tables = _corrected(tables, shown[0])
+    few = [f"{m.name} ({_seeds(len(m.runs))})" for m in methods if m.trained and len(m.runs) < SEEDS_NEEDED]
+    if few:
+        notes.append(
+            f"training variance is not covered for {', '.join(few)}: another training seed could come out otherwise; "
+            f"from {SEEDS_NEEDED} seeds on it is part of interval and test"
         )
-    return next(iter(headlines.values()), "strict")  # no eval run: only training is shown
+    trained = [method for method in grouped if method.trains]
+    return Comparison(runs, methods, trained, scoring, chosen, reason, shown, tables, notes, shared_settings)
 
 
-def choose_baseline(runs: list[EvalRun], asked: str | None) -> tuple[str | None, str]:
-    """Return the baseline's name and why it is the baseline. `asked`: a run's name, folder or method."""
+def _seeds(count: int) -> str:
+    return f"{count} seed" + "s" * (count != 1)
+
+
+def choose_baseline(methods: list[Method], asked: str | None) -> tuple[str | None, str]:
+    """Return the baseline's name and why it is the baseline. `asked`: a method, or a run's name or folder."""
     if asked is not None:
-        for match in (
-            lambda run: run.name == asked,
-            lambda run: any(folder.resolve() == run_path(asked) for folder in run.folders),
-            lambda run: run.train is not None and run.train.folder.resolve() == run_path(asked),
-            lambda run: run.method == asked,
-        ):
-            found = [run.name for run in runs if match(run)]
-            if len(found) == 1:
-                return found[0], "chosen with --baseline"
-        names = [run.name for run in runs]
+        found = [m.name for m in methods if m.name == asked] or [m.name for m in methods if m.is_named(asked)]
+        if len(found) == 1:
+            return found[0], "chosen with --baseline"
+        names = [method.name for method in methods]
+        if found:
+            raise UserError(f'--baseline "{asked}" stands for several: name one of {", ".join(found)}')
         raise UserError(
-            f'--baseline "{asked}" is not among the runs compared: {", ".join(names)}.{did_you_mean(asked, names)}'
+            f'--baseline "{asked}" is not among the methods compared: {", ".join(names)}.{did_you_mean(asked, names)}'
         )
-    if len(runs) < 2:
-        return None, "fewer than two eval runs: nothing to compare with"
-    for method in BASELINE_ORDER:
-        for run in runs:
-            if run.method == method:
-                what = f"with method {method}" if method else "that was not trained here"
-                return run.name, f"the first run {what}; choose another with --baseline"
-    return runs[0].name, "the first run given; choose another with --baseline"
+    if len(methods) < 2:
+        return None, "fewer than two methods with an eval run: nothing to compare with"
+    for preset in BASELINE_ORDER:
+        for method in methods:
+            if method.preset == preset:
+                what = f"trained with {preset}" if preset else "that was not trained here"
+                return method.name, f"the first {what}; choose another with --baseline"
+    return methods[0].name, "the first given; choose another with --baseline"
 
 
-def run_path(text: str) -> Any:
-    """The folder that a --baseline argument means, if it is one."""
-    from pathlib import Path
-
-    return Path(text).resolve()
-
-
-def _by_run(values: dict[str, Any]) -> str:
-    def short(value: Any) -> str:
-        text = "unknown" if value is None else str(value)
-        return text if len(text) <= 60 else f"{text[:57]}..."
-
-    return "; ".join(f"{run}: {short(value)}" for run, value in values.items())
+def pairing(a: Method, b: Method, benchmark: str) -> tuple[list[int], bool]:
+    """(order of b's runs, whether its seeds pair with a's): they do where both trained the same seeds, each once."""
+    of_a, of_b = ([m.seed for m in method.members if m.run and benchmark in m.run.benchmarks] for method in (a, b))
+    same = len(of_a) > 1 and None not in of_a and len(set(of_a)) == len(of_a) and sorted(map(str, of_a)) == sorted(
+        map(str, of_b)
+    )  # fmt: skip
+    return ([of_b.index(seed) for seed in of_a] if same else list(range(len(of_b)))), same
 
 
-def _check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[str]) -> dict[str, Any]:
-    """Refuse (or, allowed, note) every setting in which the runs differ; return those they share."""
-    found = {run.name: settings(run) | {"scoring": scoring} for run in runs}
-    shared = {}
-    problems = []
-    for key in SETTINGS:
-        values = {name: entry[key] for name, entry in found.items()}
-        if len({str(value) for value in values.values()}) <= 1:
-            shared[key] = next(iter(values.values()), None)
-            continue
-        if key == "max_tokens" and not _any_cut_off(runs):
-            notes.append(f"max_tokens differs ({_by_run(values)}), but no completion reached it")
-            continue
-        problems.append(f"{key} differs ({_by_run(values)})")
-    if problems and not allow:
-        raise UserError(
-            f"these runs cannot be compared: {'; and '.join(problems)}. --allow-mismatch compares them all the same, "
-            "with a note"
-        )
-    notes += [f"not like for like: {problem}" for problem in problems]
-    return shared
+def differ(shared: Shared, a: str, b: str, columns: Sequence[Column]) -> list[PairedDifference]:
+    """The differences of two methods in several columns, as their own 95 % comparisons."""
+    order, paired = pairing(shared.method(a), shared.method(b), shared.benchmark)
+    left = np.stack([scores(shared, a, column) for column in columns])
+    right = np.stack([scores(shared, b, column)[order] for column in columns])
+    return differences(left, right, seeds_paired=paired)
 
 
-def _any_cut_off(runs: list[EvalRun]) -> bool:
-    """Whether any completion stopped at the token limit (or the run does not say)."""
-    rates = [entry.truncation_rate for run in runs for r in run.records for entry in r.benchmarks.values()]
-    return any(rate is None or rate > 0 for rate in rates)
+def scores(shared: Shared, method: str, column: Column) -> NDArray[np.float64]:
+    """[S, Q] per-question scores of one column, one row per training seed."""
+    return np.stack([
+        part.format_ok / part.n if column.metric == FORMAT
+        else np.clip((part.pass_at_k if column.metric == PASS else part.maj_at_k)[:, column.k - 1], 0.0, 1.0)
+        for part in shared.parts[method]
+    ])  # fmt: skip
 
 
-def _benchmark_tables(
-    benchmark: str,
-    runs: list[EvalRun],
-    baseline: str | None,
-    ks: Sequence[int] | None,
-    scoring: str,
-    per_subject: bool,
-    allow: bool,
-) -> list[Table]:
-    notes: list[str] = []
-    loaded = {run.name: load_questions(run, benchmark, scoring) for run in runs}
-    loaded = _common_questions(benchmark, runs, loaded, allow, notes)
-    least = min(part.pass_at_k.shape[1] for part in loaded.values())
-    for name, part in loaded.items():
-        if ks and max(ks) > part.pass_at_k.shape[1]:
-            had = part.pass_at_k.shape[1]
-            raise UserError(
-                f"k = {max(ks)} needs {max(ks)} samples a question; {name} has n = {had} on {benchmark} (gtpo eval "
-                f"--k {max(ks)} with the same --out adds the missing ones)"
-            )
-    if baseline is not None and baseline not in loaded:
-        notes.append(f"no differences here: the baseline {baseline} was not evaluated on {benchmark}")
+def _table(shared: Shared, columns: list[Column], baseline: str | None, shown: list[Column]) -> Table:
+    names, notes = list(shared.parts), list(shared.notes)
+    if baseline is not None and baseline not in names:
+        notes.append(f"no differences here: the baseline {baseline} was not evaluated on {shared.benchmark}")
         baseline = None
-    elif len(loaded) < 2:
+    elif len(names) < 2:
         baseline = None
-    shown = choose_ks(least, ks)
-    tables = [_table(benchmark, "", loaded, shown, baseline, notes)]
-    if per_subject:
-        first = next(iter(loaded.values()))
-        groups: list[tuple[str, NDArray[np.bool_]]] = [
-            (subject, first.subject == subject) for subject in sorted(set(first.subject)) if subject
-        ]
-        groups += [(f"level {level}", first.level == level) for level in sorted(set(first.level.tolist())) if level]
-        for group, rows in groups:
-            tables.append(
-                _table(benchmark, group, {n: part.take(rows) for n, part in loaded.items()}, shown, baseline, [])
-            )
-    return tables
-
-
-def _common_questions(
-    benchmark: str, runs: list[EvalRun], loaded: dict[str, Questions], allow: bool, notes: list[str]
-) -> dict[str, Questions]:
-    """The questions that all runs answered, in one order; other questions are refused or, allowed, left out."""
-    first = next(iter(loaded.values()))
-    same_ids = all(np.array_equal(first.ids, part.ids) for part in loaded.values())
-    other_golds = _other_golds(benchmark, runs)
-    if same_ids and not other_golds:
-        return loaded
-    counts = "; ".join(f"{name}: {part.ids.size} questions" for name, part in loaded.items())
-    if same_ids:
-        problem = f"the golds of {benchmark} differ under the same ids ({other_golds})"
-    else:
-        problem = f"the questions of {benchmark} differ ({counts})"
-    if not allow:
-        raise UserError(
-            f"these runs cannot be compared: {problem}. --allow-mismatch compares the questions they share, with a note"
-        )
-    common: Any = first.ids
-    for part in loaded.values():
-        common = np.intersect1d(common, part.ids)
-    if common.size == 0:
-        raise UserError(f"these runs have no question of {benchmark} in common ({counts})")
-    notes.append(f"not like for like: {problem}; compared on the {common.size} questions they share")
-    return {name: part.take(np.isin(part.ids, common)) for name, part in loaded.items()}
-
-
-def _other_golds(benchmark: str, runs: list[EvalRun]) -> str:
-    """Say how two runs' golds of the same ids differ; empty where they do not. Checksums settle it where they can."""
-    sums = {
-        run.name: sorted(
-            str(record.benchmarks[benchmark].checksum) for record in run.records if benchmark in record.benchmarks
-        )
-        for run in runs
-    }
-    if len({tuple(found) for found in sums.values()}) <= 1:
-        return ""
-    first, *rest = runs
-    golds = load_problems(first, benchmark)
-    for run in rest:
-        theirs = load_problems(run, benchmark)
-        if not golds or not theirs:
-            return f"checksums {_by_run(sums)}"
-        for question in golds.keys() & theirs.keys():
-            if golds[question][1] != theirs[question][1]:
-                return f"{question}: {first.name} {golds[question][1]}, {run.name} {theirs[question][1]}"
-    return ""
-
-
-def _table(
-    benchmark: str, group: str, loaded: dict[str, Questions], ks: list[int], baseline: str | None, notes: list[str]
-) -> Table:
-    columns = [Column(PASS, k) for k in ks] + [Column(MAJ, k) for k in ks] + [Column(FORMAT, 0)]
-    names = list(loaded)
-    scores = {(name, column): _scores(part, column) for name, part in loaded.items() for column in columns}
-    paired: dict[tuple[str, Column], PairedDifference] = {}
-    adjusted: dict[tuple[str, Column], float] = {}
-    tests = 0
+    cells = {(name, column): Cell(method_mean(scores(shared, name, column))) for name in names for column in columns}
     if baseline is not None:
-        keys = [(name, column) for name in names if name != baseline for column in columns]
-        # maj@1 is pass@1 where ties and abstentions make no difference: one hypothesis, tested once.
-        twins = {key for key in keys if key[1] == Column(MAJ, 1) and _is_twin(scores, key[0], baseline)}
-        tested = [key for key in keys if key not in twins]
-        a = np.stack([scores[key] for key in tested])
-        b = np.stack([scores[baseline, column] for _, column in tested])
-        paired = dict(zip(tested, differences(a[:, None], b[:, None]), strict=True))
-        adjusted = dict(zip(tested, holm([paired[key].p_value for key in tested]).tolist(), strict=True))
-        for name, column in twins & set(keys):
-            if (name, Column(PASS, 1)) in paired:
-                paired[name, column] = paired[name, Column(PASS, 1)]
-                adjusted[name, column] = adjusted[name, Column(PASS, 1)]
-        tests = len(tested)
-    cells = {
-        key: Cell(mean_interval(values), paired.get(key), adjusted.get(key, 1.0)) for key, values in scores.items()
-    }
-    least = int(min(part.n.min() for part in loaded.values()))
+        for name in names:
+            if name != baseline:
+                for column, found in zip(columns, differ(shared, name, baseline, columns), strict=True):
+                    cells[name, column] = Cell(cells[name, column].value, found)
+    best = {column: _ranks(shared, column, cells) for column in shown} if not shared.group else {}
     return Table(
-        benchmark, group, next(iter(loaded.values())).ids.size, least, names, columns, cells, baseline, tests, notes
+        benchmark=shared.benchmark,
+        group=shared.group,
+        questions=shared.questions,
+        samples=shared.samples,
+        methods=names,
+        columns=columns,
+        cells=cells,
+        baseline=baseline,
+        best=best,
+        notes=notes,
+        shared=shared,
     )
 
 
-def _scores(part: Questions, column: Column) -> NDArray[np.float64]:
-    """[Q] per-question scores of one column."""
-    if column.metric == FORMAT:
-        return part.format_ok / part.n
-    source = part.pass_at_k if column.metric == PASS else part.maj_at_k
-    return np.clip(source[:, column.k - 1], 0.0, 1.0)
+def rebased(comparison: Comparison, baseline: str, columns: Sequence[list[Column]]) -> list[Table]:
+    """The tables against another baseline: columns[i] of table i, the primary ones corrected anew."""
+    tables = [
+        replace(_table(table.shared, chosen, baseline, []), notes=table.notes)
+        for table, chosen in zip(comparison.tables, columns, strict=True)
+    ]
+    return _corrected(tables, comparison.metrics[0])
 
 
-def _is_twin(scores: dict[tuple[str, Column], NDArray[np.float64]], name: str, baseline: str) -> bool:
-    one = (Column(PASS, 1), Column(MAJ, 1))
-    return all(
-        (run, one[0]) in scores and np.allclose(scores[run, one[0]], scores[run, one[1]], atol=1e-9)
-        for run in (name, baseline)
-    )
+def _ranks(shared: Shared, column: Column, cells: dict[tuple[str, Column], Cell]) -> tuple[str | None, str | None]:
+    """(best, second best), each only where its test against the next one shows it, two-sided at ALPHA.
+
+    Comparing the winner with the runner-up alone, uncorrected, keeps the level (Hung and Fithian 2019, "Rank
+    verification for exponential families").
+    """
+    order = sorted(shared.parts, key=lambda name: -cells[name, column].value.mean)
+    found: list[str | None] = [None, None]
+    for place in range(min(2, len(order) - 1)):
+        if differ(shared, order[place], order[place + 1], [column])[0].shown != 1:
+            break
+        found[place] = order[place]
+    return found[0], found[1]
 
 
-VERDICTS = ("better", "worse", "no difference shown")
-"""What a comparison can end in."""
+def _corrected(tables: list[Table], primary: Column) -> list[Table]:
+    """The tables with each method's primary comparisons corrected jointly over the benchmarks, and marked."""
+    methods = dict.fromkeys(name for table in tables for name in table.methods)
+    cells = [dict(table.cells) for table in tables]
+    for method in methods:
+        at = [
+            i
+            for i, table in enumerate(tables)
+            if not table.group and (cell := table.cells.get((method, primary))) is not None and cell.paired is not None
+        ]
+        family = [tables[i].cells[method, primary] for i in at]
+        p = np.array([cell.paired.p_value for cell in family if cell.paired is not None])
+        for i, cell, adjusted, level in zip(at, family, holm(p), holm_levels(p), strict=True):
+            assert cell.paired is not None
+            cells[i][method, primary] = Cell(cell.value, cell.paired.at_level(float(level)), True, float(adjusted))
+    return [replace(table, cells=new) for table, new in zip(tables, cells, strict=True)]
 
 
-def verdict(table: Table, run: str) -> dict[str, list[str]]:
-    """Phrases a reader can quote, by what they show: pass@1, maj@k and pass@k at the largest k, and format."""
-    top = max(column.k for column in table.columns)
-    wanted = [Column(PASS, 1), Column(MAJ, top), Column(PASS, top), Column(FORMAT, 0)]
-    out: dict[str, list[str]] = {}
-    for column in dict.fromkeys(column for column in wanted if column in table.columns):
-        if column == Column(MAJ, 1):
-            continue  # pass@1 again
-        cell = table.cells[run, column]
-        if cell.paired is None:
-            continue
-        d = cell.paired
-        word = {1: "better", -1: "worse", 0: "no difference shown"}[cell.direction]
-        spread = f"{100 * d.difference:+.1f} [{100 * d.low:+.1f}, {100 * d.high:+.1f}]"
-        out.setdefault(word, []).append(f"{column.label} {spread} ({p_text(cell.p_holm)})")
-    return {word: out[word] for word in VERDICTS if word in out}
-
-
-def p_text(p: float) -> str:
-    """`p = 0.031`, `p = 0.0004`, `p < 0.0001`."""
-    if p < 1e-4:
-        return "p < 0.0001"
-    return f"p = {p:.2f}" if p >= 0.1 else f"p = {p:.3f}" if p >= 0.001 else f"p = {p:.4f}"
+def holm_levels(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The confidence level of each comparison such that p <= 1 - level exactly where Holm's procedure rejects it."""
+    order = np.argsort(p, kind="stable")
+    stepped = np.maximum.accumulate(np.maximum(p[order], 1e-300) * np.arange(p.size, 0, -1))
+    levels = np.empty_like(p)
+    levels[order] = 1 - ALPHA * np.maximum(p[order], 1e-300) / stepped
+    return levels

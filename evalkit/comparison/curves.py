@@ -4,35 +4,37 @@ from __future__ import annotations
 
 import numpy as np
 
-from evalkit.comparison.compare import MAJ, PASS, Comparison, Table
-from evalkit.results.questions import Questions, load_questions
-from evalkit.statistics import mean_interval
+from evalkit.comparison.compare import MAJ, PASS, Column, Table, scores
+from evalkit.statistics import method_mean
 
 Points = list[tuple[float, float, float]]
 
 
-def shared_questions(comparison: Comparison, table: Table) -> dict[str, Questions]:
-    """Per run of a table, its questions that all runs share, in one order."""
-    parts = {
-        run.name: load_questions(run, table.benchmark, comparison.scoring)
-        for run in comparison.runs
-        if run.name in table.runs
-    }
-    first, *rest = parts.values()
-    common = first.ids
-    for part in rest:
-        common = np.intersect1d(common, part.ids)
-    if all(part.ids.size == common.size for part in parts.values()):
-        return parts
-    return {name: part.take(np.isin(part.ids, common)) for name, part in parts.items()}
-
-
-def curves_over_k(comparison: Comparison, table: Table) -> dict[str, dict[str, Points]]:
-    """run -> metric -> (mean, low, high) for k = 1..n of that run."""
+def curves_over_k(table: Table) -> dict[str, dict[str, Points]]:
+    """method -> metric -> (mean, low, high) for k = 1..n of that method; the band is that of the tables."""
     out: dict[str, dict[str, Points]] = {}
-    for name, part in shared_questions(comparison, table).items():
-        out[name] = {}
-        for metric, scores in ((PASS, part.pass_at_k), (MAJ, part.maj_at_k)):
-            intervals = [mean_interval(np.clip(scores[:, k], 0, 1)) for k in range(scores.shape[1])]
-            out[name][metric] = [(i.mean, i.low, i.high) for i in intervals]
+    for name, parts in table.shared.parts.items():
+        largest = min(part.pass_at_k.shape[1] for part in parts)
+        out[name] = {
+            metric: [_point(table, name, Column(metric, int(k))) for k in _ks(largest)] for metric in (PASS, MAJ)
+        }
     return out
+
+
+def _point(table: Table, name: str, column: Column) -> tuple[float, float, float]:
+    found = method_mean(scores(table.shared, name, column))
+    return found.mean, found.low, found.high
+
+
+def curve_ks(table: Table) -> dict[str, list[int]]:
+    """method -> the k of its points."""
+    return {
+        name: _ks(min(part.pass_at_k.shape[1] for part in parts)).tolist() for name, parts in table.shared.parts.items()
+    }
+
+
+def _ks(largest: int) -> np.ndarray:
+    """All k up to 64; beyond, 64 of them, evenly spaced on a logarithmic axis."""
+    if largest <= 64:
+        return np.arange(1, largest + 1)
+    return np.unique(np.round(np.geomspace(1, largest, 64)).astype(int))

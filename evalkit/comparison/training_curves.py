@@ -86,10 +86,10 @@ def read_curves(train: TrainRun) -> dict[str, Curve]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as fault:
+        except ValueError as error:
             if number == len(lines):
                 break
-            raise UserError(f"{path}:{number}: not a JSON object ({fault})") from None
+            raise UserError(f"{path}:{number}: not a JSON object ({error})") from None
         if not isinstance(row, dict):
             raise UserError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
         # A resumed run logs the steps after its checkpoint again: the last entry of a step counts.
@@ -101,6 +101,43 @@ def read_curves(train: TrainRun) -> dict[str, Curve]:
             if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
                 points.setdefault(key, []).append((float(step), float(value)))
     return {key: Curve(*np.array(found).T) for key, found in points.items() if key != "step"}
+
+
+@dataclass(frozen=True)
+class Band:
+    """One metric over the steps of a method: the mean over its seeds, and the least and the largest of them. [S]"""
+
+    steps: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    seeds: int
+
+
+def method_bands(trains: list[TrainRun], points: int) -> dict[str, Band]:
+    """The curves of a method's train runs by key, at most `points` steps each: those that every seed reached."""
+    curves = [read_curves(train) for train in trains]
+    bands = {}
+    for key in dict.fromkeys(key for found in curves for key in found):
+        own = [found[key] for found in curves if key in found]
+        if len(own) == 1:
+            thin = own[0].thinned(points)
+            bands[key] = Band(thin.steps, thin.values, thin.values, thin.values, 1)
+            continue
+        first, last = max(curve.steps[0] for curve in own), min(curve.steps[-1] for curve in own)
+        steps = np.unique(np.concatenate([curve.steps for curve in own]))
+        steps = steps[(steps >= first) & (steps <= last)]
+        if not steps.size:  # the seeds logged no step in common
+            continue
+        aligned = [Curve(steps, np.interp(steps, curve.steps, curve.values)).thinned(points) for curve in own]
+        values = np.stack([curve.values for curve in aligned])
+        bands[key] = Band(aligned[0].steps, values.mean(axis=0), values.min(axis=0), values.max(axis=0), len(own))
+    return bands
+
+
+def smoothed(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+    """Running mean over at most `window` values up to each step. [S]"""
+    return Curve(np.arange(values.size, dtype=np.float64), values).smoothed(window)
 
 
 def summary(train: TrainRun) -> dict[str, float | None]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from evalkit.results.find import find_runs
@@ -13,6 +15,43 @@ from rewards.support.packages import require
 
 MOST_MB = 200
 FORMATS = ("table", "markdown", "latex", "csv", "json")
+
+
+@dataclass(frozen=True)
+class CompareSettings:
+    """One `gtpo compare` command."""
+
+    runs: list[str]
+    baseline: str | None = None
+    group_by: str = "config"
+    labels: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    details: bool = False
+    k: str | None = None
+    scoring: str | None = None
+    format: str = "table"
+    per_subject: bool = False
+    allow_mismatch: bool = False
+    figures: Path | None = None
+    html: Path | None = None
+    samples_mb: float = 1.5
+
+    def __post_init__(self) -> None:
+        """Raise UserError for a value out of range, or a place that cannot be written to."""
+        if self.format not in FORMATS:
+            raise UserError(
+                f'--format "{self.format}": one of {", ".join(FORMATS)}.{did_you_mean(self.format, FORMATS)}'
+            )
+        if self.scoring is not None and self.scoring not in SCORINGS:
+            raise UserError(f'--scoring "{self.scoring}": strict or lenient.{did_you_mean(self.scoring, SCORINGS)}')
+        if not 0 <= self.samples_mb <= MOST_MB:
+            raise UserError(
+                f"--samples-mb {self.samples_mb:g}: from 0 to {MOST_MB}; a browser reads a page of that size whole"
+            )
+        if self.html is not None:
+            _check_writable("--html", self.html, folder=False)
+        if self.figures is not None:
+            _check_writable("--figures", self.figures, folder=True)
 
 
 def parse_ks(text: str | None) -> list[int] | None:
@@ -28,6 +67,17 @@ def parse_ks(text: str | None) -> list[int] | None:
     return ks
 
 
+def parse_metrics(texts: tuple[str, ...]) -> list[tuple[str, int]] | None:
+    """`pass@1,maj@64` as (metric, k), in order and each once; None where none is asked for. Raises UserError."""
+    found: dict[tuple[str, int], None] = {}
+    for text in (part.strip() for given in texts for part in given.split(",")):
+        match = re.fullmatch(r"(pass|maj)@([1-9]\d*)", text)
+        if match is None and text != "format":
+            raise UserError(f'--metric "{text}": expected pass@K, maj@K or format, e.g. --metric pass@1')
+        found[(f"{match[1]}@k", int(match[2])) if match else ("format", 0)] = None
+    return list(found) or None
+
+
 def _check_writable(flag: str, path: Path, *, folder: bool) -> None:
     """Raise UserError where `path` cannot become the file (folder) that the flag asks for."""
     if folder and path.exists() and not path.is_dir():
@@ -40,63 +90,57 @@ def _check_writable(flag: str, path: Path, *, folder: bool) -> None:
         raise UserError(f"{flag} {path}: {place} cannot be written to")
 
 
-def run_compare(
-    names: list[str],
-    *,
-    baseline: str | None,
-    k: str | None,
-    scoring: str | None,
-    format: str,
-    per_subject: bool,
-    allow_mismatch: bool,
-    figures: Path | None,
-    html: Path | None,
-    samples_mb: float,
-) -> None:
+def run_compare(settings: CompareSettings) -> None:
     """Run the command. The comparison goes to stdout, everything else to stderr. Raises UserError."""
-    if format not in FORMATS:
-        raise UserError(f'--format "{format}": one of {", ".join(FORMATS)}.{did_you_mean(format, FORMATS)}')
-    if scoring is not None and scoring not in SCORINGS:
-        raise UserError(f'--scoring "{scoring}": strict or lenient.{did_you_mean(scoring, SCORINGS)}')
-    if not 0 <= samples_mb <= MOST_MB:
-        raise UserError(f"--samples-mb {samples_mb:g}: from 0 to {MOST_MB}; a browser reads a page of that size whole")
-    if html is not None:
-        _check_writable("--html", html, folder=False)
-    if figures is not None:
-        require("--figures", "matplotlib", extra="report")
-        _check_writable("--figures", figures, folder=True)
-    ks = parse_ks(k)
-    runs, trains, notes = find_runs(names, allow_incomplete=allow_mismatch)
+    ks, metrics = parse_ks(settings.k), parse_metrics(settings.metrics)
+    runs, trains, notes = find_runs(settings.runs, allow_incomplete=settings.allow_mismatch)
     # Here, not above: a mistake in the arguments is told before the statistics are loaded.
-    from evalkit.comparison.compare import compare
-    from evalkit.report.tables import TEXT_FORMATS, as_rich
+    from evalkit.comparison.compare import Column, compare
+    from evalkit.report.latex import as_latex
+    from evalkit.report.records import as_csv, as_json
+    from evalkit.report.tables import as_markdown, as_rich
 
+    details = settings.details or ks is not None
     comparison = compare(
         runs,
         trains,
-        baseline=baseline,
+        baseline=settings.baseline,
+        group_by=settings.group_by,
+        labels=settings.labels,
+        metrics=None if metrics is None else [Column(*metric) for metric in metrics],
         ks=ks,
-        scoring=scoring,
-        per_subject=per_subject,
-        allow_mismatch=allow_mismatch,
+        scoring=settings.scoring,
+        details=details or settings.html is not None or settings.figures is not None,
+        per_subject=settings.per_subject,
+        allow_mismatch=settings.allow_mismatch,
         notes=notes,
     )
-    if format == "table":
+    if settings.format == "table":
         from rich.console import Console
 
         # A pipe has no width; 80 columns would fold the intervals.
         console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-        console.print(as_rich(comparison, console.width))
+        console.print(as_rich(comparison, console.width, details=details))
     else:
-        sys.stdout.write(TEXT_FORMATS[format](comparison))
+        formats = {"markdown": as_markdown, "latex": as_latex, "csv": as_csv, "json": as_json}
+        sys.stdout.write(formats[settings.format](comparison, details=details))
     sys.stdout.flush()
-    if figures is not None:
-        from evalkit.report.figures import write_figures
+    failed: UserError | None = None
+    if settings.figures is not None:
+        try:
+            require("--figures", "matplotlib", extra="report")
+            from evalkit.report.figures import write_figures
 
-        written = write_figures(comparison, figures)
-        print(f"figures: {len(written)} files in {figures}", file=sys.stderr)
-    if html is not None:
+            written = write_figures(comparison, settings.figures)
+            print(f"figures: {len(written)} files in {settings.figures}", file=sys.stderr)
+        except UserError as error:  # the page is written all the same
+            failed = error
+        except ImportError as error:
+            failed = UserError(f"--figures: matplotlib cannot be imported ({error}); pip install 'gtpo[report]'")
+    if settings.html is not None:
         from evalkit.report.page import write_page
 
-        size = write_page(comparison, html, samples_bytes=int(samples_mb * 1e6))
-        print(f"page: {html} ({size / 1e6:.1f} MB), open it in any browser", file=sys.stderr)
+        size = write_page(comparison, settings.html, samples_bytes=int(settings.samples_mb * 1e6))
+        print(f"page: {settings.html} ({size / 1e6:.1f} MB), open it in any browser", file=sys.stderr)
+    if failed is not None:
+        raise failed

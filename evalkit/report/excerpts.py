@@ -8,6 +8,7 @@ completions if everything fits, and otherwise a few: one of each verdict first, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,10 +32,12 @@ GROUP_COLUMNS = ("step", "group", "tokens", "weight", "advantage", "entropy", "k
 
 @dataclass
 class Excerpt:
-    """The completions shown of one benchmark: question id -> run name -> samples."""
+    """The completions shown of one benchmark: question id -> method -> samples."""
 
     questions: list[str]
     samples: dict[str, dict[str, list[dict[str, Any]]]] = field(repr=False)
+    answers: dict[str, dict[str, Counter[tuple[str | None, str]]]] = field(repr=False)
+    """question id -> method -> (extracted answer, verdict) -> samples: of all samples, not only those shown."""
     problems: dict[str, tuple[str, str]] = field(repr=False)
     """id -> (question text, gold), where the run folder holds them."""
     each: int
@@ -82,29 +85,31 @@ def _batches(run: EvalRun, columns: list[str]) -> Iterator[dict[str, Any]]:
             with pq.ParquetFile(path) as file:
                 for batch in file.iter_batches(batch_size=2048, columns=columns, use_threads=False):
                     yield {name: batch.column(name) for name in columns}
-        except (pa.ArrowException, OSError, KeyError) as fault:
-            raise UserError(f"{path}: cannot be read ({str(fault).splitlines()[0]}); run gtpo eval again") from None
+        except (pa.ArrowException, OSError, KeyError) as error:
+            raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); run gtpo eval again") from None
 
 
 def _completion_size(runs: list[EvalRun]) -> float:
     """Mean bytes of a completion, from the files' own metadata."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     total = rows = 0
-    for run in runs:
-        for path in sample_files(run):
+    for path in (path for run in runs for path in sample_files(run)):
+        try:
             with pq.ParquetFile(path) as file:
                 meta = file.metadata
-            names = [meta.schema.column(i).path for i in range(meta.num_columns)]
-            where = names.index("completion")
-            # Dictionary encoding hides repeats, so this is a lower bound; the budget is enforced again later.
-            total += sum(meta.row_group(g).column(where).total_uncompressed_size for g in range(meta.num_row_groups))
-            rows += meta.num_rows
+            where = [meta.schema.column(i).path for i in range(meta.num_columns)].index("completion")
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); run gtpo eval again") from None
+        # Dictionary encoding hides repeats, so this is a lower bound; the budget is enforced again later.
+        total += sum(meta.row_group(g).column(where).total_uncompressed_size for g in range(meta.num_row_groups))
+        rows += meta.num_rows
     return max(total / rows, 40.0) if rows else 40.0
 
 
 def choose_samples(
-    runs: list[EvalRun],
+    methods: dict[str, list[EvalRun]],
     benchmark: str,
     ids: list[str],
     rates: NDArray[np.float64],
@@ -115,20 +120,24 @@ def choose_samples(
 ) -> Excerpt:
     """Choose and read the completions of one benchmark within `budget` bytes of text.
 
-    ids [Q] and rates [R, Q] as in `rank_questions`; samples: completions a question of each run.
+    methods: name -> its runs; ids [Q] and rates [R, Q] as in `rank_questions`; samples: completions per question of
+    each run.
     """
+    runs = [run for found in methods.values() for run in found]
     problems: dict[str, tuple[str, str]] = {}
     for run in runs:
         problems = load_problems(run, benchmark) | problems
     overhead = 60
     size = min(_completion_size(runs), LONGEST) + overhead
-    affordable = int(budget / (size * len(runs) * len(ids)))
+    affordable = int(budget / (size * len(methods) * len(ids)))
+    samples *= max(len(found) for found in methods.values())
     everything = affordable >= samples
     each = min(samples, max(FEW, affordable))
-    room = len(ids) if everything else max(1, int(budget / (size * len(runs) * each)))
+    room = len(ids) if everything else max(1, int(budget / (size * len(methods) * each)))
     order = rank_questions(rates)[: 2 * room]
     wanted = {ids[q] for q in order}
     found: dict[str, dict[str, list[dict[str, Any]]]] = {question: {} for question in wanted}
+    answers: dict[str, dict[str, Counter[tuple[str | None, str]]]] = {question: {} for question in wanted}
     light = ["benchmark", "question_id"]
     heavy = [
         "sample_index",
@@ -139,13 +148,18 @@ def choose_samples(
         "finish_reason",
         "completion",
     ]
-    for run in runs:
+    for method, run in ((method, run) for method, its_runs in methods.items() for run in its_runs):
+        seen: set[tuple[str, int]] = set()
         for batch in _batches(run, light + heavy):
             names = zip(batch["benchmark"].to_pylist(), batch["question_id"].to_pylist(), strict=True)
             for row, (b, question) in enumerate(names):
                 if b == benchmark and question in wanted:
                     values = [batch[name][row].as_py() for name in heavy]
-                    _keep(found[question].setdefault(run.name, []), values, each)
+                    if (question, values[0]) in seen:  # a part written twice
+                        continue
+                    seen.add((question, values[0]))
+                    answers[question].setdefault(method, Counter())[values[2], values[1] or "UNSCORED"] += 1
+                    _keep(found[question].setdefault(method, []), run.name, values, each)
     shown: list[str] = []
     spent = 0
     for q in order:
@@ -161,6 +175,7 @@ def choose_samples(
     return Excerpt(
         questions=shown,
         samples={q: found[q] for q in shown},
+        answers={q: answers[q] for q in shown},
         problems={q: problems[q] for q in shown if q in problems},
         each=each,
         complete=complete,
@@ -168,18 +183,17 @@ def choose_samples(
     )
 
 
-def _keep(kept: list[dict[str, Any]], values: list[Any], each: int) -> None:
+def _keep(kept: list[dict[str, Any]], run: str, values: list[Any], each: int) -> None:
     """Keep at most `each` samples: one of every verdict before a second of any, low indices first."""
     index, verdict, answer, format_ok, tokens, finish, text = values
     text = text or ""
-    if any(s["index"] == index for s in kept):
-        return
     cut = max(0, len(text) - LONGEST)
     if cut:
         half = LONGEST // 2
         text = text[:half] + "\u2026" + text[-half:]
     kept.append(
         {
+            "run": run,
             "index": index,
             "verdict": verdict or "UNSCORED",
             "answer": answer,
@@ -191,12 +205,11 @@ def _keep(kept: list[dict[str, Any]], values: list[Any], each: int) -> None:
         }
     )
     if len(kept) > each:
-        first_of: dict[str, int] = {}
-        for sample in sorted(kept, key=lambda s: s["index"]):
-            first_of.setdefault(sample["verdict"], sample["index"])
-        kept.sort(key=lambda s: (first_of[s["verdict"]] != s["index"], s["index"]))
-        kept.pop()
-    kept.sort(key=lambda s: s["index"])
+        first_of: dict[str, tuple[str, int]] = {}
+        for sample in kept:
+            first_of.setdefault(sample["verdict"], (sample["run"], sample["index"]))
+        later = [s for s in kept if first_of[s["verdict"]] != (s["run"], s["index"])] or kept
+        kept.remove(max(later, key=lambda s: s["index"]))
 
 
 def choose_groups(train: TrainRun, budget: int) -> tuple[list[dict[str, Any]], int]:
@@ -223,8 +236,8 @@ def choose_groups(train: TrainRun, budget: int) -> tuple[list[dict[str, Any]], i
             if missing:
                 raise UserError(f"{path}: column {missing[0]} is missing; not a completions log that gtpo train wrote")
             rows = table.to_pylist()
-        except (pa.ArrowException, OSError) as fault:
-            raise UserError(f"{path}: cannot be read ({str(fault).splitlines()[0]}); remove it to go on") from None
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); remove it to go on") from None
         groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
         for row in rows:
             groups.setdefault((int(row["step"]), int(row["group"])), []).append(row)

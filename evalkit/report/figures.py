@@ -1,9 +1,10 @@
-"""The figures of `gtpo compare --figures`: PNG and SVG, as in the paper's figures 1, 2, 3, 4 and 10.
+"""The figures of `gtpo compare --figures`: PDF, SVG and PNG, as in the paper's figures 1, 2, 3, 4 and 10.
 
 curves-<benchmark>    pass@k and maj@k over k with 95 % bands (figures 2 below, 3)
 differences           paired differences to the baseline with 95 % intervals, all benchmarks
 training              accuracy, format, entropy with the ln 2 line, share kept by the gate, share of conflict
-                      tokens, KL where there is one, over the steps (figures 1, 2 above, 4, 10)
+                      tokens, KL where there is one, over the steps; a band from the least to the largest seed of a
+                      method (figures 1, 2 above, 4, 10)
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evalkit.comparison.compare import FORMAT, MAJ, PASS, Column, Comparison
-from evalkit.comparison.curves import curves_over_k
-from evalkit.comparison.training_curves import LN2, METRICS, read_curves
-from evalkit.report.tables import methods
+from evalkit.comparison.compare import MAJ, PASS, Comparison
+from evalkit.comparison.curves import curve_ks, curves_over_k
+from evalkit.comparison.training_curves import LN2, METRICS, Band, method_bands, smoothed
+from evalkit.report.payload import POINTS, key_columns
+from evalkit.report.text import visible
 from rewards.support.errors import UserError
 from rewards.support.files import write_bytes
 
@@ -45,6 +47,11 @@ STYLE: dict[Any, Any] = {
 }
 
 
+def label(name: str) -> str:
+    """A name as matplotlib draws it: `$` would begin mathematics."""
+    return visible(name).replace("$", "\\$")
+
+
 def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
     """Write every figure that the runs have data for; return the files. Raises UserError where there is none."""
     import matplotlib
@@ -53,7 +60,7 @@ def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
     written = []
     with matplotlib.rc_context(STYLE):
         for name, figure in _figures(comparison):
-            for kind, metadata in (("png", None), ("svg", {"Date": None})):
+            for kind, metadata in (("png", None), ("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
                 path = folder / f"{name}.{kind}"
                 write_bytes(path, _bytes(figure, kind, metadata))
                 written.append(path)
@@ -78,18 +85,16 @@ def _figures(comparison: Comparison) -> Any:
     if any(table.baseline for table in comparison.tables):
         yield "differences", _differences(comparison)
     # Entropy and loss of supervised training are taken on the targets: another quantity.
-    curves = {train.name: {} if train.method == "sft" else read_curves(train) for train in comparison.trains}
-    if any(key in found for found in curves.values() for key in PANELS):
-        yield "training", _training(comparison, curves)
+    rl = [method for method in comparison.trained if not any(train.method == "sft" for train in method.trains)]
+    bands = {method.name: method_bands(method.trains, POINTS) for method in rl}
+    if any(key in found for found in bands.values() for key in PANELS):
+        yield "training", _training(comparison, bands)
 
 
 def _styles(comparison: Comparison) -> dict[str, dict[str, Any]]:
-    """Line style of each run, and of each train run (that of the eval run made from it)."""
-    names = [run.name for run in comparison.runs]
-    owner = {run.train.name: run.name for run in comparison.runs if run.train}
-    names += [train.name for train in comparison.trains if owner.get(train.name, train.name) not in names]
-    found = {name: {"color": COLOURS[i % 8], "linestyle": DASHES[i % 8]} for i, name in enumerate(names)}
-    return found | {train: found[run] for train, run in owner.items()}
+    """Line style of each method."""
+    names = dict.fromkeys(method.name for method in (*comparison.methods, *comparison.trained))
+    return {name: {"color": COLOURS[i % 8], "linestyle": DASHES[i % 8]} for i, name in enumerate(names)}
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
@@ -102,20 +107,20 @@ def _curves(comparison: Comparison, table: Any) -> Figure:
 
     figure = Figure(figsize=(7.2, 3.2), layout="constrained")
     panels = figure.subplots(1, 2)
-    labels, styles = methods(comparison), _styles(comparison)
-    found = curves_over_k(comparison, table)
+    styles = _styles(comparison)
+    found, ks = curves_over_k(table), curve_ks(table)
     for axes, metric in zip(panels, (PASS, MAJ), strict=True):
-        for run in table.runs:
-            mean, low, high = 100 * np.array(found[run][metric]).T
-            k = np.arange(1, mean.size + 1)
-            axes.plot(k, mean, label=labels[run], linewidth=1.7, **styles[run])
-            axes.fill_between(k, low, high, color=styles[run]["color"], alpha=0.12, linewidth=0)
+        for name in table.methods:
+            mean, low, high = 100 * np.array(found[name][metric]).T
+            axes.plot(ks[name], mean, label=label(name), linewidth=1.7, **styles[name])
+            axes.fill_between(ks[name], low, high, color=styles[name]["color"], alpha=0.12, linewidth=0)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_xlabel("k")
         axes.set_title(f"{metric}, %")
     figure.suptitle(
-        f"{table.benchmark}: {table.questions:,} questions, n = {table.samples}, {comparison.scoring}", fontsize=9
+        f"{label(table.benchmark)}: {table.questions:,} questions, n = {table.samples}, {comparison.scoring}",
+        fontsize=9,
     )
     _legend(figure, panels[0])
     return figure
@@ -124,43 +129,44 @@ def _curves(comparison: Comparison, table: Any) -> Figure:
 def _differences(comparison: Comparison) -> Figure:
     from matplotlib.figure import Figure
 
-    tables = [table for table in comparison.tables if table.baseline and not table.group]
-    top = {table.benchmark: max(column.k for column in table.columns) for table in tables}
-    labels, styles = methods(comparison), _styles(comparison)
-    rows = max(len(table.runs) - 1 for table in tables)
-    figure = Figure(figsize=(8.4, 0.9 + len(tables) * (0.55 + 0.26 * rows)), layout="constrained")
-    grid = figure.subplots(len(tables), 4, squeeze=False, sharex="row")
-    for line, table in zip(grid, tables, strict=True):
-        best = top[table.benchmark]
-        wanted = [Column(PASS, 1), Column(MAJ, best), Column(PASS, best), Column(FORMAT, 0)]
-        others = [run for run in table.runs if run != table.baseline]
-        for i, (axes, column) in enumerate(zip(line, wanted, strict=True)):
+    tables = [table for table in comparison.benchmarks if table.baseline]
+    styles = _styles(comparison)
+    keys = [key_columns(comparison, table) for table in tables]
+    rows, most = max(len(table.methods) - 1 for table in tables), max(map(len, keys))
+    figure = Figure(figsize=(2.1 * most + 1, 0.9 + len(tables) * (0.55 + 0.26 * rows)), layout="constrained")
+    # Every panel is in points of the same table: one scale per benchmark.
+    grid = figure.subplots(len(tables), most, squeeze=False, sharex="row")
+    for line, table, columns in zip(grid, tables, keys, strict=True):
+        others = [name for name in table.methods if name != table.baseline]
+        for i, axes in enumerate(line):
+            if i >= len(columns):
+                axes.set_visible(False)
+                continue
             axes.axvline(0, color="#918c83", linewidth=1)
-            for y, run in enumerate(others):
-                cell = table.cells.get((run, column))
-                if cell is None or cell.paired is None:
+            for y, name in enumerate(others):
+                cell = table.cells[name, columns[i]]
+                if cell.paired is None:
                     continue
-                d = cell.paired
-                axes.plot([100 * d.low, 100 * d.high], [y, y], color=styles[run]["color"], linewidth=2.2)
-                face = styles[run]["color"] if cell.significant else "white"
-                axes.plot(
-                    [100 * d.difference], [y], "o", color=styles[run]["color"], markerfacecolor=face, markersize=6
-                )
-            axes.set_yticks(range(len(others)), [labels[run] for run in others] if i == 0 else [""] * len(others))
+                d, color = cell.paired, styles[name]["color"]
+                axes.plot([100 * d.low, 100 * d.high], [y, y], color=color, linewidth=2.2)
+                face = color if cell.direction else "white"
+                axes.plot([100 * d.difference], [y], "o", color=color, markerfacecolor=face, markersize=6)
+            axes.set_yticks(range(len(others)), [label(name) if i == 0 else "" for name in others])
             axes.set_ylim(len(others) - 0.5, -0.5)
-            axes.set_title(f"{table.benchmark if i == 0 else ''}\n{column.label}")
+            axes.set_title(f"{label(table.benchmark) if i == 0 else ''}\n{columns[i].label}")
             axes.tick_params(axis="y", length=0)
             axes.grid(axis="y", visible=False)
-    note = f"points against {comparison.baseline}; filled: significant after Holm's correction"
+    primary = comparison.metrics[0].label
+    note = f"points against {label(str(comparison.baseline))}; filled: {primary} differs after Holm's correction"
     figure.supxlabel(note, fontsize=8)
     return figure
 
 
-def _training(comparison: Comparison, curves: dict[str, Any]) -> Figure:
+def _training(comparison: Comparison, bands: dict[str, dict[str, Band]]) -> Figure:
     from matplotlib.figure import Figure
 
     titles = {metric.key: metric for metric in METRICS}
-    panels = [key for key in PANELS if any(key in found for found in curves.values())]
+    panels = [key for key in PANELS if any(key in found for found in bands.values())]
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(2.9 * columns, 2.4 * lines + 0.4), layout="constrained")
@@ -171,16 +177,20 @@ def _training(comparison: Comparison, curves: dict[str, Any]) -> Figure:
     for axes, key in zip(grid, panels, strict=False):
         metric = titles[key]
         scale = 100 if metric.unit == "share" else 1
-        for train in comparison.trains:
-            curve = curves[train.name].get(key)
-            if curve is None:
+        for name, found in bands.items():
+            band = found.get(key)
+            if band is None:
                 continue
-            color = styles[train.name]["color"]
-            window = max(1, curve.values.size // 25)
-            axes.plot(curve.steps, scale * curve.values, color=color, alpha=0.18, linewidth=0.7)
-            axes.plot(
-                curve.steps, scale * curve.smoothed(window), linewidth=1.6, label=train.name, **styles[train.name]
-            )
+            color = styles[name]["color"]
+            window = max(1, band.mean.size // 25)
+            if band.seeds > 1:
+                low, high = smoothed(band.low, window), smoothed(band.high, window)
+                axes.fill_between(band.steps, scale * low, scale * high, color=color, alpha=0.15, linewidth=0)
+            else:
+                axes.plot(band.steps, scale * band.mean, color=color, alpha=0.18, linewidth=0.7)
+            seeds = f" ({band.seeds} seeds)" * (band.seeds > 1)
+            mean = scale * smoothed(band.mean, window)
+            axes.plot(band.steps, mean, linewidth=1.6, label=label(name) + seeds, **styles[name])
         if key == "entropy/mean":
             axes.axhline(LN2, color="#b3341f", linestyle="--", linewidth=1)
             axes.annotate(
@@ -193,7 +203,7 @@ def _training(comparison: Comparison, curves: dict[str, Any]) -> Figure:
         axes.set_xlabel("step")
     handles: dict[Any, Any] = {}
     for axes in grid[: len(panels)]:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
+        for handle, text in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(text, handle)
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=min(4, max(1, len(handles))))
     return figure

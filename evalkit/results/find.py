@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,15 @@ def _folders(parent: Path) -> list[Path]:
 def _peek(folder: Path) -> EvalRecord | None:
     """Return the eval.json of a folder, or None where it cannot be read: for searching among runs nobody asked for."""
     try:
-        return read_record(folder)
+        return _read_once(folder.resolve(), (folder / "eval.json").stat().st_mtime_ns)
     except (UserError, OSError):
         return None
+
+
+@lru_cache(maxsize=1024)
+def _read_once(folder: Path, changed: int) -> EvalRecord:
+    """Every train run looks through the same eval runs for its own; `changed` makes a rewritten file another one."""
+    return read_record(folder)
 
 
 def read_eval_run(folder: Path, *, allow_incomplete: bool = False, notes: list[str] | None = None) -> EvalRun:

@@ -73,7 +73,7 @@ def write_eval(
             problems = [
                 Problem(
                     f"{benchmark}/{i:05d}",
-                    f"What is {i} + {golds_from}?",
+                    f"What is ${i} + \\frac{{{2 * golds_from}}}{{2}}$?",
                     str(i + golds_from),
                     subject=subjects[i % len(subjects)] if subjects else "",
                 )
@@ -115,9 +115,10 @@ def write_train(
     skill: float = 1.0,
     seed: int = 0,
     group: int = 8,
+    training: dict[str, Any] | None = None,
     **fields: Any,
 ) -> Path:
-    """Write a finished train run: run.json, metrics.jsonl, and one logged group every 50 steps (not for sft)."""
+    """Write a finished train run: run.json, config.yaml, metrics.jsonl, a logged group every 50 steps (not for sft)."""
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True)
     run = {
@@ -130,6 +131,8 @@ def write_train(
         "gate": {"filter": "auto", "active": True, "scope": "all"},
     } | fields
     (folder / "run.json").write_text(json.dumps(run))
+    config = {"run_name": folder.name, "method": method, "model": {"random_seed": seed}, "training": training or {}}
+    (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
     with (folder / "metrics.jsonl").open("w") as out:
         for step in range(1, steps + 1):
             t = step / steps

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from run_folders import write_eval
+from run_folders import write_eval, write_train
 
-from evalkit.comparison.compare import Column, choose_ks, compare
+from evalkit.comparison.compare import ALPHA, Column, choose_ks, compare, holm_levels
 from evalkit.report.tables import as_rich
 from evalkit.results.find import find_runs
 from evalkit.results.questions import load_questions
-from evalkit.statistics import holm, mean_interval, paired_difference
+from evalkit.statistics import differences, holm, mean_interval, paired_difference
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,12 +54,14 @@ def compared(home: Path, *names: str, **options: object):
 
 
 def test_tables_are_the_direct_calculation(home: Path) -> None:
-    """Mean, interval, paired difference and Holm's correction, from questions.parquet by hand."""
-    found = compared(home, "demo-base", "demo-grpo", "demo-gtpo", ks=[1, 4, 8])
+    """Mean, interval, paired difference and Holm's correction over the benchmarks, from questions.parquet by hand."""
+    names = ("demo-base", "demo-grpo", "demo-gtpo")
+    found = compared(home, *names, ks=[1, 4, 8])
     assert (found.baseline, [table.benchmark for table in found.tables]) == ("demo-grpo", ["arithmetic", "hard"])
+    by_hand: dict[str, list[float]] = {"demo-base": [], "demo-gtpo": []}
     for table in found.tables:
         scores = {}
-        for name in ("demo-base", "demo-grpo", "demo-gtpo"):
+        for name in names:
             rows = pq.read_table(home / "results" / "eval" / name / "questions.parquet").to_pylist()
             rows = [row for row in rows if (row["benchmark"], row["scoring"]) == (table.benchmark, "strict")]
             rows.sort(key=lambda row: row["question_id"])
@@ -68,21 +70,54 @@ def test_tables_are_the_direct_calculation(home: Path) -> None:
                 scores[name, Column("maj@k", k)] = [row["maj_at_k"][k - 1] for row in rows]
             scores[name, Column("format", 0)] = [row["format_ok"] / row["n"] for row in rows]
         assert set(scores) == set(table.cells)
-        tested = [key for key in scores if key[0] != "demo-grpo" and key[1] != Column("maj@k", 1)]
-        assert table.tests == len(tested)
-        wanted = {key: paired_difference(scores[key], scores["demo-grpo", key[1]]) for key in tested}
-        corrected = dict(zip(tested, holm([wanted[key].p_value for key in tested]), strict=True))
-        for key, values in scores.items():
-            cell = table.cells[key]
-            assert cell.interval == pytest.approx((*mean_interval(values)[:3], None, None))
-            if key in wanted:
-                assert cell.paired is not None
-                assert cell.paired.difference == pytest.approx(wanted[key].difference)
-                assert cell.paired.p_value == pytest.approx(wanted[key].p_value)
-                assert cell.p_holm == pytest.approx(corrected[key])
-        assert (
-            table.cells["demo-gtpo", Column("maj@k", 1)].p_holm == table.cells["demo-gtpo", Column("pass@k", 1)].p_holm
-        )
+        for (name, column), values in scores.items():
+            cell = table.cells[name, column]
+            assert cell.value[:3] == pytest.approx(mean_interval(values)[:3])
+            if name == "demo-grpo":
+                assert cell.paired is None
+                continue
+            wanted = paired_difference(values, scores["demo-grpo", column])
+            assert cell.paired is not None
+            assert (cell.paired.p_value, cell.paired.test) == (pytest.approx(wanted.p_value), wanted.test)
+            assert cell.paired.difference == pytest.approx(wanted.difference)
+            assert cell.primary == (column == Column("pass@k", 1))
+            if cell.primary:
+                by_hand[name].append(wanted.p_value)
+            else:
+                assert (cell.paired.low, cell.paired.high) == pytest.approx((wanted.low, wanted.high))
+                assert (cell.p_corrected, cell.direction) == (None, 0)
+    for name, p in by_hand.items():
+        corrected = [table.cells[name, Column("pass@k", 1)].p_corrected for table in found.tables]
+        assert corrected == pytest.approx(holm(p).tolist())
+
+
+def test_verdict_interval_and_correction_agree(home: Path) -> None:
+    """Marked exactly where the corrected p-value is at most 5 %, and exactly where the interval excludes 0."""
+    for table in compared(home, "demo-base", "demo-sft", "demo-grpo", "demo-gtpo").tables:
+        for cell in table.cells.values():
+            if cell.paired is not None and cell.p_corrected is not None:
+                assert (cell.direction != 0) == (cell.p_corrected <= ALPHA)
+                assert (cell.direction != 0) == (not cell.paired.low <= 0 <= cell.paired.high)
+                assert cell.paired.level >= 1 - ALPHA
+
+
+def test_holm_levels_reject_where_holm_rejects() -> None:
+    rng = np.random.default_rng(20261121)
+    for _ in range(500):
+        p = rng.beta(0.4, 4, size=rng.integers(1, 7))
+        levels = holm_levels(p)
+        assert np.array_equal(p <= (1 - levels) * (1 + 1e-9), holm(p) <= ALPHA)
+        assert np.all(levels <= 1 - ALPHA / p.size + 1e-12)
+        assert np.all(levels >= 1 - ALPHA - 1e-12)
+
+
+def test_a_verdict_depends_on_neither_bystanders_nor_columns(home: Path) -> None:
+    alone = compared(home, "demo-grpo", "demo-gtpo", details=False)
+    crowd = compared(home, "demo-grpo", "demo-base", "demo-gtpo", "demo-sft", ks=[1, 2, 3, 4, 5, 8], per_subject=True)
+    for table in alone.tables:
+        other = next(t for t in crowd.tables if (t.benchmark, t.group) == (table.benchmark, table.group))
+        cell = table.cells["demo-gtpo", Column("pass@k", 1)]
+        assert other.cells["demo-gtpo", Column("pass@k", 1)] == cell
 
 
 def test_means_are_those_of_eval_json(home: Path) -> None:
@@ -90,7 +125,7 @@ def test_means_are_those_of_eval_json(home: Path) -> None:
     for table in compared(home, "demo-gtpo").tables:
         entry = document["benchmarks"][table.benchmark]
         for column in table.columns:
-            interval = table.cells["demo-gtpo", column].interval
+            interval = table.cells["demo-gtpo", column].value
             if column.metric == "format":
                 assert interval.mean == pytest.approx(entry["format_rate"])
             else:
@@ -104,7 +139,8 @@ def test_equal_runs_are_never_emphasised(tmp_path: Path) -> None:
     runs, trains, _ = find_runs([str(tmp_path / f"twin-{i}") for i in range(2)])
     (table,) = compare(runs, trains).tables
     assert {cell.direction for cell in table.cells.values()} == {0}
-    assert all(cell.p_holm == 1.0 for cell in table.cells.values())
+    assert {cell.p_corrected for cell in table.cells.values()} == {None, 1.0}
+    assert table.best[Column("pass@k", 1)] == (None, None)
 
 
 def test_default_baseline_is_stated(home: Path) -> None:
@@ -117,7 +153,7 @@ def test_default_baseline_is_stated(home: Path) -> None:
     assert compared(home, "demo-gtpo", "demo-grpo", baseline="gtpo").baseline == "demo-gtpo"
     ran = gtpo("compare", "demo-gtpo", "demo-sft", "demo-grpo", cwd=home)
     assert ran.returncode == 0, ran.stderr
-    assert "Baseline: demo-grpo (the first run with method grpo;" in " ".join(ran.stdout.split())
+    assert "Baseline: demo-grpo (the first trained with grpo;" in " ".join(ran.stdout.split())
 
 
 def test_table_shows_emphasis_only_where_significant(home: Path) -> None:
@@ -129,16 +165,20 @@ def test_table_shows_emphasis_only_where_significant(home: Path) -> None:
     assert body.count("▲") == directions.count(1) > 0
     assert body.count("▼") == directions.count(-1) > 0
     assert 0 in directions
-    assert "detectable" in body
+    assert "exploratory: nothing is marked" in body
+    details = gtpo("compare", "demo-base", "demo-grpo", "demo-gtpo", "--details", cwd=home).stdout
+    assert "detectable" in details
+    assert "pass@4" in details
 
 
-def test_narrow_terminal_cuts_nothing_off(home: Path) -> None:
+@pytest.mark.parametrize("details", [False, True])
+def test_narrow_terminal_cuts_nothing_off(home: Path, details: bool) -> None:
     from rich.console import Console
 
     found = compared(home, "demo-base", "demo-gtpo")
     for width in (80, 160):
         console = Console(width=width, record=True, file=io.StringIO())
-        console.print(as_rich(found, console.width))
+        console.print(as_rich(found, console.width, details=details))
         grid = [line for line in console.export_text().splitlines() if line.startswith("│")]
         assert grid
         assert not any("…" in line for line in grid)
@@ -154,26 +194,172 @@ def test_formats_agree(home: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(out["csv"])))
     assert len(rows) == len(document["records"]) == 2 * 2 * 5
     for row, record in zip(rows, document["records"], strict=True):
-        assert row["run"] == record["run"]
+        assert row["method"] == record["method"]
         assert float(row["mean"]) == record["mean"]
-        assert (row["p_holm"] == "") == (record["p_holm"] is None) == (record["run"] == "demo-grpo")
-    one = next(r for r in document["records"] if (r["run"], r["metric"], r["k"]) == ("demo-gtpo", "pass@k", 1))
-    assert one["significant"] is True
-    bold = f"{100 * one['mean']:.1f}"
-    assert f"**{bold}** [" in out["markdown"]
-    assert rf"\textbf{{{bold}}}" in out["latex"]
-    assert out["latex"].count(r"\toprule") == out["latex"].count(r"\bottomrule") == 2
-    body = re.sub(r"\\caption\{.*", "", out["latex"])
-    assert len({line.count("&") for line in body.splitlines() if line.endswith(r"\\")}) == 1
+        assert (row["p"] == "") == (record["p"] is None) == (record["method"] == "demo-grpo")
+    one = next(r for r in document["records"] if (r["method"], r["metric"], r["k"]) == ("demo-gtpo", "pass@k", 1))
+    assert (one["significant"], one["family"]) == (True, "primary")
+    assert f"{100 * one['mean']:.1f}" in out["markdown"]
+    assert f"{100 * one['mean']:.1f}" in out["latex"]
+    assert out["latex"].count(r"\toprule") == out["latex"].count(r"\bottomrule") == 2 + 2
+    for part in out["latex"].split(r"\toprule")[1:]:
+        lines = part.split(r"\bottomrule")[0].splitlines()
+        assert len({line.count("&") for line in lines if line.endswith(r"\\")}) == 1
 
 
-def test_latex_and_markdown_escape_names(tmp_path: Path) -> None:
-    write_eval(tmp_path / "a_b%|<b>")
-    write_eval(tmp_path / "plain", method="grpo")
-    latex = gtpo("compare", tmp_path / "a_b%|<b>", tmp_path / "plain", "--format", "latex", cwd=tmp_path).stdout
-    assert r"a\_b\%|\textless{}b\textgreater{}" in latex
-    markdown = gtpo("compare", tmp_path / "a_b%|<b>", tmp_path / "plain", "--format", "markdown", cwd=tmp_path).stdout
-    assert r"a\_b%\|\<b\>" in markdown
+def test_metric_chooses_the_table_and_the_primary_comparison(home: Path) -> None:
+    ran = gtpo("compare", "demo-grpo", "demo-gtpo", "--metric", "maj@4", "--format", "json", cwd=home)
+    document = json.loads(ran.stdout)
+    assert (document["primary_metric"], document["metrics"]) == ("maj@4", ["maj@4"])
+    assert {(r["metric"], r["k"]) for r in document["records"]} == {("maj@k", 4)}
+    ran = gtpo("compare", "demo-grpo", "demo-gtpo", "--format", "json", cwd=home)
+    assert json.loads(ran.stdout)["metrics"] == ["pass@1", "maj@8"]
+    ran = gtpo("compare", "demo-grpo", "demo-gtpo", "--metric", "pass@0", cwd=home)
+    assert_refused(ran, '--metric "pass@0"', "expected pass@K, maj@K or format")
+
+
+HOSTILE = "=a_b%|<b>`x`\u202etxt.exe\x1b[31m"
+
+
+def test_names_are_text_in_every_format(tmp_path: Path) -> None:
+    """Markup, formulas, escape sequences and marks of writing direction in a run's name stay text."""
+    write_eval(tmp_path / "one", name=HOSTILE, benchmarks={"arithmetic": 10})
+    write_eval(tmp_path / "plain", method="grpo", benchmarks={"arithmetic": 10})
+    out = {
+        f: gtpo("compare", tmp_path / "one", tmp_path / "plain", "--format", f, cwd=tmp_path).stdout
+        for f in ("table", "markdown", "latex", "csv", "json")
+    }
+    for text in out.values():
+        assert not set("\x1b\u202e\r") & set(text)
+    assert json.loads(out["json"])["methods"][0]["name"] == HOSTILE
+    assert r"=a\_b\%\textbar{}\textless{}b\textgreater{}" in out["latex"]
+    assert r"=a\_b%\|\<b\>\`x\`\\u202etxt.exe" in out["markdown"]
+    assert {row["method"] for row in csv.DictReader(io.StringIO(out["csv"]))} == {
+        "'=a_b%|<b>`x`\\u202etxt.exe\\x1b[31m", "plain"
+    }  # fmt: skip
+    table = [line for line in out["markdown"].splitlines() if line.startswith("|")]
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table[:4]}) == 1
+
+
+def test_one_rounding_everywhere() -> None:
+    from evalkit.report.text import p_text, percent, signed
+
+    assert [percent(x) for x in (0.1225, 0.0005, 1.0, 0.12249)] == ["12.3", "0.1", "100.0", "12.2"]
+    assert [signed(x) for x in (-0.1225, 0.0004, -0.0004, 0.0)] == ["-12.3", "+0.0", "+0.0", "+0.0"]
+    assert [p_text(p) for p in (0.125, 0.0005, 1e-5)] == ["p = 0.13", "p = 0.0005", "p < 0.0001"]
+
+
+# --- methods: runs that differ in their seed alone -----------------------------------------------------------------
+
+
+def seeded(
+    home: Path, method: str, seeds: range, *, skill: float, training: dict | None = None, stem: str = ""
+) -> None:
+    for seed in seeds:
+        name = f"{stem or method}-s{seed}"
+        write_train(home / "results/train" / name, method=method, steps=20, seed=seed, training=training)
+        write_eval(home / "results/eval" / f"{name}-eval", skill=skill + 0.1 * seed, seed=seed, method=method,
+                   train_run=name, benchmarks={"arithmetic": 40, "hard": 15})  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def seeds_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five seeds of grpo, five of gtpo, one of gtpo with another learning rate, one untrained model."""
+    home = tmp_path_factory.mktemp("seeds")
+    seeded(home, "grpo", range(5), skill=0.0)
+    seeded(home, "gtpo", range(5), skill=1.0)
+    seeded(home, "gtpo", range(1), skill=1.0, training={"learning_rate": 1e-5}, stem="gtpo-fast")
+    write_eval(home / "results/eval/base", skill=-1, seed=9, method=None, benchmarks={"arithmetic": 40, "hard": 15})
+    return home
+
+
+ALL = tuple(f"{method}-s{seed}" for method in ("grpo", "gtpo") for seed in range(5))
+
+
+def test_seeds_are_one_method(seeds_home: Path) -> None:
+    ran = gtpo("compare", *ALL, "--format", "json", cwd=seeds_home)
+    document = json.loads(ran.stdout)
+    assert [(m["name"], [r["seed"] for r in m["runs"]]) for m in document["methods"]] == [
+        ("grpo", list("01234")), ("gtpo", list("01234"))
+    ]  # fmt: skip
+    assert document["baseline"] == "grpo"
+    assert not any("training variance" in note for note in document["notes"])
+    scores = {}
+    for name in ALL:
+        rows = pq.read_table(seeds_home / f"results/eval/{name}-eval/questions.parquet").to_pylist()
+        rows = [row for row in rows if (row["benchmark"], row["scoring"]) == ("arithmetic", "strict")]
+        scores[name] = [row["pass_at_k"][0] for row in sorted(rows, key=lambda row: row["question_id"])]
+    a, b = (np.array([[scores[f"{m}-s{s}"] for s in range(5)]]) for m in ("gtpo", "grpo"))
+    (wanted,) = differences(a, b, seeds_paired=True)
+    record = next(
+        r for r in document["records"]
+        if (r["method"], r["benchmark"], r["metric"]) == ("gtpo", "arithmetic", "pass@k")
+    )  # fmt: skip
+    assert record["test"] == "seeds-x-questions"
+    assert record["covers"] == "seeds, questions, samples"
+    assert record["seeds_paired"] is True
+    assert record["mean"] == pytest.approx(a.mean())
+    assert record["seed_sd"] == pytest.approx(a[0].mean(axis=1).std(ddof=1))
+    assert (record["difference"], record["p"], record["p_questions"], record["p_seeds"]) == pytest.approx(
+        (wanted.difference, wanted.p_value, wanted.p_questions, wanted.p_seeds)
+    )
+    text = gtpo("compare", *ALL, cwd=seeds_home).stdout
+    assert "grpo · 5 seeds" in text
+    assert "±" in text
+
+
+def test_one_seed_is_said_not_to_cover_training(seeds_home: Path) -> None:
+    out = gtpo("compare", "grpo-s0", "gtpo-s0", "base", "--baseline", "grpo", cwd=seeds_home).stdout
+    assert "training variance is not covered for grpo-s0 (1 seed), gtpo-s0 (1 seed)" in " ".join(out.split())
+    assert "base (1 seed)" not in out
+
+
+def test_other_settings_are_never_merged_in_silence(seeds_home: Path) -> None:
+    names = ("gtpo-s0", "gtpo-s1", "gtpo-s2", "gtpo-fast-s0")
+    document = json.loads(gtpo("compare", *names, "--format", "json", cwd=seeds_home).stdout)
+    assert [m["name"] for m in document["methods"]] == ["gtpo", "gtpo-fast-s0"]
+    assert any("training.learning_rate" in note and "shown apart" in note for note in document["notes"])
+    told = gtpo("compare", *names, "--group-by", "method", "--format", "json", cwd=seeds_home)
+    document = json.loads(told.stdout)
+    assert [(m["name"], len(m["runs"])) for m in document["methods"]] == [("gtpo", 4)]
+    assert any("differ in more than the seed" in n and "training.learning_rate" in n for n in document["notes"])
+    assert any("a training seed occurs twice" in note for note in document["notes"])
+
+
+def test_group_by_none_and_labels(seeds_home: Path) -> None:
+    def methods(*arguments: str) -> list[tuple[str, int]]:
+        ran = gtpo("compare", *ALL, *arguments, "--format", "json", cwd=seeds_home)
+        assert ran.returncode == 0, ran.stderr
+        return [(m["name"], len(m["runs"])) for m in json.loads(ran.stdout)["methods"]]
+
+    assert methods("--group-by", "none") == [(name, 1) for name in ALL]
+    assert methods("--label", "Ours=gtpo-s*", "--label", "GRPO=grpo-s0,grpo-s1") == [
+        ("GRPO", 2), ("grpo", 3), ("Ours", 5)
+    ]  # fmt: skip
+    for arguments, words in (
+        (("--label", "Ours"), ["--label", "expected NAME=RUN"]),
+        (("--label", "Ours=gtqo-s0"), ['"gtqo-s0" is not among the runs', 'Did you mean "gtpo-s0"?']),
+        (("--label", "A=gtpo-s0", "--label", "B=gtpo-s0"), ["two labels"]),
+        (("--group-by", "training.learning_rat"), ["--group-by", "config, none, or config keys"]),
+        (("--group-by", "none", "--baseline", "grpo"), ["stands for several", "grpo-s0"]),
+    ):
+        assert_refused(gtpo("compare", *ALL, *arguments, cwd=seeds_home), *words)
+
+
+def test_damaged_config_is_named(seeds_home: Path, tmp_path: Path) -> None:
+    folder = write_train(tmp_path / "results/train/run", steps=5)
+    (folder / "config.yaml").write_text("a: [1")
+    assert_refused(gtpo("compare", "run", cwd=tmp_path), "config.yaml", "not valid YAML")
+
+
+def test_differing_engines_are_noted(tmp_path: Path) -> None:
+    write_eval(tmp_path / "one", method="grpo", benchmarks={"arithmetic": 10})
+    write_eval(tmp_path / "two", benchmarks={"arithmetic": 10}, engine__name="vllm", engine__hardware="gpu",
+               model__adapter="some/adapter")  # fmt: skip
+    out = " ".join(gtpo("compare", tmp_path / "one", tmp_path / "two", cwd=tmp_path).stdout.split())
+    assert "also different, which can move samples: engine.name (one: transformers; two: vllm)" in out
+    assert "engine.hardware (one: cpu; two: gpu)" in out
+    assert "adapter (one: no; two: yes)" in out
 
 
 def test_per_subject(home: Path) -> None:
@@ -319,9 +505,9 @@ def test_shards_of_one_run_are_joined(tmp_path: Path) -> None:
     ran = gtpo("compare", "run", "whole", "--format", "json", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     document = json.loads(ran.stdout)
-    assert [run["name"] for run in document["runs"]] == ["run", "whole"]
+    assert [method["name"] for method in document["methods"]] == ["run", "whole"]
     assert document["tables"][0]["questions"] == 40
-    assert "2 parts joined" in document["notes"][0]
+    assert any("2 parts joined" in note for note in document["notes"])
     ran = gtpo("compare", runs / "run-shard-2-of-2", "whole", "--allow-mismatch", cwd=tmp_path)
     assert "note: run: shard 1 of 2 is missing" in ran.stdout
 

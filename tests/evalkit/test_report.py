@@ -46,7 +46,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ran = gtpo("compare", "base", "sft", "grpo", "gtpo", "--html", "page.html", "--figures", "figures", cwd=home)
     assert ran.returncode == 0, ran.stderr
     assert "page: page.html" in ran.stderr
-    assert "figures: 8 files in figures" in ran.stderr
+    assert "figures: 12 files in figures" in ran.stderr
     return home
 
 
@@ -111,28 +111,53 @@ def test_embedded_json_is_inert_and_exact(text: str) -> None:
 
 def test_page_holds_the_table(home: Path) -> None:
     core = json.loads(Page((home / "page.html").read_text()).scripts["core"])
-    table = json.loads(gtpo("compare", "base", "sft", "grpo", "gtpo", "--format", "json", cwd=home).stdout)
-    assert [run["name"] for run in core["runs"]] == ["base", "sft", "grpo", "gtpo"]
+    ran = gtpo("compare", "base", "sft", "grpo", "gtpo", "--format", "json", "--details", cwd=home)
+    table = json.loads(ran.stdout)
+    assert [method["name"] for method in core["methods"]] == ["base", "sft", "grpo", "gtpo"]
     assert core["baseline"] == table["baseline"] == "grpo"
-    found = {
-        (b["name"], run, *c[:2]): b["cells"][run][i]
-        for b in core["benchmarks"]
-        for run in b["runs"]
-        for i, c in enumerate(b["columns"])
-    }
-    rows = {(b["name"], base): v for b in core["benchmarks"] for base, v in b["versus"].items()}
-    assert {base for _, base in rows} == {"base", "sft", "grpo", "gtpo"}
+    assert set(core["benchmarks"][0]["versus"]) == {"base", "sft", "grpo", "gtpo"}
     for record in table["records"]:
-        key = (record["benchmark"], record["run"], record["metric"], record["k"] or 0)
-        assert found[key] == pytest.approx([record["mean"], record["low"], record["high"]], abs=1e-5)
+        entry = next(b for b in core["benchmarks"] if b["name"] == record["benchmark"])
+        column = [c[:2] for c in entry["columns"]].index([record["metric"], record["k"] or 0])
+        assert entry["cells"][record["method"]][column][:3] == [record["mean"], record["low"], record["high"]]
         if record["difference"] is not None:
-            entry = next(b for b in core["benchmarks"] if b["name"] == record["benchmark"])
-            column = [c[:2] for c in entry["columns"]].index([record["metric"], record["k"] or 0])
-            d = entry["versus"]["grpo"]["rows"][record["run"]][column]
-            assert d[:3] == pytest.approx(
-                [record["difference"], record["difference_low"], record["difference_high"]], abs=1e-5
-            )
-            assert d[4] == pytest.approx(record["p_holm"], abs=1e-5)
+            d = entry["versus"]["grpo"][record["method"]][column]
+            keys = ("difference", "difference_low", "difference_high", "p", "p_holm")
+            assert [d["d"], d["low"], d["high"], d["p"], d["holm"]] == [record[key] for key in keys]
+
+
+def test_page_under_another_baseline_is_the_comparison_with_it(home: Path) -> None:
+    core = json.loads(Page((home / "page.html").read_text()).scripts["core"])
+    ran = gtpo("compare", "base", "sft", "grpo", "gtpo", "--baseline", "base", "--format", "json", cwd=home)
+    for record in json.loads(ran.stdout)["records"]:
+        if record["difference"] is None or record["family"] != "primary":
+            continue
+        entry = next(b for b in core["benchmarks"] if b["name"] == record["benchmark"])
+        column = [c[:2] for c in entry["columns"]].index(["pass@k", 1])
+        d = entry["versus"]["base"][record["method"]][column]
+        assert (d["d"], d["low"], d["holm"]) == (record["difference"], record["difference_low"], record["p_holm"])
+
+
+def test_tables_are_readable_without_javascript(home: Path) -> None:
+    text = (home / "page.html").read_text()
+    static = text.split("<noscript>")[1].split("</noscript>")[0]
+    assert static.count("<table") == 3  # pass@1, maj@8, training
+    for value in ("pass@1", "arithmetic", "hard", "average", "grpo", "p = "):
+        assert value in static
+    assert "<script" not in static
+
+
+def test_mathematics_becomes_mathml_trees() -> None:
+    pytest.importorskip("latex2mathml")
+    from evalkit.report.maths import segments
+
+    found = segments(r"If $x < \frac{1}{2}$, it costs \$5 and $7 <b>each</b>. \[ \unknown{x} \]")
+    assert found[0] == "If "
+    assert found[1][:2] == ["math", {"display": "inline"}]
+    assert json.dumps(found[1]).count("mfrac") == 1
+    assert found[2] == r", it costs $5 and $7 <b>each</b>. \[ \unknown{x} \]"
+    assert segments(r"$\href{javascript:alert(1)}{x}$ $\style{color:red}{y}$ $\frac{$")
+    assert "href" not in json.dumps(segments(r"$\href{javascript:alert(1)}{x}$")[0][1:2])
 
 
 def test_train_run_stands_for_its_eval_run(home: Path) -> None:
@@ -178,7 +203,8 @@ def test_incomplete_train_run_is_refused_or_noted(tmp_path: Path) -> None:
 def test_figures_are_written_and_repeat(home: Path) -> None:
     names = {path.name for path in (home / "figures").iterdir()}
     stems = ("curves-arithmetic", "curves-hard", "differences", "training")
-    assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
+    assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg", "pdf")}
+    assert (home / "figures/training.pdf").read_bytes().startswith(b"%PDF")
     assert (home / "figures/training.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (home / "figures/training.svg").read_text()
     # The same runs in another process: the same bytes, so that committed figures do not change without a reason.
@@ -203,7 +229,8 @@ def test_sample_is_bounded_and_shows_each_verdict(home: Path) -> None:
     parts = [load_questions(run, "arithmetic", "strict") for run in runs]
     ids = [str(i) for i in parts[0].ids]
     rates = np.stack([part.correct / part.n for part in parts])
-    few = choose_samples(runs, "arithmetic", ids, rates, scoring="strict", samples=8, budget=8_000)
+    methods = {run.name: [run] for run in runs}
+    few = choose_samples(methods, "arithmetic", ids, rates, scoring="strict", samples=8, budget=8_000)
     assert 1 <= len(few.questions) < 30
     assert not few.complete
     size = sum(len(s["text"]) for q in few.samples.values() for run in q.values() for s in run)
@@ -215,7 +242,9 @@ def test_sample_is_bounded_and_shows_each_verdict(home: Path) -> None:
             right = parts[r].correct[ids.index(question)]
             assert any(s["verdict"] == "CORRECT" for s in shown) == (right > 0)
             assert any(s["verdict"] != "CORRECT" for s in shown) == (right < 8)
-    every = choose_samples(runs, "arithmetic", ids, rates, scoring="strict", samples=8, budget=10**7)
+    some = few.questions[0]
+    assert sum(few.answers[some][runs[0].name].values()) == 8  # the votes of all samples, not of those shown
+    every = choose_samples(methods, "arithmetic", ids, rates, scoring="strict", samples=8, budget=10**7)
     assert every.complete
     assert all(len(every.samples[q][run.name]) == 8 for q in ids for run in runs)
 
@@ -228,6 +257,27 @@ def test_runs_without_their_samples_still_make_a_page(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     explorer = json.loads(Page((tmp_path / "page.html").read_text()).scripts["core"])["benchmarks"][0]["explorer"]
     assert (explorer["shown"], len(explorer["ids"])) == ([], 12)
+
+
+def test_damaged_samples_are_named(tmp_path: Path) -> None:
+    for i, method in enumerate(("grpo", "gtpo")):
+        write_eval(tmp_path / method, seed=i, method=method, benchmarks={"arithmetic": 5})
+    part = next((tmp_path / "grpo/samples").glob("*.parquet"))
+    part.write_bytes(b"PAR1 not a parquet file")
+    ran = gtpo("compare", tmp_path / "grpo", tmp_path / "gtpo", "--html", "page.html", cwd=tmp_path)
+    assert ran.returncode == 2
+    assert f"{part.name}: cannot be read" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_figures_that_fail_do_not_cost_the_page(tmp_path: Path) -> None:
+    for i, method in enumerate(("grpo", "gtpo")):
+        write_eval(tmp_path / method, seed=i, method=method, benchmarks={"arithmetic": 5})
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')")  # first on the path of `python -m`
+    ran = gtpo("compare", "grpo", "gtpo", "--html", "page.html", "--figures", "figures", cwd=tmp_path)
+    assert ran.returncode == 2
+    assert "Traceback" not in ran.stderr
+    assert (tmp_path / "page.html").is_file()
 
 
 def test_groups_prefer_mixed_rewards(home: Path) -> None:

@@ -30,7 +30,7 @@ function lineChart(options) {
     const xs = shown.flatMap((s) => s.x);
     const ys = shown.flatMap((s) => [...(s.low || s.y), ...(s.high || s.y)]).filter((v) => v !== null);
     if (!xs.length) {
-      clear(root).append(el("p", { class: "faint small" }, "Nothing to show: every run is hidden."));
+      clear(root).append(el("p", { class: "faint small" }, "Nothing to show: every method is hidden."));
       return;
     }
     const [fixedLow, fixedHigh] = options.yRange || [null, null];
@@ -67,7 +67,7 @@ function lineChart(options) {
       return out;
     };
     for (const s of shown) {
-      const group = svg("g", { class: colour(runIndex.get(s.run) ?? 7), "data-run": s.run });
+      const group = svg("g", { class: colour(s.run), "data-run": s.run });
       if (s.low && options.bands !== false) {
         const back = s.x.map((x, i) => `L${px(x).toFixed(1)} ${py(s.low[i]).toFixed(1)}`).reverse().join("");
         group.append(svg("path", { class: "band", d: `${path(s, s.high)}${back}Z` }));
@@ -88,7 +88,7 @@ function lineChart(options) {
       for (const s of shown) {
         const i = nearest(s.x, cursor);
         if (s.y[i] === null) continue;
-        pointer.append(svg("circle", { class: `mark ${colour(runIndex.get(s.run) ?? 7)}`, cx: px(s.x[i]), cy: py(s.y[i]), r: 4 }));
+        pointer.append(svg("circle", { class: `mark ${colour(s.run)}`, cx: px(s.x[i]), cy: py(s.y[i]), r: 4 }));
         const text = options.tipFormat || yText;
         const band = s.low ? ` [${text(s.low[i])}, ${text(s.high[i])}]` : "";
         rows.push([s.name, text(s.y[i]) + band, s.run, s.y[i]]);

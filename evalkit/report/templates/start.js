@@ -1,19 +1,22 @@
-// Header, theme, and the order of drawing: the answer first, the heavy sections when the browser is idle or asked.
+// Header, theme, folding, and the order of drawing: the answer first, the heavy sections when the browser is idle or asked.
 function drawHeader() {
   const row = byId("runs");
-  data.runs.forEach((run, i) => {
-    const chip = el("button", { type: "button", class: `chip ${colour(i)}`, "aria-pressed": "true", title: "Show or hide in the curves",
+  for (const name of order) {
+    const m = info.get(name);
+    const count = (m.runs.length || m.seeds?.length || 1);
+    const chip = el("button", { type: "button", class: `chip ${colour(name)}`, "aria-pressed": "true", title: "Show or hide in curves and completions",
       onclick: () => {
-        if (!state.hidden.delete(run.name)) state.hidden.add(run.name);
-        chip.setAttribute("aria-pressed", String(!state.hidden.has(run.name)));
+        if (!state.hidden.delete(name)) state.hidden.add(name);
+        chip.setAttribute("aria-pressed", String(!state.hidden.has(name)));
         changed("hidden");
-      } }, el("i", {}), run.label, run.name === data.baseline ? el("em", {}, "baseline") : null);
+      } }, el("i", {}), m.label, count > 1 ? el("em", {}, seedsText(count)) : null, name === data.baseline ? el("em", {}, "baseline") : null);
     row.append(chip);
-  });
+  }
   byId("notes").append(...data.notes.map((note) => el("p", { class: "note" }, note)));
   const settings = Object.entries(data.settings).map(([key, value]) => `${key}: ${value === "" ? "none" : value}`);
-  byId("legend").append(...data.legend.map((line) => el("p", {}, line)),
-    settings.length ? el("p", {}, `All runs share ${settings.join("; ")}.`) : "", el("p", { class: "faint" }, `Made ${data.created} by gtpo compare.`));
+  const seeds = data.methods.filter((m) => m.runs.length > 1).map((m) => `${m.label}: ${m.runs.map(([run, seed]) => `${run}${seed ? ` (seed ${seed})` : ""}`).join(", ")}`);
+  byId("legend").append(...data.legend.map((line) => el("p", {}, line)), ...(seeds.length ? [el("p", {}, `Training seeds: ${seeds.join("; ")}.`)] : []),
+    settings.length ? el("p", {}, `All runs share ${settings.join("; ")}.`) : "", el("p", { class: "soft" }, `Made ${data.created} by gtpo compare.`));
 }
 const stored = (() => { try { return localStorage.getItem("gtpo-theme"); } catch { return null; } })();
 if (stored) document.documentElement.dataset.theme = stored;
@@ -24,12 +27,28 @@ byId("theme").addEventListener("click", () => {
   try { localStorage.setItem("gtpo-theme", root.dataset.theme); } catch { /* a file opened without storage: the choice lasts for this view */ }
 });
 
+// On a phone every section but the answer starts folded; printing and links open what they need.
+const folds = [...document.querySelectorAll("main > details.section")];
+if (innerWidth <= 760) folds.slice(1).forEach((node) => { node.open = node.id === section; });
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((node) => { node.dataset.was = node.open ? "1" : ""; node.open = true; }));
+addEventListener("afterprint", () => document.querySelectorAll("details").forEach((node) => { node.open = node.dataset.was === "1"; }));
+for (const a of document.querySelectorAll("nav a, .skip")) {
+  a.addEventListener("click", (event) => {
+    event.preventDefault();
+    const name = a.getAttribute("href").slice(1);
+    if (drawn && later[name]) ensure(name);
+    byId(name).open = true;
+    byId(name).scrollIntoView();
+    remember("", null, null, name);
+  });
+}
+addEventListener("hashchange", () => location.reload());
+
 drawHeader();
 drawAnswer();
-drawTables();
 document.documentElement.dataset.ready = String(Math.round(performance.now()));
 
-const later = { curves: drawCurves, training: drawTraining, explorer: drawExplorer, tokens: drawTokens };
+const later = { tables: drawTables, curves: drawCurves, training: drawTraining, explorer: drawExplorer, tokens: drawTokens };
 const drawn = new Set();
 function ensure(name) {
   if (drawn.has(name)) return;
@@ -40,6 +59,11 @@ const idle = window.requestIdleCallback || ((act) => setTimeout(act, 30));
 const queue = Object.keys(later);
 (function next() {
   const name = queue.shift();
-  if (!name) { document.documentElement.dataset.complete = String(Math.round(performance.now())); return; }
+  if (!name) {
+    if (section !== "answer" && byId(section)) byId(section).scrollIntoView();
+    for (const a of document.querySelectorAll("nav a")) a.hidden = byId(a.getAttribute("href").slice(1)).hidden;
+    document.documentElement.dataset.complete = String(Math.round(performance.now()));
+    return;
+  }
   idle(() => { ensure(name); next(); }, { timeout: 400 });
 })();

@@ -1,0 +1,90 @@
+"""Whether runs may be compared: settings that must agree, and settings whose differences are named.
+
+Runs that differ in what is measured (SETTINGS of evalkit/results/find.py) are refused, or compared with a note where
+that was asked for. Everything else that eval.json says of how samples came about, engine, dtype, quantisation, adapter,
+versions, hardware, is compared key by key: what differs is named, nothing differs in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from evalkit.results.find import SETTINGS, settings
+from evalkit.results.run import EvalRun
+from rewards.support.errors import UserError
+from rewards.support.files import flatten
+
+NOT_SETTINGS = (
+    "schema_version", "status", "name", "shard", "created", "wall_seconds", "command", "benchmarks", "scoring",
+    "model.source", "model.fingerprint", "model.train_run", "model.checkpoint", "model.method", "model.preset",
+    "sampling.n", "sampling.temperature", "sampling.top_p", "sampling.top_k", "sampling.min_p", "sampling.max_tokens",
+    "prompt.system", "prompt.hash", "prompt.chat_template_hash", "verifier.version",
+)  # fmt: skip
+"""Keys of eval.json that identify a run, count its work, or are compared elsewhere."""
+
+
+def by_run(values: Mapping[str, Any]) -> str:
+    """`a: 0.7; b, c: 1.0`: runs by value."""
+    names: dict[str, list[str]] = {}
+    for run, value in values.items():
+        text = "unknown" if value is None else str(value)
+        names.setdefault(text if len(text) <= 60 else f"{text[:57]}...", []).append(run)
+    return "; ".join(f"{', '.join(runs)}: {value}" for value, runs in names.items())
+
+
+def common_scoring(runs: list[EvalRun], asked: str | None) -> str:
+    """The scoring to compare under: as asked, else the runs' headline. UserError where headlines differ."""
+    headlines = {run.name: run.record.scoring for run in runs}
+    if asked:
+        return asked
+    if len(set(headlines.values())) > 1:
+        raise UserError(
+            f"scoring differs ({by_run(headlines)}); both are stored: pass --scoring strict or --scoring lenient"
+        )
+    return next(iter(headlines.values()), "strict")  # no eval run: only training is shown
+
+
+def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[str]) -> dict[str, Any]:
+    """Refuse (or, allowed, note) what must agree and does not; note what else differs; return what the runs share."""
+    found = {run.name: settings(run) | {"scoring": scoring} for run in runs}
+    shared = {}
+    problems = []
+    for key in SETTINGS:
+        values = {name: entry[key] for name, entry in found.items()}
+        if len({str(value) for value in values.values()}) <= 1:
+            shared[key] = next(iter(values.values()), None)
+            continue
+        if key == "max_tokens" and not _any_cut_off(runs):
+            notes.append(f"max_tokens differs ({by_run(values)}), but no completion reached it")
+            continue
+        problems.append(f"{key} differs ({by_run(values)})")
+    if problems and not allow:
+        raise UserError(
+            f"these runs cannot be compared: {'; and '.join(problems)}. --allow-mismatch compares them all the same, "
+            "with a note"
+        )
+    notes += [f"not like for like: {problem}" for problem in problems]
+    differing = _other_differences(runs)
+    if differing:
+        notes.append("also different, which can move samples: " + "; and ".join(differing))
+    return shared
+
+
+def _other_differences(runs: list[EvalRun]) -> list[str]:
+    """`engine.versions.vllm (a: 0.30; b: 0.31)` for every other key of eval.json that differs."""
+    flat = {}
+    for run in runs:
+        keys = flatten(run.record.as_json())
+        kept = {k: v for k, v in keys.items() if k not in NOT_SETTINGS and k.split(".")[0] not in NOT_SETTINGS}
+        adapter = kept.pop("model.adapter", None)
+        flat[run.name] = kept | {"adapter": "yes" if adapter else "no"}
+    names = dict.fromkeys(key for keys in flat.values() for key in keys)
+    values = {key: {run: found.get(key) for run, found in flat.items()} for key in names}
+    return [f"{key} ({by_run(found)})" for key, found in values.items() if len({str(v) for v in found.values()}) > 1]
+
+
+def _any_cut_off(runs: list[EvalRun]) -> bool:
+    """Whether any completion stopped at the token limit (or the run does not say)."""
+    rates = [entry.truncation_rate for run in runs for record in run.records for entry in record.benchmarks.values()]
+    return any(rate is None or rate > 0 for rate in rates)

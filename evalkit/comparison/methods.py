@@ -1,0 +1,289 @@
+"""Methods: train runs that differ in nothing but their seed, taken as one.
+
+A method is what a comparison is about. Runs are grouped by their resolved config (config.yaml of the train run): equal
+in every key but the seeds, the name and where it ran. What differs beyond that is never merged without a word: runs
+of one preset with other settings stay apart, and the note says which setting; `--group-by` and `--label` merge what
+they are told to, and the note says what differs inside.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evalkit.results.run import EvalRun, TrainRun
+from rewards.support.errors import UserError, did_you_mean
+from rewards.support.files import flatten
+
+SEED_KEYS = ("seed", "random_seed", "data_seed")
+"""Last parts of the config keys that hold a training seed."""
+NAME_KEYS = ("run_name",)
+WHERE_KEYS = ("env.CUDA_VISIBLE_DEVICES", "rollout.server_host", "rollout.server_port")
+"""Where a run ran: seeds of one method may differ here, which is noted."""
+NEAR = 3
+"""Rows of one preset are called alike, and why they stay apart is said, up to so many settings that differ."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run as grouping sees it: an eval run, the train run behind it, or both."""
+
+    name: str
+    run: EvalRun | None
+    train: TrainRun | None
+    config: dict[str, Any] | None = field(repr=False)
+    """Flattened config.yaml of the train run; None where there is none."""
+
+    @property
+    def preset(self) -> str:
+        """The preset or method it was trained with; empty for a model that no train run made."""
+        if self.run is not None and self.run.method:
+            return self.run.method
+        return (self.train.preset or self.train.method) if self.train else ""
+
+    @property
+    def seed(self) -> str | None:
+        """Its training seed, or seeds; None where unknown."""
+        found = {key: v for key, v in (self.config or {}).items() if key.rpartition(".")[2] in SEED_KEYS}
+        return ", ".join(str(value) for value in found.values()) or None
+
+    def settings(self) -> dict[str, Any] | None:
+        """What must be equal within a method; None where it is unknown."""
+        if self.config is None:
+            return None
+        skipped = (*NAME_KEYS, *WHERE_KEYS)
+        return {k: v for k, v in self.config.items() if k not in skipped and k.rpartition(".")[2] not in SEED_KEYS}
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of every table: runs trained alike, each with its own seed."""
+
+    name: str
+    members: tuple[Member, ...]
+
+    @property
+    def runs(self) -> list[EvalRun]:
+        """Its eval runs, one per training seed."""
+        return [member.run for member in self.members if member.run is not None]
+
+    @property
+    def trains(self) -> list[TrainRun]:
+        """Its train runs."""
+        return [member.train for member in self.members if member.train is not None]
+
+    @property
+    def preset(self) -> str:
+        """The preset or method of its runs; empty for models that no train run made, or of several presets."""
+        found = {member.preset for member in self.members}
+        return found.pop() if len(found) == 1 else ""
+
+    @property
+    def seeds(self) -> list[str | None]:
+        """The training seed of each member."""
+        return [member.seed for member in self.members]
+
+    @property
+    def trained(self) -> bool:
+        """Whether training made it, so that another seed could have come out otherwise."""
+        return any(member.train is not None or member.preset for member in self.members)
+
+    def is_named(self, asked: str) -> bool:
+        """Whether `asked` is its name, its preset, or one of its runs by name or folder."""
+        if asked in (self.name, self.preset):
+            return True
+        path = Path(os.path.abspath(asked))
+        return any(
+            asked == member.name
+            or any(Path(os.path.abspath(folder)) == path for folder in (member.run.folders if member.run else ()))
+            or (member.train is not None and Path(os.path.abspath(member.train.folder)) == path)
+            for member in self.members
+        )
+
+
+def read_config(train: TrainRun | None) -> dict[str, Any] | None:
+    """Flattened config.yaml of a train run; None where there is none to read. UserError where it is damaged."""
+    if train is None or not (train.folder / "config.yaml").is_file():
+        return None
+    path = train.folder / "config.yaml"
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid YAML ({str(error).splitlines()[0]})") from None
+    if not isinstance(document, dict):
+        raise UserError(f"{path}: expected a mapping of sections, found {type(document).__name__}")
+    return flatten(document)
+
+
+def members_of(runs: Iterable[EvalRun], trains: Iterable[TrainRun]) -> list[Member]:
+    """Eval runs with the train run behind each, then the train runs that no eval run stands for."""
+    members = [Member(run.name, run, run.train, read_config(run.train)) for run in runs]
+    evaluated = {run.train.folder.resolve() for run in (m.run for m in members) if run is not None and run.train}
+    rest = [train for train in trains if train.folder.resolve() not in evaluated]
+    return members + [Member(train.name, None, train, read_config(train)) for train in rest]
+
+
+def group(members: list[Member], group_by: str, labels: Sequence[str], notes: list[str]) -> list[Method]:
+    """The methods, in the order of their first runs. Adds to `notes` what a reader must know. Raises UserError.
+
+    group_by: `config`, `none`, or config keys (and `method`) separated by commas; labels: NAME=RUN[,RUN...].
+    """
+    labelled = _labelled(members, labels)
+    rest = [member for member in members if member.name not in labelled]
+    if group_by == "config":
+        keys = {member.name: _config_group(member, rest) for member in rest}
+    elif group_by == "none":
+        keys = {member.name: ("run", member.name) for member in rest}
+    else:
+        wanted = [key.strip() for key in group_by.split(",") if key.strip()]
+        keys = {member.name: _key_group(member, wanted, rest) for member in rest}
+    keys |= {name: ("label", label) for name, label in labelled.items()}
+    groups: dict[tuple[str, str], list[Member]] = {}
+    for member in members:
+        groups.setdefault(keys[member.name], []).append(member)
+    names = _names(groups)
+    methods = [Method(names[key], tuple(found)) for key, found in groups.items()]
+    for key, method in zip(groups, methods, strict=True):
+        _note_inside(method, chosen=key[0] != "config", notes=notes)
+    if group_by == "config":
+        _note_near(methods, notes)
+    return methods
+
+
+def _labelled(members: list[Member], labels: Sequence[str]) -> dict[str, str]:
+    """Run name -> label."""
+    found: dict[str, str] = {}
+    for text in labels:
+        label, equals, given = text.partition("=")
+        patterns = [part.strip() for part in given.split(",") if part.strip()]
+        if not equals or not label.strip() or not patterns:
+            raise UserError(f'--label "{text}": expected NAME=RUN[,RUN...], e.g. --label GTPO=gtpo-s1,gtpo-s2')
+        for pattern in patterns:
+            matching = [
+                m.name for m in members if fnmatch.fnmatchcase(m.name, pattern) or Method("", (m,)).is_named(pattern)
+            ]
+            if not matching:
+                names = [member.name for member in members]
+                raise UserError(
+                    f'--label "{text}": "{pattern}" is not among the runs compared: {", ".join(names)}.'
+                    f"{did_you_mean(pattern, names)}"
+                )
+            for name in matching:
+                if found.setdefault(name, label.strip()) != label.strip():
+                    raise UserError(f'run "{name}" is given to two labels, "{found[name]}" and "{label.strip()}"')
+    return found
+
+
+def _config_group(member: Member, members: list[Member]) -> tuple[str, str]:
+    """One key for members of equal settings and different seeds."""
+    settings = member.settings()
+    if settings is None:
+        return ("config", f"run {member.name}")
+    alike = [other for other in members if other.settings() == settings and other.preset == member.preset]
+    seeds = [other.seed for other in alike]
+    if seeds.count(member.seed) > 1 or member.seed is None:  # the same seed twice is no second draw of training
+        return ("config", f"run {member.name}")
+    return ("config", alike[0].name)
+
+
+def _key_group(member: Member, wanted: list[str], members: list[Member]) -> tuple[str, str]:
+    values = []
+    known = {"method"} | {key for other in members for key in other.config or {}}
+    for key in wanted:
+        if key not in known:
+            raise UserError(
+                f'--group-by "{key}": expected config, none, or config keys of the runs, e.g. '
+                f"method,training.num_generations.{did_you_mean(key, known)}"
+            )
+        value = member.preset if key == "method" else (member.config or {}).get(key)
+        if value in (None, ""):
+            return ("run", member.name)
+        values.append(str(value) if key == "method" else f"{key.rpartition('.')[2]} {value}")
+    return ("keys", ", ".join(values))
+
+
+def _names(groups: dict[tuple[str, str], list[Member]]) -> dict[tuple[str, str], str]:
+    """A name for each group: as told, else the run's own, else what its runs' names begin with, else the preset."""
+    names: dict[tuple[str, str], str] = {}
+    for key, found in groups.items():
+        if key[0] in ("label", "keys"):
+            name = key[1]
+        elif len(found) == 1:
+            name = found[0].name
+        else:
+            stem = _common_start([member.name for member in found]).rstrip("0123456789")
+            for ending in ("seed", "s"):
+                cut = stem.removesuffix(ending)
+                if cut != stem and (not cut or cut[-1] in "-_. /"):
+                    stem = cut
+            name = stem.rstrip("-_. /") or found[0].preset or found[0].name
+        taken = set(names.values())
+        names[key] = name if name not in taken else f"{name} ({found[0].name})"
+    return names
+
+
+def _common_start(names: list[str]) -> str:
+    first, last = min(names), max(names)
+    same = (a == b for a, b in zip(first, last, strict=False))
+    return first[: next((i for i, equal in enumerate(same) if not equal), min(len(first), len(last)))]
+
+
+def _differing(members: Sequence[Member], ignored: Iterable[str] = ()) -> dict[str, list[Any]]:
+    """Config keys in which members differ, beside seeds and names, with their values."""
+    configs = [member.config or {} for member in members]
+    keys = dict.fromkeys(key for config in configs for key in config)
+    return {
+        key: [config.get(key) for config in configs]
+        for key in keys
+        if key not in (*NAME_KEYS, *ignored)
+        and key.rpartition(".")[2] not in SEED_KEYS
+        and len({str(config.get(key)) for config in configs}) > 1
+    }
+
+
+def _note_inside(method: Method, *, chosen: bool, notes: list[str]) -> None:
+    """Say what differs between the runs of one method, beside the seed."""
+    if len(method.members) < 2:
+        return
+    differing = _differing(method.members)
+    if differing:
+        listed = "; ".join(f"{key}: {', '.join(map(str, values))}" for key, values in differing.items())
+        notes.append(f"{method.name}: its runs differ in more than the seed ({listed})")
+    if any(member.config is None for member in method.members):
+        notes.append(f"{method.name}: not every run has a config.yaml, so what else differs in it is unknown")
+    versions = [(member.train.document.get("packages") if member.train else None) or {} for member in method.members]
+    moved = sorted({k for found in versions for k in found if len({str(v.get(k)) for v in versions}) > 1})
+    if moved:
+        notes.append(f"{method.name}: its runs were trained with different versions of {', '.join(moved)}")
+    seeds = [seed for seed in method.seeds if seed is not None]
+    if chosen and len(set(seeds)) < len(seeds):
+        notes.append(f"{method.name}: a training seed occurs twice ({', '.join(seeds)})")
+
+
+def _note_near(methods: list[Method], notes: list[str]) -> None:
+    """Say why rows of one preset that look like seeds of one method were not taken as one."""
+    for i, method in enumerate(methods):
+        for other in methods[:i]:
+            first, second = other.members[0], method.members[0]
+            if not first.preset or first.preset != second.preset:
+                continue
+            differing = _differing((first, second), WHERE_KEYS)
+            if first.config is None or second.config is None:
+                reason = "not both have a config.yaml to compare"
+            elif len(differing) > NEAR:
+                continue
+            elif differing:
+                reason = "they differ in " + ", ".join(f"{k} ({v[0]}, {v[1]})" for k, v in differing.items())
+            else:
+                reason = "they have the same seed"
+            notes.append(
+                f"{other.name} and {method.name} are both {first.preset} and shown apart: {reason}. "
+                "--label NAME=RUN,RUN takes them as one method"
+            )
+            break

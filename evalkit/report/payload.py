@@ -1,0 +1,249 @@
+"""What the page holds: the core that it needs at once, and blocks that it reads when they are asked for."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from evalkit.comparison.compare import FORMAT, MAJ, PASS, Column, Comparison, Table, rebased
+from evalkit.comparison.curves import curve_ks, curves_over_k
+from evalkit.comparison.training_curves import LN2, METRICS, gate, initial_entropy, method_bands
+from evalkit.report.excerpts import Excerpt, choose_groups, choose_samples
+from evalkit.report.latex import as_latex
+from evalkit.report.maths import segments
+from evalkit.report.records import as_csv
+from evalkit.report.summary import legend
+from evalkit.report.tables import as_markdown
+from evalkit.report.text import TESTS, covers, header, visible
+
+POINTS = 300
+"""Steps of a training curve that the page holds; longer ones are averaged."""
+WEIGHTS_SHARE = 0.3
+"""Share of the room for text that the token view takes where train runs logged completions."""
+ANSWERS = 8
+"""Answer classes of a question and method that are listed, the largest first."""
+
+
+def _short(value: float | None, digits: int = 5) -> float | None:
+    return None if value is None or not math.isfinite(value) else round(value, digits)
+
+
+def _cells(table: Table) -> dict[str, list[list[Any]]]:
+    """method -> [mean, low, high, sd over seeds, seed means] of each column, unrounded: the page rounds once."""
+    return {
+        name: [
+            [*cell.value[:3], cell.value.seed_sd, [_short(v) for v in cell.value.seed_means]]
+            for cell in (table.cells[name, column] for column in table.columns)
+        ]
+        for name in table.methods
+    }
+
+
+def _differences(table: Table, columns: list[Column]) -> dict[str, list[dict[str, Any] | None]]:
+    """method -> the difference of each column, None where it was not computed."""
+    out: dict[str, list[dict[str, Any] | None]] = {}
+    for name in table.methods:
+        row: list[dict[str, Any] | None] = []
+        for column in columns:
+            cell = table.cells.get((name, column))
+            if cell is None or cell.paired is None:
+                row.append(None)
+                continue
+            d = cell.paired
+            row.append({
+                "d": d.difference, "low": d.low, "high": d.high, "p": d.p_value, "holm": cell.p_corrected,
+                "level": _short(d.level, 4), "detect": _short(d.detectable), "test": TESTS[d.test], "covers": covers(d),
+                "pq": d.p_questions, "ps": d.p_seeds, "psmin": d.smallest_p_seeds, "shown": cell.direction,
+            })  # fmt: skip
+        out[name] = row
+    return out
+
+
+def key_columns(comparison: Comparison, table: Table) -> list[Column]:
+    """The columns that a reader compares under every baseline."""
+    top = max(column.k for column in table.columns)
+    wanted = [*comparison.metrics, Column(PASS, 1), Column(MAJ, top), Column(PASS, top), Column(FORMAT, 0)]
+    return [column for column in dict.fromkeys(wanted) if column in table.columns and column != Column(MAJ, 1)]
+
+
+def payload(comparison: Comparison, *, samples_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(core, blocks)."""
+    tables = comparison.tables
+    versus = {comparison.baseline: tables} if comparison.baseline else {}
+    if comparison.baseline:
+        keys = [key_columns(comparison, table) for table in tables]
+        for method in comparison.methods:
+            if method.name not in versus:
+                versus[method.name] = rebased(comparison, method.name, keys)
+    members = [member for method in comparison.trained for member in method.members if member.train is not None]
+    logged = {m.name: choose_groups(m.train, 0)[1] for m in members if m.train}
+    with_weights = [name for name, count in logged.items() if count]
+    room = samples_bytes * (1 - WEIGHTS_SHARE * bool(with_weights))
+    blocks: dict[str, Any] = {
+        "exports": {
+            "Markdown": as_markdown(comparison), "LaTeX": as_latex(comparison), "CSV": as_csv(comparison)
+        }
+    }  # fmt: skip
+    # Small benchmarks first: what they leave of their share goes to the large ones.
+    whole = [i for i, table in enumerate(tables) if not table.group]
+    explorers = {}
+    for done, i in enumerate(sorted(whole, key=lambda i: tables[i].questions)):
+        *explorers[i], spent = _explorer(comparison, tables[i], int(room / (len(whole) - done)))
+        room -= spent
+    benchmarks = []
+    for i, table in enumerate(tables):
+        entry: dict[str, Any] = {
+            "name": table.benchmark,
+            "group": table.group,
+            "title": header(table),
+            "questions": table.questions,
+            "samples": table.samples,
+            "methods": table.methods,
+            "columns": [[column.metric, column.k, column.label] for column in table.columns],
+            "cells": _cells(table),
+            "best": {column.label: list(found) for column, found in table.best.items()},
+            "versus": {
+                base: _differences(versus[base][i], table.columns)
+                for base in (method.name for method in comparison.methods)
+                if base in versus and versus[base][i].baseline == base
+            },
+            "notes": [visible(note) for note in table.notes],
+        }
+        if not table.group:
+            points = curves_over_k(table)
+            entry["ks"] = curve_ks(table)
+            entry["curves"] = {
+                name: {metric: [[_short(v) for v in point] for point in line] for metric, line in found.items()}
+                for name, found in points.items()
+            }
+            entry["explorer"], blocks[f"samples-{i}"] = explorers[i]
+            entry["block"] = f"samples-{i}"
+        benchmarks.append(entry)
+    groups = []
+    for i, name in enumerate(with_weights):
+        member = next(m for m in members if m.name == name)
+        if member.train is None:
+            continue
+        chosen, total = choose_groups(member.train, int(samples_bytes * WEIGHTS_SHARE / len(with_weights)))
+        blocks[f"groups-{i}"] = chosen
+        weighted = any(c["values"] != [1.0] for g in chosen for c in g["completions"])
+        groups.append({"name": visible(name), "method": member.preset, "block": f"groups-{i}", "groups": len(chosen),
+                       "weighted": weighted, "logged": total})  # fmt: skip
+    core = {
+        "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "scoring": comparison.scoring,
+        "settings": {k: visible(str(v)) for k, v in comparison.shared_settings.items() if v is not None},
+        "notes": [visible(note) for note in comparison.notes],
+        "legend": legend(comparison) if tables else [],
+        "baseline": comparison.baseline,
+        "baseline_reason": comparison.baseline_reason,
+        "metrics": [column.label for column in comparison.metrics],
+        "methods": [_method(method) for method in comparison.methods],
+        "averages": {
+            m.name: {column.label: comparison.average(m.name, column) for column in comparison.metrics}
+            for m in comparison.methods
+        },
+        "benchmarks": benchmarks,
+        "training": [_training(method) for method in comparison.trained],
+        "groups": groups,
+        "curve_metrics": [list(metric) for metric in METRICS],
+        "ln2": LN2,
+    }
+    return core, blocks
+
+
+def _method(method: Any) -> dict[str, Any]:
+    return {
+        "name": method.name,
+        "label": visible(method.name),
+        "preset": visible(method.preset),
+        "trained": method.trained,
+        "runs": [[visible(m.name), m.seed] for m in method.members if m.run is not None],
+    }
+
+
+def _training(method: Any) -> dict[str, Any]:
+    trains = method.trains
+    entropies = [initial_entropy(train) for train in trains]
+    return {
+        **_method(method),
+        "sft": any(train.method == "sft" for train in trains),
+        "seeds": [[visible(m.name), m.seed] for m in method.members if m.train is not None],
+        "initial_entropy": [_short(value) for value in entropies if value is not None],
+        "gate": ", ".join(dict.fromkeys(found for train in trains if (found := gate(train)))),
+        "curves": {
+            key: {
+                "x": [_short(v, 2) for v in band.steps.tolist()],
+                "y": [_short(v) for v in band.mean.tolist()],
+                **({"low": [_short(v) for v in band.low.tolist()], "high": [_short(v) for v in band.high.tolist()]}
+                   if band.seeds > 1 else {}),
+            }
+            for key, band in method_bands(trains, POINTS).items()
+            if key in {metric.key for metric in METRICS}
+        },
+    }  # fmt: skip
+
+
+def _explorer(comparison: Comparison, table: Table, budget: int) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """(what the question list needs, the block with the completions, the room they take) of one benchmark."""
+    shared = table.shared
+    first = next(iter(shared.parts.values()))[0]
+    ids = [str(i) for i in first.ids]
+    n = {name: np.sum([part.n for part in parts], axis=0) for name, parts in shared.parts.items()}
+    correct = {name: np.sum([part.correct for part in parts], axis=0) for name, parts in shared.parts.items()}
+    rates = np.stack([correct[name] / n[name] for name in table.methods])
+    excerpt: Excerpt = choose_samples(
+        shared.runs, table.benchmark, ids, rates, scoring=comparison.scoring, samples=table.samples, budget=budget
+    )
+    index = {question: i for i, question in enumerate(ids)}
+    subjects = sorted(set(first.subject))
+    listing = {
+        "ids": ids,
+        "n": {name: _constant(values.tolist()) for name, values in n.items()},
+        "correct": {name: values.tolist() for name, values in correct.items()},
+        "truncated": {
+            name: _constant(np.sum([part.truncated for part in parts], axis=0).tolist())
+            for name, parts in shared.parts.items()
+        },
+        "subjects": subjects if subjects != [""] else [],
+        "subject": [subjects.index(s) for s in first.subject] if subjects != [""] else [],
+        "shown": [index[question] for question in excerpt.questions],
+        "each": excerpt.each,
+        "complete": excerpt.complete,
+    }
+    block = {
+        "problems": {str(index[q]): [*problem, segments(problem[0])] for q, problem in excerpt.problems.items()},
+        "answers": {
+            str(index[q]): {str(table.methods.index(m)): _answers(found) for m, found in by_method.items()}
+            for q, by_method in excerpt.answers.items()
+        },
+        "samples": {
+            str(index[q]): {
+                str(table.methods.index(name)): [_sample(s) for s in samples]
+                for name, samples in by_method.items()
+            }
+            for q, by_method in excerpt.samples.items()
+        },
+    }  # fmt: skip
+    return listing, block, excerpt.bytes
+
+
+def _sample(s: dict[str, Any]) -> list[Any]:
+    keys = ("index", "verdict", "answer", "format", "tokens", "finish", "text", "cut")
+    return [*(int(s[key]) if key == "format" else s[key] for key in keys), visible(s["run"])]
+
+
+def _answers(found: Any) -> list[list[Any]]:
+    """[answer, verdict, votes] of the largest answer classes, then [None, "other", votes] of the rest."""
+    top = found.most_common(ANSWERS)
+    rest = sum(found.values()) - sum(count for _, count in top)
+    return [[a if a is None else a[:120], v, count] for (a, v), count in top] + (
+        [[None, "other", rest]] if rest else []
+    )
+
+
+def _constant(values: list[int]) -> int | list[int]:
+    return values[0] if len(set(values)) == 1 else values

@@ -1,0 +1,149 @@
+"""A comparison for programs: CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from typing import Any
+
+from evalkit.comparison.compare import ALPHA, Comparison
+from evalkit.comparison.training_curves import summary
+from evalkit.report.summary import legend, verdicts
+from evalkit.report.text import covers, visible
+
+JSON_SCHEMA_VERSION = 2
+
+
+def records(comparison: Comparison) -> list[dict[str, Any]]:
+    """One flat record per method, benchmark, group, metric and k; fractions, None where there is no value."""
+    by_name = {method.name: method for method in comparison.methods}
+    out = []
+    for table in comparison.tables:
+        for (name, column), cell in table.cells.items():
+            d, method = cell.paired, by_name[name]
+            best, second = table.best.get(column, (None, None))
+            record = {
+                "benchmark": table.benchmark,
+                "group": table.group or None,
+                "method": name,
+                "preset": method.preset or None,
+                "runs": len(table.shared.parts[name]),
+                "metric": column.metric,
+                "k": column.k or None,
+                "scoring": comparison.scoring,
+                "questions": table.questions,
+                "samples": table.samples,
+                "mean": cell.value.mean,
+                "low": cell.value.low,
+                "high": cell.value.high,
+                "seed_sd": cell.value.seed_sd,
+                "rank_shown": 1 if name == best else 2 if name == second else None,
+                "baseline": table.baseline if d else None,
+                "family": ("primary" if cell.primary else "exploratory") if d else None,
+                "difference": d.difference if d else None,
+                "se": d.se if d else None,
+                "difference_low": d.low if d else None,
+                "difference_high": d.high if d else None,
+                "interval_level": d.level if d else None,
+                "test": d.test if d else None,
+                "covers": covers(d) if d else None,
+                "p": d.p_value if d else None,
+                "p_holm": cell.p_corrected,
+                "p_questions": d.p_questions if d else None,
+                "p_seeds": d.p_seeds if d else None,
+                "smallest_p_seeds": d.smallest_p_seeds if d else None,
+                "seeds_paired": d.seeds_paired if d else None,
+                "significant": bool(cell.direction) if d and cell.primary else None,
+                "only_method": d.only_a if d else None,
+                "only_baseline": d.only_b if d else None,
+                "detectable": d.detectable if d else None,
+            }
+            out.append({key: _finite(value) for key, value in record.items()})
+    return out
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _cell(value: Any) -> Any:
+    """Text that a spreadsheet would take for a formula is written as text."""
+    if not isinstance(value, str):
+        return value
+    text = visible(value)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+
+
+def as_csv(comparison: Comparison, *, details: bool = False) -> str:
+    """`records`, one per line, with a header; empty cells where there is no value."""
+    rows = records(comparison)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]) if rows else ["benchmark"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+    return out.getvalue()
+
+
+def as_document(comparison: Comparison) -> dict[str, Any]:
+    """Everything, for programs: methods, notes, legend, `records`, verdicts and the end of training."""
+    return {
+        "schema_version": JSON_SCHEMA_VERSION,
+        "scoring": comparison.scoring,
+        "baseline": comparison.baseline,
+        "baseline_reason": comparison.baseline_reason,
+        "alpha": ALPHA,
+        "metrics": [column.label for column in comparison.metrics],
+        "primary_metric": comparison.metrics[0].label,
+        "notes": comparison.notes,
+        "settings": comparison.shared_settings,
+        "methods": [
+            {
+                "name": method.name,
+                "preset": method.preset or None,
+                "runs": [
+                    {
+                        "name": member.name,
+                        "seed": member.seed,
+                        "folders": [str(folder) for folder in member.run.folders] if member.run else [],
+                        "train_run": member.train.name if member.train else None,
+                    }
+                    for member in method.members
+                ],
+            }
+            for method in comparison.methods
+        ],
+        "tables": [
+            {
+                "benchmark": table.benchmark,
+                "group": table.group or None,
+                "questions": table.questions,
+                "samples": table.samples,
+                "notes": table.notes,
+                "seed_means": {
+                    name: {column.label: list(table.cells[name, column].value.seed_means) for column in table.columns}
+                    for name in table.methods
+                },
+            }
+            for table in comparison.tables
+        ],
+        "records": records(comparison),
+        "verdicts": dict(verdicts(comparison)),
+        "averages": {
+            method.name: {column.label: comparison.average(method.name, column) for column in comparison.metrics}
+            for method in comparison.methods
+        },
+        "training": {train.name: summary(train) for method in comparison.trained for train in method.trains},
+        "legend": legend(comparison),
+    }
+
+
+def as_json(comparison: Comparison, *, details: bool = False) -> str:
+    """`as_document` as text; no NaN, and marks of writing direction as escapes."""
+    text = json.dumps(as_document(comparison), indent=2, ensure_ascii=False, allow_nan=False)
+    return "".join(c if c == "\n" or visible(c) == c else _escape(c) for c in text) + "\n"
+
+
+def _escape(character: str) -> str:
+    return json.dumps(character)[1:-1]

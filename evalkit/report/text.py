@@ -1,0 +1,84 @@
+"""How names and numbers are written, the same in every output."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+
+from evalkit.comparison.compare import Cell, Table
+from evalkit.statistics import SEEDS_NEEDED, MethodMean, PairedDifference
+
+ARROWS = {1: "▲", -1: "▼", 0: ""}
+VERDICTS = {1: "better", -1: "worse", 0: "no difference shown"}
+
+
+def visible(text: str) -> str:
+    """Text with control characters, marks of writing direction and the like written out, e.g. `\\u202e`."""
+    return "".join(
+        c.encode("unicode_escape").decode() if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c
+        for c in text
+    )
+
+
+def rounded(value: float, digits: int) -> str:
+    """Half up, as the page's code does it: 12.25 is 12.3 in every output."""
+    scale = 10**digits
+    return f"{math.floor(abs(value) * scale + 0.5 + 1e-9) / scale:.{digits}f}"
+
+
+def percent(value: float) -> str:
+    """45.2 for 0.452."""
+    return rounded(100 * value, 1)
+
+
+def signed(value: float) -> str:
+    """+2.1 for 0.021; +0.0 for what rounds to nothing."""
+    text = percent(value)
+    return ("-" if value < 0 and text != "0.0" else "+") + text
+
+
+def p_text(p: float) -> str:
+    """`p = 0.031`, `p = 0.0004`, `p < 0.0001`."""
+    return "p < 0.0001" if p < 1e-4 else f"p = {rounded(p, 2 if p >= 0.1 else 3 if p >= 0.001 else 4)}"
+
+
+def interval(value: MethodMean) -> str:
+    """[43.1, 47.3]."""
+    return f"[{percent(value.low)}, {percent(value.high)}]"
+
+
+def spread(value: MethodMean) -> str:
+    """± 0.8: the standard deviation over seeds; empty for one seed."""
+    return "" if value.seed_sd is None else f"±{percent(value.seed_sd)}"
+
+
+def difference(paired: PairedDifference) -> str:
+    """+2.1 [+0.7, +3.5]."""
+    return f"{signed(paired.difference)} [{signed(paired.low)}, {signed(paired.high)}]"
+
+
+def change(cell: Cell) -> str:
+    """+2.1 [+0.7, +3.5] ▲; empty for the baseline."""
+    if cell.paired is None:
+        return ""
+    return f"{difference(cell.paired)} {ARROWS[cell.direction]}".rstrip()
+
+
+def header(table: Table) -> str:
+    """gsm8k: 1,319 questions, 64 samples each."""
+    return f"{visible(table.title)}: {table.questions:,} questions, {table.samples} samples each"
+
+
+TESTS = {
+    "mcnemar": "McNemar's exact test over questions",
+    "sign-flip": "exact sign-flip test over questions",
+    "sign-flip-saddlepoint": "sign-flip test over questions (saddlepoint)",
+    "seeds-x-questions": "t test over seeds x questions",
+}
+
+
+def covers(paired: PairedDifference) -> str:
+    """What the marked test of a difference covers."""
+    if paired.test != "seeds-x-questions":
+        return "questions, samples"
+    return ("" if min(paired.seeds) >= SEEDS_NEEDED else "one side's ") + "seeds, questions, samples"

@@ -1,0 +1,1 @@
+"""`gtpo doctor`: what this machine can do, and a self-test."""
