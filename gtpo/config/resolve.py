@@ -115,17 +115,17 @@ def _contradictions(config: TrainConfig) -> Iterator[tuple[str, str]]:
         why = "GTPO has no reference model and no KL term" if config.method == "gtpo" else "SFT has no KL term"
         yield "training.beta", f"{training.beta} contradicts method {config.method}: {why}; set it to 0"
     yield from baselines.contradictions(config)
-    if training.eval_steps is not None:
-        if config.method == "sft":
+    if training.eval_steps is not None and config.method == "sft":
+        yield (
+            "training.eval_steps",
+            f"{training.eval_steps} contradicts method sft, which samples nothing; gtpo eval measures its weights",
+        )
+    for name, every in (("eval_steps", training.eval_steps), ("log_kl_steps", training.log_kl_steps)):
+        if every is not None and every % training.logging_steps:
             yield (
-                "training.eval_steps",
-                f"{training.eval_steps} contradicts method sft, which samples nothing; gtpo eval measures its weights",
-            )
-        elif training.eval_steps % training.logging_steps:
-            yield (
-                "training.eval_steps",
-                f"{training.eval_steps} is no multiple of training.logging_steps {training.logging_steps}, and its "
-                "result is a part of that step's line",
+                f"training.{name}",
+                f"{every} is no multiple of training.logging_steps {training.logging_steps}, and its result is a part "
+                "of that step's line",
             )
     if config.method == "sft":
         for name in config.objective.model_dump(exclude_none=True):

@@ -223,6 +223,9 @@ class TrainingSection(Section):
     """Optimiser steps between checkpoints."""
     save_total_limit: int | None = Field(2, ge=1)
     """Maximum number of checkpoints to keep. Unset: all."""
+    log_kl_steps: int | None = Field(None, ge=1)
+    """Optimiser steps between measurements of the KL divergence from the untrained policy (`kl/untrained`), for any
+    method. Without adapters a second copy of the weights is held for it. Unset: never."""
     log_completions_steps: int = Field(10, ge=0)
     """Optimiser steps between files of the completions log (always one for the first step). 0: no log."""
     report_to: list[Literal["wandb", "tensorboard", "trackio"]] = []

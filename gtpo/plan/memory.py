@@ -188,6 +188,8 @@ def forecast(config: TrainConfig, shape: ModelShape) -> Forecast:
     )
     if config.method == "grpo" and training.beta > 0 and not model.lora_rank:
         part("reference model", shape.parameters * size, f"beta {training.beta:g} with all weights trained")
+    elif training.log_kl_steps is not None and not model.lora_rank:
+        part("untrained model", shape.parameters * size, "training.log_kl_steps with all weights trained")
 
     share = weights = 0.0
     if config.method != "sft" and config.rollout.engine == "vllm":

@@ -19,6 +19,7 @@ SHOWN = (
     ("conflict/fraction", "conflict", "{:.2f}"),
     ("completions/length", "len", "{:.0f}"),
     ("kl", "kl", "{:.4f}"),
+    ("kl/untrained", "kl", "{:.4f}"),
     ("validation/pass@1", "held-out", "{:.3f}"),
     ("tokens/accuracy", "tokens right", "{:.3f}"),
 )

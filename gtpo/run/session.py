@@ -27,6 +27,7 @@ from gtpo.run.provenance import provenance
 from gtpo.run.reward_table import reward_table
 from gtpo.run.trainer_arguments import trainer_arguments
 from gtpo.run.trainers import trainer_class
+from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.run.validation import METRIC as VALIDATION_METRIC
 from gtpo.run.validation import ScoreHeldOut, Validation
 from gtpo.run.weights import provide_base, restore_best, save_weights
@@ -151,6 +152,7 @@ class TrainingRun:
             "peft_config": loaded.peft_config,
             "run_folder": self.folder,
             "extra_state": lambda: {"health": self.health.state()},
+            "untrained_kl": self._untrained_kl(loaded),
         }
         if self.config.method != "sft":
             common["reward_funcs"] = list(rewards)
@@ -159,6 +161,16 @@ class TrainingRun:
             widen_adapters(self.trainer.model)
         self.trainer.remove_callback(PrinterCallback)
         self.trainer.add_callback(_RunCallback(self))
+
+    def _untrained_kl(self, loaded: LoadedModel) -> UntrainedKL | None:
+        """Return what measures the distance from the untrained policy, with a second copy of it where one is needed."""
+        training = self.config.training
+        if training.log_kl_steps is None:
+            return None
+        if loaded.peft_config is not None or training.beta > 0:  # the adapter disabled, or TRL's own reference
+            return UntrainedKL(training.log_kl_steps)
+        # The weights that the run started from, also where it resumes.
+        return UntrainedKL(training.log_kl_steps, load_model(self.config, self.inputs.weights).model)
 
     # -- events ----------------------------------------------------------------------------------------------------
 
@@ -179,6 +191,8 @@ class TrainingRun:
         self.step_seconds.clear()
         stopwatch = getattr(self.trainer, "stopwatch", {})
         row |= {name: seconds / steps for name, seconds in stopwatch.items()} | self.validated
+        if self.trainer.untrained_kl is not None:
+            row |= self.trainer.untrained_kl.take()
         stopwatch.clear()
         self.validated = {}
         if self.main:

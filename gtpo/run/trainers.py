@@ -28,6 +28,7 @@ from gtpo.config import TrainConfig
 from gtpo.entropy import Calibration
 from gtpo.run.folder import PARTIAL, TrainFolder
 from gtpo.run.guarded_reward import GuardedReward
+from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.trainer import GTPOTrainer
 from gtpo.trainer.group_statistics import ObservedGRPOTrainer
 from gtpo.trainer.rollout import Rollout
@@ -79,6 +80,7 @@ class RunMixin:
     """Seeds, data order and checkpoints of a run, for any of the trainers."""
 
     args: Any
+    model: Any
     state: Any
     accelerator: Any
     train_dataset: Any
@@ -89,16 +91,23 @@ class RunMixin:
         *args: Any,
         run_folder: TrainFolder,
         extra_state: Callable[[], dict[str, Any]],
+        untrained_kl: UntrainedKL | None = None,
         **kwargs: Any,
     ) -> None:
         self._staging: Path | None = None
-        self.run_folder, self.extra_state = run_folder, extra_state
+        self.run_folder, self.extra_state, self.untrained_kl = run_folder, extra_state, untrained_kl
         self.restored: dict[str, Any] = {}
         """gtpo_state.json of the checkpoint that this run resumes from."""
         super().__init__(*args, **kwargs)
 
     def _epoch(self) -> int:
         return int((self.state.epoch or 0) + 1e-6)
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the loss; before it, note how far the policy has moved, where that is due."""
+        if self.untrained_kl is not None and self.model.training:
+            self.untrained_kl.observe(self, model, inputs)
+        return super().compute_loss(model, inputs, *args, **kwargs)  # type: ignore[misc]
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 

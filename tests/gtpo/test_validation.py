@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import test_train_run
 from safetensors.torch import load_file
-from test_train_run import MANY_STEPS_A_ROUND, STEPS, assert_same_run, config_of, crash_at, metrics
+from test_train_run import MANY_STEPS_A_ROUND, STEPS, _Crash, assert_same_run, config_of, crash_at, metrics
 
 from evalkit.evaluation.held_out import score_held_out
 from gtpo.inputs.dataset import TrainingProblems
@@ -54,7 +53,7 @@ def test_resumed_run_with_validation_is_the_uninterrupted_one(tmp_path: Path, mo
     whole = run(tmp_path / "whole", **ON)
     with monkeypatch.context() as patch:
         crash_at(patch, 5)
-        with pytest.raises(test_train_run._Crash):
+        with pytest.raises(_Crash):
             run(tmp_path / "cut", **ON)
     resumed = run(tmp_path / "cut", **ON)
     assert_same_run(resumed, whole)

@@ -1,0 +1,91 @@
+"""The KL divergence of the policy from the untrained one, for any method, without a KL term in the loss.
+
+    KL = mean over tokens of sum_v p(v) (log p(v) - log q(v))        p the policy, q the untrained policy, in nats
+
+at the tokens of the step's first micro-batch, before the step changes the policy: of the completions that it sampled,
+or (sft) of the targets. The sum runs over the whole vocabulary, so that its only noise is which texts are in the batch.
+q is the same model with its adapter disabled, or a second copy of the weights that the run started from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from accelerate.utils import is_peft_model
+from torch import Tensor
+
+METRIC = "kl/untrained"
+MAX_ROWS = 32
+"""Sequences of the micro-batch that are looked at, per process."""
+CHUNK_BYTES = 2**27
+"""Logits of one of the two policies that are held at a time, unless one sequence alone needs more."""
+
+
+def token_kl(logits: Tensor, reference_logits: Tensor) -> Tensor:
+    """Return KL(p || q) [...] in nats from two sets of logits [..., V], in float32 or better."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    p, q = logits.to(wide).log_softmax(dim=-1), reference_logits.to(wide).log_softmax(dim=-1)
+    # 0 log 0 = 0: a token that the policy cannot take adds nothing.
+    return torch.where(p.isneginf(), 0.0, p.exp() * (p - q)).sum(dim=-1)
+
+
+class UntrainedKL:
+    """Measures it every `every` steps. reference: the untrained model; None where adapters or TRL's own serve."""
+
+    def __init__(self, every: int, reference: Any = None) -> None:
+        self.every, self.reference = every, reference
+        self._measured_for = -1
+        self._found: dict[str, float] = {}
+
+    def take(self) -> dict[str, float]:
+        """Return the measurement for the step that ended, once; empty where none was due."""
+        found, self._found = self._found, {}
+        return found
+
+    def observe(self, trainer: Any, model: Any, inputs: Mapping[str, Any]) -> None:
+        """Measure on a micro-batch if its step is due and this is the first of it. All processes call it."""
+        step = trainer.state.global_step + 1
+        if step % self.every or step == self._measured_for:
+            return
+        self._measured_for = step
+        ids, attention, mask = _sequences(inputs)
+        total = torch.zeros(2, dtype=torch.float64, device=ids.device)
+        reference, adapters = self._reference(trainer), trainer.accelerator.unwrap_model(model)
+        width = trainer.model.config.get_text_config().vocab_size
+        rows = max(1, CHUNK_BYTES // (4 * width * ids.shape[1]))
+        temperature = getattr(trainer, "temperature", 1.0)
+        with torch.no_grad(), trainer.accelerator.autocast():
+            for start in range(0, len(ids), rows):
+                part = slice(start, start + rows)
+                now = model(input_ids=ids[part], attention_mask=attention[part]).logits[:, :-1]
+                with adapters.disable_adapter() if reference is None else nullcontext():
+                    before = (reference or model)(input_ids=ids[part], attention_mask=attention[part]).logits[:, :-1]
+                kl = token_kl(now / temperature, before / temperature)
+                total[0] += torch.where(mask[part], kl, 0.0).sum()
+                total[1] += mask[part].sum()
+        summed = trainer.accelerator.reduce(total)
+        self._found = {METRIC: float(summed[0] / summed[1].clamp(min=1))}
+
+    def _reference(self, trainer: Any) -> Any:
+        """Return the untrained model on the trainer's device, or None where the adapter is to be disabled."""
+        if getattr(trainer, "ref_model", None) is not None:
+            return trainer.ref_model
+        if self.reference is None:
+            assert is_peft_model(trainer.accelerator.unwrap_model(trainer.model))
+            return None
+        self.reference = self.reference.eval().requires_grad_(False).to(trainer.accelerator.device)
+        return self.reference
+
+
+def _sequences(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ids [B, T], attention mask [B, T] and which of the tokens from the second on are counted [B, T - 1]."""
+    if "labels" in inputs:  # sft
+        ids, labels = inputs["input_ids"][:MAX_ROWS], inputs["labels"][:MAX_ROWS]
+        attention = inputs.get("attention_mask")
+        return ids, torch.ones_like(ids) if attention is None else attention[:MAX_ROWS], labels[:, 1:] != -100
+    parts = [inputs[name][:MAX_ROWS] for name in ("prompt_ids", "completion_ids", "prompt_mask", "completion_mask")]
+    mask = torch.cat([torch.zeros_like(parts[2]), parts[3]], dim=1)[:, 1:].bool()
+    return torch.cat(parts[:2], dim=1), torch.cat(parts[2:], dim=1), mask

@@ -1,0 +1,62 @@
+"""`training.log_kl_steps`: how far the policy has moved from the untrained one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_train_run import STEPS, _Crash, config_of, crash_at, metrics, run
+from torch.nn.functional import kl_div
+
+from gtpo.run.untrained_kl import METRIC, token_kl
+from rewards.support.errors import UserError
+
+
+def test_divergence_of_a_token_is_torchs_own() -> None:
+    draw = torch.Generator().manual_seed(0)
+    p, q = (torch.randn(3, 5, 11, generator=draw, dtype=torch.float64) * 3 for _ in range(2))
+    expected = kl_div(q.log_softmax(-1), p.log_softmax(-1), reduction="none", log_target=True).sum(-1)
+    torch.testing.assert_close(token_kl(p, q), expected)
+    assert float(token_kl(p, p).abs().max()) == 0
+    p[..., 0] = -torch.inf
+    assert token_kl(p, q).isfinite().all()
+    assert token_kl(p.bfloat16(), q.bfloat16()).dtype == torch.float32
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "gtpo": {"method": "gtpo"},
+    "sft": {"method": "sft"},
+    "adapters": {"method": "gtpo", "model.lora_rank": 4},
+    "beta": {"method": "grpo", "training.beta": 1e-9},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_starts_at_nothing_grows_and_leaves_the_training_alone(case: str, tmp_path: Path) -> None:
+    changes = CASES[case] | {"training.log_completions_steps": 0, "training.max_steps": 4}
+    logged = metrics(run(tmp_path / "on", **changes, **{"training.log_kl_steps": 1}))
+    kl = [row.pop(METRIC) for row in logged]
+    assert kl[0] == pytest.approx(0, abs=1e-9), "before the first step the policy is the untrained one"
+    assert kl[-1] > 1e-6
+    if case == "gtpo":
+        assert logged == metrics(run(tmp_path / "off", **changes))
+
+
+def test_resumed_run_measures_from_where_the_first_session_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = {"training.log_kl_steps": 2, "training.log_completions_steps": 0}
+    whole = metrics(run(tmp_path / "whole", **every))
+    with monkeypatch.context() as patch:
+        crash_at(patch, 5)
+        with pytest.raises(_Crash):
+            run(tmp_path / "cut", **every)
+    assert metrics(run(tmp_path / "cut", **every)) == whole
+    assert [row["step"] for row in whole if METRIC in row] == [2, 4, STEPS]
+
+
+def test_step_that_is_not_logged_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="log_kl_steps 3 is no multiple of"):
+        config_of(tmp_path, **{"training.log_kl_steps": 3, "training.logging_steps": 2})
