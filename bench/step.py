@@ -1,11 +1,13 @@
-"""One training step of GTPO against TRL's GRPO (beta 0) on the same rollouts: time and peak memory.
+"""One training step of GTPO against TRL's GRPO, without and with its KL term, on the same rollouts: time and memory.
 
 Both are the trainers as a user runs them: sampling is replaced by fixed completions, everything else (scoring, spans,
 forward, loss, backward, optimiser) is their own. Contenders take turns in random order inside one process; memory is
 the peak over a step beyond what the process held before it. The gate keeps every completion here, so that no row is
 skipped for it. Expected, written down before the first run: time <= 1.0 and memory <= 1.0 with a frozen head (LoRA),
 because the fused loss needs two matmuls of the vocabulary where TRL needs three; all weights trained: three against
-four, time <= 1.0, memory <= 1.0.
+four, time <= 1.0, memory <= 1.0. With the KL term (beta 0.04) GRPO runs a second forward on the untrained policy: the
+model with its adapter disabled (LoRA), or a second copy of the weights. The memory of a step leaves out what is held
+between steps, so that copy is counted apart (`reference_bytes`).
 
     python -m bench.step [--rounds N] [--tokens L] [--hidden D] [--vocabulary V] [--out FILE]
 """
@@ -43,6 +45,9 @@ from rewards.support.files import write_json
 
 GROUP = 8
 PROMPT = 16
+KINDS = ("gtpo", "grpo", "grpo-kl")
+BETA = 0.04
+"""KL weight of `grpo-kl`, the paper's (figure 1)."""
 STEPS = 4
 """Steps a turn; the first one is not counted."""
 
@@ -85,7 +90,15 @@ class _Meter(TrainerCallback):
 
 
 def turn(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, list[float]]:
-    """Train a fresh model for a few steps and return seconds, cpu_seconds and peak_bytes of each but the first."""
+    """Train a fresh model for a few steps and return seconds, cpu_seconds and peak_bytes of each but the first.
+
+    reference_bytes: what the reference model holds all the time.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        return _turn(kind, lora, shape, folder)
+
+
+def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict[str, list[float]]:
     tokenizer = build_tokenizer()
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -114,7 +127,7 @@ def turn(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, list[flo
         }
 
     shared: dict[str, Any] = {
-        "output_dir": tempfile.gettempdir(),
+        "output_dir": folder,
         "num_generations": GROUP,
         "per_device_train_batch_size": GROUP,
         "max_steps": STEPS,
@@ -129,7 +142,7 @@ def turn(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, list[flo
         "logging_steps": 1,
         "dataloader_pin_memory": False,
     }
-    meter = _Meter()
+    meter, reference = _Meter(), 0
     common: dict[str, Any] = {
         "model": model,
         "reward_funcs": reward,
@@ -145,23 +158,34 @@ def turn(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, list[flo
         arguments = GTPOConfig(**shared, initial_entropy=0.5, objective={"entropy_threshold": 1e3})
         trainer: GRPOTrainer = GTPOTrainer(args=arguments, **common)
     else:
-        trainer = GRPOTrainer(args=GRPOConfig(**shared, loss_type="grpo", beta=0.0), **common)
+        beta = BETA if kind == "grpo-kl" else 0.0
+        if beta and not lora:  # TRL reads the reference from where the model came
+            model.config._name_or_path = model.name_or_path = f"{folder}/model"
+            model.save_pretrained(model.name_or_path)
+        trainer = GRPOTrainer(args=GRPOConfig(**shared, loss_type="grpo", beta=beta), **common)
+        if trainer.ref_model is not None:
+            reference = sum(p.numel() * p.element_size() for p in trainer.ref_model.parameters())
     trainer.remove_callback(PrinterCallback)
     with contextlib.redirect_stderr(None):
         trainer.train()
-    return {"seconds": meter.seconds[1:], "cpu_seconds": meter.cpu_seconds[1:], "peak_bytes": meter.bytes[1:]}
+    return {
+        "seconds": meter.seconds[1:],
+        "cpu_seconds": meter.cpu_seconds[1:],
+        "peak_bytes": meter.bytes[1:],
+        "reference_bytes": [float(reference)],
+    }
 
 
-def peak_of(kind: str, lora: bool, shape: argparse.Namespace) -> list[float]:
-    """Return the peak bytes of each step, on a CPU from a process whose freed buffers go back to the system."""
+def memory_of(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, list[float]]:
+    """Return the bytes of `turn`, on a CPU from a process whose freed buffers go back to the system."""
     if torch.cuda.is_available():
-        return turn(kind, lora, shape)["peak_bytes"]
+        return {name: values for name, values in turn(kind, lora, shape).items() if name.endswith("_bytes")}
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     sizes = [f"--{name}={getattr(shape, name)}" for name in ("tokens", "hidden", "vocabulary", "layers", "threads")]
     command = [sys.executable, "-m", "bench.step", *sizes, "--turn", kind, *(["--lora"] if lora else [])]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    found: list[float] = json.loads(done.stdout.splitlines()[-1])["peak_bytes"]
-    return found
+    found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+    return {name: values for name, values in found.items() if name.endswith("_bytes")}
 
 
 def measure(shape: argparse.Namespace) -> dict[str, Any]:
@@ -169,11 +193,10 @@ def measure(shape: argparse.Namespace) -> dict[str, Any]:
     cases: dict[str, Any] = {}
     for lora in (True, False):
         found: dict[str, dict[str, list[float]]] = {
-            kind: {"seconds": [], "cpu_seconds": [], "peak_bytes": peak_of(kind, lora, shape)}
-            for kind in ("gtpo", "grpo")
+            kind: {"seconds": [], "cpu_seconds": [], **memory_of(kind, lora, shape)} for kind in KINDS
         }
         for number in range(shape.rounds):
-            order = ["gtpo", "grpo"]
+            order = list(KINDS)
             random.Random(number).shuffle(order)
             for kind in order:
                 taken = turn(kind, lora, shape)
@@ -184,21 +207,31 @@ def measure(shape: argparse.Namespace) -> dict[str, Any]:
         }
         cases["lora, frozen head" if lora else "all weights"] = {
             "median": median,
-            "ratio": {name: median["gtpo"][name] / median["grpo"][name] for name in median["gtpo"]},
+            "ratio": _ratio(median, "grpo"),
+            "ratio_with_kl": _ratio(median, "grpo-kl"),
             "all": found,
         }
     return cases
 
 
+def _ratio(median: dict[str, dict[str, float]], other: str) -> dict[str, float]:
+    names = ("seconds", "cpu_seconds", "peak_bytes")
+    return {name: median["gtpo"][name] / median[other][name] for name in names}
+
+
 def print_table(document: dict[str, Any]) -> None:
     """Print the medians and ratios of the JSON document. On a CPU the time to judge by is that of the processor."""
     clock = "cpu_seconds" if document["device"] == "cpu" else "seconds"
-    print(f"{'':20}{'GTPO':>10}{'GRPO':>10}{'ratio':>8}")
+    print(f"{'':20}{'GTPO':>10}{'GRPO':>10}{'ratio':>8}{'with KL':>10}{'ratio':>8}")
     for name, case in document["cases"].items():
         print(name)
-        ours, theirs = case["median"]["gtpo"], case["median"]["grpo"]
+        ours, theirs, with_kl = (case["median"][kind] for kind in KINDS)
         for label, key, unit in ((f"  {clock}", clock, 1), ("  peak MiB", "peak_bytes", 2**20)):
-            print(f"{label:20}{ours[key] / unit:10.3f}{theirs[key] / unit:10.3f}{case['ratio'][key]:8.2f}")
+            print(
+                f"{label:20}{ours[key] / unit:10.3f}{theirs[key] / unit:10.3f}{case['ratio'][key]:8.2f}"
+                f"{with_kl[key] / unit:10.3f}{case['ratio_with_kl'][key]:8.2f}"
+            )
+        print(f"{'  reference MiB':20}{0:10.3f}{0:10.3f}{'':8}{with_kl['reference_bytes'] / 2**20:10.3f}")
 
 
 def main() -> None:
@@ -211,7 +244,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("results/bench/step.json"))
     parser.add_argument("--threads", type=int, default=1, help="Torch threads, on a CPU.")
-    parser.add_argument("--turn", choices=("gtpo", "grpo"), help="One turn of one contender; prints its JSON.")
+    parser.add_argument("--turn", choices=KINDS, help="One turn of one contender; prints its JSON.")
     parser.add_argument("--lora", action="store_true", help="With --turn: adapters, frozen head.")
     shape = parser.parse_args()
     torch.set_num_threads(shape.threads)
