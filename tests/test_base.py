@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.base
+pytestmark = [pytest.mark.base, pytest.mark.timeout(1200)]  # the first test waits for the build and the installation
 
 RECORDED = [
     {"id": "q1", "gold": "42", "completions": ["<answer>42</answer>", "<answer>41</answer>"]},
