@@ -124,6 +124,7 @@ bench: $(VENV)/.installed-bench  ## measure against the alternatives; JSON in re
 	$(BIN)/python -m bench.conflict
 	$(BIN)/python -m bench.verify
 	$(BIN)/python -m bench.compare
+	$(BIN)/python -m bench.coverage --jobs 2
 	$(BIN)/python -m bench.step
 
 clean:  ## remove caches

@@ -257,7 +257,8 @@ def _note_inside(method: Method, *, chosen: bool, notes: list[str]) -> None:
         notes.append(f"{method.name}: its runs differ in more than the seed ({listed})")
     if any(member.config is None for member in method.members):
         notes.append(f"{method.name}: not every run has a config.yaml, so what else differs in it is unknown")
-    versions = [(member.train.document.get("packages") if member.train else None) or {} for member in method.members]
+    packages = [member.train.document.get("packages") if member.train else None for member in method.members]
+    versions = [found if isinstance(found, dict) else {} for found in packages]
     moved = sorted({k for found in versions for k in found if len({str(v.get(k)) for v in versions}) > 1})
     if moved:
         notes.append(f"{method.name}: its runs were trained with different versions of {', '.join(moved)}")

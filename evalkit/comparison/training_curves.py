@@ -94,6 +94,8 @@ def read_curves(train: TrainRun) -> dict[str, Curve]:
             raise UserError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
         # A resumed run logs the steps after its checkpoint again: the last entry of a step counts.
         step = row.get("step", number)
+        if isinstance(step, bool) or not isinstance(step, (int, float)) or not math.isfinite(step):
+            raise UserError(f"{path}:{number}: step is {step!r}, expected a number")
         seen[step] = seen.get(step, {}) | row
     points: dict[str, list[tuple[float, float]]] = {}
     for step in sorted(seen):

@@ -85,7 +85,8 @@ def _paper_table(comparison: Comparison, column: Column) -> list[str]:
             change = [_change(cell) for _, cell in cells]
             body.append(f" & {' & '.join(change + [''] * average)} \\\\")
         body.append(r"\addlinespace[2pt]")
-    text = f"{caption(comparison, column)}. {_marks(comparison)}{' '.join(legend(comparison))}"
+    said = " ".join(legend(comparison)).replace("▲ better or ▼ worse", "* better or † worse")
+    text = f"{caption(comparison, column)}. {_marks(comparison)}{said}"
     return _environment(body[:-1], len(heads), text, column.label.replace("@", "-at-"))
 
 

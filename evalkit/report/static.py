@@ -70,4 +70,4 @@ def _cell(table: Table, method: str, column: Column) -> str:
         return text
     p = f", {p_text(cell.p_corrected)}" if cell.p_corrected is not None else ""
     kind = {1: "good", -1: "bad", 0: "soft"}[cell.direction]
-    return f'{text}<br><span class="{kind}">{escape(change(cell) + p)}</span>'
+    return f'{text}<div class="{kind}">{escape(change(cell) + p)}</div>'

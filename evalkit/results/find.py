@@ -34,6 +34,7 @@ def find_runs(names: list[str], *, allow_incomplete: bool = False) -> tuple[list
     evals: list[EvalRun] = []
     trains: dict[Path, TrainRun] = {}
     notes: list[str] = []
+    alone: list[str] = []
     for given, folder in [(name, place) for name in names for place in _resolve(name)]:
         if (folder / "run.json").is_file() and not (folder / "eval.json").is_file():
             train = read_train_run(folder)
@@ -44,7 +45,7 @@ def find_runs(names: list[str], *, allow_incomplete: bool = False) -> tuple[list
             if found:
                 evals.append(_joined_for(train, found, notes))
             else:
-                notes.append(f"{train.name}: no eval run yet, training dynamics only (gtpo eval {given})")
+                alone.append(given)
         else:
             run = read_eval_run(folder, allow_incomplete=allow_incomplete, notes=notes)
             behind = _train_run_of(run)
@@ -52,6 +53,8 @@ def find_runs(names: list[str], *, allow_incomplete: bool = False) -> tuple[list
                 trains.setdefault(behind.folder.resolve(), behind)
                 run = replace(run, train=behind)
             evals.append(run)
+    if alone:
+        notes.append(f"no eval run yet of {', '.join(alone)}: training only (gtpo eval {alone[0]})")
     return _one_line_a_name(evals, notes), list(trains.values()), notes
 
 
@@ -63,7 +66,7 @@ def _resolve(given: str) -> list[Path]:
     if path.is_dir() and any((path / part).exists() for part in ("eval.json", "run.json", "samples", "metrics.jsonl")):
         return [path]
     places = [RESULTS / kind / given for kind in ("eval", "train")]
-    there = [place for place in places if place.is_dir()]
+    there = [] if path.is_absolute() else [place for place in places if place.is_dir()]
     if len(there) == 2:
         # Evaluating a train run under its own name is the usual case; the train run then stands for both.
         if _names_train_run(_peek(there[0]), there[1]):

@@ -247,7 +247,7 @@ def test_votes_of_each_answer_are_counted(page: Any) -> None:
     page(SET + "set('Order', 'id')")
     tables = page(
         "return [...document.querySelectorAll('#explorer .votes')].map(t => "
-        "[...t.querySelectorAll('td:not(.bar)')].reduce((sum, n) => sum + Number(n.textContent), 0))"
+        "[...t.querySelectorAll('td:not(.share)')].reduce((sum, n) => sum + Number(n.textContent), 0))"
     )
     assert tables == [8] * len(RUNS)
 

@@ -16,7 +16,7 @@ from run_folders import HOSTILE, write_eval, write_train
 from test_compare import assert_refused, gtpo
 
 from evalkit.comparison.compare import compare
-from evalkit.comparison.training_curves import Curve, read_curves, summary
+from evalkit.comparison.training_curves import Curve, method_bands, read_curves, summary
 from evalkit.report.excerpts import choose_groups, choose_samples, rank_questions
 from evalkit.report.figures import write_figures
 from evalkit.report.page import embedded, render
@@ -311,6 +311,19 @@ def test_curves_survive_a_killed_write_and_a_resume(tmp_path: Path) -> None:
     (folder / "metrics.jsonl").write_text('{"step": 1}\n{"step"\n{"step": 2}\n')
     with pytest.raises(UserError, match=r"metrics.jsonl:2: not a JSON object"):
         read_curves(read_train_run(folder))
+    (folder / "metrics.jsonl").write_text('{"step": "one", "loss": 1}\n')
+    with pytest.raises(UserError, match=r"metrics.jsonl:1: step is 'one', expected a number"):
+        read_curves(read_train_run(folder))
+
+
+def test_bands_are_mean_least_and_largest_over_the_seeds(tmp_path: Path) -> None:
+    for i, values in enumerate(((1.0, 2.0, 3.0), (3.0, 2.0, 5.0))):
+        folder = write_train(tmp_path / f"run-{i}", steps=1)
+        lines = [json.dumps({"step": step, "loss": value}) for step, value in enumerate(values, start=1)]
+        (folder / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+    band = method_bands([read_train_run(tmp_path / f"run-{i}") for i in range(2)], points=100)["loss"]
+    assert band.steps.tolist() == [1, 2, 3]
+    assert (band.mean.tolist(), band.low.tolist(), band.high.tolist()) == ([2, 2, 4], [1, 2, 3], [3, 2, 5])
 
 
 def test_curve_smoothing_and_thinning() -> None:

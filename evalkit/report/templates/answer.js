@@ -23,7 +23,7 @@ function valueCell(table, name, i) {
     el("small", {}, `${percent(low)} to ${percent(high)}`)];
 }
 function changeText(d) {
-  return d && el("span", { class: `d ${kindOf(d)}` }, `${signed(d.d)}${arrow(d)}`, el("small", {}, `${signed(d.low)} to ${signed(d.high)}, ${shownP(d)}`));
+  return d && el("span", { class: `d ${kindOf(d)}` }, `${signed(d.d)}${arrow(d)}`, el("small", {}, `${signed(d.low)} to ${signed(d.high)}`), el("small", {}, shownP(d)));
 }
 /** Methods x benchmarks, one metric: what a paper prints. */
 function paperTable(metric) {
@@ -119,7 +119,7 @@ function tipped(node, table, name, c) {
 function drawAnswer() {
   const root = clear(body("answer"));
   const tables = data.benchmarks.filter((t) => !t.group);
-  if (!tables.length) return root.append(el("p", { class: "soft" }, "No eval run among these: what training itself logged is below."));
+  if (!tables.length) { byId("answer").hidden = true; return; }
   const controls = el("div", { class: "controls" });
   if (bases.length > 1) {
     controls.append(select("Compare with", bases.map((name) => [name, label(name)]), state.baseline,

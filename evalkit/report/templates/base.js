@@ -1,4 +1,5 @@
 // Shared by every section: the data, element builders that only ever set textContent, state, number formats.
+document.documentElement.dataset.js = "1";
 const byId = (id) => document.getElementById(id);
 const data = JSON.parse(byId("core").textContent);
 const blocks = new Map();

@@ -37,7 +37,7 @@ function votes(classes, n) {
     const bar = el("i", {});
     bar.style.width = `${(100 * count) / n}%`;
     const kind = verdict === "CORRECT" ? "right" : verdict === "INCORRECT" ? "wrong" : "other";
-    return el("tr", { class: kind }, el("th", { scope: "row" }, answer ?? (verdict === "other" ? "other answers" : "no answer")), el("td", {}, String(count)), el("td", { class: "bar" }, bar));
+    return el("tr", { class: kind }, el("th", { scope: "row" }, answer ?? (verdict === "other" ? "other answers" : "no answer")), el("td", {}, String(count)), el("td", { class: "share" }, bar));
   })));
 }
 function completion([i, verdict, answer, format, tokens, finish, text, cut, run], table, q, m) {
