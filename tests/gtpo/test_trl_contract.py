@@ -122,6 +122,31 @@ def test_helpers_that_are_called() -> None:
     assert "self.model_wrapped = " in inspect.getsource(Trainer)
 
 
+def test_switches_of_the_config_are_trls_with_its_defaults() -> None:
+    from typing import get_args
+
+    from gtpo.config.baselines import CLIPPING, SWITCHES
+    from gtpo.config.schema import LossType, TrainingSection
+
+    theirs = GRPOConfig.__dataclass_fields__
+    ours = TrainingSection.model_fields
+    for name in (*SWITCHES, *CLIPPING):
+        if name != "loss_type":  # ours is the paper's GRPO
+            assert theirs[name].default == ours[name].default, name
+    source = inspect.getsource(GRPOTrainer._compute_loss)
+    for loss_type in get_args(LossType):
+        assert f'"{loss_type}"' in source, loss_type
+
+
+def test_sampled_completions_are_the_fourth_that_generate_returns() -> None:
+    assert "return prompt_ids, completion_ids, tool_mask, completions, " in inspect.getsource(GRPOTrainer._generate)
+
+
+def test_loss_is_computed_where_untrained_kl_looks() -> None:
+    for owner in (GRPOTrainer, SFTTrainer):
+        assert list(inspect.signature(owner.compute_loss).parameters)[:3] == ["self", "model", "inputs"]
+
+
 def test_old_log_probabilities_are_skipped_where_a_round_feeds_one_step() -> None:
     source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
     assert "self.args.gradient_accumulation_steps % generate_every != 0" in source
