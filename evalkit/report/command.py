@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from evalkit.results.find import find_runs
 from evalkit.results.record import SCORINGS
 from rewards.support.errors import UserError, did_you_mean
+from rewards.support.files import check_writable
 from rewards.support.packages import require
 
 MOST_MB = 200
@@ -49,9 +49,9 @@ class CompareSettings:
                 f"--samples-mb {self.samples_mb:g}: from 0 to {MOST_MB}; a browser reads a page of that size whole"
             )
         if self.html is not None:
-            _check_writable("--html", self.html, folder=False)
+            check_writable("--html", self.html, folder=False)
         if self.figures is not None:
-            _check_writable("--figures", self.figures, folder=True)
+            check_writable("--figures", self.figures, folder=True)
 
 
 def parse_ks(text: str | None) -> list[int] | None:
@@ -76,18 +76,6 @@ def parse_metrics(texts: tuple[str, ...]) -> list[tuple[str, int]] | None:
             raise UserError(f'--metric "{text}": expected pass@K, maj@K or format, e.g. --metric pass@1')
         found[(f"{match[1]}@k", int(match[2])) if match else ("format", 0)] = None
     return list(found) or None
-
-
-def _check_writable(flag: str, path: Path, *, folder: bool) -> None:
-    """Raise UserError where `path` cannot become the file (folder) that the flag asks for."""
-    if folder and path.exists() and not path.is_dir():
-        raise UserError(f"{flag} {path}: there is a file of that name; name a folder")
-    if not folder and path.is_dir():
-        raise UserError(f"{flag} {path}: that is a folder; name a file, e.g. {path / 'compare.html'}")
-    nearest = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
-    place = nearest if nearest.is_dir() else nearest.parent
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        raise UserError(f"{flag} {path}: {place} cannot be written to")
 
 
 def run_compare(settings: CompareSettings) -> None:

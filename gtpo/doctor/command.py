@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from gtpo.doctor.machine import describe_machine, describe_packages, list_abilities
-from rewards.support.files import read_jsonl, write_json
+from rewards.support.files import check_writable, read_jsonl, write_json
 from rewards.support.log import LOG
 from rewards.support.packages import installed
 from rewards.support.provenance import git_commit, now, package_versions
@@ -66,8 +66,11 @@ def run_doctor(program: Sequence[str], *, out: Path | None, quick: bool, json_ou
     """Describe the machine and test it; print a table, write the JSON; return whether every check passed.
 
     program: the command that is `gtpo`. quick: no self-test. out: the JSON's path; by default a new file
-    `gtpo-doctor-<time>.json`.
+    `gtpo-doctor-<time>.json`. Raises UserError where it cannot be written.
     """
+    if out is None:
+        out = Path(f"gtpo-doctor-{time.strftime('%Y%m%dT%H%M%S')}.json")
+    check_writable("--out", out, folder=False)
     machine, packages = describe_machine(), describe_packages()
     abilities = list_abilities(machine)
     checks = [] if quick or not installed("torch") else _self_test(program)
@@ -81,8 +84,6 @@ def run_doctor(program: Sequence[str], *, out: Path | None, quick: bool, json_ou
         "abilities": [ability._asdict() for ability in abilities],
         "checks": [check._asdict() for check in checks],
     }
-    if out is None:
-        out = Path(f"gtpo-doctor-{time.strftime('%Y%m%dT%H%M%S')}.json")
     write_json(out, report)
     if json_output:
         print(json.dumps(report, indent=2))

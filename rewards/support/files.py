@@ -17,6 +17,18 @@ from filelock import FileLock, Timeout
 from rewards.support.errors import UserError
 
 
+def check_writable(flag: str, path: Path, *, folder: bool) -> None:
+    """Raise UserError where `path` cannot become the file (folder) that the flag asks for."""
+    if folder and path.exists() and not path.is_dir():
+        raise UserError(f"{flag} {path}: there is a file of that name; name a folder")
+    if not folder and path.is_dir():
+        raise UserError(f"{flag} {path}: that is a folder; name a file in it")
+    nearest = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+    place = nearest if nearest.is_dir() else nearest.parent
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise UserError(f"{flag} {path}: {place} cannot be written to")
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to a temporary file beside `path`, flush it to disk, and rename it over `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)

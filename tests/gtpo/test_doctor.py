@@ -11,6 +11,7 @@ from importlib import metadata
 import pytest
 
 from gtpo.doctor import command, kernels, machine
+from rewards.support.errors import UserError
 
 
 def test_the_self_test_passes_here(tmp_path):
@@ -53,6 +54,11 @@ def test_a_command_that_fails_is_reported_with_its_last_words(monkeypatch, tmp_p
     assert [check["ok"] for check in checks] == [True, False, False]
     assert "exit code 1\nthe GPU is on fire" in checks[1]["detail"]
     assert "FAILED" in capsys.readouterr().out
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_test(tmp_path):
+    with pytest.raises(UserError, match=r"--out .*: that is a folder; name a file in it"):
+        command.run_doctor([], out=tmp_path, quick=False, json_output=False)
 
 
 @pytest.mark.parametrize("package", machine.TESTED)
