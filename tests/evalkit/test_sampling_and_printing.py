@@ -1,0 +1,159 @@
+"""How a model is sampled by default or as it recommends, and what a run prints at its end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import Reply, Server, completion
+
+from evalkit.evaluation.progress import Progress
+from evalkit.evaluation.settings import EvalSettings
+from evalkit.results.record import read_record
+from rewards.support.errors import UserError
+
+EVAL = ("--benchmarks", "arithmetic", "--limit", "2", "--engine", "transformers")
+
+
+def sampling(run: Path) -> dict[str, Any]:
+    return json.loads((run / "eval.json").read_text())["sampling"]
+
+
+def test_what_the_model_recommends(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    config = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": 2}
+    (model / "generation_config.json").write_text(json.dumps(config))
+    command = ("eval", model, *EVAL, "--max-tokens", "8")
+    done = gtpo(*command, "--sampling", "model", "--top-p", "0.9", "--out", "own")
+    assert "sampling: temperature 0.6, top_p 0.9, top_k 20, min_p 0" in done.stderr
+    found = sampling(tmp_path / "own")
+    assert (found["temperature"], found["top_p"], found["top_k"], found["min_p"]) == (0.6, 0.9, 20, 0.0)
+    gtpo(*command, "--out", "plain")
+    assert (sampling(tmp_path / "plain")["temperature"], sampling(tmp_path / "plain")["top_k"]) == (1.0, 0)
+    assert "sampling.top_k (0 there, 5 now)" in gtpo(*command, "--top-k", "5", "--out", "plain", code=2).stderr
+    (model / "generation_config.json").write_text('{"do_sample": false}')
+    message = "--sampling model: temperature 0 gives the same completion every time"
+    assert message in gtpo(*command, "--sampling", "model", "--k", "4", "--out", "greedy", code=2).stderr
+    (model / "generation_config.json").unlink()
+    assert "has no generation_config.json here" in gtpo(*command, "--sampling", "model", code=2).stderr
+
+
+def test_max_tokens_by_default(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """What the context of 256 tokens leaves; a server's context where it says it; the resumed run keeps its own."""
+    done = gtpo("eval", tiny_model, *EVAL, "--prompt", "", "--out", "local")
+    most = sampling(tmp_path / "local")["max_tokens"]
+    assert 200 < most < 256
+    assert f"--max-tokens is {most}: what the context of 256 tokens leaves" in done.stderr
+    for context, expected in ((100_000, 32_768), (8192, None), (None, 4096)):
+        server = Server()
+        server.models = Reply(body={"data": [{"id": "m"} | ({"max_model_len": context} if context else {})]})
+        out = tmp_path / str(context)
+        done = gtpo("eval", "m", *EVAL[:-2], "--engine", "openai", "--base-url", server.url, "--out", out)
+        server.close()
+        most = sampling(out)["max_tokens"]
+        assert most == expected if expected else 7000 < most < 8100
+        assert f"--max-tokens is {most}: " in done.stderr
+        assert {request["max_tokens"] for request in server.requests} == {most}
+
+
+def test_chat_template_kwargs_reach_the_template(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    template = "{{ messages[-1]['content'] }}{% if enable_thinking %} Think.{% endif %}"
+    (tmp_path / "template.jinja").write_text(template)
+    command = ("eval", tiny_model, *EVAL, "--max-tokens", "8", "--temperature", "0", "--prompt", "", "--quiet")
+    command = (*command, "--chat-template", "template.jinja")
+    texts = []
+    for name, extra in (("no", ()), ("yes", ("--chat-template-kwargs", '{"enable_thinking": true}'))):
+        gtpo(*command, *extra, "--out", name)
+        record = read_record(tmp_path / name)
+        texts.append(record.prompt.hash)
+        assert record.prompt.chat_template_kwargs == ({"enable_thinking": True} if extra else None)
+    assert texts[0] != texts[1]
+    changed = gtpo(*command, "--chat-template-kwargs", "{}", "--out", "yes", code=2)
+    assert "prompt.chat_template_kwargs ({'enable_thinking': True} there" in changed.stderr
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"fail_on_error": "lots"}, "--fail-on-error is a number of samples"),
+        ({"fail_on_error": "150%"}, "--fail-on-error is a number of samples"),
+        ({"timeout": 0.0}, "--timeout must be above 0"),
+        ({"retries": -1}, "--retries must be 0 or more"),
+        ({"top_k": -2}, r"--top-k must be 0 \(off\) or more, found -2"),
+        ({"min_p": 1.0}, "--min-p must be 0"),
+        ({"presence_penalty": 3.0}, "--presence-penalty must be between -2 and 2"),
+        ({"sampling": "modle"}, "--sampling is default or model"),
+        ({"chat_template_kwargs": "{'a': 1}"}, "--chat-template-kwargs is not valid JSON"),
+        ({"chat_template_kwargs": "[1]"}, "--chat-template-kwargs must be a JSON object"),
+    ],
+)
+def test_mistakes_in_settings(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        EvalSettings(model="m", benchmarks="arithmetic", **fields)
+
+
+def test_failures_allowed() -> None:
+    def limit(text: str) -> int:
+        return EvalSettings(model="m", benchmarks="b", fail_on_error=text).failure_limit(200)
+
+    texts = ("0", "3", "1", "5%", "0.05", "1.0", "100%", "0.0")
+    assert [limit(text) for text in texts] == [0, 3, 1, 10, 10, 200, 200, 0]
+
+
+def test_deterministic_is_refused_where_it_cannot_be(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    server = Server()
+    command = ("eval", "m", *EVAL[:-2], "--engine", "openai", "--base-url", server.url)
+    assert "--deterministic is for the server to keep" in gtpo(*command, "--deterministic", code=2).stderr
+    server.close()
+    gtpo("eval", tiny_model, *EVAL, "--max-tokens", "8", "--deterministic", "--out", "local")
+    assert read_record(tmp_path / "local").engine.deterministic
+
+
+def test_the_summary(gtpo, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    """One table first, a benchmark per row, whole even at 80 columns; then details; warnings on stderr."""
+    server = Server()
+
+    def behaviour(payload: dict[str, Any], times: int) -> Reply:
+        reply = completion(payload)
+        reply.body["choices"][0]["finish_reason"] = "length" if payload["seed"] % 2 else "stop"
+        return reply
+
+    server.behaviour = behaviour
+    monkeypatch.setenv("COLUMNS", "80")
+    command = ("eval", "m", "--benchmarks", "arithmetic,arithmetic_hard", "--limit", "4", "--k", "8")
+    done = gtpo(*command, "--max-tokens", "9", "--engine", "openai", "--base-url", server.url, "--quiet")
+    server.close()
+    assert "…" not in done.stdout
+    lines = done.stdout.splitlines()
+    header = next(line for line in lines if "benchmark" in line)
+    for column in ("questions", "pass@1 (avg@8)", "pass@8", "maj@8", "format", "cut off", "tokens", "time"):
+        assert column in header
+    names = [line.split()[1] for line in lines if line.startswith("│ arith")]
+    assert names == ["arithmetic", "arithmetic_hard"]
+    assert lines.index(header) < next(i for i, line in enumerate(lines) if "4 questions, 32 samples" in line)
+    assert "arithmetic: 50 % of the completions were cut off at 9 tokens" in done.stderr
+
+
+def test_a_finished_benchmark_keeps_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    import evalkit.evaluation.progress as module
+
+    clock = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    progress = Progress("strict")
+    progress.add("first", 2, 0)
+    progress.add("second", 2, 0)
+    progress.start()
+    row = {"verdict_strict": "CORRECT", "tokens": 50, "error": None}
+    for benchmark, at in (("first", 105.0), ("first", 110.0), ("second", 130.0)):
+        clock[0] = at
+        progress.count([{**row, "benchmark": benchmark}])
+    clock[0] = 500.0
+    assert progress.seconds() == {"first": 10.0, "second": 20.0}
+    lines = [progress._line(name, counts) for name, counts in progress._counts.items()]
+    assert "10 tokens/s" in lines[0]
+    assert "left" not in lines[0]
+    assert "2 tokens/s" in lines[1]
