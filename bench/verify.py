@@ -7,8 +7,9 @@ an empty cache in every round; Math-Verify's contender calls its documented `par
 100 x 8 set repeated to 64 samples, since 64 samples of a question hold a handful of distinct answers and most of those
 are plain numbers.
 
-Agreement: lenient scoring of what each contender extracts itself, on the grader cases and the recorded completions; the
-mutation suite (bench/mutations.py) as in training. Contested cases, on which graders differ with reason, stand apart.
+Agreement: lenient scoring of what each contender extracts itself, on the recorded completions and the grader cases (for
+Math-Verify as they stand or in dollars, whichever suits it better on the suite); the mutations (bench/mutations.py) as
+in training. Contested cases, on which graders differ with reason, stand apart.
 
     python -m bench.verify [--shared DIR] [--workers N] [--rounds N] [--out FILE]
 """
@@ -117,10 +118,11 @@ def agreement(shared: Path, workers: int, pool: Pool) -> list[dict[str, Any]]:
     rows = []
     with Verifier(workers=workers) as verifier:
         for name, (pairs, labels, contested) in _labelled(shared).items():
-            accepted = {
-                "gtpo": ours(pairs, verifier),
-                "Math-Verify": pool.map(math_verify_one, pairs, chunksize=32),
-            }
+            theirs = [pool.map(math_verify_one, pairs, chunksize=32)]
+            if name.endswith("cases"):  # bare answers: it wants them in dollars, full solutions as they are
+                theirs.append(pool.map(math_verify_one, [(f"${text}$", gold) for text, gold in pairs], chunksize=32))
+            better = max(theirs, key=lambda yes: sum(y == label for y, label in zip(yes, labels, strict=True)))
+            accepted = {"gtpo": ours(pairs, verifier), "Math-Verify": better}
             agree = {
                 contender: [yes == label for yes, label in zip(verdicts, labels, strict=True)]
                 for contender, verdicts in accepted.items()
