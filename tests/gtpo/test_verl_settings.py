@@ -84,6 +84,8 @@ REFUSED = [
     ({"actor_rollout_ref__rollout__multi_turn__enable": True}, "multi_turn.enable is True"),
     ({"actor_rollout_ref__rollout__n": 1}, "rollout.n is 1"),
     ({"distillation__enabled": True}, "distillation.enabled is True"),
+    ({"algorithm__norm_adv_by_std_in_grpo": False}, "norm_adv_by_std_in_grpo is False: .* gtpo.scale_rewards"),
+    ({"skip__rollout_tq__enable": True}, "skip.rollout_tq.enable is True"),
     ({"trainer__use_v1": False}, "use_v1 is False"),
     ({"gtpo": {"preset": "gtpo-eq7"}}, "entropy_coeff is 0: gtpo.entropy_mode loss .*set it to -0.1"),
     ({"gtpo": {"preset": "gtpo-published"}}, "gtpo.log_clamp 1e-06"),

@@ -110,6 +110,7 @@ class Run:
             PYTHONPATH=str(HERE),
             VERL_USE_EXTERNAL_MODULES="verl_on_cpu",
             VERL_PLATFORM="cpu",
+            VERL_ENGINE_DEVICE="cuda",  # verl registers its FSDP engine for this name; it runs on any device
             GTPO_TEST_BATCHES=str(self.batches),
             VERL_FILE_LOGGER_PATH=str(self.folder / f"metrics{steps}.jsonl"),
         )
@@ -220,7 +221,9 @@ def test_initial_entropy_is_that_of_the_first_hundred_samples_and_survives_a_res
     assert stored["samples"] == 100
     assert 0.3 < stored["nats"] < 0.6931
     assert stored["model"] == str(run.model)
-    assert "measuring H_ini on the untrained policy: 100 samples" in (run.folder / "training.log").read_text()
+    log = (run.folder / "training.log").read_text()
+    assert "measuring H_ini on the untrained policy: 100 samples" in log
+    assert "'VERL_USE_EXTERNAL_MODULES': 'verl_on_cpu,gtpo.integrations.verl.trainer'" in log  # what Ray is told
 
     run.start(3, "resumed.log")
     assert json.loads(path.read_text()) == stored

@@ -16,7 +16,6 @@ import transfer_queue as tq
 import verl.utils.distributed
 from transfer_queue import KVBatchMeta
 from verl.plugin.platform import PlatformBase, PlatformRegistry
-from verl.utils.tensordict_utils import get_tensordict  # noqa: F401  # before the platform is asked for
 
 
 class _TorchCPU:

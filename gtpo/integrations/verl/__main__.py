@@ -39,7 +39,7 @@ def require_trainer() -> None:
 
 def check_config(config: Any) -> None:
     """Raise UserError where the composed config names no trainer of verl's, or a GTPO that it cannot run."""
-    from omegaconf import OmegaConf, open_dict
+    from omegaconf import OmegaConf
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
     from gtpo.integrations.verl.trainer import GTPOTrainerSync
@@ -57,9 +57,8 @@ def check_config(config: Any) -> None:
             f"the section gtpo has no effect with trainer.v1.trainer_mode {mode}; set it to {TRAINER_MODE} or drop gtpo"
         )
     # Workers on other nodes do not inherit this process's environment.
-    with open_dict(config):
-        environment = config.ray_kwargs.ray_init.runtime_env.setdefault("env_vars", {})
-        environment[EXTERNAL_MODULES] = os.environ[EXTERNAL_MODULES]
+    variable = f"ray_kwargs.ray_init.runtime_env.env_vars.{EXTERNAL_MODULES}"
+    OmegaConf.update(config, variable, os.environ[EXTERNAL_MODULES], force_add=True)
 
 
 def main() -> None:

@@ -107,6 +107,7 @@ def _requirements(objective: Objective, preset: str, config: Mapping[str, Any]) 
     actor = "actor_rollout_ref.actor"
     yield "trainer.use_v1", True, "the trainer is one of verl's v1 trainers"
     yield "algorithm.adv_estimator", "grpo", "GTPO compares the samples of a prompt and has no critic"
+    yield "algorithm.norm_adv_by_std_in_grpo", True, "it has no effect: gtpo.scale_rewards decides"
     yield "algorithm.use_kl_in_reward", False, "GTPO has no reference model"
     if preset != "grpo":
         yield f"{actor}.use_kl_loss", False, "GTPO has no reference model"
@@ -127,6 +128,7 @@ def _requirements(objective: Objective, preset: str, config: Mapping[str, Any]) 
         False,
         "a completion is the policy's tokens alone",
     )
+    yield "skip.rollout_tq.enable", False, "stored completions are not this policy's"
     yield "distillation.enabled", False, "distillation adds a loss of its own"
     yield "trainer.critic_warmup", 0, "GTPO has no critic"
 
@@ -144,8 +146,8 @@ def check_settings(config: Mapping[str, Any]) -> Settings:
     faults = list(_objective_faults(objective, config))
     for key, wanted, why in _requirements(objective, preset, config):
         found = _get(config, key)
-        # Sections that a config leaves out are off.
-        if found != wanted and not (found is None and wanted is False):
+        absent = found is None and isinstance(wanted, bool)  # and so verl's default, which is what is wanted
+        if found != wanted and not absent:
             shown = "null" if wanted is None else str(wanted).lower() if isinstance(wanted, bool) else wanted
             faults.append(f"{key} is {found!r}: {why}; set it to {shown}")
     samples = _get(config, "actor_rollout_ref.rollout.n")
