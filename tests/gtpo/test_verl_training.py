@@ -55,6 +55,7 @@ SETTINGS = {
     "actor_rollout_ref.actor.optim.lr": 1e-3,
     "actor_rollout_ref.actor.checkpoint.save_contents": "[model,optimizer,extra,hf_model]",
     "actor_rollout_ref.rollout.name": "vllm",
+    "actor_rollout_ref.rollout.nnodes": 1,
     "actor_rollout_ref.rollout.n": G,
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 8,
     "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
@@ -70,21 +71,16 @@ SETTINGS = {
 """What a run takes: verl's defaults otherwise."""
 
 
-def verl(*words: str, cwd: Path, log: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `python -m gtpo.integrations.verl` and keep what it prints in `log`."""
-    command = [sys.executable, "-m", "gtpo.integrations.verl", *words]
-    done = subprocess.run(
-        command,
+def verl(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `python -m gtpo.integrations.verl`."""
+    return subprocess.run(
+        [sys.executable, "-m", "gtpo.integrations.verl", *words],
         cwd=cwd,
         env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAY_DEDUP_LOGS": "0", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if log else subprocess.PIPE,
+        capture_output=True,
         text=True,
         timeout=1500,
     )
-    if log:
-        log.write_text(done.stdout)
-    return done
 
 
 class Run:
@@ -106,7 +102,6 @@ class Run:
         done = verl(
             *words,
             cwd=self.folder,
-            log=self.folder / log,
             PYTHONPATH=str(HERE),
             VERL_USE_EXTERNAL_MODULES="verl_on_cpu",
             VERL_PLATFORM="cpu",
@@ -114,7 +109,8 @@ class Run:
             GTPO_TEST_BATCHES=str(self.batches),
             VERL_FILE_LOGGER_PATH=str(self.folder / f"metrics{steps}.jsonl"),
         )
-        assert done.returncode == 0, done.stdout[-6000:]
+        (self.folder / log).write_text(done.stdout + done.stderr)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
 
     def metrics(self, steps: int) -> list[dict[str, Any]]:
         lines = (self.folder / f"metrics{steps}.jsonl").read_text().splitlines()
@@ -250,20 +246,16 @@ def test_the_exported_checkpoint_is_a_transformers_model_that_gtpo_eval_takes(ru
 # -- before anything starts ---------------------------------------------------------------------------------------
 
 
-def compose(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return verl(*words, cwd=cwd, **environment)
-
-
 def test_mistakes_end_with_code_2_before_ray_starts(tmp_path: Path) -> None:
     good = ["trainer.v1.trainer_mode=gtpo_sync", "+gtpo.preset=gtpo", "actor_rollout_ref.rollout.name=vllm"]
-    wrong = compose(*good, "actor_rollout_ref.actor.ppo_epochs=2", cwd=tmp_path)
+    wrong = verl(*good, "actor_rollout_ref.actor.ppo_epochs=2", cwd=tmp_path)
     assert wrong.returncode == 2
     assert "actor_rollout_ref.actor.ppo_epochs is 2" in wrong.stderr
     assert "actor_rollout_ref.actor.loss_agg_mode is 'token-mean'" in wrong.stderr
     assert "Traceback" not in wrong.stderr
     assert "Ray" not in wrong.stdout
 
-    unused = compose("+gtpo.preset=gtpo", "actor_rollout_ref.rollout.name=vllm", cwd=tmp_path)
+    unused = verl("+gtpo.preset=gtpo", "actor_rollout_ref.rollout.name=vllm", cwd=tmp_path)
     assert unused.returncode == 2
     assert "the section gtpo has no effect with trainer.v1.trainer_mode sync" in unused.stderr
 
@@ -274,7 +266,7 @@ def test_a_trainer_that_cannot_be_imported_is_no_secret(tmp_path: Path) -> None:
     shutil.copytree(HERE.parents[1] / "gtpo", broken, ignore=shutil.ignore_patterns("__pycache__"))
     with (broken / "integrations/verl/advantages.py").open("a") as handle:
         handle.write("\nimport no_such_module\n")
-    done = compose(cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    done = verl(cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 2
     assert "the GTPO trainer for verl could not be imported (No module named 'no_such_module')" in done.stderr
 

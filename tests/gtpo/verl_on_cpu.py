@@ -112,10 +112,12 @@ verl.utils.distributed.initialize_global_process_group_ray = _initialize_gloo
 
 from verl.trainer.ppo.v1.trainer_base import register_trainer  # noqa: E402
 from verl.workers.rollout.llm_server import LLMServerClient  # noqa: E402
-from verl.workers.rollout.replica import TokenOutput  # noqa: E402
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput  # noqa: E402
 
 from gtpo.integrations.verl.reward import final_score  # noqa: E402
-from gtpo.integrations.verl.trainer import GTPOTrainerSync  # noqa: E402
+from gtpo.integrations.verl.trainer import GTPOTrainerSync, _objects  # noqa: E402
+
+RolloutReplicaRegistry.register("vllm", lambda: RolloutReplica)  # looked up, and with no replica never built
 
 
 class TransformersClient(LLMServerClient):
@@ -130,15 +132,22 @@ class TransformersClient(LLMServerClient):
             torch.set_num_threads(1)
             torch.manual_seed(0)
             TransformersClient.model = AutoModelForCausalLM.from_pretrained(self.config.actor_rollout_ref.model.path)
-        sampled = TransformersClient.model.generate(
+        model = TransformersClient.model
+        sampled = model.generate(
             torch.tensor([prompt_ids]),
             do_sample=True,
             temperature=sampling_params["temperature"],
             top_k=0,
             max_new_tokens=self.config.data.max_response_length,
+            output_scores=True,
+            return_dict_in_generate=True,
         )
-        versions = dict.fromkeys(("global_steps", "min_global_steps", "max_global_steps"), 0)
-        return TokenOutput(token_ids=sampled[0, len(prompt_ids) :].tolist(), extra_fields=versions)
+        logps = model.compute_transition_scores(sampled.sequences, sampled.scores, normalize_logits=True)
+        return TokenOutput(
+            token_ids=sampled.sequences[0, len(prompt_ids) :].tolist(),
+            log_probs=logps[0].tolist(),
+            extra_fields=dict.fromkeys(("global_steps", "min_global_steps", "max_global_steps"), 0),
+        )
 
 
 @register_trainer("gtpo_sync_on_cpu")
@@ -150,12 +159,16 @@ class GTPOTrainerOnCPU(GTPOTrainerSync):
     def get_llm_client(self):
         return TransformersClient(self.config)
 
+    def _setup(self):
+        super()._setup()
+        self.checkpoint_manager.update_weights = lambda global_steps: None  # no engine to hand weights to
+
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         fields = ["prompts", "responses", "response_mask", "rm_scores", "entropy", "old_log_probs", "advantages", "uid"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         rows = {name: [row.clone() for row in data[name].unbind()] for name in fields[:-1]}
         folder = Path(os.environ["GTPO_TEST_BATCHES"])
-        torch.save(rows | {"uid": [str(uid) for uid in data["uid"].tolist()]}, folder / f"step{self.global_steps}.pt")
+        torch.save(rows | {"uid": [str(uid) for uid in _objects(data, "uid")]}, folder / f"step{self.global_steps}.pt")
         return super()._update_actor(batch, metrics)
 
 

@@ -126,7 +126,7 @@ class GTPOTrainerSync(PPOTrainerSync):
             if not key.endswith("_0"):
                 raise ValueError(f"sample {key}: GTPO needs agent loops with one output per sample")
         data = self._read(batch, "uid", "responses", "response_mask", "rm_scores", "entropy", "extra_fields")
-        prompts = [str(uid) for uid in data["uid"].tolist()]
+        prompts = [str(uid) for uid in _objects(data, "uid")]
         nested_mask = data["response_mask"]
         padded = data.select("responses", "response_mask", "rm_scores", "entropy").to_padded_tensor(0)
         mask, ids = padded["response_mask"].bool(), padded["responses"]
@@ -167,12 +167,18 @@ class GTPOTrainerSync(PPOTrainerSync):
         return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields))
 
 
+def _objects(data: TensorDict, field: str) -> list[Any]:
+    """Return a field that holds no tensors, per row; storage backends hand it out as a stack, an array or a list."""
+    values = data[field]
+    return list(values.tolist() if hasattr(values, "tolist") else values)
+
+
 def _reward_infos(data: TensorDict) -> Iterator[Mapping[str, Any]]:
     """Yield what the reward function returned beside the score, per row; empty where it returned a number."""
     if "extra_fields" not in data:
         yield from [{}] * len(data)
         return
-    for fields in data["extra_fields"].tolist():
+    for fields in _objects(data, "extra_fields"):
         yield fields.get("reward_extra_info", {}) if isinstance(fields, Mapping) else {}
 
 
