@@ -166,7 +166,7 @@ def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict
         if trainer.ref_model is not None:
             reference = sum(p.numel() * p.element_size() for p in trainer.ref_model.parameters())
     trainer.remove_callback(PrinterCallback)
-    with contextlib.redirect_stderr(None):
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
         trainer.train()
     return {
         "seconds": meter.seconds[1:],

@@ -262,7 +262,8 @@ class HealthSection(Section):
 
     on_collapse: Literal["warn", "stop", "rollback"] = "warn"
     """Action when the run collapses: the format reward falls from its best while entropy rises above ln 2, or the
-    accuracy reward halves while entropy rises or vanishes, completions repeat across prompts or grow without end."""
+    accuracy reward halves while entropy rises or vanishes, completions repeat across prompts or grow without end, or it
+    falls to a quarter (docs/training.md)."""
     early_stop_patience: int | None = Field(None, ge=1)
     """Stop after this many steps without better smoothed accuracy: held-out where training.eval_steps is set, else the
     accuracy reward. Unset: never."""

@@ -4,7 +4,8 @@ All are running means over `smoothing_steps`. A run has collapsed if
 
     the format reward falls from its best while entropy rises past ln 2 (GTPO paper, figures 6 and 7), or
     the accuracy reward falls below half of its best and a symptom says how: entropy above ln 2 (its mean, or that of
-    most completions), entropy gone, one text for many prompts, or completions that grow without end.
+    most completions), entropy gone, one text for many prompts, or completions that grow without end; or
+    the accuracy reward falls below a quarter of its best: a policy can be wrong in perfect format.
 
 A loss that is not finite is collapse at once. Where the run validates, `best/` follows the held-out accuracy, and a
 training reward that stays at its best while the held-out accuracy falls is worth a warning.
@@ -25,7 +26,10 @@ FORMAT_DROP = 0.8
 """Collapse needs the smoothed format reward below this share of its best, or"""
 
 ACCURACY_DROP = 0.5
-"""the smoothed accuracy reward below this share of its best."""
+"""the smoothed accuracy reward below this share of its best and a symptom, or"""
+
+ACCURACY_LOST = 0.25
+"""below this share without one."""
 
 ENTROPY_GONE = 0.1
 """Entropy below this share of what it was at the best accuracy counts as gone."""
@@ -110,7 +114,7 @@ class Health:
             if value is not None and math.isfinite(value):
                 values.append(float(value))
         new_best = self._best(step, row)
-        return Verdict(self._collapse(step), new_best, self._patience(step), self._overfit(step, row))
+        return Verdict(self._collapse(step), new_best, self._patience(step, row), self._overfit(step, row))
 
     def _full(self, name: str) -> bool:
         return len(self.window[name]) == self.window[name].maxlen
@@ -139,10 +143,11 @@ class Health:
             self.best_accuracy = {name: mean for name, mean in means.items() if mean is not None}
         best = self.best_accuracy["reward/accuracy"]
         symptoms = list(_symptoms(self.best_accuracy, {n: m for n, m in means.items() if m is not None}))
-        if accuracy < ACCURACY_DROP * best and symptoms:
+        if accuracy < ACCURACY_DROP * best and (symptoms or accuracy < ACCURACY_LOST * best):
+            how = " and ".join(symptoms) or f"format is {form or 0:.2f} and entropy {entropy or 0:.2f} nats"
             yield (
                 f"at step {step} the accuracy reward (mean of {steps} steps) fell from {best:.2f} to {accuracy:.2f} "
-                f"while {' and '.join(symptoms)}"
+                f"while {how}"
             )
 
     def _best(self, step: int, row: Mapping[str, Any]) -> bool:
@@ -159,8 +164,10 @@ class Health:
             return True
         return False
 
-    def _patience(self, step: int) -> bool:
+    def _patience(self, step: int, row: Mapping[str, Any]) -> bool:
         patience = self.section.early_stop_patience
+        if self.validates and row.get(self.metric) is None:
+            return False  # nothing is known of this step
         return patience is not None and self.best_value is not None and step - self.best_step >= patience
 
     def _overfit(self, step: int, row: Mapping[str, Any]) -> str | None:

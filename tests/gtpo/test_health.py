@@ -107,11 +107,13 @@ def test_accuracy_that_halves_with_a_symptom_is_collapse_and_either_alone_is_not
         found = [health.observe(step, row(form=10.0) | WELL | changes).collapsed for step in range(8, 20)]
         return [text for text in found if text]
 
-    (text,) = verdicts(**{"reward/accuracy": 0.5}, **symptom)
+    (text,) = verdicts(**{"reward/accuracy": 2.0}, **symptom)
     assert said in text
     assert "the accuracy reward (mean of 3 steps) fell from 5.00 to" in text
-    assert verdicts(**{"reward/accuracy": 0.5}) == []
+    assert verdicts(**{"reward/accuracy": 2.0}) == []
     assert verdicts(**symptom) == []
+    (text,) = verdicts(**{"reward/accuracy": 0.5})
+    assert "while format is 10.00 and entropy 0.30 nats" in text, "lost altogether, it needs no symptom"
 
 
 def test_run_that_falls_again_after_a_rollback_is_said_again() -> None:
@@ -155,3 +157,12 @@ def test_best_follows_validations_alone_where_there_are_any() -> None:
     best = [s for s in range(1, 9) if health.observe(s, validated(rates[s]) if s in rates else row()).new_best]
     assert best == [4, 6]
     assert health.best_value == pytest.approx(0.45)
+
+
+def test_patience_that_runs_out_between_validations_waits_for_the_next() -> None:
+    health = Health(
+        HealthSection(smoothing_steps=2, smoothing_evaluations=1, early_stop_patience=1), "validation/pass@1"
+    )
+    rates = {1: 0.3, 5: 0.4, 9: 0.2}
+    verdicts = [health.observe(s, validated(rates[s]) if s in rates else row()) for s in range(1, 11)]
+    assert [step for step, verdict in enumerate(verdicts, start=1) if verdict.out_of_patience] == [9]
