@@ -570,3 +570,12 @@ def test_start_up_imports_nothing_heavy(home: Path) -> None:
         text=True,
     )
     assert ran.stderr.strip() == "set()"
+
+
+def test_times_and_commands_are_no_settings(tmp_path: Path) -> None:
+    """What says when and how fast a run went is not named as a difference that could move samples."""
+    write_eval(tmp_path / "one", wall_seconds=1.0, benchmark_seconds={"b1": 1.0}, command="gtpo eval one")
+    write_eval(tmp_path / "two", wall_seconds=2.0, benchmark_seconds={"b1": 2.0}, command="gtpo eval two")
+    out = gtpo("compare", tmp_path / "one", tmp_path / "two", cwd=tmp_path).stdout
+    assert "seconds" not in out
+    assert "gtpo eval" not in out
