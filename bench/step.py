@@ -40,7 +40,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.inputs.tiny import build_tokenizer
-from gtpo.run.session import quiet_libraries
+from gtpo.run.libraries import quiet_libraries
 from rewards.support.files import write_json
 
 GROUP = 8

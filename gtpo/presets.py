@@ -6,17 +6,34 @@ docs/method.md; a variant is `dataclasses.replace(PRESETS["gtpo"], gamma=0.01)`.
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass, replace
-from typing import Literal
+import operator
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args, get_type_hints
 
 LN2 = math.log(2.0)
 """The paper's entropy threshold in nats: the entropy of a fair choice between two tokens (Eq. 6)."""
 
 
+RANGES: dict[str, dict[str, float]] = {
+    "positive_advantage_weight": {"ge": 0},
+    "negative_advantage_weight": {"ge": 0},
+    "positive_weight": {"ge": 0},
+    "entropy_threshold": {"gt": 0},
+    "gamma": {"ge": 0},
+    "log_clamp": {"ge": 0, "lt": 1},
+}
+"""Bounds of the numbers among the fields of Objective, as pydantic names them."""
+_BOUNDS = {"ge": (">=", operator.ge), "gt": (">", operator.gt), "lt": ("<", operator.lt)}
+
+
 @dataclass(frozen=True)
 class Objective:
-    """Every switch of the objective; the defaults are the paper's GTPO."""
+    """Every switch of the objective; the defaults are the paper's GTPO.
+
+    Raises ValueError for a value of another type or outside its range (`RANGES`), naming the field.
+    """
 
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Centred advantages are divided by the sample standard deviation + 1e-4 of the rewards of the `group`, of all in
@@ -55,6 +72,38 @@ class Objective:
     """Drop groups whose rewards are all equal; otherwise the entropy term still moves them."""
     mask_truncated: bool = False
     """Leave completions that ended without EOS out of the loss."""
+
+    def __post_init__(self) -> None:
+        for name, expects in _expectations().items():
+            value = getattr(self, name)
+            if not _fits(value, expects, RANGES.get(name, {})):
+                raise ValueError(
+                    f"objective: {name} must be {_describe(expects, RANGES.get(name, {}))}; found {value!r}"
+                )
+
+
+@functools.cache
+def _expectations() -> dict[str, Any]:
+    """Return what each field of Objective may be: a type, or the values of a Literal."""
+    hints = get_type_hints(Objective)
+    return {entry.name: get_args(hints[entry.name]) or hints[entry.name] for entry in fields(Objective)}
+
+
+def _fits(value: Any, expects: Any, bounds: dict[str, float]) -> bool:
+    if expects is bool:
+        return isinstance(value, bool)
+    if isinstance(expects, tuple):
+        return value in expects
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return number and all(_BOUNDS[bound][1](value, limit) for bound, limit in bounds.items())
+
+
+def _describe(expects: Any, bounds: dict[str, float]) -> str:
+    if expects is bool:
+        return "True or False"
+    if isinstance(expects, tuple):
+        return "one of " + ", ".join(expects)
+    return "a number " + " and ".join(f"{_BOUNDS[bound][0]} {limit:g}" for bound, limit in bounds.items())
 
 
 _PAPER = Objective()

@@ -47,14 +47,11 @@ class Verdict(enum.StrEnum):
     """The gold is empty or beyond the limits: unscored, not wrong."""
 
 
-_STRICT = {"COPIED": Verdict.UNSIMPLIFIED, "UNEVALUATED": Verdict.UNSIMPLIFIED}
-_LENIENT = {"COPIED": Verdict.UNSIMPLIFIED, "UNEVALUATED": Verdict.CORRECT}
-"""What a worker finds beyond the verdicts: the scoring decides what it is worth."""
-
-
-def _verdict(finding: str, scoring: Scoring) -> Verdict:
-    table = _STRICT if scoring == "strict" else _LENIENT
-    return table[finding] if finding in table else Verdict(finding)
+_VERDICTS: dict[Scoring, dict[str, Verdict]] = {
+    "strict": {**{str(v): v for v in Verdict}, "COPIED": Verdict.UNSIMPLIFIED, "UNEVALUATED": Verdict.UNSIMPLIFIED},
+    "lenient": {**{str(v): v for v in Verdict}, "COPIED": Verdict.UNSIMPLIFIED, "UNEVALUATED": Verdict.CORRECT},
+}
+"""What a worker's finding is worth under each scoring: it finds more than the verdicts."""
 
 
 class AnswerClasses(NamedTuple):
@@ -220,7 +217,8 @@ class Verifier:
             for (prediction, gold), problem in zip(pairs, problems or [None] * len(pairs), strict=True)
         ]
         findings = self._find(dict.fromkeys(keys))
-        return [_verdict(findings[key], scoring) for key in keys]
+        verdicts = _VERDICTS[scoring]
+        return [verdicts[findings[key]] for key in keys]
 
     def _find(self, keys: Iterable[_Key]) -> dict[_Key, str]:
         """Return what each key comes to: from the cache, by exact arithmetic, or from the workers."""

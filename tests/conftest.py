@@ -31,6 +31,8 @@ def _missing(marker: str) -> str | None:
         return "verl is not installed here (make test-verl)"
     if marker == "vllm" and not installed("vllm"):
         return "vLLM is not installed here (make test-vllm)"
+    if marker == "docs" and not installed("mkdocs"):
+        return "the documentation's tools are not installed here (make docs)"
     if marker == "gpu":
         import torch
 
@@ -41,7 +43,7 @@ def _missing(marker: str) -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    reasons = {marker: _missing(marker) for marker in ("shared", "vllm", "verl", "gpu", "chromium")}
+    reasons = {marker: _missing(marker) for marker in ("shared", "vllm", "verl", "docs", "gpu", "chromium")}
     for item in items:
         for marker, reason in reasons.items():
             if reason and item.get_closest_marker(marker):

@@ -34,7 +34,7 @@ FLOORS = """
     rewards.equality.reading
     rewards.equality.arithmetic
     rewards.data
-    rewards.extract  rewards.format  rewards.completions
+    rewards.extract  rewards.format  rewards.completions  rewards.checks
     rewards.text
     rewards.support
 """
@@ -63,6 +63,7 @@ NEEDS_VERL = "gtpo.integrations.verl.trainer"
 # Declared, and not to be seen in an import statement.
 NOT_IMPORTED = {
     "bitsandbytes": "transformers loads it for 4-bit weights",
+    "deepspeed": "accelerate starts it for configs/accelerate/zero3.yaml",
     "cachetools": "verl imports it and does not declare it",
     "fastapi": "verl imports it and does not declare it",
     "safetensors": "transformers writes and reads weights with it",
@@ -236,7 +237,7 @@ class Declared:
         }
         self.base = {_normal(line) for line in project["dependencies"]}
         self.train = self.base | extras["train"]
-        self.everywhere = self.train.union(*(extras[name] for name in extras if name not in ("dev", "bench")))
+        self.everywhere = self.train.union(*(extras[name] for name in extras if name not in ("dev", "bench", "docs")))
         self.unbounded = [
             line
             for lines in (project["dependencies"], *project["optional-dependencies"].values())

@@ -6,6 +6,10 @@ import subprocess
 import sys
 from statistics import mean
 
+import pytest
+
+from rewards.loading import load_rewards
+
 
 def test_the_step_in_plain_torch_learns_the_sum(root):
     """The step itself checks its loss against `reference_loss`."""
@@ -15,3 +19,48 @@ def test_the_step_in_plain_torch_learns_the_sum(root):
     assert "the gate is on" in done.stdout
     rewards = [float(line.split()[4]) for line in done.stdout.splitlines() if line.startswith("step")]
     assert mean(rewards[:2]) < 14 < 16 < mean(rewards[-2:]), rewards
+
+
+def test_the_trl_script_trains(root, tmp_path):
+    command = [sys.executable, str(root / "examples/trl_script.py"), "--steps", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "step 1: reward" in done.stdout
+
+
+def test_own_reward_scores_and_says_what_it_cannot(root, monkeypatch):
+    monkeypatch.chdir(root / "examples")
+    function = load_rewards(["own_reward.brevity"], None).functions[0]
+    logged = {}
+    scores = function(["<answer>1</answer>", "no tags", "x"], answer=["1", "1", None], log_metric=logged.__setitem__)
+    assert scores == [pytest.approx(2.0, abs=0.05), 0.0, None]
+    assert logged == {"reward/brief": 0.5}
+
+
+@pytest.mark.parametrize("name", ["own_benchmark.yaml", "own_benchmark:times_tables"])
+def test_own_benchmarks_check(root, name):
+    command = [sys.executable, str(root / "cli.py"), "eval", "--check", name]
+    done = subprocess.run(command, cwd=root / "examples", capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    count = 4 if name.endswith("yaml") else 24
+    assert f"{count} of {count} golds verify against themselves" in done.stdout
+
+
+def test_recordings_are_scored_as_their_labels_say(root, tmp_path):
+    command = [sys.executable, str(root / "cli.py"), "eval", "--completions", str(root / "examples/recordings.jsonl")]
+    done = subprocess.run([*command, "--k", "3"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "labels agree on 9 of 9 (lenient)" in done.stdout
+
+
+@pytest.mark.docs
+def test_the_notebook_runs(root):
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(root / "examples/tour.ipynb", as_version=4)
+    assert all(not cell.get("outputs") for cell in notebook.cells), "commit it without outputs"
+    NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(root / "examples")}}).execute()
+    printed = "".join(part.get("text", "") for cell in notebook.cells for part in cell.get("outputs", []))
+    assert "kept False" in printed
+    assert "pass@1" in printed

@@ -10,8 +10,10 @@ Every other difference is exploratory: shown with its own 95 % interval and p-va
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -241,14 +243,24 @@ def scores(shared: Shared, method: str, column: Column) -> NDArray[np.float64]:
     ])  # fmt: skip
 
 
-def _table(shared: Shared, columns: list[Column], baseline: str | None, shown: list[Column]) -> Table:
+def _table(
+    shared: Shared,
+    columns: list[Column],
+    baseline: str | None,
+    shown: list[Column],
+    known: Mapping[tuple[str, Column], Cell] = MappingProxyType({}),
+) -> Table:
+    """Fill a table; `known`: cells of the same questions against another baseline, whose means are the same."""
     names, notes = list(shared.parts), list(shared.notes)
     if baseline is not None and baseline not in names:
         notes.append(f"no differences here: the baseline {baseline} was not evaluated on {shared.benchmark}")
         baseline = None
     elif len(names) < 2:
         baseline = None
-    cells = {(name, column): Cell(method_mean(scores(shared, name, column))) for name in names for column in columns}
+    cells = {
+        key: Cell(known[key].value if key in known else method_mean(scores(shared, *key)))
+        for key in itertools.product(names, columns)
+    }
     if baseline is not None:
         for name in names:
             if name != baseline:
@@ -273,7 +285,7 @@ def _table(shared: Shared, columns: list[Column], baseline: str | None, shown: l
 def rebased(comparison: Comparison, baseline: str, columns: Sequence[list[Column]]) -> list[Table]:
     """The tables against another baseline: columns[i] of table i, the primary ones corrected anew."""
     tables = [
-        replace(_table(table.shared, chosen, baseline, []), notes=table.notes)
+        replace(_table(table.shared, chosen, baseline, [], table.cells), notes=table.notes)
         for table, chosen in zip(comparison.tables, columns, strict=True)
     ]
     return _corrected(tables, comparison.metrics[0])

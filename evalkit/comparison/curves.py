@@ -22,7 +22,8 @@ def curves_over_k(table: Table) -> dict[str, dict[str, Points]]:
 
 
 def _point(table: Table, name: str, column: Column) -> tuple[float, float, float]:
-    found = method_mean(scores(table.shared, name, column))
+    cell = table.cells.get((name, column))
+    found = cell.value if cell else method_mean(scores(table.shared, name, column))
     return found.mean, found.low, found.high
 
 

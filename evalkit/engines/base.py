@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from rewards.support.errors import UserError
+
+WINDOW_S = 15.0
+"""The throughput that is shown is that of the last so many seconds."""
 
 
 class Prompt(NamedTuple):
@@ -65,6 +70,40 @@ class Generation(NamedTuple):
     """Why there is no completion: the sample is unscored, and the next call asks for it again."""
 
 
+class Throughput:
+    """What one worker has done; written by the engine, read by the progress."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.samples, self.tokens = name, 0, 0
+        self.state = ""
+        """Empty while it works; else what is the matter: `restarting`, `left out`."""
+        self._began = 0.0
+        self._recent: deque[tuple[float, int]] = deque()
+
+    def start(self) -> None:
+        """Begin to measure."""
+        self._began = time.monotonic()
+
+    def add(self, generations: Sequence[Generation]) -> None:
+        """Count completions."""
+        now, tokens = time.monotonic(), sum(g.tokens or 0 for g in generations)
+        self.samples += sum(g.error is None for g in generations)
+        self.tokens += tokens
+        self._recent.append((now, tokens))
+        while self._recent[0][0] < now - WINDOW_S:
+            self._recent.popleft()
+
+    def tokens_per_second(self) -> float:
+        """Return the rate of the last WINDOW_S seconds."""
+        now = time.monotonic()
+        recent = sum(tokens for moment, tokens in list(self._recent) if moment >= now - WINDOW_S)
+        return recent / max(1e-3, min(WINDOW_S, now - self._began))
+
+    def __str__(self) -> str:
+        state = self.state or f"{self.tokens_per_second():.0f} tokens/s"
+        return f"{self.name}: {self.samples} samples, {state}"
+
+
 class Engine(Protocol):
     """A source of completions. Created before sampling starts, closed after it."""
 
@@ -75,6 +114,9 @@ class Engine(Protocol):
 
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
         """Yield finished completions of every missing sample; what has been yielded may be stored at once."""
+
+    def throughput(self) -> Sequence[Throughput]:
+        """Return what each model copy or server has done so far; empty where there is one only."""
 
     def stop(self, grace_s: float) -> None:
         """Ask `generate` to end: begin nothing new, give up what is not finished after grace_s seconds.

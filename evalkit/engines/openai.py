@@ -1,42 +1,51 @@
-"""The openai engine: any server with OpenAI's chat completions (vLLM, SGLang, a cluster's endpoint).
+"""The openai engine: one or many servers with OpenAI's chat completions (vLLM, SGLang, a cluster's endpoint).
 
-One request per sample, each with the sample's seed, many in flight; a server that caches prefixes reads a prompt once.
-Requests that fail in a way that may pass are sent again with growing pauses. One that keeps failing while the server
-answers others costs its own sample alone, which is handed on with the error; a server that is gone, or that answers
-nothing any more, stops the engine, after what is in flight has had time to arrive. The key comes from the environment,
-goes into the request header and nowhere else.
+One request per sample, each with the sample's seed, many in flight; a question stays on one server, which reads its
+prompt once if it caches prefixes. Requests that fail in a way that may pass are sent again with growing pauses. One
+that keeps failing while the server answers others costs its own sample alone, which is handed on with the error. A
+server that is gone, silent, or answers nothing any more is left out: what it owes goes to the others, and it is asked
+again later. Without another server the engine stops, after what is in flight has had time to arrive. The key comes
+from the environment, goes into the request header and nowhere else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import os
 import queue
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
-from evalkit.engines.base import EngineStopped, Generation, Sampling, Task, sample_seed
-from evalkit.engines.model_ref import ModelRef, serve_command
-from evalkit.engines.openai_reply import Reply, RequestError, one_line, read_reply
-from rewards.support.errors import UserError, did_you_mean
+from evalkit.engines.base import EngineStopped, Generation, Sampling, Task, Throughput, sample_seed
+from evalkit.engines.dealing import Dealer
+from evalkit.engines.model_ref import ModelRef
+from evalkit.engines.openai_reply import RequestError, one_line
+from evalkit.engines.openai_server import (
+    CONNECT_S,
+    PROBE_S,
+    Server,
+    Unreachable,
+    api_key,
+    list_models,
+    owner_of,
+    refusal,
+    sampling_extras,
+    server_urls,
+)
+from rewards.support.errors import UserError
 from rewards.support.log import LOG
 from rewards.support.provenance import package_versions
 
 LONGEST_PAUSE_S = 20.0
-CONNECT_S = 10.0
-PROBE_S = 5.0
-"""A server that answers nothing at all within this time is gone."""
 
 ALL_FAILED = 16
-"""So many failures in a row (or as many as requests are in flight, if more) stop the engine."""
+"""So many failures in a row (or as many as requests are in flight, if more) say that a server answers nothing."""
 
 DRAIN_S = 30.0
 """When the engine stops by itself, requests in flight may still be answered for so long."""
@@ -44,24 +53,35 @@ DRAIN_S = 30.0
 STALL_S = 5.0
 """Without a byte for so long, the user is told; then after twice the time, and so on."""
 
-LONGEST_BODY = 64 * 2**20
-"""Bytes of one answer."""
+MOVES = 3
+"""A sample that fails for a reason that may pass is asked of so many other servers."""
 
-SHORTEST_KEY = 4
-"""Characters of a key that is taken out of what a server echoes."""
+SILENT_S = 15.0
+"""Where there are other servers, one that has sent nothing for so long is asked whether it is there, PROBES times."""
+
+PROBES = 3
+
+REJOIN_S = 10.0
+"""A server that was left out is asked again after so long, each time after twice as long, up to LONGEST_REJOIN_S."""
+
+LONGEST_REJOIN_S = 300.0
 
 GATHER_S = 0.5
 """Completions that arrive within this time are handed on together."""
 
 _TICK_S = 0.1
 
+_Request = tuple[Task, int]
+"""A question and the index of one of its samples."""
+
 
 class OpenAIEngine:
-    """Samples from a server at `base_url` (or OPENAI_BASE_URL), e.g. http://127.0.0.1:8000/v1.
+    """Samples from the servers at `base_urls` (or OPENAI_BASE_URL), e.g. http://127.0.0.1:8000/v1.
 
-    timeout_s: seconds without a byte after which a request counts as failed. retries: attempts after the first.
+    concurrency: most requests in flight at each. timeout_s: seconds without a byte after which a request counts as
+    failed. retries: attempts after the first.
 
-    Raises UserError where the server cannot be reached, refuses the key, or does not serve the model.
+    Raises UserError where no server can be reached, or one refuses the key or does not serve the model.
     """
 
     name = "openai"
@@ -71,87 +91,75 @@ class OpenAIEngine:
         ref: ModelRef,
         sampling: Sampling,
         *,
-        base_url: str | None = None,
+        base_urls: Sequence[str] = (),
         api_key_env: str = "OPENAI_API_KEY",
         concurrency: int = 64,
         timeout_s: float = 600.0,
         retries: int = 5,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        self.url, self.ref, self.sampling = server_url(ref, base_url, api_key_env), ref, sampling
-        self.concurrency, self.retries, self.key_name = concurrency, retries, api_key_env
+        self.ref, self.sampling, self.concurrency, self.retries = ref, sampling, concurrency, retries
         self._template = {"chat_template_kwargs": chat_template_kwargs} if chat_template_kwargs else {}
         self._key = api_key(api_key_env)
+        urls = server_urls(ref, base_urls, api_key_env)
+        timeout = httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s), pool=None)
+        most = concurrency * len(urls)
         self._options: dict[str, Any] = {
-            "headers": {"Authorization": f"Bearer {self._key}"} if self._key else {},
-            "timeout": httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s), pool=None),
-            "limits": httpx.Limits(max_connections=concurrency + 1, max_keepalive_connections=concurrency),
+            "headers": self._key.headers,
+            "timeout": timeout,
+            "limits": httpx.Limits(max_connections=most + len(urls), max_keepalive_connections=most),
         }
-        self._extra = self._sampling_extras(check_server(self.url, ref, self._key, api_key_env))
+        self.servers = {url: Server(url, self._key, timeout) for url in urls}
+        for url, listed in list_models(urls, self._key).items():
+            if isinstance(listed, Unreachable):
+                self.servers[url].out = str(listed)
+                LOG.warning("no server answers at %s (%s): left out, and asked again later", url, listed)
+            else:
+                self.servers[url].owner = owner_of(url, listed, ref)
         self._stop_at: float | None = None
         self._thread: threading.Thread | None = None
         self._results: queue.SimpleQueue[Generation | None] = queue.SimpleQueue()
         self._fatal: Exception | None = None
-        self._served = self._failed_in_a_row = 0
-        self._refused = True
-        """Whether every failure so far was a refusal of the request itself."""
-        self._in_flight: dict[int, list[float | None]] = {}
-        """Request number -> [when it was sent, when its first byte came]."""
-        self._numbers = itertools.count()
-        self._last_byte = time.monotonic()
-
-    def _sampling_extras(self, owner: str | None) -> dict[str, Any]:
-        """Return the sampling parameters beyond OpenAI's own.
-
-        vLLM and SGLang always get all of them: they otherwise fill in what the model's generation_config.json
-        recommends, and the same command would sample from another distribution than in process.
-        """
-        s = self.sampling
-        extras: dict[str, Any] = {
-            "top_k": s.top_k or -1, "min_p": s.min_p, "repetition_penalty": s.repetition_penalty
-        }  # fmt: skip
-        if owner not in ("vllm", "sglang"):
-            neutral = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-            extras = {key: value for key, value in extras.items() if value != neutral[key]}
-        return extras | ({"presence_penalty": s.presence_penalty} if s.presence_penalty else {})
 
     def describe(self) -> dict[str, Any]:
-        """Return name, the server's address and what it says of itself."""
-        versions = package_versions("httpx")
-        root = self.url.removesuffix("/v1")
-        with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):  # only vLLM and its like say
-            answer = httpx.get(f"{root}/version", headers=self._options["headers"], timeout=PROBE_S)
-            versions["server"] = one_line(str(answer.json()["version"]))
-        return {"name": self.name, "versions": versions, "hardware": None, "base_url": self.url}
+        """Return name, the servers' addresses and what they say of themselves."""
+        versions, said = package_versions("httpx"), dict[str, str]()
+        for server in self._in():
+            with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):  # only vLLM and its like say
+                root = server.url.removesuffix("/v1")
+                answer = httpx.get(f"{root}/version", headers=self._key.headers, timeout=PROBE_S)
+                said[server.url] = one_line(str(answer.json()["version"]))
+        if said:
+            versions["server"] = ", ".join(sorted(set(said.values())))
+        if len(set(said.values())) > 1:
+            LOG.warning("the servers run different versions: %s", ", ".join(f"{u} {v}" for u, v in said.items()))
+        return {"name": self.name, "versions": versions, "hardware": None, "base_urls": list(self.servers)}
+
+    def throughput(self) -> Sequence[Throughput]:
+        """Return what each of several servers has done."""
+        return [server.throughput for server in self.servers.values()] if len(self.servers) > 1 else ()
 
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
-        """Yield completions, and samples that failed, as they arrive. Raises EngineStopped once the server is gone."""
-        wanted = [(task, index) for task in tasks for index in task.missing]
-        self._stop_at, self._fatal, self._last_byte = None, None, time.monotonic()
-        self._thread = threading.Thread(target=self._run, args=(wanted,), name="openai", daemon=True)
+        """Yield completions, and samples that failed, as they arrive. Raises EngineStopped once no server is left."""
+        self._stop_at, self._fatal = None, None
+        for server in self.servers.values():
+            server.throughput.start()
+        self._thread = threading.Thread(target=self._run, args=(tasks,), name="openai", daemon=True)
         self._thread.start()
-        notice_after, ended = STALL_S, False
+        notice_after, ended = dict.fromkeys(self.servers, STALL_S), False
         while not ended:
             lot, ended = self._gather()
             if lot:
                 yield lot
-            idle = time.monotonic() - self._last_byte
-            if idle < STALL_S:
-                notice_after = STALL_S
-            elif idle > notice_after and self._in_flight:
-                notice_after *= 2
-                LOG.info(self._stalled(idle))
+            for url, server in self.servers.items():
+                if server.silent_s() < STALL_S:
+                    notice_after[url] = STALL_S
+                elif server.silent_s() > notice_after[url]:
+                    notice_after[url] *= 2
+                    LOG.info(server.stalled())
         self._thread.join()
         if self._fatal is not None:
             raise self._fatal
-
-    def _stalled(self, idle: float) -> str:
-        flight = list(self._in_flight.values())
-        waiting = [sent for sent, first in flight if first is None and sent is not None]
-        text = f"{self.url}: no byte for {idle:.0f} s; {len(flight)} requests in flight"
-        if waiting:
-            text += f", {len(waiting)} without a first byte for up to {time.monotonic() - min(waiting):.0f} s"
-        return text
 
     def _gather(self) -> tuple[list[Generation], bool]:
         """Return what arrives within GATHER_S of the first arrival, and whether that was the last."""
@@ -169,49 +177,83 @@ class OpenAIEngine:
             end = end or time.monotonic() + GATHER_S
             wait = end - time.monotonic()
 
+    def _in(self) -> list[Server]:
+        """Return the servers that get questions."""
+        return [server for server in self.servers.values() if server.out is None]
+
     # What follows runs in the engine's own thread, under asyncio.
 
-    def _run(self, wanted: list[tuple[Task, int]]) -> None:
+    def _run(self, tasks: Sequence[Task]) -> None:
         try:
-            asyncio.run(self._ask_all(wanted))
+            asyncio.run(self._ask_all(tasks))
         except Exception as error:  # a fault of ours: told to the caller
             self._fatal = error
         finally:
             self._results.put(None)
 
-    async def _ask_all(self, wanted: list[tuple[Task, int]]) -> None:
-        waiting = iter(wanted)
-        async with httpx.AsyncClient(**self._options) as client:
-            workers = [
-                asyncio.create_task(self._ask_in_turn(client, waiting))
-                for _ in range(min(self.concurrency, len(wanted)))
-            ]
-            pending: set[asyncio.Task[None]] = set(workers)
-            while pending:
-                done, pending = await asyncio.wait(pending, timeout=_TICK_S)
-                for worker in done:
-                    if not worker.cancelled() and (error := worker.exception()) is not None:
-                        self._halt(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+    async def _ask_all(self, tasks: Sequence[Task]) -> None:
+        self._dealer = Dealer(tasks)
+        self._open: dict[str, deque[_Request]] = {url: deque() for url in self.servers}
+        self._asking: dict[str, dict[asyncio.Task[None], _Request]] = {url: {} for url in self.servers}
+        self._watching: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        async with httpx.AsyncClient(**self._options) as self._client:
+            for server in self.servers.values():
+                if server.out is not None:
+                    self._watch(self._rejoin(server))
+            self._fill()
+            while self._dealer.left and (self._stop_at is None or any(self._asking.values())):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), _TICK_S)
+                self._changed.clear()
                 if self._stop_at is not None and time.monotonic() > self._stop_at:
-                    for worker in pending:
-                        worker.cancel()
+                    break
+                for server in self._in():
+                    if len(self.servers) > 1 and server.silent_s() > SILENT_S and server.probe_at < time.monotonic():
+                        server.probe_at = time.monotonic() + PROBES * (PROBE_S + SILENT_S)
+                        self._watch(self._probe(server))
+            running = [*self._watching, *(task for asking in self._asking.values() for task in asking)]
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
-    async def _ask_in_turn(self, client: httpx.AsyncClient, waiting: Iterator[tuple[Task, int]]) -> None:
-        for task, index in waiting:
-            if self._stop_at is not None:
-                return
-            generation = await self._complete(client, task, index)
-            if generation is not None:
-                self._results.put(generation)
+    def _watch(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run something beside the requests."""
+        task = asyncio.create_task(coroutine)
+        self._watching.add(task)
+        task.add_done_callback(self._watched)
 
-    def _halt(self, error: Exception) -> None:
-        """Stop by itself; the first reason counts."""
-        if self._fatal is None:
-            self._fatal = error
-            self.stop(DRAIN_S)
+    def _watched(self, task: asyncio.Task[None]) -> None:
+        self._watching.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._halt(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
-    async def _complete(self, client: httpx.AsyncClient, task: Task, index: int) -> Generation | None:
-        """Return one sample, completed or failed; None where the engine stops before either is known."""
+    def _fill(self) -> None:
+        """Deal questions to servers that have room, and send requests up to `concurrency` for each."""
+        while self._stop_at is None and (
+            dealt := self._dealer.deal({server.url: self.concurrency for server in self._in()})
+        ):
+            self._open[dealt.worker].extend((dealt.task, index) for index in dealt.task.missing)
+            self._send(dealt.worker)
+
+    def _send(self, url: str) -> None:
+        requests, asking = self._open[url], self._asking[url]
+        while requests and len(asking) < self.concurrency and self._stop_at is None:
+            request = requests.popleft()
+            task = asyncio.create_task(self._ask(self.servers[url], *request))
+            asking[task] = request
+            task.add_done_callback(lambda done, url=url: self._asked(url, done))  # type: ignore[misc]
+
+    def _asked(self, url: str, task: asyncio.Task[None]) -> None:
+        self._asking[url].pop(task, None)
+        self._watched(task)
+        self._send(url)
+        self._fill()
+        if not self._dealer.left or self._stop_at is not None:
+            self._changed.set()
+
+    async def _ask(self, server: Server, task: Task, index: int) -> None:
+        """Ask for one sample until it is there, has failed, or the server is left out."""
         seed = sample_seed(self.sampling.seed, task.benchmark, task.question_id, index)
         payload = {
             "model": self.ref.served_name,
@@ -220,29 +262,41 @@ class OpenAIEngine:
             "top_p": self.sampling.top_p,
             "max_tokens": self.sampling.max_tokens,
             "seed": seed,
-            **self._extra,
+            **sampling_extras(self.sampling, server.owner),
             **self._template,
         }
         for attempt in range(self.retries + 1):
             try:
-                reply = await self._post(client, payload)
+                reply = await server.post(self._client, payload)
             except RequestError as error:
                 last = error
                 if not error.passing or attempt == self.retries:
                     break
+                if error.lost and len(self._in()) > 1 and await server.models(self._client) is None:
+                    break  # the other servers need not wait for this one
                 pause = min(LONGEST_PAUSE_S, 0.5 * 2**attempt) * random.uniform(0.75, 1.25)
                 if await self._stopped_within(max(pause, error.pause_s)):
-                    return None
+                    return
                 continue
-            self._served += 1
-            self._failed_in_a_row = 0
-            text = self._redact(reply.text)
-            return Generation(task.benchmark, task.question_id, index, text, reply.tokens, reply.finish_reason, seed)
+            server.served += 1
+            server.failed_in_a_row = 0
+            text = self._key.redact(reply.text)
+            self._settle(
+                server,
+                Generation(task.benchmark, task.question_id, index, text, reply.tokens, reply.finish_reason, seed),
+            )
+            return
         if self._stop_at is not None and last.passing:
-            return None
-        if await self._judge(client, last):
-            return None
-        return Generation(task.benchmark, task.question_id, index, "", None, None, seed, self._redact(str(last)))
+            return
+        text = self._key.redact(str(last))
+        failed = Generation(task.benchmark, task.question_id, index, "", None, None, seed, text)
+        await self._judge(server, last, failed, attempt + 1)
+
+    def _settle(self, server: Server, generation: Generation) -> None:
+        """Hand on a sample, completed or failed."""
+        if self._dealer.settle(server.url, (generation.benchmark, generation.question_id, generation.sample_index)):
+            server.throughput.add([generation])
+            self._results.put(generation)
 
     async def _stopped_within(self, seconds: float) -> bool:
         end = time.monotonic() + seconds
@@ -250,67 +304,79 @@ class OpenAIEngine:
             await asyncio.sleep(min(_TICK_S, max(0.0, end - time.monotonic())))
         return self._stop_at is not None
 
-    async def _judge(self, client: httpx.AsyncClient, error: RequestError) -> bool:
-        """Return whether a request's last error says that the server is gone; then the engine stops."""
-        text = self._redact(str(error))
-        if self._served == 0 and error.status in (401, 404):
-            self._halt(UserError(_refusal(self.url, self.key_name, error.status, text)))
-            return True
-        attempts = f"gave no answer in {self.retries + 1} attempts"
-        if error.status == 401:
-            self._halt(EngineStopped(f"the server at {self.url} refuses the key now ({text})"))
-            return True
-        if error.lost and not await self._alive(client):
-            self._halt(EngineStopped(f"the server at {self.url} {attempts} ({text})"))
-            return True
-        self._failed_in_a_row += 1
-        self._refused &= error.status is not None and not error.passing
-        if self._failed_in_a_row >= max(ALL_FAILED, self.concurrency):
-            if self._served == 0 and self._refused:
-                self._halt(UserError(f"{self.url} refuses every request ({text})"))
-            else:
-                self._halt(EngineStopped(f"{self._failed_in_a_row} requests in a row failed at {self.url} ({text})"))
-        return False
+    async def _judge(self, server: Server, error: RequestError, failed: Generation, attempts: int) -> None:
+        """Decide from a request's last error: its sample has failed, belongs elsewhere, or the server is gone."""
+        url, text = server.url, failed.error or ""
+        if server.served == 0 and error.status in (401, 404):
+            self._halt(UserError(refusal(url, self._key.variable, error.status, text)))
+        elif error.status == 401:
+            self._leave_out(server, EngineStopped(f"the server at {url} refuses the key now ({text})"))
+        elif error.lost and await server.models(self._client) is None:
+            times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
+            self._leave_out(server, EngineStopped(f"the server at {url} gave no answer in {times} ({text})"))
+        else:
+            server.failed_in_a_row += 1
+            server.refused &= error.status is not None and not error.passing
+            key = (failed.benchmark, failed.question_id, failed.sample_index)
+            # Another server may have better luck with it.
+            if not (error.passing and len(self._in()) > 1 and self._dealer.move(url, key, MOVES)):
+                self._settle(server, failed)
+            if server.failed_in_a_row >= max(ALL_FAILED, self.concurrency):
+                if server.served == 0 and server.refused:
+                    self._halt(UserError(f"{url} refuses every request ({text})"))
+                else:
+                    reason = f"{server.failed_in_a_row} requests in a row failed at {url} ({text})"
+                    self._leave_out(server, EngineStopped(reason))
 
-    async def _alive(self, client: httpx.AsyncClient) -> bool:
-        """Whether anything answers at the server's address."""
-        try:
-            return (await client.get(f"{self.url}/models", timeout=PROBE_S)).status_code < 500
-        except httpx.HTTPError:
-            return False
+    def _halt(self, error: Exception) -> None:
+        """Stop by itself; the first reason counts."""
+        if self._fatal is None:
+            self._fatal = error
+            self.stop(DRAIN_S)
 
-    async def _post(self, client: httpx.AsyncClient, payload: dict[str, Any]) -> Reply:
-        """Send one request and read its answer. Raises RequestError."""
-        number = next(self._numbers)
-        flight: list[float | None] = [time.monotonic(), None]
-        self._in_flight[number] = flight
-        try:
-            async with client.stream("POST", f"{self.url}/chat/completions", json=payload) as response:
-                body = bytearray()
-                async for part in response.aiter_bytes():
-                    self._last_byte = time.monotonic()
-                    flight[1] = flight[1] or self._last_byte
-                    body += part
-                    if len(body) > LONGEST_BODY:
-                        raise RequestError(f"an answer of more than {LONGEST_BODY >> 20} MiB")
-            self._last_byte = time.monotonic()
-            return read_reply(response.status_code, response.headers, self._redacted(bytes(body)))
-        except httpx.TimeoutException as error:
-            what = "no connection" if isinstance(error, httpx.ConnectTimeout) else "no byte"
-            seconds = self._options["timeout"].connect if what == "no connection" else self._options["timeout"].read
-            raise RequestError(f"{what} within {seconds:g} s (--timeout)", passing=True, lost=True) from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            text = one_line(f"{type(error).__name__}: {error}")
-            raise RequestError(text, passing=True, lost=True) from None
-        finally:
-            del self._in_flight[number]
+    def _leave_out(self, server: Server, why: EngineStopped) -> None:
+        """Deal what a server owes to the others and ask it again later; without others the engine stops."""
+        if server.out is not None:
+            return
+        if len(self._in()) == 1:
+            lost = [f"{other.url}: {other.out}" for other in self.servers.values() if other.out is not None]
+            self._halt(EngineStopped("; ".join([str(why), *lost])))
+            return
+        server.out, server.throughput.state = str(why), "left out"
+        server.failed_in_a_row = 0
+        me = asyncio.current_task()
+        for task in self._asking[server.url]:
+            if task is not me:
+                task.cancel()
+        self._asking[server.url].clear()
+        self._open[server.url].clear()
+        again = self._dealer.give_back(server.url)
+        LOG.warning("%s: left out, and asked again later; %d samples go to the other servers", why, again)
+        self._watch(self._rejoin(server))
+        self._fill()
 
-    def _redact(self, text: str) -> str:
-        """Take the key out of what a server echoes."""
-        return text.replace(self._key, "***") if len(self._key) >= SHORTEST_KEY else text
+    async def _probe(self, server: Server) -> None:
+        """Leave a silent server out unless it says that it is there."""
+        for _ in range(PROBES):
+            if await server.models(self._client) is not None or server.silent_s() < SILENT_S:
+                return
+            await asyncio.sleep(_TICK_S)
+        silent = server.silent_s()
+        self._leave_out(server, EngineStopped(f"the server at {server.url} has sent nothing for {silent:.0f} s"))
 
-    def _redacted(self, body: bytes) -> bytes:
-        return body.replace(self._key.encode(), b"***") if len(self._key) >= SHORTEST_KEY else body
+    async def _rejoin(self, server: Server) -> None:
+        """Give a server questions again once it serves the model."""
+        while True:
+            await asyncio.sleep(min(LONGEST_REJOIN_S, REJOIN_S * 2**server.times_out))
+            server.times_out += 1
+            listed = await server.models(self._client)
+            with contextlib.suppress(UserError):
+                if listed is not None:
+                    server.owner = owner_of(server.url, listed, self.ref)
+                    break
+        server.out, server.throughput.state = None, ""
+        LOG.info("%s answers again and gets questions", server.url)
+        self._fill()
 
     def stop(self, grace_s: float) -> None:
         """Send nothing new; requests in flight may be answered for grace_s more seconds."""
@@ -322,73 +388,3 @@ class OpenAIEngine:
         self.stop(0.0)
         if self._thread is not None:
             self._thread.join(timeout=2.0)
-
-
-def api_key(variable: str) -> str:
-    """Return the API key in an environment variable, empty without one. UserError where it fits no HTTP header."""
-    key = os.environ.get(variable, "").strip()
-    if not (key.isascii() and key.isprintable()):
-        raise UserError(f"the key in {variable} has characters that no HTTP header can carry")
-    return key
-
-
-def server_url(ref: ModelRef, given: str | None, key_name: str) -> str:
-    """Return the server's base URL, checked. UserError says what is wrong with it."""
-    url = given or os.environ.get("OPENAI_BASE_URL")
-    if not url:
-        command = serve_command(ref)
-        start = f". The server for this run: {command}" if command else ""
-        raise UserError(f"--engine openai needs --base-url (or OPENAI_BASE_URL), e.g. http://127.0.0.1:8000/v1{start}")
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UserError("--base-url must start with http:// or https://, e.g. http://127.0.0.1:8000/v1")
-    if parts.username or parts.password or parts.query:
-        raise UserError(f"--base-url must hold no credentials: put the key in the environment variable {key_name}")
-    return url.rstrip("/")
-
-
-def _listed(url: str, key: str, key_name: str) -> list[dict[str, Any]]:
-    """Return what the server lists under /models; empty where it does not. UserError where it cannot be reached."""
-    try:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        response = httpx.get(f"{url}/models", headers=headers, timeout=httpx.Timeout(30.0, connect=CONNECT_S))
-    except httpx.HTTPError as error:
-        raise UserError(f"no server answers at {url} ({type(error).__name__}: {one_line(str(error))})") from None
-    if response.status_code in (401, 403):
-        raise UserError(_refusal(url, key_name, response.status_code, ""))
-    try:
-        listed = response.json()["data"] if response.status_code == 200 else []
-        return [entry for entry in listed if isinstance(entry, dict) and "id" in entry]
-    except (ValueError, KeyError, TypeError):
-        return []  # not every server lists its models
-
-
-def check_server(url: str, ref: ModelRef, key: str, key_name: str) -> str | None:
-    """Return who made the server (`vllm`, ...), if it says so. UserError where it does not serve the model."""
-    listed = _listed(url, key, key_name)
-    served = [str(entry["id"]) for entry in listed]
-    if served and ref.served_name not in served:
-        command = serve_command(ref)
-        start = f". For this run start it with: {command}" if command else ""
-        raise UserError(
-            f'{url} does not serve "{ref.served_name}".{did_you_mean(ref.served_name, served)} '
-            f"It serves: {', '.join(map(one_line, served[:8]))}{start}"
-        )
-    owners = [str(entry.get("owned_by")) for entry in listed if entry["id"] == ref.served_name]
-    return owners[0] if owners else None
-
-
-def served_context(ref: ModelRef, base_url: str | None, key_name: str) -> int | None:
-    """Return the tokens that the served model takes, as vLLM lists it; None where the server does not say."""
-    url = server_url(ref, base_url, key_name)
-    for entry in _listed(url, api_key(key_name), key_name):
-        if entry["id"] == ref.served_name and isinstance(entry.get("max_model_len"), int):
-            return int(entry["max_model_len"])
-    return None
-
-
-def _refusal(url: str, key_name: str, status: int, text: str) -> str:
-    if status in (401, 403):
-        state = "the key in" if os.environ.get(key_name) else "a request without a key; set"
-        return f"{url} refuses {state} {key_name} (HTTP {status})"
-    return f"{url}/chat/completions is not there ({text})"

@@ -305,6 +305,10 @@ class TransformersEngine:
         table, ends_at = written.cpu().tolist(), lengths.cpu().tolist()
         return [row[:length] for row, length in zip(table, ends_at, strict=True)]
 
+    def throughput(self) -> tuple[()]:
+        """Return nothing: there is one copy."""
+        return ()
+
     def stop(self, grace_s: float) -> None:
         """Give up the batch at its next token: it is sampled whole or not at all."""
         self._stopped = True

@@ -2,11 +2,12 @@
 
 Up to BLOCK samples of a question share a request and, through the prefix cache, one prefill; vLLM gives sample i of a
 request the seed of the request plus i, which is the sample's own (`base.sample_seed`). A LoRA adapter is applied as
-such. `data_parallel_size` copies of the model run in processes of their own, each with its share of the GPUs.
+such.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from evalkit.engines.base import EngineStopped, Generation, Sampling, Task, samp
 from evalkit.engines.model_ref import ModelRef, adapter_rank, lora_rank_slot
 from rewards.support.errors import UserError
 from rewards.support.provenance import package_versions
+from rewards.support.vllm_environment import quiet_vllm
 
 BLOCK = 16
 """Most samples in one request: a request is handed on when its last sample is done."""
@@ -25,13 +27,16 @@ IN_FLIGHT = 16_384
 """Samples that vLLM knows of at a time: more than it runs at once, few enough to cost no memory."""
 
 
-def quiet_environment(on_cpu: bool) -> None:
-    """Set what vLLM reads from the environment, unless the user has: no usage reports, few log lines."""
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    if on_cpu:
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+def check_batch_invariant() -> None:
+    """Raise UserError where vLLM's batch-invariant mode cannot run: it needs a recent NVIDIA GPU."""
+    import torch
+
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
+        found = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+        raise UserError(
+            "--deterministic: vLLM's batch-invariant mode needs an NVIDIA GPU of compute capability 9.0 or more, "
+            f"found {found}; --engine transformers is deterministic anywhere"
+        )
 
 
 def requests(tasks: Sequence[Task]) -> Iterator[tuple[Task, int, int]]:
@@ -69,7 +74,7 @@ class VLLMEngine:
         on_cpu = not torch.cuda.is_available()
         if deterministic:
             os.environ["VLLM_BATCH_INVARIANT"] = "1"  # before vLLM is imported
-        quiet_environment(on_cpu)
+        quiet_vllm(on_cpu=on_cpu)
         from vllm import EngineArgs, LLMEngine
 
         self.ref, self.sampling = ref, sampling
@@ -89,6 +94,8 @@ class VLLMEngine:
             "trust_remote_code": trust_remote_code,
             "seed": 0,
         }
+        if tensor_parallel_size > 1:
+            arguments["distributed_executor_backend"] = "mp"  # also inside a Ray actor, which holds all of its GPUs
         if on_cpu:
             # A seeded request whose prefill is cut in chunks fails there: "CPU Generator does not use offset".
             arguments |= {
@@ -105,9 +112,14 @@ class VLLMEngine:
             }
         try:
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
-        except (OSError, ValueError, RuntimeError, AssertionError) as error:
+        except (OSError, ValueError, RuntimeError, AssertionError, MemoryError) as error:
             raise UserError(f"vLLM does not start with {ref.source}: {' '.join(str(error).split())[:400]}") from error
         self._stop_at: float | None = None
+        self._waiting: deque[tuple[Task, int, int]] = deque()
+        self._known: dict[str, tuple[Task, int, int]] = {}
+        """Request -> question, first sample and its seed."""
+        self._in_flight = 0
+        self._numbers = itertools.count()
         self._adapter: Any = None
         if ref.adapter is not None:
             from vllm.lora.request import LoRARequest
@@ -126,54 +138,79 @@ class VLLMEngine:
 
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
         """Yield completions step by step."""
+        self._stop_at = None
+        self._waiting.clear()
+        self.submit(tasks)
+        while self._known or (self._waiting and self._stop_at is None):
+            if self._stop_at is not None and time.monotonic() > self._stop_at:
+                self._engine.abort_request(list(self._known))
+                self._forget()
+                return
+            if finished := self.step():
+                yield finished
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        """Take on more questions; `step` works on them."""
+        self._waiting.extend(requests(tasks))
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._in_flight = 0
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether there is something to do for `step`."""
+        return bool(self._known or self._waiting)
+
+    @property
+    def batch(self) -> int:
+        """Samples that vLLM runs at once."""
+        return int(self._engine.vllm_config.scheduler_config.max_num_seqs)
+
+    def step(self) -> list[Generation]:
+        """Do one step of vLLM; return the completions of the requests that it finished."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            while self._waiting and self._in_flight < IN_FLIGHT and self._stop_at is None:
+                self._add(*self._waiting.popleft())
+            finished: list[Generation] = []
+            for output in self._engine.step():
+                if output.finished:
+                    task, first, seed = self._known.pop(output.request_id)
+                    finished += [self._generation(task, first, seed, sample) for sample in output.outputs]
+                    self._in_flight -= len(output.outputs)
+            return finished
+        except EngineDeadError as error:
+            if self._stop_at is not None:  # Ctrl-C reaches vLLM's own processes too
+                self._forget()
+                return []
+            raise EngineStopped(f"vLLM died: {error}") from None
+
+    def _add(self, task: Task, first: int, count: int) -> None:
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
-        from vllm.v1.engine.exceptions import EngineDeadError
 
-        waiting = deque(requests(tasks))
-        known: dict[str, tuple[Task, int, int]] = {}
-        in_flight = 0
-        number = 0
-        self._stop_at = None
         s = self.sampling
-        try:
-            while in_flight or (waiting and self._stop_at is None):
-                if self._stop_at is not None and time.monotonic() > self._stop_at:
-                    self._engine.abort_request(list(known))
-                    return
-                while waiting and in_flight < IN_FLIGHT and self._stop_at is None:
-                    task, first, count = waiting.popleft()
-                    seed = sample_seed(s.seed, task.benchmark, task.question_id, first)
-                    params = SamplingParams(
-                        n=count,
-                        seed=seed,
-                        temperature=s.temperature,
-                        top_p=s.top_p,
-                        top_k=s.top_k,
-                        min_p=s.min_p,
-                        presence_penalty=s.presence_penalty,
-                        repetition_penalty=s.repetition_penalty,
-                        max_tokens=s.max_tokens,
-                        output_kind=RequestOutputKind.FINAL_ONLY,
-                    )
-                    prompt = TokensPrompt(prompt_token_ids=task.prompt.ids or [])
-                    self._engine.add_request(str(number), prompt, params, lora_request=self._adapter)
-                    known[str(number)] = (task, first, seed)
-                    number += 1
-                    in_flight += count
-                finished: list[Generation] = []
-                for output in self._engine.step():
-                    if output.finished:
-                        task, first, seed = known.pop(output.request_id)
-                        finished += [self._generation(task, first, seed, sample) for sample in output.outputs]
-                        in_flight -= len(output.outputs)
-                if finished:
-                    yield finished
-        except EngineDeadError as error:
-            if self._stop_at is not None:  # Ctrl-C reaches vLLM's own processes too
-                return
-            raise EngineStopped(f"vLLM died: {error}") from None
+        seed = sample_seed(s.seed, task.benchmark, task.question_id, first)
+        params = SamplingParams(
+            n=count,
+            seed=seed,
+            temperature=s.temperature,
+            top_p=s.top_p,
+            top_k=s.top_k,
+            min_p=s.min_p,
+            presence_penalty=s.presence_penalty,
+            repetition_penalty=s.repetition_penalty,
+            max_tokens=s.max_tokens,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        prompt = TokensPrompt(prompt_token_ids=task.prompt.ids or [])
+        number = str(next(self._numbers))
+        self._engine.add_request(number, prompt, params, lora_request=self._adapter)
+        self._known[number] = (task, first, seed)
+        self._in_flight += count
 
     @staticmethod
     def _generation(task: Task, first: int, seed: int, sample: Any) -> Generation:
@@ -182,6 +219,10 @@ class VLLMEngine:
         return Generation(
             task.benchmark, task.question_id, first + index, sample.text, len(sample.token_ids), reason, seed + index
         )
+
+    def throughput(self) -> tuple[()]:
+        """Return nothing: there is one copy."""
+        return ()
 
     def stop(self, grace_s: float) -> None:
         """Add no request; those that vLLM knows of may go on for grace_s more seconds."""

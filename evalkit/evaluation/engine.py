@@ -12,10 +12,16 @@ from rewards.support.packages import installed, require
 
 
 def choose_engine(settings: EvalSettings) -> str:
-    """Return the engine asked for; with `auto`, vllm where it is installed and there is a GPU, else transformers."""
-    if settings.engine == "vllm":
-        require("--engine vllm", "vllm", extra="vllm")
-    if settings.engine in ("vllm", "openai"):
+    """Return what samples; with `auto`, vllm where it is installed and there is a GPU, else transformers.
+
+    `ray` is vllm in several processes: its samples are of one kind with those of one process.
+    """
+    if settings.on_ray:
+        require("--engine ray" if settings.engine == "ray" else "--data-parallel-size", "ray", extra="ray")
+    if settings.engine in ("vllm", "ray"):
+        require(f"--engine {settings.engine}", "vllm", extra="vllm")
+        return "vllm"
+    if settings.engine == "openai":
         return settings.engine
     require("gtpo eval MODEL", "torch", "transformers", extra="train")
     if settings.engine == "auto" and installed("vllm"):
@@ -26,22 +32,17 @@ def choose_engine(settings: EvalSettings) -> str:
     return "transformers"
 
 
-def check_deterministic(engine: str) -> None:
+def check_deterministic(settings: EvalSettings, engine: str) -> None:
     """Raise UserError where --deterministic cannot be had from this engine."""
     if engine == "openai":
         raise UserError(
             "--deterministic is for the server to keep: start vLLM's with VLLM_BATCH_INVARIANT=1, and leave the flag "
             "out here"
         )
-    if engine == "vllm":
-        import torch
+    if engine == "vllm" and not settings.on_ray:  # on Ray each copy checks the GPU that it has
+        from evalkit.engines.vllm import check_batch_invariant
 
-        if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
-            found = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-            raise UserError(
-                "--deterministic: vLLM's batch-invariant mode needs an NVIDIA GPU of compute capability 9.0 or more, "
-                f"found {found}; --engine transformers is deterministic anywhere"
-            )
+        check_batch_invariant()
 
 
 def make_engine(
@@ -55,7 +56,7 @@ def make_engine(
         return OpenAIEngine(
             ref,
             sampling,
-            base_url=settings.base_url,
+            base_urls=settings.base_url or (),
             api_key_env=settings.api_key_env,
             concurrency=settings.concurrency,
             timeout_s=settings.timeout,
@@ -63,9 +64,6 @@ def make_engine(
             chat_template_kwargs=settings.template_kwargs(),
         )
     if name == "vllm":
-        from evalkit.engines.parallel import DataParallelEngine
-        from evalkit.engines.vllm import VLLMEngine
-
         options: dict[str, Any] = {
             "dtype": settings.dtype,
             "tensor_parallel_size": settings.tensor_parallel_size,
@@ -73,8 +71,14 @@ def make_engine(
             "trust_remote_code": settings.trust_remote_code,
             "deterministic": settings.deterministic,
         }
-        if settings.data_parallel_size > 1:
-            return DataParallelEngine(settings.data_parallel_size, ref, sampling, longest_prompt, **options)
+        if settings.on_ray:
+            from evalkit.engines.ray import RayEngine
+
+            return RayEngine(
+                settings.data_parallel_size, ref, sampling, longest_prompt, address=settings.ray_address, **options
+            )
+        from evalkit.engines.vllm import VLLMEngine
+
         return VLLMEngine(ref, sampling, longest_prompt, **options)
     from evalkit.engines.local import load_tokenizer
     from evalkit.engines.transformers import TransformersEngine

@@ -131,6 +131,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                 ):
                     folder.drop_failed({key for key in failed if key[:2] in plan.prompts and key[2] < settings.n})
                     start_progress(session, have, dict.fromkeys(plan.prompts, settings.n))
+                    session.progress.watch(source.throughput)
                     votes = _sample(session, tasks, source)
             elif old is not None:
                 record.engine = old.engine
@@ -166,15 +167,15 @@ def plan_evaluation(settings: EvalSettings, verifier: Verifier, engine: str) -> 
     }  # fmt: skip
     template_kwargs = settings.template_kwargs()
     if settings.deterministic:
-        check_deterministic(engine)
+        check_deterministic(settings, engine)
     from evalkit.engines import local
 
     recommended = local.recommended_sampling(ref) if settings.sampling == "model" else {}
     if engine == "openai":
-        from evalkit.engines.openai import served_context
+        from evalkit.engines.openai_server import served_context
 
         prompts = {key: Prompt(conversation) for key, conversation in messages.items()}
-        template_hash, context = None, served_context(ref, settings.base_url, settings.api_key_env)
+        template_hash, context = None, served_context(ref, settings.base_url or (), settings.api_key_env)
     else:
         config = local.load_config(ref, trust_remote_code=settings.trust_remote_code)
         local.check_adapter(ref, config)
@@ -283,6 +284,7 @@ def _sample(session: EvalSession, tasks: list[Task], engine: Engine) -> Mapping[
             pipeline.cut_short()
             raise Incomplete("stopped", interrupted=True)
         pipeline.close()
+    session.progress.tell_throughput()
     record.benchmark_seconds |= {
         name: round(record.benchmark_seconds.get(name, 0.0) + seconds, 2)
         for name, seconds in session.progress.seconds().items()

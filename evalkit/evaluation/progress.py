@@ -6,10 +6,11 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evalkit.engines.base import Throughput
 from rewards.extract import Scoring
 from rewards.support.log import LOG, stderr_console
 from rewards.verify import Verdict
@@ -56,6 +57,7 @@ class Progress:
         self._live: Any = None
         self._last_line = time.monotonic()
         self._started = self._latest = time.monotonic()
+        self._throughput: Callable[[], Sequence[Throughput]] = tuple
 
     def __enter__(self) -> Progress:
         if LOG.isEnabledFor(logging.INFO) and sys.stderr.isatty():
@@ -79,7 +81,11 @@ class Progress:
     def start(self) -> None:
         """Start the clock: the engine is ready."""
         with self._lock:
-            self._started = self._latest = time.monotonic()
+            self._started = self._latest = self._last_line = time.monotonic()
+
+    def watch(self, throughput: Callable[[], Sequence[Throughput]]) -> None:
+        """Show also what each of an engine's copies or servers does."""
+        self._throughput = throughput
 
     def seconds(self) -> dict[str, float]:
         """Return benchmark -> time in which its samples arrived, of those that had any."""
@@ -105,7 +111,14 @@ class Progress:
             self._latest = now
         if self._live is None and time.monotonic() - self._last_line > LINE_EVERY_S:
             self._last_line = time.monotonic()
-            LOG.info(", ".join(self._line(name, c) for name, c in self._counts.items() if c.scored_now))
+            if lines := [self._line(name, c) for name, c in self._counts.items() if c.scored_now]:
+                LOG.info(", ".join(lines))
+            self.tell_throughput()
+
+    def tell_throughput(self) -> None:
+        """Say what each copy or server has done, where there are several."""
+        if copies := self._throughput():
+            LOG.info("  %s", "; ".join(map(str, copies)))
 
     def _remaining(self) -> float | None:
         """Seconds left for all benchmarks together, by the rate so far."""
@@ -124,6 +137,7 @@ class Progress:
         )
 
     def _table(self) -> Any:
+        from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
@@ -141,4 +155,4 @@ class Progress:
                     f"{c.tokens_now / c.seconds:.0f}" if c.scored_now else "",
                     duration(remaining) if remaining is not None and c.done < c.total else "",
                 )
-            return table
+            return Group(table, *(f"  {copy}" for copy in self._throughput()))

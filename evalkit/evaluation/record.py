@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,8 +95,7 @@ def merge_previous(session: EvalSession, old: EvalRecord) -> None:
     if changed:
         LOG.warning("the rules of scoring have changed: the stored completions are verified again")
     stored = {(name, p.id): p for name, chosen in folder.problems().items() for p in chosen}
-    for _ in verify_stored(folder, {**stored, **session.asked}, session.verifier, everything=changed):
-        pass
+    deque(verify_stored(folder, {**stored, **session.asked}, session.verifier, everything=changed), maxlen=0)
 
 
 def start_progress(session: EvalSession, have: set[Key], wanted: Mapping[QuestionKey, int]) -> None:

@@ -13,7 +13,7 @@ from rewards.extract import Scoring, extract_both
 from rewards.format import format_ok
 from rewards.verify import Verdict, Verifier
 
-RULES_VERSION = 2
+RULES_VERSION = 3
 """Version of extraction and verification as eval.json records it; raised with a change that moves verdicts."""
 
 
@@ -32,11 +32,15 @@ def score(
         for i, scoring in enumerate(SCORINGS)
     }
     scored = [
-        unverified_row(g)
-        | {f"answer_{scoring}": _storable(extracted[i][j]) for j, scoring in enumerate(SCORINGS)}
-        | {f"verdict_{scoring}": str(verdicts[scoring][i]) for scoring in SCORINGS}
-        | {"format_ok": format_ok(g.text)}
-        for i, g in enumerate(answered)
+        {
+            **unverified_row(g),
+            "answer_strict": _storable(strict),
+            "answer_lenient": _storable(lenient),
+            "verdict_strict": str(verdicts["strict"][i]),
+            "verdict_lenient": str(verdicts["lenient"][i]),
+            "format_ok": format_ok(g.text),
+        }
+        for i, (g, (strict, lenient)) in enumerate(zip(answered, extracted, strict=True))
     ]
     following = iter(scored)
     return [next(following) if g.error is None else unverified_row(g) for g in generations]
@@ -60,15 +64,21 @@ def unverified_row(g: Generation) -> dict[str, Any]:
 def verify(
     answers: Sequence[str | None], problems: Sequence[Problem], scoring: Scoring, verifier: Verifier
 ) -> list[Verdict]:
-    """Return the verdicts under one scoring, on problems whose answers are mathematics and on those that are text."""
-    verdicts: dict[int, Verdict] = {}
-    for kind in {p.answers for p in problems}:
-        rows = [i for i, p in enumerate(problems) if p.answers == kind]
-        pairs = [(answers[i], problems[i].answer) for i in rows]
-        texts = [problems[i].problem for i in rows]
+    """Return the verdicts under one scoring, on problems whose answers are mathematics and on those that are text.
+
+    Equal answers to one problem are verified once: here, since the samples of a question mostly agree, and this runs
+    beside the engine, in the same interpreter.
+    """
+    keys = [(answer, id(problem)) for answer, problem in zip(answers, problems, strict=True)]
+    distinct = dict(zip(keys, problems, strict=True))
+    verdicts: dict[tuple[str | None, int], Verdict] = {}
+    for kind in {p.answers for p in distinct.values()}:
+        asked = {key: p for key, p in distinct.items() if p.answers == kind}
+        pairs = [(answer, p.answer) for (answer, _), p in asked.items()]
+        texts = [p.problem for p in asked.values()]
         found = verifier.verify_many(pairs, texts, scoring=scoring, answers=kind)
-        verdicts |= dict(zip(rows, found, strict=True))
-    return [verdicts[i] for i in range(len(answers))]
+        verdicts |= zip(asked, found, strict=True)
+    return [verdicts[key] for key in keys]
 
 
 def _storable(text: str | None) -> str | None:
@@ -99,21 +109,24 @@ def count_votes(
     (TIMEOUT, REJECTED) with identical texts only. UNSIMPLIFIED answers vote for one wrong class.
     """
     wrong = [
-        [a for a, v in zip(answers, verdicts, strict=True) if v not in (Verdict.CORRECT, Verdict.NO_ANSWER)]
+        Counter(a for a, v in zip(answers, verdicts, strict=True) if v not in (Verdict.CORRECT, Verdict.NO_ANSWER))
         for answers, verdicts, _ in questions
     ]
-    divided = [i for i, answers in enumerate(wrong) if len(set(answers)) > 1]
+    divided = [i for i, answers in enumerate(wrong) if len(answers) > 1]
     sizes: dict[int, Counter[int | None]] = {}
     for kind in {questions[i][2].answers for i in divided}:
         rows = [i for i in divided if questions[i][2].answers == kind]
-        asked = [(wrong[i], questions[i][2].answer) for i in rows]
+        asked = [(list(wrong[i]), questions[i][2].answer) for i in rows]
         classes = verifier.answer_classes_many(asked, [questions[i][2].problem for i in rows], answers=kind)
-        sizes |= {i: Counter(found.labels) for i, found in zip(rows, classes, strict=True)}
+        for i, found in zip(rows, classes, strict=True):
+            sizes[i] = Counter()
+            for label, count in zip(found.labels, wrong[i].values(), strict=True):
+                sizes[i][label] += count
     return [
         Votes(
             sum(verdict == Verdict.CORRECT for verdict in verdicts),
             sum(verdict == Verdict.NO_ANSWER for verdict in verdicts),
-            sorted(sizes[i].values(), reverse=True) if i in sizes else [len(wrong[i])] * bool(wrong[i]),
+            sorted((sizes[i] if i in sizes else wrong[i]).values(), reverse=True),
         )
         for i, (_, verdicts, _) in enumerate(questions)
     ]

@@ -20,7 +20,7 @@ SAMPLING_DEFAULTS: dict[str, float] = {
 }  # fmt: skip
 """The paper's sampling: the model's own distribution."""
 
-ENGINES = ("auto", "transformers", "vllm", "openai")
+ENGINES = ("auto", "transformers", "vllm", "openai", "ray")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,8 @@ class EvalSettings:
     scoring: Scoring = "strict"
     batch_size: int | None = None
     dtype: str = "auto"
-    base_url: str | None = None
+    base_url: Sequence[str] | None = None
+    """Servers: URLs, lists of them, files (`openai_server.server_urls`)."""
     api_key_env: str = "OPENAI_API_KEY"
     concurrency: int = 64
     timeout: float = 600.0
@@ -67,7 +68,10 @@ class EvalSettings:
     """Samples that may fail: a number, or a share of all samples (0.05 or 5%)."""
     deterministic: bool = False
     tensor_parallel_size: int = 1
-    data_parallel_size: int = 1
+    data_parallel_size: int | None = None
+    """Model copies; None: one, with engine ray as many as the GPUs hold."""
+    ray_address: str | None = None
+    """`auto` or HOST:PORT of the cluster to join; None starts one on this machine."""
     gpu_memory_utilization: float = 0.9
     trust_remote_code: bool = False
 
@@ -110,6 +114,16 @@ class EvalSettings:
             raise UserError(f'--dtype is auto, float32, bfloat16 or float16, found "{self.dtype}"')
         if self.concurrency < 1:
             raise UserError(f"--concurrency must be at least 1, found {self.concurrency}")
+        for name in ("tensor_parallel_size", "data_parallel_size"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise UserError(f"--{name.replace('_', '-')} must be at least 1, found {size}")
+        if (self.data_parallel_size or 1) > 1 and self.engine not in ("vllm", "ray"):
+            raise UserError(f"--data-parallel-size needs --engine vllm or ray, found {self.engine}")
+        if self.ray_address is not None and not self.on_ray:
+            raise UserError(f"--ray-address needs --engine ray, found {self.engine}")
+        if self.base_url and self.engine != "openai":
+            raise UserError(f"--base-url needs --engine openai, found {self.engine}")
         self.shard_of()
         if self.completions is None and self.model is None:
             raise UserError("gtpo eval needs a MODEL (Hub name, folder or train run), or --completions FILE")
@@ -117,6 +131,11 @@ class EvalSettings:
             raise UserError("--benchmarks names what to evaluate on, e.g. --benchmarks gsm8k,math (gtpo eval --list)")
         if self.engine == "openai" and self.chat_template is not None:
             raise UserError("--chat-template has no effect with --engine openai: the server applies its own")
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether the model runs in Ray actors."""
+        return self.engine == "ray" or (self.engine == "vllm" and (self.data_parallel_size or 1) > 1)
 
     @property
     def n(self) -> int:

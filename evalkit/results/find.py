@@ -1,7 +1,7 @@
 """Run folders as a reader finds them: by path or by name, checked.
 
-An eval run is a folder with `eval.json` (evalkit/results/schema.py); a train run is a folder with `run.json` and stands for
-the eval runs made of it. Everything that makes a run unfit to read is a UserError that names it and the way out.
+An eval run is a folder with `eval.json` (evalkit/results/schema.py); a train run is a folder with `run.json` and stands
+for the eval runs made of it. Everything that makes a run unfit to read is a UserError that names it and the way out.
 """
 
 from __future__ import annotations

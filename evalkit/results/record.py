@@ -1,4 +1,4 @@
-"""eval.json, typed: what an eval run says of itself. Everything that writes or reads the file does so through `EvalRecord`.
+"""eval.json, typed: what an eval run says of itself. Whatever writes or reads the file does so through `EvalRecord`.
 
 Rates and metrics are fractions in [0, 1]. A key that a file of this schema version has beyond these stays in it.
 """
@@ -20,52 +20,68 @@ SCORINGS: tuple[Scoring, ...] = get_args(Scoring)
 
 
 class _Block(BaseModel):
-    model_config = ConfigDict(extra="allow", validate_by_name=True, validate_by_alias=True)
+    model_config = ConfigDict(
+        extra="allow", validate_by_name=True, validate_by_alias=True, use_attribute_docstrings=True
+    )
 
 
 class Interval(_Block):
     """A mean with its two 95 % intervals."""
 
     mean: float
+    """The mean over questions."""
     low: float
+    """Lower end. Covers the choice of questions and the sampling noise; clustered by question."""
     high: float
-    """Covers the choice of questions and the sampling noise; clustered by question."""
+    """Upper end."""
     low_sampling: float | None = None
+    """Lower end for sampling noise on these very questions alone; null with one sample per question."""
     high_sampling: float | None = None
-    """Sampling noise on these very questions alone; None with one sample per question."""
+    """Upper end."""
 
 
 class ScoringMetrics(_Block):
     """What one scoring makes of a benchmark's samples; metrics by k."""
 
     pass_at_k: dict[int, Interval] = Field({}, alias="pass@k")
+    """By k, from 1 to the number of samples: chance that k samples hold a right one."""
     maj_at_k: dict[int, Interval] = Field({}, alias="maj@k")
+    """By k: chance that the most frequent answer among k samples is right."""
     no_answer_rate: float | None = None
+    """Share of samples from which no answer could be extracted."""
     unsimplified_rate: float | None = None
     """Share of answers that are right in value but still to be computed; they are not correct."""
     verdicts: dict[str, int] = {}
+    """Verdict -> count of samples."""
 
 
 class GroupMetrics(_Block):
     """Means over the questions of one subject or level, by k."""
 
     questions: int
+    """Questions of the group."""
     pass_at_k: dict[int, float] = Field(alias="pass@k")
+    """By k: mean."""
     maj_at_k: dict[int, float] = Field(alias="maj@k")
+    """By k: mean."""
 
 
 class LabelAgreement(_Block):
     """Recorded completions that bring their owners' labels: samples on which they agree with our verdict."""
 
     compared: int
+    """Samples with a label."""
     agree: dict[str, int]
+    """Scoring -> samples on which label and verdict agree."""
 
 
 class BenchmarkRecord(ScoringMetrics):
     """One benchmark: its questions, and the metrics once it is complete (those at the top: the headline scoring)."""
 
     source: str = ""
+    """Where the questions come from: a Hub name, a file, or embedded."""
     questions: int = 0
+    """Questions asked."""
     checksum: str | None = None
     """Of ids and golds."""
     excluded: list[str] = []
@@ -73,18 +89,27 @@ class BenchmarkRecord(ScoringMetrics):
     samples: int = 0
     """Scored samples; the metrics are theirs."""
     unscored: int = 0
-    """Samples without a completion, and why: the server's word -> count."""
+    """Samples without a completion."""
     unscored_reasons: dict[str, int] = {}
+    """Why: the server's word -> count."""
     unscored_questions: list[str] = []
     """Ids of questions without a single scored sample: left out of the metrics."""
     format_rate: float | None = None
+    """Share of samples in the full layout."""
     truncation_rate: float | None = None
+    """Share of samples cut off at the token limit."""
     mean_tokens: float | None = None
+    """Tokens of a completion."""
     strict: ScoringMetrics | None = None
+    """The metrics where the answer must stand in the answer tags."""
     lenient: ScoringMetrics | None = None
+    """The metrics where the last box, or the last number, will do."""
     by_subject: dict[str, GroupMetrics] | None = None
+    """Subject -> metrics, where the benchmark has subjects."""
     by_level: dict[str, GroupMetrics] | None = None
+    """Level -> metrics, where the benchmark has levels."""
     labels: LabelAgreement | None = None
+    """Agreement with labels that recorded completions bring."""
 
     def by_scoring(self, scoring: Scoring) -> ScoringMetrics:
         """Return the metrics under one scoring."""
@@ -97,12 +122,19 @@ class ModelRecord(_Block):
     """What was evaluated; None where unknown."""
 
     source: str | None = None
+    """Hub name, folder, or the base of an adapter."""
     adapter: str | None = None
+    """Folder of the LoRA adapter."""
     fingerprint: str | None = None
+    """Hash of the weights' content: of the base, and of the adapter after a dash."""
     train_run: str | None = None
+    """Train run that the weights come from."""
     checkpoint: str | None = None
+    """Which of its weights: best, final or a checkpoint."""
     method: str | None = None
+    """Its method."""
     preset: str | None = None
+    """Its preset."""
 
     @property
     def has_fingerprint(self) -> bool:
@@ -114,10 +146,15 @@ class EngineRecord(_Block):
     """What sampled: `Engine.describe`, and the dtype as it was asked for."""
 
     name: str = ""
+    """The engine; `recorded` for recorded completions."""
     dtype: str | None = None
+    """Data type as asked for."""
     compute_dtype: str | None = None
+    """Data type as used."""
     versions: dict[str, str] = {}
+    """Package -> version."""
     hardware: str | None = None
+    """The GPU or processor."""
     rows: int | None = None
     """Batch rows, engine transformers: its samples' rounding depends on them."""
     deterministic: bool = False
@@ -128,54 +165,82 @@ class SamplingRecord(_Block):
     """How completions were drawn; None for recorded completions."""
 
     temperature: float | None = None
+    """Sampling temperature; 0 is greedy."""
     top_p: float | None = None
+    """Nucleus sampling; 1 is off."""
     max_tokens: int | None = None
+    """Token limit of a completion."""
     n: int = 0
+    """Samples per question."""
     seed: int | None = None
+    """Seed of the run."""
     top_k: int = 0
+    """0 is off."""
     min_p: float = 0.0
+    """0 is off."""
     presence_penalty: float = 0.0
+    """0 is off."""
     repetition_penalty: float = 1.0
+    """1 is off."""
 
 
 class PromptRecord(_Block):
     """What came before the question."""
 
     system: str | None = None
+    """The system prompt."""
     chat_template_hash: str | None = None
+    """Of the chat template."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """Passed to the chat template."""
     hash: str | None = None
+    """Of all that comes before the question."""
 
 
 class VerifierRecord(_Block):
     """How answers were judged."""
 
     version: int | str | None = None
+    """Version of the scoring rules."""
     timeout_s: float | None = None
+    """Time limit of one verification, in seconds."""
 
 
 class EvalRecord(_Block):
     """eval.json."""
 
     schema_version: int = EVAL_SCHEMA_VERSION
+    """Version of this layout. A reader that meets a newer one says so."""
     status: Literal["complete", "incomplete"] = "incomplete"
+    """complete once every sample is stored and scored."""
     name: str = ""
+    """Name of the run."""
     model: ModelRecord = ModelRecord()
+    """What was evaluated."""
     engine: EngineRecord = EngineRecord()
+    """What sampled."""
     sampling: SamplingRecord = SamplingRecord()
+    """How completions were drawn."""
     prompt: PromptRecord = PromptRecord()
+    """What came before the question."""
     scoring: Scoring = "strict"
     """The headline."""
     shard: str | None = None
     """i/n: every n-th question, from the i-th."""
     verifier: VerifierRecord = VerifierRecord()
+    """How answers were judged."""
     created: str | None = None
+    """Time of the start, UTC."""
     wall_seconds: float | None = None
+    """Wall time of all sessions."""
     benchmark_seconds: dict[str, float] = {}
     """Time in which each benchmark's samples arrived; benchmarks may overlap."""
     command: str | None = None
+    """The command line."""
     git_commit: str | None = None
+    """Commit of gtpo, where it runs from a checkout."""
     benchmarks: dict[str, BenchmarkRecord] = {}
+    """Benchmark -> its record."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of eval.json; what was never set is left out."""
@@ -197,7 +262,7 @@ class EvalRecord(_Block):
 
 
 def read_record(folder: Path) -> EvalRecord:
-    """Read eval.json of a run's folder. UserError, naming the field, where it is missing, broken, or of a newer schema."""
+    """Read eval.json of a run's folder. UserError, naming the field, where it is missing, broken, or too new."""
     path = folder / "eval.json"
     return parse_record(read_json(path), path)
 

@@ -1,10 +1,10 @@
 """The Parquet files of an eval run: the one definition that the store writes and that compare reads.
 
-    results/eval/<run>/
-        eval.json            settings, provenance, aggregated metrics (evalkit/results/record.py)
-        questions.parquet    one row per question and scoring: the per-question figures that paired tests need
-        problems.parquet     the questions and golds that the samples answer
-        samples/*.parquet    one row per sample, in parts written by write-then-rename
+results/eval/<run>/
+    eval.json            settings, provenance, aggregated metrics (evalkit/results/record.py)
+    questions.parquet    one row per question and scoring: the per-question figures that paired tests need
+    problems.parquet     the questions and golds that the samples answer
+    samples/*.parquet    one row per sample, in parts written by write-then-rename
 """
 
 from __future__ import annotations
@@ -13,62 +13,60 @@ import pyarrow as pa
 
 from evalkit.results.record import EVAL_SCHEMA_VERSION
 
-SAMPLE_SCHEMA = pa.schema(
-    [
-        ("benchmark", pa.string()),
-        ("question_id", pa.string()),
-        ("sample_index", pa.int32()),
-        ("completion", pa.string()),
-        ("answer_strict", pa.string()),
-        ("verdict_strict", pa.string()),
-        ("answer_lenient", pa.string()),
-        ("verdict_lenient", pa.string()),
-        ("format_ok", pa.bool_()),
-        ("tokens", pa.int32()),
-        ("finish_reason", pa.string()),
-        ("seed", pa.int64()),
-        ("error", pa.string()),
-    ],
-    metadata={b"gtpo_schema_version": str(EVAL_SCHEMA_VERSION).encode()},
-)
-"""One sample. `answer_*` is null where nothing was extracted; `tokens`, `finish_reason` and `seed` are null for
-recorded completions that do not state them. `error` says why there is no completion: such a sample is unscored, its
-verdicts are null. Verdicts are null without an error where an interrupted run has yet to verify the completion. Every
-part's metadata holds, as `gtpo_run`, the eval.json of its run as it was then, without metrics."""
+Columns = tuple[tuple[str, pa.DataType, str], ...]
+"""(name, type, meaning); docs/files.md is written from these."""
 
-QUESTION_SCHEMA = pa.schema(
-    [
-        ("benchmark", pa.string()),
-        ("question_id", pa.string()),
-        ("scoring", pa.string()),
-        ("subject", pa.string()),
-        ("level", pa.int32()),
-        ("n", pa.int32()),
-        ("correct", pa.int32()),
-        ("abstentions", pa.int32()),
-        ("votes", pa.list_(pa.int32())),
-        ("pass_at_k", pa.list_(pa.float64())),
-        ("maj_at_k", pa.list_(pa.float64())),
-        ("format_ok", pa.int32()),
-        ("truncated", pa.int32()),
-        ("mean_tokens", pa.float64()),
-    ],
-    metadata={b"gtpo_schema_version": str(EVAL_SCHEMA_VERSION).encode()},
-)
-"""One question under one scoring. `votes`: sizes of the wrong answer classes; `pass_at_k[k-1]` and
-`maj_at_k[k-1]` for k = 1..n; `format_ok`, `truncated`: counts of samples."""
 
-PROBLEM_SCHEMA = pa.schema(
-    [
-        ("benchmark", pa.string()),
-        ("id", pa.string()),
-        ("problem", pa.string()),
-        ("answer", pa.string()),
-        ("subject", pa.string()),
-        ("level", pa.int32()),
-        ("answers", pa.string()),
-    ],
-    metadata={b"gtpo_schema_version": str(EVAL_SCHEMA_VERSION).encode()},
+def _schema(columns: Columns) -> pa.Schema:
+    fields = [(name, kind) for name, kind, _ in columns]
+    return pa.schema(fields, metadata={b"gtpo_schema_version": str(EVAL_SCHEMA_VERSION).encode()})
+
+
+SAMPLE_COLUMNS: Columns = (
+    ("benchmark", pa.string(), "Name of the benchmark."),
+    ("question_id", pa.string(), "The question."),
+    ("sample_index", pa.int32(), "Which sample of the question, from 0."),
+    ("completion", pa.string(), "What the model wrote; null where the sample failed."),
+    ("answer_strict", pa.string(), "Answer inside the answer tags; null where there is none."),
+    ("verdict_strict", pa.string(), "Its verdict; null for a failed sample, or one that is yet to be verified."),
+    ("answer_lenient", pa.string(), "Answer by the lenient rules; null where there is none."),
+    ("verdict_lenient", pa.string(), "Its verdict, null as above."),
+    ("format_ok", pa.bool_(), "Whether the completion has the full layout."),
+    ("tokens", pa.int32(), "Its tokens; null for recorded completions that do not say."),
+    ("finish_reason", pa.string(), "stop, or length where it was cut off; null as above."),
+    ("seed", pa.int64(), "Seed of this sample; null as above."),
+    ("error", pa.string(), "Why there is no completion. Such a sample is unscored, never wrong."),
 )
-"""One question as it was asked. `answer` is the gold; `problem` is empty for recorded completions without it; `answers`
-is `text` where answers are compared as text."""
+SAMPLE_SCHEMA = _schema(SAMPLE_COLUMNS)
+"""One sample. Every part's metadata holds, as `gtpo_run`, the eval.json of its run as it was then, without metrics."""
+
+QUESTION_COLUMNS: Columns = (
+    ("benchmark", pa.string(), "Name of the benchmark."),
+    ("question_id", pa.string(), "The question."),
+    ("scoring", pa.string(), "strict or lenient."),
+    ("subject", pa.string(), "Its subject, where there is one."),
+    ("level", pa.int32(), "Its level, where there is one."),
+    ("n", pa.int32(), "Scored samples."),
+    ("correct", pa.int32(), "Right ones."),
+    ("abstentions", pa.int32(), "Samples without an answer."),
+    ("votes", pa.list_(pa.int32()), "Sizes of the classes of equal wrong answers."),
+    ("pass_at_k", pa.list_(pa.float64()), "pass@k for k = 1 to n."),
+    ("maj_at_k", pa.list_(pa.float64()), "maj@k for k = 1 to n."),
+    ("format_ok", pa.int32(), "Samples in the full layout."),
+    ("truncated", pa.int32(), "Samples cut off at the token limit."),
+    ("mean_tokens", pa.float64(), "Tokens of a completion."),
+)
+QUESTION_SCHEMA = _schema(QUESTION_COLUMNS)
+"""One question under one scoring: the figures that paired tests need."""
+
+PROBLEM_COLUMNS: Columns = (
+    ("benchmark", pa.string(), "Name of the benchmark."),
+    ("id", pa.string(), "The question."),
+    ("problem", pa.string(), "Its text; empty for recorded completions without it."),
+    ("answer", pa.string(), "The gold."),
+    ("subject", pa.string(), "Its subject, where there is one."),
+    ("level", pa.int32(), "Its level, where there is one."),
+    ("answers", pa.string(), "`text` where answers are compared as text."),
+)
+PROBLEM_SCHEMA = _schema(PROBLEM_COLUMNS)
+"""One question as it was asked."""

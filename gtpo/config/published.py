@@ -105,6 +105,11 @@ def _trainer_class(document: Document, findings: Findings) -> None:
             "    what the authors' code computed (no division by std, always filtered, summed over the group) is "
             "--objective.preset gtpo-published; docs/paper_vs_code.md lists the differences"
         )
+    if document.get("training.temperature") is None:
+        findings.notices.append(
+            "    training.temperature 1.0, which nothing in this file sets; the authors' logged runs sampled at 0.9: "
+            "--training.temperature 0.9"
+        )
     if document.get("training.gradient_checkpointing") is None:
         findings.notices.append("    training.gradient_checkpointing true, as the published script had it")
         document.set("training.gradient_checkpointing", True)

@@ -104,6 +104,11 @@ def _contradictions(config: TrainConfig) -> Iterator[tuple[str, str]]:
         yield "model.build.num_attention_heads", f"{heads} does not divide hidden_size {width}"
     if model.load_in_4bit and not model.lora_rank:
         yield "model.load_in_4bit", "needs lora_rank > 0: 4-bit weights are frozen, only adapters are trained"
+    if model.load_in_4bit and model.build:
+        yield (
+            "model.load_in_4bit",
+            "contradicts model.build: weights are packed as they are loaded, and these are built",
+        )
     source, key, message = _find_source(config.dataset)
     if not source:
         yield key, message
@@ -143,6 +148,8 @@ def _contradictions(config: TrainConfig) -> Iterator[tuple[str, str]]:
             "trainer.reward_weights",
             f"has {len(trainer.reward_weights)} values for {len(trainer.reward_funcs)} reward functions",
         )
+    elif trainer.reward_weights is not None and not any(trainer.reward_weights):
+        yield "trainer.reward_weights", f"{trainer.reward_weights}: nothing is rewarded; at least one must not be 0"
     room, longest = model.max_seq_length - training.max_prompt_length, training.max_completion_length
     if longest is not None and longest > room:
         yield (
@@ -202,6 +209,9 @@ def _without_effect(config: TrainConfig, explicit_keys: Sequence[str]) -> Iterat
     if config.rollout.engine != "vllm_server":
         why = f"with rollout.engine {config.rollout.engine}"
         yield among("rollout.server_host", "rollout.server_port"), why
+    if config.rollout.engine == "transformers":
+        names = ("tensor_parallel_size", "importance_sampling_correction", "logp_difference_alarm")
+        yield among(*(f"rollout.{name}" for name in names)), "with rollout.engine transformers"
 
 
 # -- derived values ----------------------------------------------------------------------------------------------------

@@ -14,11 +14,11 @@ import inspect
 import textwrap
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from gtpo.presets import PRESETS, Objective
+from gtpo.presets import PRESETS, RANGES, Objective
 from rewards.data.prompt import SYSTEM_INSTRUCTION
 
 Method = Literal["gtpo", "grpo", "sft"]
@@ -39,6 +39,10 @@ Optimizer = Literal[
     "ademamix_8bit",
     "sgd",
 ]
+BITSANDBYTES = frozenset(
+    name for name in get_args(Optimizer) if name.startswith(("adamw_8bit", "adamw_bnb", "paged_", "lion_", "ademamix"))
+)
+"""Optimisers of the package bitsandbytes."""
 Scheduler = Literal[
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
 ]
@@ -255,6 +259,12 @@ class RolloutSection(Section):
     """Port of the vLLM server (engine vllm_server)."""
     tensor_parallel_size: int = Field(1, ge=1)
     """GPUs over which vLLM splits the model."""
+    importance_sampling_correction: bool = False
+    """TRL's correction of the mismatch between vLLM's log-probabilities and the trainer's, for gtpo and grpo alike:
+    completions whose ratio is above 3 are left out, the others weighted by it. Costs a second forward."""
+    logp_difference_alarm: float = Field(0.1, gt=0)
+    """Mean difference in nats per token between vLLM's log-probabilities and the trainer's (`sampling/logp_difference`)
+    above which a warning says what to do."""
 
 
 class HealthSection(Section):
@@ -268,7 +278,7 @@ class HealthSection(Section):
     """Stop after this many steps without better smoothed accuracy: held-out where training.eval_steps is set, else the
     accuracy reward. Unset: never."""
     smoothing_steps: int = Field(20, ge=1)
-    """Window in steps of the running means, the one that selects `best/` among them."""
+    """Window in steps of the running means, the one that selects `best/` among them: the weights of its last step."""
     smoothing_evaluations: int = Field(3, ge=1)
     """Window in validations of the running mean that selects `best/` where training.eval_steps is set."""
 
@@ -295,15 +305,6 @@ def _field_docstrings(cls: type) -> dict[str, str]:
     return documented
 
 
-_OBJECTIVE_RANGES: dict[str, dict[str, float]] = {
-    "positive_advantage_weight": {"ge": 0},
-    "negative_advantage_weight": {"ge": 0},
-    "positive_weight": {"ge": 0},
-    "entropy_threshold": {"gt": 0},
-    "gamma": {"ge": 0},
-    "log_clamp": {"ge": 0, "lt": 1},
-}
-
 if TYPE_CHECKING:
     ObjectiveSection = ObjectiveBase
 else:
@@ -320,7 +321,7 @@ else:
         **{
             field.name: (
                 _HINTS[field.name] | None,
-                Field(None, description=_DOCS.get(field.name), **_OBJECTIVE_RANGES.get(field.name, {})),
+                Field(None, description=_DOCS.get(field.name), **RANGES.get(field.name, {})),
             )
             for field in fields(Objective)
         },

@@ -16,7 +16,7 @@ from rewards.support.packages import installed
 
 TESTED: dict[str, tuple[str, ...]] = {
     "accelerate": ("1.15.0",),
-    "bitsandbytes": (),
+    "bitsandbytes": ("0.50.2",),
     "datasets": ("4.8.5", "5.2.0"),
     "peft": ("0.21.2",),
     "torch": ("2.13.0",),
@@ -29,7 +29,8 @@ TESTED: dict[str, tuple[str, ...]] = {
 }
 """The versions that the tests run with: those of constraints.txt, constraints-trl115.txt and constraints-vllm.txt."""
 
-_OTHER_TRL = "unsloth"  # this extra narrows what the others allow
+_OWN_ENVIRONMENTS = {"unsloth", "verl"}
+"""Extras that narrow what the others allow, for an environment of their own."""
 
 
 class Ability(NamedTuple):
@@ -125,7 +126,7 @@ def _ranges() -> dict[str, list[Requirement]]:
         asked_by = [
             extra for extra in ("", *extras) if not requirement.marker or requirement.marker.evaluate({"extra": extra})
         ]
-        if asked_by and asked_by != [_OTHER_TRL]:
+        if not set(asked_by) <= _OWN_ENVIRONMENTS:
             ranges.setdefault(requirement.name, []).append(requirement)
     return ranges
 

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from gtpo.config import ModelSection, TrainConfig
-from gtpo.inputs.model_shape import Weights
+from gtpo.inputs.model_shape import Weights, router_loss_obstacle
 from rewards.data.prompt import plain_chat_template
 from rewards.support.errors import UserError
 from rewards.support.files import read_json
-from rewards.support.packages import require
 
 _PAD_CANDIDATES = ("<|finetune_right_pad_id|>", "<|pad|>", "<pad>", "[PAD]", "<|reserved_special_token_0|>")
 
@@ -79,18 +78,32 @@ def prepare_tokenizer(tokenizer: Any) -> list[str]:
     return notes
 
 
-def check_backend(section: ModelSection) -> None:
-    """Refuse what this machine cannot load. Raises UserError, before anything is downloaded."""
-    if section.load_in_4bit and not torch.cuda.is_available():
-        raise UserError("model.load_in_4bit needs a CUDA device (bitsandbytes); this machine has none. Set it to false")
-    if section.load_in_4bit:
-        require("model.load_in_4bit", "bitsandbytes", extra="bitsandbytes")
-    if section.backend == "unsloth" and not torch.cuda.is_available():
+def check_backend(config: TrainConfig) -> None:
+    """Refuse what this machine cannot load or sample with. Raises UserError, before anything is downloaded."""
+    if torch.cuda.is_available():
+        return
+    engine = config.rollout.engine if config.method != "sft" else "transformers"
+    if config.model.backend == "unsloth":
         raise UserError(
             "model.backend unsloth needs a CUDA device; this machine has none. Set model.backend: transformers"
         )
-    if section.backend == "unsloth":
-        require("model.backend unsloth", "unsloth", extra="unsloth")
+    if engine == "vllm_server":
+        raise UserError(
+            "rollout.engine vllm_server sends weights over NCCL, which needs GPUs on both sides; there is none here. "
+            "Set rollout.engine: vllm (in this process) or transformers"
+        )
+    if engine == "vllm" and config.model.load_in_4bit:
+        raise UserError(
+            "rollout.engine vllm cannot hold 4-bit weights without a CUDA device. Set rollout.engine: transformers, or "
+            "model.load_in_4bit: false"
+        )
+
+
+def four_bit_compute_dtype() -> torch.dtype:
+    """Return the dtype that 4-bit weights are unpacked to: the fastest that this device computes in."""
+    if not torch.cuda.is_available():
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
 
 
 def load_tokenizer(section: ModelSection, weights: Weights) -> tuple[Any, list[str]]:
@@ -113,14 +126,15 @@ def load_tokenizer(section: ModelSection, weights: Weights) -> tuple[Any, list[s
 def load_model(config: TrainConfig, weights: Weights) -> LoadedModel:
     """Load or build the model of `config`. Raises UserError where it cannot be read or this machine cannot hold it."""
     section = config.model
-    check_backend(section)
+    check_backend(config)
     if section.build is not None:
         from gtpo.inputs.tiny import build_tiny_model
 
         model, tokenizer = build_tiny_model(
             section.build, max_seq_length=section.max_seq_length, seed=section.random_seed
         )
-        return LoadedModel(model, tokenizer, lora_config(section), base="built", made_here=True)
+        notes: list[str] = []
+        return LoadedModel(model, tokenizer, lora_config(section, model, notes), "built", made_here=True, notes=notes)
     assert section.model_name is not None
     if section.backend == "unsloth":
         return _load_unsloth(config, weights)
@@ -129,15 +143,33 @@ def load_model(config: TrainConfig, weights: Weights) -> LoadedModel:
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and section.max_seq_length > limit:
         notes.append(f"model.max_seq_length {section.max_seq_length} is beyond the model's {limit} positions")
-    return LoadedModel(model, tokenizer, lora_config(section), section.model_name, merged, notes)
+    return LoadedModel(model, tokenizer, lora_config(section, model, notes), section.model_name, merged, notes)
 
 
-def lora_config(section: ModelSection) -> Any:
-    """Return the LoraConfig of the published setting (alpha = rank unless set, no dropout, no bias), or None."""
+def lora_config(section: ModelSection, model: Any, notes: list[str]) -> Any:
+    """Return the LoraConfig of the published setting (alpha = rank unless set, no dropout, no bias), or None.
+
+    A name of `target_modules` that no layer has is noted. Raises UserError where none has any of them.
+    """
     if not section.lora_rank:
         return None
     from peft import LoraConfig
 
+    layers = {name: module for name, module in model.named_modules() if not any(module.children())}
+    absent = [
+        target
+        for target in section.target_modules
+        if not any(name == target or name.endswith(f".{target}") for name in layers)
+    ]
+    if absent:
+        linear = {name.rpartition(".")[2] for name, layer in layers.items() if isinstance(layer, torch.nn.Linear)}
+        line = (
+            f"model.target_modules {', '.join(absent)}: no layer of this name; {section.model_name or 'the model'} has "
+        )
+        line += ", ".join(sorted(linear))
+        if absent == section.target_modules:
+            raise UserError(line)
+        notes.append(line)
     return LoraConfig(
         r=section.lora_rank,
         lora_alpha=section.lora_alpha or section.lora_rank,
@@ -160,7 +192,7 @@ def widen_adapters(model: Any) -> None:
 
 def _load_transformers(section: ModelSection, source: Path, notes: list[str]) -> tuple[Any, bool]:
     """Return the model, and whether it was merged from an adapter."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     adapter = source / "adapter_config.json"
     merged = adapter.is_file()
@@ -178,14 +210,22 @@ def _load_transformers(section: ModelSection, source: Path, notes: list[str]) ->
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16,
+            bnb_4bit_compute_dtype=four_bit_compute_dtype(),
         )
     try:
+        settings = AutoConfig.from_pretrained(base, trust_remote_code=section.trust_remote_code)
+        if obstacle := router_loss_obstacle(settings):
+            raise UserError(f"model.model_name {section.model_name!r}: {obstacle}")
         model = AutoModelForCausalLM.from_pretrained(base, use_safetensors=True, **options)
     except (OSError, ValueError) as error:
         raise UserError(
             f"model.model_name {section.model_name!r}: no model could be loaded ({_first(error)})"
         ) from None
+    if section.load_in_4bit and any(p.dim() > 2 and p.is_floating_point() for p in model.parameters()):
+        notes.append(
+            "model.load_in_4bit: the experts stay unquantised, for bitsandbytes packs linear layers and a mixture of "
+            "experts holds its experts' weights in one tensor"
+        )
     if merged:
         from peft import PeftModel
 

@@ -79,6 +79,10 @@ _BIASED = {"qwen2", "qwen2_moe", "qwen2_vl"}
 """Model types whose q, k and v projections have a bias that their config.json does not mention."""
 
 
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""What config.json calls the number of experts of a mixture of experts."""
+
+
 class Weights(NamedTuple):
     """Where a run's weights come from."""
 
@@ -118,6 +122,8 @@ def find_weights(section: ModelSection, results: Path = Path("results")) -> Weig
 def shape_of_config(values: dict[str, Any]) -> ModelShape | None:
     """Read the dimensions from a config.json; None if it is no dense decoder of the Llama family."""
     values = values.get("text_config", values)
+    if any(values.get(name) for name in _EXPERTS):
+        return None
     try:
         heads = int(values["num_attention_heads"])
         hidden = int(values["hidden_size"])
@@ -134,6 +140,26 @@ def shape_of_config(values: dict[str, Any]) -> ModelShape | None:
         )
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def router_loss_obstacle(config: Any, coefficient: float | None = None) -> str | None:
+    """Return why the load-balancing loss of a mixture of experts cannot be added, in one sentence; None if it can.
+
+    config: of transformers; coefficient: of the loss, the config's own if None. TRL computes Mixtral's loss for every
+    family, from two fields that not all of them have, and fails at the first step without them.
+    """
+    text = config.get_text_config()
+    coefficient = getattr(text, "router_aux_loss_coef", 0.0) if coefficient is None else coefficient
+    if not coefficient or not hasattr(text, "output_router_logits"):
+        return None
+    absent = [name for name in ("num_experts", "num_experts_per_tok") if not hasattr(text, name)]
+    if not absent:
+        return None
+    return (
+        f"{text.model_type} is a mixture of experts with a load-balancing loss (router_aux_loss_coef {coefficient}), "
+        f"which TRL cannot compute without {' and '.join(absent)} in its config; set router_aux_loss_coef to 0 in its "
+        "config.json to train without that loss"
+    )
 
 
 def find_shape(section: ModelSection, source: str) -> tuple[ModelShape | None, str]:

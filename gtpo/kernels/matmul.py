@@ -64,9 +64,15 @@ def hidden_grad(scores: Tensor, weight: Tensor, matmul_dtype: torch.dtype) -> Te
     return total
 
 
-def accumulate_outer(scores: Tensor, hidden: Tensor, total: Tensor, matmul_dtype: torch.dtype) -> None:
-    """total [V, D] += scores [m, V]^T @ hidden [m, D], summed in the precision of `total`."""
-    multiply_add(scores.to(matmul_dtype).t(), hidden.to(matmul_dtype), total)
+def accumulate_outer(scores: Tensor, hidden: Tensor, total: Tensor | None, matmul_dtype: torch.dtype) -> Tensor:
+    """Return total [V, D] (None for 0) + scores [m, V]^T @ hidden [m, D], summed in place in the scores' precision."""
+    left, right = scores.to(matmul_dtype).t(), hidden.to(matmul_dtype)
+    if total is None:
+        total = scores.new_empty(scores.shape[1], hidden.shape[1])
+        multiply(left, right, total)
+    else:
+        multiply_add(left, right, total)
+    return total
 
 
 def _blocks(weight: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:

@@ -78,23 +78,34 @@ class OnePass(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             work = _Pass(hidden, weight, bias, plan, *needs)
             outputs = work.run()
-        ctx.save_for_backward(work.grad_hidden, work.grad_weight, work.grad_bias)
+        ctx.gradients = work.grad_hidden, work.grad_weight, work.grad_bias
         ctx.dtypes = tuple(None if t is None else t.dtype for t in (hidden, weight, bias))
         ctx.mark_non_differentiable(*outputs[1:])
         ctx.set_materialize_grads(False)
         return outputs
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *upstream: Any) -> Any:
-        """Scale the stored gradients by the upstream one."""
+        """Scale the stored gradients by the upstream one and hand them over.
+
+        Scaled in place, and not kept: dloss/dW is as large as W, and autograd would copy what is held here as well.
+        Raises RuntimeError the second time.
+        """
         scale = upstream[0]
         if scale is None:
             return None, None, None, None
-        grads = [
-            None if grad is None else (grad * scale).to(dtype)
-            for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        ]
-        return (*grads, None)
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            raise RuntimeError(
+                "the gradients of this GTPO loss were handed over by an earlier backward: compute the loss again "
+                "rather than call backward twice with retain_graph"
+            )
+        if scale.is_cuda or float(scale) != 1.0:  # on a GPU the question would wait for the device
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient.mul_(scale)
+        return (*(None if g is None else g.to(dtype) for g, dtype in zip(gradients, ctx.dtypes, strict=True)), None)
 
 
 class _Pass:
@@ -135,7 +146,9 @@ class _Pass:
         self.needs_gradient = needs_hidden or needs_weight or needs_bias
         # Rows are stored unscaled in the dtype of the gradient: no float32 copy of [N L, D] beside bf16 weights.
         self.grad_hidden = torch.zeros_like(self.hidden) if needs_hidden else None
-        self.grad_weight = torch.zeros(weight.shape, dtype=self.dtype, device=self.device) if needs_weight else None
+        self.grad_weight: Tensor | None = None
+        """Made by the first product that goes into it: filling it with zeros would cost as much as adding to it."""
+        self.needs_weight = needs_weight
         self.grad_bias = torch.zeros(weight.shape[0], dtype=self.dtype, device=self.device) if needs_bias else None
 
         self.entropy_term = objective.entropy_mode == "loss" and objective.gamma != 0
@@ -342,8 +355,8 @@ class _Pass:
             self.grad_hidden[positions] = matmul.hidden_grad(z, self.weight, self.matmul_dtype).to(
                 self.grad_hidden.dtype
             )
-        if self.grad_weight is not None:
-            matmul.accumulate_outer(z, self.hidden[positions], self.grad_weight, self.matmul_dtype)
+        if self.needs_weight:
+            self.grad_weight = matmul.accumulate_outer(z, self.hidden[positions], self.grad_weight, self.matmul_dtype)
         if self.grad_bias is not None:
             self.grad_bias += z.sum(dim=0)
 
@@ -355,6 +368,8 @@ class _Pass:
         values, slopes = self.surrogate(final.policy_scale, positions)
         mask = self.plan.mask.reshape(-1)
         loss = (final.entropy_scale * entropy * self.lengths).sum() - values.masked_fill(~mask, 0.0).sum()
+        if self.needs_weight and self.grad_weight is None:
+            self.grad_weight = torch.zeros(self.weight.shape, dtype=self.dtype, device=self.device)
         if self.scale_at_end and self.grad_hidden is not None:
             scale = keep_mask.to(self.dtype).repeat_interleave(self.length) if self.entropy_term else slopes
             self.grad_hidden *= scale.masked_fill(~mask, 0.0)[:, None].to(self.grad_hidden.dtype)

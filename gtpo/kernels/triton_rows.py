@@ -49,9 +49,9 @@ def _online_softmax_kernel(
         raw = tl.load(z_row + offsets, mask=valid, other=0.0)
         z = _logits(raw, logit_scale, cap, inverse_temperature, CAPPED)
         reference = tl.maximum(reference, tl.max(tl.where(valid, z, -float("inf")), axis=0))
-        # One lane at most holds the target.
-        here = valid & (offsets == local)
-        tl.store(target_ptr + row + tl.zeros_like(offsets), z, mask=here)
+    here = (local >= 0) & (local < columns)  # the target lies in this tile
+    at_target = _logits(tl.load(z_row + local, mask=here, other=0.0), logit_scale, cap, inverse_temperature, CAPPED)
+    tl.store(target_ptr + row, at_target, mask=here)
     step = tl.maximum(before - reference, -10000.0)
     scale = tl.exp(step)
     rest = tl.load(rest_ptr + row)

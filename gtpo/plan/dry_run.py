@@ -15,10 +15,10 @@ from gtpo.config.schedule import launched_processes, optimiser_steps
 from gtpo.config.schema import TrainConfig
 from gtpo.inputs.model_shape import Weights, find_shape, find_weights
 from gtpo.plan.memory import Forecast, forecast
-from gtpo.plan.preflight import check_inputs, is_local
+from gtpo.plan.preflight import check_inputs, is_local, needed_packages
 from rewards.support.errors import UserError
 from rewards.support.files import read_json
-from rewards.support.packages import installed
+from rewards.support.packages import install_command, installed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -96,16 +96,11 @@ def gate_line(config: TrainConfig) -> str:
 
 def _missing(config: TrainConfig) -> list[str]:
     """Name what this run needs and this environment lacks."""
-    needs = []
-    if (config.model.load_in_4bit or "8bit" in config.training.optimizer or "paged" in config.training.optimizer) and (
-        not installed("bitsandbytes")
-    ):
-        needs.append("bitsandbytes (4-bit weights, paged or 8-bit optimiser): pip install 'gtpo[bitsandbytes]'")
-    if config.rollout.engine in ("vllm", "vllm_server") and config.method != "sft" and not installed("vllm"):
-        needs.append("vllm (rollout.engine): pip install 'gtpo[vllm]', or --rollout.engine transformers")
-    if config.model.backend == "unsloth" and not installed("unsloth"):
-        needs.append("unsloth (model.backend): pip install 'gtpo[unsloth]'")
-    return needs
+    return [
+        f"{package} ({purpose}): {install_command(extra)}"
+        for purpose, package, extra in needed_packages(config)
+        if not installed(package)
+    ]
 
 
 def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
@@ -146,7 +141,7 @@ def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
             else f"  {name.replace('_', ' '):38} {value:>12,}"
         )
     print(f"\nEntropy gate\n  {gate_line(config)}")
-    print(f"\nMemory forecast, per GPU ({origin})")
+    print(f"\nMemory forecast, per GPU{_engine(memory, config)} ({origin})")
     for line in _memory_lines(memory, config):
         print(f"  {line}")
     if missing := _missing(config):
@@ -154,6 +149,14 @@ def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
         for line in missing:
             print(f"  {line}")
     print("\nDry run: nothing was trained or written. Without --dry-run the same command starts the run.")
+
+
+def _engine(memory: Forecast | None, config: TrainConfig) -> str:
+    """Say for which rollout engine the forecast is."""
+    if memory is None or memory.engine == "none":
+        return ""
+    how = "; auto takes vLLM where it is installed: --rollout.engine vllm" if config.rollout.engine == "auto" else ""
+    return f", for rollout.engine {memory.engine}{how}"
 
 
 def _memory_lines(memory: Forecast | None, config: TrainConfig) -> list[str]:
@@ -186,6 +189,7 @@ def _memory_json(memory: Forecast | None, origin: str) -> dict[str, Any]:
     return {
         "from": origin,
         "parts": {part.name: {"gib": round(part.gib, 4), "basis": part.basis} for part in memory.parts},
+        "rollout_engine": memory.engine,
         "training_gib": round(memory.training_gib, 4),
         "vllm_share": memory.vllm_share,
         "vllm_weights_gib": round(memory.vllm_weights_gib, 4),

@@ -7,6 +7,8 @@
     activations  of one micro-batch at full length; with checkpointing each layer's input and one layer in full
     loss         one chunk of logits with its gradient, and the gradient of the hidden states
     rollout      vLLM: its share of the GPU, which must hold its own copy of the weights; transformers: the KV cache
+    context      CUDA itself, its libraries and their workspaces
+    fragments    what the allocator holds and cannot use, a share of what is taken and given back each step
 
 An upper estimate: every sequence at its greatest length. Parameters and activations are checked against real models
 on a CPU; the whole has not yet been checked against a GPU.
@@ -44,6 +46,16 @@ _OPTIMISER_BYTES = {
 """Bytes of state per trainable parameter; AdamW in 32 bits has 8. (Block scales of 8-bit states: +2 %, ignored.)"""
 
 
+CONTEXT_GIB = 0.75
+"""Of CUDA's context, its loaded kernels and the workspaces of cuBLAS and NCCL: what other projects report; ours has not
+been measured."""
+
+FRAGMENTED = 0.1
+"""Of activations, loss and KV cache, which the allocator hands out in blocks of many sizes. An assumption."""
+
+_STEADY = ("base weights", "adapters", "gradients", "optimiser states", "reference model", "untrained model")
+
+
 class Part(NamedTuple):
     """One row of the forecast."""
 
@@ -61,6 +73,8 @@ class Forecast:
     """Share of the GPU that vLLM takes on top of the parts; 0 where it does not run there."""
     vllm_weights_gib: float
     """What vLLM's own copy of the weights takes of that share."""
+    engine: str
+    """What samples: transformers, vllm, vllm_server, or none (sft)."""
 
     @property
     def training_gib(self) -> float:
@@ -68,11 +82,11 @@ class Forecast:
         return sum(part.gib for part in self.parts)
 
     def fits(self, gpu_gib: float) -> bool:
-        """Return whether a GPU of this size holds it, with 1 GiB for CUDA itself and 1 GiB of vLLM's KV cache."""
+        """Return whether a GPU of this size holds it, with 1 GiB of vLLM's KV cache."""
         share = self.vllm_share * gpu_gib
         if self.vllm_share and share < self.vllm_weights_gib + 1:
             return False
-        return self.training_gib + share + 1 <= gpu_gib
+        return self.training_gib + share <= gpu_gib
 
     def smallest_gpu(self) -> int | None:
         """Return the smallest common GPU (GiB) that fits, None if none does."""
@@ -192,15 +206,44 @@ def forecast(config: TrainConfig, shape: ModelShape) -> Forecast:
         part("untrained model", shape.parameters * size, "training.log_kl_steps with all weights trained")
 
     share = weights = 0.0
-    if config.method != "sft" and config.rollout.engine == "vllm":
+    engine = "none" if config.method == "sft" else config.rollout.engine.replace("auto", "transformers")
+    if engine == "vllm":
         share = model.gpu_memory_utilization
         # TRL has vLLM quantise its copy too where the trained model is in 4 bits.
         copy = four_bit if model.load_in_4bit else shape.parameters * 2
         weights = copy / config.rollout.tensor_parallel_size / GIB
-    elif config.method != "sft" and config.rollout.engine != "vllm_server":
+    elif engine == "transformers":
         cached = (
             2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * (4 if kind == "float32" else 2)
         )
         sampled = micro * (training.steps_per_generation or training.gradient_accumulation_steps)
         part("KV cache", cached * sampled * length, f"transformers samples {sampled} x {length:,} tokens at a time")
-    return Forecast(parts, share, weights)
+    if kind != "float32":  # on a GPU
+        moving = sum(entry.gib for entry in parts if entry.name not in _STEADY)
+        part("fragmentation", FRAGMENTED * moving * GIB, f"{FRAGMENTED:.0%} of what is taken and given back each step")
+        part("CUDA context", CONTEXT_GIB * GIB, "CUDA, its kernels, workspaces of cuBLAS and NCCL")
+    return Forecast(parts, share, weights, engine)
+
+
+def memory_advice(config: TrainConfig, error: BaseException) -> str:
+    """Return what to lower, and in which order, after the GPU ran out of memory."""
+    training, model = config.training, config.model
+    batch, accumulation = training.per_device_train_batch_size, training.gradient_accumulation_steps
+    advice = []
+    if batch > 1:
+        advice.append(
+            f"training.per_device_train_batch_size {batch} -> {batch // 2} with "
+            f"training.gradient_accumulation_steps {accumulation} -> {accumulation * 2} (the same gradient)"
+        )
+    if not training.gradient_checkpointing:
+        advice.append("training.gradient_checkpointing: true")
+    if longest := training.max_completion_length:
+        advice.append(f"training.max_completion_length {longest} -> {longest // 2}")
+    if config.rollout.engine in ("auto", "vllm"):
+        advice.append(f"model.gpu_memory_utilization {model.gpu_memory_utilization} -> 0.3 (vLLM's share)")
+    if model.lora_rank == 0:
+        advice.append("model.lora_rank: 64 (train adapters only)")
+    elif not model.load_in_4bit:
+        advice.append("model.load_in_4bit: true")
+    first = ". ".join(str(error).split(". ", maxsplit=2)[:2])
+    return f"out of GPU memory ({first}). Lower, in this order: " + "; ".join(advice)

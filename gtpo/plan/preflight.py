@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from gtpo.config.schema import TrainConfig
-from gtpo.inputs.dataset import TrainingProblems
+from gtpo.config.schedule import one_step_per_rollout
+from gtpo.config.schema import BITSANDBYTES, TrainConfig
+from gtpo.inputs.dataset import TrainingProblems, to_row
 from gtpo.inputs.model_shape import Weights, find_weights
+from rewards.checks import probe_reward
+from rewards.data.problem import Problem
 from rewards.data.problems import SOURCES
 from rewards.loading import load_reward
+from rewards.support.errors import UserError
 from rewards.support.log import LOG
+from rewards.support.packages import require
 
 PROBE_SECONDS = 3.0
 
@@ -59,14 +66,57 @@ def check_inputs(config: TrainConfig) -> TrainingProblems:
     if not (offline or (local and (name is None or Path(name).exists())) or hub_answers()):
         LOG.warning("the Hugging Face Hub does not answer; using what is cached (HF_HUB_OFFLINE=1)")
         os.environ["HF_HUB_OFFLINE"] = "1"
+    functions = {}
     if config.method != "sft":
-        for path in config.trainer.reward_funcs:
-            load_reward(path)
-    if local:
-        problems.select(None)
+        functions = {path: load_reward(path) for path in config.trainer.reward_funcs}
+    rows = problems.select(None)[0] if local else []
+    row = rows[0] if rows else to_row(Problem(id="1", problem="1 + 1", answer="2"), config)
+    for path, function in functions.items():
+        probe = probe_reward(path, function, row)
+        if probe.fault:
+            raise UserError(f"trainer.reward_funcs: {probe.fault}")
+        if probe.raised:
+            LOG.warning(f"{probe.raised}; completions on which it raises are unscored")
     return problems
+
+
+def check_trl(config: TrainConfig) -> None:
+    """Refuse on a CPU what TRL 1.15 computes with a kernel for GPUs alone. Raises UserError."""
+    if not metadata.version("trl").startswith("1.15."):
+        return
+    if config.method == "grpo":
+        what = "method grpo"
+    elif config.method == "gtpo" and not one_step_per_rollout(config):
+        what = "several optimiser steps per rollout (training.num_iterations, training.steps_per_generation)"
+    else:
+        return
+    import torch
+
+    if not torch.accelerator.is_available():
+        raise UserError(
+            f"{what} needs a GPU with TRL {metadata.version('trl')}, which computes log-probabilities with a kernel "
+            "for GPUs; TRL 1.16 has none of this limit: pip install 'trl>=1.16,<1.17'"
+        )
+
+
+def needed_packages(config: TrainConfig) -> Iterator[tuple[str, str, str]]:
+    """Yield (what needs it, package, extra) for the optional packages without which the run would fail."""
+    model, optimizer = config.model, config.training.optimizer
+    if model.load_in_4bit:
+        yield "model.load_in_4bit", "bitsandbytes", "bitsandbytes"
+    if optimizer == "adamw_torch_8bit":
+        yield f"training.optimizer {optimizer}", "torchao", "torchao"
+    elif optimizer in BITSANDBYTES:
+        yield f"training.optimizer {optimizer}", "bitsandbytes", "bitsandbytes"
+    if model.backend == "unsloth":
+        yield "model.backend unsloth", "unsloth", "unsloth"
+    if config.method != "sft" and config.rollout.engine in ("vllm", "vllm_server"):
+        yield f"rollout.engine {config.rollout.engine}", "vllm", "vllm"
 
 
 def preflight(config: TrainConfig, results: Path = Path("results")) -> RunInputs:
     """Refuse what would fail later. Raises UserError; reads local files only, and no weights."""
+    for purpose, package, extra in needed_packages(config):
+        require(purpose, package, extra=extra)
+    check_trl(config)
     return RunInputs(find_weights(config.model, results), check_inputs(config))

@@ -16,7 +16,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from gtpo.config import TrainConfig
 from gtpo.plan.preflight import preflight
 from gtpo.run.folder import TrainFolder
+from gtpo.run.trackers import trackers_write_to
 from rewards.support.log import LOG
+from rewards.support.vllm_environment import quiet_vllm
 
 if TYPE_CHECKING:
     from gtpo.run.validation import ScoreHeldOut
@@ -74,9 +76,13 @@ def train(
         return folder.root
 
     inputs = preflight(config, results_dir)
-    from gtpo.run.session import TrainingRun
+    if config.rollout.engine in ("auto", "vllm", "vllm_server"):
+        import torch
 
-    with _Interrupt() as interrupt:
+        quiet_vllm(on_cpu=not torch.cuda.is_available())  # before TRL imports vLLM
+    with _Interrupt() as interrupt, trackers_write_to(folder.root):
+        from gtpo.run.session import TrainingRun
+
         run = TrainingRun(
             config, folder, inputs, interrupt=interrupt, check_loss=check_loss, score_held_out=score_held_out
         )

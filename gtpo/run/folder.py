@@ -5,12 +5,13 @@ run.json         what ran: versions, hardware, seeds, H_ini and the gate's decis
 metrics.jsonl    one line per step
 checkpoints/     checkpoint-N, each whole or absent
 best/ final/     weights (or adapter) and tokenizer; best.json says why
-base/            only where an adapter or TRL's KL term refers to weights that are nowhere else
+base/            only where an adapter, TRL's KL term or vLLM refers to weights that are nowhere else
 completions/     parquet, one file per logged step
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -50,6 +51,7 @@ FREE_KEYS = frozenset(
         "training.log_completions_steps",
         "rollout.server_host",
         "rollout.server_port",
+        "rollout.logp_difference_alarm",
     }
 )
 """Keys that may differ between a run and its continuation: they change no number."""
@@ -62,6 +64,16 @@ def first_difference(old: TrainConfig, new: TrainConfig) -> tuple[str, Any, Any]
         if key not in FREE_KEYS and before.get(key) != after.get(key):
             return key, before.get(key), after.get(key)
     return None
+
+
+def out_of_space(error: BaseException) -> bool:
+    """Return whether an error says that the disk is full: the system's own, or that of safetensors or torch."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    text = str(error).lower()
+    return any(
+        words in text for words in ("no space left", "disk quota", "failed writing", "writing file", "os error 28")
+    )
 
 
 class TrainFolder:
@@ -93,6 +105,15 @@ class TrainFolder:
         """Return the whole checkpoint of the highest step, or None."""
         found = [path for path in self.checkpoints.glob("checkpoint-*") if path.name.split("-")[1].isdigit()]
         return max(found, key=lambda path: int(path.name.split("-")[1]), default=None)
+
+    def no_room(self, what: str) -> UserError:
+        """Return the error of a full disk, with what the run resumes from."""
+        kept = self.last_checkpoint()
+        return UserError(
+            f"no room on disk {what}. "
+            + (f"{kept.name} is whole: " if kept else "There is no checkpoint yet: ")
+            + "free some space; the same command resumes the run"
+        )
 
     def stored_config(self) -> TrainConfig:
         """Return the run's config; a key that an earlier version did not have takes its default.
@@ -137,6 +158,10 @@ class TrainFolder:
     def start(self, config: TrainConfig) -> None:
         """Write the config and remove what an interrupted write left behind."""
         write_text(self.config_yaml, config.to_yaml())
+        self.remove_partial()
+
+    def remove_partial(self) -> None:
+        """Remove what an interrupted write left behind."""
         shutil.rmtree(self.checkpoints / PARTIAL, ignore_errors=True)
         for folder in (self.best, self.final):
             shutil.rmtree(folder.with_name(PARTIAL + "-" + folder.name), ignore_errors=True)

@@ -8,10 +8,12 @@ and shows the first traceback.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rewards.checks import score_fault
 from rewards.loading import RewardFunction, load_rewards
+from rewards.support.errors import UserError
 from rewards.support.log import LOG
 
 _NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "environments")
@@ -30,20 +32,23 @@ class GuardedReward:
     def __call__(
         self, prompts: list[Any], completions: list[Any], completion_ids: list[list[int]], **columns: Any
     ) -> list[float | None]:
-        """Return one score per completion, None where the function raised or returned None."""
+        """Return one score per completion, None where the function raised or returned None.
+
+        Raises UserError where what it returned are no scores of these completions.
+        """
         self.failed = []
         count = len(completions)
         try:
-            return list(
-                self.function(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
-            )
+            returned = self.function(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
         except Exception:
             self._note(traceback.format_exc())
+        else:
+            return self._checked(returned, count)
         scores: list[float | None] = []
         for index in range(count):
             row = {key: value if key in _NOT_COLUMNS else value[index : index + 1] for key, value in columns.items()}
             try:
-                (score,) = self.function(
+                returned = self.function(
                     prompts=prompts[index : index + 1],
                     completions=completions[index : index + 1],
                     completion_ids=completion_ids[index : index + 1],
@@ -52,8 +57,15 @@ class GuardedReward:
             except Exception:
                 self._note(traceback.format_exc())
                 self.failed.append(index)
-                score = None
-            scores.append(score)
+                scores.append(None)
+            else:
+                scores += self._checked(returned, 1)
+        return scores
+
+    def _checked(self, returned: Any, count: int) -> list[float | None]:
+        scores = list(returned) if isinstance(returned, Iterable) else returned
+        if fault := score_fault(str(self.__name__), scores, count):
+            raise UserError(fault)
         return scores
 
     def _note(self, trace: str) -> None:

@@ -18,44 +18,45 @@ RENAMED = {
     "mean_token_accuracy": "tokens/accuracy",
     "num_tokens": "tokens/seen",
     "epoch": "epoch",
-    "sampling/sampling_logp_difference/mean": "sampling/logp_difference",
     "entropy_coef": "entropy/coefficient",
+    "cispo_clip_ratio": "clip_ratio/high_mean",
+    "aux_loss": "router/aux_loss",
 }
 """TRL's names -> ours."""
 
-KEPT_PREFIXES = (
-    "reward/",
-    "entropy/",
-    "gate/",
-    "conflict/",
-    "groups/",
-    "completions/",
-    "rewards/",
-    "time/",
-    "sampling/logp",
+DROPPED = (
+    "sampling/sampling_logp_difference/mean",
+    "reward",
+    "reward_std",
+    "frac_reward_zero_std",
+    "entropy",
+    "step_time",
+    "completions/mean_length",
+    "completions/min_length",
+    "completions/max_length",
+    "completions/clipped_ratio",
+    "completions/mean_terminated_length",
+    "completions/min_terminated_length",
+    "completions/max_terminated_length",
 )
-"""Names with these prefixes are kept as they are."""
-
-CLIPPED = ("clip_ratio/region_mean", "cispo_clip_ratio")
-"""TRL's names for the share of tokens whose ratio was clipped, ours being `clipped`."""
-
-_DROPPED = ("completions/m", "completions/clipped")
-"""TRL's own length and truncation metrics, which GroupStatistics logs under one name for all methods."""
+"""TRL's names of what is logged under a name of ours, the same for all methods."""
 
 
 def metrics_row(step: int, logs: Mapping[str, Any], method: str, *, ratios_move: bool = False) -> dict[str, Any]:
-    """Return the line of a step from what transformers' Trainer logs.
+    """Return the line of a step from what transformers' Trainer logs, metrics of the user's own included.
 
     ratios_move: several optimiser steps share a rollout, so that a ratio can be clipped.
     """
     row: dict[str, Any] = {"step": step}
     row |= {new: logs[old] for old, new in RENAMED.items() if old in logs}
-    row |= {k: v for k, v in logs.items() if k.startswith(KEPT_PREFIXES) and not k.startswith(_DROPPED)}
-    clipped = [logs[name] for name in CLIPPED if name in logs]
-    if ratios_move and clipped:
-        row["clipped"] = clipped[0]
+    for name, value in logs.items():
+        number = value is None or isinstance(value, int | float)
+        if number and name not in RENAMED and name not in DROPPED:
+            row.setdefault(name, value)
     if method == "sft" and "entropy" in logs:
         row["entropy/mean"] = logs["entropy"]
+    if not ratios_move:
+        row = {name: value for name, value in row.items() if not name.startswith("clip_ratio/")}
     return row
 
 

@@ -27,14 +27,38 @@ PLAIN_SECONDS = 5.0
 """A log line at most this often."""
 
 
-def summary(row: Mapping[str, Any]) -> str:
-    """Return the headline metrics of a step in one line."""
-    parts = [
-        f"{label} {pattern.format(row[name])}"
-        for name, label, pattern in SHOWN
-        if isinstance(row.get(name), int | float)
-    ]
-    return "  ".join(parts)
+def summary(row: Mapping[str, Any], width: int | None = None) -> str:
+    """Return the headline metrics of a step in one line, the first ones where not all fit into `width` columns."""
+    line = ""
+    for name, label, pattern in SHOWN:
+        if isinstance(row.get(name), int | float):
+            longer = f"{line}  {label} {pattern.format(row[name])}".strip()
+            if width is not None and len(longer) > width:
+                break
+            line = longer
+    return line
+
+
+def _live_line(title: str) -> Any:
+    """Return rich's progress: the bar, and under it the metrics, each in one line of the terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+    from rich.table import Column
+    from rich.text import Text
+
+    class TwoLines(Bar):
+        def get_renderables(self) -> Any:
+            yield from super().get_renderables()
+            for task in self.tasks:
+                yield Text(task.fields["status"], no_wrap=True, overflow="ellipsis")
+
+    columns = (
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    return TwoLines(*columns, console=stderr_console(), expand=len(title) > 30)
 
 
 class Progress:
@@ -51,24 +75,14 @@ class Progress:
         """Begin at `step` of `total`."""
         self.total, self._first_step, self._begin = total, step, time.monotonic()
         if self.shown and sys.stderr.isatty():
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
-
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=20),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[status]}"),
-            )
-            self._bar = Bar(*columns, console=stderr_console())
+            self._bar = _live_line(self.title)
             self._task = self._bar.add_task(self.title, total=total, completed=step, status="")
             self._bar.start()
 
     def step(self, step: int, row: Mapping[str, Any]) -> None:
         """Show the metrics of a step."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, status=summary(row))
+            self._bar.update(self._task, completed=step, status=summary(row, self._bar.console.width))
             return
         now = time.monotonic()
         due = now - self._last >= PLAIN_SECONDS or step >= self.total or step - 1 == self._first_step

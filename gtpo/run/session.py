@@ -2,53 +2,41 @@
 
 from __future__ import annotations
 
-import logging
 import time
-import warnings
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from transformers import PrinterCallback, TrainerCallback
-from transformers.utils import logging as transformers_logging
 
 from gtpo.config import TrainConfig
 from gtpo.config.schedule import one_step_per_rollout
 from gtpo.inputs.model import LoadedModel, load_model, widen_adapters
+from gtpo.plan.memory import memory_advice
 from gtpo.plan.preflight import RunInputs
+from gtpo.run.advice import Advice
 from gtpo.run.completions_log import completions_table, write_completions
-from gtpo.run.folder import TrainFolder
+from gtpo.run.folder import TrainFolder, out_of_space
 from gtpo.run.guarded_reward import guarded_rewards
 from gtpo.run.health import MAX_ROLLBACKS, Health
+from gtpo.run.libraries import quiet_libraries, settle_on_cpu
 from gtpo.run.metrics_log import append_metrics, metrics_row
 from gtpo.run.progress import Progress
 from gtpo.run.provenance import provenance
 from gtpo.run.reward_table import reward_table
-from gtpo.run.trainer_arguments import trainer_arguments
+from gtpo.run.trainer_arguments import rollout_engine, trainer_arguments
 from gtpo.run.trainers import trainer_class
 from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.run.validation import METRIC as VALIDATION_METRIC
 from gtpo.run.validation import ScoreHeldOut, Validation
 from gtpo.run.weights import provide_base, restore_best, save_weights
 from gtpo.trainer.rollout import Rollout
+from gtpo.trainer.vllm_on_cpu import vllm_failures_explained
 from rewards.support.errors import UserError
 from rewards.support.log import LOG
 from rewards.support.provenance import now
-
-
-def quiet_libraries() -> None:
-    """Keep the libraries' own messages off the terminal, except with --verbose. Their errors still raise."""
-    import datasets
-
-    transformers_logging.disable_progress_bar()
-    datasets.disable_progress_bars()
-    if LOG.isEnabledFor(logging.DEBUG):
-        return
-    transformers_logging.set_verbosity_error()
-    for name in ("accelerate", "trl", "datasets", "torch.distributed"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module=r"(transformers|trl|accelerate|peft|torch)(\.|$)")
 
 
 class TrainingRun:
@@ -69,6 +57,8 @@ class TrainingRun:
         score_held_out: ScoreHeldOut | None = None,
     ) -> None:
         quiet_libraries()
+        if not torch.accelerator.is_available():
+            settle_on_cpu()
         self.config, self.folder, self.inputs = config, folder, inputs
         self.interrupt, self.check_loss, self.score_held_out = interrupt, check_loss, score_held_out
         if config.training.eval_steps is not None and score_held_out is None:
@@ -80,10 +70,12 @@ class TrainingRun:
         self.main = self.processes.is_main_process
         self.progress = Progress(f"{config.run_name} ({config.method})", shown=self.main)
         self.health = Health(config.health, self._best_metric())
+        self.advice = Advice(config)
         self.begin = time.monotonic()
         self.step_seconds: list[float] = []
         """Of the steps since the last line of metrics.jsonl."""
         self.stopped_because: str | None = None
+        self.beside_vllm = config.method != "sft" and rollout_engine(config) == "vllm"
         self.trainer: Any = None
         self.validation: Validation | None = None
         self.validated: dict[str, float] = {}
@@ -115,34 +107,48 @@ class TrainingRun:
             checkpoint = self.folder.last_checkpoint()
             for line in [*loaded.notes, *report.lines()]:
                 LOG.info(line)
-            self._build(kind, loaded, dataset, rewards)
-            if self.main:
-                self._describe(loaded, report.as_dict())
-            if checkpoint is not None:
-                LOG.info(f"resuming from {checkpoint}")
-            try:
-                self.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-                self._finish()
-            finally:
-                self.progress.stop()
+            with vllm_failures_explained(loaded.model) if self.beside_vllm else nullcontext():
+                self._build(kind, loaded, dataset, rewards)
+                if self.main:
+                    self._describe(loaded, report.as_dict())
+                if checkpoint is not None:
+                    LOG.info(f"resuming from {checkpoint}")
+                try:
+                    self.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+                    self._finish()
+                finally:
+                    self.progress.stop()
         except torch.OutOfMemoryError as error:
             mistake = UserError(memory_advice(self.config, error))
             self._record_failure(mistake)
             raise mistake from None
-        except UserError as mistake:
-            self._record_failure(mistake)
+        except UserError as told:
+            self._record_failure(told)
             raise
+        except Exception as error:
+            if not out_of_space(error):
+                raise
+            mistake = self.folder.no_room(f"in {self.folder.root} ({str(error).splitlines()[0]})")
+            self._record_failure(mistake)
+            raise mistake from error
         finally:
             if self.main:
                 self.folder.unlock()
+            # Left to the interpreter's end, it can wait for ever. vLLM closes what it shares by itself.
+            if self.processes.num_processes > 1 and not self.beside_vllm:
+                torch.distributed.destroy_process_group()
 
     def _record_failure(self, mistake: UserError) -> None:
         """Write to run.json that the run stopped; the same command resumes it."""
-        if self.main and self.trainer is not None and self.folder.run_json.exists():
+        if not (self.main and self.trainer is not None and self.folder.run_json.exists()):
+            return
+        self.folder.remove_partial()
+        with suppress(OSError):  # a full disk has no room for this either
             self.folder.update_run(status="failed", stopped_because=str(mistake).splitlines()[0])
 
     def _build(self, kind: Any, loaded: LoadedModel, dataset: Any, rewards: list[Any]) -> None:
-        if loaded.made_here and (self.config.training.beta > 0 or loaded.peft_config is not None):
+        named = self.config.training.beta > 0 or loaded.peft_config is not None or self.beside_vllm
+        if loaded.made_here and named:
             provide_base(loaded, self.folder, self.processes)
         common = {
             "model": loaded.model,
@@ -198,6 +204,8 @@ class TrainingRun:
         if self.main:
             append_metrics(self.folder.metrics_jsonl, row)
         self.progress.step(state.global_step, row)
+        for text in self.advice.observe(row):
+            LOG.warning(text)
         verdict = self.health.observe(state.global_step, row)
         if verdict.new_best:
             self._save_best(state.global_step)
@@ -279,7 +287,8 @@ class TrainingRun:
                 if self.validation
                 else {"smoothing_steps": section.smoothing_steps}
             ),
-            "why": f"the best running mean of {self.health.metric} so far",
+            "why": f"the best running mean of {self.health.metric} so far; the weights are those of step {step}, the "
+            "last of that mean's window",
         }
         save_weights(self.trainer, self.folder.best, about)
 
@@ -346,30 +355,6 @@ class TrainingRun:
             started=self.folder.run().get("started") or now(),
             status="running",
         )
-
-
-def memory_advice(config: TrainConfig, error: torch.OutOfMemoryError) -> str:
-    """Return what to lower, and in which order, after the GPU ran out of memory."""
-    training, model = config.training, config.model
-    batch, accumulation = training.per_device_train_batch_size, training.gradient_accumulation_steps
-    advice = []
-    if batch > 1:
-        advice.append(
-            f"training.per_device_train_batch_size {batch} -> {batch // 2} with "
-            f"training.gradient_accumulation_steps {accumulation} -> {accumulation * 2} (the same gradient)"
-        )
-    if not training.gradient_checkpointing:
-        advice.append("training.gradient_checkpointing: true")
-    if longest := training.max_completion_length:
-        advice.append(f"training.max_completion_length {longest} -> {longest // 2}")
-    if config.rollout.engine in ("auto", "vllm"):
-        advice.append(f"model.gpu_memory_utilization {model.gpu_memory_utilization} -> 0.3 (vLLM's share)")
-    if model.lora_rank == 0:
-        advice.append("model.lora_rank: 64 (train adapters only)")
-    elif not model.load_in_4bit:
-        advice.append("model.load_in_4bit: true")
-    first = ". ".join(str(error).split(". ", maxsplit=2)[:2])
-    return f"out of GPU memory ({first}). Lower, in this order: " + "; ".join(advice)
 
 
 class _RunCallback(TrainerCallback):

@@ -13,7 +13,7 @@ from gtpo.config.baselines import CLIPPING, SWITCHES
 from gtpo.inputs.model import compute_precision
 from gtpo.trainer import GTPOConfig
 from rewards.support.errors import UserError
-from rewards.support.packages import installed, require
+from rewards.support.packages import installed
 
 
 def rollout_engine(config: TrainConfig) -> str:
@@ -21,8 +21,6 @@ def rollout_engine(config: TrainConfig) -> str:
     engine = config.rollout.engine
     if engine == "auto":
         return "vllm" if installed("vllm") and torch.cuda.is_available() else "transformers"
-    if engine == "vllm":
-        require("rollout.engine vllm", "vllm", extra="vllm")
     return engine
 
 
@@ -81,8 +79,8 @@ def _sampled(config: TrainConfig) -> dict[str, Any]:
         "vllm_tensor_parallel_size": rollout.tensor_parallel_size,
         "vllm_gpu_memory_utilization": config.model.gpu_memory_utilization,
         "vllm_max_model_length": config.model.max_seq_length,
-        # Off for both methods, which then differ by method alone; gtpo logs the mismatch as `sampling/logp_difference`.
-        "vllm_importance_sampling_correction": False,
+        # The same for both methods, which then differ by method alone.
+        "vllm_importance_sampling_correction": rollout.importance_sampling_correction,
         "trust_remote_code": config.model.trust_remote_code,
     }
 

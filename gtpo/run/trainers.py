@@ -11,10 +11,10 @@ Nothing here touches a loss or a gradient. `RunMixin` makes a run repeatable and
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from trl import GRPOTrainer, SFTTrainer
 
 from gtpo.config import TrainConfig
 from gtpo.entropy import Calibration
-from gtpo.run.folder import PARTIAL, TrainFolder
+from gtpo.run.folder import PARTIAL, TrainFolder, out_of_space
 from gtpo.run.guarded_reward import GuardedReward
 from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.trainer import GTPOTrainer
@@ -66,14 +66,18 @@ class EpochOrder(Sampler[int]):
                     yield from (index for _ in range(self.repeats))
 
 
-def _out_of_space(error: BaseException, folder: Path) -> bool:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    text = str(error).lower()
-    written = any(
-        word in text for word in ("no space left", "disk quota", "failed writing", "writing file", "os error 28")
-    )
-    return written or (not isinstance(error, OSError) and shutil.disk_usage(folder).free < 1 << 20)
+@contextmanager
+def _readable(checkpoint: str) -> Iterator[None]:
+    """Turn what a damaged checkpoint raises into a UserError that says what to do."""
+    try:
+        yield
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{checkpoint} cannot be read ({type(error).__name__}: {str(error)[:160]}). Move it away: the same command "
+            "then resumes from the checkpoint before it, or starts anew where there is none"
+        ) from error
 
 
 class RunMixin:
@@ -82,6 +86,7 @@ class RunMixin:
     args: Any
     model: Any
     state: Any
+    control: Any
     accelerator: Any
     train_dataset: Any
     rollouts: dict[str, Rollout]
@@ -108,6 +113,13 @@ class RunMixin:
         if self.untrained_kl is not None and self.model.training:
             self.untrained_kl.observe(self, model, inputs)
         return super().compute_loss(model, inputs, *args, **kwargs)  # type: ignore[misc]
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> Any:
+        """Train an epoch, but not a step more where the last checkpoint was the run's last step."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return None
+        return super()._run_epoch(*args, **kwargs)  # type: ignore[misc]
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -138,15 +150,12 @@ class RunMixin:
                 shutil.rmtree(self._staging, ignore_errors=True)
                 rotate_checkpoints(str(folder), save_total_limit=self.args.save_total_limit)
         except Exception as error:
-            if not _out_of_space(error, folder):
+            # What torch and safetensors raise on a full disk does not always say so.
+            full = not isinstance(error, OSError) and shutil.disk_usage(folder).free < 1 << 20
+            if not (full or out_of_space(error)):
                 raise
             shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-            kept = sorted(path.name for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
-            raise UserError(
-                f"no room on disk for {name} in {folder}. "
-                + (f"{kept[-1]} is whole: " if kept else "There is no earlier checkpoint: ")
-                + "free some space; the same command resumes the run"
-            ) from error
+            raise self.run_folder.no_room(f"for {name} in {folder}") from error
         finally:
             self._staging = None
 
@@ -172,10 +181,16 @@ class RunMixin:
             return False
         return bool(self._step % (per_round * self.args.num_iterations))
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        with _readable(resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
         if checkpoint is None:
+            super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
             return
+        with _readable(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
         self.restored = read_json(Path(checkpoint) / STATE_FILE)
         self._step = self.restored["micro_step"]
         self._total_train_tokens = self.restored["tokens_seen"]

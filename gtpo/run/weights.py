@@ -46,6 +46,7 @@ def provide_base(loaded: LoadedModel, folder: TrainFolder, processes: Any) -> No
 def restore_best(trainer: Any, best: Path) -> None:
     """Put the best weights back, clear the optimiser's moments and halve the learning rate."""
     trainer._load_from_checkpoint(str(best), trainer.model)
+    getattr(trainer, "weights_changed", lambda: None)()  # method sft samples nothing
     getattr(trainer.optimizer, "optimizer", trainer.optimizer).state.clear()
     trainer.lr_scheduler.base_lrs = [rate / 2 for rate in trainer.lr_scheduler.base_lrs]
     trainer.lr_scheduler._last_lr = [rate / 2 for rate in trainer.lr_scheduler._last_lr]

@@ -17,10 +17,11 @@ from trl.trainer.utils import pad
 
 from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, describe_gate
 from gtpo.fused import fused_linear_gtpo_loss
+from gtpo.inputs.model_shape import router_loss_obstacle
 from gtpo.objective import PRESETS, filter_is_active
 from gtpo.trainer.group_statistics import GroupLoggingTrainer
 from gtpo.trainer.gtpo_config import GTPOConfig
-from gtpo.trainer.policy_head import LMHead, add_policy_head
+from gtpo.trainer.policy_head import LMHead, PolicyOutput, add_policy_head
 from rewards.support.files import read_json, write_json
 from rewards.support.log import LOG
 
@@ -51,6 +52,8 @@ class CalibratedTrainer(GroupLoggingTrainer):
         self._reported = 0.0
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
         policy: Any = self.model
+        if self.aux_loss_enabled and (obstacle := router_loss_obstacle(policy.config, self.router_aux_loss_coef)):
+            raise ValueError(f"GTPOTrainer: {obstacle}")
         add_policy_head(policy.get_base_model() if is_peft_model(policy) else policy)
         self.add_callback(_CalibrateFirst(self))
 
@@ -87,19 +90,30 @@ class CalibratedTrainer(GroupLoggingTrainer):
 
     def ensure_calibrated(self) -> None:
         """Measure H_ini before step 0 where the filter is `auto`, or take up what the resumed run stored."""
+        arguments: Any = self.args
         main = self.accelerator.is_main_process
-        if self.objective.filter == "auto" and self.calibration is None:
-            self.calibration = self.load_calibration()
-            if self.calibration is None:
+        if self.objective.filter == "auto" and arguments.initial_entropy is None:
+            stored = self.load_calibration()
+            if stored is None:
                 if self.state.global_step and main:
                     LOG.warning(f"no H_ini in {self.calibration_file}; measuring it on the policy as it is now")
-                self.calibration = self._measure()
+                self.calibration = self.calibration or self._measure()
                 if main:
                     self.store_calibration(self.calibration)
-            elif main:
-                LOG.info(f"H_ini taken from {self.calibration_file}")
+            else:
+                self.calibration = stored
+                if main:
+                    LOG.info(f"H_ini taken from {self.calibration_file}")
         if main:
             LOG.info(describe_gate(self.objective, self.calibration))
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate; before any training the gate is decided by H_ini of the policy as it is now, which is not kept."""
+        if self.objective.filter == "auto" and self.calibration is None:
+            self.calibration = self._measure()
+            if self.accelerator.is_main_process:
+                LOG.info(describe_gate(self.objective, self.calibration))
+        return super().evaluate(*args, **kwargs)
 
     def _measure(self) -> Calibration:
         """Sample and score the first training samples; leaves random numbers, metrics and counters as they were."""
@@ -141,16 +155,21 @@ class CalibratedTrainer(GroupLoggingTrainer):
             ).entropy  # fmt: skip
 
         with torch.no_grad():
-            local: Tensor = self.policy_forward(self.model_wrapped, batch, mean_entropy)
+            local: Tensor = self.policy_forward(self.model_wrapped, batch, mean_entropy).value
         ranks = accelerator.gather(local).view(world, -1)
         return ranks.T.reshape(-1)[: len(prompts)]
 
-    def policy_forward(self, model: Any, batch: Mapping[str, Any], loss: Callable[[Tensor, LMHead], Any]) -> Any:
+    def policy_forward(
+        self, model: Any, batch: Mapping[str, Any], loss: Callable[[Tensor, LMHead], Any]
+    ) -> PolicyOutput:
         """Run the model's forward; return what `loss` makes of the hidden states [B, L, D] that predict the tokens."""
         length = batch["completion_ids"].size(1)
+        router = {"output_router_logits": True} if self.aux_loss_enabled else {}
         with self.accelerator.autocast():
-            return model(
+            output: PolicyOutput = model(
                 input_ids=torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
                 attention_mask=torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
                 policy_loss=lambda hidden, head: loss(hidden[:, -length - 1 : -1], head),
+                **router,
             )
+        return output

@@ -10,20 +10,28 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 from trl import GRPOTrainer
+from trl.import_utils import is_vllm_available
 
 from gtpo.completions import group_advantages, prepare_completions
 from gtpo.presets import LN2, PRESETS, Objective
 from gtpo.trainer.rollout import Rollout, Scores, to_batch
+from gtpo.trainer.vllm_on_cpu import reload_by_layers, without_compilation
 from rewards.completions import completion_text
 from rewards.format import format_score
+
+
+def loss_mask(batch: Mapping[str, Any]) -> Tensor:
+    """Return which tokens [B, L] the policy wrote: those of the completion, without what tools answered."""
+    mask: Tensor = batch["completion_mask"]
+    return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
 
 def repeated_across_prompts(ids: Tensor, mask: Tensor, group: int) -> float:
@@ -50,7 +58,13 @@ class GroupLoggingTrainer(GRPOTrainer):
         self.rollouts: dict[str, Rollout] = {}
         """The round of sampling in use, by mode (train, eval)."""
         self._scores: Scores
-        super().__init__(*args, **kwargs)
+        beside_vllm = (
+            without_compilation() if is_vllm_available() and not torch.accelerator.is_available() else nullcontext()
+        )
+        with beside_vllm:
+            super().__init__(*args, **kwargs)
+        if self.use_vllm and self.vllm_mode == "colocate" and self.accelerator.device.type == "cpu":
+            reload_by_layers(self.vllm_generation)
 
     @property
     def training_mode(self) -> bool:
@@ -114,6 +128,13 @@ class GroupLoggingTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         begin = time.perf_counter()
         rewards = self._mark_unscored(super()._calculate_rewards(inputs, prompts, completions, completion_ids_list))
+        infinite = rewards.isinf().any(dim=0).tolist()
+        if any(infinite):
+            names = [name for name, found in zip(self.reward_func_names, infinite, strict=True) if found]
+            raise ValueError(
+                f"reward {', '.join(names)} is infinite for a completion of step {self.state.global_step + 1}; "
+                "return a finite number, or None to leave the completion unscored"
+            )
         form = self.accelerator.gather(
             torch.tensor([format_score(completion_text(text)) for text in completions], device=rewards.device)
         )
@@ -195,6 +216,10 @@ class GroupLoggingTrainer(GRPOTrainer):
         )
         return batch
 
+    def weights_changed(self) -> None:
+        """Let vLLM take the weights anew before it samples next. Needed only where no optimiser step changed them."""
+        self._last_loaded_step = -1
+
     # -- the loss --------------------------------------------------------------------------------------------------
 
     def _log_completions(self, rows: Tensor, entropy: Tensor, keep_mask: Tensor | None) -> None:
@@ -213,6 +238,21 @@ class GroupLoggingTrainer(GRPOTrainer):
             metrics["gate/kept"].append(table[:, 2].mean().item())
             rollout.keep_mask[where] = table[:, 2].bool()
 
+    def _log_mismatch(self, logps: Tensor, inputs: dict[str, Any]) -> None:
+        """Log how far the trainer's log-probabilities [B, L] are from vLLM's: the alarm for stale weights.
+
+        They are compared under the policy that sampled, also where several optimiser steps share a rollout.
+        """
+        sampled = inputs.get("sampling_per_token_logps")
+        if sampled is None:
+            return
+        if inputs.get("old_per_token_logps") is not None:
+            logps = inputs["old_per_token_logps"]
+        known = loss_mask(inputs).bool() & ~sampled.isnan()
+        gap = torch.where(known, logps.detach() - sampled, 0.0).abs()
+        totals = self.accelerator.gather(torch.stack([gap.sum(), known.sum().to(gap.dtype)])).view(-1, 2).sum(dim=0)
+        self._metrics[self._mode()]["sampling/logp_difference"].append((totals[0] / totals[1].clamp(min=1)).item())
+
 
 class ObservedGRPOTrainer(GroupLoggingTrainer):
     """TRL's GRPO with the group statistics beside it: its loss and gradients are TRL's own.
@@ -230,4 +270,5 @@ class ObservedGRPOTrainer(GroupLoggingTrainer):
             mask = self._observed["completion_mask"]
             entropy = (outputs[1].detach() * mask).sum(dim=1) / mask.sum(dim=1)
             self._log_completions(self._observed["row"], entropy, None)
+            self._log_mismatch(outputs[0], self._observed)
         return outputs

@@ -87,7 +87,10 @@ class GTPOConfig(GRPOConfig):
                 f"GTPOConfig: objective has no field {', '.join(sorted(unknown))}; "
                 f"its fields are {', '.join(entry.name for entry in fields(Objective))}"
             )
-        return replace(PRESETS[self.preset], **changes)
+        try:
+            return replace(PRESETS[self.preset], **changes)
+        except ValueError as error:
+            raise ValueError(f"GTPOConfig: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments as JSON can hold them; GTPOConfig(**to_dict()) has the same objective."""

@@ -16,11 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from trl import GRPOTrainer
 
 from gtpo.fused import FusedLoss, fused_loss
 from gtpo.objective import entropy_gate
 from gtpo.trainer.calibration import CalibratedTrainer
+from gtpo.trainer.check_inputs import check_inputs
 from gtpo.trainer.check_loss import Check, compare_losses
+from gtpo.trainer.group_statistics import loss_mask
 from gtpo.trainer.gtpo_config import GTPOConfig
 from gtpo.trainer.policy_head import LMHead
 from gtpo.trainer.rollout import BATCH_ROWS, from_batch
@@ -36,11 +39,13 @@ _TEXT_KEYS = frozenset(
 )
 """What a batch of text holds; images or other modalities would be dropped in silence otherwise."""
 
-
-def _loss_mask(batch: dict[str, Any]) -> Tensor:
-    """Return which tokens [B, L] the policy wrote: those of the completion, without what tools answered."""
-    mask: Tensor = batch["completion_mask"]
-    return mask * batch["tool_mask"] if "tool_mask" in batch else mask
+_CITATION = """\
+@article{simoni2025gtpo,
+    title        = {{GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control}},
+    author       = {Marco Simoni and Aleksandar Fontana and Giulio Rossolini and Andrea Saracino and Paolo Mori},
+    year         = 2025,
+    eprint       = {arXiv:2508.03772},
+}"""
 
 
 class GTPOTrainer(CalibratedTrainer):
@@ -48,17 +53,33 @@ class GTPOTrainer(CalibratedTrainer):
 
     _tag_names = ["trl", "gtpo"]  # noqa: RUF012  # TRL declares it so
     _name = "GTPO"
+    _paper = {  # noqa: RUF012
+        "title": "GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control",
+        "id": "2508.03772",
+        "citation": f"{_CITATION}\n\n{GRPOTrainer._paper['citation']}",
+    }
+    """What the model card cites: GTPO, and GRPO, which it stands on."""
 
-    def __init__(self, model: Any, reward_funcs: Any = None, args: GTPOConfig | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: GTPOConfig | None = None,
+        train_dataset: Any = None,
+        **kwargs: Any,
+    ) -> None:
         args = GTPOConfig(output_dir="gtpo-output") if args is None else args
         if not isinstance(args, GTPOConfig):
             raise ValueError(f"GTPOTrainer: args must be a GTPOConfig; found {type(args).__name__}")
         if not LOG.hasHandlers():  # a TRL user's script without logging of its own still sees the gate's decision
             start_logging()
+        if train_dataset is not None and kwargs.get("environment_factory") is None:  # environments own their prompts
+            prompts = (args.generation_batch_size or 0) // (args.num_generations or 1)
+            check_inputs(reward_funcs, train_dataset, prompts=prompts)
         self._scoring = False
         self._behaviour_entropies: Tensor | None = None
         self.check_loss = args.check_loss
-        super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
+        super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
 
     # -- the loss ----------------------------------------------------------------------------------------------------
 
@@ -83,7 +104,7 @@ class GTPOTrainer(CalibratedTrainer):
         if self._behaviour_entropies is not None:
             # Several optimiser steps share this round: the gate and the entropy term stay those of the policy that
             # sampled it.
-            mask = _loss_mask(batch)
+            mask = loss_mask(batch)
             total = (self._behaviour_entropies.float() * mask).sum(dim=1)
             batch["behaviour_entropy"] = total / mask.sum(dim=1).clamp(min=1)
         if self.check_loss:
@@ -96,22 +117,28 @@ class GTPOTrainer(CalibratedTrainer):
         return batch
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        if self.aux_loss_enabled or not _TEXT_KEYS.issuperset(inputs):
-            raise ValueError(
-                f"GTPOTrainer trains dense text models; this batch has "
-                f"{sorted(set(inputs) - _TEXT_KEYS) or 'a mixture-of-experts loss'}"
-            )
-        output = self.policy_forward(model, inputs, functools.partial(self._fused_loss, inputs))
+        if unknown := set(inputs) - _TEXT_KEYS:
+            raise ValueError(f"GTPOTrainer trains text models; this batch has {', '.join(sorted(unknown))}")
+        output, aux_loss = self.policy_forward(model, inputs, functools.partial(self._fused_loss, inputs))
         mode = self._mode()
-        if "sampling_per_token_logps" in inputs:
-            self._log_mismatch(output.logps, inputs)
+        self._log_mismatch(output.logps, inputs)
+        if inputs.get("old_per_token_logps") is not None:
+            self._log_clipping(output, inputs)
         entropy = inputs.get("behaviour_entropy", output.entropy)
         self._log_completions(inputs["row"], entropy, output.kept)
-        tokens = self.accelerator.gather(_loss_mask(inputs).sum()).sum()
+        tokens = self.accelerator.gather(loss_mask(inputs).sum()).sum()
         self._metrics[mode]["entropy"].append(
             (self.accelerator.gather(output.token_entropies.sum()).sum() / tokens).item()
         )
-        return output.loss
+        if aux_loss is None:
+            loss: Tensor = output.loss
+            return loss
+        self._metrics[mode]["aux_loss"].append(self.accelerator.gather(aux_loss.detach()).mean().item())
+        return output.loss + self.router_aux_loss_coef * aux_loss / self._accumulation()
+
+    def _accumulation(self) -> int:
+        """Return how many micro-batches make up the gradient that a micro-batch is a part of."""
+        return self.current_gradient_accumulation_steps if self.training_mode else 1
 
     def _fused_loss(self, inputs: dict[str, Any], hidden: Tensor, head: LMHead) -> FusedLoss:
         """Return the loss of a micro-batch from the hidden states [B, L, D] that predict its tokens."""
@@ -122,18 +149,17 @@ class GTPOTrainer(CalibratedTrainer):
                     self.objective, completions.old_entropy, completions.advantages, gate_active=gate_active
                 )
             )
-        accumulation = self.current_gradient_accumulation_steps if self.training_mode else 1
         return fused_loss(
             self.objective,
             hidden,
             head.weight,
             inputs["completion_ids"],
-            _loss_mask(inputs),
+            loss_mask(inputs),
             completions,
             self._group_size(),
             gate_active=gate_active,
             # The micro-batches of a step add up, the ranks are averaged: B of the step is this many per rank.
-            groups=len(completions.advantages) * accumulation / self._group_size(),
+            groups=len(completions.advantages) * self._accumulation() / self._group_size(),
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
             temperature=self.temperature,
@@ -142,13 +168,16 @@ class GTPOTrainer(CalibratedTrainer):
             softcap=head.softcap,
         )
 
-    def _log_mismatch(self, logps: Tensor, inputs: dict[str, Any]) -> None:
-        """Log how far the trainer's log-probabilities are from the sampling engine's: the alarm for stale weights."""
-        sampled = inputs["sampling_per_token_logps"]
-        known = _loss_mask(inputs).bool() & ~sampled.isnan()
-        gap = torch.where(known, logps - sampled, 0.0).abs()
-        totals = self.accelerator.gather(torch.stack([gap.sum(), known.sum().to(gap.dtype)])).view(-1, 2).sum(dim=0)
-        self._metrics[self._mode()]["sampling/logp_difference"].append((totals[0] / totals[1].clamp(min=1)).item())
+    def _log_clipping(self, output: FusedLoss, inputs: dict[str, Any]) -> None:
+        """Log the share of tokens whose policy gradient the clipping takes away, under TRL's names."""
+        mask = loss_mask(inputs).bool()
+        ratio, shaped = (output.logps - inputs["old_per_token_logps"]).exp(), output.shaped_advantages[:, None]
+        low = mask & (ratio < 1 - self.epsilon_low) & (shaped < 0)
+        high = mask & (ratio > 1 + self.epsilon_high) & (shaped > 0)
+        counts = self.accelerator.gather(torch.stack([low.sum(), high.sum(), mask.sum()])).view(-1, 3).sum(dim=0)
+        shares = (counts[:2] / counts[2].clamp(min=1)).tolist()
+        for name, share in zip(("low_mean", "high_mean", "region_mean"), (*shares, sum(shares)), strict=True):
+            self._metrics[self._mode()][f"clip_ratio/{name}"].append(share)
 
     def check_first_group(self, batch: dict[str, Any]) -> Check:
         """Compare the fused loss with the reference on the first group of a round. All processes take part."""
@@ -170,5 +199,5 @@ class GTPOTrainer(CalibratedTrainer):
             truncated=truncated,
         )
         with torch.no_grad():
-            found: Check = self.policy_forward(self.model_wrapped, rows, loss)
+            found: Check = self.policy_forward(self.model_wrapped, rows, loss).value
         return found

@@ -1,9 +1,9 @@
 """The fused loss inside a causal LM's forward, where DDP, FSDP and ZeRO have their hooks.
 
-`model(input_ids, attention_mask, policy_loss=f)` runs the backbone to the last hidden states and returns what
-f(hidden [N, T, D], LMHead) returns; called without `policy_loss`, the model behaves as before. The logits of the
-whole batch never exist, and the weights of the head are whole while `f` runs: gathered from FSDP2's shards or ZeRO-3's
-partitions.
+`model(input_ids, attention_mask, policy_loss=f)` runs the backbone to the last hidden states and returns a PolicyOutput
+with what f(hidden [N, T, D], LMHead) returns; called without `policy_loss`, the model behaves as before. The logits of
+the whole batch never exist, and the weights of the head are whole while `f` runs: gathered from FSDP2's shards or
+ZeRO-3's partitions. With `output_router_logits=True` a mixture of experts gives its load-balancing loss beside it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 import types
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -29,6 +29,23 @@ class LMHead(NamedTuple):
     """[V] or None."""
     logit_scale: float
     softcap: float | None
+
+
+class PolicyOutput(NamedTuple):
+    """What the forward gives for a `policy_loss`."""
+
+    value: Any
+    """What `policy_loss` returned."""
+    aux_loss: Tensor | None
+    """Load-balancing loss of a mixture of experts, a scalar without its coefficient; None unless asked for."""
+
+
+def _load_balancing_loss(router_logits: Any, config: Any, attention_mask: Tensor | None) -> Tensor:
+    """Return the loss (a scalar) of router logits, one tensor [N T, experts] per layer, as TRL computes it."""
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    loss = load_balancing_loss_func(router_logits, config.num_experts, config.num_experts_per_tok, attention_mask)
+    return cast(Tensor, loss)
 
 
 def logit_transform(config: Any) -> tuple[float, float | None]:
@@ -53,8 +70,8 @@ def add_policy_head(model: Any) -> None:
 
     A deep copy of the model takes it too, and computes with the copy's weights.
     """
-    plain_forward = model.forward
-    logit_scale, softcap = logit_transform(model.config.get_text_config())
+    plain_forward, text_config = model.forward, model.config.get_text_config()
+    logit_scale, softcap = logit_transform(text_config)
 
     # `generate` validates its arguments against the signature, so it stays the model's own.
     @functools.wraps(type(model).forward)
@@ -66,8 +83,11 @@ def add_policy_head(model: Any) -> None:
             patched = plain_forward.__func__ if kwargs.get("fused_lm_head") else type(self).forward
             return patched(self, *args, **kwargs)
         # Looked up on each call: FSDP and PEFT replace modules after the patch.
-        hidden = self.base_model(*args, **{**kwargs, "use_cache": False}).last_hidden_state
-        head = self.get_output_embeddings()
+        outputs = self.base_model(*args, **{**kwargs, "use_cache": False})
+        aux_loss = None
+        if kwargs.get("output_router_logits"):
+            aux_loss = _load_balancing_loss(outputs.router_logits, text_config, kwargs.get("attention_mask"))
+        hidden, head = outputs.last_hidden_state, self.get_output_embeddings()
         weight, bias = head.weight, getattr(head, "bias", None)
         hidden = hidden.to(weight.device)
         if isinstance(weight, DTensor):
@@ -76,9 +96,9 @@ def add_policy_head(model: Any) -> None:
         device = hidden.device.type
         context = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
         with context, maybe_gather_lm_head_ctx(weight, bias):  # type: ignore[arg-type]  # it takes None
-            return policy_loss(
-                hidden,
-                LMHead(weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype), logit_scale, softcap),
+            whole = LMHead(
+                weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype), logit_scale, softcap
             )
+            return PolicyOutput(policy_loss(hidden, whole), aux_loss)
 
     model.forward = types.MethodType(forward, model)

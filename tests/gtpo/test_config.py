@@ -318,8 +318,15 @@ def test_published_file_runs_unchanged_and_says_what_it_did() -> None:
         "ent_threshold -> objective.entropy_threshold 0.7",
         "paged_adamw_8bit -> paged_adamw_32bit",
         "per_device_train_batch_size 1 -> 8",
+        "training.temperature 1.0, which nothing in this file sets",
     ):
         assert sum(words in notice for notice in notices) == 1, words
+
+
+def test_a_temperature_that_is_set_needs_no_word() -> None:
+    config, notices = published(training__temperature="0.9")
+    assert config.training.temperature == 0.9
+    assert not any("training.temperature" in notice for notice in notices)
 
 
 @pytest.mark.parametrize(

@@ -76,3 +76,12 @@ def test_a_version_outside_the_requirements_is_named(monkeypatch):
     assert packages["trl"]["status"] == "refused"
     assert packages["peft"]["status"] == "allowed"
     assert packages["torch"]["status"] == "tested"
+
+
+def test_the_extras_of_other_environments_refuse_nothing_here(monkeypatch):
+    """The extra verl holds torch below 2.12 and transformers below 5.11, in an environment of its own."""
+    true = metadata.version
+    untested = {"torch": "2.12.1", "transformers": "5.16.2"}
+    monkeypatch.setattr(metadata, "version", lambda name: untested.get(name) or true(name))
+    packages = machine.describe_packages()
+    assert [packages[name]["status"] for name in untested] == ["allowed", "allowed"]

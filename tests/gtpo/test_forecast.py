@@ -154,10 +154,21 @@ def test_parts_follow_the_config() -> None:
 
 
 def test_vllm_must_hold_its_own_weights() -> None:
-    memory = Forecast([Part("all", 10.0, "")], vllm_share=0.4, vllm_weights_gib=15.0)
+    memory = Forecast([Part("all", 11.0, "")], vllm_share=0.4, vllm_weights_gib=15.0, engine="vllm")
     assert not memory.fits(39)  # 15.6 GiB: the weights and no cache
     assert memory.smallest_gpu() == 40  # 16.0 GiB: weights and a cache of 1.0
-    assert Forecast([Part("all", 500.0, "")], 0.0, 0.0).smallest_gpu() is None
+    assert Forecast([Part("all", 500.0, "")], 0.0, 0.0, "transformers").smallest_gpu() is None
+
+
+def test_context_and_fragmentation_are_counted_and_the_engine_is_named() -> None:
+    base = parts(recipe(rollout__engine="transformers"))
+    assert base["CUDA context"] == pytest.approx(0.75)
+    assert base["fragmentation"] == pytest.approx(0.1 * (base["activations"] + base["loss"] + base["KV cache"]))
+    for engine, counted in (("auto", "transformers"), ("vllm", "vllm"), ("vllm_server", "vllm_server")):
+        assert forecast(recipe(rollout__engine=engine), LLAMA).engine == counted
+    assert forecast(recipe(method="sft", objective=None, rollout=None), LLAMA).engine == "none"
+    on_a_cpu = parts(recipe(model__dtype="float32", model__load_in_4bit=False))
+    assert not {"CUDA context", "fragmentation"} & set(on_a_cpu)
 
 
 def test_shape_from_a_folder_a_train_run_and_an_adapter(tmp_path: Path) -> None:

@@ -324,6 +324,24 @@ def test_tied_embeddings_receive_both_gradients():
     torch.testing.assert_close(*results)
 
 
+def test_gradients_are_handed_over_without_a_copy():
+    """dloss/dW is as large as W: it is scaled where it lies and becomes .grad; so a second backward is refused."""
+    hidden, lm_head, ids, mask, rewards = make(3, torch.float32)
+    hidden.requires_grad_()
+    lm_head.requires_grad_()
+    loss = fused_linear_gtpo_loss(PRESETS["gtpo"], hidden, lm_head, ids, mask, rewards, G, initial_entropy=0.1).loss
+    computed = [gradient.data_ptr() for gradient in loss.grad_fn.gradients[:2]]
+    scaled = loss * 0.5
+    scaled.backward(retain_graph=True)
+    assert [hidden.grad.data_ptr(), lm_head.grad.data_ptr()] == computed
+    with pytest.raises(RuntimeError, match="handed over by an earlier backward"):
+        scaled.backward()
+    again = fused_linear_gtpo_loss(PRESETS["gtpo"], hidden, lm_head, ids, mask, rewards, G, initial_entropy=0.1).loss
+    (first,) = torch.autograd.grad(again, hidden, create_graph=True)
+    with pytest.raises(RuntimeError):
+        first.sum().backward()
+
+
 def test_errors_name_the_argument_and_the_shapes():
     hidden, lm_head, ids, mask, rewards = make(1)
 

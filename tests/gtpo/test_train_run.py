@@ -25,10 +25,13 @@ import gtpo.run.trainers
 from gtpo.config import TrainConfig, load_config
 from gtpo.inputs.model import prepare_tokenizer
 from gtpo.inputs.tiny import build_tokenizer
+from gtpo.plan.preflight import needed_packages
 from gtpo.run.command import train
 from gtpo.run.health import Health, Verdict
 from gtpo.run.session import TrainingRun
+from gtpo.run.trackers import FOLDERS, trackers_write_to
 from rewards.support.errors import UserError
+from rewards.support.packages import installed
 
 STEPS = 6
 PLAIN: dict[str, Any] = {
@@ -303,7 +306,7 @@ def test_reward_that_raises_leaves_the_completion_unscored(own_reward: Callable[
         found = metrics(run(folder, **{"trainer.reward_funcs": ["my_reward.mine"]}))
     assert any(0 < row["reward/unscored"] <= 0.5 for row in found)
     assert all(row["loss"] is not None for row in found)
-    (warning,) = told
+    (warning,) = (line for line in told if "raised" in line)
     assert warning.startswith("reward function mine raised")
     assert "RuntimeError: cannot score this" in warning
 
@@ -312,6 +315,27 @@ def test_more_than_half_unscored_stops_with_the_first_traceback(own_reward: Call
     folder = own_reward("    raise RuntimeError('cannot score anything')")
     with pytest.raises(UserError, match=r"8 of 8 completions(.|\n)*cannot score anything"):
         run(folder, **{"trainer.reward_funcs": ["my_reward.mine"]})
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("    return [1.0]", "trainer.reward_funcs: reward my_reward.mine returned 1 scores for 2 completions"),
+        ("    return [1.0] * len(completions) if completion_ids == [[0], [0]] else [1.0]", "returned 1 scores for 8"),
+        ("    return [1.0 if ids == [0] else 1e999 for ids in completion_ids]", "returned inf for completion 0"),
+        ("    return (float(len(ids)) for ids in completion_ids)", ""),
+    ],
+)
+def test_reward_that_returns_no_scores_stops_with_a_sentence(
+    own_reward: Callable[[str], Path], body: str, words: str
+) -> None:
+    folder = own_reward(body)
+    changes = {"trainer.reward_funcs": ["my_reward.mine"], "training.max_steps": 1, "objective.filter": "never"}
+    if not words:
+        assert run(folder, **changes)
+        return
+    with pytest.raises(UserError, match=words):
+        run(folder, **changes)
 
 
 def test_no_room_for_a_checkpoint_leaves_the_last_one_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,6 +390,84 @@ def test_collapse_stops_or_rolls_back(tmp_path: Path, monkeypatch: pytest.Monkey
         assert all(torch.equal(saved[name], best[name]) for name in saved)
 
 
+# -- what a run writes besides --------------------------------------------------------------------------------------
+
+
+def test_metrics_of_the_users_own_and_clipped_ratios_are_in_metrics_jsonl(own_reward: Callable[[str], Path]) -> None:
+    folder = own_reward(
+        "    columns['log_metric']('judge/agreement', 0.25)\n"
+        "    columns['log_metric']('step', 99.0)\n"
+        "    return [float(ids[0] % 5) for ids in completion_ids]"
+    )
+    changes = {"trainer.reward_funcs": ["my_reward.mine"], "training.epsilon": 1e-3, **MANY_STEPS_A_ROUND}
+    for method in ("gtpo", "grpo"):
+        rows = metrics(run(folder / method, **changes, method=method))
+        assert [row["step"] for row in rows] == list(range(1, STEPS + 1)), "ours, whatever a reward calls its own"
+        assert any(row.get("judge/agreement") == 0.25 for row in rows)
+        shares = [row["clip_ratio/region_mean"] for row in rows]
+        assert max(shares) > 0, "at a learning rate of 1e-2 ratios leave 1 +- 1e-3"
+        for row, share in zip(rows, shares, strict=True):
+            assert share == pytest.approx(row["clip_ratio/low_mean"] + row["clip_ratio/high_mean"])
+            assert 0 <= share <= 1
+    alone = metrics(run(folder / "alone", **{"trainer.reward_funcs": ["my_reward.mine"]}))
+    assert not any(name.startswith("clip_ratio") for row in alone for name in row), "one step per rollout: no ratio"
+
+
+def test_trackers_write_into_the_run_folder(tmp_path: Path, root: Path) -> None:
+    trackers = [name for name in ("tensorboard", "wandb", "trackio") if installed(name)]
+    if not trackers:
+        pytest.skip("no tracker is installed")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/run.yaml").write_text(yaml.safe_dump(PLAIN))
+    home = {
+        "HOME": str(tmp_path / "home"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "WANDB_MODE": "offline",
+        "PYTHONPATH": str(root),
+    }
+    environment = {name: value for name, value in os.environ.items() if name not in (*FOLDERS, "HF_HOME")} | home
+    done = subprocess.run(
+        [
+            *(sys.executable, str(root / "cli.py"), "train", "run.yaml", "--training.max_steps", "1"),
+            *("--training.report_to", *trackers),
+        ],
+        cwd=tmp_path / "work", env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    written = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
+    folder = Path("work/results/train/run")
+    for tracker in trackers:
+        assert any(path.is_relative_to(folder / tracker) for path in written), tracker
+    records = [path for path in written if "tfevents" in path.name or path.suffix in (".db", ".wandb")]
+    outside = [path for path in records if not path.is_relative_to(folder)]
+    assert not outside
+    assert {path for path in written if path.parts[0] == "work" and not path.is_relative_to(folder)} == {
+        Path("work/run.yaml")
+    }
+
+
+def test_trackers_of_two_runs_in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in FOLDERS:
+        monkeypatch.delenv(name, raising=False)
+    for number in ("first", "second"):
+        with trackers_write_to(tmp_path / number):
+            assert os.environ["TENSORBOARD_LOGGING_DIR"] == str(tmp_path / number / "tensorboard")
+    monkeypatch.setenv("WANDB_DIR", "/chosen")
+    with trackers_write_to(tmp_path):
+        assert os.environ["WANDB_DIR"] == "/chosen"
+    assert os.environ["WANDB_DIR"] == "/chosen"
+    assert not {"TENSORBOARD_LOGGING_DIR", "TRACKIO_DIR"} & set(os.environ)
+
+
+def test_a_run_that_learns_nothing_says_what_to_change(own_reward: Callable[[str], Path]) -> None:
+    folder = own_reward("    return [0.0] * len(completions)")
+    changes = {"trainer.reward_funcs": ["my_reward.mine"], "training.learning_rate": 1e-6}
+    with logged() as told:
+        run(folder, **changes, **{"objective.filter": "always"})
+    for words in ("the entropy gate dropped every completion", "were cut off at training", "reward does not vary"):
+        assert sum(words in line for line in told) == 1, told
+
+
 # -- models ----------------------------------------------------------------------------------------------------------
 
 
@@ -403,13 +505,17 @@ def test_tokenizer_without_pad_and_chat_template_is_completed_and_said() -> None
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model.load_in_4bit": True, "model.lora_rank": 4}, "load_in_4bit needs a CUDA device"),
-        ({"model.backend": "unsloth"}, "unsloth needs a CUDA device"),
+        ({"model.backend": "unsloth"}, "model.backend unsloth needs unsloth, which is not installed"),
         ({"rollout.engine": "vllm"}, "rollout.engine vllm needs vllm, which is not installed"),
+        ({"training.optimizer": "adamw_torch_8bit"}, "adamw_torch_8bit needs torchao, .*: pip install torchao"),
     ],
 )
-def test_what_this_machine_cannot_do_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU here")
+def test_run_that_needs_an_absent_package_is_refused_before_its_folder_is_made(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    config = config_of(tmp_path, **changes)
+    if all(installed(package) for _, package, _ in needed_packages(config)):
+        pytest.skip("it is installed here")
     with pytest.raises(UserError, match=words):
-        run(tmp_path, **changes)
+        train(config, results_dir=tmp_path / "results")
+    assert not (tmp_path / "results").exists()

@@ -59,7 +59,12 @@ def arguments(tmp_path: Path, **changes: Any) -> GTPOConfig:
 
 def untrained(folder: Path, tmp_path: Path) -> GTPOTrainer:
     data = Dataset.from_dict({"prompt": PROMPTS})
-    return GTPOTrainer(model=str(folder), reward_funcs=lambda **_: [], args=arguments(tmp_path), train_dataset=data)
+    return GTPOTrainer(
+        model=str(folder),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=arguments(tmp_path),
+        train_dataset=data,
+    )
 
 
 def test_ten_lines_of_a_trl_user(folder: Path, tmp_path: Path) -> None:
@@ -181,7 +186,7 @@ def test_unknown_field_of_the_objective_is_named(tmp_path: Path) -> None:
 def test_grpo_arguments_are_refused(folder: Path, tmp_path: Path) -> None:
     settings: Any = GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
     with pytest.raises(ValueError, match="args must be a GTPOConfig; found GRPOConfig"):
-        GTPOTrainer(model=str(folder), reward_funcs=lambda **_: [], args=settings)
+        GTPOTrainer(model=str(folder), reward_funcs=lambda completions, **_: [0.0] * len(completions), args=settings)
 
 
 def test_deep_copy_of_the_model_computes_with_its_own_weights(folder: Path, tmp_path: Path) -> None:
@@ -194,7 +199,7 @@ def test_deep_copy_of_the_model_computes_with_its_own_weights(folder: Path, tmp_
         for parameter in copied.parameters():
             parameter.zero_()
     assert copied(ids).logits.abs().max() == 0
-    assert copied(ids, policy_loss=lambda hidden, head: hidden).abs().max() == 0
+    assert copied(ids, policy_loss=lambda hidden, head: hidden).value.abs().max() == 0
     assert torch.equal(trainer.model(ids).logits, original)
 
 
@@ -221,3 +226,75 @@ def test_a_script_without_logging_of_its_own_sees_the_gates_decision(
     trainer.calibration = Calibration(0.1)
     trainer.ensure_calibrated()
     assert "entropy filter on: 0.100 < 0.693" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("objective", "words"),
+    [
+        ({"entropy_threshold": -0.5}, "entropy_threshold must be a number > 0; found -0.5"),
+        ({"gamma": "high"}, "gamma must be a number >= 0; found 'high'"),
+        ({"gamma": float("nan")}, "gamma must be a number >= 0; found nan"),
+        ({"filter": "sometimes"}, "filter must be one of auto, always, never; found 'sometimes'"),
+        ({"conflict": 1}, "conflict must be True or False; found 1"),
+        ('{"log_clamp": 2}', "log_clamp must be a number >= 0 and < 1; found 2"),
+    ],
+)
+def test_a_value_that_the_objective_cannot_have_is_named(tmp_path: Path, objective: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=f"^GTPOConfig: objective: {words}$"):
+        arguments(tmp_path, objective=objective)
+
+
+@pytest.mark.parametrize(
+    ("columns", "reward", "words"),
+    [
+        ({"question": ["1 + 1?"] * 4}, lambda completions, **_: [0.0] * len(completions), "no column prompt"),
+        ({"prompt": PROMPTS}, lambda completions, **_: [0.0], "returned 1 scores for 2 completions"),
+        ({"prompt": PROMPTS}, lambda completions, **_: [float("inf")] * len(completions), "returned inf"),
+        ({"prompt": PROMPTS}, lambda completions, gold, **_: [0.0] * len(gold), "missing a required argument: 'gold'"),
+    ],
+)
+def test_what_cannot_be_trained_with_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, columns: dict[str, Any], reward: Any, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        GTPOTrainer("no/such-model", reward, arguments(tmp_path), Dataset.from_dict(columns))
+
+
+def test_reward_that_becomes_infinite_is_named(folder: Path, tmp_path: Path) -> None:
+    def unstable(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        return [0.0 if ids == [0] else float("-inf") for ids in completion_ids]
+
+    data = Dataset.from_dict({"prompt": PROMPTS})
+    trainer = GTPOTrainer(str(folder), unstable, arguments(tmp_path, initial_entropy=0.1), data)
+    with pytest.raises(ValueError, match="reward unstable is infinite for a completion of step 1"):
+        trainer.train()
+
+
+def test_evaluation_without_training_and_training_after_it(folder: Path, tmp_path: Path) -> None:
+    def reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        return [float(sum(ids) % 7) for ids in completion_ids]
+
+    data = Dataset.from_dict({"prompt": PROMPTS})
+
+    def build(name: str) -> GTPOTrainer:
+        settings = arguments(tmp_path / name, per_device_eval_batch_size=4)
+        return GTPOTrainer(str(folder), reward, settings, data, eval_dataset=data.select(range(2)))
+
+    trainer, plain = build("evaluated"), build("plain")
+    found = trainer.evaluate()
+    assert {"eval_loss", "eval_reward", "eval_entropy/mean", "eval_gate/kept"} <= set(found)
+    assert not (tmp_path / "evaluated/out/initial_entropy.json").exists(), "an evaluation is no run"
+    trainer.train()
+    plain.train()
+    assert trainer.initial_entropy == plain.initial_entropy
+    assert json.loads((tmp_path / "evaluated/out/initial_entropy.json").read_text())
+
+
+def test_model_card_cites_gtpo_and_what_it_stands_on(folder: Path, tmp_path: Path) -> None:
+    trainer = untrained(folder, tmp_path)
+    trainer.create_model_card(model_name="mine")
+    card = (tmp_path / "out/README.md").read_text()
+    assert "huggingface.co/papers/2508.03772" in card
+    assert "arXiv:2508.03772" in card
+    assert card.index("Simoni") < card.index("DeepSeekMath"), "GTPO first, then GRPO"
+    assert "Paolo Mori" in card

@@ -42,6 +42,17 @@ def test_methods_that_are_overridden_or_called(owner: type, name: str, parameter
     assert found == parameters, f"{owner.__name__}.{name} now takes {found}"
 
 
+def test_a_resumed_run_trains_its_epochs_in_a_method_of_its_own() -> None:
+    source = inspect.getsource(Trainer._inner_training_loop)
+    assert "self._run_epoch(" in source
+    assert "if self.control.should_training_stop:" in source[source.index("self._run_epoch(") :]
+
+
+def test_the_model_card_takes_a_paper_and_grpos_citation() -> None:
+    assert "arXiv:2402.03300" in GRPOTrainer._paper["citation"]
+    assert 'self._paper.get("citation")' in inspect.getsource(GRPOTrainer.create_model_card)
+
+
 def test_scored_log_probabilities_take_compute_entropy_and_return_three() -> None:
     method = inspect.unwrap(GRPOTrainer._get_per_token_logps_and_entropies)
     names = list(inspect.signature(method).parameters)
@@ -74,6 +85,7 @@ def test_scored_log_probabilities_take_compute_entropy_and_return_three() -> Non
         "self.epsilon_low",
         "self.epsilon_high",
         "self.aux_loss_enabled",
+        "self.router_aux_loss_coef",
         "self.multi_objective_aggregation",
     ],
 )

@@ -1,6 +1,5 @@
-"""Run by test_fused_triton.py in a process of its own: `interpret` (on CPU), or `compile` (for a GPU, without one)."""
+"""Run by test_fused_triton.py in a process of its own: the kernels in Triton's interpreter."""
 
-import sys
 from dataclasses import replace
 
 import torch
@@ -57,29 +56,5 @@ def interpret():
     print(f"worst {worst:.1e}")
 
 
-def compile_for_gpu():
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from gtpo.kernels import triton_rows
-
-    kinds = {"_ptr": "*fp32", "stride": "i32", "columns": "i32"}
-    for kernel in (triton_rows._online_softmax_kernel, triton_rows._statistics_kernel, triton_rows._gradient_kernel):
-        names = kernel.arg_names
-        flags = [name for name in names if name.isupper() and name != "BLOCK"]
-        for on in (False, True):
-            constants = {**dict.fromkeys(flags, on), "BLOCK": 2048}
-            signature = {}
-            for name in names:
-                kind = next((kind for end, kind in kinds.items() if name.endswith(end)), "fp32")
-                kind = {"targets_ptr": "*i64", "local_ptr": "*i64", "powers_ptr": "*bf16"}.get(name, kind)
-                signature[name] = "constexpr" if name in constants else kind
-            source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-            compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
-            assert len(compiled.asm["cubin"]) > 1000
-            print(kernel.__name__, on, len(compiled.asm["cubin"]), "bytes")
-
-
 if __name__ == "__main__":
-    {"interpret": interpret, "compile": compile_for_gpu}[sys.argv[1]]()
+    interpret()

@@ -28,6 +28,8 @@ POLICY = [
     ("60+1", "61", "What is 65-4?", UNSIMPLIFIED, CORRECT),
     ("6*7", "42", None, UNSIMPLIFIED, CORRECT),
     (r"17 \bmod 5", "2", None, UNSIMPLIFIED, CORRECT),
+    (r"2^1", "2", r"Evaluate $\frac{1}{2^1} + \frac{2}{2^2} + \cdots$.", UNSIMPLIFIED, UNSIMPLIFIED),
+    (r"3.2 \times 10^1", "32", None, CORRECT, CORRECT),
     (r"\sum_{k=1}^{10} k", "55", None, UNSIMPLIFIED, CORRECT),
     (r"\int_0^1 2x dx", "1", None, UNSIMPLIFIED, CORRECT),
     (r"\frac{84}{2}", "42", r"Simplify $\frac{84}{2}$.", UNSIMPLIFIED, UNSIMPLIFIED),

@@ -110,6 +110,8 @@ def _is_factor(term: Term) -> bool:
     if term[0] in ("num", "const"):
         return True
     if term[0] == "pow":
+        if term[2][0] == "num" and term[2][1] in (0, 1) and not _is_power_of_ten(term):
+            return False  # 2^1 is only copied, from the first term of a sum
         base = _positive(term[1])
         return (base[0] == "const" or _is_fraction(base) or _is_root(base)) and _is_fraction(term[2])
     if term[0] == "fn" and term[1] == "mixed":

@@ -1,0 +1,143 @@
+"""From the committed records to the answers: every effect with its interval over seeds, and the tests' p-values.
+
+Accuracy (scores per question) is compared as `gtpo compare` does it: seeds x questions, paired (evalkit.statistics).
+Everything else is one number a run: the mean difference over seeds with Student's interval (SciPy), and the exact sign
+flip test over seeds (evalkit.permutation).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from bench.claims.measures import MEASURES, Record, evaluated
+from bench.claims.plan import Plan
+from bench.claims.questions import QUESTIONS, PairedTest, Question
+from bench.claims.record import read_record, scores
+from evalkit.permutation import sign_flip_p
+from evalkit.statistics import SEEDS_NEEDED, differences, holm
+
+Records = Mapping[tuple[str, str], dict[int, Record]]
+"""(regime, method) -> seed -> record."""
+ALPHA = 0.05
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The answer to one test. Without two seeds of both, or a value to compare, the numbers are None."""
+
+    test: PairedTest
+    seeds: int
+    """Pairs of seeds with a value."""
+    planned: int
+    a: float | None = None
+    b: float | None = None
+    """Means over these seeds."""
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    how: str = ""
+    """The test that gave p."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One question with its effects; the first is the primary one."""
+
+    question: Question
+    effects: list[Effect]
+    p_corrected: float | None
+    """Holm's, over the primary tests of all questions."""
+    verdict: str
+    """held, not shown, opposite, or interim."""
+
+
+def read_records(plan: Plan) -> Records:
+    """Read every committed record of the plan."""
+    found: dict[tuple[str, str], dict[int, Record]] = {}
+    for run in plan.runs:
+        if plan.record(run).is_file():
+            found.setdefault((run.regime, run.method), {})[run.seed] = read_record(plan.record(run))
+    return found
+
+
+def effect(records: Records, plan: Plan, test: PairedTest) -> Effect:
+    """Compare a with b on the seeds that both have."""
+    of_a = records.get((test.regime, test.a), {})
+    of_b = records.get((test.regime, test.b), {}) if test.b else of_a
+    seeds = sorted(set(of_a) & set(of_b))
+    planned = min(plan.seeds.get((test.regime, name), 0) for name in (test.a, test.b or test.a))
+    benchmark, colon, metric = test.measure.partition(":")
+    measure = evaluated(benchmark, metric) if colon else MEASURES[test.measure]
+    a = np.array([measure(of_a[seed]) for seed in seeds])
+    b = np.array([measure(of_b[seed]) for seed in seeds]) if test.b else np.zeros(len(seeds))
+    usable = ~np.isnan(a + b)
+    a, b, seeds = a[usable], b[usable], [seed for seed, use in zip(seeds, usable, strict=True) if use]
+    if len(seeds) < 2:
+        return Effect(test, len(seeds), planned)
+    means = (float(a.mean()), float(b.mean()) if test.b else None)
+    if colon and len(seeds) >= SEEDS_NEEDED:
+        stacked = [np.stack([scores(found[seed], benchmark, metric) for seed in seeds])[None] for found in (of_a, of_b)]
+        pair = differences(*stacked, seeds_paired=True)[0]
+        return Effect(test, len(seeds), planned, *means, pair.difference, pair.low, pair.high, pair.p_value, pair.test)
+    d = a - b
+    half = float(stats.t.ppf(0.975, d.size - 1) * stats.sem(d))
+    p = float(sign_flip_p(d[None])[0][0])
+    mean = float(d.mean())
+    return Effect(test, len(seeds), planned, *means, mean, mean - half, mean + half, p, "sign flips over seeds")
+
+
+def answers(records: Records, plan: Plan) -> list[Answer]:
+    """Every question, with Holm's correction over the primary tests that have a p-value."""
+    effects = [[effect(records, plan, test) for test in question.tests] for question in QUESTIONS]
+    known = [i for i, found in enumerate(effects) if found[0].p is not None]
+    adjusted = dict(zip(known, holm([effects[i][0].p or 0.0 for i in known]), strict=True)) if known else {}
+    out = []
+    for i, (question, found) in enumerate(zip(QUESTIONS, effects, strict=True)):
+        p = float(adjusted[i]) if i in adjusted else None
+        out.append(Answer(question, found, p, _verdict(question, found[0], p)))
+    return out
+
+
+def _verdict(question: Question, primary: Effect, p: float | None) -> str:
+    if primary.difference is None or p is None:
+        return "no answer yet"
+    if p > ALPHA:
+        found = "no difference shown"
+    elif question.expected and math.copysign(1, primary.difference) == question.expected:
+        found = "holds"
+    else:
+        found = "does not hold"
+    return found if primary.seeds >= primary.planned else f"interim: {found}"
+
+
+def as_json(found: list[Answer]) -> list[dict[str, Any]]:
+    """The answers as the committed file holds them; numbers to six digits, so that machines agree on them."""
+
+    def short(value: Any) -> Any:
+        if isinstance(value, float):
+            return float(f"{value:.6g}")
+        if isinstance(value, dict):
+            return {key: short(part) for key, part in value.items()}
+        return [short(part) for part in value] if isinstance(value, list | tuple) else value
+
+    rows = []
+    for answer in found:
+        effects = [{**answer_effect.test._asdict(), **asdict(answer_effect)} for answer_effect in answer.effects]
+        for row in effects:
+            row.pop("test")
+        rows.append(
+            {
+                "question": answer.question.name,
+                "verdict": answer.verdict,
+                "p_corrected": short(answer.p_corrected),
+                "effects": [short(row) for row in effects],
+            }
+        )
+    return rows

@@ -1,0 +1,86 @@
+"""The figures of docs/results.md, from the committed records alone."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.claims.answers import Records
+from bench.claims.measures import Record, curve, tag_means
+from bench.claims.plan import Plan
+from evalkit.comparison.training_curves import LN2
+from evalkit.report.figures import COLOURS, DASHES, STYLE
+from rewards.support.files import write_bytes
+
+SHOWN = ("grpo", "gtpo", "gtpo-conflict-only", "gtpo-no-filter", "sft")
+PANELS = (
+    ("reward/accuracy", "Accuracy reward (points)"),
+    ("reward/format", "Format reward (points)"),
+    ("entropy/mean", "Mean token entropy (nats)"),
+    ("kl/untrained", "KL from the base (nats)"),
+)
+
+
+def write_figures(records: Records, plan: Plan) -> list[Path]:
+    """Write training-<regime>.png for each regime with records; return the files."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    written = []
+    with matplotlib.rc_context(STYLE):
+        for regime in dict.fromkeys(regime for regime, _ in plan.seeds):
+            found = {method: list(records[regime, method].values()) for method in SHOWN if (regime, method) in records}
+            if found:
+                path = plan.evidence / "figures" / f"training-{regime}.png"
+                write_bytes(path, _training(regime, found))
+                written.append(path)
+    return written
+
+
+def _training(regime: str, found: dict[str, list[Record]]) -> bytes:
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(PANELS) + 1, figsize=(13.5, 2.9), layout="constrained")
+    for axis, (key, title) in zip(axes, PANELS, strict=False):
+        for method, records in found.items():
+            _band(axis, method, records, lambda record, key=key: curve(record, key))
+        axis.set_title(title)
+        axis.set_xlabel("optimizer step")
+        axis.set_ylim(bottom=0)
+    if axes[2].get_ylim()[1] > 0.5 * LN2:
+        axes[2].axhline(LN2, color="#555", linewidth=0.8, linestyle=(0, (2, 2)))
+        axes[2].annotate("ln 2", (0, LN2), xytext=(2, 2), textcoords="offset points", fontsize=7.5, color="#555")
+    for method, records in found.items():
+        _band(axes[-1], method, records, lambda record: (np.array(record["tags"]["step"], float), tag_means(record)))
+    axes[-1].set_title("Tags, log-probability (nats)")
+    axes[-1].set_xlabel("optimizer step")
+    seeds = {len(records) for records in found.values()}
+    count = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
+    figure.suptitle(
+        f"{regime}: mean over {count} seed{'s' * (count != '1')}, band from the lowest to the highest",
+        x=0.01,
+        ha="left",
+        fontsize=10,
+    )
+    axes[0].legend(fontsize=7.5)
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=110, metadata={"Software": None})
+    plt.close(figure)
+    return out.getvalue()
+
+
+def _band(axis: Any, method: str, records: list[Record], read: Callable[[Record], tuple[Any, Any]]) -> None:
+    """Mean over seeds, and a band from the least to the largest, at the steps that all seeds have."""
+    curves = [(steps, values) for steps, values in map(read, records) if len(steps)]
+    if not curves:
+        return
+    shared = sorted(set.intersection(*(set(steps.tolist()) for steps, _ in curves)))
+    values = np.array([np.interp(shared, steps, found) for steps, found in curves])
+    i = SHOWN.index(method)
+    axis.plot(shared, values.mean(axis=0), color=COLOURS[i], linestyle=DASHES[i], label=method, linewidth=1.4)
+    if len(curves) > 1:
+        axis.fill_between(shared, values.min(axis=0), values.max(axis=0), color=COLOURS[i], alpha=0.13, linewidth=0)

@@ -1,0 +1,146 @@
+"""What one record says in one number. Each function takes a record and returns a float; NaN where it does not apply.
+
+Curves are block means (record.py). "At the end" is the last tenth of the blocks; a running mean covers four blocks,
+which is a twentieth of a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.claims.record import scores
+
+RUNNING = 4
+LOST = 0.5
+"""A run has collapsed once the running mean of its accuracy reward is below this share of its best, and ends there."""
+
+Record = dict[str, Any]
+
+
+def curve(record: Record, key: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(last step of each block, block means) of a metric, blocks without a value left out; empty without the metric."""
+    curves = record["curves"]
+    found = curves["metrics"].get(key)
+    if found is None:
+        return np.empty(0), np.empty(0)
+    pairs = [(s, v) for s, v in zip(curves["last_step_of_block"], found["mean"], strict=True) if v is not None]
+    steps, values = np.array(pairs, dtype=np.float64).T
+    return steps, values
+
+
+def at_end(key: str) -> Callable[[Record], float]:
+    """The mean of the last tenth of a curve."""
+
+    def measure(record: Record) -> float:
+        _, values = curve(record, key)
+        return float(values[-max(1, values.size // 10) :].mean()) if values.size else math.nan
+
+    return measure
+
+
+def mean_of(key: str) -> Callable[[Record], float]:
+    """The mean of a whole curve."""
+
+    def measure(record: Record) -> float:
+        _, values = curve(record, key)
+        return float(values.mean()) if values.size else math.nan
+
+    return measure
+
+
+def running(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean of each value and the three before it, fewer at the start."""
+    total = np.cumsum(np.concatenate([[0.0], values]))
+    ends = np.arange(1, values.size + 1)
+    starts = np.maximum(ends - RUNNING, 0)
+    return (total[ends] - total[starts]) / (ends - starts)
+
+
+def collapse_step(record: Record) -> float:
+    """The step at which the accuracy reward falls below half of its best and does not end above it; else NaN."""
+    steps, values = curve(record, "reward/accuracy")
+    if not values.size:
+        return math.nan
+    smooth = running(values)
+    best = np.maximum.accumulate(smooth)
+    below = smooth < LOST * best
+    if not below[-1]:
+        return math.nan
+    return float(steps[int(np.flatnonzero(below)[0])])
+
+
+def collapsed(record: Record) -> float:
+    """1 where the run collapsed, else 0."""
+    return float(not math.isnan(collapse_step(record)))
+
+
+def lead_over_kl(record: Record) -> float:
+    """Steps by which entropy is ahead of KL on the way to a collapse; NaN where the run did not collapse.
+
+    For each of the two: the first step at which it has gone half of the way from its start to its value at the
+    collapse. Returned: that of KL minus that of entropy.
+    """
+    end = collapse_step(record)
+    halves = []
+    for key in ("entropy/mean", "kl/untrained"):
+        steps, values = curve(record, key)
+        inside = steps <= end
+        if math.isnan(end) or inside.sum() < 3:
+            return math.nan
+        steps, way = steps[inside], running(values[inside])
+        way = way - way[0]
+        halves.append(steps[int(np.flatnonzero(np.abs(way) >= 0.5 * abs(way[-1]))[0])])
+    return float(halves[1] - halves[0])
+
+
+def tags_at_end(record: Record) -> float:
+    """Mean log-probability of the four tags and the end at the last checkpoint."""
+    return float(tag_means(record)[-1])
+
+
+def tags_over_training(record: Record) -> float:
+    """The same, averaged over the checkpoints after the start."""
+    return float(tag_means(record)[1:].mean())
+
+
+def tag_means(record: Record) -> NDArray[np.float64]:
+    """Mean over the four tags and the end, per checkpoint; the first is the base."""
+    if not record["tags"]:
+        return np.full(2, np.nan)
+    columns = [values for name, values in record["tags"].items() if name != "step"]
+    return np.mean(np.array(columns, dtype=np.float64), axis=0)
+
+
+def initial_entropy(record: Record) -> float:
+    """Entropy of the first block of steps: within it the policy has hardly moved. Every method logs it."""
+    _, values = curve(record, "entropy/mean")
+    return float(values[0]) if values.size else math.nan
+
+
+def evaluated(benchmark: str, metric: str) -> Callable[[Record], float]:
+    """The mean score on a benchmark."""
+
+    def measure(record: Record) -> float:
+        return float(scores(record, benchmark, metric).mean())
+
+    return measure
+
+
+MEASURES: dict[str, Callable[[Record], float]] = {
+    "accuracy reward at the end": at_end("reward/accuracy"),
+    "format reward at the end": at_end("reward/format"),
+    "entropy at the end": at_end("entropy/mean"),
+    "entropy over training": mean_of("entropy/mean"),
+    "KL at the end": at_end("kl/untrained"),
+    "kept by the gate": mean_of("gate/kept"),
+    "collapsed": collapsed,
+    "lead of entropy over KL": lead_over_kl,
+    "tags at the end": tags_at_end,
+    "tags over training": tags_over_training,
+}
+"""Name -> measure, for the tests of questions.py."""

@@ -1,0 +1,300 @@
+"""`python -m bench.claims.page`: from the committed records to answers.json, the figures, and the pages' own sections.
+
+What it writes stands between two comments in docs/results.md and docs/claims-plan.md; a test writes it again and
+compares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from bench.claims.answers import Answer, Effect, Records, answers, as_json, read_records
+from bench.claims.measures import MEASURES, collapsed, curve, evaluated, initial_entropy, running
+from bench.claims.plan import PLAN, Plan, load_plan
+from bench.claims.questions import QUESTIONS, PairedTest
+from bench.claims.record import read_record
+from rewards.support.errors import UserError
+from rewards.support.files import write_json, write_text
+
+RESULTS, PREREGISTERED = Path("docs/results.md"), Path("docs/claims-plan.md")
+SEARCH, SEARCHED = Path("bench/claims/search.yaml"), Path("results/published/claims/search")
+ORDER = ("does not hold", "no difference shown", "holds", "no answer yet")
+"""What did not hold comes first."""
+COLUMNS = (
+    ("pass@1", "arithmetic:pass@1"),
+    ("maj@64", "arithmetic:maj@n"),
+    ("pass@64", "arithmetic:pass@n"),
+    ("hard: pass@1", "arithmetic_hard:pass@1"),
+    ("hard: pass@64", "arithmetic_hard:pass@n"),
+    ("format", "arithmetic:format"),
+)
+
+
+def is_share(measure: str) -> bool:
+    """Whether a measure is a fraction, shown in percent and points."""
+    return ":" in measure or measure in ("collapsed", "kept by the gate")
+
+
+def number(value: float | None, measure: str, *, signed: bool = False) -> str:
+    """A value as the page shows it."""
+    if value is None:
+        return "-"
+    digits = 1 if is_share(measure) or "lead" in measure or "reward" in measure else 3
+    value = 100 * value if is_share(measure) else value
+    return f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
+
+
+def interval(effect: Effect) -> str:
+    """`+1.2 [-0.3, +2.7]`."""
+    if effect.difference is None:
+        return "-"
+    measure = effect.test.measure
+    low, high = (number(value, measure, signed=True) for value in (effect.low, effect.high))
+    return f"{number(effect.difference, measure, signed=True)} [{low}, {high}]"
+
+
+def measure_name(measure: str) -> str:
+    """A measure in words: n is 64."""
+    return measure.replace(":", " ").replace("_", " ").replace("@n", "@64")
+
+
+def compared(test: PairedTest) -> str:
+    """`gtpo - grpo`."""
+    return f"{test.a} - {test.b}" if test.b else test.a
+
+
+def p_value(p: float | None) -> str:
+    """Two digits, or an upper bound."""
+    return "-" if p is None else "< 0.001" if p < 0.001 else f"{p:.2g}"
+
+
+def questions_table(found: list[Answer]) -> list[str]:
+    """The primary test of each question, what did not hold first."""
+
+    def rank(answer: Answer) -> int:
+        return ORDER.index(answer.verdict.removeprefix("interim: "))
+
+    rows = [
+        "| question | primary test | difference [95 %] | p (Holm) | seeds | the claim |",
+        "|:--|:--|--:|--:|--:|:--|",
+    ]
+    for answer in sorted(found, key=rank):
+        primary = answer.effects[0]
+        test = primary.test
+        seeds = f"{primary.seeds} of {primary.planned}" if primary.planned else "not planned yet"
+        rows.append(
+            f"| {answer.question.asks} | {test.regime}: {compared(test)}, {measure_name(test.measure)} | "
+            f"{interval(primary)} | {p_value(answer.p_corrected)} | {seeds} | "
+            f"{answer.verdict} |"
+        )
+    return rows
+
+
+def effects_table(found: list[Answer]) -> list[str]:
+    """Every other test, exploratory."""
+    rows = ["| regime | comparison | measure | a | b | difference [95 %] | seeds |", "|:--|:--|:--|--:|--:|--:|--:|"]
+    seen = set()
+    for answer in found:
+        for effect in answer.effects:
+            test = effect.test
+            if effect.difference is None or test in seen:
+                continue
+            seen.add(test)
+            means = " | ".join(number(value, test.measure) for value in (effect.a, effect.b))
+            rows.append(
+                f"| {test.regime} | {compared(test)} | {measure_name(test.measure)} | {means} | {interval(effect)} | "
+                f"{effect.seeds} |"
+            )
+    return rows
+
+
+def methods_table(records: Records, plan: Plan, regime: str) -> list[str]:
+    """Means of every method of a regime over its recorded seeds, and how many runs collapsed; the base first."""
+    lines = [
+        (method, records[its, method], plan.seeds[its, method])
+        for its, method in plan.seeds
+        if its == regime and (its, method) in records
+    ]
+    if not lines:
+        return []
+    base = next((run.base for run in plan.runs if run.regime == regime and run.base), None)
+    if base is not None and (base.regime, "base") in records:
+        lines.insert(0, ("(base)", records[base.regime, "base"], max(planned for _, _, planned in lines)))
+    columns = [(name, evaluated(*measure.split(":"))) for name, measure in COLUMNS]
+    rows = [
+        "| method | seeds | " + " | ".join(name for name, _ in columns) + " | entropy at the end | collapsed |",
+        "|:--|--:|" + "--:|" * (len(columns) + 2),
+    ]
+    for method, seeds, planned in lines:
+        found = [record for _, record in sorted(seeds.items())]
+        cells = [f"{100 * sum(map(measure, found)) / len(found):.1f}" for _, measure in columns]
+        entropies = [MEASURES["entropy at the end"](record) for record in found]
+        lost = "-" if method in ("(base)", "sft") else f"{int(sum(map(collapsed, found)))}"
+        rows.append(
+            f"| {method} | {len(found)} of {planned} | " + " | ".join(cells)
+            + f" | {sum(entropies) / len(entropies):.3f} | {lost} |"
+        )  # fmt: skip
+    return rows
+
+
+def compute_table(records: Records, plan: Plan) -> list[str]:
+    """Runs and core hours by regime."""
+    planned: dict[str, int] = {}
+    for run in plan.runs:
+        planned[run.regime] = planned.get(run.regime, 0) + 1
+    rows = ["| regime | runs recorded | planned | core hours so far |", "|:--|--:|--:|--:|"]
+    for regime, count in planned.items():
+        found = [r for (its, _), seeds in records.items() if its == regime for r in seeds.values()]
+        rows.append(f"| {regime} | {len(found)} | {count} | {sum(r['seconds'] for r in found) / 3600:.2f} |")
+    everything = [r for seeds in records.values() for r in seeds.values()]
+    hours = sum(r["seconds"] for r in everything) / 3600
+    rows.append(f"| all | {len(everything)} | {sum(planned.values())} | {hours:.2f} |")
+    return rows
+
+
+def h_ini_line(records: Records) -> str:
+    """Entropy at the start against collapse, over all runs of methods without a gate."""
+    pairs = [
+        (initial_entropy(record), collapsed(record))
+        for (regime, method), found in records.items()
+        if method in ("grpo", "gtpo-no-filter")
+        for record in found.values()
+    ]
+    lost = [h for h, c in pairs if c]
+    kept = [h for h, c in pairs if not c]
+    if not lost or not kept:
+        return f"Of {len(pairs)} runs without a gate {len(lost)} collapsed, so nothing can be said of H_ini yet."
+    above = sum(h > k for h in lost for k in kept) + 0.5 * sum(h == k for h in lost for k in kept)
+    return (
+        f"Of {len(pairs)} runs without a gate {len(lost)} collapsed; entropy at the start was "
+        f"{sum(lost) / len(lost):.3f} nats in these and {sum(kept) / len(kept):.3f} in the others (AUC "
+        f"{above / len(lost) / len(kept):.2f}; exploratory)."
+    )
+
+
+def results_section(records: Records, plan: Plan, found: list[Answer]) -> str:
+    """The generated part of docs/results.md."""
+    recorded, planned = sum(len(seeds) for seeds in records.values()), len(plan.runs)
+    state = "All planned runs are recorded." if recorded == planned else (
+        f"**Interim: {recorded} of {planned} planned runs are recorded.** Where fewer seeds than planned are in, the\n"
+        "pre-stated test has not been reached: its row says so, and may change."
+    )  # fmt: skip
+    parts = [state, "", *questions_table(found), ""]
+    for regime in dict.fromkeys(regime for regime, _ in plan.seeds):
+        table = methods_table(records, plan, regime)
+        if table:
+            parts += [f"**{regime}**, means over seeds in percent (entropy in nats):", "", *table, ""]
+    parts += [
+        f"Every test, the exploratory ones too: [effects.md](../{plan.evidence}/effects.md).",
+        h_ini_line(records),
+        "",
+        *compute_table(records, plan),
+    ]
+    return "\n".join(parts)
+
+
+def effects_page(found: list[Answer]) -> str:
+    """effects.md: every test with its own interval."""
+    lines = [
+        "# Every test",
+        "",
+        "Each with its own 95 % interval over seeds (accuracy: over seeds and questions), uncorrected. All but the",
+        "primary tests of docs/claims-plan.md are exploratory. Accuracy, format, collapse: percent and points;",
+        "entropy, KL, log-probabilities: nats; rewards: points of 10; lead: steps.",
+        "",
+        *effects_table(found),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def search_page(plan: Plan) -> str:
+    """summary.md of the search: what every run of it did, in the order of its plan."""
+    rows = [
+        "# The search for regimes: every run",
+        "",
+        "One seed, training alone; no evidence about a method. Rewards: points of 10. Best, highest, most and end are",
+        "of a running mean over a twentieth of the run. KL: from the base, in nats.",
+        "",
+        "| regime | method | steps | accuracy: start, best, end | format: end | entropy: start, highest, end (nats) | "
+        "most completions above ln 2 | KL: end |",
+        "|:--|:--|--:|--:|--:|--:|--:|--:|",
+    ]
+    for run in plan.runs:
+        if run.method == "base" or not plan.record(run).is_file():
+            continue
+        record = read_record(plan.record(run))
+        steps, accuracy = curve(record, "reward/accuracy")
+        _, entropy = curve(record, "entropy/mean")
+        smooth, nats = running(accuracy), running(entropy)
+        above = max(running(curve(record, "entropy/above_ln2")[1]))
+        ends = [MEASURES[name](record) for name in ("format reward at the end", "KL at the end")]
+        rewards = f"{accuracy[0]:.1f}, {smooth.max():.1f}, {smooth[-1]:.1f} | {ends[0]:.1f}"
+        entropies = f"{entropy[0]:.2f}, {nats.max():.2f}, {nats[-1]:.2f} | {100 * above:.0f} %"
+        rows.append(f"| {run.regime} | {run.method} | {int(steps[-1])} | {rewards} | {entropies} | {ends[1]:.2f} |")
+    return "\n".join(rows) + "\n"
+
+
+def plan_section(plan: Plan) -> str:
+    """The generated part of docs/claims-plan.md: the primary tests and the runs."""
+    rows = ["| question | claim | primary test (paired by seed) | seeds |", "|:--|:--|:--|--:|"]
+    for question in QUESTIONS:
+        test = question.tests[0]
+        seeds = min(plan.seeds.get((test.regime, name), 0) for name in (test.a, test.b or test.a))
+        rows.append(
+            f"| {question.asks} | {question.claim} | {test.regime}: {compared(test)}, {measure_name(test.measure)} | "
+            f"{seeds or 'not planned yet'} |"
+        )
+    rows += ["", "| regime | method | seeds |", "|:--|:--|--:|"]
+    by_seeds: dict[tuple[str, int], list[str]] = {}
+    for (regime, method), seeds in plan.seeds.items():
+        by_seeds.setdefault((regime, seeds), []).append(method)
+    rows += [f"| {regime} | {', '.join(methods)} | {seeds} |" for (regime, seeds), methods in by_seeds.items()]
+    return "\n".join(rows)
+
+
+def replaced(page: Path, section: str) -> str:
+    """The page with what stands between its two comments replaced. UserError where they are missing."""
+    text = page.read_text(encoding="utf-8")
+    new, count = re.subn(
+        r"(<!-- claims: [^\n]* -->\n).*?(<!-- claims: end -->)",
+        lambda match: f"{match[1]}\n{section}\n\n{match[2]}",
+        text,
+        flags=re.DOTALL,
+    )
+    if count != 1:
+        raise UserError(f"{page}: expected one section between <!-- claims: ... --> and <!-- claims: end -->")
+    return new
+
+
+def pages(plan: Plan) -> dict[Path, str]:
+    """Every page with its section written anew."""
+    records = read_records(plan)
+    found = answers(records, plan)
+    return {
+        RESULTS: replaced(RESULTS, results_section(records, plan, found)),
+        PREREGISTERED: replaced(PREREGISTERED, plan_section(plan)),
+        plan.evidence / "effects.md": effects_page(found),
+        SEARCHED / "summary.md": search_page(load_plan(SEARCH)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--plan", type=Path, default=PLAN)
+    parser.add_argument("--no-figures", action="store_true")
+    asked = parser.parse_args()
+    plan = load_plan(asked.plan)
+    records = read_records(plan)
+    write_json(plan.evidence / "answers.json", as_json(answers(records, plan)))
+    for page, text in pages(plan).items():
+        write_text(page, text)
+    if not asked.no_figures:
+        from bench.claims.figures import write_figures
+
+        write_figures(records, plan)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""The plan of an experiment: which regime x method x seed is run, in which order, and the config of each run.
+
+A plan is a YAML file (plan.yaml says how it reads). A run's config extends the repository's own files, so that a
+setting that methods share is written once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rewards.support.errors import UserError, did_you_mean
+from rewards.support.files import write_text
+
+PLAN = Path("bench/claims/plan.yaml")
+CONFIGS = Path("results/claims/configs")
+"""Where the configs of the runs are written; the working directory is the repository's root."""
+TRAIN_RUNS, EVAL_RUNS = Path("results/train"), Path("results/eval")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run; a base where `method` is `base`."""
+
+    name: str
+    regime: str
+    """A base's: the name that its runs share."""
+    method: str
+    seed: int
+    fragment: dict[str, Any] = field(repr=False)
+    """The config, with `extends` relative to the repository's root."""
+    evaluate: dict[str, Any] | None = field(repr=False)
+    """Arguments of `gtpo eval`; None where the run is not evaluated."""
+    weights: Path | None = None
+    """A base's: where its runs read its last weights."""
+    base: Run | None = field(default=None, repr=False)
+    """The run whose weights it starts from; None for a base, and where the config names the model."""
+
+    def write_config(self) -> Path:
+        """Write the run's config file and return its path."""
+        path = CONFIGS / f"{self.name}.yaml"
+        document = dict(self.fragment)
+        files = document.pop("extends")
+        if files:
+            document = {"extends": [os.path.relpath(file, path.parent) for file in files], **document}
+        write_text(path, yaml.safe_dump(document, sort_keys=False))
+        return path
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An experiment: its runs in their order, each base before the first run that needs it."""
+
+    runs: list[Run]
+    evidence: Path
+    """Where the record of each finished run is committed."""
+    environment: dict[str, str]
+    """Variables that every run is given."""
+    arguments: list[str]
+    """What tells another process to load this plan."""
+    seeds: dict[tuple[str, str], int]
+    """(regime, method) -> seeds planned."""
+
+    def record(self, run: Run) -> Path:
+        """The committed record of a run."""
+        return self.evidence / "records" / f"{run.name}.json"
+
+    def choose(self, names: list[str]) -> list[Run]:
+        """The runs of these names and the bases they need; all without names. UserError for a name not planned."""
+        known = {run.name: run for run in self.runs}
+        for name in names:
+            if name not in known:
+                raise UserError(f'no run "{name}" in the plan.{did_you_mean(name, known)} --list lists all')
+        wanted = set(names or known)
+        wanted |= {run.base.name for run in self.runs if run.base is not None and run.name in wanted}
+        return [run for run in self.runs if run.name in wanted]
+
+
+def merge(*fragments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fragments laid over each other; sections merge key by key, `extends` are joined."""
+    out: dict[str, Any] = {"extends": []}
+    for fragment in fragments:
+        for key, value in fragment.items():
+            if key == "extends":
+                out["extends"] += [value] if isinstance(value, str) else value
+            elif isinstance(value, Mapping) and isinstance(out.get(key), dict):
+                out[key] = {**out[key], **value}
+            else:
+                out[key] = dict(value) if isinstance(value, Mapping) else value
+    return out
+
+
+def load_plan(path: Path = PLAN, *, prefix: str | None = None, evidence: Path | None = None) -> Plan:
+    """Read a plan. UserError where it names what it does not define.
+
+    prefix, evidence: in place of the plan's own, for runs that must not meet the recorded ones. The bases stay.
+    """
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: not a plan that can be read ({' '.join(str(error).split())})") from None
+    own, prefix = document["prefix"], prefix or document["prefix"]
+    runs: dict[str, Run] = {}
+    seeds: dict[tuple[str, str], int] = {}
+
+    def defined(section: str, name: str) -> dict[str, Any]:
+        if name not in document[section]:
+            raise UserError(f"{path}: {section} has no {name}.{did_you_mean(name, document[section])}")
+        found: dict[str, Any] = document[section][name] or {}
+        return found
+
+    for phase in document["phases"]:
+        regime = defined("regimes", phase["regime"])
+        scale = defined("scales", regime["scale"])
+        for seed in _seeds(phase["seeds"]):
+            base = None
+            if "base" in regime:
+                group = f"base-{regime['base']}"
+                name = f"{own}-{group}-s{seed}"
+                fragment = merge(defined("bases", regime["base"]), _identity(name, seed))
+                folder = Path(document["weights"]) / name if "weights" in document else TRAIN_RUNS / name / "final"
+                base = runs.setdefault(name, Run(name, group, "base", seed, fragment, scale.get("evaluate"), folder))
+            for method in phase["methods"]:
+                name = f"{prefix}-{phase['regime']}-{method}-s{seed}"
+                start = {"model": {"model_name": str(base.weights)}} if base else {}
+                fragment = merge(
+                    {"extends": scale.get("extends", [])},
+                    defined("methods", method),
+                    scale.get("settings", {}),
+                    regime.get("settings", {}),
+                    {k: v for k, v in defined("methods", method).items() if k != "extends"},
+                    start,
+                    _identity(name, seed),
+                )
+                run = Run(name, phase["regime"], method, seed, fragment, scale.get("evaluate"), base=base)
+                runs.setdefault(name, run)
+                seeds[phase["regime"], method] = max(seeds.get((phase["regime"], method), 0), seed)
+    environment = {key: str(value) for key, value in document.get("environment", {}).items()}
+    evidence = evidence or Path(document["evidence"])
+    arguments = ["--plan", str(path), "--prefix", prefix, "--evidence", str(evidence)]
+    return Plan(list(runs.values()), evidence, environment, arguments, seeds)
+
+
+def _seeds(given: int | list[int]) -> list[int]:
+    return list(range(1, given + 1)) if isinstance(given, int) else given
+
+
+def _identity(name: str, seed: int) -> dict[str, Any]:
+    return {"run_name": name, "model": {"random_seed": seed}}

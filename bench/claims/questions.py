@@ -1,0 +1,133 @@
+"""The questions of the experiment and the tests that answer them, written down before the runs that they look at.
+
+The first test of a question is its primary one. Holm's correction covers the primary tests together; every other test
+is shown with its own 95 % interval and is exploratory. docs/claims-plan.md is the same in words.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class PairedTest(NamedTuple):
+    """a - b of one measure in one regime, paired by seed; b None: a against 0.
+
+    measure: a name of measures.MEASURES, or `benchmark:metric` with metric pass@1, pass@n, maj@n or format.
+    """
+
+    regime: str
+    a: str
+    b: str | None
+    measure: str
+
+
+class Question(NamedTuple):
+    """One question."""
+
+    name: str
+    asks: str
+    claim: str
+    """What the paper says, or what follows from it."""
+    expected: int
+    """Sign of the primary difference if the claim holds; 0: that there is none."""
+    tests: tuple[PairedTest, ...]
+
+
+def _accuracy(regime: str, a: str, b: str) -> tuple[PairedTest, ...]:
+    columns = ("arithmetic:pass@1", "arithmetic_hard:pass@1", "arithmetic:maj@n", "arithmetic:pass@n",
+               "arithmetic_hard:maj@n", "arithmetic_hard:pass@n", "arithmetic:format")  # fmt: skip
+    return tuple(PairedTest(regime, a, b, column) for column in columns)
+
+
+QUESTIONS = (
+    Question(
+        "gtpo-against-grpo",
+        "Is GTPO more accurate than GRPO when training is calm?",
+        "GTPO's accuracy is higher than GRPO's",
+        1,
+        _accuracy("micro-calm", "gtpo", "grpo"),
+    ),
+    Question(
+        "stability",
+        "Is GTPO more accurate than GRPO where GRPO's training fails?",
+        "GTPO stays accurate where GRPO collapses",
+        1,
+        (
+            *_accuracy("micro-unstable", "gtpo", "grpo"),
+            PairedTest("micro-unstable", "gtpo", "grpo", "collapsed"),
+            PairedTest("micro-unstable", "gtpo", "grpo", "entropy at the end"),
+        ),
+    ),
+    Question(
+        "format-tokens",
+        "Does conflict correction protect the format's tokens?",
+        "without it the tags lose probability",
+        1,
+        (
+            PairedTest("micro-unstable", "gtpo-conflict-only", "grpo", "tags over training"),
+            PairedTest("micro-unstable", "gtpo-conflict-only", "grpo", "format reward at the end"),
+            PairedTest("micro-calm", "gtpo-conflict-only", "grpo", "tags over training"),
+            PairedTest("micro-calm", "gtpo", "grpo", "tags over training"),
+            PairedTest("micro-unstable", "gtpo", "grpo", "tags over training"),
+        ),
+    ),
+    Question(
+        "conflict-accuracy",
+        "Does conflict correction change accuracy, pass@64 or maj@64, in and out of distribution?",
+        "it raises accuracy",
+        1,
+        _accuracy("micro-calm", "gtpo-conflict-only", "grpo"),
+    ),
+    Question(
+        "gate",
+        "Does the entropy gate prevent collapse?",
+        "without it accuracy is lost",
+        1,
+        (
+            *_accuracy("micro-unstable", "gtpo", "gtpo-no-filter"),
+            PairedTest("micro-unstable", "gtpo", "gtpo-no-filter", "collapsed"),
+            PairedTest("micro-calm", "gtpo", "gtpo-no-filter", "arithmetic:pass@1"),
+        ),
+    ),
+    Question(
+        "lead",
+        "Does entropy show a collapse before KL does?",
+        "entropy moves first",
+        1,
+        (
+            PairedTest("micro-unstable", "grpo", None, "lead of entropy over KL"),
+            PairedTest("micro-unstable", "gtpo-no-filter", None, "lead of entropy over KL"),
+        ),
+    ),
+    Question(
+        "gamma-advantage",
+        "Which way does gamma move entropy in mode `advantage`?",
+        "up: the sampled tokens of uncertain completions are pushed down",
+        1,
+        (
+            PairedTest("micro-calm", "gtpo-gamma1", "gtpo-conflict-only", "entropy at the end"),
+            PairedTest("micro-calm", "gtpo", "gtpo-conflict-only", "entropy at the end"),
+        ),
+    ),
+    Question(
+        "gamma-loss",
+        "Which way does gamma move entropy in mode `loss` (Eq. 7)?",
+        "down: the entropy itself is penalised",
+        -1,
+        (
+            PairedTest("micro-calm", "gtpo-eq7-gamma1", "gtpo-conflict-only", "entropy at the end"),
+            PairedTest("micro-calm", "gtpo-eq7", "gtpo-conflict-only", "entropy at the end"),
+        ),
+    ),
+    Question(
+        "optimizer",
+        "How much of the difference between the paper's GTPO and its GRPO is the optimizer?",
+        "none: the difference is the method's",
+        0,
+        (
+            PairedTest("micro-calm", "grpo-gtpo-betas", "grpo-paper-betas", "arithmetic:pass@1"),
+            PairedTest("micro-calm", "gtpo-paper-betas", "grpo-paper-betas", "arithmetic:pass@1"),
+            PairedTest("micro-calm", "gtpo-paper-betas", "grpo-gtpo-betas", "arithmetic:pass@1"),
+        ),
+    ),
+)

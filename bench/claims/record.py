@@ -1,0 +1,133 @@
+"""The committed record of a run: config, provenance, thinned curves, counts per question, log-probability of the tags.
+
+One JSON file of about 10 kB per run, written once. Everything in docs/results.md is computed from these files.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from bench.claims.plan import EVAL_RUNS, TRAIN_RUNS, Plan, Run
+from evalkit.comparison.training_curves import read_curves
+from evalkit.results.find import read_eval_run, read_train_run
+from evalkit.results.questions import load_questions
+from rewards.support.errors import UserError
+from rewards.support.files import read_json, write_text
+
+SCHEMA_VERSION = 1
+POINTS = 80
+"""Blocks of steps that the curves are averaged over."""
+CURVES = (
+    "loss",
+    "grad_norm",
+    "reward/accuracy",
+    "reward/format",
+    "entropy/mean",
+    "entropy/above_ln2",
+    "gate/kept",
+    "conflict/fraction",
+    "groups/zero_variance",
+    "completions/length",
+    "completions/truncated",
+    "completions/repeated",
+    "kl/untrained",
+    "clipped",
+)
+PROVENANCE = ("method", "preset", "parameters", "packages", "hardware", "git_commit", "started", "status", "step",
+              "stopped_because", "initial_entropy", "gate", "wall_time_s")  # fmt: skip
+
+
+def write_record(plan: Plan, run: Run, tags: dict[str, Any] | None, seconds: float) -> None:
+    """Write the record of a finished run. seconds: of training and evaluation together."""
+    folder = TRAIN_RUNS / run.name
+    train = read_train_run(folder)
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "run": run.name,
+        "regime": run.regime,
+        "method": run.method,
+        "seed": run.seed,
+        "base": run.base.name if run.base else None,
+        "train": {key: train.document[key] for key in PROVENANCE if train.document.get(key) is not None},
+        "seconds": round(seconds, 1),
+        "config": yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")),
+        "curves": thinned(folder),
+        "tags": tags,
+        "evaluation": evaluation(EVAL_RUNS / run.name) if run.evaluate else None,
+    }
+    write_text(plan.record(run), one_line_lists(record))
+
+
+def one_line_lists(value: Any) -> str:
+    """JSON with an object's keys on lines of their own and every list on one: small, and still a diff to read."""
+
+    def text(part: Any, indent: int) -> str:
+        if isinstance(part, dict) and part:
+            rows = (f"{' ' * (indent + 1)}{json.dumps(key)}: {text(found, indent + 1)}" for key, found in part.items())
+            return "{\n" + ",\n".join(rows) + "\n" + " " * indent + "}"
+        return json.dumps(part, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+    return text(value, 0) + "\n"
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read a record. UserError where it is of another schema."""
+    record: dict[str, Any] = read_json(path)
+    if record.get("schema_version") != SCHEMA_VERSION:
+        raise UserError(f"{path}: schema_version {record.get('schema_version')}, expected {SCHEMA_VERSION}")
+    return record
+
+
+def thinned(folder: Path) -> dict[str, Any]:
+    """The curves of a train run: per metric the mean of each block of steps, and its least and largest value."""
+    found = {key: curve for key, curve in read_curves(read_train_run(folder)).items() if key in CURVES}
+    last = int(max((curve.steps[-1] for curve in found.values()), default=0))
+    edges = np.unique(np.linspace(0, last, min(POINTS, last) + 1).astype(int))
+    out: dict[str, Any] = {"last_step_of_block": edges[1:].tolist(), "metrics": {}}
+    for key, curve in found.items():
+        block = np.searchsorted(edges[1:], curve.steps)
+        values = [curve.values[block == i] for i in range(edges.size - 1)]
+        out["metrics"][key] = {
+            "least": _short(curve.values.min()),
+            "largest": _short(curve.values.max()),
+            "mean": [_short(part.mean()) if part.size else None for part in values],
+        }
+    return out
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def evaluation(folder: Path) -> dict[str, Any]:
+    """Per question of each benchmark, strict scoring: samples, correct, in format, maj@n."""
+    run = read_eval_run(folder)
+    out: dict[str, Any] = {}
+    for benchmark in run.benchmarks:
+        questions = load_questions(run, benchmark, "strict")
+        out[benchmark] = {
+            "checksum": run.record.benchmarks[benchmark].checksum,
+            "n": int(questions.n.min()),
+            "correct": questions.correct.tolist(),
+            "format_ok": questions.format_ok.tolist(),
+            "maj": [_short(value) for value in questions.maj_at_k[:, -1]],
+        }
+    return out
+
+
+def scores(record: dict[str, Any], benchmark: str, metric: str) -> NDArray[np.float64]:
+    """[Q] scores in [0, 1] of a record: pass@1, pass@n, maj@n or format, in the order of the question ids."""
+    found = record["evaluation"][benchmark]
+    n, correct = found["n"], np.array(found["correct"], dtype=np.float64)
+    return {
+        "pass@1": correct / n,
+        "pass@n": (correct > 0).astype(np.float64),
+        "maj@n": np.array(found["maj"], dtype=np.float64),
+        "format": np.array(found["format_ok"], dtype=np.float64) / n,
+    }[metric]

@@ -1,0 +1,172 @@
+"""`python -m bench.claims.run`: run what the plan lists and is not recorded yet.
+
+Each run is a process of its own with one thread: `gtpo train`, `gtpo eval` of its last weights, the log-probability of
+the tags, its record. A run whose record is there is done; one that was cut off resumes from its last checkpoint. One
+that fails is reported, and the others go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from bench.claims.plan import PLAN, TRAIN_RUNS, Plan, Run, load_plan
+from bench.claims.record import read_record, write_record
+from gtpo.config import load_config
+from rewards.support.errors import UserError
+from rewards.support.files import flatten
+
+LOGS = Path("results/claims/logs")
+FREE_KEYS = ("training.save_steps", "training.save_total_limit", "training.log_completions_steps")
+"""Keys that change no number of a run."""
+
+
+def is_done(plan: Plan, run: Run) -> bool:
+    """Whether the run's record is there. UserError where it was made with another config than the plan's."""
+    path = plan.record(run)
+    if not path.is_file():
+        return False
+    before = flatten(read_record(path)["config"])
+    now = flatten(load_config(run.write_config()).as_dict())
+    # A key that the record does not hold came later; the run took what is its default now.
+    differing = [key for key in before if key not in FREE_KEYS and before[key] != now.get(key)]
+    if differing:
+        key = differing[0]
+        raise UserError(
+            f"{path} was recorded with {key} {before.get(key)}, the plan now says {now.get(key)}: restore the plan, or "
+            "give the changed regime a new name"
+        )
+    return True
+
+
+def execute(plan: Plan, run: Run) -> None:
+    """Train, evaluate and record one run, in this process. Raises UserError."""
+    from bench.claims.tags import TASKS, tag_log_probabilities
+    from cli import app
+
+    if is_done(plan, run) and (run.weights is None or run.weights.is_dir()):
+        return  # the checkpoints that its record was made from are gone
+    begin = time.monotonic()
+    config = load_config(run.write_config())
+    folder = TRAIN_RUNS / run.name
+    app(["train", str(run.write_config()), "--quiet"], standalone_mode=False)
+    if run.evaluate is not None:
+        given = [text for key, value in run.evaluate.items() for text in (f"--{key.replace('_', '-')}", str(value))]
+        # The last weights, not the best: what is asked is how a run ends.
+        app(["eval", run.name, "--checkpoint", "final", "--quiet", *given],
+            standalone_mode=False)  # fmt: skip
+    checkpoints = sorted((folder / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    steps: list[Any] = [int(path.name.split("-")[1]) for path in checkpoints]
+    tags = None
+    if run.base is not None and config.dataset.name in TASKS:
+        assert run.base.weights is not None
+        measured = tag_log_probabilities([run.base.weights, *checkpoints], config.dataset.name)
+        tags = {"step": [0, *steps], **{tag: [row[tag] for row in measured] for tag in measured[0]}}
+    if run.weights is not None and run.weights != folder / "final":
+        shutil.copytree(folder / "final", run.weights, dirs_exist_ok=True)
+    write_record(plan, run, tags, time.monotonic() - begin)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
+def _spawn(plan: Plan, run: Run) -> int:
+    """Execute one run in a process of its own; its output goes to a file."""
+    LOGS.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, **plan.environment}
+    command = [sys.executable, "-m", "bench.claims.run", *plan.arguments, "--execute", run.name]
+    with (LOGS / f"{run.name}.log").open("a") as log:
+        return subprocess.run(command, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+
+
+def run_all(plan: Plan, runs: list[Run], jobs: int) -> list[str]:
+    """Execute the runs, `jobs` at a time, each after its base. Returns the names of those that failed."""
+    waiting, failed, finished = list(runs), [], 0
+    ready = {run.name for run in plan.runs if run.method == "base"} - {run.name for run in runs}
+    active: dict[Future[int], tuple[Run, float]] = {}
+    begin = time.monotonic()
+    with ThreadPoolExecutor(jobs) as pool:
+        while waiting or active:
+            for run in list(waiting):
+                if run.base is not None and run.base.name in failed:
+                    waiting.remove(run)
+                    failed.append(run.name)
+                elif len(active) < jobs and (run.base is None or run.base.name in ready):
+                    waiting.remove(run)
+                    active[pool.submit(_spawn, plan, run)] = (run, time.monotonic())
+            if not active:
+                continue
+            for future in wait(active, return_when=FIRST_COMPLETED).done:
+                run, started = active.pop(future)
+                seconds = time.monotonic() - started
+                finished += 1
+                if future.result() == 0:
+                    ready.add(run.name)
+                else:
+                    failed.append(run.name)
+                left = (time.monotonic() - begin) / finished * (len(runs) - finished)
+                outcome = "FAILED, see " + str(LOGS / f"{run.name}.log") if future.result() else "done"
+                print(f"[{finished}/{len(runs)}] {run.name} {outcome} ({seconds:.0f} s; {left / 60:.0f} min left)",
+                      flush=True)  # fmt: skip
+    return failed
+
+
+def pending(plan: Plan, runs: list[Run]) -> list[Run]:
+    """The runs without a record, with the bases whose weights they need and are not on this disk."""
+    todo = [run for run in runs if not is_done(plan, run)]
+    needed = {run.base.name for run in todo if run.base and run.base.weights and not run.base.weights.is_dir()}
+    names = {run.name for run in todo} | needed
+    return [run for run in runs if run.name in names]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="*", help="names of the plan (default: all); the bases they need come along")
+    parser.add_argument("--plan", type=Path, default=PLAN)
+    parser.add_argument("--prefix", help="of the runs' names, in place of the plan's")
+    parser.add_argument("--evidence", type=Path, help="where records are written, in place of the plan's folder")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
+    parser.add_argument("--list", action="store_true", help="print the runs that are left, and run nothing")
+    parser.add_argument("--execute", metavar="RUN", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    plan = load_plan(asked.plan, prefix=asked.prefix, evidence=asked.evidence)
+    if asked.execute:
+        execute(plan, next(run for run in plan.runs if run.name == asked.execute))
+        return
+    chosen = plan.choose(asked.runs)
+    todo = pending(plan, chosen)
+    if asked.list:
+        print("\n".join(run.name for run in todo))
+        return
+    seconds = estimate(plan, todo)
+    about = f", about {seconds / 3600 / asked.jobs:.1f} h with {asked.jobs} at a time" if seconds else ""
+    print(f"{len(chosen) - len(todo)} of {len(chosen)} runs are recorded; {len(todo)} to go{about}", flush=True)
+    failed = run_all(plan, todo, asked.jobs)
+    if failed:
+        sys.exit(f"{len(failed)} runs failed: {', '.join(failed)}; the same command tries them again")
+
+
+def estimate(plan: Plan, todo: list[Run]) -> float:
+    """Seconds that the runs will take, from the records of their regime, or of all; 0 without any."""
+    known: dict[str, list[float]] = {}
+    for run in plan.runs:
+        if plan.record(run).is_file():
+            known.setdefault(run.regime, []).append(read_record(plan.record(run))["seconds"])
+    every = [seconds for found in known.values() for seconds in found]
+    if not every:
+        return 0.0
+    means = {regime: sum(found) / len(found) for regime, found in known.items()}
+    return sum(means.get(run.regime, sum(every) / len(every)) for run in todo)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as mistake:
+        print(f"bench.claims: {mistake}", file=sys.stderr)
+        sys.exit(2)

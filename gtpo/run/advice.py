@@ -1,0 +1,92 @@
+"""What a run's metrics say about its settings: a warning with what to change, before a day of GPU time is spent.
+
+Unlike collapse (`gtpo.run.health`), none of this is a matter of a run's own best: it is wrong from its first steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gtpo.config import TrainConfig
+
+STEPS = 5
+"""Logged steps that must agree before anything is said."""
+
+TRUNCATED = 0.5
+"""Mean share of truncated completions above which most of them are."""
+
+
+class Advice:
+    """Warnings about what learns nothing. Each is said once, and again only after it has passed."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        self.recent: deque[Mapping[str, Any]] = deque(maxlen=STEPS)
+        self.said: set[str] = set()
+
+    def observe(self, row: Mapping[str, Any]) -> list[str]:
+        """Take in one line of metrics.jsonl; return what is to be said now."""
+        self.recent.append(row)
+        if len(self.recent) < STEPS:
+            return []
+        found = dict(self._found())
+        new = [text for name, text in found.items() if name not in self.said]
+        self.said = set(found)
+        return new
+
+    def _values(self, name: str) -> list[float]:
+        """Return a metric of the recent steps; none where a step lacks it."""
+        values = [row.get(name) for row in self.recent]
+        return [] if None in values else [float(value) for value in values if value is not None]
+
+    def _found(self) -> Iterator[tuple[str, str]]:
+        since = f"in the last {STEPS} logged steps"
+        if (kept := self._values("gate/kept")) and max(kept) == 0:
+            entropy = self._values("entropy/mean")
+            mean = sum(entropy) / len(entropy) if entropy else float("nan")
+            threshold = self.config.resolved_objective().entropy_threshold
+            yield (
+                "gate",
+                f"the entropy gate dropped every completion {since}: their entropy is {mean:.2f} nats, the threshold "
+                f"{threshold:.2f}, and nothing is learned. Raise objective.entropy_threshold, lower "
+                "training.temperature, or set objective.filter never (objective.preset gtpo-no-filter)",
+            )
+        if (truncated := self._values("completions/truncated")) and sum(truncated) / STEPS > TRUNCATED:
+            share, longest = sum(truncated) / STEPS, self.config.training.max_completion_length
+            yield (
+                "truncated",
+                f"{share:.0%} of the completions were cut off at training.max_completion_length {longest} {since}, so "
+                "their answers are missing. Raise it (and model.max_seq_length), ask for shorter answers in "
+                "dataset.system_instruction, or leave them out of the loss with objective.mask_truncated true",
+            )
+        if (equal := self._values("groups/zero_variance")) and min(equal) == 1:
+            yield "equal", self._equal_rewards(since)
+
+        alarm = self.config.rollout.logp_difference_alarm
+        if (gap := self._values("sampling/logp_difference")) and sum(gap) / STEPS > alarm:
+            yield (
+                "sampling",
+                f"vLLM's log-probabilities differ from the trainer's by {sum(gap) / STEPS:.3f} nats per token {since} "
+                f"(rollout.logp_difference_alarm {alarm}): it samples from another policy than the one that is "
+                "trained. Compare with a few steps of --rollout.engine transformers; if those are well, its weights "
+                "are stale or of lower precision: set rollout.importance_sampling_correction true, or stay with "
+                "transformers, and report it with the output of gtpo doctor",
+            )
+
+    def _equal_rewards(self, since: str) -> str:
+        """Say that no group's rewards differ, and what their value makes likely."""
+        means = {
+            name.removeprefix("rewards/").removesuffix("/mean"): self._values(name)
+            for name in self.recent[-1]
+            if name.startswith("rewards/") and name.endswith("/mean")
+        }
+        shown = ", ".join(f"{name} {sum(values) / STEPS:.2f}" for name, values in means.items() if values)
+        return (
+            f"the reward does not vary within any group {since} (mean: {shown or 'unknown'}), so no completion is "
+            "preferred to another. Read completions/ in the run folder. If the reward is low everywhere, the problems "
+            "are too hard or the format is not learned: start from an sft run, take easier problems, or raise "
+            "training.num_generations. If it is high everywhere, take harder problems. If neither, the reward function "
+            "returns a constant"
+        )

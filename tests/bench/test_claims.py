@@ -1,0 +1,198 @@
+"""The experiment of bench/claims: its plan resolves, runs are recorded once, the pages say what the records say."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from bench.claims import measures
+from bench.claims.answers import answers, as_json, effect, read_records
+from bench.claims.page import pages
+from bench.claims.plan import load_plan, merge
+from bench.claims.questions import QUESTIONS, PairedTest
+from bench.claims.record import POINTS, read_record
+from bench.claims.run import is_done
+from gtpo.config import load_config
+from rewards.support.errors import UserError
+
+METHOD_KEYS = {"run_name", "method", "objective", "training"}
+PLANS = ("plan", "search", "gpu")
+
+
+@pytest.fixture(autouse=True)
+def _in_the_checkout(root, monkeypatch):
+    monkeypatch.chdir(root)
+
+
+@pytest.fixture
+def plan():
+    return load_plan()
+
+
+def test_the_methods_of_a_regime_share_everything_but_the_method(plan, tmp_path, monkeypatch):
+    monkeypatch.setattr("bench.claims.plan.CONFIGS", tmp_path)
+    shared: dict[str, dict] = {}
+    for run in plan.runs:
+        if run.seed == 1 and run.method != "base":
+            config = load_config(run.write_config()).model_dump(mode="json")
+            rest = {key: value for key, value in config.items() if key not in METHOD_KEYS}
+            assert shared.setdefault(run.regime, rest) == rest, run.name
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_run_resolves_and_starts_from_the_base_of_its_seed(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("bench.claims.plan.CONFIGS", tmp_path)
+    plan = load_plan(Path(f"bench/claims/{name}.yaml"))
+    assert len({run.name for run in plan.runs}) == len(plan.runs)
+    for run in plan.runs:
+        config = load_config(run.write_config())
+        assert (config.run_name, config.model.random_seed) == (run.name, run.seed)
+        if run.base is not None:
+            assert config.model.model_name == str(run.base.weights)
+            assert run.base.seed == run.seed
+            assert plan.runs.index(run.base) < plan.runs.index(run)
+
+
+def test_a_plan_that_names_what_it_does_not_define_is_refused(tmp_path):
+    document = yaml.safe_load(Path("bench/claims/plan.yaml").read_text())
+    document["phases"][0]["methods"] = ["gtop"]
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(document))
+    with pytest.raises(UserError, match=r'methods has no gtop\. Did you mean "gtpo"'):
+        load_plan(tmp_path / "plan.yaml")
+
+
+def test_fragments_merge_key_by_key():
+    one = {"extends": "a.yaml", "training": {"beta": 1, "epsilon": 2}}
+    two = {"extends": ["b.yaml"], "training": {"beta": 3}, "method": "grpo"}
+    assert merge(one, two) == {
+        "extends": ["a.yaml", "b.yaml"],
+        "training": {"beta": 3, "epsilon": 2},
+        "method": "grpo",
+    }
+    assert one["training"] == {"beta": 1, "epsilon": 2}
+
+
+TINY = """
+evidence: {evidence}
+prefix: tinyclaims
+weights: weights
+environment: {{OMP_NUM_THREADS: 1, HF_HUB_OFFLINE: 1}}
+bases:
+  tiny: {{extends: configs/demo/base.yaml, model: {{build: {{hidden_size: 16, intermediate_size: 32}}}},
+          training: {{max_steps: 4, save_steps: 4}}}}
+scales:
+  tiny:
+    extends: configs/demo/method.yaml
+    settings: {{training: {{max_steps: 4, save_steps: 2, per_device_train_batch_size: 16, log_kl_steps: 2}}}}
+    evaluate: {{benchmarks: arithmetic, limit: 3, k: 2, max_tokens: 8, engine: transformers}}
+methods:
+  gtpo: {{method: gtpo}}
+  broken: {{method: gtpo, trainer: {{reward_funcs: [no.such]}}}}
+regimes:
+  one: {{scale: tiny, base: tiny}}
+phases:
+  - {{regime: one, seeds: 1, methods: [broken, gtpo]}}
+"""
+
+
+@pytest.mark.timeout(900)
+def test_runs_are_recorded_once_and_a_failure_stops_no_other(root, tmp_path):
+    """The real command in a copy of the checkout's layout: once with a failing run, again with nothing left to do."""
+    for name in ("bench", "configs", "cli.py", "gtpo", "evalkit", "rewards"):
+        (tmp_path / name).symlink_to(root / name)
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TINY.format(evidence="evidence"))
+    command = [sys.executable, "-m", "bench.claims.run", "--plan", "tiny.yaml", "--jobs", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "tinyclaims-one-broken-s1 FAILED, see results/claims/logs/tinyclaims-one-broken-s1.log" in done.stdout
+    assert "1 runs failed: tinyclaims-one-broken-s1" in done.stderr
+    assert (tmp_path / "weights/tinyclaims-base-tiny-s1/model.safetensors").is_file()
+    record = read_record(tmp_path / "evidence/records/tinyclaims-one-gtpo-s1.json")
+    assert record["curves"]["last_step_of_block"] == [1, 2, 3, 4]
+    assert len(record["evaluation"]["arithmetic"]["correct"]) == 3
+    assert record["tags"]["step"] == [0, 2, 4]
+    assert all(value < 0 for tag in record["tags"] if tag != "step" for value in record["tags"][tag])
+    listed = subprocess.run([*command, "--list"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert listed.stdout.split() == ["tinyclaims-one-broken-s1"]
+
+
+def _record(accuracy: list[float], entropy: list[float], kl: list[float]) -> dict:
+    metrics = {"reward/accuracy": accuracy, "entropy/mean": entropy, "kl/untrained": kl}
+    return {
+        "curves": {
+            "last_step_of_block": list(range(10, 10 * len(accuracy) + 1, 10)),
+            "metrics": {key: {"mean": values} for key, values in metrics.items()},
+        }
+    }
+
+
+def test_collapse_and_the_lead_of_entropy():
+    up, down = np.linspace(4, 6, 20), np.linspace(6, 0, 20)
+    lost = [*up, *down]
+    entropy = [0.0] * 15 + [0.5] * 25
+    kl = [0.0] * 22 + [1.0] * 18
+    record = _record(lost, entropy, kl)
+    step = measures.collapse_step(record)
+    # The running mean of four blocks is below 3 where the values themselves have been for about two blocks.
+    assert 300 < step < 340
+    assert measures.lead_over_kl(record) == 70
+    assert math.isnan(measures.collapse_step(_record([*down, *up], entropy, kl)))  # it came back
+    assert math.isnan(measures.lead_over_kl(_record(list(up), entropy[:20], kl[:20])))
+
+
+def test_effects_are_paired_by_seed_and_match_scipy(plan):
+    from scipy import stats
+
+    rng = np.random.default_rng(3)
+    base = rng.normal(0.2, 0.05, 6)
+    values = {"gtpo": base + rng.normal(0.1, 0.01, 6), "grpo": base}
+    records = {
+        ("micro-calm", name): {s: _record([1.0], [float(v)], [0.0]) for s, v in enumerate(found, start=1)}
+        for name, found in values.items()
+    }
+    del records["micro-calm", "grpo"][6]  # an unpaired seed is left out
+    found = effect(records, plan, PairedTest("micro-calm", "gtpo", "grpo", "entropy at the end"))
+    reference = stats.ttest_rel(values["gtpo"][:5], values["grpo"][:5]).confidence_interval()
+    assert (found.seeds, found.planned) == (5, 10)
+    assert (found.low, found.high) == pytest.approx((reference.low, reference.high), abs=1e-12)
+    assert found.p == pytest.approx(2 / 2**5)
+
+
+def test_the_primary_tests_are_of_runs_that_are_planned(plan):
+    """A regime that is still to be chosen has no runs in the plan at all."""
+    chosen = {regime for regime, _ in plan.seeds}
+    for question in QUESTIONS:
+        primary = question.tests[0]
+        for method in filter(None, (primary.a, primary.b)):
+            assert (primary.regime, method) in plan.seeds or primary.regime not in chosen, question.name
+
+
+def test_the_pages_and_the_answers_say_what_the_records_say(plan):
+    for page, text in pages(plan).items():
+        assert page.read_text() == text, f"{page}: write it again with python -m bench.claims.page"
+    found = as_json(answers(read_records(plan), plan))
+    assert json.loads((plan.evidence / "answers.json").read_text()) == json.loads(json.dumps(found))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_record_is_of_the_plan_as_it_is(name):
+    plan = load_plan(Path(f"bench/claims/{name}.yaml"))
+    recorded = {path.stem for path in (plan.evidence / "records").glob("*.json")}
+    assert recorded <= {run.name for run in plan.runs}
+    for run in plan.runs:
+        if run.name in recorded:
+            assert is_done(plan, run)
+            assert len(read_record(plan.record(run))["curves"]["last_step_of_block"]) <= POINTS
+
+
+def test_the_evidence_is_small(root):
+    files = [path for path in (root / "results/published/claims").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 15e6

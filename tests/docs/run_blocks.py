@@ -1,0 +1,114 @@
+"""Every code block of Start, Tutorial, How-to and Troubleshooting runs, or says in its page why it does not.
+
+The blocks of a page run in order, as printed, in one folder that looks like a checkout after `make demo`. Only sizes
+differ: SMALLER lists each printed text that is replaced, and a test fails where it is no longer printed.
+
+`make docs` names this file; no other run of pytest collects it, because it trains eight times.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from blocks import NOT_CODE, Block, blocks_of, expected_output
+
+pytestmark = [pytest.mark.docs, pytest.mark.timeout(1200)]
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (  # in this order: troubleshooting goes on from the runs of howto_runs
+    "index.md",
+    "tutorial.md",
+    "howto_train.md",
+    "howto_reward.md",
+    "howto_benchmark.md",
+    "howto_evaluate.md",
+    "howto_runs.md",
+    "troubleshooting.md",
+)
+SMALLER = {
+    "tutorial.md": {
+        "max_steps: 60": "max_steps: 2",
+        "--k 16 --max-tokens 48": "--k 2 --max-tokens 8 --limit 4",
+    },
+    "howto_benchmark.md": {"--k 4 --limit 4 --max-tokens 48": "--k 2 --limit 1 --max-tokens 4"},
+}
+"""page -> printed text -> what the test runs in its place: fewer steps, samples and tokens."""
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the checkout's configs and examples, and a demo base of two steps."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("configs", "examples"):
+        (folder / name).symlink_to(ROOT / name)
+    done = shell("gtpo train configs/demo/base.yaml --training.max_steps 2 --training.logging_steps 1", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def shell(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a bash block in `folder` as a reader would; the first command that fails ends it."""
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "400",
+    }
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+
+
+def code(page: str) -> list[Block]:
+    return [block for block in blocks_of(ROOT / "docs" / page) if block.language not in NOT_CODE]
+
+
+def test_the_pages_are_those_of_the_navigation():
+    """A new how-to page is run too."""
+    written = {path.name for path in (ROOT / "docs").glob("howto_*.md")}
+    assert written <= set(PAGES)
+
+
+def test_smaller_sizes_replace_what_is_printed():
+    for page, changes in SMALLER.items():
+        printed = "".join(block.text for block in code(page))
+        assert [text for text in changes if text not in printed] == [], page
+
+
+def test_blocks_that_are_not_run_say_why():
+    for page in PAGES:
+        for block in code(page):
+            assert block.language in ("bash", "python"), f"{page}:{block.line}: {block.language}"
+            assert block.reason is None or len(block.reason) > 10, f"{page}:{block.line}: say why it is not run"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_blocks_of_a_page_run(page, workspace):
+    blocks = blocks_of(ROOT / "docs" / page)
+    for place, block in enumerate(blocks):
+        if block.reason or block.language in NOT_CODE:
+            continue
+        where, text = f"docs/{page}:{block.line}", block.text
+        for printed, here in SMALLER.get(page, {}).items():
+            text = text.replace(printed, here)
+        if block.language == "python":
+            (workspace / "block.py").write_text(text)
+            done = shell("python block.py", workspace)
+            assert done.returncode == 0, f"{where}: {done.stderr}"
+            assert done.stdout.splitlines() == expected_output(block.text), where
+            continue
+        done = shell(text, workspace)
+        follows = blocks[place + 1] if place + 1 < len(blocks) else None
+        if page == "troubleshooting.md":
+            assert follows is not None, f"{where}: what does it print?"
+            assert follows.language == "text", f"{where}: what does it print?"
+            assert done.returncode == 2, f"{where}: {done.stdout}{done.stderr}"
+            assert follows.text.strip() in done.stderr, f"{where}: {done.stderr}"
+            assert "Traceback" not in done.stderr, where
+        else:
+            assert done.returncode == 0, f"{where}: {done.stdout}{done.stderr}"

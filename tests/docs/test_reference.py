@@ -1,0 +1,37 @@
+"""The reference pages are what the code declares, and every field of every format says what it means."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def reference(root):
+    spec = importlib.util.spec_from_file_location("docs_reference", root / "docs/tools/reference.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["cli.md", "metrics.md", "files.md"])
+def test_the_page_is_current(reference, root, name):
+    written = (root / "docs" / name).read_text(encoding="utf-8")
+    assert written == reference.PAGES[name]().rstrip() + "\n", "run: python docs/tools/reference.py"
+
+
+def test_every_option_says_what_it_does(reference):
+    import typer
+
+    import cli
+
+    for name, command in typer.main.get_command(cli.app).commands.items():
+        assert [p.name for p in command.params if not p.help] == [], name
+
+
+def test_no_two_metrics_share_a_name(reference):
+    names = [metric.name for metric in reference.METRICS]
+    assert len(names) == len(set(names))

@@ -1,0 +1,53 @@
+"""Warnings about settings that learn nothing, from made-up metrics and from a real run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gtpo.config import load_config
+from gtpo.run.advice import STEPS, Advice
+
+PLAIN = {"run_name": "run", "model": {"model_name": "somewhere"}}
+
+
+@pytest.fixture
+def advice(tmp_path: Path) -> Advice:
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(PLAIN))
+    return Advice(load_config(tmp_path / "run.yaml"))
+
+
+GOOD = {"gate/kept": 0.9, "entropy/mean": 0.5, "completions/truncated": 0.1, "groups/zero_variance": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({"gate/kept": 0.0, "entropy/mean": 2.0}, ("2.00 nats, the threshold 0.69", "objective.entropy_threshold")),
+        ({"completions/truncated": 0.6}, ("60%", "training.max_completion_length 1536", "objective.mask_truncated")),
+        (
+            {"groups/zero_variance": 1.0, "rewards/mine/mean": 0.25},
+            ("does not vary", "mean: mine 0.25", "returns a constant"),
+        ),
+    ],
+)
+def test_said_once_with_what_to_change_and_again_after_it_passed(
+    advice: Advice, bad: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    said = [advice.observe({**GOOD, **bad}) for _ in range(STEPS + 3)]
+    assert [len(texts) for texts in said] == [0] * (STEPS - 1) + [1] + [0] * 3
+    assert all(word in said[STEPS - 1][0] for word in words), said[STEPS - 1]
+    assert not any(advice.observe(GOOD) for _ in range(STEPS))
+    assert sum(len(advice.observe({**GOOD, **bad})) for _ in range(STEPS)) == 1
+
+
+def test_one_good_step_among_five_is_enough(advice: Advice) -> None:
+    rows = [{**GOOD, "gate/kept": 0.0, "groups/zero_variance": 1.0}] * (STEPS - 1) + [GOOD]
+    assert not any(advice.observe(row) for row in rows * 4)
+
+
+def test_a_method_without_these_metrics_is_left_alone(advice: Advice) -> None:
+    assert not any(advice.observe({"step": step, "loss": 1.0}) for step in range(2 * STEPS))

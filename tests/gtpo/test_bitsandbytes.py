@@ -1,0 +1,139 @@
+"""4-bit weights and 8-bit optimisers, for real: bitsandbytes computes on a CPU too."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from test_train_run import _Crash, crash_at, flat, metrics
+
+from gtpo.config import BuiltModel, TrainConfig, load_config
+from gtpo.inputs.model import load_model
+from gtpo.inputs.model_shape import find_weights
+from gtpo.inputs.tiny import build_tiny_model
+from gtpo.run.command import train
+from rewards.support.errors import UserError
+
+pytest.importorskip("bitsandbytes")
+
+STEPS = 4
+PLAIN: dict[str, Any] = {
+    "run_name": "run",
+    "method": "gtpo",
+    # Adapters of 32 x 128 = 4096 numbers: bitsandbytes keeps the states of smaller tensors in float32.
+    "model": {"load_in_4bit": True, "lora_rank": 32, "max_seq_length": 96},
+    "dataset": {"name": "arithmetic", "system_instruction": "", "limit": 8},
+    "training": {
+        "learning_rate": 1e-2,
+        "optimizer": "paged_adamw_8bit",
+        "num_generations": 4,
+        "per_device_train_batch_size": 8,
+        "max_steps": STEPS,
+        "save_steps": 2,
+        "max_prompt_length": 64,
+        "max_completion_length": 6,
+    },
+    "health": {"smoothing_steps": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    spec = BuiltModel(hidden_size=128, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2)
+    for part in build_tiny_model(spec, max_seq_length=96, seed=0):
+        part.save_pretrained(folder)
+    return folder
+
+
+def config_of(folder: Path, base: Path, **changes: Any) -> TrainConfig:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump({**PLAIN, "model": {**PLAIN["model"], "model_name": str(base)}}))
+    return load_config(path, changes)
+
+
+def run(folder: Path, base: Path, **changes: Any) -> Path:
+    return train(config_of(folder, base, **changes), results_dir=folder / "results", check_loss=True)
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of a nested dict."""
+    if isinstance(value, dict):
+        return [tensor for inner in value.values() for tensor in tensors(inner)]
+    return [value] if isinstance(value, torch.Tensor) else []
+
+
+def test_base_is_packed_and_the_adapter_is_not(tmp_path: Path, base: Path) -> None:
+    config = config_of(tmp_path, base)
+    model = load_model(config, find_weights(config.model)).model
+    layer = model.model.layers[0].self_attn.q_proj
+    assert type(layer).__name__ == "Linear4bit"
+    assert (layer.weight.dtype, layer.weight.numel()) == (torch.uint8, 128 * 128 // 2)
+    assert layer.weight.quant_state.quant_type == "nf4"
+    # On a CPU it computes in float32; float16 would be emulated there, and bfloat16 keep three digits.
+    assert layer.compute_dtype == (torch.float32 if not torch.cuda.is_available() else layer.compute_dtype)
+
+
+def test_run_resume_and_evaluation(tmp_path: Path, base: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LoRA on NF4 weights with a paged 8-bit Adam: resumed, it is the uninterrupted run; the adapter is evaluated."""
+    whole = run(tmp_path / "whole", base)
+    with monkeypatch.context() as patched:
+        crash_at(patched, 3)
+        with pytest.raises(_Crash):
+            run(tmp_path / "cut", base)
+    cut = run(tmp_path / "cut", base)
+    assert metrics(cut) == metrics(whole)
+    found, expected = (load_file(folder / "final/adapter_model.safetensors") for folder in (cut, whole))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    # bfloat16 would round updates of 1e-6 away.
+    assert {tensor.dtype for tensor in expected.values()} == {torch.float32}
+    assert any(tensor.abs().max() > 1e-3 for name, tensor in expected.items() if "lora_B" in name)
+    checkpoint = f"checkpoints/checkpoint-{STEPS}/optimizer.pt"
+    states = [torch.load(folder / checkpoint, weights_only=False) for folder in (cut, whole)]
+    assert flat(states[0]) == flat(states[1])
+    dtypes = {value.dtype for value in tensors(states[1]["state"])}
+    assert torch.uint8 in dtypes, "bitsandbytes kept no state in 8 bits"
+
+    command = [sys.executable, str(root / "cli.py"), "eval", str(whole), "--benchmarks", "arithmetic", "--limit", "4"]
+    command += ["--k", "2", "--max-tokens", "6", "--engine", "transformers", "--out", str(tmp_path / "eval"), "--quiet"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "eval/eval.json").read_text())["status"] == "complete"
+
+
+@pytest.mark.parametrize("method", ["grpo", "sft"])
+def test_baselines_run_on_the_same_weights(method: str, tmp_path: Path, base: Path) -> None:
+    folder = train(config_of(tmp_path, base, method=method, **{"training.max_steps": 2}), results_dir=tmp_path)
+    assert json.loads((folder / "run.json").read_text())["status"] == "finished"
+    assert all(row["grad_norm"] > 0 for row in metrics(folder))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "lion_8bit", "paged_lion_32bit", "ademamix_8bit"])
+def test_the_other_optimisers_step(optimizer: str, tmp_path: Path, base: Path) -> None:
+    changes = {"training.optimizer": optimizer, "training.max_steps": 2, "training.learning_rate": 1e-3}
+    folder = run(tmp_path, base, **changes)
+    weights = load_file(folder / "final/adapter_model.safetensors")
+    assert any(tensor.abs().max() > 0 for name, tensor in weights.items() if "lora_B" in name)
+
+
+def test_built_weights_cannot_be_packed(tmp_path: Path, base: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.load_in_4bit contradicts model\.build"):
+        config_of(tmp_path, base, **{"model.build": {"hidden_size": 16}, "model.model_name": None})
+
+
+def test_experts_that_stay_unquantised_are_named(tmp_path: Path) -> None:
+    from test_mixture_of_experts import save_model
+
+    folder = run(tmp_path / "run", save_model(tmp_path / "experts", "qwen3_moe"), **{"training.max_steps": 1})
+    (note,) = (note for note in json.loads((folder / "run.json").read_text())["notes"] if "4bit" in note)
+    assert note.startswith("model.load_in_4bit: the experts stay unquantised")

@@ -1,0 +1,252 @@
+"""`gtpo train` as configs/accelerate/ and configs/slurm/ start it: two gloo processes on a CPU, nothing stood in for.
+
+DDP and the two nodes run as they are. FSDP2 and ZeRO-3 are sharded by accelerate's own wrappers, which it takes on GPUs
+alone: `launched_on_cpu.py` says what is changed for that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from accelerate.commands.launch import launch_command_parser
+from safetensors.torch import load_file
+from sharded_step import STEP
+from step_gradients import step_gradients, tiny_model
+from test_gradients import assert_same
+from test_train_run import PLAIN
+from transformers import AutoModelForCausalLM
+
+from rewards.support.packages import installed
+
+pytestmark = pytest.mark.timeout(600)
+
+HERE, ROOT = Path(__file__).resolve().parent, Path(__file__).resolve().parents[2]
+CONFIGS = ROOT / "configs/accelerate"
+STEPS = 4
+SHARDED = {"ddp": "optimizer.pt", "fsdp2": "pytorch_model_fsdp.bin", "zero3": "global_step2"}
+"""What a checkpoint of each holds and the others' do not."""
+needs_deepspeed = pytest.mark.skipif(not installed("deepspeed"), reason="deepspeed is not installed")
+WRAPPERS = ["ddp", "fsdp2", pytest.param("zero3", marks=needs_deepspeed)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{ROOT}:{HERE}", "OMP_NUM_THREADS": "1"}
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def launch(folder: Path, config: str, *command: str | Path) -> str:
+    """Run `command` in two processes under `accelerate launch`; return its standard error."""
+    words = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", CONFIGS / f"{config}.yaml"]
+    words += ["--num_processes", "2", "--main_process_port", free_port(), *command]
+    done = subprocess.run(
+        [str(word) for word in words], cwd=folder, env=environment(), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stderr
+
+
+def write_config(folder: Path) -> None:
+    training = {
+        **PLAIN["training"],
+        "per_device_train_batch_size": 4,
+        "max_steps": STEPS,
+        "eval_steps": 2,
+        "eval_samples": 2,
+    }
+    dataset = {**PLAIN["dataset"], "limit": 12, "validation_problems": 3}
+    (folder / "run.yaml").write_text(yaml.safe_dump({**PLAIN, "training": training, "dataset": dataset}))
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "results/train/run/metrics.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if not key.startswith("time/")} for line in lines]
+
+
+@pytest.mark.parametrize("config", WRAPPERS)
+def test_gradient_is_that_of_one_process(config: str, tmp_path: Path) -> None:
+    launch(tmp_path, config, HERE / "sharded_step.py", tmp_path, "gtpo", "4")
+    before, after = dict(tiny_model()[0].named_parameters()), load_file(tmp_path / "after/model.safetensors")
+    # FSDP2 saves tied weights under both names.
+    found = {name: (weight.detach() - after[name]) / STEP for name, weight in before.items()}
+    assert_same(found, step_gradients(tmp_path / "whole.pt", "gtpo", 8, 1))
+
+
+@pytest.mark.parametrize("config", WRAPPERS)
+def test_run_validates_resumes_and_saves_whole_weights(config: str, tmp_path: Path) -> None:
+    write_config(tmp_path)
+    script = ["-m", "cli"] if config == "ddp" else [HERE / "launched_on_cpu.py"]
+    launch(tmp_path, config, *script, "train", "run.yaml")
+    run = tmp_path / "results/train/run"
+    about = json.loads((run / "run.json").read_text())
+    assert (about["processes"], about["status"], about["step"]) == (2, "finished", STEPS)
+    whole, rows = load_file(run / "final/model.safetensors"), metrics(tmp_path)
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert [row["step"] for row in rows if "validation/pass@1" in row] == [2, 4]
+    assert (run / "checkpoints/checkpoint-2" / SHARDED[config]).exists(), "it was not sharded"
+    model = AutoModelForCausalLM.from_pretrained(run / "final")  # an ordinary model folder, nothing gathered later
+    expected = {name: parameter.shape for name, parameter in model.named_parameters()}
+    assert expected.items() <= {name: weight.shape for name, weight in whole.items()}.items()
+
+    # As if the processes had died after the checkpoint of step 2.
+    for path in (run / "checkpoints/checkpoint-4", run / "final", run / "best"):
+        shutil.rmtree(path)
+    (run / "run.json").write_text(json.dumps({**about, "status": "running"}))
+    launch(tmp_path, config, *script, "train", "run.yaml")
+    assert metrics(tmp_path) == rows
+    again = load_file(run / "final/model.safetensors")
+    assert all(torch.equal(again[name], weight) for name, weight in whole.items())
+
+
+COLLAPSING = """
+import sys
+from dataclasses import replace
+import cli
+import launched_on_cpu
+from gtpo.run.health import Health
+plain = Health.observe
+def observe(self, step, row):
+    verdict = plain(self, step, row)
+    return replace(verdict, collapsed="made up") if step == 3 else verdict
+Health.observe = observe
+launched_on_cpu.shard_on_cpu()
+sys.argv = ["gtpo", *sys.argv[1:]]
+cli.app()
+"""
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "last_step"),
+    [
+        ("ddp", "rolled back to the weights of step", STEPS),
+        ("fsdp2", "collapse, and no rollback (sharded weights cannot be put back in place): made up", 3),
+    ],
+)
+def test_rollback_or_a_sentence(config: str, words: str, last_step: int, tmp_path: Path) -> None:
+    write_config(tmp_path)
+    (tmp_path / "collapsing.py").write_text(COLLAPSING)
+    flags = ("--health.on_collapse", "rollback", "--training.eval_steps", "null")
+    said = launch(tmp_path, config, tmp_path / "collapsing.py", "train", "run.yaml", *flags)
+    assert words in said
+    assert [row["step"] for row in metrics(tmp_path)][-1] == last_step
+    assert load_file(tmp_path / "results/train/run/best/model.safetensors")
+
+
+def agents(folder: Path, *, command: tuple[str, ...]) -> list[str]:
+    """Start two_nodes.yaml's two agents on this machine, one process each; return what each printed."""
+    words = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / "two_nodes.yaml")]
+    words += ["--num_processes", "2", "--main_process_ip", "127.0.0.1", "--main_process_port", free_port()]
+    running = [
+        subprocess.Popen(
+            [*words, "--machine_rank", rank, *command],
+            cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in "01"
+    ]  # fmt: skip
+    try:
+        told = [process.communicate(timeout=300) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert [process.returncode for process in running] == [0, 0], told
+    return [out for out, _ in told]
+
+
+def test_two_nodes_make_one_run(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    agents(tmp_path, command=("-m", "cli", "train", "run.yaml"))
+    about = json.loads((tmp_path / "results/train/run/run.json").read_text())
+    assert (about["processes"], about["status"]) == (2, "finished")
+
+
+def test_two_nodes_meet_as_the_file_says(tmp_path: Path) -> None:
+    """Without torch: each agent's process knows of the other's."""
+    script = tmp_path / "say.py"
+    script.write_text(
+        "import os\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['GROUP_WORLD_SIZE'])\n"
+    )
+    assert sorted(line.split() for line in agents(tmp_path, command=(str(script),))) == [
+        ["0", "2", "2"],
+        ["1", "2", "2"],
+    ]
+
+
+# -- Slurm -------------------------------------------------------------------------------------------------------------
+
+SBATCH = sorted((ROOT / "configs/slurm").glob("*.sbatch"))
+
+
+def sbatch_options(text: str) -> argparse.Namespace:
+    """Read the #SBATCH lines as sbatch does: before the first command, each a long option of its manual."""
+    parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    for name, kind in {
+        "job-name": str, "nodes": int, "ntasks-per-node": int, "gpus-per-node": int, "cpus-per-task": int,
+        "mem": str, "time": str, "output": str, "signal": str, "requeue": None, "exclusive": None,
+    }.items():  # fmt: skip
+        parser.add_argument(f"--{name}", **({"action": "store_true"} if kind is None else {"type": kind}))  # type: ignore[arg-type]
+    lines = text.splitlines()
+    first = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
+    assert not any(line.startswith("#SBATCH") for line in lines[first:]), "sbatch reads no #SBATCH after a command"
+    words = [line.split("#SBATCH ", 1)[1].split(" #")[0].strip() for line in lines if line.startswith("#SBATCH")]
+    return parser.parse_args(words)
+
+
+@pytest.mark.parametrize("path", SBATCH, ids=lambda path: path.stem)
+def test_slurm_file_is_what_sbatch_and_bash_take(path: Path) -> None:
+    text = path.read_text()
+    assert text.startswith("#!/bin/bash\n")
+    options = sbatch_options(text)
+    assert options.nodes >= 1
+    assert options.ntasks_per_node == 1, "accelerate starts the processes of a node"
+    assert re.fullmatch(r"(\d+-)?\d{1,2}:\d{2}:\d{2}", options.time)
+    subprocess.run(["bash", "-n", path], check=True)
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", path], check=True)
+
+
+def test_slurm_training_starts_each_node_with_its_rank(tmp_path: Path) -> None:
+    """With srun as Slurm runs it, a task a node: what reaches accelerate is what its parser and the run need."""
+    (tmp_path / "bin").mkdir()
+    stand_ins = {
+        "scontrol": "#!/bin/sh\nprintf 'node7\\nnode9\\n'\n",
+        "srun": '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\n'
+        'for id in 0 1; do SLURM_NODEID=$id "$@"; done\n',
+        "accelerate": '#!/bin/sh\necho "$@"\n',
+    }
+    for name, text in stand_ins.items():
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    slurm = {"SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "node[7,9]", "SLURM_GPUS_PER_NODE": "8", "SLURM_JOB_ID": "12"}
+    done = subprocess.run(
+        ["bash", ROOT / "configs/slurm/train.sbatch", "configs/paper/llama-math-gtpo-g8.yaml"],
+        cwd=ROOT, env={**os.environ, **slurm, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ranks = []
+    for line in done.stdout.splitlines():
+        words = line.split()
+        assert words.pop(0) == "launch"
+        arguments = launch_command_parser().parse_args(words)
+        ranks.append(arguments.machine_rank)
+        assert (arguments.num_machines, arguments.num_processes) == (2, 16)
+        assert arguments.main_process_ip == "node7"
+        assert (ROOT / arguments.config_file).is_file()
+        assert (arguments.training_script, arguments.training_script_args[0]) == ("cli", "train")
+    assert ranks == [0, 1]

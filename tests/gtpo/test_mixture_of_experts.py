@@ -1,0 +1,177 @@
+"""Mixtures of experts: the load-balancing loss is the one TRL adds, or the model is refused before its weights."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, GraniteMoeConfig, MixtralConfig, Qwen3MoeConfig, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from gtpo import GTPOConfig, GTPOTrainer
+from gtpo.config import load_config
+from gtpo.inputs.model_shape import shape_of_config
+from gtpo.inputs.tiny import build_tokenizer
+from gtpo.run.command import train
+from rewards.support.errors import UserError
+
+needs_trl_kernel = pytest.mark.skipif(
+    version("trl").startswith("1.15.") and not torch.cuda.is_available(),
+    reason="TRL 1.15 scores log-probabilities with a Triton kernel, which needs a GPU",
+)
+FAMILIES = {"qwen3_moe": Qwen3MoeConfig, "mixtral": MixtralConfig, "granitemoe": GraniteMoeConfig}
+COEFFICIENT = 0.5  # so that its gradient is no rounding error beside the policy's
+
+
+def save_model(folder: Path, family: str, coefficient: float = COEFFICIENT) -> Path:
+    """Write a model of two layers with four experts, two of them a token."""
+    tokenizer = build_tokenizer()
+    shape: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 96,
+        "initializer_range": 0.3,
+        "router_aux_loss_coef": coefficient,
+        "num_experts_per_tok": 2,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": None,
+    }
+    shape |= {"num_experts": 4, "moe_intermediate_size": 16} if family == "qwen3_moe" else {"num_local_experts": 4}
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(FAMILIES[family](**shape)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+class _Gradients(TrainerCallback):
+    def __init__(self) -> None:
+        self.found: dict[str, torch.Tensor] = {}
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self.found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def step(trainer_class: Any, arguments: Any, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Return the gradient of one optimiser step of two micro-batches, and what it logged."""
+    gradients = _Gradients()
+    trainer = trainer_class(
+        model=str(folder),
+        reward_funcs=lambda completion_ids, **_: [float(sum(ids) % 7) for ids in completion_ids],
+        args=arguments,
+        train_dataset=Dataset.from_dict({"prompt": ["1 + 2", "30 - 4"] * 2}),
+        callbacks=[gradients],
+    )
+    trainer.train()
+    return gradients.found, next(entry for entry in trainer.state.log_history if "loss" in entry)
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    return {
+        "output_dir": str(folder / "out"),
+        "num_generations": 4,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "max_completion_length": 8,
+        "max_steps": 1,
+        "logging_steps": 1,
+        "learning_rate": 1e-3,
+        "max_grad_norm": 0.0,
+        "bf16": False,
+        "use_cpu": True,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "gradient_checkpointing": False,
+        "shuffle_dataset": False,
+        "model_init_kwargs": {"dtype": "float32"},
+    }
+
+
+@needs_trl_kernel
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+def test_load_balancing_loss_is_trls(family: str, tmp_path: Path) -> None:
+    """With preset grpo the gradient is that of TRL's GRPO, the routers' included, and so is the logged loss."""
+    folder, common = save_model(tmp_path / "model", family), settings(tmp_path)
+    expected, logged = step(GRPOTrainer, GRPOConfig(**common, loss_type="grpo"), folder)
+    found, ours = step(GTPOTrainer, GTPOConfig(**common, preset="grpo"), folder)
+    assert ours["aux_loss"] == pytest.approx(logged["aux_loss"], rel=1e-6)
+    assert ours["loss"] == pytest.approx(logged["loss"], rel=1e-5)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(
+            found[name], gradient, rtol=1e-4, atol=1e-5 * float(gradient.abs().max()), msg=lambda t, n=name: f"{n}: {t}"
+        )
+    # Without the coefficient the routers are moved elsewhere: the comparison above sees the loss that it is about.
+    without, _ = step(GTPOTrainer, GTPOConfig(**common, preset="grpo", router_aux_loss_coef=0.0), folder)
+    router = next(name for name in expected if name.endswith("gate.weight"))
+    assert (without[router] - expected[router]).abs().max() > 0.01 * expected[router].abs().max()
+
+
+def config_of(tmp_path: Path, model: Path, **changes: Any) -> Any:
+    path = tmp_path / "run.yaml"
+    plain = {
+        "run_name": "run",
+        "model": {"model_name": str(model), "max_seq_length": 96},
+        "dataset": {"name": "arithmetic", "system_instruction": "", "limit": 8},
+        "training": {
+            "num_generations": 4,
+            "per_device_train_batch_size": 8,
+            "max_steps": 2,
+            "max_prompt_length": 64,
+            "max_completion_length": 6,
+        },
+    }
+    path.write_text(yaml.safe_dump(plain))
+    return load_config(path, changes)
+
+
+@pytest.mark.parametrize("method", ["gtpo", pytest.param("grpo", marks=needs_trl_kernel), "sft"])
+def test_run(method: str, tmp_path: Path) -> None:
+    folder = train(
+        config_of(tmp_path, save_model(tmp_path / "model", "qwen3_moe"), method=method),
+        results_dir=tmp_path / "results",
+        check_loss=method == "gtpo",
+    )
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(row["router/aux_loss"] > 1 for row in rows)  # 2 where all experts are used alike, more elsewhere
+    assert AutoModelForCausalLM.from_pretrained(folder / "final").config.model_type == "qwen3_moe"
+
+
+def test_family_whose_loss_trl_cannot_compute_is_refused_without_its_weights(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", "granitemoe")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(
+        UserError, match=r"granitemoe is a mixture .* cannot compute without num_experts .* to 0"
+    ) as told:
+        train(config_of(tmp_path, folder), results_dir=tmp_path / "results")
+    assert "\n" not in str(told.value)
+    assert not (tmp_path / "results/train/run/run.json").exists()
+
+
+def test_refused_family_trains_without_the_loss(tmp_path: Path) -> None:
+    """As the refusal advises; a TRL user's script is refused alike."""
+    folder = save_model(tmp_path / "model", "granitemoe")
+    with pytest.raises(ValueError, match="granitemoe is a mixture of experts"):
+        step(GTPOTrainer, GTPOConfig(**settings(tmp_path)), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "router_aux_loss_coef": 0.0}))
+    run = train(config_of(tmp_path, folder), results_dir=tmp_path / "results")
+    assert json.loads((run / "run.json").read_text())["status"] == "finished"
+
+
+def test_memory_forecast_does_not_take_experts_for_one_dense_layer() -> None:
+    assert shape_of_config(Qwen3MoeConfig().to_dict()) is None
+    assert shape_of_config(MixtralConfig().to_dict()) is None

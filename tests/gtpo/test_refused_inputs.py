@@ -1,0 +1,62 @@
+"""Inputs that cannot be trained with, as a TRL user and as a user of the command line meet them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from logs import logged
+from test_train_run import config_of, run
+from test_trainer import PROMPTS, arguments
+from test_trainer import folder as folder
+
+from gtpo import GTPOTrainer
+from rewards.support.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"trainer.reward_weights": [0]}, "nothing is rewarded; at least one must not be 0"),
+        ({"method": "GTPO"}, "must be one of gtpo, grpo, sft; found 'GTPO'. Did you mean \"gtpo\""),
+    ],
+)
+def test_mistakes_in_a_config(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=words):
+        config_of(tmp_path, **changes)
+
+
+def test_an_empty_dataset_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="0 rows, and one rollout takes 1 prompts"):
+        GTPOTrainer("no/such-model", lambda **_: [], arguments(tmp_path), Dataset.from_dict({"prompt": []}))
+
+
+def test_fewer_rows_than_a_rollout_takes_are_refused(tmp_path: Path) -> None:
+    settings = arguments(tmp_path, per_device_train_batch_size=16, gradient_accumulation_steps=4)
+    with pytest.raises(ValueError, match="8 rows, and one rollout takes 16 prompts"):
+        GTPOTrainer("no/such-model", lambda **_: [], settings, Dataset.from_dict({"prompt": PROMPTS}))
+
+
+def test_reward_that_raises_is_a_warning_before_the_model_is_loaded(folder: Path, tmp_path: Path) -> None:
+    def reward(completions: list[Any], **columns: Any) -> list[float]:
+        return [float(label) for label in columns["label"]]
+
+    with logged() as told:
+        GTPOTrainer(str(folder), reward, arguments(tmp_path), Dataset.from_dict({"prompt": PROMPTS}))
+    assert told == [
+        "reward reward raised KeyError: 'label' for an empty completion; training stops where it raises (return None "
+        "to leave one unscored)"
+    ]
+
+
+def test_target_modules_that_the_model_lacks_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.target_modules qproj, vproj: no layer .* has down_proj, gate_proj"):
+        run(tmp_path, **{"model.lora_rank": 4, "model.target_modules": ["qproj", "vproj"]})
+    changes = {"run_name": "some", "model.target_modules": ["q_proj", "vproj"], "training.max_steps": 1}
+    folder = run(tmp_path, **{"model.lora_rank": 4}, **changes)
+    assert any(
+        "vproj: no layer of this name" in note for note in json.loads((folder / "run.json").read_text())["notes"]
+    )

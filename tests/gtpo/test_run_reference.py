@@ -1,0 +1,103 @@
+"""gtpo/run/reference.py declares what real runs write, all of it and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from test_train_run import MANY_STEPS_A_ROUND, config_of
+
+from evalkit.evaluation.held_out import score_held_out
+from gtpo.run.command import train
+from gtpo.run.reference import BEST_JSON, COMPLETION_COLUMNS, METRICS, RUN_JSON
+
+VALIDATED = {"training.eval_steps": 2, "dataset.validation_problems": 2, "training.log_kl_steps": 1}
+RUNS: dict[str, dict[str, Any]] = {
+    "gtpo": MANY_STEPS_A_ROUND | VALIDATED,
+    "grpo": MANY_STEPS_A_ROUND | {"training.beta": 0.04, "training.use_adaptive_entropy": True},
+    "sft": {},
+}
+
+NOT_WRITTEN_HERE = {
+    "sampling/logp_difference": "needs vLLM",
+    "router/aux_loss": "needs a mixture of experts; tests/gtpo/test_mixture_of_experts.py trains one",
+    "nonfinite": "needs a run that breaks; tests/gtpo/test_health.py writes one",
+    "hardware.gpus": "needs a GPU",
+    "reward_NAME": "a pattern",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    common = {"training.max_steps": 4}
+    return {
+        method: train(
+            config_of(folder / method, method=method, **common, **changes),
+            results_dir=folder / method / "results",
+            score_held_out=score_held_out,
+        )
+        for method, changes in RUNS.items()
+    }
+
+
+def pattern(name: str) -> re.Pattern[str]:
+    """Return what a declared name matches: UPPER CASE parts stand for anything."""
+    return re.compile(re.sub(r"(?<![A-Za-z])(?:NAME|K)(?![A-Za-z])", ".+", re.escape(name)))
+
+
+def assert_same(declared: Iterable[str], written: set[str]) -> None:
+    patterns = {name: pattern(name) for name in declared}
+    undeclared = [key for key in sorted(written) if not any(p.fullmatch(key) for p in patterns.values())]
+    assert undeclared == []
+    missing = [name for name, p in patterns.items() if not any(p.fullmatch(key) for key in written)]
+    assert [name for name in missing if name not in NOT_WRITTEN_HERE] == []
+
+
+def dotted(value: Any, declared: Iterable[str], prefix: str = "") -> set[str]:
+    """Return the dotted names of a JSON object, down to those that are declared."""
+    if prefix in set(declared) or not isinstance(value, dict):
+        return {prefix}
+    dot = f"{prefix}." if prefix else ""
+    return {name for key, inner in value.items() for name in dotted(inner, declared, f"{dot}{key}")}
+
+
+def test_every_metric_is_declared_and_written(runs: dict[str, Path]) -> None:
+    lines = [line for run in runs.values() for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert_same([metric.name for metric in METRICS], {key for line in lines for key in json.loads(line)})
+
+
+def test_committed_metrics_are_declared(root: Path) -> None:
+    patterns = [pattern(metric.name) for metric in METRICS]
+    for path in (root / "results/published/demo").rglob("metrics.jsonl"):
+        for line in path.read_text().splitlines():
+            assert [key for key in json.loads(line) if not any(p.fullmatch(key) for p in patterns)] == [], path
+
+
+def test_metrics_of_one_method_alone_say_so(runs: dict[str, Path]) -> None:
+    written = {method: (runs[method] / "metrics.jsonl").read_text() for method in runs}
+    for metric in METRICS:
+        if f'"{metric.name}"' in written["gtpo"] and not metric.when:
+            assert f'"{metric.name}"' in written["sft"], f"{metric.name}: `when` must say who writes it"
+
+
+def test_run_json_and_best_json_are_declared(runs: dict[str, Path]) -> None:
+    for file, declared in (("run.json", RUN_JSON), ("best/best.json", BEST_JSON)):
+        names = [field.name for field in declared]
+        written = {name for run in runs.values() for name in dotted(json.loads((run / file).read_text()), names)}
+        assert_same(names, written)
+
+
+def test_completion_columns_are_declared(runs: dict[str, Path]) -> None:
+    written = {
+        name
+        for method in ("gtpo", "grpo")
+        for path in (runs[method] / "completions").glob("*.parquet")
+        for name in pq.read_schema(path).names
+    }
+    assert_same([field.name for field in COMPLETION_COLUMNS], written)

@@ -1,0 +1,160 @@
+"""`gtpo train --rollout.engine vllm` with real vLLM on a CPU: the weights it samples with are those of the step."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gtpo.config import BuiltModel
+from gtpo.config.schema import RolloutSection
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+STEPS = 6
+ROUNDING = 0.05
+"""Nats per token that bfloat16 in vLLM and float32 in the trainer may differ by on this model."""
+PLAIN: dict[str, Any] = {
+    "run_name": "run",
+    "method": "gtpo",
+    "model": {
+        # vLLM's attention on a CPU takes heads of 32 numbers and more.
+        "build": {
+            "hidden_size": 64,
+            "intermediate_size": 64,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "initializer_range": 0.2,
+        },
+        "max_seq_length": 96,
+    },
+    "dataset": {"name": "arithmetic", "system_instruction": "", "limit": 16, "validation_problems": 4},
+    "training": {
+        "learning_rate": 3e-2,
+        "lr_scheduler_type": "constant",
+        "num_generations": 4,
+        "per_device_train_batch_size": 8,
+        "max_steps": STEPS,
+        "save_steps": 2,
+        "eval_steps": 3,
+        "eval_samples": 2,
+        "max_prompt_length": 64,
+        "max_completion_length": 8,
+    },
+    "trainer": {"reward_funcs": ["my_reward.mine"]},
+    "rollout": {"engine": "vllm"},
+}
+REWARD = "def mine(completions, completion_ids, **_):\n    return [float(sum(ids[:1]) % 5) for ids in completion_ids]\n"
+STALE = """
+import sys
+from trl.generation.vllm_generation import VLLMGeneration
+plain, calls = VLLMGeneration.sync_weights, []
+def once(self):
+    calls.append(1)
+    if len(calls) == 1:
+        plain(self)
+VLLMGeneration.sync_weights = once
+import cli
+sys.argv = ["gtpo", *sys.argv[1:]]
+cli.app()
+"""
+
+
+def command_of(folder: Path, *flags: str, start: tuple[str, ...] | None = None) -> tuple[list[str], dict[str, str]]:
+    root = Path(__file__).resolve().parents[2]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.yaml").write_text(yaml.safe_dump(PLAIN))
+    (folder / "my_reward.py").write_text(REWARD)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{root}:{folder}",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+    return [sys.executable, *(start or (str(root / "cli.py"),)), "train", "run.yaml", *flags], environment
+
+
+def gtpo(folder: Path, *flags: str, start: tuple[str, ...] | None = None, code: int = 0) -> str:
+    """Run `gtpo train`; return its standard error."""
+    command, environment = command_of(folder, *flags, start=start)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == code, done.stderr[-4000:]
+    return done.stderr
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "results/train/run/metrics.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if not key.startswith("time/")} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run that validates on the way."""
+    folder = tmp_path_factory.mktemp("whole")
+    said = gtpo(folder)
+    assert "log-probabilities" not in said, "the alarm rang on a healthy run"
+    return folder
+
+
+def test_vllm_samples_with_the_weights_of_the_step(whole: Path) -> None:
+    """At a learning rate that moves every token's log-probability, the two engines agree to rounding at each step."""
+    rows = metrics(whole)
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert all(0 < row["sampling/logp_difference"] < ROUNDING for row in rows)
+    assert [row["step"] for row in rows if "validation/pass@1" in row] == [3, 6]
+
+
+def test_weights_that_stay_behind_ring_the_alarm(whole: Path, tmp_path: Path) -> None:
+    """The same run with the weights synchronised once: the difference says so, and the warning what to do."""
+    said = gtpo(tmp_path, "--training.eval_steps", "null", start=("-c", STALE))
+    differences = [row["sampling/logp_difference"] for row in metrics(tmp_path)]
+    assert differences[0] == pytest.approx(metrics(whole)[0]["sampling/logp_difference"], rel=1e-6)
+    assert max(differences) > 10 * ROUNDING, differences
+    (line,) = (line for line in said.splitlines() if "log-probabilities" in line)
+    assert "rollout.logp_difference_alarm 0.1" in line
+    assert "--rollout.engine transformers" in said
+
+
+def test_resumed_after_kill_9(whole: Path, tmp_path: Path) -> None:
+    """The continued run draws what the uninterrupted one drew: vLLM's generator on a CPU is torch's."""
+    command, environment = command_of(tmp_path)
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+    checkpoint, deadline = tmp_path / "results/train/run/checkpoints/checkpoint-2", time.monotonic() + 300
+    while process.poll() is None and not checkpoint.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    gtpo(tmp_path)
+    assert metrics(tmp_path) == metrics(whole)
+
+
+def test_grpo_with_adapters_and_the_importance_correction(tmp_path: Path) -> None:
+    """Merged adapters reach vLLM; the metric and the correction are the same for the baseline."""
+    flags = ("--method", "grpo", "--model.lora_rank", "4", "--rollout.importance_sampling_correction", "true")
+    gtpo(tmp_path, *flags, "--training.eval_steps", "null")
+    rows = metrics(tmp_path)
+    assert all(0 < row["sampling/logp_difference"] < ROUNDING for row in rows)
+    assert all(0.5 < row["sampling/importance_sampling_ratio/mean"] < 1.5 for row in rows)
+    weights = tmp_path / "results/train/run/final/adapter_model.safetensors"
+    assert weights.is_file()
+
+
+def test_what_a_cpu_cannot_do_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    said = gtpo(tmp_path, "--rollout.engine", "vllm_server", code=2)
+    assert "rollout.engine vllm_server sends weights over NCCL" in said
+    said = gtpo(tmp_path, "--model.build.num_attention_heads", "4", code=2)
+    assert "Traceback" not in said
+    assert "rollout.engine vllm: vLLM fails with" in said
+
+
+def test_defaults_are_off() -> None:
+    assert RolloutSection().importance_sampling_correction is False
+    assert BuiltModel().num_attention_heads == 4
