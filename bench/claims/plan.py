@@ -123,7 +123,8 @@ def load_plan(path: Path = PLAN, *, prefix: str | None = None, evidence: Path | 
                 group = f"base-{regime['base']}"
                 name = f"{own}-{group}-s{seed}"
                 fragment = merge(defined("bases", regime["base"]), _identity(name, seed))
-                folder = Path(document["weights"]) / name if "weights" in document else TRAIN_RUNS / name / "final"
+                committed = document.get("weights", {}).get(regime["base"])
+                folder = Path(committed) / name if committed else TRAIN_RUNS / name / "final"
                 base = runs.setdefault(name, Run(name, group, "base", seed, fragment, scale.get("evaluate"), folder))
             for method in phase["methods"]:
                 name = f"{prefix}-{phase['regime']}-{method}-s{seed}"

@@ -56,6 +56,19 @@ QUESTIONS = (
             *_accuracy("micro-unstable", "gtpo", "grpo"),
             PairedTest("micro-unstable", "gtpo", "grpo", "collapsed"),
             PairedTest("micro-unstable", "gtpo", "grpo", "entropy at the end"),
+            PairedTest("micro-high-rate", "gtpo", "grpo", "arithmetic:pass@1"),
+            PairedTest("micro-weaker-base", "gtpo", "grpo", "arithmetic:pass@1"),
+        ),
+    ),
+    Question(
+        "reuse",
+        "Is GTPO more accurate than GRPO with four optimizer steps per rollout?",
+        "GTPO stays accurate where GRPO collapses",
+        1,
+        (
+            *_accuracy("micro-reuse", "gtpo", "grpo"),
+            PairedTest("micro-reuse", "gtpo", "grpo", "collapsed"),
+            PairedTest("micro-reuse", "gtpo-conflict-only", "grpo", "arithmetic:pass@1"),
         ),
     ),
     Question(
@@ -80,11 +93,16 @@ QUESTIONS = (
     ),
     Question(
         "gate",
-        "Does the entropy gate prevent collapse?",
-        "without it accuracy is lost",
-        1,
+        "Does the entropy gate keep entropy from running away?",
+        "without it entropy runs away, and accuracy with it",
+        -1,
         (
-            *_accuracy("micro-unstable", "gtpo", "gtpo-no-filter"),
+            PairedTest("micro-weak-base", "gtpo", "gtpo-no-filter", "entropy over training"),
+            PairedTest("micro-weak-base", "gtpo", "grpo", "entropy over training"),
+            PairedTest("micro-weak-base", "gtpo", "gtpo-no-filter", "kept by the gate"),
+            PairedTest("micro-weak-base", "gtpo", "gtpo-no-filter", "format reward at the end"),
+            PairedTest("micro-weak-base", "gtpo", "gtpo-no-filter", "arithmetic:pass@1"),
+            PairedTest("micro-unstable", "gtpo", "gtpo-no-filter", "arithmetic:pass@1"),
             PairedTest("micro-unstable", "gtpo", "gtpo-no-filter", "collapsed"),
             PairedTest("micro-calm", "gtpo", "gtpo-no-filter", "arithmetic:pass@1"),
         ),
@@ -96,7 +114,8 @@ QUESTIONS = (
         1,
         (
             PairedTest("micro-unstable", "grpo", None, "lead of entropy over KL"),
-            PairedTest("micro-unstable", "gtpo-no-filter", None, "lead of entropy over KL"),
+            PairedTest("micro-reuse", "grpo", None, "lead of entropy over KL"),
+            PairedTest("micro-high-rate", "grpo", None, "lead of entropy over KL"),
         ),
     ),
     Question(

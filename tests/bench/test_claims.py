@@ -82,7 +82,7 @@ def test_fragments_merge_key_by_key():
 TINY = """
 evidence: {evidence}
 prefix: tinyclaims
-weights: weights
+weights: {{tiny: weights}}
 environment: {{OMP_NUM_THREADS: 1, HF_HUB_OFFLINE: 1}}
 bases:
   tiny: {{extends: configs/demo/base.yaml, model: {{build: {{hidden_size: 16, intermediate_size: 32}}}},
