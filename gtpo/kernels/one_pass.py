@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gtpo.completions import Completions
 from gtpo.kernels import matmul, torch_rows, vocabulary_tiles
+from gtpo.kernels.chunks import Chunk, default_rows, split
 from gtpo.kernels.torch_rows import Transform
+from gtpo.kernels.vocabulary_tiles import Powers
 from gtpo.objective import Coefficients, Objective, completion_coefficients, entropy_gate, weighted_advantages
 from rewards.support.packages import installed
-
-CHUNK_BYTES = {"cpu": 2**26, "cuda": 2**29}
-"""Default bound on the logits held at a time where rows are held whole, unless one completion alone needs more."""
-TILED_ROWS = {"cpu": 1024, "cuda": 4096}
-"""Default number of rows of a chunk where the vocabulary is walked in tiles; lm_head is read once a chunk."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +37,6 @@ class Plan:
     """Whether autograd is recording; inside the function it never is."""
     matmul_dtype: torch.dtype
     """What goes into the products (`gtpo.kernels.matmul.choose_matmul_dtype`)."""
-
-    def rows(self, vocabulary: int, dtype: torch.dtype, tiled_pass: bool) -> int:
-        """Return how many rows of logits to hold at a time."""
-        if self.chunk_rows is not None:
-            return self.chunk_rows
-        kind = "cpu" if self.ids.device.type == "cpu" else "cuda"
-        return TILED_ROWS[kind] if tiled_pass else max(16, CHUNK_BYTES[kind] // (vocabulary * dtype.itemsize))
-
-
-class _Chunk(NamedTuple):
-    """Indices into the N*L token positions: first those that may carry a gradient, then those that cannot."""
-
-    positions: Tensor
-    grad_rows: int
 
 
 def choose_backend(name: str, hidden: Tensor) -> str:
@@ -149,6 +131,8 @@ class _Pass:
         self.grad_weight: Tensor | None = None
         """Made by the first product that goes into it: filling it with zeros would cost as much as adding to it."""
         self.needs_weight = needs_weight
+        self.waits = needs_weight or needs_bias
+        """A product or a sum needs the rows' factors before it can add rows up."""
         self.grad_bias = torch.zeros(weight.shape[0], dtype=self.dtype, device=self.device) if needs_bias else None
 
         self.entropy_term = objective.entropy_mode == "loss" and objective.gamma != 0
@@ -159,17 +143,15 @@ class _Pass:
         self.whole_completions = (
             self.needs_gradient
             and not self.coefficients_known
-            and (needs_weight or needs_bias or (self.entropy_term and not objective.entropy_gated))
+            and (self.waits or (self.entropy_term and not objective.entropy_gated))
         )
         """c_i or e_i must be known inside the chunk: chunks of whole completions."""
-        self.tiled = not (needs_weight or needs_bias or objective.log_clamp) and not (
-            self.entropy_term and self.needs_gradient
-        )
+        self.tiled = not objective.log_clamp and not (self.entropy_term and self.needs_gradient)
         """No row of logits is needed as a whole (`gtpo.kernels.vocabulary_tiles`)."""
         # Rows scaled by 1 / (N L) would vanish in float16, whose smallest number is 6e-8.
         self.matmul_dtype = torch.float32 if plan.matmul_dtype == torch.float16 else plan.matmul_dtype
-        self.scale_at_end = (
-            self.needs_gradient and not self.whole_completions and (self.tiled or not self.coefficients_known)
+        self.scale_at_end = self.needs_gradient and (
+            self.tiled or not (self.whole_completions or self.coefficients_known)
         )
         """Rows are scaled after the last chunk."""
 
@@ -235,57 +217,76 @@ class _Pass:
         policy = (c != 0)[:, None] & (self.factors.view(-1, self.length) != 0)
         return (policy | (e != 0)[:, None]).reshape(-1)
 
-    def chunks(self) -> Iterator[_Chunk]:
-        """Yield every unmasked position once; rows that cannot carry a gradient come in chunks, or tails, of theirs."""
-        mask, needs_grad = self.plan.mask.reshape(-1), self.may_carry_gradient()
-        rows = self.plan.rows(self.weight.shape[0], self.dtype, self.tiled)
-        if not self.whole_completions:
-            for positions, differentiated in (mask & needs_grad, True), (mask & ~needs_grad, False):
-                for part in positions.nonzero()[:, 0].split(rows):
-                    if len(part):
-                        yield _Chunk(part, len(part) if differentiated else 0)
-            return
-        begin, taken = 0, 0
-        lengths = self.lengths.tolist()
-        for index in range(len(lengths) + 1):
-            if index == len(lengths) or (taken and taken + lengths[index] > rows):
-                span = slice(begin * self.length, index * self.length)
-                first = (mask[span] & needs_grad[span]).nonzero()[:, 0] + begin * self.length
-                last = (mask[span] & ~needs_grad[span]).nonzero()[:, 0] + begin * self.length
-                yield _Chunk(torch.cat([first, last]), len(first))
-                begin, taken = index, 0
-            if index < len(lengths):
-                taken += lengths[index]
+    def chunks(self) -> list[Chunk]:
+        """Return the chunks of this pass."""
+        rows = self.plan.chunk_rows or default_rows(
+            "cpu" if self.device.type == "cpu" else "cuda",
+            row_bytes=self.weight.shape[0] * self.dtype.itemsize,
+            tiled=self.tiled,
+            trainable=self.waits,
+        )
+        return split(self.plan.mask, self.may_carry_gradient(), rows, whole_completions=self.whole_completions)
 
     def run(self) -> tuple[Tensor, ...]:
         """Visit every chunk, then scale what had to wait."""
-        chunks = list(self.chunks())
+        chunks = self.chunks()
         if self.tiled:
-            for chunk in chunks:
-                self._visit_tiled(chunk)
+            self._visit_tiles(chunks)
         else:
             self._visit_rows(chunks)
         self._check_finite()
         return self._finish()
 
-    def _visit_tiled(self, chunk: _Chunk) -> None:
-        positions = chunk.positions
-        logps, entropies, gradient = vocabulary_tiles.visit(
-            hidden=self.hidden[positions],
-            weight=self.weight,
-            bias=self.bias,
-            targets=self.targets[positions],
-            transform=self.plan.transform,
-            kernels=self._kernels(),
-            matmul_dtype=self.plan.matmul_dtype,
-            differentiate=chunk.grad_rows > 0,
-        )
-        self.logps[positions] = logps
-        self.entropies[positions] = entropies
-        if gradient is not None and self.grad_hidden is not None:
-            self.grad_hidden[positions] = gradient.to(self.grad_hidden.dtype)
+    def _visit_tiles(self, chunks: list[Chunk]) -> None:
+        keep = None
+        # Scaled rows go into the third product only.
+        matmul_dtype = self.matmul_dtype if self.waits else self.plan.matmul_dtype
+        if self.waits:
+            most = max((len(chunk.positions) for chunk in chunks if chunk.grad_rows), default=0)
+            keep = torch.empty(most * self.weight.shape[0], dtype=matmul_dtype, device=self.device)
+        for chunk in chunks:
+            positions, targets = chunk.positions, self.targets[chunk.positions]
+            hidden = self.hidden[positions]
+            found = vocabulary_tiles.visit(
+                hidden=hidden,
+                weight=self.weight,
+                bias=self.bias,
+                targets=targets,
+                transform=self.plan.transform,
+                kernels=self._kernels(),
+                matmul_dtype=matmul_dtype,
+                grad_rows=0 if self.grad_hidden is None else chunk.grad_rows,
+                keep=keep if chunk.grad_rows else None,
+            )
+            self.logps[positions], self.entropies[positions] = found.logps, found.entropies
+            positions = positions[: chunk.grad_rows]
+            if found.gradient is not None and self.grad_hidden is not None:
+                self.grad_hidden[positions] = found.gradient.to(self.grad_hidden.dtype)
+            if found.powers is not None:
+                now = self._current_coefficients()
+                scale = self.surrogate(now.policy_scale, positions)[1]
+                self._accumulate_outer(found.powers, scale, hidden[: len(scale)], targets[: len(scale)], matmul_dtype)
 
-    def _visit_rows(self, chunks: list[_Chunk]) -> None:
+    def _accumulate_outer(
+        self, powers: Powers, scale: Tensor, hidden: Tensor, targets: Tensor, matmul_dtype: torch.dtype
+    ) -> None:
+        if not bool((scale != 0).any()):
+            return
+        fresh = self.grad_weight is None
+        if self.needs_weight and fresh:
+            self.grad_weight = torch.empty(self.weight.shape, dtype=self.dtype, device=self.device)
+        vocabulary_tiles.accumulate_outer(
+            powers,
+            scale=scale,
+            hidden=hidden,
+            targets=targets,
+            grad_weight=self.grad_weight,
+            grad_bias=self.grad_bias,
+            fresh=fresh,
+            matmul_dtype=matmul_dtype,
+        )
+
+    def _visit_rows(self, chunks: list[Chunk]) -> None:
         widest = max(len(chunk.positions) for chunk in chunks)
         buffer = torch.empty(widest, self.weight.shape[0], dtype=self.dtype, device=self.device)
         if self.coefficients_known:
@@ -320,7 +321,7 @@ class _Pass:
             return triton_rows
         return torch_rows
 
-    def _visit(self, chunk: _Chunk, buffer: Tensor) -> tuple[Tensor, torch_rows.RowStatistics]:
+    def _visit(self, chunk: Chunk, buffer: Tensor) -> tuple[Tensor, torch_rows.RowStatistics]:
         z = buffer[: len(chunk.positions)]
         matmul.logits_from_hidden(self.hidden[chunk.positions], self.weight, self.bias, z, self.matmul_dtype)
         rows = self._kernels().statistics(

@@ -8,13 +8,21 @@ r is a running reference near the row's maximum; when it moves, u, S and T are r
 both products, a tile of logits lives only in the cache, and the target is kept out of u, so that 1 - p_y = S / total
 keeps its digits whatever precision the tile is rounded to.
 
-This serves a frozen lm_head where the entropy is not differentiated: there the softmax's normaliser is not needed
-before the second product.
+With a trainable lm_head the powers e^{z - r} of the chunk are kept, tile by tile (each with the r that it was made
+with), for the product that has to wait for the rows' factors s:
+
+    dloss/dW_v = sum_t (s_t e^{r_tile - r} / total_t) e_tv h_t  -  sum_{t: y_t = v} (s_t S_t / total_t) h_t
+
+s, total and r scale the rows of h, not the powers: no element of [m, V] is visited for them. Rows with s = 0 are left
+out of the product.
+
+This serves wherever the entropy is not differentiated and its logarithm not clamped: there the softmax's normaliser is
+not needed before the second product.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +30,8 @@ from torch import Tensor
 from gtpo.kernels import matmul
 from gtpo.kernels.torch_rows import OnlineSoftmax, Transform
 
-TILE_ELEMENTS = {"cpu": 2**19, "cuda": 2**25}
-"""Logits per tile: 2 MiB of each core's cache; 128 MiB of a GPU's memory, where few large launches win."""
+TILE_ELEMENTS = {"cpu": 2**20, "cuda": 2**25}
+"""Logits per tile: 4 MiB for each core (`bench.loss_tiles`); 128 MiB on a GPU, where few large launches win."""
 TILE_COLUMNS = {"cpu": (512, 4096), "cuda": (4096, 16384)}
 """Fewest and most columns of a tile."""
 
@@ -36,6 +44,31 @@ def tile_columns(rows: int, vocabulary: int, device: str) -> int:
     return min(vocabulary, max(least, min(most, TILE_ELEMENTS[kind] * cores // rows)))
 
 
+class Powers(NamedTuple):
+    """What dloss/dW and dloss/dbias of a chunk still need besides the rows' factors."""
+
+    tiles: list[Tensor]
+    """e^{z - r} [m, w] of each tile, 0 at the target; where logits are soft-capped, times the cap's slope."""
+    references: list[Tensor]
+    """r [m] when the tile was visited; the same tensor as its predecessor's where it had not moved."""
+    reference: Tensor
+    """r [m] at the end."""
+    hit: Tensor
+    """dz/draw / total [m]."""
+    miss: Tensor
+    """S / total [m], times dz/draw at the target."""
+
+
+class Visited(NamedTuple):
+    """What one visit of the vocabulary yields for m rows."""
+
+    logps: Tensor
+    entropies: Tensor
+    gradient: Tensor | None
+    """-dlogp/dhidden of the leading rows."""
+    powers: Powers | None
+
+
 def visit(
     *,
     hidden: Tensor,
@@ -45,43 +78,96 @@ def visit(
     transform: Transform,
     kernels: Any,
     matmul_dtype: torch.dtype,
-    differentiate: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return logps [m], entropies [m] and, if asked, -dlogp/dhidden [m, D], from hidden [m, D] and weight [V, D].
+    grad_rows: int,
+    keep: Tensor | None,
+) -> Visited:
+    """Visit the vocabulary with hidden [m, D] and weight [V, D].
 
-    matmul_dtype: the dtype that goes into the matmul.
+    matmul_dtype: the dtype that goes into the matmul. grad_rows: how many leading rows want -dlogp/dhidden. keep: a
+    flat buffer of at least m V elements of that dtype for the powers, if they will be needed.
     """
     rows, vocabulary = hidden.shape[0], weight.shape[0]
     dtype = matmul.compute_dtype(weight)
     hidden = hidden.to(matmul_dtype)
     state = OnlineSoftmax.empty(rows, dtype, hidden.device)
-    gradient = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device) if differentiate else None
+    gradient = torch.zeros(grad_rows, hidden.shape[1], dtype=dtype, device=hidden.device) if grad_rows else None
     width = tile_columns(rows, vocabulary, hidden.device.type)
     scores = torch.empty(rows * width, dtype=dtype, device=hidden.device)
-    powers = torch.empty(rows * width, dtype=matmul_dtype, device=hidden.device)
+    scratch = torch.empty(0 if keep is not None else rows * width, dtype=matmul_dtype, device=hidden.device)
+    tiles, references, reference = [], [], state.reference
     for start in range(0, vocabulary, width):
         block = weight[start : start + width].to(matmul_dtype)
         shape = (rows, len(block))
-        z, e = (flat[: rows * len(block)].view(shape) for flat in (scores, powers))
+        z = scores[: rows * len(block)].view(shape)
+        e = (scratch if keep is None else keep[rows * start :])[: rows * len(block)].view(shape)
         matmul.multiply(hidden, block.t(), z)
         if bias is not None:
             z += bias[start : start + width]
         scale = kernels.online_softmax_update_(state, z, powers=e, local=targets - start, transform=transform)
         if gradient is not None:
             if scale is not None:
-                gradient *= scale[:, None]
-            matmul.multiply_add(e, block, gradient)
+                gradient *= scale[:grad_rows, None]
+            matmul.multiply_add(e[:grad_rows], block, gradient)
+        if keep is not None:
+            if scale is not None:
+                reference = state.reference.clone()
+            tiles.append(e)
+            references.append(reference)
 
     centred = state.target - state.reference
     power = centred.exp()
     total = state.rest + power
     log_total = total.log()
     entropies = log_total - (state.weighted + power * centred) / total
+    factor = transform.scale / transform.temperature
+    hit, miss = factor / total, state.rest / total * factor
+    if transform.softcap is not None:
+        miss *= 1 - (state.target * (transform.temperature / transform.softcap)).square()
     if gradient is not None:
-        factor = transform.scale / transform.temperature
-        miss = state.rest / total * factor
-        if transform.softcap is not None:
-            miss *= 1 - (state.target * (transform.temperature / transform.softcap)).square()
-        gradient *= (factor / total)[:, None]
-        gradient.addcmul_(weight[targets].to(dtype), miss[:, None], value=-1)
-    return centred - log_total, entropies, gradient
+        gradient *= hit[:grad_rows, None]
+        gradient.addcmul_(weight[targets[:grad_rows]].to(dtype), miss[:grad_rows, None], value=-1)
+    powers = None if keep is None else Powers(tiles, references, state.reference, hit, miss)
+    return Visited(centred - log_total, entropies, gradient, powers)
+
+
+def accumulate_outer(
+    powers: Powers,
+    *,
+    scale: Tensor,
+    hidden: Tensor,
+    targets: Tensor,
+    grad_weight: Tensor | None,
+    grad_bias: Tensor | None,
+    fresh: bool,
+    matmul_dtype: torch.dtype,
+) -> None:
+    """Add the chunk's dloss/dW and dloss/dbias to grad_weight [V, D] and grad_bias [V], of the leading rows.
+
+    scale [m]: dloss/d(-logp), not 0 everywhere. hidden [m, D], targets [m]. fresh: grad_weight holds nothing yet.
+    """
+    count = len(scale)
+    rows = scale.nonzero()[:, 0]
+    everything = len(rows) == count
+    if not everything:
+        scale, hidden, targets = scale[rows], hidden[rows], targets[rows]
+    select = slice(count) if everything else rows
+    hidden = hidden.to(scale.dtype)
+    start, reference = 0, None
+    for tile, then in zip(powers.tiles, powers.references, strict=True):
+        if then is not reference:
+            reference = then
+            row_scale = scale * (powers.hit * (then - powers.reference).exp())[select]
+            right = (hidden * row_scale[:, None]).to(matmul_dtype)
+        e = tile[select]
+        columns = slice(start, start + e.shape[1])
+        if grad_weight is not None:
+            product = matmul.multiply if fresh else matmul.multiply_add
+            product(e.t(), right, grad_weight[columns])
+        if grad_bias is not None:
+            grad_bias[columns] += e.t().to(row_scale.dtype) @ row_scale
+        start += e.shape[1]
+    at_target = scale * powers.miss[select]
+    if grad_weight is not None:
+        grad_weight.index_add_(0, targets, hidden * at_target[:, None], alpha=-1)
+    if grad_bias is not None:
+        grad_bias.index_add_(0, targets, at_target, alpha=-1)

@@ -27,7 +27,9 @@ GPUS = (16, 24, 40, 48, 80, 141, 180)
 """Sizes in GiB of the GPUs that people have; the forecast names the smallest that fits."""
 
 LOGITS_BYTES = {"cpu": 2**26, "cuda": 2**29}
-"""By device, the logits that a loss holds at a time (`gtpo.kernels.one_pass.CHUNK_BYTES`; TRL's losses hold less)."""
+"""By device, the logits that a loss holds at a time (`gtpo.kernels.chunks.CHUNK_BYTES`; TRL's losses hold less)."""
+KEPT_ROWS = {"cpu": 512, "cuda": 4096}
+"""By device, the rows whose powers are kept for a trained lm_head (`gtpo.kernels.chunks.TRAINABLE_ROWS`)."""
 
 _OPTIMISER_BYTES = {
     "adamw_torch_8bit": 2.0,
@@ -192,13 +194,17 @@ def forecast(config: TrainConfig, shape: ModelShape) -> Forecast:
         activation_bytes(shape, tokens, kind, how == "checkpointed"),
         f"{micro} x {length:,} tokens at most, {how}",
     )
-    logits = min(tokens * shape.vocab_size * 4, LOGITS_BYTES["cpu" if kind == "float32" else "cuda"])
-    if config.method == "gtpo" and not model.lora_rank:  # a trained lm_head needs a whole completion at once
-        logits = max(logits, (training.max_completion_length or 0) * shape.vocab_size * 4)
+    device = "cpu" if kind == "float32" else "cuda"
+    logits = 2 * min(tokens * shape.vocab_size * 4, LOGITS_BYTES[device])
+    if config.method == "gtpo" and not model.lora_rank:
+        # A trained lm_head needs whole completions at once: their logits and gradients, or their powers and two tiles.
+        longest = training.max_completion_length or 0
+        powers = max(min(tokens, KEPT_ROWS[device]), longest) * shape.vocab_size * (4 if device == "cpu" else 2)
+        logits = max(logits, longest * shape.vocab_size * 8, powers + LOGITS_BYTES[device])
     part(
         "loss",
-        2 * logits + tokens * shape.hidden_size * size,
-        f"{logits / 2**20:,.0f} MiB of logits at a time, their gradient, and that of the hidden states",
+        logits + tokens * shape.hidden_size * size,
+        f"{logits / 2**20:,.0f} MiB of logits with their gradients, and that of the hidden states",
     )
     if config.method == "grpo" and training.beta > 0 and not model.lora_rank:
         part("reference model", shape.parameters * size, f"beta {training.beta:g} with all weights trained")

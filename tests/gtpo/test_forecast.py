@@ -124,10 +124,10 @@ def test_activations_are_what_a_real_model_keeps(kind: str) -> None:
 
 
 def test_logits_bound_is_that_of_the_fused_loss() -> None:
-    from gtpo.kernels.one_pass import CHUNK_BYTES
-    from gtpo.plan.memory import LOGITS_BYTES
+    from gtpo.kernels.chunks import CHUNK_BYTES, TRAINABLE_ROWS
+    from gtpo.plan.memory import KEPT_ROWS, LOGITS_BYTES
 
-    assert LOGITS_BYTES == CHUNK_BYTES
+    assert (LOGITS_BYTES, KEPT_ROWS) == (CHUNK_BYTES, TRAINABLE_ROWS)
     assert parts(recipe())["loss"] == pytest.approx((2 * CHUNK_BYTES["cuda"] + 8 * 5500 * 4096 * 2) / GIB)
 
 

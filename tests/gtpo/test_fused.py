@@ -149,12 +149,13 @@ def test_two_products_with_a_frozen_head_and_three_with_a_trainable_one(monkeypa
     rewards = torch.arange(8.0)
     one = hidden.shape[0] * hidden.shape[1] * hidden.shape[2]
     hidden.requires_grad_()
+    objective = replace(PRESETS[name], entropy_threshold=1e3)  # the gate drops nothing
     for trainable in (False, True):
         lm_head.requires_grad_(trainable)
 
         def run():
             fused_linear_gtpo_loss(
-                PRESETS[name], hidden, lm_head, ids, mask, rewards, G, initial_entropy=0.1, chunk_rows=10
+                objective, hidden, lm_head, ids, mask, rewards, G, initial_entropy=0.1, chunk_rows=10
             ).loss.backward()
 
         assert count_matmul_work(monkeypatch, run, 23) == (3 if trainable else 2) * one
@@ -190,17 +191,34 @@ def test_rows_without_gradient_skip_the_second_product(monkeypatch):
     assert work(PRESETS["gtpo"], torch.ones(4)) == 21 + 21  # -gamma <H> still moves them
 
 
-def test_logits_far_apart_move_the_reference():
+def test_completions_that_the_gate_drops_skip_the_third_product(monkeypatch):
+    hidden, lm_head, ids, mask, _ = make(5, torch.float32)
+    mask[:], ids[:] = True, torch.arange(ids.numel()).view(ids.shape) % 23
+    hidden.requires_grad_()
+    lm_head.requires_grad_()
+    count, length, features = hidden.shape
+    entropy = reference_loss(PRESETS["grpo"], hidden @ lm_head.T, ids, mask, torch.arange(8.0), G).entropy
+    objective = replace(PRESETS["gtpo"], filter="always", entropy_threshold=float(entropy.sort().values[2]) + 1e-4)
+
+    def run():
+        fused_linear_gtpo_loss(objective, hidden, lm_head, ids, mask, torch.arange(8.0), G)
+
+    assert count_matmul_work(monkeypatch, run, 23) == (2 * count + 3) * length * features
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+def test_logits_far_apart_move_the_reference(trainable):
     """Scores of hundreds, rising from tile to tile: sums over earlier tiles are rescaled, nothing overflows."""
     hidden, lm_head, ids, mask, rewards = make(8)
-    lm_head = lm_head + torch.arange(len(lm_head))[:, None] * 4.0
+    lm_head = (lm_head + torch.arange(len(lm_head))[:, None] * 4.0).requires_grad_(trainable)
     hidden = (hidden.abs() + 0.5).requires_grad_()
+    leaves = [hidden, lm_head] if trainable else [hidden]
     expected = reference_loss(PRESETS["grpo"], hidden @ lm_head.T, ids, mask, rewards, G)
     got = fused_linear_gtpo_loss(PRESETS["grpo"], hidden.float(), lm_head.float(), ids, mask, rewards, G)
     torch.testing.assert_close(got.entropy.double(), expected.entropy, rtol=1e-4, atol=1e-5)
     exact = fused_linear_gtpo_loss(PRESETS["grpo"], hidden, lm_head, ids, mask, rewards, G)
     for value, target in zip(
-        torch.autograd.grad(exact.loss, hidden), torch.autograd.grad(expected.loss, hidden), strict=True
+        torch.autograd.grad(exact.loss, leaves), torch.autograd.grad(expected.loss, leaves), strict=True
     ):
         torch.testing.assert_close(value, target, rtol=1e-10, atol=1e-10)
 

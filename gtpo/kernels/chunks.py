@@ -1,0 +1,57 @@
+"""Which rows of [N*L] are visited together: as many as default_rows says, or whole completions that fit in as many."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CHUNK_BYTES = {"cpu": 2**26, "cuda": 2**29}
+"""Default bound on the logits held at a time where rows are held whole, unless one completion alone needs more."""
+TILED_ROWS = {"cpu": 1024, "cuda": 4096}
+"""Default number of rows of a chunk where the vocabulary is walked in tiles; lm_head is read once a chunk."""
+TRAINABLE_ROWS = {"cpu": 512, "cuda": 4096}
+"""The same where dloss/dW [V, D] is also read and written once a chunk, and the chunk's powers are kept for it."""
+
+
+class Chunk(NamedTuple):
+    """Indices into the N*L token positions: first those that may carry a gradient, then those that cannot."""
+
+    positions: Tensor
+    grad_rows: int
+
+
+def default_rows(kind: str, *, row_bytes: int, tiled: bool, trainable: bool) -> int:
+    """Return how many rows go into a chunk; kind is a key of the bounds above, row_bytes those of a row of logits."""
+    if tiled:
+        return (TRAINABLE_ROWS if trainable else TILED_ROWS)[kind]
+    return max(16, CHUNK_BYTES[kind] // row_bytes)
+
+
+def split(mask: Tensor, needs_grad: Tensor, rows: int, *, whole_completions: bool) -> list[Chunk]:
+    """Return chunks that hold every unmasked position once; mask [N, L], needs_grad [N*L].
+
+    Rows that cannot carry a gradient come in chunks of theirs, or last in a chunk of whole completions.
+    """
+    length = mask.shape[1]
+    taking, others = mask.reshape(-1) & needs_grad, mask.reshape(-1) & ~needs_grad
+    chunks = []
+    if not whole_completions:
+        for positions, differentiated in (taking, True), (others, False):
+            for part in positions.nonzero()[:, 0].split(rows):
+                if len(part):
+                    chunks.append(Chunk(part, len(part) if differentiated else 0))
+        return chunks
+    begin, taken = 0, 0
+    lengths = mask.sum(dim=1).tolist()
+    for index in range(len(lengths) + 1):
+        if index == len(lengths) or (taken and taken + lengths[index] > rows):
+            span = slice(begin * length, index * length)
+            first = taking[span].nonzero()[:, 0] + begin * length
+            last = others[span].nonzero()[:, 0] + begin * length
+            chunks.append(Chunk(torch.cat([first, last]), len(first)))
+            begin, taken = index, 0
+        if index < len(lengths):
+            taken += lengths[index]
+    return chunks
