@@ -6,6 +6,7 @@ VLLM_VENV ?= .venv-vllm
 TRL115_VENV ?= .venv-trl115
 VERL_VENV ?= .venv-verl
 PIP_FLAGS ?= --quiet --disable-pip-version-check
+TEST_JOBS ?= 2
 
 .PHONY: help install docs demo publish-demo clean-demo lint test test-base test-trl115 test-unsloth test-verl test-vllm bench claims claims-quick clean
 
@@ -70,8 +71,9 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-test: $(VENV)/.installed-dev lint  ## lint, then all tests that this machine can run
-	@$(BIN)/python -m pytest -m "not vllm and not verl and not base and not docs"
+# A process per core and file: each test takes one thread, and a file's tests share what they have set up.
+test: $(VENV)/.installed-dev lint  ## lint, then all tests that this machine can run, TEST_JOBS files at a time
+	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile -m "not vllm and not verl and not base and not docs"
 
 $(VENV)/.installed-docs: $(VENV)/.installed-dev
 	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[docs]'

@@ -63,6 +63,7 @@ def train(
     """
     from gtpo.config import load_config
     from gtpo.config.flags import parse_flags
+    from gtpo.config.schedule import launched_processes
 
     if quiet and verbose:
         raise UserError("--quiet and --verbose exclude each other")
@@ -88,6 +89,10 @@ def train(
     if config.training.eval_steps is not None:
         from evalkit.evaluation.held_out import score_held_out as scorer
     run(config, json_output=json_output, check_loss=check_loss, score_held_out=scorer)
+    if launched_processes() > 1:
+        from gtpo.run.processes import end_process
+
+        end_process()
 
 
 @app.command("eval")

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.claims.answers import Records
-from bench.claims.measures import Record, curve, tag_means
+from bench.claims.answers import Records, effect
+from bench.claims.measures import Record, curve, evaluated, tag_means
 from bench.claims.plan import Plan
+from bench.claims.questions import PairedTest
 from evalkit.comparison.training_curves import LN2
 from evalkit.report.figures import COLOURS, DASHES, STYLE
 from rewards.support.files import write_bytes
@@ -38,7 +39,50 @@ def write_figures(records: Records, plan: Plan) -> list[Path]:
                 path = plan.evidence / "figures" / f"training-{regime}.png"
                 write_bytes(path, _training(regime, found))
                 written.append(path)
-    return written
+        path = plan.evidence / "figures" / "gtpo-against-grpo.png"
+        write_bytes(path, _gtpo_against_grpo(records, plan))
+        return [*written, path]
+
+
+def _gtpo_against_grpo(records: Records, plan: Plan) -> bytes:
+    """Accuracy of base, GRPO and GTPO in each regime, and GTPO minus GRPO with its interval; a dot per seed."""
+    from matplotlib import pyplot as plt
+
+    tests = [PairedTest(regime, "gtpo", "grpo", "arithmetic:pass@1") for regime, _ in plan.seeds]
+    found = [effect(records, plan, test) for test in dict.fromkeys(tests)]
+    found = [each for each in found if each.difference is not None]
+    measure = evaluated("arithmetic", "pass@1")
+    figure, (means, differences) = plt.subplots(
+        1, 2, figsize=(10.5, 0.6 + 0.42 * max(1, len(found))), layout="constrained", sharey=True
+    )
+    for row, each in enumerate(found):
+        regime = each.test.regime
+        seeds = sorted(set(records[regime, "gtpo"]) & set(records[regime, "grpo"]))
+        base = next(run.base for run in plan.runs if run.regime == regime)
+        shown = {"gtpo": records[regime, "gtpo"], "grpo": records[regime, "grpo"]}
+        if base is not None:
+            shown["base"] = records[base.regime, "base"]
+        values = {name: np.array([100 * measure(runs[seed]) for seed in seeds]) for name, runs in shown.items()}
+        for name, marker, colour in (("base", "|", "#777"), ("grpo", "o", COLOURS[0]), ("gtpo", "s", COLOURS[1])):
+            if name in values:
+                label = name if row == 0 else None
+                means.plot(
+                    values[name].mean(), row, marker, color=colour, label=label, markersize=9 if marker == "|" else 5
+                )
+        each_seed = values["gtpo"] - values["grpo"]
+        differences.plot(each_seed, np.full(each_seed.size, row), "o", color="#aaa", markersize=3)
+        low, middle, high = (100 * (value or 0.0) for value in (each.low, each.difference, each.high))
+        differences.plot([low, high], [row, row], color=COLOURS[1], linewidth=1.6)
+        differences.plot(middle, row, "s", color=COLOURS[1], markersize=5)
+    differences.axvline(0, color="#555", linewidth=0.8)
+    means.set_yticks(range(len(found)), [f"{each.test.regime} ({each.seeds} seeds)" for each in found])
+    means.invert_yaxis()
+    means.set_xlim(0, 100)
+    means.set_title("pass@1 at the end, mean over seeds (%)")
+    differences.set_title("GTPO minus GRPO, points (a dot per seed)")
+    if found:
+        figure.legend(fontsize=7.5, ncols=3, loc="outside upper right")
+    return _png(figure)
 
 
 def _training(regime: str, found: dict[str, list[Record]]) -> bytes:
@@ -67,6 +111,12 @@ def _training(regime: str, found: dict[str, list[Record]]) -> bytes:
         fontsize=10,
     )
     axes[0].legend(fontsize=7.5)
+    return _png(figure)
+
+
+def _png(figure: Any) -> bytes:
+    from matplotlib import pyplot as plt
+
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=110, metadata={"Software": None})
     plt.close(figure)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import textwrap
 from pathlib import Path
 
 from bench.claims.answers import Answer, Effect, Records, answers, as_json, read_records
@@ -18,7 +19,7 @@ from bench.claims.record import read_record
 from rewards.support.errors import UserError
 from rewards.support.files import write_json, write_text
 
-RESULTS, PREREGISTERED = Path("docs/results.md"), Path("docs/claims-plan.md")
+README, RESULTS, PREREGISTERED = Path("README.md"), Path("docs/results.md"), Path("docs/claims-plan.md")
 SEARCH, SEARCHED = Path("bench/claims/search.yaml"), Path("results/published/claims/search")
 ORDER = ("does not hold", "no difference shown", "holds", "no answer yet")
 """What did not hold comes first."""
@@ -42,7 +43,7 @@ def number(value: float | None, measure: str, *, signed: bool = False) -> str:
     if value is None:
         return "-"
     digits = 1 if is_share(measure) or "lead" in measure or "reward" in measure else 3
-    value = 100 * value if is_share(measure) else value
+    value = round(100 * value if is_share(measure) else value, digits) or 0.0  # never "-0.0"
     return f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
 
 
@@ -70,17 +71,17 @@ def p_value(p: float | None) -> str:
     return "-" if p is None else "< 0.001" if p < 0.001 else f"{p:.2g}"
 
 
+def _rank(answer: Answer) -> int:
+    return ORDER.index(answer.verdict.removeprefix("interim: "))
+
+
 def questions_table(found: list[Answer]) -> list[str]:
     """The primary test of each question, what did not hold first."""
-
-    def rank(answer: Answer) -> int:
-        return ORDER.index(answer.verdict.removeprefix("interim: "))
-
     rows = [
         "| question | primary test | difference [95 %] | p (Holm) | seeds | the claim |",
         "|:--|:--|--:|--:|--:|:--|",
     ]
-    for answer in sorted(found, key=rank):
+    for answer in sorted(found, key=_rank):
         primary = answer.effects[0]
         test = primary.test
         seeds = f"{primary.seeds} of {primary.planned}" if primary.planned else "not planned yet"
@@ -90,6 +91,21 @@ def questions_table(found: list[Answer]) -> list[str]:
             f"{answer.verdict} |"
         )
     return rows
+
+
+def readme_section(records: Records, plan: Plan, found: list[Answer]) -> str:
+    """The generated part of the README: the primary tests by what was found, what did not hold first."""
+    recorded, planned = sum(len(seeds) for seeds in records.values()), len(plan.runs)
+    lines = [f"**Interim: {recorded} of {planned} runs are in.** Verdicts may change.", ""] if recorded < planned else []
+    for verdict in ORDER:
+        group = [answer for answer in found if answer.verdict.removeprefix("interim: ") == verdict]
+        each = [f"{answer.question.short} ({interval(answer.effects[0])})" for answer in group]
+        if verdict == "no answer yet":
+            each = [answer.question.short for answer in group]
+        if each:
+            text = f"- **{verdict.capitalize()}:** " + "; ".join(each) + "."
+            lines += textwrap.wrap(text, 119, subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(lines)
 
 
 def effects_table(found: list[Answer]) -> list[str]:
@@ -273,6 +289,7 @@ def pages(plan: Plan) -> dict[Path, str]:
     records = read_records(plan)
     found = answers(records, plan)
     return {
+        README: replaced(README, readme_section(records, plan, found)),
         RESULTS: replaced(RESULTS, results_section(records, plan, found)),
         PREREGISTERED: replaced(PREREGISTERED, plan_section(plan)),
         plan.evidence / "effects.md": effects_page(found),

@@ -25,6 +25,8 @@ class Question(NamedTuple):
     """One question."""
 
     name: str
+    short: str
+    """The claim, for the README."""
     asks: str
     claim: str
     """What the paper says, or what follows from it."""
@@ -42,6 +44,7 @@ def _accuracy(regime: str, a: str, b: str) -> tuple[PairedTest, ...]:
 QUESTIONS = (
     Question(
         "gtpo-against-grpo",
+        "GTPO is more accurate than GRPO in calm training",
         "Is GTPO more accurate than GRPO when training is calm?",
         "GTPO's accuracy is higher than GRPO's",
         1,
@@ -49,6 +52,7 @@ QUESTIONS = (
     ),
     Question(
         "stability",
+        "GTPO stays accurate where GRPO fails, one prompt per step",
         "Is GTPO more accurate than GRPO where GRPO's training fails?",
         "GTPO stays accurate where GRPO collapses",
         1,
@@ -62,6 +66,7 @@ QUESTIONS = (
     ),
     Question(
         "reuse",
+        "GTPO stays accurate where GRPO fails, four steps per rollout",
         "Is GTPO more accurate than GRPO with four optimizer steps per rollout?",
         "GTPO stays accurate where GRPO collapses",
         1,
@@ -73,6 +78,7 @@ QUESTIONS = (
     ),
     Question(
         "format-tokens",
+        "conflict correction protects the format's tags, nats",
         "Does conflict correction protect the format's tokens?",
         "without it the tags lose probability",
         1,
@@ -86,6 +92,7 @@ QUESTIONS = (
     ),
     Question(
         "conflict-accuracy",
+        "conflict correction alone raises accuracy",
         "Does conflict correction change accuracy, pass@64 or maj@64, in and out of distribution?",
         "it raises accuracy",
         1,
@@ -93,6 +100,7 @@ QUESTIONS = (
     ),
     Question(
         "gate",
+        "the gate holds entropy down, nats",
         "Does the entropy gate keep entropy from running away?",
         "without it entropy runs away, and accuracy with it",
         -1,
@@ -109,6 +117,7 @@ QUESTIONS = (
     ),
     Question(
         "lead",
+        "entropy shows a collapse before KL, steps",
         "Does entropy show a collapse before KL does?",
         "entropy moves first",
         1,
@@ -120,6 +129,7 @@ QUESTIONS = (
     ),
     Question(
         "gamma-advantage",
+        "gamma in mode `advantage` raises entropy, nats",
         "Which way does gamma move entropy in mode `advantage`?",
         "up: the sampled tokens of uncertain completions are pushed down",
         1,
@@ -130,6 +140,7 @@ QUESTIONS = (
     ),
     Question(
         "gamma-loss",
+        "gamma in mode `loss` lowers entropy, nats",
         "Which way does gamma move entropy in mode `loss` (Eq. 7)?",
         "down: the entropy itself is penalised",
         -1,
@@ -140,6 +151,7 @@ QUESTIONS = (
     ),
     Question(
         "optimizer",
+        "the paper's two optimizer settings train GRPO alike",
         "How much of the difference between the paper's GTPO and its GRPO is the optimizer?",
         "none: the difference is the method's",
         0,

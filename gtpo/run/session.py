@@ -157,7 +157,7 @@ class TrainingRun:
             "processing_class": loaded.tokenizer,
             "peft_config": loaded.peft_config,
             "run_folder": self.folder,
-            "extra_state": lambda: {"health": self.health.state()},
+            "extra_state": lambda: {"health": self.health.state(), "stopped_because": self.stopped_because},
             "untrained_kl": self._untrained_kl(loaded),
         }
         if self.config.method != "sft":
@@ -184,6 +184,7 @@ class TrainingRun:
         """Load the state of the checkpoint and start the progress display."""
         if self.trainer.restored:
             self.health.load(self.trainer.restored["health"])
+            self.stopped_because = self.trainer.restored.get("stopped_because")  # an older checkpoint lacks it
         if self.main:
             self.folder.drop_after(state.global_step)
         self.progress.start(state.global_step, state.max_steps)
@@ -366,6 +367,8 @@ class _RunCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.run.on_begin(state)
+        if self.run.stopped_because:  # stopped for good, and killed before its last weights were written
+            control.should_training_stop = True
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._step_begin = time.perf_counter()

@@ -116,7 +116,7 @@ class RunMixin:
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> Any:
         """Train an epoch, but not a step more where the last checkpoint was the run's last step."""
-        if self.state.global_step >= self.state.max_steps:
+        if self.state.global_step >= self.state.max_steps or self.control.should_training_stop:
             self.control.should_training_stop = True
             return None
         return super()._run_epoch(*args, **kwargs)  # type: ignore[misc]

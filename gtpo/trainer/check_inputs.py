@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sized
 from typing import Any
+
+from torch.nn import Module
 
 from rewards.checks import probe_reward
 from rewards.support.log import LOG
@@ -14,7 +15,7 @@ def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None
     """Raise ValueError where no rollout can be filled, rows have no `prompt`, or a function returns no scores.
 
     prompts: those of one rollout, over all processes. Reward functions are called once, with two empty completions of
-    the first row; models and callable objects are not.
+    the first row; models are not.
     """
     if isinstance(train_dataset, Sized) and len(train_dataset) < prompts:
         raise ValueError(
@@ -30,9 +31,9 @@ def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None
             "(rename_column, or map each row to a prompt: text, or a list of messages)"
         )
     for function in reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]:
-        if not (inspect.isfunction(function) or inspect.ismethod(function)):
-            continue
-        probe = probe_reward(function.__name__, function, row)
+        if isinstance(function, str | Module) or not callable(function):
+            continue  # a reward model, or what TRL refuses by itself
+        probe = probe_reward(getattr(function, "__name__", type(function).__name__), function, row)
         if probe.fault:
             raise ValueError(f"GTPOTrainer: {probe.fault}")
         if probe.raised:

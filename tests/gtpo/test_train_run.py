@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -378,6 +379,17 @@ def test_collapse_stops_or_rolls_back(tmp_path: Path, monkeypatch: pytest.Monkey
     about = json.loads((stopped / "run.json").read_text())
     assert (about["step"], about["status"]) == (4, "finished")
     assert "made up" in about["stopped_because"]
+
+    # As if killed between the last checkpoint and the last weights: the same command trains no step more.
+    before, weights = metrics(stopped), load_file(stopped / "final/model.safetensors")
+    shutil.rmtree(stopped / "final")
+    (stopped / "run.json").write_text(json.dumps({**about, "status": "running", "stopped_because": None}))
+    run(tmp_path / "stop", **{"health.on_collapse": "stop"})
+    again = json.loads((stopped / "run.json").read_text())
+    assert (again["step"], again["status"], again["stopped_because"]) == (4, "finished", about["stopped_because"])
+    assert metrics(stopped) == before
+    after = load_file(stopped / "final/model.safetensors")
+    assert all(torch.equal(after[name], weight) for name, weight in weights.items())
 
     rolled = run(tmp_path / "back", **{"health.on_collapse": "rollback", "training.lr_scheduler_type": "constant"})
     rows = metrics(rolled)
