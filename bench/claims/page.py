@@ -96,7 +96,9 @@ def questions_table(found: list[Answer]) -> list[str]:
 def readme_section(records: Records, plan: Plan, found: list[Answer]) -> str:
     """The generated part of the README: the primary tests by what was found, what did not hold first."""
     recorded, planned = sum(len(seeds) for seeds in records.values()), len(plan.runs)
-    lines = [f"**Interim: {recorded} of {planned} runs are in.** Verdicts may change.", ""] if recorded < planned else []
+    lines = []
+    if recorded < planned:
+        lines = [f"**Interim: {recorded} of {planned} runs are in.** Verdicts may change.", ""]
     for verdict in ORDER:
         group = [answer for answer in found if answer.verdict.removeprefix("interim: ") == verdict]
         each = [f"{answer.question.short} ({interval(answer.effects[0])})" for answer in group]
