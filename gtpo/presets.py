@@ -36,8 +36,8 @@ class Objective:
     """
 
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """Centred advantages are divided by the sample standard deviation + 1e-4 of the rewards of the `group`, of all in
-    the rollout (`batch`), or not at all (`none`)."""
+    """Centred advantages are divided by the rewards' sample standard deviation + 1e-4. It is taken over the `group` or
+    over the whole rollout (`batch`); `none` does not divide."""
     positive_advantage_weight: float = 1.0
     """Factor on positive advantages; 0 learns from negative completions alone (NSR, arXiv 2506.01347)."""
     negative_advantage_weight: float = 1.0

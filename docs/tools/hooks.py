@@ -1,7 +1,8 @@
 """What MkDocs does besides: pages may link to files of the repository outside docs/, and name them in code spans.
 
 Such a file becomes a page of its own below `code/` (text, with line anchors), or is copied as it is. Markdown files at
-the repository's root that the navigation names (CONTRIBUTING.md, ...) become pages.
+the repository's root that the navigation names (CONTRIBUTING.md, ...) become pages. Figures open at full size, and
+long names in tables may break after a dot, a slash or an underscore.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 TEXT = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".md": "markdown", ".json": "json", ".jsonl": "json"} | {
     ".txt": "text", ".log": "text", ".sh": "bash", ".cff": "yaml", ".ipynb": "json", ".toml": "toml", "": "text",
 }  # fmt: skip
+TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+NAME = re.compile(r"(?<=<code>)[^<]+(?=</code>)|(?<=<th>)\w+(?=</th>)")
+FIGURE = re.compile(r'<img [^>]*?src="([^"]+)"[^>]*>')
+WIDE = {"architecture.md", "config.md", "paper_vs_code.md", "recipes.md"}
+"""Pages whose tables or figures need the room of the table of contents."""
 LONGEST_PAGE = 200_000
 """Bytes above which a text is copied instead of shown."""
 
@@ -151,3 +157,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         parts += [prose(markdown[at : fence.start()]), fence.group(0)]
         at = fence.end()
     return "".join([*parts, prose(markdown[at:])])
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Let long names in tables break, and figures open at full size."""
+    if page.file.src_uri in WIDE:
+        page.meta.setdefault("hide", []).append("toc")
+
+    def breakable(table: re.Match[str]) -> str:
+        return NAME.sub(lambda name: re.sub(r"(?<=\w)([._/]+)(?=[A-Za-z])", r"\1<wbr>", name.group(0)), table.group(0))
+
+    return FIGURE.sub(r'<a href="\1">\g<0></a>', TABLE.sub(breakable, html))

@@ -20,8 +20,8 @@ INTRODUCTION = """\
 
 # The config of a training run
 
-`gtpo train CONFIG.yaml [flags]`. Every key below is also a flag, `--section.key value`, before or after the file;
-a list takes several words, `--key=value` works too, and a flag wins over the file. `gtpo train --help-config` prints
+`gtpo train CONFIG.yaml [flags]`. Every key below is also a flag, `--section.key value`, before or after the file. A
+list takes several words, `--key=value` works too, and a flag wins over the file. `gtpo train --help-config` prints
 this list, `--dry-run` prints what a run resolves to.
 
 A file may extend another: `extends: base.yaml` (one file or a list, relative to the extending file). Sections merge

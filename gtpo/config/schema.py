@@ -190,8 +190,8 @@ class TrainingSection(Section):
     beta: float = Field(0.0, ge=0)
     """KL weight. Only for method grpo (GTPO has no reference model)."""
     loss_type: LossType = "grpo"
-    """TRL's loss, only for method grpo: grpo divides by each completion's length, dr_grpo by a constant, dapo by the
-    tokens of the step, bnpo by those of the micro-batch; cispo, sapo, luspo, vespo as in their papers."""
+    """TRL's loss, only for method grpo. `grpo` divides by each completion's length, `dr_grpo` by a constant. `dapo`
+    divides by the tokens of the step, `bnpo` by those of the micro-batch. The others are as in their papers."""
     epsilon: float = Field(0.2, gt=0, lt=1)
     """Clipping of the ratio from below, at 1 - epsilon. Acts where several optimiser steps share a rollout."""
     epsilon_high: float | None = Field(None, gt=0)
@@ -260,8 +260,8 @@ class RolloutSection(Section):
     tensor_parallel_size: int = Field(1, ge=1)
     """GPUs over which vLLM splits the model."""
     importance_sampling_correction: bool = False
-    """TRL's correction of the mismatch between vLLM's log-probabilities and the trainer's, for gtpo and grpo alike:
-    completions whose ratio is above 3 are left out, the others weighted by it. Costs a second forward."""
+    """TRL's correction of the mismatch between vLLM's log-probabilities and the trainer's, for gtpo and grpo alike.
+    Completions whose ratio is above 3 are left out, the others are weighted by it. Costs a second forward."""
     logp_difference_alarm: float = Field(0.1, gt=0)
     """Mean difference in nats per token between vLLM's log-probabilities and the trainer's (`sampling/logp_difference`)
     above which a warning says what to do."""
@@ -271,9 +271,9 @@ class HealthSection(Section):
     """Collapse detection, best weights, early stopping."""
 
     on_collapse: Literal["warn", "stop", "rollback"] = "warn"
-    """Action when the run collapses: the format reward falls from its best while entropy rises above ln 2, or the
-    accuracy reward halves while entropy rises or vanishes, completions repeat across prompts or grow without end, or it
-    falls to a quarter (docs/training.md)."""
+    """Action when the run collapses. Signs: the format reward falls from its best while entropy rises above ln 2. The
+    accuracy reward falls to a quarter. Or it halves while entropy rises or vanishes, or while completions repeat across
+    prompts or grow without end (docs/training.md)."""
     early_stop_patience: int | None = Field(None, ge=1)
     """Stop after this many steps without better smoothed accuracy: held-out where training.eval_steps is set, else the
     accuracy reward. Unset: never."""

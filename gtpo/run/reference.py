@@ -125,7 +125,7 @@ METRICS = (
         "Completions that the entropy gate keeps. 0.4: six of ten had a mean entropy above "
         "`objective.entropy_threshold`, earned no gradient, and only the other four trained the policy.",
         "above 0.9; exactly 1 while the gate is off",
-        "Below 0.5: the policy is coming apart (see `entropy/mean`), or the gate does not fit the model: compare "
+        "Below 0.5: the policy is coming apart (see `entropy/mean`), or the gate does not fit the model. Compare "
         "`initial_entropy` in run.json with ln 2, or set `objective.filter: never`.",
         when="gtpo",
     ),

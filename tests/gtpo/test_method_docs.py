@@ -88,9 +88,9 @@ def preset_table() -> str:
     def cell(value: object) -> str:
         return "ln 2" if value == LN2 else str(value).lower() if isinstance(value, bool) else f"{value}"
 
-    lines = ["| preset | " + " | ".join(varied) + " |", "|---" * (len(varied) + 1) + "|"]
-    for name, objective in PRESETS.items():
-        lines.append(f"| `{name}` | " + " | ".join(cell(getattr(objective, field)) for field in varied) + " |")
+    lines = ["| | " + " | ".join(f"`{name}`" for name in PRESETS) + " |", "|---" * (len(PRESETS) + 1) + "|"]
+    for field in varied:
+        lines.append(f"| `{field}` | " + " | ".join(cell(getattr(o, field)) for o in PRESETS.values()) + " |")
     return "\n".join(lines)
 
 
