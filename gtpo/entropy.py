@@ -46,7 +46,7 @@ class Calibration(NamedTuple):
 
 
 def summarise(entropies: Tensor) -> Calibration:
-    """Return H_ini, the mean over <H>_i [n], with its standard error. Raises ValueError naming a row not finite."""
+    """Return H_ini, the mean over `<H>_i` [n], with its standard error. Raises ValueError naming a row not finite."""
     if entropies.dim() != 1 or not len(entropies):
         raise ValueError(f"entropies must have shape [n], n >= 1; found {list(entropies.shape)}")
     if not bool(torch.isfinite(entropies).all()):
@@ -68,7 +68,7 @@ def calibrate_initial_entropy(
     """Measure H_ini on the first `samples` prompts, `batch_size` at a time; on all of them where there are fewer.
 
     completion_entropies: samples one completion for each of a batch of prompts [n], with the engine that rolls out,
-    and returns <H>_i [n] in nats. progress: called with (done, total) after each batch.
+    and returns `<H>_i` [n] in nats. progress: called with (done, total) after each batch.
 
     Raises ValueError for an empty dataset, a batch size below 1, a batch whose shape does not match, and an entropy
     that is not finite.

@@ -65,7 +65,7 @@ class Loss(NamedTuple):
     shaped_advantages: Tensor
     """A'_i [N]."""
     entropy: Tensor
-    """<H>_i [N] in nats, detached."""
+    """`<H>_i` [N] in nats, detached."""
     kept: Tensor
     """delta_i [N] bool."""
     weights: Tensor
@@ -76,7 +76,7 @@ class StatisticsLoss(NamedTuple):
     """What `loss_from_statistics` returns."""
 
     losses: Tensor
-    """-A'_i sum_t lambda_it / (|o_i| n_i) (+ gamma <H>_i in mode `loss`) [N]: before any reduction."""
+    """-A'_i sum_t lambda_it / (|o_i| n_i) (+ `gamma <H>_i` in mode `loss`) [N]: before any reduction."""
     loss: Tensor
     """Their reduction: mean or sum over each group, mean over groups."""
 
@@ -235,7 +235,7 @@ def loss_from_statistics(
 ) -> StatisticsLoss:
     """Return the loss from per-completion statistics [N]: what logged steps are checked with.
 
-    advantages A, entropy <H>, lengths |o|, forward and backward span lengths; rho = 1. Raises ValueError on shapes
+    advantages A, entropy `<H>`, lengths |o|, forward and backward span lengths; rho = 1. Raises ValueError on shapes
     that differ, rows that are no whole groups, and spans longer than their completion.
     """
     rows = advantages.shape[0]

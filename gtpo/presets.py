@@ -59,7 +59,7 @@ class Objective:
     entropy_threshold: float = LN2
     """Mean token entropy in nats above which a completion is dropped; equality keeps."""
     entropy_mode: Literal["advantage", "loss", "none"] = "advantage"
-    """`advantage`: A' = A - gamma <H>, no gradient through H; `loss`: differentiable -gamma <H> (Eq. 7, literally)."""
+    """`advantage`: `A' = A - gamma <H>`, no gradient through H. `loss`: differentiable `-gamma <H>` (Eq. 7)."""
     entropy_gated: bool = False
     """In mode `loss`: whether the gate also drops the entropy term."""
     gamma: float = 0.1

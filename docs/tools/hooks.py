@@ -2,13 +2,15 @@
 
 Such a file becomes a page of its own below `code/` (text, with line anchors), or is copied as it is. Markdown files at
 the repository's root that the navigation names (CONTRIBUTING.md, ...) become pages. Figures open at full size, and
-long names in tables may break after a dot, a slash or an underscore.
+long names in tables may break after a dot, a slash or an underscore. On a phone the rows of the widest tables are shown
+as blocks, each cell with its column's name (extra.css).
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import os
 import re
 from pathlib import Path
@@ -27,7 +29,9 @@ TEXT = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".md": "markdown", ".j
     ".txt": "text", ".log": "text", ".sh": "bash", ".cff": "yaml", ".ipynb": "json", ".toml": "toml", "": "text",
 }  # fmt: skip
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
-NAME = re.compile(r"(?<=<code>)[^<]+(?=</code>)|(?<=<th>)\w+(?=</th>)")
+NAME = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
+BREAK = re.compile(r"(?<=\w)([_/]+|\.(?!(?:py|md|yaml|jsonl?|parquet)\b))(?=[A-Za-z])")
+CODE = re.compile(r"<code>(?:[^<]|<wbr>)+</code>")
 FIGURE = re.compile(r'<img [^>]*?src="([^"]+)"[^>]*>')
 WIDE = {"architecture.md", "config.md", "paper_vs_code.md", "recipes.md"}
 """Pages whose tables or figures need the room of the table of contents."""
@@ -160,11 +164,21 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
-    """Let long names in tables break, and figures open at full size."""
-    if page.file.src_uri in WIDE:
+    """Let names in tables break where they may, keep the dashes of a flag with it, open figures at full size."""
+    wide = page.file.src_uri in WIDE
+    if wide:
         page.meta.setdefault("hide", []).append("toc")
 
-    def breakable(table: re.Match[str]) -> str:
-        return NAME.sub(lambda name: re.sub(r"(?<=\w)([._/]+)(?=[A-Za-z])", r"\1<wbr>", name.group(0)), table.group(0))
+    def table(match: re.Match[str]) -> str:
+        text = NAME.sub(lambda name: BREAK.sub(r"\1<wbr>", name.group(0)), match.group(0))
+        heads = re.findall(r"<th[^>]*>(.*?)</th>", text)
+        if not wide or len(heads) < 4:
+            return text
+        label = itertools.cycle(re.sub(r"<.*?>", "", head) for head in heads)
+        return re.sub(r"<td(?=[ >])", lambda cell: f'{cell.group(0)} data-label="{next(label)}"', text)
 
-    return FIGURE.sub(r'<a href="\1">\g<0></a>', TABLE.sub(breakable, html))
+    def flags(match: re.Match[str]) -> str:
+        return re.sub(r"(?<![\w-])--\w", r'<span class="flag">\g<0></span>', match.group(0))
+
+    html = CODE.sub(flags, TABLE.sub(table, html))
+    return FIGURE.sub(r'<a href="\1">\g<0></a>', html)

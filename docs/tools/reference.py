@@ -43,6 +43,11 @@ def default_of(option: Any) -> str:
     return f"`{value}`"
 
 
+def prose(text: str) -> str:
+    """Return a help text with its flags as code."""
+    return re.sub(r"(?<![\w`-])--\w[\w.-]*\w", r"`\g<0>`", text)
+
+
 def command_section(name: str, command: Any) -> str:
     """Return the section of one command."""
     arguments = [p for p in command.params if p.param_type_name == "argument"]
@@ -52,13 +57,12 @@ def command_section(name: str, command: Any) -> str:
     parts = [
         f"## gtpo {name}\n",
         f"    gtpo {name} {given} [OPTIONS]\n".replace("  [OPTIONS]", " [OPTIONS]"),
-        text + "\n",
+        prose(text) + "\n",
     ]
     if arguments:
-        parts.append(
-            table(("argument", "meaning"), ((f"`{a.metavar or a.name.upper()}`", a.help or "") for a in arguments))
-        )
-    rows = ((", ".join(f"`{flag}`" for flag in o.opts), default_of(o), o.help or "") for o in options)
+        named = ((f"`{a.metavar or a.name.upper()}`", prose(a.help or "")) for a in arguments)
+        parts.append(table(("argument", "meaning"), named))
+    rows = ((", ".join(f"`{flag}`" for flag in o.opts), default_of(o), prose(o.help or "")) for o in options)
     parts.append(table(("option", "default", "meaning"), rows))
     return "\n".join(parts)
 
@@ -184,7 +188,7 @@ def fields(of: Iterable[Field]) -> str:
 
 def columns(of: Columns) -> str:
     """Return the table of Parquet columns."""
-    return table(("column", "type", "meaning"), ((f"`{name}`", str(kind), meaning) for name, kind, meaning in of))
+    return table(("column", "type", "meaning"), ((f"`{name}`", f"`{kind}`", meaning) for name, kind, meaning in of))
 
 
 def files() -> str:

@@ -17,6 +17,13 @@ pytestmark = pytest.mark.docs
 
 OUTSIDE = {"arxiv.org", "github.com", "squidfunk.github.io", "keepachangelog.com"}
 """The hosts that a page may link to. No page loads anything from them."""
+HTML = frozenset(
+    """
+    a article aside b body br button code dd details div dl dt em footer form h1 h2 h3 h4 h5 h6 head header hr html iframe
+    img input label li link main meta nav ol p path pre script section small span strong style sub summary sup svg table
+    tbody td th thead title tr ul wbr
+    """.split()
+)
 
 
 class Page(HTMLParser):
@@ -27,9 +34,11 @@ class Page(HTMLParser):
         self.ids: set[str] = set()
         self.links: list[str] = []
         self.loaded: list[str] = []
+        self.tags: set[str] = set()
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
         given = {name: value or "" for name, value in attrs}
         self.ids |= {given[name] for name in ("id", "name") if name in given}
         if tag == "a" and "href" in given:
@@ -75,6 +84,12 @@ def test_every_link_leads_somewhere(site, pages):
                 broken.append(f"{path.relative_to(site)}: {link}: no such place on the page")
     assert len(pages) > 25
     assert broken == []
+
+
+def test_no_text_is_taken_for_a_tag(site, pages):
+    """`<H>` outside of code would vanish."""
+    unknown = {str(path.relative_to(site)): page.tags - HTML for path, page in pages.items() if page.tags - HTML}
+    assert unknown == {}
 
 
 def test_nothing_is_loaded_from_a_network(site, pages):
