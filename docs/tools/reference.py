@@ -213,7 +213,7 @@ def files() -> str:
     for name, record, where in sub:
         parts += [f"### {name}: {where}\n", table(("name", "meaning"), record_rows(record, leaves=own))]
     parts += [
-        "## samples/*.parquet\n\nOne row per sample. Each part's metadata `gtpo_run` is the eval.json of then.\n",
+        "## samples/*.parquet\n\nOne row per sample. Each part's metadata `gtpo_run` is eval.json as it was then.\n",
         columns(SAMPLE_COLUMNS),
         "## questions.parquet\n\nOne row per question and scoring.\n",
         columns(QUESTION_COLUMNS),
