@@ -35,6 +35,32 @@ def t_quantile(probability: ArrayLike, freedom: ArrayLike) -> Array:
     return np.where(freedom > 0, special.stdtrit(np.where(freedom > 0, freedom, 1), probability), np.inf)
 
 
+class Student(NamedTuple):
+    """Student's distributions of two terms, their quantiles weighted (Cochran and Cox 1950). Every field is [T]."""
+
+    freedom: Array
+    """Degrees of freedom of the first term."""
+    other: Array
+    """Of the second term."""
+    weight: Array
+    """Of the second term; 0: the first alone."""
+
+    def quantile(self, probability: ArrayLike) -> Array:
+        """The weighted quantile; infinite for 0 degrees of freedom."""
+        of_other = np.where(self.weight > 0, t_quantile(probability, np.maximum(self.other, 1)), 0.0)
+        return (1 - self.weight) * t_quantile(probability, self.freedom) + self.weight * of_other
+
+    def p_value(self, statistic: Array) -> Array:
+        """Two-sided: the level at which `quantile` is |statistic|. It lies between the two terms' own; bisection."""
+        tails = [np.maximum(special.stdtr(f, -np.abs(statistic)), 1e-250) for f in (self.freedom, self.other)]
+        least, most = np.log(np.minimum(*tails)), np.log(np.maximum(*tails))
+        for _ in range(50):
+            middle = (least + most) / 2
+            further = -self.quantile(np.exp(middle)) > np.abs(statistic)
+            least, most = np.where(further, middle, least), np.where(further, most, middle)
+        return 2 * np.where(self.weight > 0, np.exp((least + most) / 2), tails[0])
+
+
 def mean_bounds(mean: float, effective: float, critical: float) -> tuple[float, float]:
     """All mu in [0, 1] with |mean - mu| <= critical * sqrt(mu (1 - mu) / effective)."""
     if not np.isfinite(critical):
@@ -44,6 +70,11 @@ def mean_bounds(mean: float, effective: float, critical: float) -> tuple[float, 
     half = critical * np.sqrt(mean * (1 - mean) / effective + (critical / effective) ** 2 / 4) / (1 + shrink)
     # At mean 0 and 1 the bound is the mean itself; rounding must not put it a hair beside.
     return float(min(max(centre - half, 0.0), mean)), float(max(min(centre + half, 1.0), mean))
+
+
+def poisson_limit(count: int, level: float) -> float:
+    """The expected count for which `count` or more would be seen with probability 1 - level."""
+    return float(special.gammaincinv(count, 1 - level))
 
 
 class Trinomial(NamedTuple):
@@ -92,9 +123,9 @@ def trinomial(d: Array) -> Trinomial:
     return Trinomial(np.where(total < 0, less, more), np.where(total < 0, more, less), scale, d.shape[1])
 
 
-def detectable_by_t(se: Array, freedom: Array, alpha: Array) -> Array:
+def detectable_by_t(se: float, student: Student, alpha: float) -> float:
     """The true difference that a two-sided t test of standard error `se` shows with probability POWER."""
-    return np.minimum((t_quantile(1 - alpha / 2, freedom) + t_quantile(POWER, freedom)) * se, 1.0)
+    return float(np.minimum((student.quantile(1 - alpha / 2) + student.quantile(POWER)) * se, 1.0))
 
 
 @lru_cache(maxsize=4096)

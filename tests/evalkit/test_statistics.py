@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from evalkit.permutation import regroup_p, sign_flip_p
+from evalkit.score_interval import Student
 from evalkit.statistics import differences, holm, mean_interval, method_mean, paired_difference
 
 SEED = 20261121
@@ -85,6 +86,34 @@ def test_interval_of_outcomes_is_wilsons() -> None:
     roots = np.roots([1 + t**2 / 130, -2 * (37 / 130) - t**2 / 130, (37 / 130) ** 2])
     assert (got.low, got.high) == pytest.approx(tuple(sorted(roots.real)))
     assert got.low_sampling is None
+
+
+@pytest.mark.parametrize("apart", [1, 2, 3])
+def test_interval_of_one_or_two_failures_is_the_modified_wilsons(apart: int) -> None:
+    """Brown, Cai and DasGupta (2001): half the 5 % quantile of chi-square with 2x degrees of freedom, over Q."""
+    scores = np.repeat([0.0, 1.0], [apart, 30 - apart])
+    t = stats.t.ppf(0.975, 29)
+    m = apart / 30
+    wilson = sorted(np.roots([1 + t**2 / 30, -2 * m - t**2 / 30, m**2]).real)
+    wanted = stats.chi2.ppf(0.05, 2 * apart) / 60 if apart < 3 else wilson[0]
+    got, mirrored = mean_interval(scores), mean_interval(1 - scores)
+    assert (got.low, got.high) == pytest.approx((1 - wilson[1], 1 - wanted))
+    assert (mirrored.low, mirrored.high) == pytest.approx((wanted, wilson[1]))
+
+
+@pytest.mark.parametrize("questions", [6, 30, 64, 100])
+def test_outcomes_are_covered_whatever_the_rate(questions: int) -> None:
+    """Exact, over all counts: 92 % at least, where one question in the benchmark is expected to stand apart."""
+    counts = np.arange(questions + 1)
+    ends = [mean_interval(np.arange(questions) < count)[1:3] for count in counts]
+    low, high = np.array(ends).T
+    rates = np.geomspace(0.05 / questions, 0.5, 1500)[:, None]
+    inside = (low <= rates) & (rates <= high)
+    covered = (stats.binom.pmf(counts, questions, rates) * inside).sum(axis=1)
+    expected = questions * rates[:, 0]
+    print(questions, covered.min(), expected[covered.argmin()])
+    assert covered.min() >= 0.917
+    assert covered[np.abs(expected - 1) > 0.06].min() >= 0.9295
 
 
 def test_interval_tends_to_the_t_interval() -> None:
@@ -302,6 +331,43 @@ def test_variance_is_the_anova_of_seeds_and_questions() -> None:
     assert got.se == pytest.approx(math.sqrt(variance))
     assert got.test == "seeds-x-questions"
     assert (got.p_value <= 0.05) == (got.shown != 0)
+
+
+def test_three_paired_seeds_keep_the_level_where_training_is_most_of_the_noise() -> None:
+    """The worst case for Satterthwaite's degrees of freedom: they reject 8 % at 5 %, and 3.6 % at 1 %."""
+    rng = np.random.default_rng(SEED)
+    tests, seeds, questions = 4000, 3, 400
+    of_seeds = rng.normal(0, 0.9**0.5 * 0.05, size=(tests, seeds, 1))
+    of_questions = rng.normal(0, 0.1**0.5 * 0.05 * (questions / seeds) ** 0.5, size=(tests, 1, questions))
+    d = of_seeds + of_questions + rng.normal(0, 0.01, size=(tests, seeds, questions))
+    found = differences(0.5 + d / 2, 0.5 - d / 2, seeds_paired=True)
+    at_5, at_1 = (np.mean([one.p_value <= alpha for one in found]) for alpha in (0.05, 0.01))
+    print(f"seed {SEED}", at_5, at_1)
+    assert 0.04 <= at_5 <= 0.057
+    assert 0.005 <= at_1 <= 0.015
+
+
+def test_quantiles_of_two_terms_are_cochrans_and_coxs() -> None:
+    student = Student(np.array([29.0, 1318.0, 5.0]), np.array([2.0, 2.0, 9.0]), np.array([0.3, 0.95, 0.0]))
+    for p in (0.2, 0.05, 0.01, 1e-6):
+        q, other = stats.t.isf(p / 2, student.freedom), stats.t.isf(p / 2, student.other)
+        wanted = (1 - student.weight) * q + student.weight * other
+        assert student.quantile(1 - p / 2) == pytest.approx(wanted)
+        assert student.p_value(-wanted) == pytest.approx(np.full(3, p), rel=1e-9)
+    assert student.p_value(np.array([0.0, 0.0, 0.0])) == pytest.approx(np.ones(3))
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_interval_and_test_over_seeds_agree(paired: bool) -> None:
+    """At every level 0 lies in the interval exactly where the crossed test does not reject."""
+    rng = np.random.default_rng(SEED)
+    base = rng.random((60, 1, 30))
+    a, b = (np.clip(base + rng.normal(0, 0.1, (60, 3, 1)) + rng.normal(0, 0.2, base.shape), 0, 1) for _ in range(2))
+    found = differences(a, b, seeds_paired=paired)
+    for level in (0.5, 0.8, 0.95, 0.99):
+        shown = [one.at_level(level).shown != 0 for one in found]
+        assert shown == [one.p_value <= 1 - level for one in found]
+        assert any(shown) or level > 0.8
 
 
 def test_test_over_seeds_is_full_enumeration() -> None:
