@@ -31,8 +31,11 @@ BATCHES = 2
 MOST_DEATHS = 4
 """A copy that dies so often without a completion in between is left out."""
 
-HUNG_S = 300.0
-"""A copy whose call has not come back for so long is ended and started again."""
+HUNG_S = 60.0
+"""A copy whose call has not come back for so long is ended and started again; a call is a few steps of the engine."""
+
+FIRST_CALL_S = 300.0
+"""The same for the first call after its start: kernels may be compiled in it."""
 
 HEAD_S = 3.0
 """The head of the cluster is asked so often whether it is there."""
@@ -52,6 +55,8 @@ class _Copy:
         self.calls: deque[Any] = deque()
         self.called = 0.0
         """When the oldest of its calls was made, or the last came back."""
+        self.warm = False
+        """Whether a call has come back since it was started."""
         self.inbox: list[Task] = []
         """Questions that go with its next call."""
         self.batch = 0
@@ -138,7 +143,7 @@ class RayEngine:
         self._up(copy, started)
 
     def _up(self, copy: _Copy, started: Started) -> None:
-        copy.starting, copy.batch, copy.throughput.state = None, started.batch, ""
+        copy.starting, copy.batch, copy.warm, copy.throughput.state = None, started.batch, False, ""
 
     def describe(self) -> dict[str, Any]:
         """Return name, versions and hardware of a copy, and how many there are."""
@@ -207,7 +212,7 @@ class RayEngine:
                     self._up(copy, result)
                 continue
             copy.calls.popleft()
-            copy.called = time.monotonic()
+            copy.called, copy.warm = time.monotonic(), True
             # A run that was broken off may have left something in a copy that nobody asks for any more.
             owed = [
                 g for g in result if self._dealer.settle(copy.name, (g.benchmark, g.question_id, g.sample_index))
@@ -225,8 +230,9 @@ class RayEngine:
                 raise EngineStopped("the head of the Ray cluster is gone")
             self._ask_head_at = time.monotonic() + HEAD_S
         for copy in self._copies:
-            if copy.calls and time.monotonic() - copy.called > HUNG_S:
-                self._died(copy, f"it has given nothing for {HUNG_S:.0f} s")
+            patience = HUNG_S if copy.warm else FIRST_CALL_S
+            if copy.calls and time.monotonic() - copy.called > patience:
+                self._died(copy, f"it has given nothing for {patience:.0f} s")
         if any(copy.ready for copy in self._copies):
             return
         if all(copy.out is not None for copy in self._copies):

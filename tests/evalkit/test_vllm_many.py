@@ -28,9 +28,9 @@ RAY = ("--engine", "ray", "--data-parallel-size", "2")
 class Running:
     """`gtpo` as a process whose parts on disk show what has come."""
 
-    def __init__(self, environment: dict[str, str], folder: Path, *arguments: str | Path) -> None:
+    def __init__(self, environment: dict[str, str], folder: Path, *arguments: str | Path, before: str = "") -> None:
         self.run, self._log = folder / "run", folder / "stderr"
-        command = [sys.executable, "-c", PROGRAM, "eval", *map(str, arguments), "--out", str(self.run)]
+        command = [sys.executable, "-c", before + PROGRAM, "eval", *map(str, arguments), "--out", str(self.run)]
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
                 command, env=environment, stdout=subprocess.DEVNULL, stderr=log, cwd=folder, start_new_session=True
@@ -58,8 +58,8 @@ class Running:
 def start(environment: dict[str, str], tmp_path: Path) -> Iterator:  # type: ignore[type-arg]
     running: list[Running] = []
 
-    def begin(*arguments: str | Path) -> Running:
-        running.append(Running(environment, tmp_path, *arguments))
+    def begin(*arguments: str | Path, before: str = "") -> Running:
+        running.append(Running(environment, tmp_path, *arguments, before=before))
         return running[-1]
 
     yield begin
@@ -117,6 +117,18 @@ def test_a_copy_that_is_killed(start, tiny_model: Path, whole: Path) -> None:  #
     assert "ray" in engine["versions"]
     _, alive = psutil.wait_procs(started, timeout=30)
     assert alive == []
+
+
+def test_a_copy_that_hangs(start, tiny_model: Path, whole: Path) -> None:  # type: ignore[no-untyped-def]
+    """A copy that is stopped answers nothing and does not die: ended and started again, here after 5 s."""
+    run = start(tiny_model, *COMMON, *RAY, before="import evalkit.engines.ray as engine; engine.HUNG_S = 5.0\n")
+    run.wait_for_samples(3)
+    victim = copies(run.process.pid)[0]
+    victim.suspend()
+    run.end()
+    assert_same(run.run, whole)
+    assert "died (it has given nothing for 5 s): started again" in run.said
+    victim.wait(timeout=30)
 
 
 def test_gtpo_itself_is_killed(start, tiny_model: Path, whole: Path) -> None:  # type: ignore[no-untyped-def]
