@@ -35,8 +35,14 @@ import pyarrow.parquet as pq
 from rewards.support.files import write_json
 from rewards.support.provenance import package_versions
 
-BETWEEN_S = (6.0, 20.0)
-"""Shortest and longest time between two kills."""
+AFTER_SAMPLE_S = (0.2, 6.0)
+"""Shortest and longest time from the first new sample since the last kill to the next kill."""
+
+AFTER_KILL_S = (1.0, 15.0)
+"""The same from the last kill, for the share of kills that wait for no sample: they hit what is starting."""
+
+AT_ANY_MOMENT = 0.25
+"""That share."""
 
 EVAL = "import sys, evalkit.evaluation.pipeline as p; p.PART_ROWS = 1; import cli; sys.argv[0] = 'gtpo'; cli.app()"
 """`gtpo` with a part for every lot of samples, so that what is on disk shows what has come."""
@@ -128,7 +134,7 @@ def torment(
     down: dict[VLLMServer, float] = {}
     began = time.monotonic()
     longest, latest, parts = 0.0, 0.0, 0
-    kill_at = began + rng.uniform(*BETWEEN_S)
+    kill_at: float | None = None  # not before the next sample
     with (run.parent / "eval.log").open("ab") as log:
         process = start()
         while True:
@@ -136,6 +142,7 @@ def torment(
             found = len(list(run.glob("samples/part-*.parquet")))
             if found > parts:
                 longest, latest, parts = max(longest, now - latest if latest else 0.0), now, found
+                kill_at = kill_at or now + rng.uniform(*AFTER_SAMPLE_S)
             for server, again in list(down.items()):
                 if now > again:
                     server.start()
@@ -144,7 +151,7 @@ def torment(
                 if process.returncode == 0:
                     return done, longest
                 process = start()
-            elif now > kill_at and len(done) < kills:
+            elif kill_at is not None and now > kill_at and len(done) < kills:
                 victims: list[Any] = [*copies(process.pid), *(server for server in servers if server not in down)]
                 victim = process if not victims or rng.random() < 0.2 else rng.choice(victims)
                 if isinstance(victim, VLLMServer):
@@ -156,7 +163,7 @@ def torment(
                 done.append({"second": round(now - began, 2), "victim": what, "samples_parts_on_disk": found})
                 print(f"{now - began:7.1f} s: killing {what}", flush=True)
                 victim.kill()
-                kill_at = now + rng.uniform(*BETWEEN_S)
+                kill_at = now + rng.uniform(*AFTER_KILL_S) if rng.random() < AT_ANY_MOMENT else None
             time.sleep(0.05)
 
 
