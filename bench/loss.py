@@ -3,36 +3,47 @@
 All contenders get the same inputs: 8 completions of one group whose entropies straddle ln 2, so that the gate keeps
 some and drops some, with conflict tokens at both ends. Each contender's log-probabilities, entropies and gradients
 are checked against float64 before anything is timed; one that fails is reported as failed. Then they take turns in
-random order, once a repetition. Time is the median of forward and backward together. Extra memory is the peak of the
-allocator's bytes during a call less the bytes of what it returns (on CPU from torch's profiler, which does not see
-the BLAS library's own workspace). Tokens under a budget come from the peaks at half the tokens and at all of them,
-gradients included, as a line through both.
+random order, once a repetition; one that took SLOW times as long as ours is not repeated. Time is the median of
+forward and backward together. Extra memory is the peak of the allocator's bytes during a call less the bytes of what
+it returns (on CPU from torch's profiler, which does not see the BLAS library's own workspace). Tokens under a budget
+come from the peaks at half the tokens and at all of them, gradients included, as a line through both.
 
 Expected, written down before the first run (issue 3). CPU, float32, frozen lm_head: against TRL's fused lm_head and
 against full logits at most 0.60 and 0.70 of the time at N 1024, D 512, V 32000, and 0.72 and 0.78 at N 256, D 896,
 V 151936, with at most 0.25 of full logits' extra memory; trainable: at most 0.9 of both times and 0.5 of the memory.
 H200, bf16, 8 x 1024 tokens, frozen: within 1.30 of the two bare matmuls, at most 0.6 GB, faster than everyone.
 
-    python -m bench.loss [--shapes NxDxV ...] [--threads 1 2] [--heads frozen trainable]
-        [--contenders NAME ...] [--repeats 7] [--out FILE]
+Expected at the widths of real models, before their first run (issue 20), one CPU core of 92 GFLOP/s: within 1.05 of
+the bare matmuls with a frozen head and 1.06 with a trainable one whose gate drops nothing (1.10 at N 256, where
+dlm_head is written for few rows); with the gate, less by a third of the share that it drops. Against TRL's fused
+lm_head 0.6, Liger's loss 0.55 frozen and 0.8 trainable, full logits 0.9. Extra memory 0.21 of full logits' at
+N 1024 trainable, below 0.05 frozen.
+
+    python -m bench.loss [--shapes NxDxV N@MODEL ...] [--threads 1 2] [--heads frozen trainable] [--gate on|off]
+        [--contenders NAME ...] [--repeats 7] [--busy 0] [--check] [--out FILE]
 
 On a machine with a CUDA device the same command measures there, in bf16, at the shapes of Llama-3.1-8B and
-Qwen2.5-3B. A FILE that exists keeps its other rows. --table FILE prints a file's table and measures nothing.
+Qwen2.5-3B. A FILE that exists keeps its other rows. --check leaves errors and memory in FILE, which need no quiet
+machine; a later run with the same code takes them from there and only times. --busy N: N processes that do nothing
+but compute run beside the timing. --table FILE prints a file's table, --page FILE that of docs/one_pass.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import os
 import platform
 import random
 import shlex
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -41,110 +52,68 @@ import torch
 
 from bench.conflict import with_temporaries
 from bench.loss_contenders import CONTENDERS, Case, Contender, Result
-from gtpo.conflict import conflict_weights
-from gtpo.objective import PRESETS, reference_loss
+from bench.loss_inputs import SEED, check_reference, errors, float64_result, make_case
+from bench.loss_tables import page, table
 from rewards.support.files import read_json, write_json
 from rewards.support.packages import installed
 
-SEED = 20250819
-GROUP = 8
 BUDGET = 2**30
-CPU_SHAPES = ["1024x512x32000", "256x896x151936"]
-CUDA_SHAPES = ["8192x4096x128256", "8192x2048x151936"]
+MODELS = {
+    "Qwen2.5-0.5B": "896x151936",
+    "Qwen2.5-1.5B": "1536x151936",
+    "Llama-3.2-1B": "2048x128256",
+    "Llama-3.2-3B": "3072x128256",
+    "Llama-3.1-8B": "4096x128256",
+}
+"""D x V of the language model head."""
+CPU_SHAPES = ["1024x512x32000", "256@Qwen2.5-0.5B", "512x2048x32000"]
+CUDA_SHAPES = ["8192@Llama-3.1-8B", "8192x2048x151936"]
+SLOW = 1.5
+"""A contender that takes this many times as long as ours is timed once."""
 TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 2e-2}
 """Relative L2 error of a gradient against float64, above which a contender is not timed. torch's float32 log_softmax
 over 151936 columns is off by 6e-3 on CPU; another gate decision or weight is off by more than 0.1."""
+CODE = ("bench/loss_contenders.py", "bench/loss_inputs.py", "gtpo/fused.py", "gtpo/objective.py", "gtpo/kernels/*.py")
 
 
-def make_case(tokens: int, features: int, vocabulary: int, trainable: bool, dtype: torch.dtype, device: str) -> Case:
-    """Return inputs as a trained policy has them: the sampled token likely, more so in some completions."""
-    draw = torch.Generator(device).manual_seed(SEED)
-    length = tokens // GROUP
-    lm_head = torch.randn(vocabulary, features, generator=draw, device=device) * 0.05
-    ids = torch.randint(0, vocabulary, (GROUP, length), generator=draw, device=device)
-    shared = min(4, length // 4)
-    ids[:, :shared] = ids[0, :shared]
-    ids[:, length - shared :] = ids[0, length - shared :]
-    noise = torch.randn(GROUP, length, features, generator=draw, device=device)
-    # Scores of other tokens have deviation 1, the sampled token's about 12 to 18.
-    noise = noise / (0.05 * features**0.5)
-    aim = lm_head[ids]
-    boost = torch.linspace(12, 18, GROUP, device=device)[:, None, None]
-    hidden = (noise + aim * boost / aim.square().sum(dim=-1, keepdim=True)).to(dtype).requires_grad_()
-    advantages = torch.tensor([1.0, -1.0, 0.6, -0.4, 1.2, -0.7, 0.3, -1.0], device=device)
-    spans = conflict_weights(ids, torch.ones_like(ids, dtype=torch.bool), advantages, GROUP)
-    objective = replace(PRESETS["gtpo"], filter="always")
-    weight = lm_head.to(dtype).requires_grad_(trainable)
-    return Case(objective, hidden, weight, ids, advantages, spans, GROUP, advantages)
+def digest() -> str:
+    """Return a hash of the code that a check is good for."""
+    root = Path(__file__).parents[1]
+    found = hashlib.sha256()
+    for pattern in CODE:
+        for path in sorted(root.glob(pattern)):
+            found.update(path.read_bytes())
+    return found.hexdigest()[:16]
 
 
-def float64_result(case: Case) -> tuple[Case, Result]:
-    """Return the case with A' filled in, and the reference's result, completion by completion in float64."""
-    gradients = [torch.zeros(leaf.shape, dtype=torch.float64, device=leaf.device) for leaf in case.leaves]
-    logps, entropies, shaped = [], [], []
-    weight = case.lm_head.detach().double().requires_grad_(case.lm_head.requires_grad)
-    lengths = case.ids.shape[1]
-    for row in range(len(case.ids)):
-        hidden = case.hidden[row].detach().double().requires_grad_()
-        logp = (hidden @ weight.t()).log_softmax(dim=-1)
-        entropy = -(logp.detach().exp() * logp.detach()).sum(dim=-1)
-        chosen = logp.gather(-1, case.ids[row, :, None]).squeeze(-1)
-        mean = entropy.mean()
-        kept = mean <= case.objective.entropy_threshold
-        a = torch.where(kept, case.advantages[row].double() - case.objective.gamma * mean, 0.0)
-        value = -(chosen * case.spans.weights[row].double()).sum() * a / (lengths * GROUP)
-        leaves = [hidden, weight] if weight.requires_grad else [hidden]
-        found = torch.autograd.grad(value, leaves)
-        gradients[0][row] = found[0]
-        if weight.requires_grad:
-            gradients[1] += found[1]
-        logps.append(chosen.detach())
-        entropies.append(entropy)
-        shaped.append(a)
-    dtype = case.advantages.dtype
-    return case._replace(shaped=torch.stack(shaped).to(dtype)), Result(
-        tuple(gradients), torch.stack(logps), torch.stack(entropies)
-    )
+DIGEST = digest()
+"""Of the code as it was imported."""
 
 
-def check_reference() -> None:
-    """The float64 result above is the specification's, on a case small enough to hold its logits."""
-    case = make_case(64, 16, 50, True, torch.float32, "cpu")
-    case, found = float64_result(case)
-    hidden, weight = (leaf.detach().double().requires_grad_() for leaf in case.leaves)
-    # Rewards whose centred values are the advantages: they sum to 0, and the scale is off.
-    objective = replace(case.objective, scale_rewards="none")
-    rewards = case.advantages.double()
-    assert float(rewards.sum().abs()) < 1e-6, "the advantages of make_case must sum to 0"
-    mask = torch.ones_like(case.ids, dtype=torch.bool)
-    loss = reference_loss(objective, hidden @ weight.t(), case.ids, mask, rewards, GROUP).loss
-    for got, want in zip(found.gradients, torch.autograd.grad(loss, [hidden, weight]), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-9)
+def returned_bytes(result: Result) -> int:
+    """Return the bytes of what a contender hands over."""
+    return sum(t.untyped_storage().nbytes() for t in result.tensors())
 
 
-def errors(result: Result, exact: Result) -> dict[str, float]:
-    """Return the largest absolute error of statistics and the relative L2 error of gradients."""
-    found = {}
-    for name, got, want in (("logp", result.logps, exact.logps), ("entropy", result.entropies, exact.entropies)):
-        if got is not None and want is not None:
-            found[name] = float((got.detach().double() - want).abs().max())
-    for name, got, want in zip(("dhidden", "dlm_head"), result.gradients, exact.gradients, strict=False):
-        found[name] = float((got.detach().double() - want).norm() / want.norm())
-    return found
-
-
-def peak_bytes(call: Callable[[], Result], device: str) -> int:
-    """Return the peak of what a call allocates, less what it returns."""
+def with_peak(call: Callable[[], Result], device: str) -> tuple[Result, int]:
+    """Return a call's result and the peak of what it allocates, less what it returns."""
     gc.collect()
     if device == "cpu":
-        return with_temporaries(lambda: call().tensors())[1]
+        results: list[Result] = []
+
+        def tensors() -> Any:
+            results.append(call())
+            return results[0].tensors()
+
+        _, peak = with_temporaries(tensors)
+        return results[0], peak
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     result = call()
     torch.cuda.synchronize()
-    held = sum(t.untyped_storage().nbytes() for t in result.tensors())
-    return torch.cuda.max_memory_allocated() - before - held
+    held = returned_bytes(result)
+    return result, torch.cuda.max_memory_allocated() - before - held
 
 
 def seconds(call: Callable[[], Any], device: str) -> float:
@@ -165,13 +134,11 @@ def reason_to_skip(contender: Contender, device: str) -> str | None:
     return None
 
 
-def check(
-    names: list[str], case: Case, half: Case, exact: Result, device: str
-) -> tuple[dict[str, dict[str, Any]], list[Contender]]:
-    """Return each contender's errors and memory, and those that may be timed."""
-    tokens, features = case.ids.numel(), case.hidden.shape[-1]
+def check(names: list[str], case: Case, exact: Result, device: str) -> dict[str, dict[str, Any]]:
+    """Return each contender's errors and memory, or why it may not be timed."""
+    half = halved(case)
+    tokens, token_size = case.ids.numel(), case.hidden.shape[-1] * case.hidden.dtype.itemsize
     rows: dict[str, dict[str, Any]] = {}
-    running: list[Contender] = []
     for contender in CONTENDERS:
         row: dict[str, Any] = {"note": contender.note}
         rows[contender.name] = row
@@ -179,107 +146,123 @@ def check(
         if row["skipped"]:
             continue
         try:
-            result = contender.run(case)
+            result, extra = with_peak(partial(contender.run, case), device)
         except torch.OutOfMemoryError as problem:
             row["failed"] = str(problem).splitlines()[0]
             continue
+        row["extra_bytes"], row["returned_bytes"] = extra, returned_bytes(result)
         if contender.comparable:
             row["error_to_float64"] = errors(result, exact)
             worst = max(row["error_to_float64"].get(name, 0.0) for name in ("dhidden", "dlm_head"))
             if not worst < TOLERANCE[case.hidden.dtype]:
                 row["failed"] = f"parity: relative gradient error {worst:.1e}"
                 continue
-        outputs = sum(t.untyped_storage().nbytes() for t in result.tensors())
         del result
-        row["extra_bytes"] = peak_bytes(lambda c=contender: c.run(case), device)  # type: ignore[misc]
-        less = peak_bytes(lambda c=contender: c.run(half), device)  # type: ignore[misc]
-        token_bytes = (row["extra_bytes"] - less) / (tokens - half.ids.numel())
-        token_bytes += features * case.hidden.dtype.itemsize
-        fixed = row["extra_bytes"] + outputs - token_bytes * tokens
-        if contender.comparable and token_bytes > 0:
-            row["tokens_in_1_gib"] = max(0, int((BUDGET - fixed) / token_bytes))
-        running.append(contender)
+        if contender.comparable and case.lm_head.nbytes < 0.75 * BUDGET:
+            _, less = with_peak(partial(contender.run, half), device)
+            slope = (extra - less) / (tokens - half.ids.numel()) + token_size
+            fixed = extra + row["returned_bytes"] - slope * tokens
+            if slope > 0:
+                row["tokens_in_1_gib"] = max(0, int((BUDGET - fixed) / slope))
         note(f"{contender.name}: checked")
-    return rows, running
+    return rows
 
 
-def measure(
-    shape: str, head: str, threads: list[int], names: list[str], repeats: int, device: str
-) -> Iterator[dict[str, Any]]:
-    """Yield one block of the table for each number of threads: all contenders at one shape."""
-    torch.set_num_threads(max(threads))
+def halved(case: Case) -> Case:
+    """Return the case with the first half of every completion."""
+    length = case.ids.shape[1] // 2
+    spans = type(case.spans)(*(None if f is None else f[:, :length] if f.dim() == 2 else f for f in case.spans))
+    hidden = case.hidden.detach()[:, :length].clone().requires_grad_()
+    return case._replace(hidden=hidden, ids=case.ids[:, :length], spans=spans)
+
+
+def prepare(shape: str, arguments: argparse.Namespace, device: str) -> Case:
+    """Return the case of a shape, its lm_head frozen."""
     tokens, features, vocabulary = (int(part) for part in shape.split("x"))
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    trainable = head == "trainable"
-    note(f"{shape} {head}: float64 reference")
-    case, exact = float64_result(make_case(tokens, features, vocabulary, trainable, dtype, device))
-    half = make_case(tokens // 2, features, vocabulary, trainable, dtype, device)
-    rows, running = check(names, case, half, exact, device)
-    for count in threads:
-        torch.set_num_threads(count)
-        times: dict[str, list[float]] = {contender.name: [] for contender in running}
-        for repeat in range(repeats):
-            random.shuffle(running)
-            for contender in running:
-                times[contender.name].append(seconds(lambda c=contender: c.run(case), device))
-            note(f"{shape} {head} {count} thread(s): repetition {repeat + 1} of {repeats}")
-        timed = {
-            name: row
-            | ({"all_seconds": times[name], "seconds": statistics.median(times[name])} if times.get(name) else {})
-            for name, row in rows.items()
-        }
-        yield {
-            "shape": shape,
-            "head": head,
-            "threads": count,
-            "device": device,
-            "dtype": str(dtype).removeprefix("torch."),
-            "load_average": os.getloadavg()[0],
-            "completions_kept": int((case.shaped != 0).sum()),
+    case = make_case(tokens, features, vocabulary, False, dtype, device)
+    return case if arguments.gate == "on" else case._replace(objective=replace(case.objective, entropy_threshold=1e3))
+
+
+def checks(shape: str, case: Case, known: dict[str, Any], arguments: argparse.Namespace, device: str) -> dict[str, Any]:
+    """Return, by head, a check of this code with all the contenders asked for: a known one, or a new one."""
+    found: dict[str, Any] = {}
+    exact = None
+    for head in arguments.heads:
+        key = f"{shape} {head} {device} gate {arguments.gate}"
+        old = known.get(key)
+        if old and old["code"] == DIGEST and set(arguments.contenders) <= set(old["contenders"]):
+            found[key] = old
+            continue
+        if exact is None:
+            note(f"{shape}: float64 reference")
+            case, exact = float64_result(case)
+        case.lm_head.requires_grad_(head == "trainable")
+        found[key] = {
+            "code": DIGEST,
+            "contenders": arguments.contenders,
+            "shaped": case.shaped.tolist(),
             "mean_entropy": float(exact.entropies.mean()) if exact.entropies is not None else None,
-            "contenders": timed,
+            "rows": check(arguments.contenders, case, exact, device),
         }
+    return found
+
+
+def time_all(
+    shape: str, case: Case, known: dict[str, Any], arguments: argparse.Namespace, device: str
+) -> Iterator[dict[str, Any]]:
+    """Yield one block of the table for each head and number of threads: all contenders at one shape."""
+    for head in arguments.heads:
+        checked = known[f"{shape} {head} {device} gate {arguments.gate}"]
+        case = case._replace(shaped=torch.tensor(checked["shaped"], device=device))
+        case.lm_head.requires_grad_(head == "trainable")
+        rows = {name: row for name, row in checked["rows"].items() if name in arguments.contenders}
+        usable = [c for c in CONTENDERS if c.name in rows and not (rows[c.name]["skipped"] or "failed" in rows[c.name])]
+        for count in arguments.threads:
+            torch.set_num_threads(count)
+            times: dict[str, list[float]] = {contender.name: [] for contender in usable}
+            running = list(usable)
+            load = os.getloadavg()[0]
+            for repeat in range(arguments.repeats):
+                random.shuffle(running)
+                for contender in running:
+                    times[contender.name].append(seconds(partial(contender.run, case), device))
+                note(f"{shape} {head} {count} thread(s): repetition {repeat + 1} of {arguments.repeats}")
+                ours = min(times[name][0] for name in times if name.startswith("ours"))
+                running = [c for c in running if times[c.name][0] <= SLOW * ours or c.name == "bare matmuls"]
+            timed = {
+                name: row
+                | ({"all_seconds": times[name], "seconds": statistics.median(times[name])} if times.get(name) else {})
+                for name, row in rows.items()
+            }
+            yield {
+                "shape": shape,
+                "model": next((name for name, size in MODELS.items() if shape.endswith(f"x{size}")), None),
+                "head": head,
+                "threads": count,
+                "gate": arguments.gate,
+                "busy": arguments.busy,
+                "device": device,
+                "dtype": str(case.hidden.dtype).removeprefix("torch."),
+                "environment": environment(device),
+                "load_average": load,
+                "completions_kept": sum(value != 0 for value in checked["shaped"]),
+                "mean_entropy": checked["mean_entropy"],
+                "contenders": timed,
+            }
+
+
+def warm_up(names: list[str], device: str) -> None:
+    """Run every contender once on little, so that no import and no compilation is timed."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    case, _ = float64_result(make_case(64, 64, 1000, True, dtype, device))
+    for contender in CONTENDERS:
+        if contender.name in names and not reason_to_skip(contender, device):
+            contender.run(case)
 
 
 def note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def table(report: dict[str, Any]) -> str:
-    """Return the report as text."""
-    lines = []
-    for block in report["blocks"]:
-        rows = block["contenders"]
-        lines += [
-            "",
-            f"N x D x V {block['shape']}, lm_head {block['head']}, {block['device']} {block['dtype']}, "
-            f"{block['threads']} thread(s), load average {block['load_average']:.1f}",
-            f"{'':27}{'ms':>9}{'min-max':>15}{'/trl':>6}{'/full':>6}{'/bare':>6}{'MiB':>8}{'/full':>6}"
-            f"{'tokens/GiB':>11}{'dlogp':>9}{'dH':>9}{'dhidden':>9}",
-        ]
-        base = {key: rows[name] for key, name in BASES.items()}
-        for name, row in rows.items():
-            if "seconds" not in row:
-                lines.append(f"{name:27}{row.get('failed') or row.get('skipped')}")
-                continue
-            times, error = row["all_seconds"], row.get("error_to_float64", {})
-            ratios = "".join(
-                f"{row['seconds'] / other['seconds']:6.2f}" if "seconds" in other else f"{'-':>6}"
-                for other in base.values()
-            )
-            span = f"{min(times) * 1e3:.0f}-{max(times) * 1e3:.0f}"
-            memory = row["extra_bytes"] / base["full"]["extra_bytes"] if "extra_bytes" in base["full"] else float("nan")
-            cells = "".join(
-                f"{error[key]:9.0e}" if key in error else f"{'-':>9}" for key in ("logp", "entropy", "dhidden")
-            )
-            lines.append(
-                f"{name:27}{row['seconds'] * 1e3:9.1f}{span:>15}{ratios}{row['extra_bytes'] / 2**20:8.1f}"
-                f"{memory:6.2f}{row.get('tokens_in_1_gib', '-'):>11}{cells}  {row['note']}"
-            )
-    return "\n".join(lines)
-
-
-BASES = {"trl": "trl fused lm_head", "full": "full logits", "bare": "bare matmuls"}
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -306,35 +289,69 @@ def _cpu_lines() -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
+def expand(shape: str) -> str:
+    """Return NxDxV for N@MODEL."""
+    tokens, _, model = shape.partition("@")
+    return f"{tokens}x{MODELS[model]}" if model else shape
+
+
+KEY = ("shape", "head", "threads", "device", "gate", "busy")
+"""What makes two blocks measurements of the same thing."""
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return a report, an empty one where there is no file."""
+    report: dict[str, Any] = read_json(path) if path.exists() else {"blocks": [], "checks": {}}
+    return report
+
+
+def merge(path: Path, found: dict[str, Any], blocks: list[dict[str, Any]]) -> None:
+    """Put checks and blocks into the file as it is now, in the place of older ones of the same thing."""
+    report = read(path)
+    report["checks"] |= found
+    keys = [[block[name] for name in KEY] for block in blocks]
+    report["blocks"] = [b for b in report["blocks"] if [b[name] for name in KEY] not in keys] + blocks
+    write_json(path, report)
+
+
 def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=CUDA_SHAPES if device == "cuda" else CPU_SHAPES)
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2] if device == "cpu" else [1])
     parser.add_argument("--heads", nargs="+", choices=["frozen", "trainable"], default=["frozen", "trainable"])
+    parser.add_argument("--gate", choices=["on", "off"], default="on", help="off: no completion is dropped")
     names = [contender.name for contender in CONTENDERS]
     parser.add_argument("--contenders", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="processes that compute beside the timing")
+    parser.add_argument("--check", action="store_true", help="errors and memory only")
     parser.add_argument("--out", type=Path, default=Path("results/bench/loss.json"))
     parser.add_argument("--table", type=Path, metavar="FILE", help="print this file's table and stop")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="print this file's table for the page and stop")
     arguments = parser.parse_args()
-    if arguments.table:
-        print(table(read_json(arguments.table)))
+    if arguments.table or arguments.page:
+        print(table(read_json(arguments.table)) if arguments.table else page(read_json(arguments.page)))
         return
     random.seed(SEED)
+    torch.set_num_threads(max(arguments.threads))
     check_reference()
+    warm_up(arguments.contenders, device)
     command = shlex.join(["python", "-m", "bench.loss", *sys.argv[1:]])
-    report: dict[str, Any] = read_json(arguments.out) if arguments.out.exists() else {"blocks": []}
-    report["environment"] = environment(device)
-    for shape in arguments.shapes:
-        for head in arguments.heads:
-            for block in measure(shape, head, arguments.threads, arguments.contenders, arguments.repeats, device):
-                block["command"] = command
-                key = (shape, head, block["threads"], device)
-                others = [b for b in report["blocks"] if (b["shape"], b["head"], b["threads"], b["device"]) != key]
-                report["blocks"] = [*others, block]
-                write_json(arguments.out, report)
-    print(table(report))
+    for shape in map(expand, arguments.shapes):
+        case = prepare(shape, arguments, device)
+        known = checks(shape, case, read(arguments.out)["checks"], arguments, device)
+        merge(arguments.out, known, [])
+        if arguments.check:
+            continue
+        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(arguments.busy)]
+        try:
+            for block in time_all(shape, case, known, arguments, device):
+                merge(arguments.out, {}, [block | {"command": command}])
+        finally:
+            for process in busy:
+                process.kill()
+    print(table(read(arguments.out)))
     note(f"wrote {arguments.out}; python -m bench.loss --table {arguments.out} prints it again")
 
 

@@ -9,7 +9,15 @@ four, time <= 1.0, memory <= 1.0. With the KL term (beta 0.04) GRPO runs a secon
 model with its adapter disabled (LoRA), or a second copy of the weights. The memory of a step leaves out what is held
 between steps, so that copy is counted apart (`reference_bytes`).
 
-    python -m bench.step [--rounds N] [--tokens L] [--hidden D] [--vocabulary V] [--out FILE]
+With --sample the trainers sample their own completions from the same seed, by transformers: a whole short run, whose
+steps hold sampling, scoring and training. The model is untrained, so completions have their full length. Expected at
+D 2048, V 32000, 64 tokens, one layer, before the first run (issue 20): a step 0.65 of GRPO's time with LoRA and 0.75
+with all weights, since the layer's own products are as many as the head's; 0.55 and 0.6 with the KL term; memory 0.3
+and 0.5. Of a whole run 0.8: sampling is the same for both.
+
+    python -m bench.step [--rounds N] [--tokens L] [--hidden D] [--vocabulary V] [--layers N] [--sample] [--out FILE]
+
+--page FILE prints the table of docs/scale.md from a file.
 """
 
 from __future__ import annotations
@@ -148,7 +156,7 @@ def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict
         "reward_funcs": reward,
         "train_dataset": Dataset.from_dict({"prompt": [str(number) for number in range(STEPS)]}),
         "processing_class": tokenizer,
-        "rollout_func": rollouts,
+        "rollout_func": None if shape.sample else rollouts,
         "callbacks": [meter],
         "peft_config": LoraConfig(r=16, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
         if lora
@@ -182,7 +190,8 @@ def memory_of(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, lis
         return {name: values for name, values in turn(kind, lora, shape).items() if name.endswith("_bytes")}
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     sizes = [f"--{name}={getattr(shape, name)}" for name in ("tokens", "hidden", "vocabulary", "layers", "threads")]
-    command = [sys.executable, "-m", "bench.step", *sizes, "--turn", kind, *(["--lora"] if lora else [])]
+    flags = [f"--{name}" for name, given in (("lora", lora), ("sample", shape.sample)) if given]
+    command = [sys.executable, "-m", "bench.step", *sizes, "--turn", kind, *flags]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
     return {name: values for name, values in found.items() if name.endswith("_bytes")}
@@ -219,19 +228,24 @@ def _ratio(median: dict[str, dict[str, float]], other: str) -> dict[str, float]:
     return {name: median["gtpo"][name] / median[other][name] for name in names}
 
 
-def print_table(document: dict[str, Any]) -> None:
-    """Print the medians and ratios of the JSON document. On a CPU the time to judge by is that of the processor."""
+def page(document: dict[str, Any]) -> str:
+    """Return the table of docs/scale.md. On a CPU the time to judge by is that of the processor."""
     clock = "cpu_seconds" if document["device"] == "cpu" else "seconds"
-    print(f"{'':20}{'GTPO':>10}{'GRPO':>10}{'ratio':>8}{'with KL':>10}{'ratio':>8}")
+    lines = ["| | GTPO | GRPO (beta 0) | ratio | GRPO with KL (beta 0.04) | ratio |", "|---|---|---|---|---|---|"]
     for name, case in document["cases"].items():
-        print(name)
         ours, theirs, with_kl = (case["median"][kind] for kind in KINDS)
-        for label, key, unit in ((f"  {clock}", clock, 1), ("  peak MiB", "peak_bytes", 2**20)):
-            print(
-                f"{label:20}{ours[key] / unit:10.3f}{theirs[key] / unit:10.3f}{case['ratio'][key]:8.2f}"
-                f"{with_kl[key] / unit:10.3f}{case['ratio_with_kl'][key]:8.2f}"
-            )
-        print(f"{'  reference MiB':20}{0:10.3f}{0:10.3f}{'':8}{with_kl['reference_bytes'] / 2**20:10.3f}")
+        reference = with_kl["reference_bytes"] / 2**20
+        lines.append(
+            f"| {name}: time, s | {ours[clock]:.2f} | {theirs[clock]:.2f} | {case['ratio'][clock]:.2f} "
+            f"| {with_kl[clock]:.2f} | {case['ratio_with_kl'][clock]:.2f} |"
+        )
+        mine, other, most = (each["peak_bytes"] / 2**20 for each in (ours, theirs, with_kl))
+        kept = f" and {reference:.0f} for the reference model" if reference else ""
+        lines.append(
+            f"| {name}: peak memory of a step, MiB | {mine:.0f} | {other:.0f} | {mine / other:.2f} "
+            f"| {most:.0f}{kept} | {mine / (most + reference):.2f} |"
+        )
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -246,7 +260,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="Torch threads, on a CPU.")
     parser.add_argument("--turn", choices=KINDS, help="One turn of one contender; prints its JSON.")
     parser.add_argument("--lora", action="store_true", help="With --turn: adapters, frozen head.")
+    parser.add_argument("--sample", action="store_true", help="The trainers sample their completions themselves.")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="Print this file's table and stop.")
     shape = parser.parse_args()
+    if shape.page:
+        print(page(json.loads(shape.page.read_text())))
+        return
     torch.set_num_threads(shape.threads)
     quiet_libraries()
     if shape.turn:
@@ -263,11 +282,12 @@ def main() -> None:
             "hidden": shape.hidden,
             "vocabulary": shape.vocabulary,
             "layers": shape.layers,
+            "sampled": shape.sample,
         },
         "cases": measure(shape),
     }
     write_json(shape.out, document)
-    print_table(document)
+    print(page(document))
     print(f"written to {shape.out}")
 
 

@@ -11,8 +11,9 @@ CHUNK_BYTES = {"cpu": 2**26, "cuda": 2**29}
 """Default bound on the logits held at a time where rows are held whole, unless one completion alone needs more."""
 TILED_ROWS = {"cpu": 1024, "cuda": 4096}
 """Default number of rows of a chunk where the vocabulary is walked in tiles; lm_head is read once a chunk."""
-TRAINABLE_ROWS = {"cpu": 512, "cuda": 4096}
-"""The same where dloss/dW [V, D] is also read and written once a chunk, and the chunk's powers are kept for it."""
+TRAINABLE_ROWS = {"cpu": (256, 512), "cuda": (4096, 4096)}
+"""The same, least and most, where dloss/dW [V, D] is also read and written once a chunk, whose powers are kept for it:
+in between a quarter of all rows, so that the powers are an eighth of what a pass with all logits holds."""
 
 
 class Chunk(NamedTuple):
@@ -22,10 +23,16 @@ class Chunk(NamedTuple):
     grad_rows: int
 
 
-def default_rows(kind: str, *, row_bytes: int, tiled: bool, trainable: bool) -> int:
-    """Return how many rows go into a chunk; kind is a key of the bounds above, row_bytes those of a row of logits."""
+def default_rows(kind: str, *, tokens: int, row_bytes: int, tiled: bool, trainable: bool) -> int:
+    """Return how many of `tokens` rows go into a chunk.
+
+    kind is a key of the bounds above, row_bytes the size of a row of logits.
+    """
+    if tiled and trainable:
+        least, most = TRAINABLE_ROWS[kind]
+        return max(least, min(most, tokens // 4))
     if tiled:
-        return (TRAINABLE_ROWS if trainable else TILED_ROWS)[kind]
+        return TILED_ROWS[kind]
     return max(16, CHUNK_BYTES[kind] // row_bytes)
 
 

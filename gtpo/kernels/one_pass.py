@@ -221,6 +221,7 @@ class _Pass:
         """Return the chunks of this pass."""
         rows = self.plan.chunk_rows or default_rows(
             "cpu" if self.device.type == "cpu" else "cuda",
+            tokens=int(self.lengths.sum()),
             row_bytes=self.weight.shape[0] * self.dtype.itemsize,
             tiled=self.tiled,
             trainable=self.waits,

@@ -29,7 +29,7 @@ GPUS = (16, 24, 40, 48, 80, 141, 180)
 LOGITS_BYTES = {"cpu": 2**26, "cuda": 2**29}
 """By device, the logits that a loss holds at a time (`gtpo.kernels.chunks.CHUNK_BYTES`; TRL's losses hold less)."""
 KEPT_ROWS = {"cpu": 512, "cuda": 4096}
-"""By device, the rows whose powers are kept for a trained lm_head (`gtpo.kernels.chunks.TRAINABLE_ROWS`)."""
+"""By device, the most rows whose powers are kept for a trained lm_head (`gtpo.kernels.chunks.TRAINABLE_ROWS`)."""
 
 _OPTIMISER_BYTES = {
     "adamw_torch_8bit": 2.0,

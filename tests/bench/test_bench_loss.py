@@ -1,0 +1,51 @@
+"""bench.loss: its float64 formula is the specification, a wrong contender fails, and the page shows the files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from bench import loss, loss_tables, loss_tiles
+from bench.loss_contenders import CONTENDERS, Contender
+from bench.loss_inputs import check_reference, float64_result, make_case
+
+torch.set_num_threads(1)
+
+
+def test_the_float64_formula_is_the_specification() -> None:
+    check_reference()
+
+
+def test_a_contender_with_wrong_gradients_is_not_timed(monkeypatch) -> None:
+    def wrong(case):
+        result = CONTENDERS[0].run(case)
+        return result._replace(gradients=tuple(gradient * 1.02 for gradient in result.gradients))
+
+    monkeypatch.setattr(loss, "CONTENDERS", [CONTENDERS[0], Contender("wrong", wrong)])
+    case, exact = float64_result(make_case(128, 16, 400, True, torch.float32, "cpu"))
+    rows = loss.check(["ours/torch", "wrong"], case, exact, "cpu")
+    assert rows["wrong"]["failed"].startswith("parity")
+    assert "failed" not in rows["ours/torch"]
+    assert rows["ours/torch"]["returned_bytes"] == 4 * (128 * 16 + 400 * 16 + 2 * 128)
+
+
+def test_the_pages_tables_are_the_published_measurements(root: Path) -> None:
+    page = (root / "docs/one_pass.md").read_text()
+    for name, table in (
+        ("loss", loss_tables.page),
+        ("loss_narrow", loss_tables.page),
+        ("loss_tiles", loss_tiles.page),
+    ):
+        assert table(json.loads((root / f"results/published/bench/{name}.json").read_text())) in page, name
+
+
+def test_a_missed_mark_is_named() -> None:
+    rows = {"ours/torch": {"seconds": 1.2, "extra_bytes": 9}, "full logits": {"seconds": 1.1, "extra_bytes": 10}}
+    block = {"shape": "1024x512x32000", "head": "frozen", "threads": 1, "contenders": rows}
+    lines = loss_tables.misses({"blocks": [block]})
+    assert [line.split(": ")[2] for line in lines] == [
+        "seconds / full logits 1.09, mark 1.0",
+        "extra_bytes / full logits 0.90, mark 0.25",
+    ]
