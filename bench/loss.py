@@ -158,7 +158,7 @@ def check(names: list[str], case: Case, exact: Result, device: str) -> dict[str,
                 row["failed"] = f"parity: relative gradient error {worst:.1e}"
                 continue
         del result
-        if contender.comparable and case.lm_head.nbytes < 0.75 * BUDGET:
+        if contender.comparable and case.lm_head.nbytes < BUDGET / 4:
             _, less = with_peak(partial(contender.run, half), device)
             slope = (extra - less) / (tokens - half.ids.numel()) + token_size
             fixed = extra + row["returned_bytes"] - slope * tokens

@@ -32,7 +32,7 @@ from gtpo.kernels.torch_rows import OnlineSoftmax, Transform
 
 TILE_ELEMENTS = {"cpu": 2**20, "cuda": 2**25}
 """Logits per tile: 4 MiB for each core (`bench.loss_tiles`); 128 MiB on a GPU, where few large launches win."""
-TILE_COLUMNS = {"cpu": (512, 4096), "cuda": (4096, 16384)}
+TILE_COLUMNS = {"cpu": (512, 16384), "cuda": (4096, 16384)}
 """Fewest and most columns of a tile."""
 
 
