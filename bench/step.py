@@ -15,7 +15,8 @@ D 2048, V 32000, 64 tokens, one layer, before the first run (issue 20): a step 0
 with all weights, since the layer's own products are as many as the head's; 0.55 and 0.6 with the KL term; memory 0.3
 and 0.5. Of a whole run 0.8: sampling is the same for both.
 
-    python -m bench.step [--rounds N] [--tokens L] [--hidden D] [--vocabulary V] [--layers N] [--sample] [--out FILE]
+    python -m bench.step [--rounds N] [--tokens L] [--hidden D] [--vocabulary V] [--layers N] [--sample]
+        [--cases lora all] [--out FILE]
 
 --page FILE prints the table of docs/scale.md from a file.
 """
@@ -56,8 +57,6 @@ PROMPT = 16
 KINDS = ("gtpo", "grpo", "grpo-kl")
 BETA = 0.04
 """KL weight of `grpo-kl`, the paper's (figure 1)."""
-STEPS = 4
-"""Steps a turn; the first one is not counted."""
 
 
 def reward(completions: list[Any], completion_ids: list[list[int]], **columns: Any) -> list[float]:
@@ -138,7 +137,7 @@ def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict
         "output_dir": folder,
         "num_generations": GROUP,
         "per_device_train_batch_size": GROUP,
-        "max_steps": STEPS,
+        "max_steps": shape.steps,
         "max_completion_length": shape.tokens,
         "learning_rate": 1e-6,
         "bf16": torch.cuda.is_available(),
@@ -154,7 +153,7 @@ def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict
     common: dict[str, Any] = {
         "model": model,
         "reward_funcs": reward,
-        "train_dataset": Dataset.from_dict({"prompt": [str(number) for number in range(STEPS)]}),
+        "train_dataset": Dataset.from_dict({"prompt": [str(number) for number in range(shape.steps)]}),
         "processing_class": tokenizer,
         "rollout_func": None if shape.sample else rollouts,
         "callbacks": [meter],
@@ -184,26 +183,28 @@ def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict
     }
 
 
-def memory_of(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, list[float]]:
-    """Return the bytes of `turn`, on a CPU from a process whose freed buffers go back to the system."""
+def apart(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, list[float]]:
+    """Return `turn`, on a CPU from a process of its own whose freed buffers go back to the system."""
     if torch.cuda.is_available():
-        return {name: values for name, values in turn(kind, lora, shape).items() if name.endswith("_bytes")}
+        return turn(kind, lora, shape)
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    sizes = [f"--{name}={getattr(shape, name)}" for name in ("tokens", "hidden", "vocabulary", "layers", "threads")]
+    sizes = [
+        f"--{name}={getattr(shape, name)}" for name in ("tokens", "hidden", "vocabulary", "layers", "threads", "steps")
+    ]
     flags = [f"--{name}" for name, given in (("lora", lora), ("sample", shape.sample)) if given]
     command = [sys.executable, "-m", "bench.step", *sizes, "--turn", kind, *flags]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
-    return {name: values for name, values in found.items() if name.endswith("_bytes")}
+    return found
 
 
 def measure(shape: argparse.Namespace) -> dict[str, Any]:
     """Return the medians and ratios of every case."""
     cases: dict[str, Any] = {}
-    for lora in (True, False):
-        found: dict[str, dict[str, list[float]]] = {
-            kind: {"seconds": [], "cpu_seconds": [], **memory_of(kind, lora, shape)} for kind in KINDS
-        }
+    for lora in (choice == "lora" for choice in shape.cases):
+        found: dict[str, dict[str, list[float]]] = {kind: apart(kind, lora, shape) for kind in KINDS}
+        if shape.rounds:  # bytes from there, times from turns inside one process
+            found = {kind: {**each, "seconds": [], "cpu_seconds": []} for kind, each in found.items()}
         for number in range(shape.rounds):
             order = list(KINDS)
             random.Random(number).shuffle(order)
@@ -251,10 +252,12 @@ def page(document: dict[str, Any]) -> str:
 def main() -> None:
     """Measure, write the JSON, print its table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="Of turns; 0 takes the times of the memory's processes.")
+    parser.add_argument("--steps", type=int, default=4, help="Steps a turn; the first one is not counted.")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--vocabulary", type=int, default=32000)
+    parser.add_argument("--cases", nargs="+", choices=("lora", "all"), default=["lora", "all"])
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("results/bench/step.json"))
     parser.add_argument("--threads", type=int, default=1, help="Torch threads, on a CPU.")
@@ -283,9 +286,15 @@ def main() -> None:
             "vocabulary": shape.vocabulary,
             "layers": shape.layers,
             "sampled": shape.sample,
+            "rounds": shape.rounds,
+            "counted_steps": shape.steps - 1,
         },
         "cases": measure(shape),
     }
+    if shape.out.exists():  # a file of the same shape keeps its other case
+        before = json.loads(shape.out.read_text())
+        if before["shape"] == document["shape"]:
+            document["cases"] = before["cases"] | document["cases"]
     write_json(shape.out, document)
     print(page(document))
     print(f"written to {shape.out}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from bench import loss, loss_tables, loss_tiles
+from bench import loss, loss_roofline, loss_tables, loss_tiles, step
 from bench.loss_contenders import CONTENDERS, Contender
 from bench.loss_inputs import check_reference, float64_result, make_case
 
@@ -39,6 +39,10 @@ def test_the_pages_tables_are_the_published_measurements(root: Path) -> None:
         ("loss_tiles", loss_tiles.page),
     ):
         assert table(json.loads((root / f"results/published/bench/{name}.json").read_text())) in page, name
+    assert loss_roofline.table(*loss_roofline.H200) in page
+    scale = (root / "docs/scale.md").read_text()
+    for name in ("step", "step_wide"):
+        assert step.page(json.loads((root / f"results/published/bench/{name}.json").read_text())) in scale, name
 
 
 def test_a_missed_mark_is_named() -> None:
