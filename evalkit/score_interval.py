@@ -47,8 +47,11 @@ class Student(NamedTuple):
 
     def quantile(self, probability: ArrayLike) -> Array:
         """The weighted quantile; infinite for 0 degrees of freedom."""
+        quantile = t_quantile(probability, self.freedom)
+        if not np.any(self.weight):
+            return quantile
         of_other = np.where(self.weight > 0, t_quantile(probability, np.maximum(self.other, 1)), 0.0)
-        return (1 - self.weight) * t_quantile(probability, self.freedom) + self.weight * of_other
+        return (1 - self.weight) * quantile + self.weight * of_other
 
     def p_value(self, statistic: Array) -> Array:
         """Two-sided: the level at which `quantile` is |statistic|. It lies between the two terms' own; bisection."""

@@ -184,9 +184,11 @@ def method_mean(scores: ArrayLike) -> MethodMean:
         raise ValueError(f"scores must be [seeds, questions], got shape {values.shape}")
     seeds, questions = values.shape
     by_question = values.mean(axis=0)
-    terms = [_training_variance(values[None])] if seeds >= SEEDS_NEEDED and questions > 1 else []
-    critical = _student(by_question[None], terms).quantile((1 + LEVEL) / 2)
-    low, high = _mean_bounds(by_question, sum(float(term.variance[0]) for term in terms), float(critical[0]))
+    extra, critical = 0.0, t_quantile((1 + LEVEL) / 2, questions - 1)
+    if seeds >= SEEDS_NEEDED and questions > 1:
+        term = _training_variance(values[None])
+        extra, (critical,) = float(term.variance[0]), _student(by_question[None], [term]).quantile((1 + LEVEL) / 2)
+    low, high = _mean_bounds(by_question, extra, float(critical))
     return MethodMean(float(by_question.mean()), low, high, tuple(values.mean(axis=1).tolist()))
 
 
