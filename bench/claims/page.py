@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import textwrap
 from pathlib import Path
 
 from bench.claims.answers import Answer, Effect, Records, answers, as_json, read_records
@@ -94,19 +93,15 @@ def questions_table(found: list[Answer]) -> list[str]:
 
 
 def readme_section(records: Records, plan: Plan, found: list[Answer]) -> str:
-    """The generated part of the README: the primary tests by what was found, what did not hold first."""
+    """The generated part of the README: a line per primary test, what did not hold first."""
     recorded, planned = sum(len(seeds) for seeds in records.values()), len(plan.runs)
     lines = []
     if recorded < planned:
-        lines = [f"**Interim: {recorded} of {planned} runs are in.** Verdicts may change.", ""]
-    for verdict in ORDER:
-        group = [answer for answer in found if answer.verdict.removeprefix("interim: ") == verdict]
-        each = [f"{answer.question.short} ({interval(answer.effects[0])})" for answer in group]
-        if verdict == "no answer yet":
-            each = [answer.question.short for answer in group]
-        if each:
-            text = f"- **{verdict.capitalize()}:** " + "; ".join(each) + "."
-            lines += textwrap.wrap(text, 119, subsequent_indent="  ", break_on_hyphens=False)
+        lines = [f"- **Interim: {recorded} of {planned} runs are in.** What follows may change."]
+    for answer in sorted(found, key=_rank):
+        verdict = answer.verdict.removeprefix("interim: ")
+        known = "" if verdict == "no answer yet" else f" ({interval(answer.effects[0])})"
+        lines.append(f"- **{verdict.capitalize()}:** {answer.question.short}{known}.")
     return "\n".join(lines)
 
 
