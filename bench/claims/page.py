@@ -37,6 +37,13 @@ def is_share(measure: str) -> bool:
     return ":" in measure or measure in ("collapsed", "kept by the gate")
 
 
+def unit(measure: str) -> str:
+    """What a difference of a measure is counted in."""
+    if is_share(measure):
+        return "points"
+    return "steps" if "lead" in measure else "points of 10" if "reward" in measure else "nats"
+
+
 def number(value: float | None, measure: str, *, signed: bool = False) -> str:
     """A value as the page shows it."""
     if value is None:
@@ -99,8 +106,8 @@ def readme_section(records: Records, plan: Plan, found: list[Answer]) -> str:
     if recorded < planned:
         lines = [f"- **Interim: {recorded} of {planned} runs are in.** What follows may change."]
     for answer in sorted(found, key=_rank):
-        verdict = answer.verdict.removeprefix("interim: ")
-        known = "" if verdict == "no answer yet" else f" ({interval(answer.effects[0])})"
+        verdict, primary = answer.verdict.removeprefix("interim: "), answer.effects[0]
+        known = "" if verdict == "no answer yet" else f" ({interval(primary)} {unit(primary.test.measure)})"
         lines.append(f"- **{verdict.capitalize()}:** {answer.question.short}{known}.")
     return "\n".join(lines)
 

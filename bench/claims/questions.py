@@ -78,7 +78,7 @@ QUESTIONS = (
     ),
     Question(
         "format-tokens",
-        "conflict correction protects the format's tags, nats",
+        "conflict correction protects the format's tags",
         "Does conflict correction protect the format's tokens?",
         "without it the tags lose probability",
         1,
@@ -100,7 +100,7 @@ QUESTIONS = (
     ),
     Question(
         "gate",
-        "the gate holds entropy down, nats",
+        "the gate holds entropy down",
         "Does the entropy gate keep entropy from running away?",
         "without it entropy runs away, and accuracy with it",
         -1,
@@ -117,7 +117,7 @@ QUESTIONS = (
     ),
     Question(
         "lead",
-        "entropy shows a collapse before KL, steps",
+        "entropy shows a collapse before KL",
         "Does entropy show a collapse before KL does?",
         "entropy moves first",
         1,
@@ -129,7 +129,7 @@ QUESTIONS = (
     ),
     Question(
         "gamma-advantage",
-        "gamma in mode `advantage` raises entropy, nats",
+        "gamma in mode `advantage` raises entropy",
         "Which way does gamma move entropy in mode `advantage`?",
         "up: the sampled tokens of uncertain completions are pushed down",
         1,
@@ -140,7 +140,7 @@ QUESTIONS = (
     ),
     Question(
         "gamma-loss",
-        "gamma in mode `loss` lowers entropy, nats",
+        "gamma in mode `loss` lowers entropy",
         "Which way does gamma move entropy in mode `loss` (Eq. 7)?",
         "down: the entropy itself is penalised",
         -1,
