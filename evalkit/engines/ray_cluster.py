@@ -42,7 +42,7 @@ def join(address: str | None) -> bool:
     if ray.is_initialized():
         return False
     if address is not None:
-        _check_address(address)
+        address = _checked_address(address)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
@@ -55,10 +55,6 @@ def join(address: str | None) -> bool:
             if attempt == 1 and address is None:  # on a busy machine its services come up too late
                 LOG.info("Ray did not start (%s): once more", first)
                 continue
-            if address == "auto" and isinstance(error, ConnectionError):
-                raise UserError(
-                    "--ray-address auto: no Ray cluster runs on this machine; `ray start --head` starts one"
-                ) from None
             what = f"no Ray cluster answers at {address}" if address else "Ray does not start on this machine"
             raise UserError(f"{what} ({first})") from None
     raise AssertionError("unreachable")
@@ -76,10 +72,27 @@ def head_answers() -> bool:
     return True
 
 
-def _check_address(address: str) -> None:
-    """Raise UserError for an address that cannot be one, or at which nothing listens."""
+def _checked_address(address: str) -> str:
+    """Return HOST:PORT. UserError for what cannot be one, where nothing listens, and for `auto` without a cluster.
+
+    Ray itself ends the process where the cluster that it finds is gone.
+    """
     if address == "auto":
-        return
+        from ray._private.services import canonicalize_bootstrap_address
+
+        try:
+            found = canonicalize_bootstrap_address("auto")
+        except (ConnectionError, ValueError) as error:
+            found, why = None, error
+        else:
+            why = None
+        if found is None:
+            raise UserError(
+                "--ray-address auto: no Ray cluster runs on this machine; `ray start --head` starts one"
+            ) from why
+        address, hint = found, "; `ray start --head` starts one on this machine"
+    else:
+        hint = ""
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdecimal():
         raise UserError(
@@ -89,7 +102,8 @@ def _check_address(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
     except (OSError, OverflowError) as error:
-        raise UserError(f"no Ray cluster answers at {address} ({error})") from None
+        raise UserError(f"no Ray cluster answers at {address} ({error}){hint}") from None
+    return address
 
 
 def has_gpus() -> bool:

@@ -2,7 +2,8 @@
 
 Weights. vLLM's CPU backend packs the linear layers' weights as it loads them, so TRL's way of writing into them fails
 (`'Parameter' object has no attribute 'weight_loader'`). vLLM's own layer-wise reload puts the unpacked parameters
-back, takes the new weights and packs them again.
+back, takes the new weights and packs them again. It passes over an lm_head that is tied to the embedding, whose packed
+copy would stay that of the start (seen where oneDNN packs bfloat16, on an AVX-512 machine): it is packed again here.
 
 Compilation. vLLM compiles the model for a minute at each start; TRL has no switch for it, and on a CPU it gains nothing
 that a run of this kind would notice.
@@ -35,6 +36,7 @@ def without_compilation() -> Iterator[None]:
 
 def reload_by_layers(generation: Any) -> None:
     """Let the weight sync of a VLLMGeneration in colocate mode go through vLLM's layer-wise reload."""
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
     from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 
     sync_weights = generation.sync_weights
@@ -44,6 +46,9 @@ def reload_by_layers(generation: Any) -> None:
         initialize_layerwise_reload(runner.model)
         sync_weights()
         finalize_layerwise_reload(runner.model, runner.model_config)
+        for layer in runner.model.modules():
+            if hasattr(layer, "cpu_linear") and layer.weight.numel():  # linear layers keep the packed copy alone
+                dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
 
     generation.sync_weights = sync
 
