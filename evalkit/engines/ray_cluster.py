@@ -72,27 +72,27 @@ def head_answers() -> bool:
     return True
 
 
+def _cluster_of_this_machine() -> str:
+    """Return HOST:PORT of what `auto` means to Ray: RAY_ADDRESS, a cluster that runs here, or the last that did."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        found: str | None = canonicalize_bootstrap_address("auto")
+    except (ConnectionError, ValueError):
+        found = None
+    if found is None:
+        raise UserError("--ray-address auto: no Ray cluster runs on this machine; `ray start --head` starts one")
+    return found
+
+
 def _checked_address(address: str) -> str:
     """Return HOST:PORT. UserError for what cannot be one, where nothing listens, and for `auto` without a cluster.
 
     Ray itself ends the process where the cluster that it finds is gone.
     """
+    hint = ""
     if address == "auto":
-        from ray._private.services import canonicalize_bootstrap_address
-
-        try:
-            found = canonicalize_bootstrap_address("auto")
-        except (ConnectionError, ValueError) as error:
-            found, why = None, error
-        else:
-            why = None
-        if found is None:
-            raise UserError(
-                "--ray-address auto: no Ray cluster runs on this machine; `ray start --head` starts one"
-            ) from why
-        address, hint = found, "; `ray start --head` starts one on this machine"
-    else:
-        hint = ""
+        address, hint = _cluster_of_this_machine(), "; `ray start --head` starts one on this machine"
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdecimal():
         raise UserError(
