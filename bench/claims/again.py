@@ -17,7 +17,7 @@ from bench.claims.answers import read_records
 from bench.claims.measures import Record, evaluated
 from bench.claims.plan import PLAN, load_plan
 from bench.claims.record import read_record
-from bench.claims.run import pending, run_all
+from bench.claims.run import as_program, pending, run_all
 from rewards.support.errors import UserError
 
 EVIDENCE = Path("results/claims/again")
@@ -77,8 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as mistake:
-        print(f"bench.claims: {mistake}", file=sys.stderr)
-        sys.exit(2)
+    as_program(main)

@@ -15,6 +15,7 @@ from bench.claims.measures import MEASURES, collapsed, curve, evaluated, initial
 from bench.claims.plan import PLAN, Plan, load_plan
 from bench.claims.questions import QUESTIONS, PairedTest
 from bench.claims.record import read_record
+from bench.claims.run import as_program
 from rewards.support.errors import UserError
 from rewards.support.files import write_json, write_text
 
@@ -318,4 +319,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    as_program(main)

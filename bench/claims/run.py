@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -164,9 +165,14 @@ def estimate(plan: Plan, todo: list[Run]) -> float:
     return sum(means.get(run.regime, sum(every) / len(every)) for run in todo)
 
 
-if __name__ == "__main__":
+def as_program(run: Callable[[], None]) -> None:
+    """Run a command; a UserError is one sentence and exit code 2."""
     try:
-        main()
+        run()
     except UserError as mistake:
         print(f"bench.claims: {mistake}", file=sys.stderr)
         sys.exit(2)
+
+
+if __name__ == "__main__":
+    as_program(main)

@@ -13,7 +13,8 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from test_train_run import _Crash, crash_at, flat, metrics
+from test_train_run import PLAIN as SHORT
+from test_train_run import STEPS, _Crash, crash_at, flat, metrics
 
 from gtpo.config import BuiltModel, TrainConfig, load_config
 from gtpo.inputs.model import load_model
@@ -24,24 +25,11 @@ from rewards.support.errors import UserError
 
 pytest.importorskip("bitsandbytes")
 
-STEPS = 4
 PLAIN: dict[str, Any] = {
-    "run_name": "run",
-    "method": "gtpo",
+    **SHORT,
     # Adapters of 32 x 128 = 4096 numbers: bitsandbytes keeps the states of smaller tensors in float32.
     "model": {"load_in_4bit": True, "lora_rank": 32, "max_seq_length": 96},
-    "dataset": {"name": "arithmetic", "system_instruction": "", "limit": 8},
-    "training": {
-        "learning_rate": 1e-2,
-        "optimizer": "paged_adamw_8bit",
-        "num_generations": 4,
-        "per_device_train_batch_size": 8,
-        "max_steps": STEPS,
-        "save_steps": 2,
-        "max_prompt_length": 64,
-        "max_completion_length": 6,
-    },
-    "health": {"smoothing_steps": 2},
+    "training": {**SHORT["training"], "optimizer": "paged_adamw_8bit", "log_completions_steps": 0},
 }
 
 

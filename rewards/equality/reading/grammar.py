@@ -372,8 +372,8 @@ class Parser(Cursor):
             self._raw_group()
         rows: list[list[Term]] = [[]]
         while True:
-            while self._take("\\hline"):
-                pass
+            if self._take("\\hline"):
+                continue
             if self._peek() == "\\end":
                 break
             if self._peek() in ("\\\\", "&"):
