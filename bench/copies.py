@@ -77,6 +77,21 @@ class BareProcesses:
             process.join()
 
 
+def page(report: dict[str, Any]) -> str:
+    """Return the table of docs/scale.md."""
+    lines = ["| | seconds, by round | time of Ray / its time |", "|---|---|---|"]
+    labels = {
+        "one process": f"one process, {report['cpus']} threads",
+        "two processes": "two bare processes, one thread each",
+        "ray": "two copies on Ray, one thread each",
+    }
+    for name, label in labels.items():
+        seconds = ", ".join(f"{value:.1f}" for value in report["seconds"][name])
+        ratio = report.get(f"ray_over_{name.replace(' ', '_')}")
+        lines.append(f"| {label} | {seconds} | {'-' if ratio is None else f'{ratio:.2f}'} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--k", type=int, default=64)

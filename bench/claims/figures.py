@@ -48,20 +48,21 @@ def _gtpo_against_grpo(records: Records, plan: Plan) -> bytes:
     """Accuracy of base, GRPO and GTPO in each regime, and GTPO minus GRPO with its interval; a dot per seed."""
     from matplotlib import pyplot as plt
 
-    tests = [PairedTest(regime, "gtpo", "grpo", "arithmetic:pass@1") for regime, _ in plan.seeds]
+    tests = [PairedTest(regime, "gtpo", "grpo", f"{plan.evaluation(regime)[0]}:pass@1") for regime, _ in plan.seeds]
     found = [effect(records, plan, test) for test in dict.fromkeys(tests)]
     found = [each for each in found if each.difference is not None]
-    measure = evaluated("arithmetic", "pass@1")
     figure, (means, differences) = plt.subplots(
         1, 2, figsize=(10.5, 0.6 + 0.42 * max(1, len(found))), layout="constrained", sharey=True
     )
     for row, each in enumerate(found):
         regime = each.test.regime
+        measure = evaluated(plan.evaluation(regime)[0], "pass@1")
         seeds = sorted(set(records[regime, "gtpo"]) & set(records[regime, "grpo"]))
         base = next(run.base for run in plan.runs if run.regime == regime)
         shown = {"gtpo": records[regime, "gtpo"], "grpo": records[regime, "grpo"]}
         if base is not None:
-            shown["base"] = records[base.regime, "base"]
+            bases = records[base.regime, "base"]  # one for all seeds, or one each
+            shown["base"] = {seed: bases.get(seed, bases[base.seed]) for seed in seeds}
         values = {name: np.array([100 * measure(runs[seed]) for seed in seeds]) for name, runs in shown.items()}
         for name, marker, colour in (("base", "|", "#777"), ("grpo", "o", COLOURS[0]), ("gtpo", "s", COLOURS[1])):
             if name in values:

@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.claims.answers import Answer, Effect, Records, answers, as_json, read_records
 from bench.claims.measures import MEASURES, collapsed, curve, evaluated, initial_entropy, running
 from bench.claims.plan import PLAN, Plan, load_plan
-from bench.claims.questions import QUESTIONS, PairedTest
+from bench.claims.questions import QUESTIONS, TASKS, PairedTest
 from bench.claims.record import read_record
 from bench.claims.run import as_program
 from rewards.support.errors import UserError
@@ -23,14 +23,7 @@ README, RESULTS, PREREGISTERED = Path("README.md"), Path("docs/results.md"), Pat
 SEARCH, SEARCHED = Path("bench/claims/search.yaml"), Path("results/published/claims/search")
 ORDER = ("does not hold", "no difference shown", "holds", "no answer yet")
 """What did not hold comes first."""
-COLUMNS = (
-    ("pass@1", "arithmetic:pass@1"),
-    ("maj@64", "arithmetic:maj@n"),
-    ("pass@64", "arithmetic:pass@n"),
-    ("hard: pass@1", "arithmetic_hard:pass@1"),
-    ("hard: pass@64", "arithmetic_hard:pass@n"),
-    ("format", "arithmetic:format"),
-)
+COLUMNS = ("pass@1", "maj@n", "pass@n", "hard: pass@1", "hard: pass@n", "format")
 
 
 def is_share(measure: str) -> bool:
@@ -63,9 +56,10 @@ def interval(effect: Effect) -> str:
     return f"{number(effect.difference, measure, signed=True)} [{low}, {high}]"
 
 
-def measure_name(measure: str) -> str:
-    """A measure in words: n is 64."""
-    return measure.replace(":", " ").replace("_", " ").replace("@n", "@64")
+def measure_name(test: PairedTest, plan: Plan) -> str:
+    """A test's measure in words, with the samples per question for n."""
+    name = test.measure.replace(":", " ").replace("_", " ")
+    return name.replace("@n", f"@{plan.evaluation(test.regime)[1]}") if "@n" in name else name
 
 
 def compared(test: PairedTest) -> str:
@@ -82,7 +76,7 @@ def _rank(answer: Answer) -> int:
     return ORDER.index(answer.verdict.removeprefix("interim: "))
 
 
-def questions_table(found: list[Answer]) -> list[str]:
+def questions_table(found: list[Answer], plan: Plan) -> list[str]:
     """The primary test of each question, what did not hold first."""
     rows = [
         "| question | primary test | difference [95 %] | p (Holm) | seeds | the claim |",
@@ -93,7 +87,7 @@ def questions_table(found: list[Answer]) -> list[str]:
         test = primary.test
         seeds = f"{primary.seeds} of {primary.planned}" if primary.planned else "not planned yet"
         rows.append(
-            f"| {answer.question.asks} | {test.regime}: {compared(test)}, {measure_name(test.measure)} | "
+            f"| {answer.question.asks} | {test.regime}: {compared(test)}, {measure_name(test, plan)} | "
             f"{interval(primary)} | {p_value(answer.p_corrected)} | {seeds} | "
             f"{answer.verdict} |"
         )
@@ -106,14 +100,26 @@ def readme_section(records: Records, plan: Plan, found: list[Answer]) -> str:
     lines = []
     if recorded < planned:
         lines = [f"- **Interim: {recorded} of {planned} runs are in.** What follows may change."]
+    by_question: dict[str, list[Answer]] = {}
     for answer in sorted(found, key=_rank):
-        verdict, primary = answer.verdict.removeprefix("interim: "), answer.effects[0]
-        known = "" if verdict == "no answer yet" else f" ({interval(primary)} {unit(primary.test.measure)})"
-        lines.append(f"- **{verdict.capitalize()}:** {answer.question.short}{known}.")
+        by_question.setdefault(answer.question.name, []).append(answer)
+    for its in by_question.values():
+        scales = [answer for answer in its if answer.effects[0].difference is not None] or its[:1]
+        verdicts = list(dict.fromkeys(answer.verdict.removeprefix("interim: ") for answer in scales))
+        verdict = "; ".join(verdicts if len(verdicts) == 1 else [
+            f"{answer.scale}: {answer.verdict.removeprefix('interim: ')}" for answer in scales
+        ])  # fmt: skip
+        numbers = "; ".join(
+            f"{answer.scale} {interval(answer.effects[0])}"
+            for answer in scales
+            if answer.effects[0].difference is not None
+        )
+        known = f" ({numbers} {unit(scales[0].effects[0].test.measure)})" if numbers else ""
+        lines.append(f"- **{verdict.capitalize()}:** {scales[0].question.short}{known}.")
     return "\n".join(lines)
 
 
-def effects_table(found: list[Answer]) -> list[str]:
+def effects_table(found: list[Answer], plan: Plan) -> list[str]:
     """Every other test, exploratory."""
     rows = ["| regime | comparison | measure | a | b | difference [95 %] | seeds |", "|:--|:--|:--|--:|--:|--:|--:|"]
     seen = set()
@@ -125,7 +131,7 @@ def effects_table(found: list[Answer]) -> list[str]:
             seen.add(test)
             means = " | ".join(number(value, test.measure) for value in (effect.a, effect.b))
             rows.append(
-                f"| {test.regime} | {compared(test)} | {measure_name(test.measure)} | {means} | {interval(effect)} | "
+                f"| {test.regime} | {compared(test)} | {measure_name(test, plan)} | {means} | {interval(effect)} | "
                 f"{effect.seeds} |"
             )
     return rows
@@ -143,7 +149,11 @@ def methods_table(records: Records, plan: Plan, regime: str) -> list[str]:
     base = next((run.base for run in plan.runs if run.regime == regime and run.base), None)
     if base is not None and (base.regime, "base") in records:
         lines.insert(0, ("(base)", records[base.regime, "base"], max(planned for _, _, planned in lines)))
-    columns = [(name, evaluated(*measure.split(":"))) for name, measure in COLUMNS]
+    benchmark, k = plan.evaluation(regime)
+    columns = []
+    for name in COLUMNS:
+        _, hard, metric = name.rpartition("hard: ")
+        columns.append((name.replace("@n", f"@{k}"), evaluated(benchmark + ("_hard" if hard else ""), metric)))
     rows = [
         "| method | seeds | " + " | ".join(name for name, _ in columns) + " | entropy at the end | collapsed |",
         "|:--|--:|" + "--:|" * (len(columns) + 2),
@@ -175,21 +185,25 @@ def compute_table(records: Records, plan: Plan) -> list[str]:
     return rows
 
 
-def h_ini_line(records: Records) -> str:
-    """Entropy at the start against collapse, over all runs of methods without a gate."""
+def h_ini_line(records: Records, scale: str) -> str:
+    """Entropy at the start against collapse, over all runs of a scale's methods without a gate; "" without runs."""
     pairs = [
         (initial_entropy(record), collapsed(record))
         for (regime, method), found in records.items()
-        if method in ("grpo", "gtpo-no-filter")
+        if method in ("grpo", "gtpo-no-filter") and regime.startswith(f"{scale}-")
         for record in found.values()
     ]
     lost = [h for h, c in pairs if c]
     kept = [h for h, c in pairs if not c]
+    if not pairs:
+        return ""
     if not lost or not kept:
-        return f"Of {len(pairs)} runs without a gate {len(lost)} collapsed, so nothing can be said of H_ini yet."
+        return (
+            f"Of {len(pairs)} {scale} runs without a gate {len(lost)} collapsed, so nothing can be said of H_ini yet."
+        )
     above = sum(h > k for h in lost for k in kept) + 0.5 * sum(h == k for h in lost for k in kept)
     return (
-        f"Of {len(pairs)} runs without a gate {len(lost)} collapsed; entropy at the start was "
+        f"Of {len(pairs)} {scale} runs without a gate {len(lost)} collapsed; entropy at the start was "
         f"{sum(lost) / len(lost):.3f} nats in these and {sum(kept) / len(kept):.3f} in the others (AUC "
         f"{above / len(lost) / len(kept):.2f}; exploratory)."
     )
@@ -202,21 +216,21 @@ def results_section(records: Records, plan: Plan, found: list[Answer]) -> str:
         f"**Interim: {recorded} of {planned} planned runs are recorded.** Where fewer seeds than planned are in, the\n"
         "pre-stated test has not been reached: its row says so, and may change."
     )  # fmt: skip
-    parts = [state, "", *questions_table(found), ""]
+    parts = [state, "", *questions_table(found, plan), ""]
     for regime in dict.fromkeys(regime for regime, _ in plan.seeds):
         table = methods_table(records, plan, regime)
         if table:
             parts += [f"**{regime}**, means over seeds in percent (entropy in nats):", "", *table, ""]
     parts += [
         f"Every test, the exploratory ones too: [effects.md](../{plan.evidence}/effects.md).",
-        h_ini_line(records),
+        *filter(None, (h_ini_line(records, scale) for scale in TASKS)),
         "",
         *compute_table(records, plan),
     ]
     return "\n".join(parts)
 
 
-def effects_page(found: list[Answer]) -> str:
+def effects_page(found: list[Answer], plan: Plan) -> str:
     """effects.md: every test with its own interval."""
     lines = [
         "# Every test",
@@ -225,7 +239,7 @@ def effects_page(found: list[Answer]) -> str:
         "primary tests of docs/claims-plan.md are exploratory. Accuracy, format, collapse: percent and points;",
         "entropy, KL, log-probabilities: nats; rewards: points of 10; lead: steps.",
         "",
-        *effects_table(found),
+        *effects_table(found, plan),
     ]
     return "\n".join(lines) + "\n"
 
@@ -260,13 +274,16 @@ def search_page(plan: Plan) -> str:
 def plan_section(plan: Plan) -> str:
     """The generated part of docs/claims-plan.md: the primary tests and the runs."""
     rows = ["| question | claim | primary test (paired by seed) | seeds |", "|:--|:--|:--|--:|"]
-    for question in QUESTIONS:
-        test = question.tests[0]
-        seeds = min(plan.seeds.get((test.regime, name), 0) for name in (test.a, test.b or test.a))
-        rows.append(
-            f"| {question.asks} | {question.claim} | {test.regime}: {compared(test)}, {measure_name(test.measure)} | "
-            f"{seeds or 'not planned yet'} |"
-        )
+    for scale in TASKS:
+        for question in QUESTIONS:
+            test = next((test for test in question.tests if test.scale == scale), None)
+            if test is None:
+                continue
+            seeds = min(plan.seeds.get((test.regime, name), 0) for name in (test.a, test.b or test.a))
+            rows.append(
+                f"| {question.asks} | {question.claim} | {test.regime}: {compared(test)}, {measure_name(test, plan)} | "
+                f"{seeds or 'not planned yet'} |"
+            )
     rows += ["", "| regime | method | seeds |", "|:--|:--|--:|"]
     by_seeds: dict[tuple[str, int], list[str]] = {}
     for (regime, method), seeds in plan.seeds.items():
@@ -297,7 +314,7 @@ def pages(plan: Plan) -> dict[Path, str]:
         README: replaced(README, readme_section(records, plan, found)),
         RESULTS: replaced(RESULTS, results_section(records, plan, found)),
         PREREGISTERED: replaced(PREREGISTERED, plan_section(plan)),
-        plan.evidence / "effects.md": effects_page(found),
+        plan.evidence / "effects.md": effects_page(found, plan),
         SEARCHED / "summary.md": search_page(load_plan(SEARCH)),
     }
 

@@ -38,6 +38,8 @@ class Run:
     """Arguments of `gtpo eval`; None where the run is not evaluated."""
     weights: Path | None = None
     """A base's: where its runs read its last weights."""
+    half: bool = False
+    """A base's: whether these are rounded to float16, to be committed at half the size."""
     base: Run | None = field(default=None, repr=False)
     """The run whose weights it starts from; None for a base, and where the config names the model."""
 
@@ -69,6 +71,12 @@ class Plan:
     def record(self, run: Run) -> Path:
         """The committed record of a run."""
         return self.evidence / "records" / f"{run.name}.json"
+
+    def evaluation(self, regime: str) -> tuple[str, int]:
+        """(benchmark, samples per question) of a regime's runs; the harder benchmark has `_hard` behind its name."""
+        given = next(run.evaluate for run in self.runs if run.regime == regime)
+        assert given is not None
+        return given["benchmarks"].split(",")[0], given["k"]
 
     def choose(self, names: list[str]) -> list[Run]:
         """The runs of these names and the bases they need; all without names. UserError for a name not planned."""
@@ -121,11 +129,14 @@ def load_plan(path: Path = PLAN, *, prefix: str | None = None, evidence: Path | 
             base = None
             if "base" in regime:
                 group = f"base-{regime['base']}"
-                name = f"{own}-{group}-s{seed}"
-                fragment = merge(defined("bases", regime["base"]), _identity(name, seed))
-                committed = document.get("weights", {}).get(regime["base"])
-                folder = Path(committed) / name if committed else TRAIN_RUNS / name / "final"
-                base = runs.setdefault(name, Run(name, group, "base", seed, fragment, scale.get("evaluate"), folder))
+                committed = document.get("weights", {}).get(regime["base"], {})
+                of_base = committed.get("seed", seed)
+                name = f"{own}-{group}-s{of_base}"
+                fragment = merge(defined("bases", regime["base"]), _identity(name, of_base))
+                folder = Path(committed["folder"]) / name if committed else TRAIN_RUNS / name / "final"
+                half = committed.get("dtype") == "float16"
+                base = Run(name, group, "base", of_base, fragment, scale.get("evaluate"), folder, half)
+                base = runs.setdefault(name, base)
             for method in phase["methods"]:
                 name = f"{prefix}-{phase['regime']}-{method}-s{seed}"
                 start = {"model": {"model_name": str(base.weights)}} if base else {}

@@ -1,12 +1,16 @@
 """The questions of the experiment and the tests that answer them, written down before the runs that they look at.
 
-The first test of a question is its primary one. Holm's correction covers the primary tests together; every other test
-is shown with its own 95 % interval and is exploratory. docs/claims-plan.md is the same in words.
+The first test of a question at a scale is its primary one there. Holm's correction covers the primary tests of a scale
+together; every other test is shown with its own 95 % interval and is exploratory. docs/claims-plan.md is the same in
+words.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+TASKS = {"micro": "arithmetic", "small": "word_problems"}
+"""Scale -> its benchmark; the harder one has `_hard` behind its name."""
 
 
 class PairedTest(NamedTuple):
@@ -19,6 +23,11 @@ class PairedTest(NamedTuple):
     a: str
     b: str | None
     measure: str
+
+    @property
+    def scale(self) -> str:
+        """micro or small: how the regime's name begins."""
+        return self.regime.partition("-")[0]
 
 
 class Question(NamedTuple):
@@ -36,9 +45,9 @@ class Question(NamedTuple):
 
 
 def _accuracy(regime: str, a: str, b: str) -> tuple[PairedTest, ...]:
-    columns = ("arithmetic:pass@1", "arithmetic_hard:pass@1", "arithmetic:maj@n", "arithmetic:pass@n",
-               "arithmetic_hard:maj@n", "arithmetic_hard:pass@n", "arithmetic:format")  # fmt: skip
-    return tuple(PairedTest(regime, a, b, column) for column in columns)
+    task = TASKS[regime.partition("-")[0]]
+    columns = (":pass@1", "_hard:pass@1", ":maj@n", ":pass@n", "_hard:maj@n", "_hard:pass@n", ":format")
+    return tuple(PairedTest(regime, a, b, task + column) for column in columns)
 
 
 QUESTIONS = (

@@ -58,11 +58,17 @@ def execute(plan: Plan, run: Run) -> None:
     config = load_config(run.write_config())
     folder = TRAIN_RUNS / run.name
     app(["train", str(run.write_config()), "--quiet"], standalone_mode=False)
+    if run.weights is not None and run.weights != folder / "final":
+        shutil.copytree(folder / "final", run.weights, dirs_exist_ok=True)
+        if run.half:
+            round_to_half(run.weights)
     if run.evaluate is not None:
         given = [text for key, value in run.evaluate.items() for text in (f"--{key.replace('_', '-')}", str(value))]
-        # The last weights, not the best: what is asked is how a run ends.
-        app(["eval", run.name, "--checkpoint", "final", "--quiet", *given],
-            standalone_mode=False)  # fmt: skip
+        # The last weights, not the best: what is asked is how a run ends. A base: those that its runs start from.
+        # Those are a folder of their own, so the prompt comes from the config.
+        rounded = [str(run.weights), "--dtype", "float32", "--prompt", config.dataset.system_instruction]
+        model = rounded if run.half else [run.name, "--checkpoint", "final"]
+        app(["eval", *model, "--quiet", *given], standalone_mode=False)
     checkpoints = sorted((folder / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     steps: list[Any] = [int(path.name.split("-")[1]) for path in checkpoints]
     tags = None
@@ -70,10 +76,16 @@ def execute(plan: Plan, run: Run) -> None:
         assert run.base.weights is not None
         measured = tag_log_probabilities([run.base.weights, *checkpoints], config.dataset.name)
         tags = {"step": [0, *steps], **{tag: [row[tag] for row in measured] for tag in measured[0]}}
-    if run.weights is not None and run.weights != folder / "final":
-        shutil.copytree(folder / "final", run.weights, dirs_exist_ok=True)
     write_record(plan, run, tags, time.monotonic() - begin)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
+def round_to_half(folder: Path) -> None:
+    """Write a model's weights again as float16."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16).save_pretrained(folder)
 
 
 def _spawn(plan: Plan, run: Run) -> int:

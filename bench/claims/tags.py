@@ -33,7 +33,7 @@ def _of_model(folder: Path, problems: Sequence[Problem]) -> dict[str, float]:
     from gtpo.inputs.tiny import TAGS
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     texts = [
         [*chat_messages(problem.problem, ""),
          {"role": "assistant", "content": target_text(problem.solution.strip(), problem.answer)}]

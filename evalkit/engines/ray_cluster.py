@@ -49,6 +49,7 @@ def join(address: str | None) -> bool:
     for attempt in (1, 2):
         try:
             ray.init(address=address or "local", **options)
+            _quiet_ray()
             return True
         except (OSError, RuntimeError, ValueError, AssertionError) as error:
             first = " ".join(str(error).split())[:300]
@@ -58,6 +59,16 @@ def join(address: str | None) -> bool:
             what = f"no Ray cluster answers at {address}" if address else "Ray does not start on this machine"
             raise UserError(f"{what} ({first})") from None
     raise AssertionError("unreachable")
+
+
+def _quiet_ray() -> None:
+    """Keep Ray from writing a paragraph to stdout for each process that dies: what follows is said by the engine.
+
+    Ray has no setting for it; `log_to_driver` is about what the processes themselves print.
+    """
+    from ray._private import worker
+
+    worker.print_to_stdstream = lambda *arguments, **options: None
 
 
 def head_answers() -> bool:

@@ -74,6 +74,8 @@ class VLLMEngine:
         on_cpu = not torch.cuda.is_available()
         if deterministic:
             os.environ["VLLM_BATCH_INVARIANT"] = "1"  # before vLLM is imported
+        if on_cpu and tensor_parallel_size > 1:  # vLLM binds each rank to a NUMA node of its own, if there are so many
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         quiet_vllm(on_cpu=on_cpu)
         from vllm import EngineArgs, LLMEngine
 

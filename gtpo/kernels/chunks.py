@@ -23,16 +23,17 @@ class Chunk(NamedTuple):
     grad_rows: int
 
 
-def default_rows(kind: str, *, tokens: int, row_bytes: int, tiled: bool, trainable: bool) -> int:
+def default_rows(kind: str, *, tokens: int, row_bytes: int, tiled: bool, trainable: bool, threads: int = 1) -> int:
     """Return how many of `tokens` rows go into a chunk.
 
-    kind is a key of the bounds above, row_bytes the size of a row of logits.
+    kind is a key of the bounds above, row_bytes the size of a row of logits. threads: how many sums of a tiled chunk's
+    gradient there are at a time.
     """
     if tiled and trainable:
         least, most = TRAINABLE_ROWS[kind]
         return max(least, min(most, tokens // 4))
     if tiled:
-        return TILED_ROWS[kind]
+        return min(TILED_ROWS[kind], max(256, 2 * TILED_ROWS[kind] // threads))
     return max(16, CHUNK_BYTES[kind] // row_bytes)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gtpo.completions import Completions
-from gtpo.kernels import matmul, torch_rows, vocabulary_tiles
+from gtpo.kernels import matmul, torch_rows, vocabulary_tiles, workers
 from gtpo.kernels.chunks import Chunk, default_rows, split
 from gtpo.kernels.torch_rows import Transform
 from gtpo.kernels.vocabulary_tiles import Powers
@@ -148,6 +148,7 @@ class _Pass:
         """c_i or e_i must be known inside the chunk: chunks of whole completions."""
         self.tiled = not objective.log_clamp and not (self.entropy_term and self.needs_gradient)
         """No row of logits is needed as a whole (`gtpo.kernels.vocabulary_tiles`)."""
+        self.threads = workers.available(self.device) if plan.backend == "torch" else 1
         # Rows scaled by 1 / (N L) would vanish in float16, whose smallest number is 6e-8.
         self.matmul_dtype = torch.float32 if plan.matmul_dtype == torch.float16 else plan.matmul_dtype
         self.scale_at_end = self.needs_gradient and (
@@ -225,6 +226,7 @@ class _Pass:
             row_bytes=self.weight.shape[0] * self.dtype.itemsize,
             tiled=self.tiled,
             trainable=self.waits,
+            threads=self.threads,
         )
         return split(self.plan.mask, self.may_carry_gradient(), rows, whole_completions=self.whole_completions)
 
@@ -258,6 +260,7 @@ class _Pass:
                 matmul_dtype=matmul_dtype,
                 grad_rows=0 if self.grad_hidden is None else chunk.grad_rows,
                 keep=keep if chunk.grad_rows else None,
+                threads=self.threads,
             )
             self.logps[positions], self.entropies[positions] = found.logps, found.entropies
             positions = positions[: chunk.grad_rows]

@@ -6,7 +6,11 @@ import os
 
 
 def quiet_vllm(*, on_cpu: bool) -> None:
-    """Set what vLLM reads, unless the user has: no usage reports, few log lines; on a CPU one process, 1 GiB of cache.
+    """Set what vLLM reads, unless the user has: no usage reports, few log lines; on a CPU one process, 1 GiB of cache,
+    and no attention whose rounding depends on what shares a batch.
+
+    With several threads vLLM's CPU attention cuts the sequences that lie where one thread's share ends and the next
+    one's begins; which those are depends on the batch, and the sum of the pieces rounds otherwise than the whole.
 
     Must be called before vLLM (or trl.generation) is imported.
     """
@@ -15,3 +19,4 @@ def quiet_vllm(*, on_cpu: bool) -> None:
     if on_cpu:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        os.environ.setdefault("VLLM_CPU_ATTN_SPLIT_KV", "0")

@@ -56,7 +56,7 @@ def test_every_run_resolves_and_starts_from_the_base_of_its_seed(name, tmp_path,
         assert (config.run_name, config.model.random_seed) == (run.name, run.seed)
         if run.base is not None:
             assert config.model.model_name == str(run.base.weights)
-            assert run.base.seed == run.seed
+            assert run.base.seed == (1 if run.base.half else run.seed)
             assert plan.runs.index(run.base) < plan.runs.index(run)
 
 
@@ -82,7 +82,7 @@ def test_fragments_merge_key_by_key():
 TINY = """
 evidence: {evidence}
 prefix: tinyclaims
-weights: {{tiny: weights}}
+weights: {{tiny: {{folder: weights, seed: 1, dtype: float16}}}}
 environment: {{OMP_NUM_THREADS: 1, HF_HUB_OFFLINE: 1}}
 bases:
   tiny: {{extends: configs/demo/base.yaml, model: {{build: {{hidden_size: 16, intermediate_size: 32}}}},

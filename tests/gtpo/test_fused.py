@@ -15,13 +15,17 @@ torch.set_num_threads(1)
 G = 4
 
 
-@pytest.fixture(autouse=True, params=["one-tile", "tiles"])
+@pytest.fixture(autouse=True, params=["one-tile", "tiles", "tiles-of-threads"])
 def tiles(request, monkeypatch):
     """Vocabularies here are small; `tiles` makes the kernels walk them in several steps all the same."""
-    if request.param == "tiles":
+    if request.param != "one-tile":
         monkeypatch.setitem(vocabulary_tiles.TILE_COLUMNS, "cpu", (5, 9))
         monkeypatch.setattr(torch_rows, "TILE", 4)
         monkeypatch.setattr(matmul, "WIDENED_ROWS", 10)
+    if request.param == "tiles-of-threads":
+        torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
 
 
 def make(seed, dtype=torch.float64, count=8, length=7, features=6, vocabulary=23, spread=1.2):

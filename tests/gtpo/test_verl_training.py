@@ -237,7 +237,9 @@ def test_the_exported_checkpoint_is_a_transformers_model_that_gtpo_eval_takes(ru
     assert resolve_model(str(exported))
     _, batch, model, _ = recompute(run, 2, exported)
     _, _, before, _ = recompute(run, 2, run.model)
-    moved = max(float((a - b).abs().max()) for a, b in zip(model.parameters(), before.parameters(), strict=True))
+    moved = max(
+        float((a - b).detach().abs().max()) for a, b in zip(model.parameters(), before.parameters(), strict=True)
+    )
     assert moved > 0
     entropy = token_entropy(model(batch["prompts"][0][None]).logits.log_softmax(dim=-1))
     assert bool(torch.isfinite(entropy).all())

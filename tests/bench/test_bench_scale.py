@@ -1,0 +1,30 @@
+"""docs/scale.md says what the published measurements of kills and of Ray's cost say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bench import copies, kills
+
+
+def published(root: Path, name: str) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((root / f"results/published/bench/{name}.json").read_text())
+    return report
+
+
+def test_ten_kills_change_nothing(root: Path) -> None:
+    reports = [published(root, f"kills_{engine}") for engine in ("ray", "openai")]
+    for report in reports:
+        assert len(report["kills"]) == 10
+        assert report["same_rows"] == report["stored"] == report["samples"]
+        assert report["longest_pause_seconds"] <= 60
+    assert kills.page(reports) in (root / "docs/scale.md").read_text()
+
+
+def test_what_ray_costs(root: Path) -> None:
+    report = published(root, "copies")
+    assert report["samples"] == 4096
+    assert report["ray_over_one_process"] <= 1.10
+    assert copies.page(report) in (root / "docs/scale.md").read_text()
