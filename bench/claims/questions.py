@@ -57,7 +57,7 @@ QUESTIONS = (
         "Is GTPO more accurate than GRPO when training is calm?",
         "GTPO's accuracy is higher than GRPO's",
         1,
-        _accuracy("micro-calm", "gtpo", "grpo"),
+        _accuracy("micro-calm", "gtpo", "grpo") + _accuracy("small-calm", "gtpo", "grpo"),
     ),
     Question(
         "stability",
@@ -71,6 +71,9 @@ QUESTIONS = (
             PairedTest("micro-unstable", "gtpo", "grpo", "entropy at the end"),
             PairedTest("micro-high-rate", "gtpo", "grpo", "arithmetic:pass@1"),
             PairedTest("micro-weaker-base", "gtpo", "grpo", "arithmetic:pass@1"),
+            *_accuracy("small-unstable", "gtpo", "grpo"),
+            PairedTest("small-unstable", "gtpo", "grpo", "collapsed"),
+            PairedTest("small-unstable", "gtpo", "grpo", "entropy at the end"),
         ),
     ),
     Question(
@@ -97,15 +100,19 @@ QUESTIONS = (
             PairedTest("micro-calm", "gtpo-conflict-only", "grpo", "tags over training"),
             PairedTest("micro-calm", "gtpo", "grpo", "tags over training"),
             PairedTest("micro-unstable", "gtpo", "grpo", "tags over training"),
+            PairedTest("small-unstable", "gtpo-conflict-only", "grpo", "tags over training"),
+            PairedTest("small-unstable", "gtpo-conflict-only", "grpo", "format reward at the end"),
+            PairedTest("small-unstable", "gtpo", "grpo", "tags over training"),
+            PairedTest("small-calm", "gtpo-conflict-only", "grpo", "tags over training"),
         ),
     ),
     Question(
         "conflict-accuracy",
         "conflict correction alone raises accuracy",
-        "Does conflict correction change accuracy, pass@64 or maj@64, in and out of distribution?",
+        "Does conflict correction change accuracy, pass@n or maj@n, in and out of distribution?",
         "it raises accuracy",
         1,
-        _accuracy("micro-calm", "gtpo-conflict-only", "grpo"),
+        _accuracy("micro-calm", "gtpo-conflict-only", "grpo") + _accuracy("small-calm", "gtpo-conflict-only", "grpo"),
     ),
     Question(
         "gate",
@@ -134,6 +141,7 @@ QUESTIONS = (
             PairedTest("micro-unstable", "grpo", None, "lead of entropy over KL"),
             PairedTest("micro-reuse", "grpo", None, "lead of entropy over KL"),
             PairedTest("micro-high-rate", "grpo", None, "lead of entropy over KL"),
+            PairedTest("small-unstable", "grpo", None, "lead of entropy over KL"),
         ),
     ),
     Question(
@@ -168,6 +176,9 @@ QUESTIONS = (
             PairedTest("micro-calm", "grpo-gtpo-betas", "grpo-paper-betas", "arithmetic:pass@1"),
             PairedTest("micro-calm", "gtpo-paper-betas", "grpo-paper-betas", "arithmetic:pass@1"),
             PairedTest("micro-calm", "gtpo-paper-betas", "grpo-gtpo-betas", "arithmetic:pass@1"),
+            PairedTest("small-calm", "grpo-gtpo-betas", "grpo-paper-betas", "word_problems:pass@1"),
+            PairedTest("small-calm", "gtpo-paper-betas", "grpo-paper-betas", "word_problems:pass@1"),
+            PairedTest("small-calm", "gtpo-paper-betas", "grpo-gtpo-betas", "word_problems:pass@1"),
         ),
     ),
 )
