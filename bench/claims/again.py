@@ -57,7 +57,9 @@ def main() -> None:
         raise UserError(f"no record to compare with, or a base: {', '.join(missing) or 'name a run, or --quick'}")
     again = load_plan(asked.plan, prefix="again", evidence=EVIDENCE)
     twins = {old.name: new for old, new in zip(plan.runs, again.runs, strict=True)}
-    todo = pending(again, again.choose([twins[name].name for name in asked.runs]))
+    wanted = again.choose([twins[name].name for name in asked.runs])
+    there = {run.name for run in wanted if run.weights is not None and run.weights.is_dir()}  # bases
+    todo = [run for run in pending(again, wanted) if run.name not in there]
     failed = run_all(again, todo, asked.jobs)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")

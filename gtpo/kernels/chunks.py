@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -40,16 +41,18 @@ def default_rows(kind: str, *, tokens: int, row_bytes: int, tiled: bool, trainab
 def split(mask: Tensor, needs_grad: Tensor, rows: int, *, whole_completions: bool) -> list[Chunk]:
     """Return chunks that hold every unmasked position once; mask [N, L], needs_grad [N*L].
 
-    Rows that cannot carry a gradient come in chunks of theirs, or last in a chunk of whole completions.
+    Rows that cannot carry a gradient come last: in a chunk of whole completions, otherwise of all. Chunks of rows are
+    equally long, since a chunk of few rows reads lm_head for little.
     """
     length = mask.shape[1]
     taking, others = mask.reshape(-1) & needs_grad, mask.reshape(-1) & ~needs_grad
     chunks = []
     if not whole_completions:
-        for positions, differentiated in (taking, True), (others, False):
-            for part in positions.nonzero()[:, 0].split(rows):
-                if len(part):
-                    chunks.append(Chunk(part, len(part) if differentiated else 0))
+        positions = torch.cat([taking.nonzero()[:, 0], others.nonzero()[:, 0]])
+        left = int(taking.sum())
+        for part in positions.tensor_split(max(1, math.ceil(len(positions) / rows))):
+            chunks.append(Chunk(part, min(len(part), left)))
+            left -= chunks[-1].grad_rows
         return chunks
     begin, taken = 0, 0
     lengths = mask.sum(dim=1).tolist()
