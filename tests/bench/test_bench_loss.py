@@ -41,7 +41,7 @@ def test_the_pages_tables_are_the_published_measurements(root: Path) -> None:
         assert table(json.loads((root / f"results/published/bench/{name}.json").read_text())) in page, name
     assert loss_roofline.table(*loss_roofline.H200) in page
     scale = (root / "docs/scale.md").read_text()
-    for name in ("step", "step_wide"):
+    for name in ("step", "step_wide", "step_wide_sampled"):
         assert step.page(json.loads((root / f"results/published/bench/{name}.json").read_text())) in scale, name
 
 
