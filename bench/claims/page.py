@@ -148,7 +148,8 @@ def methods_table(records: Records, plan: Plan, regime: str) -> list[str]:
         return []
     base = next((run.base for run in plan.runs if run.regime == regime and run.base), None)
     if base is not None and (base.regime, "base") in records:
-        lines.insert(0, ("(base)", records[base.regime, "base"], max(planned for _, _, planned in lines)))
+        bases = {run.base.name for run in plan.runs if run.regime == regime and run.base}
+        lines.insert(0, ("(base)", records[base.regime, "base"], len(bases)))
     benchmark, k = plan.evaluation(regime)
     columns = []
     for name in COLUMNS:

@@ -59,7 +59,7 @@ function headline(table) {
     return el("li", { class: kindOf(d) }, d.shown
       ? [el("b", {}, `${label(name)} is ${d.shown > 0 ? "better" : "worse"}`), ` than ${label(state.baseline)} by `, el("b", {}, `${percent(Math.abs(d.d))}\u00a0points`), small(` of ${data.metrics[0]} (${range}, ${shownP(d)})`)]
       : [el("b", {}, `${label(name)}: no difference`), ` to ${label(state.baseline)} shown in ${data.metrics[0]}`, small(` (${signed(d.d)}, ${range}, ${shownP(d)}); a difference under about ${percent(d.detect)}\u00a0points stays hidden here`)],
-      small(` Covers ${d.covers}${d.ps === null ? "" : `; over seeds alone ${pText(d.ps)}, at best ${pText(d.psmin).slice(4)}`}.`));
+      small(`. Covers ${d.covers}${d.ps === null ? "" : `; over seeds alone ${pText(d.ps)}, at best ${pText(d.psmin).slice(4)}`}.`));
   }));
 }
 
