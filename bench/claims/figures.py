@@ -116,11 +116,14 @@ def _training(regime: str, found: dict[str, list[Record]]) -> bytes:
 
 
 def _png(figure: Any) -> bytes:
+    """As PNG with a palette, a third of the size."""
     from matplotlib import pyplot as plt
+    from PIL import Image
 
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=110, metadata={"Software": None})
+    drawn, out = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=110, metadata={"Software": None})
     plt.close(figure)
+    Image.open(drawn).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(out, format="png", optimize=True)
     return out.getvalue()
 
 

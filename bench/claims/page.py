@@ -222,6 +222,7 @@ def results_section(records: Records, plan: Plan, found: list[Answer]) -> str:
         table = methods_table(records, plan, regime)
         if table:
             parts += [f"**{regime}**, means over seeds in percent (entropy in nats):", "", *table, ""]
+            parts += [f"![Training in {regime}](../{plan.evidence}/figures/training-{regime}.png)", ""]
     parts += [
         f"Every test, the exploratory ones too: [effects.md](../{plan.evidence}/effects.md).",
         *filter(None, (h_ini_line(records, scale) for scale in TASKS)),

@@ -204,8 +204,8 @@ def choose_baseline(methods: list[Method], asked: str | None) -> tuple[str | Non
         names = [method.name for method in methods]
         if found:
             raise UserError(
-                f'--baseline "{asked}" stands for several: name one of {", ".join(found)}; or make them one method with '
-                "--group-by method or --label"
+                f'--baseline "{asked}" stands for several: name one of {", ".join(found)}; or make them one method '
+                "with --group-by method or --label"
             )
         raise UserError(
             f'--baseline "{asked}" is not among the methods compared: {", ".join(names)}.{did_you_mean(asked, names)}'
