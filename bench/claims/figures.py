@@ -111,7 +111,7 @@ def _training(regime: str, found: dict[str, list[Record]]) -> bytes:
         ha="left",
         fontsize=10,
     )
-    axes[0].legend(fontsize=7.5)
+    axes[0].legend(*axes[2].get_legend_handles_labels(), fontsize=7.5)  # of the panel that has every method
     return _png(figure)
 
 
