@@ -9,9 +9,10 @@ operations and B bytes a second, k seconds a logit for the row work (float32):
 
 F, B, B' (a buffer that fits the last cache) and k are measured in the same run. The gate drops nothing here. Expected,
 written down before the first run: F / B about 8 operations a byte, so that chunks of 64, 128, 256 and 512 rows cost
-24, 12, 6 and 3 % beside the products; tiles from 256 columns up within 2 % of each other.
+24, 12, 6 and 3 % beside the products; tiles from 256 columns up within 2 % of each other. With two threads and chunks
+of 1024 rows, from a trial by hand: 512 columns (2 MiB of logits a thread) 5 % faster than 1024.
 
-    python -m bench.loss_tiles [--shape 512x2048x32000] [--repeats 3] [--out FILE] [--page FILE]
+    python -m bench.loss_tiles [--shape 512x2048x32000] [--threads 1] [--repeats 3] [--out FILE] [--page FILE]
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ def measure(shape: str, repeats: int) -> dict[str, Any]:
     memory, cache = bytes_per_second(vocabulary * features, repeats), bytes_per_second(CACHED, repeats)
     row = row_seconds(case, repeats)
     found: dict[str, Any] = {
-        "shape": shape, "operations_per_second": rate, "bytes_per_second": memory, "cached_bytes_per_second": cache,
-        "row_seconds_per_logit": row, "bare_seconds": floor, "rows": [], "widths": [],
+        "shape": shape, "threads": torch.get_num_threads(), "operations_per_second": rate, "bytes_per_second": memory,
+        "cached_bytes_per_second": cache, "row_seconds_per_logit": row, "bare_seconds": floor, "rows": [], "widths": [],
     }  # fmt: skip
     default = dict(chunks.TRAINABLE_ROWS)
     for rows in (count for count in ROWS if count <= tokens and count * 8 >= tokens):
@@ -118,7 +119,7 @@ def page(report: dict[str, Any]) -> str:
     for shape in report["shapes"]:
         rate, memory = shape["operations_per_second"], shape["bytes_per_second"]
         lines += [
-            f"N x D x V {shape['shape'].replace('x', ' x ')}, one thread: {rate / 1e9:.0f} Gflop/s, "
+            f"N x D x V {shape['shape'].replace('x', ' x ')}, {shape['threads']} thread(s): {rate / 1e9:.0f} Gflop/s, "
             f"{memory / 1e9:.1f} GB/s from memory, {shape['cached_bytes_per_second'] / 1e9:.1f} from the cache, "
             f"{1e9 * shape['row_seconds_per_logit']:.2f} ns of row work a logit.",
             "",
@@ -139,14 +140,16 @@ def page(report: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="512x2048x32000")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("results/bench/loss_tiles.json"))
     parser.add_argument("--page", type=Path, metavar="FILE", help="print this file's tables and stop")
     arguments = parser.parse_args()
     if not arguments.page:
-        torch.set_num_threads(1)
+        torch.set_num_threads(arguments.threads)
         report = read_json(arguments.out) if arguments.out.exists() else {"shapes": []}
-        others = [shape for shape in report["shapes"] if shape["shape"] != arguments.shape]
+        here = (arguments.shape, arguments.threads)
+        others = [shape for shape in report["shapes"] if (shape["shape"], shape["threads"]) != here]
         found = measure(arguments.shape, arguments.repeats)
         report = {"environment": environment("cpu"), "shapes": [*others, found]}
         write_json(arguments.out, report)

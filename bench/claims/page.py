@@ -101,22 +101,21 @@ def readme_section(records: Records, plan: Plan, found: list[Answer]) -> str:
     if recorded < planned:
         lines = [f"- **Interim: {recorded} of {planned} runs are in.** What follows may change."]
     by_question: dict[str, list[Answer]] = {}
-    for answer in sorted(found, key=_rank):
+    for answer in found:
         by_question.setdefault(answer.question.name, []).append(answer)
+    rows = []
     for its in by_question.values():
-        scales = [answer for answer in its if answer.effects[0].difference is not None] or its[:1]
-        verdicts = list(dict.fromkeys(answer.verdict.removeprefix("interim: ") for answer in scales))
-        verdict = "; ".join(verdicts if len(verdicts) == 1 else [
-            f"{answer.scale}: {answer.verdict.removeprefix('interim: ')}" for answer in scales
-        ])  # fmt: skip
-        numbers = "; ".join(
-            f"{answer.scale} {interval(answer.effects[0])}"
-            for answer in scales
-            if answer.effects[0].difference is not None
-        )
-        known = f" ({numbers} {unit(scales[0].effects[0].test.measure)})" if numbers else ""
-        lines.append(f"- **{verdict.capitalize()}:** {scales[0].question.short}{known}.")
-    return "\n".join(lines)
+        short = its[0].question.short
+        reached = [answer for answer in its if answer.verdict in ORDER[:-1]]  # not those that lack seeds
+        if not reached:
+            rows.append((len(ORDER), f"- **No answer yet:** {short}."))
+            continue
+        alike = len({answer.verdict for answer in reached}) == 1
+        verdict = reached[0].verdict if alike else "; ".join(f"{answer.scale}: {answer.verdict}" for answer in reached)
+        numbers = "; ".join(f"{answer.scale} {interval(answer.effects[0])}" for answer in reached)
+        line = f"- **{verdict.capitalize()}:** {short} ({numbers} {unit(reached[0].effects[0].test.measure)})."
+        rows.append((min(map(_rank, reached)), line))
+    return "\n".join([*lines, *(line for _, line in sorted(rows, key=lambda row: row[0]))])
 
 
 def effects_table(found: list[Answer], plan: Plan) -> list[str]:

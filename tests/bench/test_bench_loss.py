@@ -40,6 +40,8 @@ def test_the_pages_tables_are_the_published_measurements(root: Path) -> None:
     ):
         assert table(json.loads((root / f"results/published/bench/{name}.json").read_text())) in page, name
     assert loss_roofline.table(*loss_roofline.H200) in page
+    assert loss_tables.misses(json.loads((root / "results/published/bench/loss.json").read_text())) == []
+    assert "marks that are missed (none)" in page
     scale = (root / "docs/scale.md").read_text()
     for name in ("step", "step_wide", "step_wide_sampled"):
         assert step.page(json.loads((root / f"results/published/bench/{name}.json").read_text())) in scale, name
