@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from bench.claims.measures import MEASURES, Record, evaluated
@@ -35,6 +36,8 @@ class Effect:
     seeds: int
     """Pairs of seeds with a value."""
     planned: int
+    complete: bool
+    """Whether all planned seeds are recorded. A measure may have no value on some: nothing leads to no collapse."""
     a: float | None = None
     b: float | None = None
     """Means over these seeds."""
@@ -68,30 +71,51 @@ def read_records(plan: Plan) -> Records:
     return found
 
 
-def effect(records: Records, plan: Plan, test: PairedTest) -> Effect:
-    """Compare a with b on the seeds that both have."""
+class Pairs(NamedTuple):
+    """One measure of a and b, on the seeds that both have and where it has a value."""
+
+    recorded: int
+    """Seeds that both have."""
+    seeds: list[int]
+    a: NDArray[np.float64]
+    b: NDArray[np.float64]
+    """Zeros where the test has no b."""
+
+
+def pairs(records: Records, test: PairedTest) -> Pairs:
+    """What a test compares, seed by seed."""
     of_a = records.get((test.regime, test.a), {})
     of_b = records.get((test.regime, test.b), {}) if test.b else of_a
     seeds = sorted(set(of_a) & set(of_b))
-    planned = min(plan.seeds.get((test.regime, name), 0) for name in (test.a, test.b or test.a))
     benchmark, colon, metric = test.measure.partition(":")
     measure = evaluated(benchmark, metric) if colon else MEASURES[test.measure]
     a = np.array([measure(of_a[seed]) for seed in seeds])
     b = np.array([measure(of_b[seed]) for seed in seeds]) if test.b else np.zeros(len(seeds))
     usable = ~np.isnan(a + b)
-    a, b, seeds = a[usable], b[usable], [seed for seed, use in zip(seeds, usable, strict=True) if use]
+    return Pairs(len(seeds), [seed for seed, use in zip(seeds, usable, strict=True) if use], a[usable], b[usable])
+
+
+def effect(records: Records, plan: Plan, test: PairedTest) -> Effect:
+    """Compare a with b on the seeds that both have."""
+    recorded, seeds, a, b = pairs(records, test)
+    planned = min(plan.seeds.get((test.regime, name), 0) for name in (test.a, test.b or test.a))
+    complete = recorded >= planned
+    benchmark, colon, metric = test.measure.partition(":")
     if len(seeds) < 2:
-        return Effect(test, len(seeds), planned)
+        return Effect(test, len(seeds), planned, complete)
     means = (float(a.mean()), float(b.mean()) if test.b else None)
     if colon and len(seeds) >= SEEDS_NEEDED:
-        stacked = [np.stack([scores(found[seed], benchmark, metric) for seed in seeds])[None] for found in (of_a, of_b)]
+        sides = (records[test.regime, name] for name in (test.a, test.b or test.a))
+        stacked = [np.stack([scores(found[seed], benchmark, metric) for seed in seeds])[None] for found in sides]
         pair = differences(*stacked, seeds_paired=True)[0]
-        return Effect(test, len(seeds), planned, *means, pair.difference, pair.low, pair.high, pair.p_value, pair.test)
+        numbers = (pair.difference, pair.low, pair.high, pair.p_value, pair.test)
+        return Effect(test, len(seeds), planned, complete, *means, *numbers)
     d = a - b
     half = float(stats.t.ppf(0.975, d.size - 1) * stats.sem(d))
     p = float(sign_flip_p(d[None])[0][0])
     mean = float(d.mean())
-    return Effect(test, len(seeds), planned, *means, mean, mean - half, mean + half, p, "sign flips over seeds")
+    numbers = (mean, mean - half, mean + half, p, "sign flips over seeds")
+    return Effect(test, len(seeds), planned, complete, *means, *numbers)
 
 
 def answers(records: Records, plan: Plan) -> list[Answer]:
@@ -117,7 +141,7 @@ def _verdict(question: Question, primary: Effect, p: float | None) -> str:
         found = "holds"
     else:
         found = "does not hold"
-    return found if primary.seeds >= primary.planned else f"interim: {found}"
+    return found if primary.complete else f"interim: {found}"
 
 
 def as_json(found: list[Answer]) -> list[dict[str, Any]]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.claims.answers import Records, effect
+from bench.claims.answers import Answer, Records, answers, effect, pairs
+from bench.claims.exploratory import against_baselines, entropy_at_start
 from bench.claims.measures import Record, curve, evaluated, tag_means
 from bench.claims.plan import Plan
-from bench.claims.questions import PairedTest
+from bench.claims.questions import BASELINES, TASKS, PairedTest
+from bench.claims.tables import compared, is_share, unit
 from evalkit.comparison.training_curves import LN2
 from evalkit.report.figures import COLOURS, DASHES, STYLE
 from rewards.support.files import write_bytes
@@ -39,9 +42,15 @@ def write_figures(records: Records, plan: Plan) -> list[Path]:
                 path = plan.evidence / "figures" / f"training-{regime}.png"
                 write_bytes(path, _training(regime, found))
                 written.append(path)
-        path = plan.evidence / "figures" / "gtpo-against-grpo.png"
-        write_bytes(path, _gtpo_against_grpo(records, plan))
-        return [*written, path]
+        for name, drawn in (
+            ("gtpo-against-grpo", _gtpo_against_grpo(records, plan)),
+            ("primary-tests", _primary_tests(answers(records, plan), records)),
+            ("baselines", _baselines(records, plan)),
+            ("entropy-at-start", _entropy_at_start(records)),
+        ):
+            written.append(plan.evidence / "figures" / f"{name}.png")
+            write_bytes(written[-1], drawn)
+        return written
 
 
 def _gtpo_against_grpo(records: Records, plan: Plan) -> bytes:
@@ -83,6 +92,89 @@ def _gtpo_against_grpo(records: Records, plan: Plan) -> bytes:
     differences.set_title("GTPO minus GRPO, points (a dot per seed)")
     if found:
         figure.legend(fontsize=7.5, ncols=3, loc="outside upper right")
+    return _png(figure)
+
+
+def _primary_tests(found: list[Answer], records: Records) -> bytes:
+    """A panel per primary test that has an answer: the difference of each seed, their mean and its interval."""
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
+
+    known = [answer for answer in found if answer.effects[0].difference is not None]
+    columns = 4
+    rows = max(1, -(-len(known) // columns))
+    figure, axes = plt.subplots(rows, columns, figsize=(13.5, 1.25 * rows), layout="constrained", squeeze=False)
+    for axis in axes.flat[len(known) :]:
+        axis.set_visible(False)
+    for axis, answer in zip(axes.flat, known, strict=False):
+        primary = answer.effects[0]
+        test = primary.test
+        scale = 100 if is_share(test.measure) else 1
+        seen = pairs(records, test)
+        axis.plot(scale * (seen.a - seen.b), np.zeros(len(seen.seeds)), "o", color="#aaa", markersize=3)
+        low, middle, high = (scale * (value or 0.0) for value in (primary.low, primary.difference, primary.high))
+        axis.plot([low, high], [1, 1], color=COLOURS[1], linewidth=1.6)
+        axis.plot(middle, 1, "s", color=COLOURS[1], markersize=5)
+        axis.axvline(0, color="#555", linewidth=0.8)
+        axis.set_yticks([])
+        axis.set_ylim(-0.7, 1.7)
+        axis.spines["left"].set_visible(False)
+        axis.xaxis.set_major_locator(MaxNLocator(5))
+        missing = "" if primary.complete else f", {primary.seeds} of {primary.planned} seeds"
+        axis.set_title(f"{test.regime}: {compared(test)}", fontsize=8)
+        axis.set_xlabel(f"{re.sub('[_:]', ' ', test.measure)}, {unit(test.measure)}{missing}", fontsize=7.5)
+    return _png(figure)
+
+
+def _baselines(records: Records, plan: Plan) -> bytes:
+    """pass@1 of GTPO and of every baseline in the regimes that have several: a dot per seed, a line at the mean."""
+    from matplotlib import pyplot as plt
+
+    regimes = list(against_baselines(records, plan))
+    figure, axes = plt.subplots(1, len(regimes), figsize=(13.5, 2.9), layout="constrained", squeeze=False)
+    for axis, regime in zip(axes.flat, regimes, strict=True):
+        measure = evaluated(plan.evaluation(regime)[0], "pass@1")
+        names = [name for name in ("gtpo", *BASELINES) if (regime, name) in records]
+        values = {name: [100 * measure(record) for record in records[regime, name].values()] for name in names}
+        names.sort(key=lambda name: float(np.mean(values[name])))
+        for row, name in enumerate(names):
+            colour = COLOURS[1] if name == "gtpo" else COLOURS[0]
+            axis.plot(values[name], np.full(len(values[name]), row), "o", color=colour, markersize=3, alpha=0.5)
+            axis.plot([np.mean(values[name])] * 2, [row - 0.35, row + 0.35], color=colour, linewidth=2)
+        axis.set_yticks(range(len(names)), [f"{name} ({len(values[name])})" for name in names], fontsize=7.5)
+        axis.set_xlim(0, 100)
+        axis.set_title(regime)
+        axis.set_xlabel("pass@1 (%); number of seeds in brackets", fontsize=7.5)
+    return _png(figure)
+
+
+def _entropy_at_start(records: Records) -> bytes:
+    """The entropy at the start of every run without a gate, by regime; filled where the run collapsed."""
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    runs = [run for scale in TASKS for run in entropy_at_start(records, scale)]
+    regimes = list(dict.fromkeys(regime for regime, _, _, _ in runs))
+    figure, axis = plt.subplots(figsize=(7.5, 0.9 + 0.3 * len(regimes)), layout="constrained")
+    for outcome, name in ((True, "collapsed"), (False, "did not")):
+        shown = [(entropy, regimes.index(regime)) for regime, _, entropy, lost in runs if lost is outcome]
+        if shown:
+            # Those that did not collapse a little below the line, so that none hides another.
+            x, y = np.array(shown).T
+            face = COLOURS[1] if outcome else "none"
+            axis.plot(x, y + 0.12 * (1 - 2 * outcome), "o", markeredgecolor=COLOURS[1], markerfacecolor=face,
+                      markersize=4, linestyle="", label=name)  # fmt: skip
+    axis.axvline(LN2, color="#555", linewidth=0.8, linestyle=(0, (2, 2)))
+    axis.annotate("ln 2", (LN2, -0.4), xytext=(3, 0), textcoords="offset points", fontsize=7.5, color="#555")
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(FixedLocator([0.1, 0.2, 0.5, 1.0]))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.set_yticks(range(len(regimes)), regimes)
+    axis.set_ylim(len(regimes) - 0.5, -0.6)
+    axis.set_xlabel("mean token entropy at the start (nats)")
+    if runs:
+        figure.legend(fontsize=7.5, ncols=2, loc="outside upper right")
     return _png(figure)
 
 

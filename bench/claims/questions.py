@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 TASKS = {"micro": "arithmetic", "small": "word_problems"}
 """Scale -> its benchmark; the harder one has `_hard` behind its name."""
+BASELINES = ("sft", "grpo", "grpo-filtered", "dr-grpo", "dapo", "80-20", "nsr", "w-reinforce")
+"""What GTPO is held against, without a test."""
 
 
 class PairedTest(NamedTuple):

@@ -14,6 +14,7 @@ import yaml
 
 from bench.claims import measures
 from bench.claims.answers import answers, as_json, effect, read_records
+from bench.claims.exploratory import apart_from_zero, entropy_as_predictor, secondary
 from bench.claims.page import pages
 from bench.claims.plan import load_plan, merge
 from bench.claims.questions import QUESTIONS, PairedTest
@@ -164,6 +165,53 @@ def test_effects_are_paired_by_seed_and_match_scipy(plan):
     assert (found.seeds, found.planned) == (5, 10)
     assert (found.low, found.high) == pytest.approx((reference.low, reference.high), abs=1e-12)
     assert found.p == pytest.approx(2 / 2**5)
+
+
+def test_a_test_is_complete_once_its_runs_are_in_whether_or_not_all_have_a_value(plan):
+    calm = _record([4.0] * 12, [0.1] * 12, [0.0] * 12)
+    lost = _record([6.0] * 20 + [0.0] * 20, [0.0] * 15 + [0.5] * 25, [0.0] * 18 + [1.0] * 22)
+    test = PairedTest("micro-unstable", "grpo", None, "lead of entropy over KL")
+    records = {("micro-unstable", "grpo"): {seed: calm if seed < 4 else lost for seed in range(1, 11)}}
+    found = effect(records, plan, test)
+    assert (found.seeds, found.planned, found.complete) == (7, 10, True)
+    del records["micro-unstable", "grpo"][1]
+    assert not effect(records, plan, test).complete
+
+
+def test_the_auc_is_the_share_of_pairs_in_the_right_order():
+    rng = np.random.default_rng(5)
+    values = rng.integers(0, 6, 40) / 10  # with ties
+    collapsed = rng.random(40) < 0.4
+    curves = [
+        ([6.0] * 20 + [0.0] * 20, float(v)) if c else ([6.0] * 40, float(v))
+        for v, c in zip(values, collapsed, strict=True)
+    ]
+    runs = [_record(accuracy, [entropy] * 40, [0.0] * 40) for accuracy, entropy in curves]
+    records = {
+        ("micro-calm", "grpo"): dict(enumerate(runs[:20])),
+        ("micro-unstable", "gtpo-no-filter"): dict(enumerate(runs[20:])),
+        ("micro-unstable", "gtpo"): dict(enumerate(runs[:3])),  # has a gate
+        ("small-calm", "grpo"): dict(enumerate(runs[:3])),  # of another scale
+    }
+    found = entropy_as_predictor(records, "micro")
+    pairs = [(a > b) + 0.5 * (a == b) for a in values[collapsed] for b in values[~collapsed]]
+    assert (found.runs, found.collapsed) == (40, collapsed.sum())
+    assert found.auc == pytest.approx(np.mean(pairs))
+    assert found.low < found.auc < found.high
+    assert found.in_collapsed == pytest.approx(values[collapsed].mean())
+    assert entropy_as_predictor({("micro-calm", "grpo"): {1: runs[0]}}, "micro").auc is None
+    assert entropy_as_predictor({}, "micro") is None
+
+
+def test_exploratory_tests_are_complete_ones_that_are_not_primary(plan):
+    found = answers(read_records(plan), plan)
+    primary = {answer.effects[0].test for answer in found}
+    others = secondary(found)
+    assert len(others) == len({each.test for each in others})
+    assert all(each.complete and each.difference is not None for each in others)
+    assert not {each.test for each in others} & primary
+    for each in apart_from_zero(others):
+        assert not each.low <= 0 <= each.high
 
 
 def test_the_primary_tests_are_of_runs_that_are_planned(plan):

@@ -1,0 +1,96 @@
+"""What the records show beyond the primary tests: tables without a pre-stated test, marked exploratory on the page."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from bench.claims.answers import Answer, Effect, Records, effect
+from bench.claims.measures import collapsed, initial_entropy
+from bench.claims.plan import Plan
+from bench.claims.questions import BASELINES, PairedTest
+
+RESAMPLES = 2000
+WITHOUT_GATE = ("grpo", "gtpo-no-filter")
+
+
+def secondary(found: list[Answer]) -> list[Effect]:
+    """Every test but the primary ones, each once, that has an interval and all of its planned seeds recorded."""
+    tests: dict[PairedTest, Effect] = {}
+    for answer in found:
+        for each in answer.effects[1:]:
+            if each.difference is not None and each.complete:
+                tests.setdefault(each.test, each)
+    return list(tests.values())
+
+
+def apart_from_zero(effects: list[Effect]) -> list[Effect]:
+    """Those whose 95 % interval excludes 0. A width of 0 says that all seeds agree, not that the interval is known."""
+    return [each for each in effects if (each.low or 0.0) * (each.high or 0.0) > 0 and each.low != each.high]
+
+
+def against_baselines(records: Records, plan: Plan) -> dict[str, dict[str, Effect]]:
+    """Regime -> baseline -> pass@1 of GTPO minus the baseline's, for the regimes that run two baselines or more."""
+    out: dict[str, dict[str, Effect]] = {}
+    for regime in dict.fromkeys(regime for regime, _ in plan.seeds):
+        names = [name for name in BASELINES if (regime, name) in plan.seeds]
+        if len(names) > 1:
+            measure = f"{plan.evaluation(regime)[0]}:pass@1"
+            out[regime] = {name: effect(records, plan, PairedTest(regime, "gtpo", name, measure)) for name in names}
+    return out
+
+
+class Predictor(NamedTuple):
+    """How well the entropy at the start tells which runs collapse."""
+
+    runs: int
+    collapsed: int
+    in_collapsed: float
+    """Mean entropy at the start, in nats."""
+    in_others: float
+    auc: float | None
+    """Chance that a run that collapsed began with the higher entropy of two; None where all or none collapsed."""
+    low: float | None
+    high: float | None
+    """95 % interval by resampling seeds."""
+
+
+def entropy_at_start(records: Records, scale: str) -> list[tuple[str, int, float, bool]]:
+    """(regime, seed, entropy at the start in nats, whether it collapsed) of a scale's runs without a gate."""
+    return [
+        (regime, seed, initial_entropy(record), bool(collapsed(record)))
+        for (regime, method), found in records.items()
+        if method in WITHOUT_GATE and regime.startswith(f"{scale}-")
+        for seed, record in found.items()
+    ]
+
+
+def entropy_as_predictor(records: Records, scale: str) -> Predictor | None:
+    """The AUC of the entropy at the start over a scale's runs without a gate; None without such runs."""
+    runs = entropy_at_start(records, scale)
+    if not runs:
+        return None
+    seeds = np.array([seed for _, seed, _, _ in runs])
+    entropy = np.array([value for _, _, value, _ in runs])
+    lost = np.array([state for _, _, _, state in runs])
+    auc = _auc(entropy, lost)
+    drawn = []
+    generator = np.random.default_rng(0)
+    by_seed = [np.flatnonzero(seeds == seed) for seed in np.unique(seeds)]
+    for choice in generator.integers(len(by_seed), size=(RESAMPLES if auc is not None else 0, len(by_seed))):
+        rows = np.concatenate([by_seed[i] for i in choice])
+        drawn.append(_auc(entropy[rows], lost[rows]))
+    known = [value for value in drawn if value is not None]
+    low, high = np.percentile(known, [2.5, 97.5]) if known else (None, None)
+    means = (float(entropy[part].mean()) if part.any() else float("nan") for part in (lost, ~lost))
+    return Predictor(len(runs), int(lost.sum()), *means, auc, low, high)
+
+
+def _auc(values: NDArray[np.float64], positive: NDArray[np.bool_]) -> float | None:
+    if positive.all() or not positive.any():
+        return None
+    u = stats.mannwhitneyu(values[positive], values[~positive]).statistic
+    return float(u) / float(positive.sum() * (~positive).sum())

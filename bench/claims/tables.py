@@ -1,0 +1,156 @@
+"""The tables of the experiment's pages, and how their numbers are written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bench.claims.answers import Answer, Effect, Records
+from bench.claims.measures import MEASURES, collapsed, evaluated
+from bench.claims.plan import Plan
+from bench.claims.questions import PairedTest
+
+ORDER = ("does not hold", "no difference shown", "holds", "no answer yet")
+"""What did not hold comes first."""
+COLUMNS = ("pass@1", "maj@n", "pass@n", "hard: pass@1", "hard: pass@n", "format")
+
+
+def is_share(measure: str) -> bool:
+    """Whether a measure is a fraction, shown in percent and points."""
+    return ":" in measure or measure in ("collapsed", "kept by the gate")
+
+
+def unit(measure: str) -> str:
+    """What a difference of a measure is counted in."""
+    if is_share(measure):
+        return "points"
+    return "steps" if "lead" in measure else "points of 10" if "reward" in measure else "nats"
+
+
+def number(value: float | None, measure: str, *, signed: bool = False) -> str:
+    """A value as the page shows it."""
+    if value is None:
+        return "-"
+    digits = 1 if is_share(measure) or "lead" in measure or "reward" in measure else 3
+    value = round(100 * value if is_share(measure) else value, digits) or 0.0  # never "-0.0"
+    return f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
+
+
+def interval(effect: Effect) -> str:
+    """`+1.2 [-0.3, +2.7]`."""
+    if effect.difference is None:
+        return "-"
+    measure = effect.test.measure
+    low, high = (number(value, measure, signed=True) for value in (effect.low, effect.high))
+    return f"{number(effect.difference, measure, signed=True)} [{low}, {high}]"
+
+
+def measure_name(test: PairedTest, plan: Plan) -> str:
+    """A test's measure in words, with the samples per question for n."""
+    name = test.measure.replace(":", " ").replace("_", " ")
+    return name.replace("@n", f"@{plan.evaluation(test.regime)[1]}") if "@n" in name else name
+
+
+def compared(test: PairedTest) -> str:
+    """`gtpo - grpo`."""
+    return f"{test.a} - {test.b}" if test.b else test.a
+
+
+def p_value(p: float | None) -> str:
+    """Two digits, or an upper bound."""
+    return "-" if p is None else "< 0.001" if p < 0.001 else f"{p:.2g}"
+
+
+def rank(answer: Answer) -> int:
+    return ORDER.index(answer.verdict.removeprefix("interim: "))
+
+
+def questions_table(found: list[Answer], plan: Plan) -> list[str]:
+    """The primary test of each question, what did not hold first."""
+    rows = [
+        "| question | primary test | difference [95 %] | p (Holm) | seeds | the claim |",
+        "|:--|:--|--:|--:|--:|:--|",
+    ]
+    for answer in sorted(found, key=rank):
+        primary = answer.effects[0]
+        test = primary.test
+        seeds = f"{primary.seeds} of {primary.planned}" if primary.planned else "not planned yet"
+        rows.append(
+            f"| {answer.question.asks} | {test.regime}: {compared(test)}, {measure_name(test, plan)} | "
+            f"{interval(primary)} | {p_value(answer.p_corrected)} | {seeds} | "
+            f"{answer.verdict} |"
+        )
+    return rows
+
+
+def effects_table(effects: Iterable[Effect], plan: Plan) -> list[str]:
+    """A row per test that has an interval, each test once."""
+    rows = ["| regime | comparison | measure | a | b | difference [95 %] | seeds |", "|:--|:--|:--|--:|--:|--:|--:|"]
+    for test, effect in {effect.test: effect for effect in effects if effect.difference is not None}.items():
+        means = " | ".join(number(value, test.measure) for value in (effect.a, effect.b))
+        rows.append(
+            f"| {test.regime} | {compared(test)} | {measure_name(test, plan)} | {means} | {interval(effect)} | "
+            f"{effect.seeds} |"
+        )
+    return rows
+
+
+def baselines_table(found: dict[str, dict[str, Effect]]) -> list[str]:
+    """GTPO minus each baseline, a column per regime; how many seeds, where some are missing."""
+    rows = ["| GTPO minus | " + " | ".join(found) + " |", "|:--|" + "--:|" * len(found)]
+    for name in dict.fromkeys(name for effects in found.values() for name in effects):
+        cells = []
+        for effect in (effects.get(name) for effects in found.values()):
+            known = effect is not None and effect.difference is not None
+            some = f" ({effect.seeds} of {effect.planned} seeds)" if known and not effect.complete else ""
+            cells.append(interval(effect) + some if known else "-")
+        rows.append(f"| {name} | " + " | ".join(cells) + " |")
+    return rows
+
+
+def methods_table(records: Records, plan: Plan, regime: str) -> list[str]:
+    """Means of every method of a regime over its recorded seeds, and how many runs collapsed; the base first."""
+    lines = [
+        (method, records[its, method], plan.seeds[its, method])
+        for its, method in plan.seeds
+        if its == regime and (its, method) in records
+    ]
+    if not lines:
+        return []
+    base = next((run.base for run in plan.runs if run.regime == regime and run.base), None)
+    if base is not None and (base.regime, "base") in records:
+        bases = {run.base.name for run in plan.runs if run.regime == regime and run.base}
+        lines.insert(0, ("(base)", records[base.regime, "base"], len(bases)))
+    benchmark, k = plan.evaluation(regime)
+    columns = []
+    for name in COLUMNS:
+        _, hard, metric = name.rpartition("hard: ")
+        columns.append((name.replace("@n", f"@{k}"), evaluated(benchmark + ("_hard" if hard else ""), metric)))
+    rows = [
+        "| method | seeds | " + " | ".join(name for name, _ in columns) + " | entropy at the end | collapsed |",
+        "|:--|--:|" + "--:|" * (len(columns) + 2),
+    ]
+    for method, seeds, planned in lines:
+        found = [record for _, record in sorted(seeds.items())]
+        cells = [f"{100 * sum(map(measure, found)) / len(found):.1f}" for _, measure in columns]
+        entropies = [MEASURES["entropy at the end"](record) for record in found]
+        lost = "-" if method in ("(base)", "sft") else f"{int(sum(map(collapsed, found)))}"
+        rows.append(
+            f"| {method} | {len(found)} of {planned} | " + " | ".join(cells)
+            + f" | {sum(entropies) / len(entropies):.3f} | {lost} |"
+        )  # fmt: skip
+    return rows
+
+
+def compute_table(records: Records, plan: Plan) -> list[str]:
+    """Runs and core hours by regime."""
+    planned: dict[str, int] = {}
+    for run in plan.runs:
+        planned[run.regime] = planned.get(run.regime, 0) + 1
+    rows = ["| regime | runs recorded | planned | hours of one core, by the clock |", "|:--|--:|--:|--:|"]
+    for regime, count in planned.items():
+        found = [r for (its, _), seeds in records.items() if its == regime for r in seeds.values()]
+        rows.append(f"| {regime} | {len(found)} | {count} | {sum(r['seconds'] for r in found) / 3600:.2f} |")
+    everything = [r for seeds in records.values() for r in seeds.values()]
+    hours = sum(r["seconds"] for r in everything) / 3600
+    rows.append(f"| all | {len(everything)} | {sum(planned.values())} | {hours:.2f} |")
+    return rows
