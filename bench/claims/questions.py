@@ -128,6 +128,11 @@ QUESTIONS = (
             PairedTest("micro-weak-base", "gtpo", "gtpo-no-filter", "kept by the gate"),
             PairedTest("micro-weak-base", "gtpo", "gtpo-no-filter", "format reward at the end"),
             PairedTest("micro-weak-base", "gtpo", "gtpo-no-filter", "arithmetic:pass@1"),
+            # Added after the primary test was in (docs/claims-plan.md).
+            PairedTest("micro-weak-base", "grpo-filtered", "grpo", "entropy over training"),
+            PairedTest("micro-weak-base", "grpo-filtered", "grpo", "kept by the gate"),
+            PairedTest("micro-weak-base", "grpo-filtered", "grpo", "arithmetic:pass@1"),
+            PairedTest("micro-weak-base", "grpo-filtered", "grpo", "collapsed"),
             PairedTest("micro-unstable", "gtpo", "gtpo-no-filter", "arithmetic:pass@1"),
             PairedTest("micro-unstable", "gtpo", "gtpo-no-filter", "collapsed"),
             PairedTest("micro-calm", "gtpo", "gtpo-no-filter", "arithmetic:pass@1"),

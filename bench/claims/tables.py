@@ -26,11 +26,11 @@ def unit(measure: str) -> str:
     return "steps" if "lead" in measure else "points of 10" if "reward" in measure else "nats"
 
 
-def number(value: float | None, measure: str, *, signed: bool = False) -> str:
-    """A value as the page shows it."""
+def number(value: float | None, measure: str, *, signed: bool = False, fine: bool = False) -> str:
+    """A value as the page shows it; fine: with a digit more, where nats are few."""
     if value is None:
         return "-"
-    digits = 1 if is_share(measure) or "lead" in measure or "reward" in measure else 3
+    digits = 1 if is_share(measure) or "lead" in measure or "reward" in measure else 3 + fine
     value = round(100 * value if is_share(measure) else value, digits) or 0.0  # never "-0.0"
     return f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
 
@@ -39,9 +39,10 @@ def interval(effect: Effect) -> str:
     """`+1.2 [-0.3, +2.7]`."""
     if effect.difference is None:
         return "-"
-    measure = effect.test.measure
-    low, high = (number(value, measure, signed=True) for value in (effect.low, effect.high))
-    return f"{number(effect.difference, measure, signed=True)} [{low}, {high}]"
+    values = (effect.difference, effect.low, effect.high)
+    fine = max(abs(value or 0.0) for value in values) < 0.01
+    middle, low, high = (number(value, effect.test.measure, signed=True, fine=fine) for value in values)
+    return f"{middle} [{low}, {high}]"
 
 
 def measure_name(test: PairedTest, plan: Plan) -> str:
@@ -86,7 +87,8 @@ def effects_table(effects: Iterable[Effect], plan: Plan) -> list[str]:
     """A row per test that has an interval, each test once."""
     rows = ["| regime | comparison | measure | a | b | difference [95 %] | seeds |", "|:--|:--|:--|--:|--:|--:|--:|"]
     for test, effect in {effect.test: effect for effect in effects if effect.difference is not None}.items():
-        means = " | ".join(number(value, test.measure) for value in (effect.a, effect.b))
+        fine = max(abs(value or 0.0) for value in (effect.a, effect.b)) < 0.01
+        means = " | ".join(number(value, test.measure, fine=fine) for value in (effect.a, effect.b))
         rows.append(
             f"| {test.regime} | {compared(test)} | {measure_name(test, plan)} | {means} | {interval(effect)} | "
             f"{effect.seeds} |"

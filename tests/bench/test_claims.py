@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from bench.claims import measures
+from bench.claims.again import spread
 from bench.claims.answers import answers, as_json, effect, read_records
 from bench.claims.exploratory import apart_from_zero, entropy_as_predictor, secondary
 from bench.claims.page import pages
@@ -239,6 +240,18 @@ def test_every_record_is_of_the_plan_as_it_is(name):
         if run.name in recorded:
             assert is_done(plan, run)
             assert len(read_record(plan.record(run))["curves"]["last_step_of_block"]) <= POINTS
+
+
+def test_the_tolerance_takes_out_what_the_bases_of_the_seeds_differ_in():
+    rng = np.random.default_rng(11)
+    of_base, noise = rng.normal(0.6, 0.1, 10), rng.normal(0, 0.01, (3, 10))
+    own, *others = ({seed: float(of_base[seed] + row[seed]) for seed in range(10)} for row in noise)
+    assert 0.005 < spread(own, others) < 0.03
+    assert spread(own, []) == pytest.approx(np.std(list(own.values()), ddof=1))
+    assert spread(own, [{0: 0.5}]) == spread(own, [])  # a method without all of the seeds
+    flat = {seed: 0.5 for seed in range(10)}
+    assert spread(flat, [own]) == 0  # taking a noisy method off would only add to it
+    assert spread({1: 0.5}, [{1: 0.4}]) == 0
 
 
 def test_the_repetition_is_told_as_it_was_printed(root):
