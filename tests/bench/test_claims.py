@@ -249,7 +249,7 @@ def test_the_tolerance_takes_out_what_the_bases_of_the_seeds_differ_in():
     assert 0.005 < spread(own, others) < 0.03
     assert spread(own, []) == pytest.approx(np.std(list(own.values()), ddof=1))
     assert spread(own, [{0: 0.5}]) == spread(own, [])  # a method without all of the seeds
-    flat = {seed: 0.5 for seed in range(10)}
+    flat = dict.fromkeys(range(10), 0.5)
     assert spread(flat, [own]) == 0  # taking a noisy method off would only add to it
     assert spread({1: 0.5}, [{1: 0.4}]) == 0
 
