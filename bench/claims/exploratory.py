@@ -33,11 +33,11 @@ def apart_from_zero(effects: list[Effect]) -> list[Effect]:
 
 
 def against_baselines(records: Records, plan: Plan) -> dict[str, dict[str, Effect]]:
-    """Regime -> baseline -> pass@1 of GTPO minus the baseline's, for the regimes that run two baselines or more."""
+    """Regime -> baseline -> pass@1 of GTPO minus the baseline's, for the regimes that run three baselines or more."""
     out: dict[str, dict[str, Effect]] = {}
     for regime in dict.fromkeys(regime for regime, _ in plan.seeds):
         names = [name for name in BASELINES if (regime, name) in plan.seeds]
-        if len(names) > 1:
+        if len(names) >= 3:
             measure = f"{plan.evaluation(regime)[0]}:pass@1"
             out[regime] = {name: effect(records, plan, PairedTest(regime, "gtpo", name, measure)) for name in names}
     return out

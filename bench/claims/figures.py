@@ -61,7 +61,7 @@ def _gtpo_against_grpo(records: Records, plan: Plan) -> bytes:
     found = [effect(records, plan, test) for test in dict.fromkeys(tests)]
     found = [each for each in found if each.difference is not None]
     figure, (means, differences) = plt.subplots(
-        1, 2, figsize=(10.5, 0.6 + 0.42 * max(1, len(found))), layout="constrained", sharey=True
+        1, 2, figsize=(9, 0.6 + 0.42 * max(1, len(found))), layout="constrained", sharey=True
     )
     for row, each in enumerate(found):
         regime = each.test.regime
@@ -101,9 +101,9 @@ def _primary_tests(found: list[Answer], records: Records) -> bytes:
     from matplotlib.ticker import MaxNLocator
 
     known = [answer for answer in found if answer.effects[0].difference is not None]
-    columns = 4
+    columns = 3
     rows = max(1, -(-len(known) // columns))
-    figure, axes = plt.subplots(rows, columns, figsize=(13.5, 1.25 * rows), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(rows, columns, figsize=(9, 1.25 * rows), layout="constrained", squeeze=False)
     for axis in axes.flat[len(known) :]:
         axis.set_visible(False)
     for axis, answer in zip(axes.flat, known, strict=False):
@@ -121,7 +121,7 @@ def _primary_tests(found: list[Answer], records: Records) -> bytes:
         axis.spines["left"].set_visible(False)
         axis.xaxis.set_major_locator(MaxNLocator(5))
         missing = "" if primary.complete else f", {primary.seeds} of {primary.planned} seeds"
-        axis.set_title(f"{test.regime}: {compared(test)}", fontsize=8)
+        axis.set_title(f"{test.regime}: {compared(test)}", fontsize=7)
         axis.set_xlabel(f"{re.sub('[_:]', ' ', test.measure)}, {unit(test.measure)}{missing}", fontsize=7.5)
     return _png(figure)
 
@@ -131,20 +131,28 @@ def _baselines(records: Records, plan: Plan) -> bytes:
     from matplotlib import pyplot as plt
 
     regimes = list(against_baselines(records, plan))
-    figure, axes = plt.subplots(1, len(regimes), figsize=(13.5, 2.9), layout="constrained", squeeze=False)
-    for axis, regime in zip(axes.flat, regimes, strict=True):
+    rows = max(1, -(-len(regimes) // 2))
+    figure, axes = plt.subplots(rows, 2, figsize=(9, 2.6 * rows), layout="constrained", squeeze=False)
+    for axis in axes.flat[len(regimes) :]:
+        axis.set_visible(False)
+    for axis, regime in zip(axes.flat, regimes, strict=False):
         measure = evaluated(plan.evaluation(regime)[0], "pass@1")
         names = [name for name in ("gtpo", *BASELINES) if (regime, name) in records]
-        values = {name: [100 * measure(record) for record in records[regime, name].values()] for name in names}
+        # While some are missing: seeds differ by more than methods do.
+        shared = set.intersection(*(set(records[regime, name]) for name in names))
+        values = {name: [100 * measure(records[regime, name][seed]) for seed in sorted(shared)] for name in names}
+        if not shared:
+            axis.set_visible(False)
+            continue
         names.sort(key=lambda name: float(np.mean(values[name])))
         for row, name in enumerate(names):
             colour = COLOURS[1] if name == "gtpo" else COLOURS[0]
             axis.plot(values[name], np.full(len(values[name]), row), "o", color=colour, markersize=3, alpha=0.5)
             axis.plot([np.mean(values[name])] * 2, [row - 0.35, row + 0.35], color=colour, linewidth=2)
-        axis.set_yticks(range(len(names)), [f"{name} ({len(values[name])})" for name in names], fontsize=7.5)
+        axis.set_yticks(range(len(names)), names, fontsize=7.5)
         axis.set_xlim(0, 100)
-        axis.set_title(regime)
-        axis.set_xlabel("pass@1 (%); number of seeds in brackets", fontsize=7.5)
+        axis.set_title(f"{regime}, {len(shared)} seed{'s' * (len(shared) != 1)}")
+        axis.set_xlabel("pass@1 (%)", fontsize=7.5)
     return _png(figure)
 
 
@@ -181,7 +189,8 @@ def _entropy_at_start(records: Records) -> bytes:
 def _training(regime: str, found: dict[str, list[Record]]) -> bytes:
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, len(PANELS) + 1, figsize=(13.5, 2.9), layout="constrained")
+    figure, grid = plt.subplots(2, 3, figsize=(9, 4.6), layout="constrained")
+    axes, legend = grid.flat[: len(PANELS) + 1], grid.flat[-1]
     for axis, (key, title) in zip(axes, PANELS, strict=False):
         for method, records in found.items():
             _band(axis, method, records, lambda record, key=key: curve(record, key))
@@ -203,7 +212,8 @@ def _training(regime: str, found: dict[str, list[Record]]) -> bytes:
         ha="left",
         fontsize=10,
     )
-    axes[0].legend(*axes[2].get_legend_handles_labels(), fontsize=7.5)  # of the panel that has every method
+    legend.axis("off")
+    legend.legend(*axes[2].get_legend_handles_labels(), loc="upper left")  # of the panel that has every method
     return _png(figure)
 
 
