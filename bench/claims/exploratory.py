@@ -11,7 +11,7 @@ from scipy import stats
 from bench.claims.answers import Answer, Effect, Records, effect
 from bench.claims.measures import collapsed, initial_entropy
 from bench.claims.plan import Plan
-from bench.claims.questions import BASELINES, PairedTest
+from bench.claims.questions import BASELINES, TASKS, PairedTest
 
 RESAMPLES = 2000
 WITHOUT_GATE = ("grpo", "gtpo-no-filter")
@@ -30,6 +30,17 @@ def secondary(found: list[Answer]) -> list[Effect]:
 def apart_from_zero(effects: list[Effect]) -> list[Effect]:
     """Those whose 95 % interval excludes 0. A width of 0 says that all seeds agree, not that the interval is known."""
     return [each for each in effects if (each.low or 0.0) * (each.high or 0.0) > 0 and each.low != each.high]
+
+
+def at_every_scale(effects: list[Effect]) -> list[list[Effect]]:
+    """Those of them that are found at every scale, with the same sign: one list per comparison."""
+    alike: dict[tuple[str, str, str | None, str, bool], list[Effect]] = {}
+    for each in effects:
+        regime = each.test.regime.removeprefix(f"{each.test.scale}-")
+        measure = each.test.measure.removeprefix(TASKS[each.test.scale])
+        key = (regime, each.test.a, each.test.b, measure, (each.difference or 0.0) > 0)
+        alike.setdefault(key, []).append(each)
+    return [found for found in alike.values() if len(found) == len(TASKS)]
 
 
 def against_baselines(records: Records, plan: Plan) -> dict[str, dict[str, Effect]]:

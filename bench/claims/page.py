@@ -10,8 +10,8 @@ import argparse
 import re
 from pathlib import Path
 
-from bench.claims.answers import Answer, Records, answers, as_json, read_records
-from bench.claims.exploratory import against_baselines, apart_from_zero, entropy_as_predictor, secondary
+from bench.claims.answers import Answer, Effect, Records, answers, as_json, read_records
+from bench.claims.exploratory import against_baselines, apart_from_zero, at_every_scale, entropy_as_predictor, secondary
 from bench.claims.measures import MEASURES, curve, running
 from bench.claims.plan import PLAN, Plan, load_plan
 from bench.claims.questions import QUESTIONS, TASKS
@@ -75,6 +75,20 @@ def predictor_line(records: Records, scale: str) -> str:
     )
 
 
+def repeated_lines(repeated: list[list[Effect]], plan: Plan) -> list[str]:
+    """What excludes 0 at both scales, a line each; nothing where there is none."""
+    if not repeated:
+        return []
+    lines = ["Of these, found at both scales, in the same direction:", ""]
+    for effects in repeated:
+        numbers = "; ".join(f"{effect.test.scale} {interval(effect)}" for effect in effects)
+        test = effects[0].test
+        what = measure_name(test, plan).removeprefix(TASKS[test.scale].replace("_", " ")).strip()
+        regime = test.regime.removeprefix(f"{test.scale}-")
+        lines.append(f"- `{compared(test)}`, {regime}, {what}: {numbers} {unit(test.measure)}.")
+    return [*lines, ""]
+
+
 def results_section(records: Records, plan: Plan, found: list[Answer]) -> str:
     """The generated part of docs/results.md."""
     recorded, planned = sum(len(seeds) for seeds in records.values()), len(plan.runs)
@@ -118,6 +132,7 @@ def results_section(records: Records, plan: Plan, found: list[Answer]) -> str:
         "",
         *effects_table(seen, plan),
         "",
+        *repeated_lines(at_every_scale(seen), plan),
         "**Does H_ini predict which runs collapse?** AUC: the chance that a run that collapsed began with the higher",
         "entropy of the two; 0.5 is none. [95 %] by resampling seeds. Regimes differ in more than H_ini.",
         "",

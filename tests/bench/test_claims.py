@@ -15,7 +15,7 @@ import yaml
 from bench.claims import measures
 from bench.claims.again import spread
 from bench.claims.answers import answers, as_json, effect, read_records
-from bench.claims.exploratory import apart_from_zero, entropy_as_predictor, secondary
+from bench.claims.exploratory import apart_from_zero, at_every_scale, entropy_as_predictor, secondary
 from bench.claims.page import pages
 from bench.claims.plan import load_plan, merge
 from bench.claims.questions import QUESTIONS, PairedTest
@@ -211,8 +211,14 @@ def test_exploratory_tests_are_complete_ones_that_are_not_primary(plan):
     assert len(others) == len({each.test for each in others})
     assert all(each.complete and each.difference is not None for each in others)
     assert not {each.test for each in others} & primary
-    for each in apart_from_zero(others):
+    apart = apart_from_zero(others)
+    for each in apart:
         assert not each.low <= 0 <= each.high
+    for first, second in at_every_scale(apart):
+        assert {first.test.scale, second.test.scale} == {"micro", "small"}
+        assert first.difference * second.difference > 0
+        assert (first.test.a, first.test.b) == (second.test.a, second.test.b)
+        assert first.test.regime.partition("-")[2] == second.test.regime.partition("-")[2]
 
 
 def test_the_primary_tests_are_of_runs_that_are_planned(plan):
