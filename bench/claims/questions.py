@@ -130,7 +130,7 @@ QUESTIONS = (
             PairedTest("micro-weak-base", "gtpo", "gtpo-no-filter", "arithmetic:pass@1"),
             # Added after the primary test was in (docs/claims-plan.md).
             PairedTest("micro-weak-base", "grpo-filtered", "grpo", "entropy over training"),
-            PairedTest("micro-weak-base", "grpo-filtered", "grpo", "kept by the gate"),
+            PairedTest("micro-weak-base", "grpo-filtered", "gtpo", "kept by the gate"),
             PairedTest("micro-weak-base", "grpo-filtered", "grpo", "arithmetic:pass@1"),
             PairedTest("micro-weak-base", "grpo-filtered", "grpo", "collapsed"),
             PairedTest("micro-unstable", "gtpo", "gtpo-no-filter", "arithmetic:pass@1"),
