@@ -59,7 +59,7 @@ class Answer:
     p_corrected: float | None
     """Holm's, over the primary tests of the scale."""
     verdict: str
-    """held, not shown, opposite, or interim."""
+    """One of bench.claims.tables.ORDER, after "interim: " while planned seeds are missing."""
 
 
 def read_records(plan: Plan) -> Records:
@@ -69,6 +69,12 @@ def read_records(plan: Plan) -> Records:
         if plan.record(run).is_file():
             found.setdefault((run.regime, run.method), {})[run.seed] = read_record(plan.record(run))
     return found
+
+
+def evaluation_of(measure: str) -> tuple[str, str] | None:
+    """(benchmark, metric) of a measure that has scores per question, `benchmark:metric`; None for one per run."""
+    benchmark, colon, metric = measure.partition(":")
+    return (benchmark, metric) if colon else None
 
 
 class Pairs(NamedTuple):
@@ -87,8 +93,8 @@ def pairs(records: Records, test: PairedTest) -> Pairs:
     of_a = records.get((test.regime, test.a), {})
     of_b = records.get((test.regime, test.b), {}) if test.b else of_a
     seeds = sorted(set(of_a) & set(of_b))
-    benchmark, colon, metric = test.measure.partition(":")
-    measure = evaluated(benchmark, metric) if colon else MEASURES[test.measure]
+    scored = evaluation_of(test.measure)
+    measure = evaluated(*scored) if scored else MEASURES[test.measure]
     a = np.array([measure(of_a[seed]) for seed in seeds])
     b = np.array([measure(of_b[seed]) for seed in seeds]) if test.b else np.zeros(len(seeds))
     usable = ~np.isnan(a + b)
@@ -100,13 +106,13 @@ def effect(records: Records, plan: Plan, test: PairedTest) -> Effect:
     recorded, seeds, a, b = pairs(records, test)
     planned = min(plan.seeds.get((test.regime, name), 0) for name in (test.a, test.b or test.a))
     complete = recorded >= planned
-    benchmark, colon, metric = test.measure.partition(":")
     if len(seeds) < 2:
         return Effect(test, len(seeds), planned, complete)
     means = (float(a.mean()), float(b.mean()) if test.b else None)
-    if colon and len(seeds) >= SEEDS_NEEDED:
+    scored = evaluation_of(test.measure)
+    if scored and len(seeds) >= SEEDS_NEEDED:
         sides = (records[test.regime, name] for name in (test.a, test.b or test.a))
-        stacked = [np.stack([scores(found[seed], benchmark, metric) for seed in seeds])[None] for found in sides]
+        stacked = [np.stack([scores(found[seed], *scored) for seed in seeds])[None] for found in sides]
         pair = differences(*stacked, seeds_paired=True)[0]
         numbers = (pair.difference, pair.low, pair.high, pair.p_value, pair.test)
         return Effect(test, len(seeds), planned, complete, *means, *numbers)

@@ -43,14 +43,19 @@ def at_every_scale(effects: list[Effect]) -> list[list[Effect]]:
     return [found for found in alike.values() if len(found) == len(TASKS)]
 
 
+def regimes_with_baselines(plan: Plan) -> list[str]:
+    """The regimes that run three baselines or more."""
+    regimes = dict.fromkeys(regime for regime, _ in plan.seeds)
+    return [regime for regime in regimes if sum((regime, name) in plan.seeds for name in BASELINES) >= 3]
+
+
 def against_baselines(records: Records, plan: Plan) -> dict[str, dict[str, Effect]]:
-    """Regime -> baseline -> pass@1 of GTPO minus the baseline's, for the regimes that run three baselines or more."""
+    """Regime -> baseline -> pass@1 of GTPO minus the baseline's, for the regimes that run several."""
     out: dict[str, dict[str, Effect]] = {}
-    for regime in dict.fromkeys(regime for regime, _ in plan.seeds):
+    for regime in regimes_with_baselines(plan):
         names = [name for name in BASELINES if (regime, name) in plan.seeds]
-        if len(names) >= 3:
-            measure = f"{plan.evaluation(regime)[0]}:pass@1"
-            out[regime] = {name: effect(records, plan, PairedTest(regime, "gtpo", name, measure)) for name in names}
+        measure = f"{plan.evaluation(regime)[0]}:pass@1"
+        out[regime] = {name: effect(records, plan, PairedTest(regime, "gtpo", name, measure)) for name in names}
     return out
 
 

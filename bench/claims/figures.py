@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.claims.answers import Answer, Records, answers, effect, pairs
-from bench.claims.exploratory import against_baselines, entropy_at_start
+from bench.claims.answers import Answer, Records, effect, pairs
+from bench.claims.exploratory import entropy_at_start, regimes_with_baselines
 from bench.claims.measures import Record, curve, evaluated, tag_means
 from bench.claims.plan import Plan
 from bench.claims.questions import BASELINES, TASKS, PairedTest
@@ -29,22 +29,22 @@ PANELS = (
 )
 
 
-def write_figures(records: Records, plan: Plan) -> list[Path]:
-    """Write training-<regime>.png for each regime with records; return the files."""
+def write_figures(records: Records, plan: Plan, found: list[Answer]) -> list[Path]:
+    """Write training-<regime>.png for each regime with records, and the figures across regimes; return the files."""
     import matplotlib
 
     matplotlib.use("Agg")
     written = []
     with matplotlib.rc_context(STYLE):
         for regime in dict.fromkeys(regime for regime, _ in plan.seeds):
-            found = {method: list(records[regime, method].values()) for method in SHOWN if (regime, method) in records}
-            if found:
+            runs = {method: list(records[regime, method].values()) for method in SHOWN if (regime, method) in records}
+            if runs:
                 path = plan.evidence / "figures" / f"training-{regime}.png"
-                write_bytes(path, _training(regime, found))
+                write_bytes(path, _training(regime, runs))
                 written.append(path)
         for name, drawn in (
             ("gtpo-against-grpo", _gtpo_against_grpo(records, plan)),
-            ("primary-tests", _primary_tests(answers(records, plan), records)),
+            ("primary-tests", _primary_tests(found, records)),
             ("baselines", _baselines(records, plan)),
             ("entropy-at-start", _entropy_at_start(records)),
         ):
@@ -130,7 +130,7 @@ def _baselines(records: Records, plan: Plan) -> bytes:
     """pass@1 of GTPO and of every baseline in the regimes that have several: a dot per seed, a line at the mean."""
     from matplotlib import pyplot as plt
 
-    regimes = list(against_baselines(records, plan))
+    regimes = regimes_with_baselines(plan)
     rows = max(1, -(-len(regimes) // 2))
     figure, axes = plt.subplots(rows, 2, figsize=(9, 2.6 * rows), layout="constrained", squeeze=False)
     for axis in axes.flat[len(regimes) :]:

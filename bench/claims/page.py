@@ -223,10 +223,8 @@ def replaced(page: Path, section: str) -> str:
     return new
 
 
-def pages(plan: Plan) -> dict[Path, str]:
+def pages(records: Records, plan: Plan, found: list[Answer]) -> dict[Path, str]:
     """Every page with its section written anew."""
-    records = read_records(plan)
-    found = answers(records, plan)
     return {
         README: replaced(README, readme_section(records, plan, found)),
         RESULTS: replaced(RESULTS, results_section(records, plan, found)),
@@ -243,13 +241,14 @@ def main() -> None:
     asked = parser.parse_args()
     plan = load_plan(asked.plan)
     records = read_records(plan)
-    write_json(plan.evidence / "answers.json", as_json(answers(records, plan)))
-    for page, text in pages(plan).items():
+    found = answers(records, plan)
+    write_json(plan.evidence / "answers.json", as_json(found))
+    for page, text in pages(records, plan, found).items():
         write_text(page, text)
     if not asked.no_figures:
         from bench.claims.figures import write_figures
 
-        write_figures(records, plan)
+        write_figures(records, plan, found)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ import yaml
 
 from bench.claims import measures
 from bench.claims.again import spread
-from bench.claims.answers import answers, as_json, effect, read_records
+from bench.claims.answers import Effect, answers, as_json, effect, read_records
 from bench.claims.exploratory import apart_from_zero, at_every_scale, entropy_as_predictor, secondary
 from bench.claims.page import pages
 from bench.claims.plan import load_plan, merge
-from bench.claims.questions import QUESTIONS, PairedTest
+from bench.claims.questions import QUESTIONS, TASKS, PairedTest
 from bench.claims.record import POINTS, read_record
 from bench.claims.run import is_done
 from gtpo.config import load_config
@@ -211,14 +211,28 @@ def test_exploratory_tests_are_complete_ones_that_are_not_primary(plan):
     assert len(others) == len({each.test for each in others})
     assert all(each.complete and each.difference is not None for each in others)
     assert not {each.test for each in others} & primary
-    apart = apart_from_zero(others)
-    for each in apart:
-        assert not each.low <= 0 <= each.high
-    for first, second in at_every_scale(apart):
-        assert {first.test.scale, second.test.scale} == {"micro", "small"}
-        assert first.difference * second.difference > 0
-        assert (first.test.a, first.test.b) == (second.test.a, second.test.b)
-        assert first.test.regime.partition("-")[2] == second.test.regime.partition("-")[2]
+
+
+def _effect(regime: str, a: str, measure: str, low: float, high: float) -> Effect:
+    test = PairedTest(regime, a, "grpo", measure)
+    return Effect(test, 5, 5, complete=True, a=1.0, b=1.0, difference=(low + high) / 2, low=low, high=high)
+
+
+def test_what_excludes_zero_at_both_scales():
+    entropy, accuracy = "entropy at the end", "pass@1"
+    above = _effect("micro-calm", "gtpo", entropy, 0.1, 0.3)
+    below = _effect("micro-unstable", "gtpo", entropy, -0.3, -0.1)
+    both = [
+        _effect("micro-calm", "gtpo", f"{TASKS['micro']}:{accuracy}", 0.1, 0.2),
+        _effect("small-calm", "gtpo", f"{TASKS['small']}:{accuracy}", 0.2, 0.5),
+    ]
+    other_sign = _effect("small-calm", "gtpo", entropy, -0.3, -0.1)
+    other_method = _effect("small-unstable", "gtpo-no-filter", entropy, -0.3, -0.1)
+    covers = _effect("small-unstable", "gtpo", entropy, -0.1, 0.3)
+    agree = _effect("small-weak", "gtpo", entropy, 0.2, 0.2)  # every seed the same: no width
+    seen = apart_from_zero([above, below, *both, other_sign, other_method, covers, agree])
+    assert seen == [above, below, *both, other_sign, other_method]
+    assert at_every_scale(seen) == [both]
 
 
 def test_the_primary_tests_are_of_runs_that_are_planned(plan):
@@ -231,10 +245,11 @@ def test_the_primary_tests_are_of_runs_that_are_planned(plan):
 
 
 def test_the_pages_and_the_answers_say_what_the_records_say(plan):
-    for page, text in pages(plan).items():
+    records = read_records(plan)
+    found = answers(records, plan)
+    for page, text in pages(records, plan, found).items():
         assert page.read_text() == text, f"{page}: write it again with python -m bench.claims.page"
-    found = as_json(answers(read_records(plan), plan))
-    assert json.loads((plan.evidence / "answers.json").read_text()) == json.loads(json.dumps(found))
+    assert json.loads((plan.evidence / "answers.json").read_text()) == json.loads(json.dumps(as_json(found)))
 
 
 @pytest.mark.parametrize("name", PLANS)
