@@ -23,6 +23,7 @@ from bench.claims.tables import (
     compared,
     compute_table,
     effects_table,
+    fewer_seeds_notes,
     interval,
     measure_name,
     methods_table,
@@ -115,6 +116,7 @@ def results_section(records: Records, plan: Plan, found: list[Answer]) -> str:
         table = methods_table(records, plan, regime)
         if table:
             parts += [f"**{regime}**", "", *table, ""]
+            parts += [line for note in fewer_seeds_notes(records, plan, regime) for line in (note, "")]
             parts += [f"![Training in {regime}]({figures}/training-{regime}.png)", ""]
     parts += [
         "### Exploratory",

@@ -21,6 +21,7 @@ from bench.claims.plan import load_plan, merge
 from bench.claims.questions import QUESTIONS, TASKS, PairedTest
 from bench.claims.record import POINTS, read_record
 from bench.claims.run import is_done
+from bench.claims.tables import fewer_seeds_notes
 from gtpo.config import load_config
 from rewards.support.errors import UserError
 
@@ -233,6 +234,20 @@ def test_what_excludes_zero_at_both_scales():
     seen = apart_from_zero([above, below, *both, other_sign, other_method, covers, agree])
     assert seen == [above, below, *both, other_sign, other_method]
     assert at_every_scale(seen) == [both]
+
+
+def test_a_method_with_fewer_seeds_is_compared_on_those(plan):
+    def run(share: float) -> dict:
+        counts = [round(64 * share)] * 4
+        return {"evaluation": {"arithmetic": {"n": 64, "correct": counts, "maj": counts, "format_ok": counts}}}
+
+    records = {
+        ("micro-calm", "gtpo"): {1: run(0.75), 2: run(0.5), 3: run(0.0)},
+        ("micro-calm", "gtpo-no-filter"): {1: run(0.5), 2: run(0.25)},
+        ("micro-calm", "grpo"): {1: run(0.5), 2: run(0.25), 3: run(1.0)},
+    }
+    (note,) = fewer_seeds_notes(records, plan, "micro-calm")
+    assert note == "`gtpo-no-filter` has 2 of these 3 seeds: on them its pass@1 is 37.5, that of `gtpo` 62.5."
 
 
 def test_the_primary_tests_are_of_runs_that_are_planned(plan):
