@@ -34,10 +34,12 @@ _JOINT = re.compile(
 )
 _HASHES = re.compile(r"####[^\S\n]*(\S[^\n]*)")
 _LEAD_IN = re.compile(
-    r"\b(?:the\s+)?(?:correct\s+|final\s+)?(?:answer|solution)(?:\s+(?:to|for|of)\b[^.:\n]{0,80}?)?"
+    r"\b(?:the\s+)?(?:correct\s+|final\s+)?(?:answers?|solutions?)(?:\s+(?:to|for|of)\b[^.:\n]{0,80}?)?"
     r"\s*(?:\bis\b|\bare\b|=|:)(?:\s*:)?[\s*]*",
     re.IGNORECASE,
 )
+_HEDGED = re.compile(r"\s*(?:not|neither|either|between|less|more|at (?:least|most))\b", re.IGNORECASE)
+"""How a phrase begins that does not give its number as the answer."""
 _HOPE = re.compile(r"\s*\.?\s*I hope (?:it|this) is correct\b.*", re.IGNORECASE | re.DOTALL)
 _FORMULA = re.compile(
     r"(?<!\\)\$\$(?P<a>[^$]{1,4000}?)(?<!\\)\$\$|\\\[(?P<b>.{1,4000}?)\\\]|\\\((?P<c>.{1,4000}?)\\\)"
@@ -210,8 +212,14 @@ def without_thoughts(text: str, tags: tuple[str, ...] = _THOUGHT_TAGS) -> str:
 
 def _inner(answer: str) -> str | None:
     """Return the content of answer tags or a phrase: its box if it has one, else itself; None if empty."""
-    contents = boxed_together(answer) if "\\boxed" in answer or "\\fbox" in answer else []
-    return (_rejoined(contents) if contents else answer).strip() or None
+    boxes = _last_boxes(answer) if "\\boxed" in answer or "\\fbox" in answer else []
+    return (_of_boxes(boxes, answer) if boxes else answer).strip() or None
+
+
+def _of_boxes(boxes: list[Box], text: str) -> str:
+    """Return what the boxes say together, with the percent sign that may follow the last."""
+    boxed = _rejoined(_together(boxes, text))
+    return boxed + "\\%" if boxed and _PERCENT_AFTER.match(text, boxes[-1][1]) else boxed
 
 
 def _tagged(text: str) -> str | None:
@@ -278,13 +286,12 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
         template = _FINAL_SENTENCE.findall(visible, end)  # Minerva's closing formula, after the box, has the last word
         if template:
             return _of_phrase(template[-1])
-        boxed = _rejoined(_together(boxes, visible))
-        return (boxed + "\\%" if boxed and _PERCENT_AFTER.match(visible, end) else boxed) or None
-    if _is_formula(visible):
+        return _of_boxes(boxes, visible) or None
+    if "####" not in visible and _is_formula(visible):
         return visible.strip()
-    hashes = _HASHES.findall(visible)
-    if hashes:
-        return hashes[-1].strip() or None
+    hashes = list(_HASHES.finditer(visible))
+    if hashes and not _is_heading(hashes[-1][1], visible[hashes[-1].end() :]):
+        return hashes[-1][1].strip()
     lowered = visible.lower()
     spoken = "answer" in lowered or "solution" in lowered
     phrases = [match.end() for match in _LEAD_IN.finditer(visible)] if spoken else []
@@ -304,6 +311,11 @@ def extract_both(text: str) -> tuple[str | None, str | None]:
     return strict, extract_answer(text, "lenient") if strict is None else strict  # lenient begins with the tags
 
 
+def _is_heading(line: str, rest: str) -> bool:
+    """Say whether `#### line` is a heading of markdown: more follows, and it has no number or an answer follows."""
+    return bool(rest.strip()) and (re.search(r"\d", line) is None or _LEAD_IN.search(rest) is not None)
+
+
 def _last_lines(text: str, characters: int = 200) -> str:
     """Return the last whole lines of a text, `characters` of it or more: the last number stands there, if anywhere."""
     return text[text.rfind("\n", 0, max(0, len(text) - characters)) + 1 :]
@@ -311,6 +323,8 @@ def _last_lines(text: str, characters: int = 200) -> str:
 
 def _of_phrase(phrase: str) -> str:
     """Return the answer that a phrase gives: the phrase, or the last value in it if it is prose."""
+    if _HEDGED.match(phrase):
+        return phrase.strip()
     rest = _FORMULA.sub(" ", re.sub(r"\\[a-zA-Z]+\s*(?:\{[^{}]*\})?", " ", phrase))
     if any(word.lower() not in _FORMULA_WORDS for word in _PLAIN_WORD.findall(rest)):
         return _last_value(phrase) or phrase.strip()

@@ -124,7 +124,7 @@ def test_each_task_that_was_sent_ahead_gets_its_own_outcome() -> None:
 
 def test_what_few_answers_need_is_loaded_off_the_clock() -> None:
     with Verifier(workers=1, timeout_s=0.6) as verifier:  # less than importing SymPy takes
-        assert verifier.verify(r"\frac{d}{dx} x^2", "2x") is Verdict.CORRECT
+        assert verifier.verify(r"\frac{d}{dx} x^2", "2x", scoring="lenient") is Verdict.CORRECT
 
 
 def test_a_pool_starts_one_worker_and_grows_behind_hard_tasks() -> None:

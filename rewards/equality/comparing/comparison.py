@@ -10,8 +10,9 @@ from mpmath import mp
 
 from rewards.equality.arithmetic.terms import Term, evaluate, substitute, symbols
 from rewards.equality.arithmetic.values import Matrix, NoValue, number_of
+from rewards.equality.comparing.chains import value_of_chain
 from rewards.equality.comparing.clock import is_clock, same_time, time_of_day
-from rewards.equality.comparing.names import assigned, distinct_names, indexed, rename, strip_names, symbol_name
+from rewards.equality.comparing.names import assigned, distinct_names, indexed, rename, same_quantity, strip_names
 from rewards.equality.comparing.numeric import (
     close,
     equal_terms,
@@ -54,7 +55,8 @@ class Comparison:
         if isinstance(p, Relation) and isinstance(g, Relation) and self._relations(p, g):
             return True
         if isinstance(p, Relation) and isinstance(g, Scalar):
-            return self._total_of_names(p, g)
+            value = value_of_chain(p, self.problem)
+            return value is not None and equal_terms(value, g.term)
         if isinstance(p, Scalar) and isinstance(g, Scalar):
             return self._scalars(p, g)
         if isinstance(p, Listing) and isinstance(g, Listing) and self._listings(p, g):
@@ -90,7 +92,7 @@ class Comparison:
 
     def _named(self, p: Answer, g: Answer) -> bool:
         if isinstance(p, Named) and isinstance(g, Named):
-            if p.name == g.name or not (symbol_name(p.name) and symbol_name(g.name)):
+            if same_quantity(p.name, g.name):
                 if p.variables and g.variables and p.variables != g.variables:
                     return self.equal(rename(p, g).value, g.value)
                 return self.equal(p.value, g.value)
@@ -142,14 +144,6 @@ class Comparison:
         except NoValue:
             return False
 
-    def _total_of_names(self, p: Relation, g: Scalar) -> bool:
-        """Take `m + n = 142` for the gold 142: a sum of names, no equation of a line that was asked for."""
-        if set(p.ops) != {"="} or symbols(g.term) or symbols(p.terms[-1]):
-            return False
-        left = p.terms[0]
-        names_only = left[0] == "add" and all(part[0] == "sym" for part in left[1:])
-        return names_only and equal_terms(p.terms[-1], g.term)
-
     # -- relations -----------------------------------------------------------------------------------------------
     def _relations(self, p: Relation, g: Relation) -> bool:
         if len(p.ops) != len(g.ops):
@@ -177,8 +171,11 @@ class Comparison:
         if kinds == {"tuple", "list"}:  # `y = 2, x = 1` beside (1, 2)
             p, g = self._in_order(p), self._in_order(g)
         if "tuple" in kinds:
-            pair = (p, g) if p.kind == "tuple" else (g, p)
-            return pair[1].kind == "list" and pair[0].brackets == "()" and self._ordered(p.items, g.items)
+            pair, other = (p, g) if p.kind == "tuple" else (g, p)
+            if len(other.items) == 1:  # `\\{(1, 2)\\}`
+                return self.equal(p, g.items[0]) if pair is p else self.equal(p.items[0], g)
+            in_order = other.kind == "list" and other.joint != "or" and pair.brackets == "()"
+            return in_order and self._ordered(p.items, g.items)
         if {p.joint, g.joint} == {"and", "or"} and any(isinstance(x, (Relation, Union)) for x in (*p.items, *g.items)):
             return False  # x < 1 and x > 2 is not x < 1 or x > 2: as sets they are compared elsewhere
         p_names, g_names = distinct_names(p.items), distinct_names(g.items)
@@ -259,7 +256,9 @@ class Comparison:
                 if whole.kind == "tuple" and part.term[0] == "mat":
                     return _as_matrix(whole, part.term)
                 forms = {repr(item) for item in whole.items}
-                if whole.kind == "list" and 1 < len(forms) == len(whole.items):  # `5/2 or 2.5`: one value, twice
+                names = distinct_names(whole.items)  # `a = 3, c = 3` says more than 3
+                twice = whole.kind == "list" and 1 < len(forms) == len(whole.items) and (not names or indexed(names))
+                if twice:  # `5/2 or 2.5`
                     return all(self.equal(item, part) if whole is p else self.equal(part, item) for item in whole.items)
                 if whole.kind in ("list", "set") and len(whole.items) == 1:
                     return self.equal(whole.items[0], part) if whole is p else self.equal(part, whole.items[0])
@@ -378,10 +377,11 @@ def _is_graph(named: Named, equation: Relation) -> bool:
         return substitute(left, name, term)
 
     zero: Term = ("num", Fraction(0))
-    two: Term = ("num", Fraction(2))
-    one: Term = ("num", Fraction(1))
-    bend = ("add", at(two), ("mul", ("num", Fraction(-2)), at(one)), at(zero))
-    return equal_terms(bend, zero) and equal_terms(at(value), zero) and not equal_terms(at(one), at(zero))
+    at_minus_one, at_zero, at_one, at_two = (at(("num", Fraction(n))) for n in (-1, 0, 1, 2))
+    bends = [("add", a, ("mul", ("num", Fraction(-2)), b), c)
+             for a, b, c in ((at_minus_one, at_zero, at_one), (at_zero, at_one, at_two))]  # fmt: skip
+    linear = all(equal_terms(bend, zero) for bend in bends) and not equal_terms(at_one, at_zero)
+    return linear and equal_terms(at(value), zero)
 
 
 def _answer_symbols(answer: Answer) -> set[str]:

@@ -12,29 +12,18 @@ from mpmath import mp
 from rewards.equality.arithmetic.terms import Budget, evaluate, symbols
 from rewards.equality.arithmetic.values import DIGITS, NoValue, TooBig
 from rewards.equality.comparing.comparison import Comparison
-from rewards.equality.comparing.simplified import finding
+from rewards.equality.comparing.simplified import ANALYSIS, finding
 from rewards.equality.reading.answers import Answer, Scalar, Words
 from rewards.equality.reading.clean import clean, typed_thousands
 from rewards.equality.reading.problem import is_name_in, read_problem
 from rewards.equality.reading.reader import read
-from rewards.equality.reading.units import CHANGES_MEANING, NO_UNIT, scale_of
+from rewards.equality.reading.sentences import sentence_value
+from rewards.equality.reading.units import NO_UNIT
 from rewards.equality.reading.words import same_name, same_words
 from rewards.extract import boxed_together, extract_answer, without_thoughts
-from rewards.text import words
-
-_ANALYSIS = re.compile(r"\\(?:int|lim|sum|prod)(?![a-zA-Z])")
-_PHRASE = re.compile(r".*\b(?:answer|solution)\s*(?:is|:|=)\s*:?\s*(.+)$", re.IGNORECASE | re.DOTALL)
-_NUMBER = re.compile(r"(?:(?<![\w.,])-)?\\?\$?\s?\d[\d,]*(?:\.\d+)?(?:\s?\\?%)?")
-_HEDGE = re.compile(r"\b(?:not|no|never|or|nor|less|more|least|most|than|cannot|wrong|instead|if)\b|n't", re.IGNORECASE)
-
 
 KEPT = 1024
 """Answers kept as read: a question's gold and its candidates come again and again."""
-
-_DENIALS = words("wrong incorrect false except excluding unless without instead maybe perhaps possibly neither never")
-_PREPOSITIONS = words("to for from by at on up after before when if where about around and")
-_OPENERS = tuple(f"{word} " for word in sorted(_PREPOSITIONS | words("in of each every as with because")))
-_NO_PROSE = words("sin cos tan cot sec csc log ln lg exp sqrt pi mod gcd lcm max min det and")
 
 
 @lru_cache(maxsize=KEPT)
@@ -46,7 +35,7 @@ def _readings(text: str, gold: bool = False) -> tuple[str, ...]:
     boxes = boxed_together(text) if "boxed" in text else []
     readings = _commas(clean(", ".join(boxes), gold)) if len(boxes) > 1 else []
     readings += _commas(clean(text, gold))
-    sentence = _sentence_value(text)
+    sentence = sentence_value(text)
     if gold and sentence is None and len(text.split()) > 8 and len(boxes) == 0:
         sentence = extract_answer(text, "lenient")  # a gold that is a whole solution
     return (*readings, *_commas(clean(sentence))) if sentence else tuple(readings)
@@ -65,37 +54,6 @@ def _commas(cleaned: str) -> list[str]:
     if re.fullmatch(r"[-+]?(?:\d+,\d{2}|\d+,\d{4,}|0,\d{3,})", cleaned):
         return [cleaned, cleaned.replace(",", ".")]
     return [cleaned]
-
-
-def _sentence_value(text: str) -> str | None:
-    """Return, as written, the one number of a short sentence ("She sold 72 clips."), or what follows "the answer is".
-
-    None if the sentence hedges, holds a second number, or any other mathematics.
-    """
-    if len(text) > 400 or len(text.split()) < 3 or "\\boxed" in text or re.search(r"(?<=\w{3})[.!?]\s+\S", text):
-        return None
-    phrase = _PHRASE.fullmatch(text)
-    if phrase is not None and not _HEDGE.search(text):
-        return phrase[1]
-    numbers = list(_NUMBER.finditer(text))
-    rest = _NUMBER.sub(" ", text)
-    if len(numbers) != 1 or _HEDGE.search(text) or re.fullmatch(r"[A-Za-z\s.,'’!()\"$]*", rest) is None:
-        return None
-    spoken = re.findall(r"[A-Za-z]+", rest)
-    if len(spoken) < 2 or any(word in _NO_PROSE or (len(word) == 1 and word not in "aIA") for word in spoken):
-        return None
-    number, tail = numbers[0].group().strip().rstrip(","), text[numbers[0].end() :].strip(" .!")
-    following = tail.lower().split(" ")[0]
-    if not text[: numbers[0].start()].strip() or not _DENIALS.isdisjoint(rest.lower().split()):
-        return None
-    if scale_of(following) is None and following in CHANGES_MEANING - _PREPOSITIONS:
-        return None
-    # A few words are a unit, and must be one; many are the rest of the sentence.
-    return (
-        f"{number} {tail}"
-        if scale_of(following) or (0 < len(tail.split()) <= 3 and not tail.startswith(_OPENERS))
-        else number
-    )
 
 
 def decide(
@@ -137,7 +95,7 @@ def decide(
         if found:
             return next(outcome for outcome in ("CORRECT", "UNEVALUATED", "COPIED") if outcome in found)
         unread = any(isinstance(answer, Words) for answer in (read_predictions[0], read_golds[0]))
-        unread = unread or _ANALYSIS.search(predictions[0] + golds[0]) is not None
+        unread = unread or ANALYSIS.search(predictions[0] + golds[0]) is not None
         if unread and sympy_fallback is not None and sympy_fallback(predictions[0], golds[0]):
             return finding(prediction, predictions[0], read_predictions[0], golds[0], read_golds[0], known)
     except TooBig:

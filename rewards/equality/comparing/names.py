@@ -9,9 +9,14 @@ from rewards.equality.arithmetic.terms import rename as rename_symbols
 from rewards.equality.reading.answers import Answer, Listing, Named, Scalar
 
 
-def symbol_name(name: str) -> bool:
-    """Say whether a name is a letter, a word or a tuple of them, and no phrase."""
-    return re.fullmatch(r"\\?[a-zA-Z]+(?:_\w+)?|\(.*\)", name) is not None
+def same_quantity(first: str, second: str) -> bool:
+    r"""Say whether two names are of one quantity: `AB` and `|AB|`, `\angle A` and `m\angle A`; `x^2` is not `x`."""
+    return _plain(first) == _plain(second)
+
+
+def _plain(name: str) -> str:
+    marked = re.fullmatch(r"\|(?P<a>[A-Z]{2})\||\\overline(?P<b>[A-Z]{2})|m(?P<c>\\angle[A-Z]{1,3})", name)
+    return name if marked is None else next(part for part in marked.groups() if part)
 
 
 def rename(p: Named, g: Named) -> Named:
@@ -30,7 +35,8 @@ def assigned(answer: Answer) -> dict[str, Answer] | None:
         names = answer.name.strip("()").split(",")
         same = len(names) == len(answer.value.items) == len(set(names))
         return dict(zip(names, answer.value.items, strict=True)) if same and answer.value.kind == "tuple" else None
-    if isinstance(answer, Listing) and answer.kind == "list" and distinct_names(answer.items) is not None:
+    joined = isinstance(answer, Listing) and answer.kind == "list" and answer.joint != "or"
+    if isinstance(answer, Listing) and joined and distinct_names(answer.items) is not None:
         named = {item.name: item.value for item in answer.items if isinstance(item, Named)}
         return None if indexed(list(named)) else named
     return None

@@ -76,6 +76,8 @@ class RealSets:
             found = [self._read(item) for item in answer.items]
             if None in found:
                 return None
+            if not found:
+                return []
             pieces = [self._merge(part) for part in found if part is not None]
             union = [piece for part in pieces for piece in part]
             if not all(isinstance(item, Relation) for item in answer.items) or answer.joint == "or":

@@ -7,17 +7,21 @@ of a chain with another number in it (`x = 41 = 42`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from fractions import Fraction
 
-from rewards.equality.arithmetic.terms import Term, evaluate
+from rewards.equality.arithmetic.terms import Term, contains, evaluate, subterms, symbols
 from rewards.equality.arithmetic.values import NoValue
+from rewards.equality.comparing.numeric import equal_terms
 from rewards.equality.reading.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Union, Words
 from rewards.equality.reading.clean import one_spelling
 from rewards.equality.reading.expressions import canonical, is_literal, occurs, tokens_of
 from rewards.equality.reading.forms import Form, written_form
 from rewards.equality.reading.problem import ProblemText
 
+ANALYSIS = re.compile(r"\\(?:int|iint|oint|lim|sum|prod|partial)(?![a-zA-Z])|\\frac\s*\{\s*d[^{}]*\}\s*\{\s*d")
+"""Integrals, limits, sums, products and derivatives."""
 _RELATIONS = frozenset(("=", r"\equiv", r"\in", r"\approx"))
 """Tokens of what says something of a number."""
 
@@ -29,6 +33,8 @@ def finding(raw: str, prediction: str, p: Answer, gold: str, g: Answer, problem:
     tokens = tokens_of(prediction)
     if isinstance(p, Choice) or isinstance(g, (Words, Choice)) or tokens == tokens_of(gold):
         return "CORRECT"
+    if isinstance(p, Relation) and isinstance(g, Scalar):  # a chain: its last term is the answer
+        p = Scalar(p.terms[-1], form=written_form(p.terms[-1]))
     said = (tokens, tokens_of(one_spelling(raw)))
     if problem is not None and not _RELATIONS.isdisjoint(tokens) and any(occurs(t, problem.tokens) for t in said):
         return "COPIED"  # what the problem says of a number, `f(2) = 3`, is not what it asks
@@ -39,14 +45,20 @@ def finding(raw: str, prediction: str, p: Answer, gold: str, g: Answer, problem:
     undone = _marks(written) & Form.OPERATION & ~own_marks  # 57 - 0 is not written as 57 is
     if problem is not None and (undone or _form_of(written) != _form_of(wanted)) and _repeats(prediction, p, problem):
         return "COPIED"
+    if problem is not None and _decorates(written, wanted, problem):
+        return "COPIED"
     if problem is not None and len(written) > 1:
         own = {canonical(leaf.term) for leaf in wanted}
         terms = [canonical(leaf.term) for leaf in written]
         if any(t in problem.expressions and t not in own and not is_literal(t) for t in terms):
             return "COPIED"
+    if _has_bound_form(written) and not _has_bound_form(wanted):
+        return "UNEVALUATED"
+    if isinstance(p, Words) and ANALYSIS.search(prediction) and not ANALYSIS.search(gold):
+        return "UNEVALUATED"
     if not wanted or own_marks & (Form.OPERATION | Form.SYMBOLIC):
         return "CORRECT"
-    if isinstance(p, Words):  # only SymPy could read it: a derivative, a limit
+    if isinstance(p, Words):  # only SymPy could read it
         return "UNEVALUATED"
     open_marks = Form.OPERATION
     if problem is not None:
@@ -55,6 +67,24 @@ def finding(raw: str, prediction: str, p: Answer, gold: str, g: Answer, problem:
         elif all(_is_whole(leaf.term) for leaf in wanted):
             open_marks |= Form.REDUCIBLE
     return "UNEVALUATED" if _marks(written) & open_marks & ~own_marks else "CORRECT"
+
+
+def _decorates(written: list[Scalar], wanted: list[Scalar], problem: ProblemText) -> bool:
+    """Say whether an answer is an expression of the problem with something around it that changes nothing."""
+    if len(written) != 1 or len(wanted) != 1 or not symbols(wanted[0].term):
+        return False
+    own = {canonical(part) for part in subterms(wanted[0].term)}
+    return any(
+        (form := canonical(part)) in problem.expressions
+        and form not in own
+        and not is_literal(part)
+        and equal_terms(part, wanted[0].term)
+        for part in subterms(written[0].term)
+    )
+
+
+def _has_bound_form(leaves: list[Scalar]) -> bool:
+    return any(contains(leaf.term, "bind") for leaf in leaves)
 
 
 def _marks(leaves: list[Scalar]) -> Form:

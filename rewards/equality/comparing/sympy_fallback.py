@@ -18,6 +18,10 @@ from rewards.equality.arithmetic.values import TooBig
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
 _BEYOND = re.compile(r"[\x00-\x1f$]|\\text|__|import|lambda")
 
+_INVENTED = re.compile(
+    r"(?<![\d^_.])\d+(?:\.\d+)?\s+\d|'|\\prime|[\d)\]}]\s*_|\\[lcvd]?dots|\\[{}]|\\(?:not|neg|lnot)(?![a-zA-Z])"
+)
+"""What the parser adds up, or leaves out without a word: `2 3`, `(x^2)'`, `12_3`, dots."""
 _CUT = re.compile(r"(?:[-+*/=<>^_×·÷]|\\(?:times|cdot|div))\s*$|<<")
 
 
@@ -28,6 +32,8 @@ def _cut(text: str) -> bool:
 
 def _fit(text: str) -> bool:
     if re.fullmatch(r"[A-Za-z\s.,']*", text):  # letters alone: our grammar's to read, or a word
+        return False
+    if _INVENTED.search(text):
         return False
     if _cut(text):  # no parser reads it, and asking one costs loading SymPy
         return False

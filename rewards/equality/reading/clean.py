@@ -56,6 +56,8 @@ _REPEATING = re.compile(
 _WHOLE_ROOT = re.compile(r"(\\sqrt\s*(?:\[\s*\d+\s*\])?)\s*(\d+(?:\.\d+)?)(?![\d.])")
 """`\\sqrt 15` and `√15`: TeX would take one digit, whoever writes it means the number."""
 _MODULO = re.compile(r"(?<=[\d)}])\s*(?:\\bmod|\\mod|mod)(?![a-zA-Z])\s*(?=[\d({\\-])")
+_RESIDUE = re.compile(r"\s*(?:\\bmod|\\mod|(?<![a-zA-Z\\])mod)(?![a-zA-Z])\s*\{?\s*(\w+)\s*\}?\s*$")
+"""The modulus of a congruence, `x \\equiv 4 \\mod 5`: no operation."""
 _STARRED = re.compile(r"(\*{1,3}|_{1,2})(?![\s*_])(.+?)(?<![\s*_])\1", re.DOTALL)
 _SYNONYMS = [
     (re.compile(pattern), replacement)
@@ -74,13 +76,20 @@ _SYNONYMS = [
             r"\\(?:degree|degrees)(?![a-zA-Z])|\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![a-zA-Z])|(?<=\d)\s*\\circ(?![a-zA-Z])",
             r"^\\circ ",
         ),
+        (r"\{([^{}]{1,80})\\over(?![a-zA-Z])([^{}]{1,80})\}", r"\\frac{\1}{\2}"),
+        (r"\\lbrace(?![a-zA-Z])", r"\\{"),
+        (r"\\rbrace(?![a-zA-Z])", r"\\}"),
+        (r"\\text\s*\{\s*infinity\s*\}", r"\\infty "),
+        (r"^\s*\\(?:Rightarrow|implies|therefore|Longrightarrow)(?![a-zA-Z])", " "),
+        (r"(?<=,)\s*\.\.\.", r" \\ldots "),
         (r"\\(?:backslash)(?![a-zA-Z])", r"\\setminus "),
         (r"\\(?:colon|ratio)(?![a-zA-Z])", ":"),
         (r"\\(?:arctg)(?![a-zA-Z])", r"\\arctan "),
         (r"\\(?:imath)(?![a-zA-Z])", "i"),
         (r"\\(?:dotsc|dotsm|dotsi|dotso|hdots)(?![a-zA-Z])", r"\\ldots "),
         (r"\\mathbb\s*(?:\{\s*R\s*\}|R)|\\R(?![a-zA-Z])|\\Reals", r"\\reals "),
-        (r"\\(?:pmod|pod)\s*\{([^{}]*)\}", r"\\text{ mod \1}"),
+        (r"\\(?:pmod|pod)\s*(?:\{([^{}]*)\}|(\w+))", r"\\text{ mod \1\2}"),
+        (r"\(\s*\\text\s*\{\s*mod\s*\}\s*(\w+)\s*\)", r"\\text{ mod \1}"),
         (r"\\mathbb\s*\{?\s*([A-Z])\s*\}?", r"\\mathbb{\1}"),
         (r"\{([^{}]{1,40})\\choose(?![a-zA-Z])([^{}]{1,40})\}", r"\\binom{\1}{\2}"),
         (r"\\langle(?![a-zA-Z])", "("),
@@ -98,7 +107,8 @@ _SYNONYMS = [
     ]
 ]
 _LEAD_IN = re.compile(
-    r"^(?:(?:so|thus|hence|therefore|then|and)\b,?\s*)?(?:the\s+)?(?:correct\s+|final\s+)*(?:answer|result|solution)"
+    r"^\*\*(?:final )?answer:?\*\*:?\s*|^(?:(?:so|thus|hence|therefore|then|and)\b,?\s*)?(?:the\s+)?(?:correct\s+|final\s+)*"
+    r"(?:answer|result|solution)"
     r"\s*(?:is|are|:|=)\s*:?\s*|^answer\s+(?=[\\\d(-])",
     re.IGNORECASE,
 )
@@ -232,6 +242,7 @@ def one_spelling(text: str) -> str:
 def _synonyms(text: str) -> str:
     text = _SIZES.sub("", text)
     text = _REPEATING.sub(_repeating, text)
+    text = _RESIDUE.sub(r"\\text{ mod \1}", text) if "\\equiv" in text else text
     text = _MODULO.sub(r" \\bmod ", text)
     text = _WHOLE_ROOT.sub(r"\1{\2}", text)
     for pattern, replacement in _SYNONYMS:

@@ -167,7 +167,7 @@ class Parser(Cursor):
             return self._named(token)
         if token == "{":
             return self._group()
-        if token in CLOSERS:
+        if token in CLOSERS and token != "\\{":  # braces in an expression: a set, or the fractional part
             return self._bracketed(token)
         if token in ("|", "\\vert", "\\lvert", "\\mid"):
             return self._absolute(token)

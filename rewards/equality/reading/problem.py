@@ -27,6 +27,7 @@ _MATHEMATICS = re.compile(
     r"(?:\\[a-zA-Z]+|\\[^a-zA-Z\s]|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])|[\d.,]*\d|[-+*/^_=<>()\[\]{}|!%]|\s)+"
 )
 _SEPARATOR = re.compile(r"=|<|>|\\le(?![a-z])|\\ge(?![a-z])|\\ne(?![a-z])|\\approx|\\to(?![a-z])|,|;|&|\\\\")
+_RELATION = re.compile(r"=|<|>|\\(?:le|leq|ge|geq|ne|neq|approx|equiv|to|in)(?![a-z])")
 _SENTENCE = re.compile(r"(?<=[.?!])\s+|\n+")
 _ASKS = re.compile(
     r"\?|\b(?:find|express|compute|calculate|determine|give|write|what|how|which|state|convert|evaluate|estimate)\b",
@@ -79,6 +80,8 @@ class ProblemText:
     """Tokens of the expressions that stand alone, `0.5` in "write 0.5 as a fraction"."""
     expressions: frozenset[Term]
     """Canonical terms of the expressions and of their composite parts."""
+    asked: frozenset[Term]
+    """Canonical terms of those that no relation of the problem gives a value, `m + n` of "find m + n"."""
     vocabulary: frozenset[str]
     """Words outside formulas, in the singular and as they stand, in lower case."""
     counted: frozenset[str]
@@ -110,6 +113,7 @@ def read_problem(text: str) -> ProblemText:
         tokens_of(one_spelling(text)),
         frozenset(tokens for piece in cleaned if (tokens := tokens_of(piece))),
         frozenset(term for piece in cleaned for term in _terms(piece)),
+        _asked([*formulas, *runs]),
         frozenset(found) | frozenset(map(singular, found)),
         frozenset(singular(word) for phrase in _HOW_MANY.findall(prose) for word in phrase.lower().split()),
         _options(text),
@@ -129,6 +133,22 @@ def _terms(piece: str) -> set[Term]:
         return {canonical(part) for part in subterms(parse(piece)) if not is_literal(part)}
     except (NotMathematics, TooBig):
         return set()
+
+
+def _asked(formulas: list[str]) -> frozenset[Term]:
+    """Return the formulas without a relation that stand on no side of one."""
+    alone: set[Term] = set()
+    given: set[Term] = set()
+    for formula in formulas[:MAX_EXPRESSIONS]:
+        sides = _RELATION.split(formula)
+        for side in sides:
+            try:
+                term = parse(clean(side))
+            except (NotMathematics, TooBig):
+                continue
+            if not is_literal(term):
+                (alone if len(sides) == 1 else given).add(canonical(term))
+    return frozenset(alone - given)
 
 
 def _spoken(text: str) -> list[str]:

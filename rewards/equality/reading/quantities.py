@@ -10,7 +10,7 @@ from rewards.equality.reading.answers import Based, Scalar, Words
 from rewards.equality.reading.forms import written_form
 from rewards.equality.reading.grammar import parse
 from rewards.equality.reading.tokens import NotMathematics
-from rewards.equality.reading.units import NO_UNIT, NUMBER_WORDS, Unit, is_unit_word, read_unit, scale_of
+from rewards.equality.reading.units import NO_UNIT, NUMBER_WORDS, POWER_WORDS, Unit, is_unit_word, read_unit, scale_of
 
 _BASED = re.compile(
     r"^(?:\\text\s*\{\s*|\()?(-?[0-9A-F]+(?:\.[0-9A-F]+)?)\s*[)}]?\s*_\s*\{?\s*(?:\\text\s*\{)?"
@@ -18,13 +18,14 @@ _BASED = re.compile(
 )
 _UNIT_TEXT = re.compile(r"\s*(?:\\text\s*\{(?P<text>[^{}]*)\}\s*(?P<power>\^\s*\{?\s*[23]\s*\}?)?)\s*$")
 _UNIT_TYPED = re.compile(
-    r"(?<=[\d})!])(?P<space>\s*)(?P<words>[a-zA-Z][a-zA-Z./ ]*?)\.?(?P<power>\s*\^\s*\{?\s*[23]\s*\}?)?\s*$"
+    r"(?:(?<=[\d})!])|(?<=\\pi))(?P<space>\s*)(?P<words>[a-zA-Z][a-zA-Z./ ]*?)\.?"
+    r"(?P<power>\s*\^\s*\{?\s*[23]\s*\}?)?\s*$"
 )
 _DEGREES = re.compile(r"\s*\^\\circ\s*(?:\\text\s*\{\s*)?(?P<scale>[CF])?\s*\}?\s*$")
 _PLAIN = re.compile(r"[-+]?\s*[\d.]+(?:\s*/\s*\d+)?|-?\\frac\{\d+\}\{\d+\}")
 _TRIGONOMETRY = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _DECIMAL = re.compile(r"[+-]?\s*(\d*)\.(\d+)")
-_MIXED_TYPED = re.compile(r"(?<![\d.)}\]_^/])(\d+)(?:\s+|\s*-\s*(?=\d+/))(\d+)\s*/\s*(\d+)(?![\d.])")
+_MIXED_TYPED = re.compile(r"(?<![\d.)}\]_^/])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])")
 _MIXED_LATEX = re.compile(r"(?<![\d.^_}\w/])(\d+)\s*\\frac\s*(?:\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d)\s*(\d)(?!\d))")
 _MODULUS = re.compile(r"\s*\\text\s*\{\s*\(?\s*mod\s*(\w+)\s*\)?\s*\}\s*$")
 
@@ -136,4 +137,9 @@ def _typed_unit(match: re.Match[str], text: str) -> bool:
         return bool(match["space"]) and _PLAIN.fullmatch(text[: match.start()]) is not None
     if not match["space"]:
         return is_unit_word(phrase[0])
-    return all(len(word) >= 3 or is_unit_word(word) or word.lower() in ("of", "a", "an", "in") for word in phrase)
+    if text[: match.start()].endswith("\\pi"):  # `4\\pi abc` is a volume
+        return all(is_unit_word(word) or word in POWER_WORDS for word in phrase)
+    return all(
+        len(word) >= 3 or is_unit_word(word) or word in POWER_WORDS or word.lower() in ("of", "a", "an", "in")
+        for word in phrase
+    )

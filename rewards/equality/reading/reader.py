@@ -7,6 +7,7 @@ The reader splits at the top level, by brackets, and leaves each expression to `
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -18,7 +19,7 @@ from rewards.equality.reading.answers import Answer, Choice, Listing, Named, Rel
 from rewards.equality.reading.grammar import parse
 from rewards.equality.reading.quantities import mixed, read_quantity
 from rewards.equality.reading.tokens import NotMathematics
-from rewards.equality.reading.units import CHANGES_MEANING, NO_UNIT, NUMBER_WORDS, conversion
+from rewards.equality.reading.units import CHANGES_MEANING, NEGATIONS, NO_UNIT, NUMBER_WORDS, conversion
 from rewards.equality.reading.words import SHORT_WORDS
 from rewards.extract import match_brace
 
@@ -39,11 +40,12 @@ _CHOICE = re.compile(
     re.DOTALL,
 )
 _AFFIRMED = re.compile(r"^\s*(?:is\s+)?(?:the\s+)?(?:correct|right)(?:\s+(?:answer|option|choice))?\s*\.?\s*$")
-_SECOND_CHOICE = re.compile(r"\(\s*(?:\\text\s*\{\s*)?[A-H]\s*\}?\s*\)|(?<![a-zA-Z\\])[A-H]\)")
+_SECOND_CHOICE = re.compile(r"\(\s*(?:\\text\s*\{\s*)?[A-H]\s*\}?\s*\)|(?<![a-zA-Z\\])[A-H](?:\)|[.:](?![a-zA-Z]))")
+_DENIED = re.compile(r"\\(?:not|neg|lnot|notin|sim)(?![a-zA-Z])")
 _TEXT_PIECE = re.compile(r"\\text\s*\{([^{}]*)\}")
 _NAME = re.compile(
     r"(?:\\(?:text|overline|vec|bar|hat|overrightarrow|widehat|triangle|angle|[a-zA-Z]+)|[a-zA-Z]"
-    r"|[_^{}()|'\s,:/]|(?<=[_^{])\d+|(?<=[_^]\{)\d+)+"
+    r"|[_^{}()|'\s,:/]|(?<=[_^])\d+|(?<=[_^]\{)\d+)+"
 )
 
 
@@ -107,6 +109,8 @@ def _read_choice(text: str, depth: int) -> Answer | None:
     rest = _AFFIRMED.sub("", match["rest"]).strip()
     if _SECOND_CHOICE.search(rest) or not CHANGES_MEANING.isdisjoint(re.findall(r"[a-z']+", rest.lower())):
         return None  # `(C) or (D)`, `(C) is wrong`
+    if re.fullmatch(r"[A-H]", rest) and rest != letter:  # `C. D.`
+        return None
     marked = re.search(r"[().:]", text[: match.start("rest")]) is not None
     if rest and not (match["a"] and marked):
         # `(A)(B)`, `(A) + 1`, `(x) y`: a product or sum in brackets, no choice with its answer
@@ -167,7 +171,7 @@ def _read_list(text: str, depth: int) -> Answer | None:
     items: list[Answer] = []
     for part in parts:
         item = read(part, depth + 1)
-        items.extend(item.items if isinstance(item, Listing) and item.kind == "list" and _signs(part) else [item])
+        items.extend(_branches(item) if _signs(part) else [item])
     first = items[0]
     if isinstance(first, Named) and not any(isinstance(item, (Named, Relation)) for item in items[1:]):
         # `x = 1, 2`: one name, several values
@@ -175,6 +179,13 @@ def _read_list(text: str, depth: int) -> Answer | None:
         return Named(first.name, Listing("list", tuple(rest)), None, first.variables)
     joints = {found.group() for separator, _ in pieces[1:] if (found := re.search(r"and|or", separator))}
     return Listing("list", tuple(items), joint=joints.pop() if len(joints) == 1 else "")
+
+
+def _branches(item: Answer) -> Sequence[Answer]:
+    r"""The answers of `1 \pm \sqrt{2}`, and of `x = 1 \pm \sqrt{2}`, each with the name."""
+    if isinstance(item, Named):
+        return [Named(item.name, value, None, item.variables) for value in _branches(item.value)]
+    return item.items if isinstance(item, Listing) and item.kind == "list" else [item]
 
 
 def _signs(text: str) -> bool:
@@ -195,6 +206,8 @@ def is_name(text: str) -> bool:
     """Say whether a text only names something: letters, subscripts, primes, `f(x)`, `AB`, `|AB|`, words."""
     text = re.sub(r"(?<=[a-zA-Z])\^\s*(?:\{\s*-1\s*\}|-1)", "", text.strip())  # f^{-1}(x)
     if not text or not re.search(r"[a-zA-Z]", text):
+        return False
+    if _DENIED.search(text) or not NEGATIONS.isdisjoint(re.findall(r"[a-z']+", text.lower())):  # `x \not` of `\not\in`
         return False
     if re.fullmatch(r"[a-zA-Z]['a-zA-Z]*\s*\([^()=]*\)", text):  # f(2), W(n), P(A or B)
         return True

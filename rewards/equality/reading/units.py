@@ -37,7 +37,8 @@ SCALES = {
     "million": 10**6, "crore": 10**7, "billion": 10**9, "trillion": 10**12,
 }  # fmt: skip
 """Words that multiply the number before them, in the singular (5 dozen); in the plural too."""
-_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+"""Words before a unit of length that make it one of area or volume."""
 COUNTED = words(
     "apple orange banana pear peach plum grape lemon melon cherry cherries berry berries strawberry strawberries "
     "tomato potato carrot onion egg fruit vegetable nut "
@@ -81,6 +82,11 @@ CHANGES_MEANING = words(
     "before after short shy multiplied divided added subtracted increased decreased by"
 )
 """Words after (or around) a number that say another number, or that this is not the one."""
+NEGATIONS = words(
+    "not nor never neither none cannot can't isn isn't isnt aren't arent wasn't wasnt don't dont doesn't doesnt didn't "
+    "didnt won't wont wrong incorrect false except excluding without unless instead"
+)
+"""Words that say that something is not the case."""
 AMOUNTS = words("pair couple trio quartet more less fewer additional extra another score set")
 """Words that say an amount, in the singular: `5 pairs` is 5 where the problem asks how many pairs."""
 _NUMBERS = (
@@ -185,8 +191,8 @@ def read_unit(text: str) -> Unit | None:
             side = below
         elif word in ("*", "\\cdot", "'", '"', "-", ","):
             continue
-        elif word in _POWERS and _measure(following):
-            power = _POWERS[word]
+        elif word in POWER_WORDS and _measure(following):
+            power = POWER_WORDS[word]
         elif word in ("squared", "cubed") and side and "^" not in side[-1] and index:
             side[-1] = f"{side[-1]}^{2 if word == 'squared' else 3}"
         elif singular(word) in AMOUNTS:
@@ -202,7 +208,7 @@ def read_unit(text: str) -> Unit | None:
         elif (name := _measure(word)) and name not in _UNIT_OF_NOTHING:
             side.append(name if power == 1 else f"{name}^{power}")
             power = 1
-        elif name or is_noun(word) or word in _POWERS:
+        elif name or is_noun(word) or word in POWER_WORDS:
             continue  # `square units`, `apples`: counted, but no measure
         elif word[0].isalpha():
             nouns.append(singular(word))

@@ -24,13 +24,13 @@ def _worded(text: str) -> str | None:
 
     A word has three letters or is a known short one: `x-y` and `n!` are none.
     """
-    plain = _TEXT.sub(r" \1 ", text).strip()
+    plain = re.sub(r"^(?:the|an?)\s+(?=[a-z]{3})", "", _TEXT.sub(r" \1 ", text).strip(), flags=re.IGNORECASE)
     if re.fullmatch(r"[A-Za-z\d\s\"'`.,;:!?~/-]+", plain) is None:
         return None
     runs = re.findall(r"[A-Za-z]+", plain)
     if not runs or not all(len(run) > 2 or run.lower() in SHORT_WORDS for run in runs):
         return None
-    lowered = re.sub(r"^(?:the|an)\s+", "", plain.lower())
+    lowered = plain.lower()
     if re.search(r"\d", lowered):
         return without_spaces(lowered)
     return _PUNCTUATION.sub(" ", lowered).strip()
