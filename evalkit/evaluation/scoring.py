@@ -13,7 +13,7 @@ from rewards.extract import Scoring, extract_both
 from rewards.format import format_ok
 from rewards.verify import Verdict, Verifier
 
-RULES_VERSION = 3
+RULES_VERSION = 4
 """Version of extraction and verification as eval.json records it; raised with a change that moves verdicts."""
 
 

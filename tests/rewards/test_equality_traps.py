@@ -64,6 +64,8 @@ anything but 4 || 4
 all but 4 || 4
 none of 4 || 4
 The answer could be any of 4 || 4
+a number divisible by 4 || 4
+One subtracted from 4 || 4
 1 4 || 5
 12 5 || 17
 1 2 3 4 || 10
@@ -134,6 +136,8 @@ y=2x+1 || 2x+1
 \text{Area} = 5 || 5
 She sold 72 clips || 72
 a total of 72 clips || 72
+10 different ways || 10
+4 years old || 4
 She made a profit of 12 dollars || 12
 The train leaves after 12 minutes || 12
 It takes about 12 minutes || 12

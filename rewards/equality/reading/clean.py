@@ -107,7 +107,8 @@ _SYNONYMS = [
     ]
 ]
 _LEAD_IN = re.compile(
-    r"^\*\*(?:final )?answer:?\*\*:?\s*|^(?:(?:so|thus|hence|therefore|then|and)\b,?\s*)?(?:the\s+)?(?:correct\s+|final\s+)*"
+    r"^\*\*(?:final )?answer:?\*\*:?\s*"
+    r"|^(?:(?:so|thus|hence|therefore|then|and)\b,?\s*)?(?:the\s+)?(?:correct\s+|final\s+)*"
     r"(?:answer|result|solution)"
     r"\s*(?:is|are|:|=)\s*:?\s*|^answer\s+(?=[\\\d(-])",
     re.IGNORECASE,

@@ -14,7 +14,10 @@ _HEDGE = re.compile(r"\b(?:not|no|never|or|nor|less|more|least|most|than|cannot|
 _DENIALS = words("wrong incorrect false except excluding unless without instead maybe perhaps possibly neither never")
 _PREPOSITIONS = words("to for from by at on up after before when if where about around and")
 _OPENERS = tuple(f"{word} " for word in sorted(_PREPOSITIONS | words("in of each every as with because")))
-_REVERSALS = NEGATIONS | words("minus plus times negative inverse reciprocal opposite anything differs any")
+_REVERSALS = NEGATIONS | words(
+    "minus plus times negative inverse reciprocal opposite anything differs any "
+    "divisible subtracted divided multiplied bigger larger smaller greater"
+)
 """Words that, anywhere before a number, say something else of it."""
 _BOUNDS = words(
     "over under above below beyond within exceeds exceed but half twice thrice double triple quadruple root square "

@@ -69,7 +69,10 @@ COUNTED = words(
     "row column layer level section shelf shelves drawer bookcase locker"
 )
 """Nouns that are commonly counted. Those of the problem come on top."""
-_FILLERS = words("of the a an in per each every for total altogether overall all left remaining o'clock exactly only")
+_FILLERS = words(
+    "of the a an in per each every for total altogether overall all left remaining o'clock exactly only "
+    "possible different distinct old"
+)
 CHANGES_MEANING = words(
     "not no nor never none neither or and but greater than over under above below plus minus times "
     "factorial squared cubed mod modulo remainder to if when where choose percent percentage infinity undefined "
