@@ -165,6 +165,18 @@ def _contradictions(config: TrainConfig) -> Iterator[tuple[str, str]]:
         )
     if config.method == "grpo":
         yield from _not_in_trl(config)
+    if (
+        config.rollout.importance_sampling_correction
+        and config.rollout.engine != "transformers"
+        and config.method == "gtpo"
+        and config.resolved_objective().temperature(training.temperature) != training.temperature
+    ):
+        yield (
+            "rollout.importance_sampling_correction",
+            f"true compares vLLM's log-probabilities, at training.temperature {training.temperature}, with the "
+            "objective's, at 1 (objective.entropy_temperature one); set training.temperature to 1.0, "
+            "objective.entropy_temperature to sampling, or the correction to false",
+        )
 
 
 def _not_in_trl(config: TrainConfig) -> Iterator[tuple[str, str]]:
@@ -212,6 +224,14 @@ def _without_effect(config: TrainConfig, explicit_keys: Sequence[str]) -> Iterat
     if config.rollout.engine == "transformers":
         names = ("tensor_parallel_size", "importance_sampling_correction", "logp_difference_alarm")
         yield among(*(f"rollout.{name}" for name in names)), "with rollout.engine transformers"
+    elif config.method == "gtpo":
+        sampled = config.training.temperature
+        if config.resolved_objective().temperature(sampled) != sampled:
+            yield (
+                among("rollout.logp_difference_alarm"),
+                f"at training.temperature {sampled} with objective.entropy_temperature one, where vLLM's "
+                "log-probabilities are not the trainer's",
+            )
 
 
 # -- derived values ----------------------------------------------------------------------------------------------------

@@ -394,6 +394,14 @@ def test_flat_layout_is_moved_into_sections(tmp_path: Path) -> None:
         ({"training__max_completion_length": "1800"}, "exceeds model.max_seq_length 2048"),
         ({"trainer__reward_weights": ["1", "2"]}, "has 2 values for 1 reward functions"),
         ({"trainer__reward_funcs": []}, "trainer.reward_funcs is empty"),
+        (
+            {
+                "objective__preset": "gtpo-published",
+                "training__temperature": "0.9",
+                "rollout__importance_sampling_correction": "true",
+            },
+            "rollout.importance_sampling_correction true compares vLLM's log-probabilities",
+        ),
         ({"dataset__name": "gsm8k", "dataset__subset": "socratic"}, "has only main"),
         ({"dataset__name": "math", "dataset__subset": "algebra", "dataset__subsets": ["geometry"]}, "remove one"),
     ],
