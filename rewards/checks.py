@@ -26,7 +26,11 @@ def score_fault(name: str, scores: Any, count: int) -> str | None:
         if score is None:
             continue
         try:
+            if isinstance(score, str | bytes):
+                raise TypeError  # TRL makes a tensor of the scores, which takes no text
             value = float(score)
+        except OverflowError:
+            return f"reward {name} returned a number beyond float64 for completion {index}; {expects}"
         except (TypeError, ValueError):
             return f"reward {name} returned {score!r} for completion {index}; {expects}"
         if math.isinf(value):

@@ -35,7 +35,10 @@ def _is_config(word: str) -> bool:
 
 def _value(key: ConfigKey | None, words: list[str]) -> Any:
     if key is not None and key.many:
-        return [] if words in ([""], ["[]"]) else [part for word in words for part in word.split(",")]
+        text = ",".join(words).strip()
+        if text.startswith("[") and text.endswith("]"):  # a list as YAML writes it
+            text = text[1:-1]
+        return [part.strip(" '\"") for part in text.split(",") if part.strip()]
     if len(words) > 1:
         return words
     return None if key is not None and key.optional and words[0].lower() in _NULL else words[0]

@@ -23,6 +23,9 @@ from rewards.support.packages import installed
 LARGEST_8BIT_BETA = 0.9999
 """Above it an Adam moment moves by less than the resolution of block-wise 8-bit states, and updates are lost."""
 
+POLYNOMIAL_END = 1e-7
+"""Learning rate at which the polynomial schedule of transformers ends; it must begin above it."""
+
 _32_BIT: dict[str, Optimizer] = {
     "adamw_torch_8bit": "adamw_torch",
     "adamw_8bit": "adamw_torch",
@@ -115,6 +118,16 @@ def _contradictions(config: TrainConfig) -> Iterator[tuple[str, str]]:
         for subset in config.dataset.subsets:
             if subset not in ("main", *MATH_SUBJECTS, *MATH_SUBJECTS.values()):
                 yield "dataset.subsets", f'"{subset}" is not known; {config.dataset.name} has only main'
+    if training.max_steps == 0:
+        yield "training.max_steps", "0 trains nothing; set it to 1 or more, or to -1 for training.num_train_epochs"
+    if training.lr_scheduler_type == "polynomial" and training.learning_rate <= POLYNOMIAL_END:
+        yield (
+            "training.learning_rate",
+            f"{training.learning_rate} with lr_scheduler_type polynomial, which falls to {POLYNOMIAL_END}: set it "
+            "above that, or choose another schedule (linear, cosine)",
+        )
+    if model.lora_rank and "lm_head" in model.target_modules:
+        yield "model.target_modules", "lm_head: the loss reads its weight, so an adapter on it would not be trained"
     if training.beta > 0 and config.method != "grpo":
         why = "GTPO has no reference model and no KL term" if config.method == "gtpo" else "SFT has no KL term"
         yield "training.beta", f"{training.beta} contradicts method {config.method}: {why}; set it to 0"

@@ -101,6 +101,7 @@ def test_run_name_is_the_files_name(tmp_path: Path) -> None:
         ("dataset:\n  name: gsm9k\n", 'Did you mean "gsm8k"?'),
         ("dataset:\n  name: gsm8k\n  split: dev\n", "gsm8k has the splits train, test"),
         ("run_name: ../elsewhere\n", "run_name must be a name that starts with a letter"),
+        (f"a: {'[' * 3000}{']' * 3000}\n", "run.yaml: nested too deeply for a config"),
     ],
 )
 def test_error_names_key_file_and_line(tmp_path: Path, text: str, expected: str) -> None:
@@ -184,6 +185,9 @@ def test_extends_refuses_loops_and_absent_files(tmp_path: Path, base: str, expec
         ("--training.learning_rate=2e-6 run.yaml", "run.yaml", {"training.learning_rate": "2e-6"}),
         ("run.yaml --dataset.subsets algebra geometry", "run.yaml", {"dataset.subsets": ["algebra", "geometry"]}),
         ("run.yaml --dataset.subsets algebra,geometry", "run.yaml", {"dataset.subsets": ["algebra", "geometry"]}),
+        ("run.yaml --dataset.subsets [algebra,geometry]", "run.yaml", {"dataset.subsets": ["algebra", "geometry"]}),
+        ("run.yaml --dataset.subsets [algebra, 'geometry']", "run.yaml", {"dataset.subsets": ["algebra", "geometry"]}),
+        ("run.yaml --dataset.subsets []", "run.yaml", {"dataset.subsets": []}),
         ("--trainer.reward_funcs a.b c.d run.yaml", "run.yaml", {"trainer.reward_funcs": ["a.b", "c.d"]}),
         ("--model.load_in_4bit run.yaml", "run.yaml", {"model.load_in_4bit": "true"}),
         ("--model.load_in_4bit false run.yaml", "run.yaml", {"model.load_in_4bit": "false"}),
@@ -382,6 +386,13 @@ def test_flat_layout_is_moved_into_sections(tmp_path: Path) -> None:
     ("overrides", "expected"),
     [
         ({"training__num_generations": "1"}, "a group of one has no advantage"),
+        ({"training__max_steps": "0"}, "training.max_steps 0 trains nothing"),
+        ({"model__random_seed": str(2**32)}, "model.random_seed must be a whole number >= 0 and <= 4294967295"),
+        (
+            {"training__lr_scheduler_type": "polynomial", "training__learning_rate": "1e-7"},
+            "training.learning_rate 1e-07 with lr_scheduler_type polynomial, which falls to 1e-07",
+        ),
+        ({"model__lora_rank": "4", "model__target_modules": ["q_proj", "lm_head"]}, "model.target_modules lm_head"),
         ({"training__beta": "0.04"}, "training.beta 0.04 contradicts method gtpo"),
         ({"method": "sft", "training__beta": "0.04"}, "contradicts method sft"),
         ({"method": "sft", "objective__filter": "never"}, "objective.filter contradicts method sft"),
@@ -573,6 +584,11 @@ def test_presets_resolve_to_themselves_and_survive_a_round_trip(tmp_path: Path, 
 def test_grpo_may_vary_what_trl_has(tmp_path: Path) -> None:
     config = Loaded(tmp_path, MINIMAL, method="grpo", objective__scale_rewards="none").config
     assert config.resolved_objective() == replace(PRESETS["grpo"], scale_rewards="none")
+
+
+@pytest.mark.parametrize("value", ["none", ["none"], []])
+def test_no_tracker_in_a_file_and_as_a_flag(tmp_path: Path, value: Any) -> None:
+    assert Loaded(tmp_path, MINIMAL, training__report_to=value).config.training.report_to == []
 
 
 def test_shortcuts_name_existing_keys() -> None:
