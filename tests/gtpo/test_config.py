@@ -95,6 +95,13 @@ def test_run_name_is_the_files_name(tmp_path: Path) -> None:
         ("training: 3\n", "run.yaml:3: training must be a mapping, found 3"),
         ("objective:\n  filter: maybe\n", "run.yaml:4: objective.filter must be one of auto, always, never"),
         ("objective:\n  preset: gtpoo\n", 'Did you mean "gtpo"?'),
+        ("objective:\n  filter: off\n", 'found False. Did you mean "never"? (YAML reads off and no as false)'),
+        ("objective:\n  entropy_mode: no\n", 'found False. Did you mean "none"?'),
+        (
+            "training.learning_rate: 3\n",
+            'run.yaml:3: unknown key "training.learning_rate". A file nests its keys: put "learning_rate:" under '
+            '"training:"',
+        ),
         ("model:\n  model_name: twice\n", 'run.yaml:3: duplicate key "model" (first at'),
         ("training:\n  - a\n", "run.yaml:3: training must be a mapping"),
         ("training: {learning_rate: 1e-6\n", "run.yaml:"),
@@ -216,6 +223,8 @@ def test_flags(words: str, path: str | None, overrides: dict[str, Any]) -> None:
         ("run.yaml --training.learning_rate", "--training.learning_rate needs a value: a number > 0"),
         ("run.yaml --training.learning_rate --run_name x", "needs a value"),
         ("run.yaml other.yaml", "one config file at a time"),
+        ("run.yaml maybe", '"maybe" is neither a flag nor a config file'),
+        ("run.yaml -q", '"-q" is neither a flag nor a config file; flags begin with two dashes'),
     ],
 )
 def test_wrong_flags_are_named(words: str, expected: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
@@ -40,6 +41,13 @@ def test_what_is_no_score_is_named(scores: Any, words: str) -> None:
     fault = score_fault("mine", scores, 2)
     assert fault is not None
     assert fault.startswith(f"reward mine {words}")
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_coroutine_is_no_score_and_is_closed() -> None:
+    fault = score_fault("mine", asyncio.sleep(0), 2)
+    assert fault is not None
+    assert fault.startswith("reward mine returned a coroutine for 2 completions; await it")
 
 
 @pytest.mark.parametrize("reward", [final_reward, accuracy_reward, format_reward])
