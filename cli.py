@@ -77,6 +77,10 @@ def train(
     if path is None:
         raise UserError("gtpo train needs a config file, e.g. gtpo train configs/demo/gtpo.yaml")
     config = load_config(path, overrides)
+    if check_loss and config.method != "gtpo":
+        raise UserError(
+            f"--check-loss compares GTPO's fused loss with its reference; method {config.method} has neither"
+        )
     require("gtpo train", "torch", "transformers", "trl", "peft", "datasets", "accelerate", extra="train")
     if dry_run:
         from gtpo.plan.dry_run import dry_run as describe

@@ -143,7 +143,7 @@ def fused_loss(
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap must be positive; found {softcap}")
     check_ids(completion_ids, mask, lm_head.shape[0])
-    tau = 1.0 if objective.entropy_temperature == "one" else temperature
+    tau = objective.temperature(temperature)
     count, length = mask.shape
     plan = Plan(
         objective=objective,

@@ -201,7 +201,7 @@ def reference_loss(
         dtype=precision,
     )
 
-    scale = 1.0 if objective.entropy_temperature == "one" else temperature
+    scale = objective.temperature(temperature)
     # Padding is blanked first, so that nothing there can reach the loss or its gradient.
     visible = torch.where(mask[..., None], logits.to(precision), 0.0)
     log_probabilities = (visible / scale).log_softmax(dim=-1)

@@ -73,6 +73,10 @@ class Objective:
     mask_truncated: bool = False
     """Leave completions that ended without EOS out of the loss."""
 
+    def temperature(self, sampling: float) -> float:
+        """Return the temperature at which log-probabilities and entropy are taken, given that of the sampling."""
+        return 1.0 if self.entropy_temperature == "one" else sampling
+
     def __post_init__(self) -> None:
         for name, expects in _expectations().items():
             value = getattr(self, name)

@@ -14,9 +14,17 @@ _NOT_REPEATED = ("prompt", "completion", "completion_ids")
 """Columns that TRL does not hand to a reward function under their own name."""
 
 
+def is_async(function: Callable[..., Any]) -> bool:
+    """Return whether a call gives a coroutine: an async function, or an object with an async `__call__`."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
 def score_fault(name: str, scores: Any, count: int) -> str | None:
     """Return what is wrong with the scores that reward `name` returned for `count` completions, or None."""
     expects = "a reward returns one finite number per completion, or None where it cannot tell"
+    if inspect.iscoroutine(scores):
+        scores.close()  # Python warns of one that is dropped
+        return f"reward {name} returned a coroutine for {count} completions; await it (asyncio.run), {expects}"
     if not isinstance(scores, Iterable) or isinstance(scores, str | Mapping):
         return f"reward {name} returned {type(scores).__name__} for {count} completions; {expects}"
     listed = list(scores)
@@ -26,7 +34,11 @@ def score_fault(name: str, scores: Any, count: int) -> str | None:
         if score is None:
             continue
         try:
+            if isinstance(score, str | bytes):
+                raise TypeError  # TRL makes a tensor of the scores, which takes no text
             value = float(score)
+        except OverflowError:
+            return f"reward {name} returned a number beyond float64 for completion {index}; {expects}"
         except (TypeError, ValueError):
             return f"reward {name} returned {score!r} for completion {index}; {expects}"
         if math.isinf(value):
@@ -65,7 +77,7 @@ def probe_reward(name: str, function: Callable[..., Any], row: Mapping[str, Any]
             inspect.signature(function).bind(**arguments)
     except TypeError as error:
         return Probe(f"reward {name}: {error}; rewards are called with the keywords {', '.join(arguments)}")
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+    if is_async(function):
         return Probe()
     try:
         scores = function(**arguments)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rewards.checks import is_async
 from rewards.support.errors import UserError, did_you_mean
 
 RewardFunction = Callable[..., list[float | None]]
@@ -61,6 +62,11 @@ def load_reward(path: str) -> RewardFunction:
     function = import_dotted(path, "reward")
     if not callable(function) or inspect.isclass(function):
         raise UserError(f'reward "{path}": {type(function).__name__}, not a function')
+    if is_async(function):
+        raise UserError(
+            f'reward "{path}": an async function, which is not awaited here; name an ordinary one (it may call '
+            "asyncio.run)"
+        )
     _check_signature(path, function)
     checked: RewardFunction = function
     return checked

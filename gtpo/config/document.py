@@ -117,6 +117,8 @@ def _parse(path: Path) -> Document:
         origins: dict[Key, Origin] = {(): Origin(str(path), "")}
         _collect_origins(node, path, (), origins)
         values = loader.construct_document(node) if node is not None else {}
+    except RecursionError:
+        raise UserError(f"{path}: nested too deeply for a config") from None
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"{path}{line}: not valid YAML ({error.problem})") from None

@@ -35,7 +35,10 @@ def _is_config(word: str) -> bool:
 
 def _value(key: ConfigKey | None, words: list[str]) -> Any:
     if key is not None and key.many:
-        return [] if words in ([""], ["[]"]) else [part for word in words for part in word.split(",")]
+        text = ",".join(words).strip()
+        if text.startswith("[") and text.endswith("]"):  # a list as YAML writes it
+            text = text[1:-1]
+        return [part.strip(" '\"") for part in text.split(",") if part.strip()]
     if len(words) > 1:
         return words
     return None if key is not None and key.optional and words[0].lower() in _NULL else words[0]
@@ -46,7 +49,7 @@ def parse_flags(words: list[str]) -> tuple[str | None, dict[str, Any]]:
 
     Flags may come before or after the path, as `--key value` or `--key=value`; a list takes several words (or
     commas); a boolean alone means true. Unknown flags are kept: `load_config` reports them with the file's errors.
-    Raises UserError where a value is missing or two config files are given.
+    Raises UserError where a value is missing, and for a second config file or a word that belongs to nothing.
     """
     positional: list[str] = []
     overrides: dict[str, Any] = {}
@@ -80,5 +83,11 @@ def parse_flags(words: list[str]) -> tuple[str | None, dict[str, Any]]:
         overrides.pop(flag, None)  # the last flag wins, also over another spelling of the same key
         overrides[flag] = value
     if len(positional) > 1:
+        strays = [word for word in positional if not _is_config(word)]
+        if strays:
+            raise UserError(
+                f'"{strays[0]}" is neither a flag nor a config file; flags begin with two dashes '
+                "(gtpo train --help and --help-config list them)"
+            )
         raise UserError(f"one config file at a time; found {', '.join(positional)}")
     return (positional[0] if positional else None), overrides

@@ -31,7 +31,10 @@ def unknown_key(origin: Origin, known: Iterable[str] = ()) -> str:
     """Name an unknown key or flag, where it was set, and the nearest known one; `known` are the likeliest."""
     name = origin.typed.removeprefix("--")
     same = [key for key in keys() if key.rpartition(".")[2] == name.rpartition(".")[2].replace("-", "_")]
-    if same:
+    section, _, leaf = name.rpartition(".")
+    if name in keys() and section and not origin.is_flag:
+        hint = f' A file nests its keys: put "{leaf}:" under "{section}:" (with dots it is a flag, --{name}).'
+    elif same:
         hint = f' Did you mean "{same[0]}"?'
     else:
         hint = did_you_mean(name, known) or did_you_mean(name, keys()) or " gtpo train --help-config lists the keys."
@@ -49,6 +52,16 @@ def _unknown(document: Document, loc: Key) -> str:
         inside = [origin for key, origin in document.origins.items() if key[: len(loc)] == loc]
         return unknown_key(inside[0] if inside else document.origin(loc))
     return unknown_key(document.origins[loc], siblings)
+
+
+def _nearest_choice(value: Any, choices: Iterable[str]) -> str:
+    """Suggest one of the choices; YAML reads the words off, no, on and yes as booleans."""
+    if isinstance(value, bool):
+        meant = next((choice for choice in choices if choice in (("always",) if value else ("never", "none"))), None)
+        return f' Did you mean "{meant}"? (YAML reads {"on and yes as true" if value else "off and no as false"})' * (
+            meant is not None
+        )
+    return did_you_mean(str(value), choices)
 
 
 def schema_error(document: Document, error: Mapping[str, Any]) -> str:
@@ -69,5 +82,5 @@ def schema_error(document: Document, error: Mapping[str, Any]) -> str:
         expects = "a name that starts with a letter, digit or _ and has no slash (it names a folder)"
     else:
         expects = key.expects + (" or null" if key.optional and error["input"] is None else "")
-    hint = did_you_mean(str(error["input"]), key.choices) if key.choices else ""
+    hint = _nearest_choice(error["input"], key.choices)
     return f"{origin} must be {expects}; found {error['input']!r}.{hint}"

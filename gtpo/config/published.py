@@ -58,8 +58,10 @@ def translate(document: Document, findings: Findings) -> None:
     _runtime(document, findings)
     _subset(document, findings)
     trackers = document.get("training.report_to")
-    if isinstance(trackers, str):
-        document.set("training.report_to", [] if trackers == "none" else [trackers])
+    if trackers in ("none", ["none"]):  # transformers' word for no tracker
+        document.set("training.report_to", [])
+    elif isinstance(trackers, str):
+        document.set("training.report_to", [trackers])
 
 
 def _flat_keys(document: Document, findings: Findings) -> None:

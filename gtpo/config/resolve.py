@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from gtpo.config import baselines
+from gtpo.config.effects import is_file, without_effect
 from gtpo.config.messages import Findings, OriginOf
 from gtpo.config.schedule import launched_processes, micro_batches_per_rollout
 from gtpo.config.schema import DatasetSection, Optimizer, TrainConfig
@@ -21,6 +22,9 @@ from rewards.support.packages import installed
 
 LARGEST_8BIT_BETA = 0.9999
 """Above it an Adam moment moves by less than the resolution of block-wise 8-bit states, and updates are lost."""
+
+POLYNOMIAL_END = 1e-7
+"""Learning rate at which the polynomial schedule of transformers ends; it must begin above it."""
 
 _32_BIT: dict[str, Optimizer] = {
     "adamw_torch_8bit": "adamw_torch",
@@ -34,19 +38,6 @@ _32_BIT: dict[str, Optimizer] = {
 
 _TRL_GRPO_FIELDS = {"scale_rewards", "mask_truncated"}
 """Fields of Objective that TRL's own GRPO can vary."""
-
-_WITHOUT_EFFECT_IN_SFT = (
-    "training.num_generations",
-    "training.steps_per_generation",
-    "training.num_iterations",
-    *(f"training.{name}" for name in baselines.CLIPPING),
-    "training.temperature",
-    "training.max_completion_length",
-    "trainer.reward_funcs",
-    "trainer.reward_weights",
-    "rollout.",
-    "model.gpu_memory_utilization",
-)
 
 FAMILIES = {
     "gsm8k": "gsm8k",
@@ -63,7 +54,16 @@ FAMILIES = {
 def _find_source(dataset: DatasetSection) -> tuple[str, str, str]:
     """Return (source, "", ""), or ("", the key that is wrong, what is wrong with it)."""
     name = dataset.name
-    if name.endswith((".jsonl", ".jsonl.gz", ".parquet")) or name in source_names():
+    if is_file(name):
+        return name, "", ""
+    if name in source_names():
+        # The name has its split already. "train" is also what is read where no split was set.
+        if dataset.split != "train" and not name.endswith(f"_{dataset.split}"):
+            return (
+                "",
+                "dataset.split",
+                f'"{dataset.split}" contradicts dataset.name {name}, which names its split itself',
+            )
         return name, "", ""
     family = FAMILIES.get(name.lower())
     if family is None:
@@ -109,6 +109,8 @@ def _contradictions(config: TrainConfig) -> Iterator[tuple[str, str]]:
             "model.load_in_4bit",
             "contradicts model.build: weights are packed as they are loaded, and these are built",
         )
+    if model.backend == "unsloth" and model.build:
+        yield "model.backend", "unsloth contradicts model.build: unsloth loads models, and this one is built"
     source, key, message = _find_source(config.dataset)
     if not source:
         yield key, message
@@ -116,6 +118,16 @@ def _contradictions(config: TrainConfig) -> Iterator[tuple[str, str]]:
         for subset in config.dataset.subsets:
             if subset not in ("main", *MATH_SUBJECTS, *MATH_SUBJECTS.values()):
                 yield "dataset.subsets", f'"{subset}" is not known; {config.dataset.name} has only main'
+    if training.max_steps == 0:
+        yield "training.max_steps", "0 trains nothing; set it to 1 or more, or to -1 for training.num_train_epochs"
+    if training.lr_scheduler_type == "polynomial" and training.learning_rate <= POLYNOMIAL_END:
+        yield (
+            "training.learning_rate",
+            f"{training.learning_rate} with lr_scheduler_type polynomial, which falls to {POLYNOMIAL_END}: set it "
+            "above that, or choose another schedule (linear, cosine)",
+        )
+    if model.lora_rank and "lm_head" in model.target_modules:
+        yield "model.target_modules", "lm_head: the loss reads its weight, so an adapter on it would not be trained"
     if training.beta > 0 and config.method != "grpo":
         why = "GTPO has no reference model and no KL term" if config.method == "gtpo" else "SFT has no KL term"
         yield "training.beta", f"{training.beta} contradicts method {config.method}: {why}; set it to 0"
@@ -165,6 +177,18 @@ def _contradictions(config: TrainConfig) -> Iterator[tuple[str, str]]:
         )
     if config.method == "grpo":
         yield from _not_in_trl(config)
+    if (
+        config.rollout.importance_sampling_correction
+        and config.rollout.engine != "transformers"
+        and config.method == "gtpo"
+        and config.resolved_objective().temperature(training.temperature) != training.temperature
+    ):
+        yield (
+            "rollout.importance_sampling_correction",
+            f"true compares vLLM's log-probabilities, at training.temperature {training.temperature}, with the "
+            "objective's, at 1 (objective.entropy_temperature one); set training.temperature to 1.0, "
+            "objective.entropy_temperature to sampling, or the correction to false",
+        )
 
 
 def _not_in_trl(config: TrainConfig) -> Iterator[tuple[str, str]]:
@@ -183,35 +207,6 @@ def _not_in_trl(config: TrainConfig) -> Iterator[tuple[str, str]]:
                 f"{value} contradicts method grpo, which is TRL's own GRPO and has no such switch; "
                 "method: gtpo with objective.preset grpo or grpo-filtered has it",
             )
-
-
-def _without_effect(config: TrainConfig, explicit_keys: Sequence[str]) -> Iterator[tuple[list[str], str]]:
-    """Yield (keys, why) for the explicit keys that change nothing in this run."""
-
-    def among(*names: str) -> list[str]:
-        return [key for key in explicit_keys if key in names]
-
-    if config.training.eval_steps is None:
-        names = ("dataset.validation_problems", "dataset.validation_file", "training.eval_samples")
-        yield among(*names, "health.smoothing_evaluations"), "without validation (training.eval_steps)"
-    elif config.dataset.validation_file is not None:
-        yield among("dataset.validation_problems"), "with dataset.validation_file, which is used whole"
-    if not config.model.lora_rank:
-        yield among("model.lora_alpha", "model.target_modules"), "without adapters (model.lora_rank 0)"
-    if config.training.optimizer in ("adafactor", "sgd"):
-        why = f"with optimizer {config.training.optimizer}"
-        yield among("training.adam_beta1", "training.adam_beta2"), why
-    if config.method == "sft":
-        yield [key for key in explicit_keys if key.startswith(_WITHOUT_EFFECT_IN_SFT)], "with method sft"
-        return
-    yield among("dataset.malformed_targets"), "without SFT targets"
-    yield from baselines.without_effect(config, explicit_keys)
-    if config.rollout.engine != "vllm_server":
-        why = f"with rollout.engine {config.rollout.engine}"
-        yield among("rollout.server_host", "rollout.server_port"), why
-    if config.rollout.engine == "transformers":
-        names = ("tensor_parallel_size", "importance_sampling_correction", "logp_difference_alarm")
-        yield among(*(f"rollout.{name}" for name in names)), "with rollout.engine transformers"
 
 
 # -- derived values ----------------------------------------------------------------------------------------------------
@@ -309,8 +304,9 @@ def resolve(
         model.lora_alpha = model.lora_alpha or model.lora_rank
     _subsets(config, findings)
     _precision(config, origin, findings)
+    source = training_source(config.dataset)
     findings.notices += [
-        f"no effect {why}: {', '.join(keys)}" for keys, why in _without_effect(config, explicit_keys) if keys
+        f"no effect {why}: {', '.join(keys)}" for keys, why in without_effect(config, source, explicit_keys) if keys
     ]
     if config.method != "sft":
         if training.max_completion_length is None:

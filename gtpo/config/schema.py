@@ -116,7 +116,7 @@ class ModelSection(Section):
     """Store the frozen base weights in 4 bits (bitsandbytes, NF4). Needs `lora_rank` > 0."""
     gpu_memory_utilization: float = Field(0.4, gt=0, le=1)
     """Share of the GPU memory for vLLM when it samples on the trainer's GPU."""
-    random_seed: int = Field(3407, ge=0)
+    random_seed: int = Field(3407, ge=0, le=2**32 - 1)
     """Seed of initialisation, data order and sampling."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
@@ -180,7 +180,7 @@ class TrainingSection(Section):
     num_train_epochs: float = Field(1, gt=0)
     """Passes over the dataset."""
     max_steps: int = Field(-1, ge=-1)
-    """Optimiser steps. -1: given by `num_train_epochs`."""
+    """Optimiser steps, at least 1. -1: given by `num_train_epochs`."""
     max_prompt_length: int = Field(512, ge=1)
     """Maximum prompt length in tokens, chat template included. Longer prompts are left out and counted."""
     max_completion_length: int | None = Field(None, ge=1)

@@ -263,6 +263,12 @@ def _nothing_left(config: TrainConfig, report: DatasetReport) -> str:
         reasons.append(f"{len(report.unverifiable)} with a gold answer that cannot be verified ({identifier}: {why})")
     if report.without_solution:
         reasons.append(f"{len(report.without_solution)} without a worked solution, which sft needs")
+    if report.held_out:
+        file = config.dataset.validation_file
+        where = (
+            f"in dataset.validation_file {file}; name one with other problems" if file else "held out for validation"
+        )
+        reasons.append(f"{report.held_out:,} {where}")
     if report.too_long:
         reasons.append(
             f"{len(report.too_long)} too long (shortest {min(report.too_long.values()):,} tokens; "

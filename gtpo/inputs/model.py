@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from gtpo.config import ModelSection, TrainConfig
-from gtpo.inputs.model_shape import Weights, router_loss_obstacle
+from gtpo.inputs.model_shape import Weights, adapter_base, router_loss_obstacle
 from rewards.data.prompt import plain_chat_template
 from rewards.support.errors import UserError
-from rewards.support.files import read_json
+from rewards.support.log import LOG
 
 _PAD_CANDIDATES = ("<|finetune_right_pad_id|>", "<|pad|>", "<pad>", "[PAD]", "<|reserved_special_token_0|>")
 
@@ -149,13 +149,19 @@ def load_model(config: TrainConfig, weights: Weights) -> LoadedModel:
 def lora_config(section: ModelSection, model: Any, notes: list[str]) -> Any:
     """Return the LoraConfig of the published setting (alpha = rank unless set, no dropout, no bias), or None.
 
-    A name of `target_modules` that no layer has is noted. Raises UserError where none has any of them.
+    A name of `target_modules` that no layer has is said. Raises UserError where none has any of them, and for a layer
+    that takes no adapter.
     """
     if not section.lora_rank:
         return None
     from peft import LoraConfig
 
     layers = {name: module for name, module in model.named_modules() if not any(module.children())}
+    head = next((name for name, layer in layers.items() if layer is model.get_output_embeddings()), "lm_head")
+    if head.rpartition(".")[2] in section.target_modules:
+        raise UserError(
+            f"model.target_modules {head}: the loss reads its weight, so an adapter on it would not be trained"
+        )
     absent = [
         target
         for target in section.target_modules
@@ -169,7 +175,17 @@ def lora_config(section: ModelSection, model: Any, notes: list[str]) -> Any:
         line += ", ".join(sorted(linear))
         if absent == section.target_modules:
             raise UserError(line)
-        notes.append(line)
+        if section.target_modules == ModelSection.model_fields["target_modules"].default:
+            notes.append(line)  # nobody named it
+        else:
+            LOG.warning(line)
+    for target in section.target_modules:
+        for name, layer in layers.items():
+            if (name == target or name.endswith(f".{target}")) and not _is_matrix(layer):
+                raise UserError(
+                    f"model.target_modules {target}: {name} is a {type(layer).__name__}, which takes no adapter; "
+                    "name linear layers"
+                )
     return LoraConfig(
         r=section.lora_rank,
         lora_alpha=section.lora_alpha or section.lora_rank,
@@ -178,6 +194,11 @@ def lora_config(section: ModelSection, model: Any, notes: list[str]) -> Any:
         bias="none",
         task_type="CAUSAL_LM",
     )
+
+
+def _is_matrix(layer: Any) -> bool:
+    weight = getattr(layer, "weight", None)
+    return weight is not None and weight.dim() > 1
 
 
 def widen_adapters(model: Any) -> None:
@@ -192,11 +213,12 @@ def widen_adapters(model: Any) -> None:
 
 def _load_transformers(section: ModelSection, source: Path, notes: list[str]) -> tuple[Any, bool]:
     """Return the model, and whether it was merged from an adapter."""
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
 
     adapter = source / "adapter_config.json"
     merged = adapter.is_file()
-    base = read_json(adapter)["base_model_name_or_path"] if merged else str(source)
+    base = adapter_base(adapter) if merged else str(source)
     if merged and section.load_in_4bit:
         raise UserError(
             f"model.model_name {section.model_name!r} is a LoRA adapter, which cannot be merged into 4-bit "
@@ -217,6 +239,18 @@ def _load_transformers(section: ModelSection, source: Path, notes: list[str]) ->
         if obstacle := router_loss_obstacle(settings):
             raise UserError(f"model.model_name {section.model_name!r}: {obstacle}")
         model = AutoModelForCausalLM.from_pretrained(base, use_safetensors=True, **options)
+    except SafetensorError as error:
+        raise UserError(
+            f"model.model_name {section.model_name!r}: a .safetensors file of {base} cannot be read ({_first(error)}); "
+            "it is damaged or was copied in part: fetch it again"
+        ) from None
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise  # a device that is out of memory or order, which says so itself
+        raise UserError(
+            f"model.model_name {section.model_name!r}: the weights in {base} have other shapes than its config.json "
+            "says (the report above lists them); put the config.json beside them that they were saved with"
+        ) from None
     except (OSError, ValueError) as error:
         raise UserError(
             f"model.model_name {section.model_name!r}: no model could be loaded ({_first(error)})"

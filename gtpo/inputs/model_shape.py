@@ -95,7 +95,7 @@ class Weights(NamedTuple):
 def find_weights(section: ModelSection, results: Path = Path("results")) -> Weights:
     """Find the weights of `model.model_name`. A train run means its best weights, else its final ones.
 
-    Raises UserError for a train run without weights and for a local path that does not exist.
+    Raises UserError for a train run without weights, a local path that does not exist, and a broken config.json.
     """
     name = section.model_name
     if name is None:
@@ -104,6 +104,7 @@ def find_weights(section: ModelSection, results: Path = Path("results")) -> Weig
         if (run / "run.json").is_file() and (run / "config.yaml").is_file():
             for part in ("best", "final"):
                 if (run / part).is_dir():
+                    _check_config(run / part)
                     note = f"model.model_name {name} is a train run: using its {part}/ weights"
                     return Weights(str(run / part), note)
             raise UserError(
@@ -114,9 +115,36 @@ def find_weights(section: ModelSection, results: Path = Path("results")) -> Weig
     if path.is_dir():
         if not ((path / "config.json").is_file() or (path / "adapter_config.json").is_file()):
             raise UserError(f"model.model_name {name!r}: the folder has neither config.json nor adapter_config.json")
+        _check_config(path)
     elif name.startswith((".", "/", "~")) or name.count("/") > 1 or name.startswith("results/"):
         raise UserError(f"model.model_name {name!r}: no such folder; a train run must be trained first")
     return Weights(name)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a config.json or adapter_config.json. Raises UserError where it holds no JSON object."""
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: must hold a JSON object, as save_pretrained writes it; found {type(values).__name__}")
+    return values
+
+
+def adapter_base(path: Path) -> str:
+    """Return the base model that an adapter_config.json names. Raises UserError where it names none."""
+    base = read_config(path).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise UserError(
+            f"{path}: base_model_name_or_path is missing; set it to the model that the adapter was trained on"
+        )
+    return base
+
+
+def _check_config(folder: Path) -> None:
+    """Raise UserError where a model's folder holds a config that its loader would choke on."""
+    if (folder / "adapter_config.json").is_file():
+        adapter_base(folder / "adapter_config.json")
+    if (folder / "config.json").is_file():
+        read_config(folder / "config.json")
 
 
 def shape_of_config(values: dict[str, Any]) -> ModelShape | None:
@@ -184,9 +212,9 @@ def find_shape(section: ModelSection, source: str) -> tuple[ModelShape | None, s
         ), "model.build"
     adapter, config = Path(source) / "adapter_config.json", Path(source) / "config.json"
     if adapter.is_file():
-        return find_shape(section, str(read_json(adapter).get("base_model_name_or_path")))
+        return find_shape(section, adapter_base(adapter))
     if config.is_file():
-        return shape_of_config(read_json(config)), str(config)
+        return shape_of_config(read_config(config)), str(config)
     if known := KNOWN_MODELS.get(source.lower()):
         return known, "embedded table"
     return _from_hub(source)
@@ -200,5 +228,5 @@ def _from_hub(name: str) -> tuple[ModelShape | None, str]:
         file = hf_hub_download(name, "config.json")
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         return None, f"{name}: config.json not reachable ({type(error).__name__})"
-    shape = shape_of_config(read_json(Path(file)))
+    shape = shape_of_config(read_config(Path(file)))
     return shape, f"{name} on the Hub" if shape else f"{name}: not a dense decoder whose dimensions are known"

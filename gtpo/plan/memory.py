@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from gtpo.config.schema import TrainConfig
 from gtpo.inputs.model_shape import ModelShape
+from rewards.support.packages import installed
 
 GIB = 1024**3
 GPUS = (16, 24, 40, 48, 80, 141, 180)
@@ -127,6 +128,8 @@ SAVED = {
 """Measured on transformers' Llama with hooks on the saved tensors (tests/gtpo/test_forecast.py holds them current):
 float32 throughout; half-precision frozen weights with adapters; float32 weights computing in half precision."""
 
+VLLM_SHARE = 0.3
+"""model.gpu_memory_utilization that is advised where memory ran out."""
 _OUTSIDE = 8
 """Bytes per token and D outside the layers: the last norm."""
 
@@ -233,23 +236,40 @@ def forecast(config: TrainConfig, shape: ModelShape) -> Forecast:
 
 def memory_advice(config: TrainConfig, error: BaseException) -> str:
     """Return what to lower, and in which order, after the GPU ran out of memory."""
-    training, model = config.training, config.model
-    batch, accumulation = training.per_device_train_batch_size, training.gradient_accumulation_steps
+    training, model, engine = config.training, config.model, config.rollout.engine
     advice = []
-    if batch > 1:
-        advice.append(
-            f"training.per_device_train_batch_size {batch} -> {batch // 2} with "
-            f"training.gradient_accumulation_steps {accumulation} -> {accumulation * 2} (the same gradient)"
-        )
+    if training.per_device_train_batch_size > 1:
+        advice.append(_smaller_batch(config))
     if not training.gradient_checkpointing:
         advice.append("training.gradient_checkpointing: true")
-    if longest := training.max_completion_length:
+    longest = training.max_completion_length or 0
+    if config.method == "sft":
+        advice.append(f"model.max_seq_length {model.max_seq_length} -> {model.max_seq_length // 2}")
+    elif longest > 1:
         advice.append(f"training.max_completion_length {longest} -> {longest // 2}")
-    if config.rollout.engine in ("auto", "vllm"):
-        advice.append(f"model.gpu_memory_utilization {model.gpu_memory_utilization} -> 0.3 (vLLM's share)")
+    # `auto` is vLLM where it is installed and there is a GPU, and a GPU is what ran out.
+    samples = config.method != "sft" and (engine == "vllm" or (engine == "auto" and installed("vllm")))
+    if samples and model.gpu_memory_utilization > VLLM_SHARE:
+        advice.append(f"model.gpu_memory_utilization {model.gpu_memory_utilization} -> {VLLM_SHARE} (vLLM's share)")
     if model.lora_rank == 0:
         advice.append("model.lora_rank: 64 (train adapters only)")
-    elif not model.load_in_4bit:
+    elif not model.load_in_4bit and not model.build:
         advice.append("model.load_in_4bit: true")
     first = ". ".join(str(error).split(". ", maxsplit=2)[:2])
-    return f"out of GPU memory ({first}). Lower, in this order: " + "; ".join(advice)
+    return f"out of GPU memory ({first}). Lower, in this order: " + "; ".join(advice or ["the size of the model"])
+
+
+def _smaller_batch(config: TrainConfig) -> str:
+    """Say how the completions of an optimiser step and of a rollout are split into more micro-batches."""
+    training = config.training
+    batch = training.per_device_train_batch_size
+    parts = next(factor for factor in range(2, batch + 1) if batch % factor == 0)
+    line = (
+        f"training.per_device_train_batch_size {batch} -> {batch // parts} with training.gradient_accumulation_steps "
+        f"{training.gradient_accumulation_steps} -> {training.gradient_accumulation_steps * parts}"
+    )
+    if (rounds := training.steps_per_generation) and config.method != "sft":
+        line += f" and training.steps_per_generation {rounds} -> {rounds * parts}"
+    if config.method == "grpo" and training.loss_type == "bnpo":
+        return line  # bnpo divides by the tokens of the micro-batch
+    return f"{line} (the same gradient)"

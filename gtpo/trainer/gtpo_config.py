@@ -64,6 +64,16 @@ class GTPOConfig(GRPOConfig):
         for name, instead in _DECIDED.items():
             if getattr(self, name) not in (defaults[name], ours.get(name, defaults[name])):
                 raise ValueError(f"GTPOConfig: {name}={getattr(self, name)!r} has no effect: {instead}")
+        if (
+            self.use_vllm
+            and self.vllm_importance_sampling_correction
+            and objective.temperature(self.temperature) != self.temperature
+        ):
+            raise ValueError(
+                "GTPOConfig: vllm_importance_sampling_correction compares vLLM's log-probabilities, at temperature "
+                f"{self.temperature}, with the objective's at 1 (entropy_temperature 'one'): set temperature=1.0, "
+                "objective={'entropy_temperature': 'sampling'} or vllm_importance_sampling_correction=False"
+            )
         self.loss_type = "grpo"
         self.scale_rewards = objective.scale_rewards
         self.mask_truncated_completions = False  # the objective's `mask_truncated` leaves them out of the loss

@@ -12,14 +12,16 @@ of sampling. There is no reference model and no second forward.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
+from gtpo.completions import group_advantages, prepare_completions
 from gtpo.fused import FusedLoss, fused_loss
-from gtpo.objective import entropy_gate
+from gtpo.objective import PRESETS, entropy_gate
 from gtpo.trainer.calibration import CalibratedTrainer
 from gtpo.trainer.check_inputs import check_inputs
 from gtpo.trainer.check_loss import Check, compare_losses
@@ -88,12 +90,52 @@ class GTPOTrainer(CalibratedTrainer):
         return own if self.multi_objective_aggregation == "sum_then_normalize" else trl
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        if self._scoring:  # TRL's pass for the log-probabilities of the sampling policy: take the entropies along
-            kwargs["compute_entropy"] = True
-        outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        if self._scoring:
-            self._behaviour_entropies = outputs[1]
+        """Outside scoring TRL's own; in it, statistics of the distribution that the objective takes them of."""
+        if not self._scoring:
+            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if self._of_the_sampled_distribution() and not self.objective.log_clamp:
+            outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs, compute_entropy=True)
+        else:  # TRL's are at the sampling temperature: against them the ratio would not be 1 before any update
+            outputs = (*self._policy_statistics(*args, **kwargs), None)
+        self._behaviour_entropies = outputs[1]
         return outputs
+
+    def _of_the_sampled_distribution(self) -> bool:
+        """Return whether the objective takes its log-probabilities at the temperature that was sampled with."""
+        return self.objective.temperature(self.temperature) == self.temperature
+
+    def _policy_statistics(
+        self, model: Any, ids: Tensor, mask: Tensor, length: int, batch_size: int | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and entropies [N, length] of the last tokens of ids [N, T], as the loss has them."""
+        plain = replace(
+            PRESETS["grpo"],
+            log_clamp=self.objective.log_clamp,
+            entropy_temperature=self.objective.entropy_temperature,
+        )
+
+        def statistics(tokens: Tensor, written: Tensor, hidden: Tensor, head: LMHead) -> FusedLoss:
+            # No reward enters a statistic: any do, and every row is a group of its own.
+            scored = group_advantages(plain, torch.zeros(len(hidden), device=hidden.device), 1)
+            completions = prepare_completions(plain, scored, tokens, written, 1)
+            return fused_loss(
+                plain, hidden, head.weight, tokens, written, completions, 1, gate_active=False,
+                temperature=self.temperature, bias=head.bias, logit_scale=head.logit_scale, softcap=head.softcap,
+            )  # fmt: skip
+
+        found: list[FusedLoss] = []
+        size = batch_size or len(ids)
+        for rows, kept in zip(ids.split(size), mask.split(size), strict=True):
+            batch = {
+                "prompt_ids": rows[:, :-length],
+                "prompt_mask": kept[:, :-length],
+                "completion_ids": rows[:, -length:],
+                "completion_mask": kept[:, -length:].bool(),
+            }
+            loss = functools.partial(statistics, batch["completion_ids"], batch["completion_mask"])
+            with torch.no_grad():
+                found.append(self.policy_forward(model, batch, loss).value)
+        return torch.cat([part.logps for part in found]), torch.cat([part.token_entropies for part in found])
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         self._scoring, self._behaviour_entropies = True, None
@@ -121,7 +163,8 @@ class GTPOTrainer(CalibratedTrainer):
             raise ValueError(f"GTPOTrainer trains text models; this batch has {', '.join(sorted(unknown))}")
         output, aux_loss = self.policy_forward(model, inputs, functools.partial(self._fused_loss, inputs))
         mode = self._mode()
-        self._log_mismatch(output.logps, inputs)
+        if self._of_the_sampled_distribution():  # vLLM's are: at another temperature they are not comparable
+            self._log_mismatch(output.logps, inputs)
         if inputs.get("old_per_token_logps") is not None:
             self._log_clipping(output, inputs)
         entropy = inputs.get("behaviour_entropy", output.entropy)

@@ -20,6 +20,8 @@ from rewards.support.errors import UserError
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "configs" / "published" / "llama-math.yaml"
 MINIMAL = "model:\n  model_name: org/model\n"
+BUILT = {"model__model_name": None, "model__build__hidden_size": 128}
+"""Overrides that build the model in place of MINIMAL's."""
 
 
 def load_with_notices(path: Path, world_size: int = 1, **overrides: Any) -> tuple[TrainConfig, list[str]]:
@@ -93,12 +95,20 @@ def test_run_name_is_the_files_name(tmp_path: Path) -> None:
         ("training: 3\n", "run.yaml:3: training must be a mapping, found 3"),
         ("objective:\n  filter: maybe\n", "run.yaml:4: objective.filter must be one of auto, always, never"),
         ("objective:\n  preset: gtpoo\n", 'Did you mean "gtpo"?'),
+        ("objective:\n  filter: off\n", 'found False. Did you mean "never"? (YAML reads off and no as false)'),
+        ("objective:\n  entropy_mode: no\n", 'found False. Did you mean "none"?'),
+        (
+            "training.learning_rate: 3\n",
+            'run.yaml:3: unknown key "training.learning_rate". A file nests its keys: put "learning_rate:" under '
+            '"training:"',
+        ),
         ("model:\n  model_name: twice\n", 'run.yaml:3: duplicate key "model" (first at'),
         ("training:\n  - a\n", "run.yaml:3: training must be a mapping"),
         ("training: {learning_rate: 1e-6\n", "run.yaml:"),
         ("dataset:\n  name: gsm9k\n", 'Did you mean "gsm8k"?'),
         ("dataset:\n  name: gsm8k\n  split: dev\n", "gsm8k has the splits train, test"),
         ("run_name: ../elsewhere\n", "run_name must be a name that starts with a letter"),
+        (f"a: {'[' * 3000}{']' * 3000}\n", "run.yaml: nested too deeply for a config"),
     ],
 )
 def test_error_names_key_file_and_line(tmp_path: Path, text: str, expected: str) -> None:
@@ -182,6 +192,9 @@ def test_extends_refuses_loops_and_absent_files(tmp_path: Path, base: str, expec
         ("--training.learning_rate=2e-6 run.yaml", "run.yaml", {"training.learning_rate": "2e-6"}),
         ("run.yaml --dataset.subsets algebra geometry", "run.yaml", {"dataset.subsets": ["algebra", "geometry"]}),
         ("run.yaml --dataset.subsets algebra,geometry", "run.yaml", {"dataset.subsets": ["algebra", "geometry"]}),
+        ("run.yaml --dataset.subsets [algebra,geometry]", "run.yaml", {"dataset.subsets": ["algebra", "geometry"]}),
+        ("run.yaml --dataset.subsets [algebra, 'geometry']", "run.yaml", {"dataset.subsets": ["algebra", "geometry"]}),
+        ("run.yaml --dataset.subsets []", "run.yaml", {"dataset.subsets": []}),
         ("--trainer.reward_funcs a.b c.d run.yaml", "run.yaml", {"trainer.reward_funcs": ["a.b", "c.d"]}),
         ("--model.load_in_4bit run.yaml", "run.yaml", {"model.load_in_4bit": "true"}),
         ("--model.load_in_4bit false run.yaml", "run.yaml", {"model.load_in_4bit": "false"}),
@@ -210,6 +223,8 @@ def test_flags(words: str, path: str | None, overrides: dict[str, Any]) -> None:
         ("run.yaml --training.learning_rate", "--training.learning_rate needs a value: a number > 0"),
         ("run.yaml --training.learning_rate --run_name x", "needs a value"),
         ("run.yaml other.yaml", "one config file at a time"),
+        ("run.yaml maybe", '"maybe" is neither a flag nor a config file'),
+        ("run.yaml -q", '"-q" is neither a flag nor a config file; flags begin with two dashes'),
     ],
 )
 def test_wrong_flags_are_named(words: str, expected: str) -> None:
@@ -380,6 +395,13 @@ def test_flat_layout_is_moved_into_sections(tmp_path: Path) -> None:
     ("overrides", "expected"),
     [
         ({"training__num_generations": "1"}, "a group of one has no advantage"),
+        ({"training__max_steps": "0"}, "training.max_steps 0 trains nothing"),
+        ({"model__random_seed": str(2**32)}, "model.random_seed must be a whole number >= 0 and <= 4294967295"),
+        (
+            {"training__lr_scheduler_type": "polynomial", "training__learning_rate": "1e-7"},
+            "training.learning_rate 1e-07 with lr_scheduler_type polynomial, which falls to 1e-07",
+        ),
+        ({"model__lora_rank": "4", "model__target_modules": ["q_proj", "lm_head"]}, "model.target_modules lm_head"),
         ({"training__beta": "0.04"}, "training.beta 0.04 contradicts method gtpo"),
         ({"method": "sft", "training__beta": "0.04"}, "contradicts method sft"),
         ({"method": "sft", "objective__filter": "never"}, "objective.filter contradicts method sft"),
@@ -394,7 +416,20 @@ def test_flat_layout_is_moved_into_sections(tmp_path: Path) -> None:
         ({"training__max_completion_length": "1800"}, "exceeds model.max_seq_length 2048"),
         ({"trainer__reward_weights": ["1", "2"]}, "has 2 values for 1 reward functions"),
         ({"trainer__reward_funcs": []}, "trainer.reward_funcs is empty"),
+        (
+            {
+                "objective__preset": "gtpo-published",
+                "training__temperature": "0.9",
+                "rollout__importance_sampling_correction": "true",
+            },
+            "rollout.importance_sampling_correction true compares vLLM's log-probabilities",
+        ),
         ({"dataset__name": "gsm8k", "dataset__subset": "socratic"}, "has only main"),
+        (
+            {"dataset__name": "gsm8k_train", "dataset__split": "test"},
+            'split "test" contradicts dataset.name gsm8k_train',
+        ),
+        ({**BUILT, "model__backend": "unsloth"}, "model.backend unsloth contradicts model.build"),
         ({"dataset__name": "math", "dataset__subset": "algebra", "dataset__subsets": ["geometry"]}, "remove one"),
     ],
 )
@@ -494,11 +529,48 @@ def test_16bit_states_are_widened_too(tmp_path: Path) -> None:
         ({"model__lora_alpha": 8}, "model.lora_alpha"),
         ({"training__optimizer": "sgd", "training__adam_beta2": 0.9}, "training.adam_beta2"),
         ({"dataset__malformed_targets": 0.1}, "dataset.malformed_targets"),
+        ({"objective__preset": "gtpo-no-filter", "objective__entropy_threshold": 0.5}, "objective.entropy_threshold"),
+        ({"objective__filter": "never", "objective__filter_scope": "negative"}, "objective.filter_scope"),
+        ({"objective__preset": "gtpo-conflict-only", "objective__gamma": 0.5}, "objective.gamma"),
+        ({"objective__preset": "grpo", "objective__positive_weight": 3}, "objective.positive_weight"),
+        ({"objective__preset": "grpo", "objective__combine": "product"}, "objective.combine"),
+        ({"objective__conflict": False, "objective__conflict_norm": "max"}, "objective.conflict_norm"),
+        ({"objective__entropy_gated": True}, "objective.entropy_gated"),
+        ({"objective__preset": "gtpo-conflict-only", "objective__log_clamp": 1e-6}, "objective.log_clamp"),
+        ({"objective__preset": "grpo", "objective__skip_zero_variance_groups": True}, "skip_zero_variance_groups"),
+        ({"objective__entropy_temperature": "one"}, "objective.entropy_temperature"),
+        ({"dataset__data_dir": "."}, "dataset.data_dir"),
+        ({"dataset__name": "rows.jsonl", "dataset__split": "test"}, "dataset.split"),
+        ({"rollout__engine": "transformers", "model__gpu_memory_utilization": 0.6}, "model.gpu_memory_utilization"),
+        ({"rollout__engine": "vllm_server", "rollout__tensor_parallel_size": 2}, "rollout.tensor_parallel_size"),
+        ({"training__max_steps": 5, "training__num_train_epochs": 3}, "training.num_train_epochs"),
+        ({"method": "sft", "training__log_completions_steps": 3}, "training.log_completions_steps"),
+        ({**BUILT, "model__dtype": "bfloat16"}, "model.dtype"),
     ],
 )
 def test_keys_without_effect_are_named(tmp_path: Path, overrides: dict[str, Any], key: str) -> None:
     notices = Loaded(tmp_path, MINIMAL, **overrides).notices
     assert any(notice.startswith("no effect") and key in notice for notice in notices), notices
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"objective__preset": "gtpo-conflict-only", "objective__gamma": 0.1},  # the preset's own value
+        {"objective__preset": "gtpo-conflict-only", "objective__entropy_mode": "loss", "objective__gamma": 0.5},
+        {"objective__entropy_threshold": 0.5},
+        {"objective__preset": "gtpo-published"},
+        {"dataset__name": "gsm8k", "dataset__data_dir": "."},
+        {"rollout__engine": "vllm", "model__gpu_memory_utilization": 0.6, "rollout__tensor_parallel_size": 2},
+        {"training__num_train_epochs": 3},
+        {"method": "sft", "health__on_collapse": "rollback"},
+        {"training__log_completions_steps": 3},
+        {"model__dtype": "bfloat16"},
+    ],
+)
+def test_keys_that_act_are_not_named(tmp_path: Path, overrides: dict[str, Any]) -> None:
+    notices = Loaded(tmp_path, MINIMAL, **overrides).notices
+    assert not any(notice.startswith("no effect") for notice in notices), notices
 
 
 def test_absent_tracker_is_said_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -521,6 +593,11 @@ def test_presets_resolve_to_themselves_and_survive_a_round_trip(tmp_path: Path, 
 def test_grpo_may_vary_what_trl_has(tmp_path: Path) -> None:
     config = Loaded(tmp_path, MINIMAL, method="grpo", objective__scale_rewards="none").config
     assert config.resolved_objective() == replace(PRESETS["grpo"], scale_rewards="none")
+
+
+@pytest.mark.parametrize("value", ["none", ["none"], []])
+def test_no_tracker_in_a_file_and_as_a_flag(tmp_path: Path, value: Any) -> None:
+    assert Loaded(tmp_path, MINIMAL, training__report_to=value).config.training.report_to == []
 
 
 def test_shortcuts_name_existing_keys() -> None:

@@ -178,6 +178,12 @@ def test_no_usable_row_is_refused_with_the_reasons(tmp_path: Path) -> None:
         TrainingProblems(config_of(tmp_path), [problem("a", answer=""), problem("b", answer=" ")]).select(None)
     with pytest.raises(UserError, match="without a worked solution, which sft needs"):
         TrainingProblems(config_of(tmp_path, method="sft"), [problem("a", solution="")]).select(None)
+    path = write_rows(tmp_path, [{"problem": "1+1?", "answer": 2}])
+    validation = {"training__eval_steps": 1, "dataset__validation_file": str(path)}
+    with pytest.raises(
+        UserError, match=r"none of its 1 rows is usable: 1 in dataset\.validation_file .*; name one with"
+    ):
+        TrainingProblems(config_of(tmp_path, dataset__name=str(path), **validation)).select(None)
     with pytest.raises(UserError, match="has no rows"):
         TrainingProblems(config_of(tmp_path), []).select(None)
 

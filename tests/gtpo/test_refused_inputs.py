@@ -64,8 +64,33 @@ def test_reward_that_raises_is_a_warning_before_the_model_is_loaded(folder: Path
 def test_target_modules_that_the_model_lacks_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model\.target_modules qproj, vproj: no layer .* has down_proj, gate_proj"):
         run(tmp_path, **{"model.lora_rank": 4, "model.target_modules": ["qproj", "vproj"]})
+    with pytest.raises(UserError, match=r"model\.target_modules input_layernorm: .* is a LlamaRMSNorm, which takes no"):
+        run(tmp_path, **{"model.lora_rank": 4, "model.target_modules": ["q_proj", "input_layernorm"]})
     changes = {"run_name": "some", "model.target_modules": ["q_proj", "vproj"], "training.max_steps": 1}
-    folder = run(tmp_path, **{"model.lora_rank": 4}, **changes)
-    assert any(
-        "vproj: no layer of this name" in note for note in json.loads((folder / "run.json").read_text())["notes"]
-    )
+    with logged() as told:
+        run(tmp_path, **{"model.lora_rank": 4}, **changes)
+    assert any("vproj: no layer of this name" in line for line in told)
+
+
+def broken(folder: Path, what: str) -> str:
+    """Break a saved model and return what the error must say."""
+    if what == "weights":
+        file = next(folder.glob("*.safetensors"))
+        file.write_bytes(file.read_bytes()[:2000])
+        return "a .safetensors file of .* cannot be read .* fetch it again"
+    config = json.loads((folder / "config.json").read_text())
+    if what == "shapes":
+        (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
+        return "have other shapes than its config.json says"
+    if what == "list":
+        (folder / "config.json").write_text(json.dumps([config]))
+        return r"config\.json: must hold a JSON object"
+    (folder / "adapter_config.json").write_text("{}")
+    return r"adapter_config\.json: base_model_name_or_path is missing"
+
+
+@pytest.mark.parametrize("what", ["weights", "shapes", "list", "adapter"])
+def test_a_broken_base_model_is_one_sentence(folder: Path, tmp_path: Path, what: str) -> None:
+    words = broken(folder, what)
+    with pytest.raises(UserError, match=words):
+        run(tmp_path, **{"model.build": None, "model.model_name": str(folder)})

@@ -58,6 +58,7 @@ def rows(folder: Path, *lines: str) -> str:
         ("run.yaml --training.num_generations 1", "a group of one"),
         ("run.yaml --training.beta 0.1", "contradicts method gtpo"),
         ("run.yaml --objective.filter sometimes", "one of auto, always, never"),
+        ("run.yaml --method grpo --check-loss", "--check-loss compares GTPO's fused loss with its reference"),
         ("run.yaml --model.build none", "--model.build must be a mapping, found 'none'"),
         ("run.yaml --dataset-name gsm9k", 'Did you mean "gsm8k"?'),
         ("run.yaml --trainer.reward_weights 1 2", "has 2 values for 1 reward functions"),

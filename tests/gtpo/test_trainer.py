@@ -136,6 +136,46 @@ def test_no_old_policy_pass_where_a_round_feeds_one_step(
     assert sum(calls) == passes
 
 
+@pytest.mark.parametrize("fields", [{"entropy_temperature": "one"}, {"log_clamp": 0.01}])
+def test_several_steps_per_round_take_statistics_of_one_distribution(
+    folder: Path, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    """At the first step the policy is the one that sampled: no token is clipped, and the entropy is the same."""
+
+    def reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        return [float(sum(ids) % 7) for ids in completion_ids]
+
+    first = {}
+    for iterations in (1, 2):
+        settings = arguments(
+            tmp_path,
+            objective={"filter": "never", **fields},
+            num_iterations=iterations,
+            temperature=0.5,
+            epsilon=1e-5,
+            steps_per_generation=2,
+            gradient_accumulation_steps=2,
+            max_steps=1,
+        )
+        data = Dataset.from_dict({"prompt": PROMPTS})
+        trainer = GTPOTrainer(model=str(folder), reward_funcs=reward, args=settings, train_dataset=data)
+        torch.manual_seed(0)
+        with torch.no_grad():  # far from uniform, where temperature and clamp change the entropy
+            trainer.model.get_input_embeddings().weight.normal_(std=0.5)
+        trainer.train()
+        first[iterations] = trainer.state.log_history[0]
+    assert first[2]["clip_ratio/region_mean"] == 0
+    assert first[2]["entropy/mean"] == pytest.approx(first[1]["entropy/mean"], rel=1e-6)
+    assert first[2]["loss"] == pytest.approx(first[1]["loss"], rel=1e-6)
+
+
+def test_importance_weights_between_two_temperatures_are_refused(tmp_path: Path) -> None:
+    vllm = {"use_vllm": True, "vllm_importance_sampling_correction": True, "preset": "gtpo-published"}
+    arguments(tmp_path, **vllm)
+    with pytest.raises(ValueError, match=r"vllm_importance_sampling_correction .* at temperature 0.9"):
+        arguments(tmp_path, **vllm, temperature=0.9)
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
@@ -29,15 +30,24 @@ def test_one_number_or_none_per_completion_is_a_score(scores: Any) -> None:
         (1.0, "returned float for 2 completions"),
         ({"a": 1.0, "b": 2.0}, "returned dict for 2 completions"),
         ("12", "returned str for 2 completions"),
-        ([0.0, "1"], None),  # a number in text is a number
+        ([0.0, "1"], "returned '1' for completion 1"),  # TRL makes a tensor of the scores
         ([0.0, "yes"], "returned 'yes' for completion 1"),
+        ([10**400, 0.0], "returned a number beyond float64 for completion 0"),
         ([0.0, math.inf], "returned inf for completion 1"),
         ([-math.inf, 0.0], "returned -inf for completion 0"),
     ],
 )
-def test_what_is_no_score_is_named(scores: Any, words: str | None) -> None:
+def test_what_is_no_score_is_named(scores: Any, words: str) -> None:
     fault = score_fault("mine", scores, 2)
-    assert (fault is None) if words is None else (fault is not None and fault.startswith(f"reward mine {words}"))
+    assert fault is not None
+    assert fault.startswith(f"reward mine {words}")
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_coroutine_is_no_score_and_is_closed() -> None:
+    fault = score_fault("mine", asyncio.sleep(0), 2)
+    assert fault is not None
+    assert fault.startswith("reward mine returned a coroutine for 2 completions; await it")
 
 
 @pytest.mark.parametrize("reward", [final_reward, accuracy_reward, format_reward])

@@ -64,6 +64,7 @@ def test_loading(tmp_path, monkeypatch) -> None:
     (tmp_path / "mine_ok.py").write_text("def short(completions, **kwargs):\n    return [1.0] * len(completions)\n")
     (tmp_path / "mine_bad.py").write_text("import no_such_thing_here\n")
     (tmp_path / "mine_sig.py").write_text("def f(completions):\n    return []\n")
+    (tmp_path / "mine_async.py").write_text("async def f(completions, **kwargs):\n    return [1.0]\n")
     assert load_reward("rewards.final_reward") is final_reward
     assert load_reward("mine_ok:short")(completions=["a"]) == [1.0]
     loaded = load_rewards(["rewards.format_reward", "mine_ok.short"], [1, 0.5])
@@ -75,6 +76,7 @@ def test_loading(tmp_path, monkeypatch) -> None:
         ("no_such.module.f", 'no module named "no_such"'),
         ("mine_bad.f", "no_such_thing_here"),
         ("mine_sig.f", "kwargs"),
+        ("mine_async.f", "an async function, which is not awaited here"),
         ("rewards.__all__", "not a function"),
     ]:
         with pytest.raises(UserError, match=complaint):
