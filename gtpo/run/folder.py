@@ -34,6 +34,7 @@ from rewards.support.files import (
     write_json,
     write_text,
 )
+from rewards.support.log import LOG
 
 SCHEMA_VERSION = 1
 
@@ -129,11 +130,21 @@ class TrainFolder:
                 "(--run-name), or resume it with the version that run.json names; nothing was overwritten"
             ) from None
 
+    def has_begun(self) -> bool:
+        """Return whether the run made a step that anything is left of."""
+        measured = self.metrics_jsonl.exists() and bool(self.metrics_jsonl.read_bytes().strip())
+        return measured or self.last_checkpoint() is not None or self.run().get("status") == "finished"
+
     def check_config(self, config: TrainConfig) -> None:
-        """Refuse to resume with another config. Raises UserError naming the first key that differs."""
+        """Refuse to resume with another config. Raises UserError naming the first key that differs.
+
+        A start that failed before its first step binds nothing: `start` replaces it.
+        """
         if not self.config_yaml.exists():
             if self.root.exists() and {path.name for path in self.root.iterdir()} - LOCK_FILES:
                 raise UserError(f"{self.root} exists and is no train run (no config.yaml); choose another run_name")
+            return
+        if not self.has_begun():
             return
         difference = first_difference(self.stored_config(), config)
         if difference is not None:
@@ -156,14 +167,31 @@ class TrainFolder:
             self._lock = None
 
     def start(self, config: TrainConfig) -> None:
-        """Write the config and remove what an interrupted write left behind."""
-        write_text(self.config_yaml, config.to_yaml())
+        """Write the config and remove what an interrupted write left behind.
+
+        Where the folder holds another config, it must be that of a start without a step (UserError else): what
+        depends on it goes.
+        """
+        self.check_config(config)  # again, under the lock: another process may have been quicker
         self.remove_partial()
+        if self.config_yaml.exists() and not self.has_begun() and (changed := self._changed(config)):
+            LOG.warning(f"{self.root}: replacing a start that made no step ({changed})")
+            shutil.rmtree(self.base, ignore_errors=True)  # weights of the other model
+            self.run_json.unlink(missing_ok=True)  # H_ini of the other policy
+        write_text(self.config_yaml, config.to_yaml())
+
+    def _changed(self, config: TrainConfig) -> str | None:
+        """Return how `config` differs from the stored one, None where it does not."""
+        try:
+            difference = first_difference(self.stored_config(), config)
+        except UserError:
+            return "its config is of another version"
+        return None if difference is None else "{}: {!r}, now {!r}".format(*difference)
 
     def remove_partial(self) -> None:
         """Remove what an interrupted write left behind."""
         shutil.rmtree(self.checkpoints / PARTIAL, ignore_errors=True)
-        for folder in (self.best, self.final):
+        for folder in (self.best, self.final, self.base):
             shutil.rmtree(folder.with_name(PARTIAL + "-" + folder.name), ignore_errors=True)
 
     def update_run(self, **fields: Any) -> None:

@@ -1,0 +1,62 @@
+"""What stands between a run and its continuation: failed starts, damaged checkpoints, other numbers of processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from logs import logged
+from test_train_run import metrics, run
+
+import gtpo.run.trainers
+from rewards.support.errors import UserError
+
+
+def fail_at_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Let the GPU's memory run out in the step after `step`."""
+    plain = gtpo.run.trainers.GTPORun._compute_loss
+
+    def full(self: Any, *args: Any) -> Any:
+        if self.state.global_step == step:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity")
+        return plain(self, *args)
+
+    monkeypatch.setattr(gtpo.run.trainers.GTPORun, "_compute_loss", full)
+
+
+def test_start_that_made_no_step_is_replaced_by_the_corrected_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        fail_at_step(patched, 0)
+        with pytest.raises(UserError, match="out of GPU memory"):
+            run(tmp_path, **{"model.lora_rank": 4})
+    folder = tmp_path / "results/train/run"
+    assert (folder / "base/model.safetensors").is_file()
+    assert "initial_entropy" in json.loads((folder / "run.json").read_text())
+    corrected = {"model.lora_rank": 2, "training.per_device_train_batch_size": 4, "model.build.hidden_size": 8}
+    with logged() as told:
+        run(tmp_path, **corrected)
+    assert any("replacing a start that made no step (model.build.hidden_size: 16, now 8)" in line for line in told)
+    # Nothing of the first start is left: its base, its H_ini, its config.
+    whole = run(tmp_path / "whole", **corrected)
+    assert metrics(folder) == metrics(whole)
+    for name in ("base/config.json", "final/adapter_model.safetensors"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+    found, expected = (json.loads((path / "run.json").read_text()) for path in (folder, whole))
+    assert found["initial_entropy"] == expected["initial_entropy"]
+    assert found["status"] == "finished"
+
+
+def test_start_that_made_a_step_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        fail_at_step(patched, 1)
+        with pytest.raises(UserError, match="out of GPU memory"):
+            run(tmp_path)
+    folder = tmp_path / "results/train/run"
+    assert not list((folder / "checkpoints").glob("checkpoint-*")), "a measured step is enough"
+    with pytest.raises(UserError, match=r"training\.per_device_train_batch_size = 8, now 4"):
+        run(tmp_path, **{"training.per_device_train_batch_size": 4})
