@@ -154,6 +154,15 @@ class TrainFolder:
                 f"(--run-name), restore the key, or move the folder away; nothing was overwritten"
             )
 
+    def check_processes(self, count: int) -> None:
+        """Refuse to resume with another number of processes than the run has. Raises UserError naming both."""
+        before = self.run().get("processes")
+        if before not in (None, count):  # an older run does not say
+            raise UserError(
+                f"{self.root} was trained by {before} process(es), now {count}: batches and data order follow from "
+                f"the number. Resume it with {before}, or choose another run_name (--run-name)"
+            )
+
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def lock(self) -> None:

@@ -17,6 +17,7 @@ from gtpo.inputs.model import LoadedModel, load_model, widen_adapters
 from gtpo.plan.memory import memory_advice
 from gtpo.plan.preflight import RunInputs
 from gtpo.run.advice import Advice
+from gtpo.run.checkpoint import check_checkpoint
 from gtpo.run.completions_log import completions_table, write_completions
 from gtpo.run.folder import TrainFolder, out_of_space
 from gtpo.run.guarded_reward import guarded_rewards
@@ -96,6 +97,10 @@ class TrainingRun:
         if self.main:
             self.folder.lock()
         try:
+            checkpoint = self.folder.last_checkpoint()
+            if checkpoint is not None:
+                self.folder.check_processes(self.processes.num_processes)
+                check_checkpoint(checkpoint)
             loaded = load_model(self.config, self.inputs.weights)
             dataset, report = self.inputs.problems.dataset(loaded.tokenizer)
             if self.score_held_out is not None and self.config.training.eval_steps is not None:
@@ -104,7 +109,6 @@ class TrainingRun:
             if self.main:
                 self.folder.start(self.config)
             self.processes.wait_for_everyone()
-            checkpoint = self.folder.last_checkpoint()
             for line in [*loaded.notes, *report.lines()]:
                 LOG.info(line)
             with vllm_failures_explained(loaded.model) if self.beside_vllm else nullcontext():

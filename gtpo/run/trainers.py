@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from trl import GRPOTrainer, SFTTrainer
 
 from gtpo.config import TrainConfig
 from gtpo.entropy import Calibration
+from gtpo.run.checkpoint import STATE_FILE, read_state, readable
 from gtpo.run.folder import PARTIAL, TrainFolder, out_of_space
 from gtpo.run.guarded_reward import GuardedReward
 from gtpo.run.untrained_kl import UntrainedKL
@@ -34,10 +34,7 @@ from gtpo.trainer.group_statistics import ObservedGRPOTrainer
 from gtpo.trainer.rollout import Rollout
 from rewards.loading import import_dotted
 from rewards.support.errors import UserError
-from rewards.support.files import read_json, write_json
-
-STATE_FILE = "gtpo_state.json"
-
+from rewards.support.files import write_json
 
 class EpochOrder(Sampler[int]):
     """Indices of a dataset: its own order in epoch 0, a permutation drawn from (seed, epoch) afterwards.
@@ -64,20 +61,6 @@ class EpochOrder(Sampler[int]):
             for _ in range(self.rounds):
                 for index in order[start : start + self.chunk]:
                     yield from (index for _ in range(self.repeats))
-
-
-@contextmanager
-def _readable(checkpoint: str) -> Iterator[None]:
-    """Turn what a damaged checkpoint raises into a UserError that says what to do."""
-    try:
-        yield
-    except (UserError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        raise UserError(
-            f"{checkpoint} cannot be read ({type(error).__name__}: {str(error)[:160]}). Move it away: the same command "
-            "then resumes from the checkpoint before it, or starts anew where there is none"
-        ) from error
 
 
 class RunMixin:
@@ -182,16 +165,16 @@ class RunMixin:
         return bool(self._step % (per_round * self.args.num_iterations))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        with _readable(resume_from_checkpoint):
+        with readable(resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
             return
-        with _readable(checkpoint):
+        with readable(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
-        self.restored = read_json(Path(checkpoint) / STATE_FILE)
+        self.restored = read_state(checkpoint)
         self._step = self.restored["micro_step"]
         self._total_train_tokens = self.restored["tokens_seen"]
         rollouts = Path(checkpoint) / f"rollouts_{self.accelerator.process_index}.pt"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +61,52 @@ def test_start_that_made_a_step_is_not_replaced(tmp_path: Path, monkeypatch: pyt
     assert not list((folder / "checkpoints").glob("checkpoint-*")), "a measured step is enough"
     with pytest.raises(UserError, match=r"training\.per_device_train_batch_size = 8, now 4"):
         run(tmp_path, **{"training.per_device_train_batch_size": 4})
+
+
+def cut_run(folder: Path, **changes: Any) -> Path:
+    """Return a run as it is when it was killed after the checkpoint of step 4."""
+    found = run(folder, **changes)
+    about = json.loads((found / "run.json").read_text())
+    (found / "run.json").write_text(json.dumps(about | {"status": "running"}))
+    for name in ("checkpoints/checkpoint-6", "final"):
+        shutil.rmtree(found / name)
+    return found
+
+
+def test_another_number_of_processes_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    folder = cut_run(tmp_path)
+    about = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(about | {"processes": 2}))
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and "lock" not in path.name}
+    with pytest.raises(UserError, match=r"trained by 2 process\(es\), now 1.*Resume it with 2"):
+        run(tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert json.loads((folder / "run.json").read_text())["processes"] == 2
+
+
+def test_damaged_checkpoint_is_refused_in_a_sentence_and_the_one_before_it_goes_on(tmp_path: Path) -> None:
+    folder = cut_run(tmp_path)
+    last = folder / "checkpoints/checkpoint-4"
+    kept = tmp_path / "kept"
+    shutil.copytree(last, kept)
+    damages: list[tuple[str, str | None, str]] = [
+        ("optimizer.pt", None, "has no optimizer state"),
+        ("scheduler.pt", None, "has no scheduler.pt"),
+        ("trainer_state.json", None, "has no trainer_state.json"),
+        ("trainer_state.json", "{", "cannot be read"),
+        ("trainer_state.json", "[]", "cannot be read"),
+        ("trainer_state.json", "{}", "is of step 0"),
+        ("gtpo_state.json", None, "has no gtpo_state.json"),
+        ("gtpo_state.json", "{", "not valid JSON"),
+        ("gtpo_state.json", "{}", "lacks health, micro_step, tokens_seen"),
+        ("gtpo_state.json", "null", "lacks health"),
+        ("model.safetensors", "no weights", "cannot be read"),
+    ]
+    for name, text, words in damages:
+        shutil.rmtree(last)
+        shutil.copytree(kept, last)
+        (last / name).unlink() if text is None else (last / name).write_text(text)
+        with pytest.raises(UserError, match=f"checkpoint-4 .*{words}.*Move it away"):
+            run(tmp_path)
+    shutil.rmtree(last)
+    assert json.loads((run(tmp_path) / "run.json").read_text())["status"] == "finished"
