@@ -36,6 +36,7 @@ from rewards.loading import import_dotted
 from rewards.support.errors import UserError
 from rewards.support.files import write_json
 
+
 class EpochOrder(Sampler[int]):
     """Indices of a dataset: its own order in epoch 0, a permutation drawn from (seed, epoch) afterwards.
 
