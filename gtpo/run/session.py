@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback
 
 from gtpo.config import TrainConfig
 from gtpo.config.schedule import one_step_per_rollout
@@ -17,6 +17,7 @@ from gtpo.inputs.model import LoadedModel, load_model, widen_adapters
 from gtpo.plan.memory import memory_advice
 from gtpo.plan.preflight import RunInputs
 from gtpo.run.advice import Advice
+from gtpo.run.callback import RunCallback
 from gtpo.run.checkpoint import check_checkpoint
 from gtpo.run.completions_log import completions_table, write_completions
 from gtpo.run.folder import TrainFolder, out_of_space
@@ -27,6 +28,7 @@ from gtpo.run.metrics_log import append_metrics, metrics_row
 from gtpo.run.progress import Progress
 from gtpo.run.provenance import provenance
 from gtpo.run.reward_table import reward_table
+from gtpo.run.stopping import Stop
 from gtpo.run.trainer_arguments import rollout_engine, trainer_arguments
 from gtpo.run.trainers import trainer_class
 from gtpo.run.untrained_kl import UntrainedKL
@@ -43,8 +45,8 @@ from rewards.support.provenance import now
 class TrainingRun:
     """Builds the trainer of a config, runs it, and writes the run folder.
 
-    interrupt: its `asked` says that the user wants the run to stop after the step. score_held_out: what scores the
-    held-out problems; UserError without it where the config asks for validation.
+    interrupt: its `asked` says that the user wants the run to stop after the step (`gtpo.run.stopping`).
+    score_held_out: what scores the held-out problems; UserError without it where the config asks for validation.
     """
 
     def __init__(
@@ -61,7 +63,8 @@ class TrainingRun:
         if not torch.accelerator.is_available():
             settle_on_cpu()
         self.config, self.folder, self.inputs = config, folder, inputs
-        self.interrupt, self.check_loss, self.score_held_out = interrupt, check_loss, score_held_out
+        self.check_loss, self.score_held_out = check_loss, score_held_out
+        self.stop = Stop(interrupt, folder.root)
         if config.training.eval_steps is not None and score_held_out is None:
             raise UserError(
                 "training.eval_steps: this caller scores no held-out problems (score_held_out); gtpo train does"
@@ -96,6 +99,7 @@ class TrainingRun:
         kind = trainer_class(self.config)
         if self.main:
             self.folder.lock()
+            self.stop.forget()
         try:
             checkpoint = self.folder.last_checkpoint()
             if checkpoint is not None:
@@ -170,7 +174,7 @@ class TrainingRun:
         if self.config.model.load_in_4bit:
             widen_adapters(self.trainer.model)
         self.trainer.remove_callback(PrinterCallback)
-        self.trainer.add_callback(_RunCallback(self))
+        self.trainer.add_callback(RunCallback(self))
 
     def _untrained_kl(self, loaded: LoadedModel) -> UntrainedKL | None:
         """Return what measures the distance from the untrained policy, with a second copy of it where one is needed."""
@@ -299,7 +303,7 @@ class TrainingRun:
 
     def _finish(self) -> None:
         step, total = self.trainer.state.global_step, self.trainer.state.max_steps
-        stopped = self.interrupt.asked and step < total and self.stopped_because is None
+        stopped = self.stop.agreed and step < total and self.stopped_because is None
         if not stopped:
             save_weights(self.trainer, self.folder.final)
             if not self.folder.best.exists():
@@ -317,6 +321,8 @@ class TrainingRun:
                 wall_time_s=round(self.folder.run().get("wall_time_s", 0.0) + time.monotonic() - self.begin, 1),
                 peak_memory_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
             )
+            self.stop.forget()
+        self.processes.wait_for_everyone()  # a launcher ends the others when the first process has ended
         self.progress.stop()
         if stopped:
             LOG.info(f"stopped at step {step} of {total}; the same command resumes the run")
@@ -360,31 +366,3 @@ class TrainingRun:
             started=self.folder.run().get("started") or now(),
             status="running",
         )
-
-
-class _RunCallback(TrainerCallback):
-    """Hands the events of transformers' Trainer to the run."""
-
-    def __init__(self, run: TrainingRun) -> None:
-        self.run = run
-        self._step_begin = 0.0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.run.on_begin(state)
-        if self.run.stopped_because:  # stopped for good, and killed before its last weights were written
-            control.should_training_stop = True
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._step_begin = time.perf_counter()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.run.step_seconds.append(time.perf_counter() - self._step_begin)
-        self.run.log_completions()
-        self.run.validate(state)
-        if self.run.interrupt.asked:
-            control.should_save = True
-            control.should_training_stop = True
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if logs and "loss" in logs:
-            self.run.on_metrics(state, control, logs)
