@@ -73,7 +73,7 @@ class TrainingRun:
         self.processes = PartialState(cpu=not torch.accelerator.is_available())
         self.main = self.processes.is_main_process
         self.progress = Progress(f"{config.run_name} ({config.method})", shown=self.main)
-        self.health = Health(config.health, self._best_metric())
+        self.health = Health(config.health, self._best_metric(), config.training.logging_steps)
         self.advice = Advice(config)
         self.begin = time.monotonic()
         self.step_seconds: list[float] = []
@@ -285,17 +285,12 @@ class TrainingRun:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def _save_best(self, step: int) -> None:
-        section = self.config.health
         about = {
             "schema_version": 1,
             "step": step,
             "metric": self.health.metric,
             "value": self.health.best_value,
-            **(
-                {"smoothing_evaluations": section.smoothing_evaluations}
-                if self.validation
-                else {"smoothing_steps": section.smoothing_steps}
-            ),
+            **self.health.covered(),
             "why": f"the best running mean of {self.health.metric} so far; the weights are those of step {step}, the "
             "last of that mean's window",
         }
@@ -327,7 +322,8 @@ class TrainingRun:
         if stopped:
             LOG.info(f"stopped at step {step} of {total}; the same command resumes the run")
             return
-        if self.main and (table := reward_table(self.folder.metrics_jsonl, self.config.health.smoothing_steps)):
+        every = self.config.training.logging_steps
+        if self.main and (table := reward_table(self.folder.metrics_jsonl, self.health.lines, every)):
             LOG.info(table)
         LOG.info(f"{self.folder.root}: finished at step {step}\nnext: gtpo eval {self.folder.root}")
 
