@@ -41,6 +41,9 @@ SCHEMA_VERSION = 1
 PARTIAL = ".partial"
 """Checkpoints are written here and renamed into place, so that a name `checkpoint-N` always means a whole one."""
 
+LONGEST_NAME = 255
+"""Bytes in the name of a folder, on all common file systems."""
+
 FREE_KEYS = frozenset(
     {
         "env.CUDA_VISIBLE_DEVICES",
@@ -98,7 +101,12 @@ class TrainFolder:
         """Return run.json, or an empty dict for a new folder. Raises UserError on a newer schema."""
         if not self.run_json.exists():
             return {}
-        run: dict[str, Any] = read_json(self.run_json)
+        run: Any = read_json(self.run_json)
+        if not isinstance(run, dict):
+            raise UserError(
+                f"{self.run_json}: expected a JSON object, found {type(run).__name__}. Restore the file, or move the "
+                "folder away"
+            )
         check_schema_version(self.run_json, run.get("schema_version", 0), SCHEMA_VERSION)
         return run
 
@@ -140,6 +148,10 @@ class TrainFolder:
 
         A start that failed before its first step binds nothing: `start` replaces it.
         """
+        if (length := len(self.root.name.encode())) > LONGEST_NAME:
+            raise UserError(f"run_name: {length} bytes in UTF-8; the name of a folder has at most {LONGEST_NAME}")
+        if self.root.exists() and not self.root.is_dir():
+            raise UserError(f"{self.root} is a file, where the run folder is to be; choose another run_name")
         if not self.config_yaml.exists():
             if self.root.exists() and {path.name for path in self.root.iterdir()} - LOCK_FILES:
                 raise UserError(f"{self.root} exists and is no train run (no config.yaml); choose another run_name")

@@ -24,13 +24,13 @@ from gtpo.run.folder import TrainFolder, out_of_space
 from gtpo.run.guarded_reward import guarded_rewards
 from gtpo.run.health import MAX_ROLLBACKS, Health
 from gtpo.run.libraries import quiet_libraries, settle_on_cpu
-from gtpo.run.metrics_log import append_metrics, metrics_row
+from gtpo.run.metrics_log import append_metrics, metrics_lines, metrics_row
 from gtpo.run.progress import Progress
 from gtpo.run.provenance import provenance
 from gtpo.run.reward_table import reward_table
 from gtpo.run.stopping import Stop
 from gtpo.run.trainer_arguments import rollout_engine, trainer_arguments
-from gtpo.run.trainers import trainer_class
+from gtpo.run.trainers import build_trainer, trainer_class
 from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.run.validation import METRIC as VALIDATION_METRIC
 from gtpo.run.validation import ScoreHeldOut, Validation
@@ -101,6 +101,7 @@ class TrainingRun:
             self.folder.lock()
             self.stop.forget()
         try:
+            metrics_lines(self.folder.metrics_jsonl)
             checkpoint = self.folder.last_checkpoint()
             if checkpoint is not None:
                 self.folder.check_processes(self.processes.num_processes)
@@ -170,7 +171,7 @@ class TrainingRun:
         }
         if self.config.method != "sft":
             common["reward_funcs"] = list(rewards)
-        self.trainer = kind(**common)
+        self.trainer = build_trainer(kind, self.config.trainer.class_path, common)
         if self.config.model.load_in_4bit:
             widen_adapters(self.trainer.model)
         self.trainer.remove_callback(PrinterCallback)

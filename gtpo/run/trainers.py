@@ -11,9 +11,10 @@ Nothing here touches a loss or a gradient. `RunMixin` makes a run repeatable and
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,17 @@ class SampledRunMixin(RunMixin):
         return batch
 
     def _mark_unscored(self, rewards: torch.Tensor) -> torch.Tensor:
-        """Make a completion unscored where any of its rewards could not be computed; stop at more than half."""
+        """Make a completion unscored where any of its rewards could not be computed; stop at more than half.
+
+        Raises UserError there, and where a reward is beyond float32.
+        """
+        infinite = rewards.isinf().any(dim=0).tolist()
+        if any(infinite):  # what the function returned was finite: it was checked
+            names = [name for name, found in zip(self.reward_func_names, infinite, strict=True) if found]  # type: ignore[attr-defined]
+            raise UserError(
+                f"reward {', '.join(names)} is infinite in float32 for a completion of step "
+                f"{self.state.global_step + 1}: return numbers below 3e38, or None to leave the completion unscored"
+            )
         unscored = rewards.isnan().any(dim=1)
         if unscored.float().mean() > 0.5:
             guarded = [f for f in self.reward_funcs if isinstance(f, GuardedReward)]  # type: ignore[attr-defined]
@@ -288,4 +299,43 @@ def trainer_class(config: TrainConfig) -> Any:
             f'trainer.class_path "{path}" is a subclass of {_METHODS[method][1].__name__}: set method: {method} '
             f"(it is {config.method}), or derive it from {base.__name__}"
         )
+    keywords = [*_KEYWORDS, *(() if method == "sft" else ("reward_funcs",))]
+    try:
+        inspect.signature(theirs.__init__).bind(None, **dict.fromkeys(keywords))
+    except TypeError as error:
+        raise UserError(
+            f'trainer.class_path "{path}": {_init_of(theirs)}: {error}. It is called with the keywords '
+            f"{', '.join(keywords)}: take **kwargs, and hand them on to super().__init__"
+        ) from None
     return type(theirs.__name__, (ours, theirs), {"__doc__": theirs.__doc__})
+
+
+_KEYWORDS = ("model", "args", "train_dataset", "processing_class", "peft_config")
+"""What a run hands to the trainer of any method, besides what `RunMixin` keeps to itself."""
+
+
+def _init_of(theirs: type) -> str:
+    """Return the name of the __init__ that a class has, with its file and line."""
+    owner = next(base for base in theirs.__mro__ if "__init__" in vars(base))
+    name = f"{owner.__name__}.__init__"
+    try:
+        return f"{name} ({inspect.getsourcefile(owner)}:{inspect.getsourcelines(owner.__init__)[1]})"
+    except (OSError, TypeError):  # a class without a source file
+        return name
+
+
+def build_trainer(kind: Any, path: str | None, arguments: Mapping[str, Any]) -> Any:
+    """Return `kind(**arguments)`; `path` is the class of the user's in it (`trainer.class_path`), None without one.
+
+    Raises UserError where that class's own __init__ does not build a trainer.
+    """
+    if path is None:
+        return kind(**arguments)
+    theirs = kind.__mro__[kind.__mro__.index(RunMixin) + 1]
+    try:
+        trainer = kind(**arguments)
+    except TypeError as error:
+        raise UserError(f'trainer.class_path "{path}": {_init_of(theirs)} raised TypeError: {error}') from error
+    if not hasattr(trainer, "callback_handler"):
+        raise UserError(f'trainer.class_path "{path}": {_init_of(theirs)} does not call super().__init__(**kwargs)')
+    return trainer

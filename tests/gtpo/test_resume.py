@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from logs import logged
-from test_train_run import metrics, run
+from test_train_run import config_of, metrics, run
 
 import gtpo.run.trainers
 from rewards.support.errors import UserError
@@ -110,3 +110,31 @@ def test_damaged_checkpoint_is_refused_in_a_sentence_and_the_one_before_it_goes_
             run(tmp_path)
     shutil.rmtree(last)
     assert json.loads((run(tmp_path) / "run.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("run.json", "[]", "run.json: expected a JSON object, found list"),
+        ("run.json", "null", "run.json: expected a JSON object, found NoneType"),
+        ("metrics.jsonl", '{"step": 1}\n5\n', "metrics.jsonl:2: expected an object with a step, found '5'"),
+        ("metrics.jsonl", '{"loss": 1}\n', "metrics.jsonl:1: expected an object with a step"),
+    ],
+)
+def test_damaged_file_of_a_run_is_named(name: str, text: str, words: str, tmp_path: Path) -> None:
+    folder = tmp_path / "results/train/run"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(config_of(tmp_path).to_yaml())
+    (folder / name).write_text(text)
+    with pytest.raises(UserError, match=words):
+        run(tmp_path)
+    assert (folder / name).read_text() == text
+
+
+def test_name_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "results/train").mkdir(parents=True)
+    (tmp_path / "results/train/run").write_text("mine")
+    with pytest.raises(UserError, match="results/train/run is a file"):
+        run(tmp_path)
+    with pytest.raises(UserError, match="run_name: 401 bytes in UTF-8; the name of a folder has at most 255"):
+        run(tmp_path, run_name="r" + "数" * 133 + "x")
