@@ -301,7 +301,7 @@ def trainer_class(config: TrainConfig) -> Any:
         )
     keywords = [*_KEYWORDS, *(() if method == "sft" else ("reward_funcs",))]
     try:
-        inspect.signature(theirs.__init__).bind(None, **dict.fromkeys(keywords))
+        inspect.signature(vars(_owner_of_init(theirs))["__init__"]).bind(None, **dict.fromkeys(keywords))
     except TypeError as error:
         raise UserError(
             f'trainer.class_path "{path}": {_init_of(theirs)}: {error}. It is called with the keywords '
@@ -314,12 +314,16 @@ _KEYWORDS = ("model", "args", "train_dataset", "processing_class", "peft_config"
 """What a run hands to the trainer of any method, besides what `RunMixin` keeps to itself."""
 
 
+def _owner_of_init(theirs: type) -> type:
+    return next(base for base in theirs.__mro__ if "__init__" in vars(base))
+
+
 def _init_of(theirs: type) -> str:
     """Return the name of the __init__ that a class has, with its file and line."""
-    owner = next(base for base in theirs.__mro__ if "__init__" in vars(base))
+    owner = _owner_of_init(theirs)
     name = f"{owner.__name__}.__init__"
     try:
-        return f"{name} ({inspect.getsourcefile(owner)}:{inspect.getsourcelines(owner.__init__)[1]})"
+        return f"{name} ({inspect.getsourcefile(owner)}:{inspect.getsourcelines(vars(owner)['__init__'])[1]})"
     except (OSError, TypeError):  # a class without a source file
         return name
 
