@@ -40,6 +40,30 @@ def readable(checkpoint: str | Path) -> Iterator[None]:
         raise damaged(checkpoint, why) from error
 
 
+def window_file(checkpoint: str | Path, rank: int) -> Path:
+    """Return the file of what a process has gathered for the next line of metrics.jsonl."""
+    return Path(checkpoint) / f"metrics_{rank}.pt"
+
+
+def open_window(trainer: Any) -> dict[str, Any] | None:
+    """Return what a process has gathered since the last line of metrics.jsonl; None at a line."""
+    if trainer._globalstep_last_logged >= trainer.state.global_step:
+        return None
+    return {
+        "last_logged": trainer._globalstep_last_logged,
+        "loss": trainer._tr_loss.cpu(),
+        "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
+    }
+
+
+def reopen_window(trainer: Any, window: dict[str, Any]) -> None:
+    """Go on gathering where `open_window` was. After the trainer has set its counters to 0."""
+    trainer._globalstep_last_logged = window["last_logged"]
+    trainer._tr_loss += window["loss"].to(trainer._tr_loss.device)
+    for name, values in window["metrics"].items():
+        trainer._metrics["train"][name] = values
+
+
 def read_state(checkpoint: str | Path) -> dict[str, Any]:
     """Return gtpo_state.json. Raises UserError where it is missing or lacks what a run goes on from."""
     path = Path(checkpoint) / STATE_FILE

@@ -194,6 +194,7 @@ class TrainingRun:
         if self.trainer.restored:
             self.health.load(self.trainer.restored["health"])
             self.stopped_because = self.trainer.restored.get("stopped_because")  # an older checkpoint lacks it
+            self.trainer.reopen_metrics(self.folder.checkpoints / f"checkpoint-{state.global_step}")
         if self.main:
             self.folder.drop_after(state.global_step)
         self.progress.start(state.global_step, state.max_steps)

@@ -6,7 +6,8 @@ Nothing here touches a loss or a gradient. `RunMixin` makes a run repeatable and
                  position in the data follows from the step alone
     sampling     random numbers are re-seeded from (seed, step) before each round, so that a resumed run draws what
                  the uninterrupted one would have drawn
-    checkpoints  written to a hidden folder and renamed; rounds of sampling in use are saved with them
+    checkpoints  written to a hidden folder and renamed; rounds of sampling in use are saved with them, and what the
+                 next line of metrics.jsonl has gathered
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from trl import GRPOTrainer, SFTTrainer
 
 from gtpo.config import TrainConfig
 from gtpo.entropy import Calibration
-from gtpo.run.checkpoint import STATE_FILE, read_state, readable
+from gtpo.run.checkpoint import STATE_FILE, open_window, read_state, readable, reopen_window, window_file
 from gtpo.run.folder import PARTIAL, TrainFolder, out_of_space
 from gtpo.run.guarded_reward import GuardedReward
 from gtpo.run.untrained_kl import UntrainedKL
@@ -152,6 +153,8 @@ class RunMixin:
         }
         if self.accelerator.is_main_process:
             write_json(folder / STATE_FILE, state)
+        if window := open_window(self):
+            torch.save(window, window_file(folder, self.accelerator.process_index))
         buffered = getattr(self, "_buffered_inputs", None)
         if buffered is not None and self.mid_round():
             torch.save(
@@ -183,6 +186,14 @@ class RunMixin:
         if rollouts.is_file():
             saved = torch.load(rollouts, map_location=self.args.device, weights_only=True)
             self._buffered_inputs, self.rollouts["train"] = saved["inputs"], Rollout.from_state(saved["round"])
+
+    def reopen_metrics(self, checkpoint: Path) -> None:
+        """Take up what the line of metrics.jsonl that the checkpoint cut had gathered, where there was one."""
+        path = window_file(checkpoint, self.accelerator.process_index)
+        if not path.is_file():
+            return
+        with readable(checkpoint):
+            reopen_window(self, torch.load(path, map_location="cpu", weights_only=True))
 
 
 class SampledRunMixin(RunMixin):

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from logs import logged
-from test_train_run import config_of, metrics, run
+from test_train_run import _Crash, assert_same_run, config_of, metrics, run
 
 import gtpo.run.trainers
+from gtpo.run.callback import RunCallback
 from rewards.support.errors import UserError
 
 
@@ -138,3 +139,33 @@ def test_name_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
         run(tmp_path)
     with pytest.raises(UserError, match="run_name: 401 bytes in UTF-8; the name of a folder has at most 255"):
         run(tmp_path, run_name="r" + "数" * 133 + "x")
+
+
+@pytest.mark.parametrize("method", ["gtpo", "sft"])
+def test_run_cut_between_two_lines_of_metrics_is_the_uninterrupted_one(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"method": method, "training.logging_steps": 3, "training.save_steps": 2}
+    whole = run(tmp_path / "whole", **changes)
+    with monkeypatch.context() as patched:
+        crash_at_step_end(patched, 5)
+        with pytest.raises(_Crash):
+            run(tmp_path / "cut", **changes)
+    cut = tmp_path / "cut/results/train/run"
+    assert [row["step"] for row in metrics(cut)] == [3]
+    assert (cut / "checkpoints/checkpoint-4/metrics_0.pt").is_file()
+    run(tmp_path / "cut", **changes)
+    assert_same_run(cut, whole)
+    assert not (cut / "checkpoints/checkpoint-6/metrics_0.pt").exists(), "a line ends there"
+
+
+def crash_at_step_end(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Let the process die, as far as the run can tell, at the end of `step`."""
+    plain = RunCallback.on_step_end
+
+    def on_step_end(self: RunCallback, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        plain(self, args, state, control, **kwargs)
+        if state.global_step == step:
+            raise _Crash
+
+    monkeypatch.setattr(RunCallback, "on_step_end", on_step_end)
