@@ -40,6 +40,11 @@ def readable(checkpoint: str | Path) -> Iterator[None]:
         raise damaged(checkpoint, why) from error
 
 
+def round_file(checkpoint: str | Path, rank: int) -> Path:
+    """Return the file of what a process still has to train on from the round of sampling in use."""
+    return Path(checkpoint) / f"rollouts_{rank}.pt"
+
+
 def window_file(checkpoint: str | Path, rank: int) -> Path:
     """Return the file of what a process has gathered for the next line of metrics.jsonl."""
     return Path(checkpoint) / f"metrics_{rank}.pt"
@@ -79,9 +84,13 @@ def read_state(checkpoint: str | Path) -> dict[str, Any]:
     return dict(state)
 
 
-def check_checkpoint(checkpoint: Path) -> None:
+def check_checkpoint(checkpoint: Path, processes: int) -> None:
     """Raise UserError where a part of a checkpoint is missing that the trainer would do without in silence."""
-    read_state(checkpoint)
+    rounds = [round_file(checkpoint, rank) for rank in range(processes)]
+    if read_state(checkpoint).get("within_round"):  # an older checkpoint does not say
+        for path in rounds:
+            if not path.is_file():
+                raise damaged(checkpoint, f"has no {path.name}")
     if not (checkpoint / TRAINER_STATE_NAME).is_file():
         raise damaged(checkpoint, f"has no {TRAINER_STATE_NAME}")
     with readable(checkpoint):

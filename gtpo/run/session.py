@@ -105,7 +105,7 @@ class TrainingRun:
             checkpoint = self.folder.last_checkpoint()
             if checkpoint is not None:
                 self.folder.check_processes(self.processes.num_processes)
-                check_checkpoint(checkpoint)
+                check_checkpoint(checkpoint, self.processes.num_processes)
             loaded = load_model(self.config, self.inputs.weights)
             dataset, report = self.inputs.problems.dataset(loaded.tokenizer)
             if self.score_held_out is not None and self.config.training.eval_steps is not None:
@@ -232,11 +232,14 @@ class TrainingRun:
         if self.validation is not None and self.validation.is_due(state.global_step, state.max_steps):
             self.validated = self.validation.run(self.trainer, state.global_step)
 
-    def log_completions(self) -> None:
-        """Write the rollout that the last step completed, if it is due. All processes call it."""
+    def log_completions(self, *, cut: bool = False) -> None:
+        """Write the rollout that the last step completed, if it is due. All processes call it.
+
+        cut: no later step trains on the rollout in use.
+        """
         every, rollouts = self.config.training.log_completions_steps, getattr(self.trainer, "rollouts", {})
         rollout: Rollout | None = rollouts.get("train")
-        if not every or rollout is None or rollout.logged or self.trainer.mid_round():
+        if not every or rollout is None or rollout.logged or (self.trainer.mid_round() and not cut):
             return
         if rollout.step % every and rollout.step != 1:
             return
@@ -274,6 +277,7 @@ class TrainingRun:
         elif not self.folder.best.exists():
             obstacle = "there are no best weights yet"
         else:
+            self.log_completions(cut=True)
             restore_best(self.trainer, self.folder.best)
             self.health.after_rollback()
             control.should_save = True  # a resumed run must not start from the weights that collapsed

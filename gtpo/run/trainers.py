@@ -27,7 +27,7 @@ from trl import GRPOTrainer, SFTTrainer
 
 from gtpo.config import TrainConfig
 from gtpo.entropy import Calibration
-from gtpo.run.checkpoint import STATE_FILE, open_window, read_state, readable, reopen_window, window_file
+from gtpo.run.checkpoint import STATE_FILE, open_window, read_state, readable, reopen_window, round_file, window_file
 from gtpo.run.folder import PARTIAL, TrainFolder, out_of_space
 from gtpo.run.guarded_reward import GuardedReward
 from gtpo.run.untrained_kl import UntrainedKL
@@ -146,8 +146,10 @@ class RunMixin:
             self._staging = None
 
     def _save_extra(self, folder: Path) -> None:
+        buffered = getattr(self, "_buffered_inputs", None) if self.mid_round() else None
         state = {
             **self.extra_state(),
+            "within_round": buffered is not None,
             "micro_step": getattr(self, "_step", 0),
             "tokens_seen": getattr(self, "_total_train_tokens", 0),
         }
@@ -155,11 +157,10 @@ class RunMixin:
             write_json(folder / STATE_FILE, state)
         if window := open_window(self):
             torch.save(window, window_file(folder, self.accelerator.process_index))
-        buffered = getattr(self, "_buffered_inputs", None)
-        if buffered is not None and self.mid_round():
+        if buffered is not None:
             torch.save(
                 {"inputs": buffered, "round": self.rollouts["train"].state()},
-                folder / f"rollouts_{self.accelerator.process_index}.pt",
+                round_file(folder, self.accelerator.process_index),
             )
 
     def mid_round(self) -> bool:
@@ -168,6 +169,11 @@ class RunMixin:
         if per_round is None:
             return False
         return bool(self._step % (per_round * self.args.num_iterations))
+
+    def forget_round(self) -> None:
+        """Sample anew before the next step, also within a round: TRL does where nothing is buffered."""
+        if getattr(self, "_buffered_inputs", None) is not None:
+            self._buffered_inputs = None
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         with readable(resume_from_checkpoint):
@@ -182,7 +188,7 @@ class RunMixin:
         self.restored = read_state(checkpoint)
         self._step = self.restored["micro_step"]
         self._total_train_tokens = self.restored["tokens_seen"]
-        rollouts = Path(checkpoint) / f"rollouts_{self.accelerator.process_index}.pt"
+        rollouts = round_file(checkpoint, self.accelerator.process_index)
         if rollouts.is_file():
             saved = torch.load(rollouts, map_location=self.args.device, weights_only=True)
             self._buffered_inputs, self.rollouts["train"] = saved["inputs"], Rollout.from_state(saved["round"])

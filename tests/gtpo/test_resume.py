@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from logs import logged
-from test_train_run import _Crash, assert_same_run, config_of, metrics, run
+from test_train_run import MANY_STEPS_A_ROUND, _Crash, assert_same_run, config_of, metrics, run
 
 import gtpo.run.trainers
 from gtpo.run.callback import RunCallback
+from gtpo.run.health import Health, Verdict
+from gtpo.run.trainers import GTPORun
 from rewards.support.errors import UserError
 
 
@@ -169,3 +171,45 @@ def crash_at_step_end(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
             raise _Crash
 
     monkeypatch.setattr(RunCallback, "on_step_end", on_step_end)
+
+
+def test_rollback_within_a_round_samples_anew_from_the_restored_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round feeds steps 1 to 4; the run collapses at step 3, and step 4 must not learn from what collapsed wrote."""
+    observe, prepare = Health.observe, GTPORun._generate_and_score_completions
+    sampled_at: list[int] = []
+
+    def collapsing(self: Health, step: int, row: dict[str, Any]) -> Verdict:
+        verdict = observe(self, step, row)
+        return Verdict("made up", verdict.new_best) if step == 3 else verdict
+
+    def sampling(self: GTPORun, inputs: Any) -> Any:
+        sampled_at.append(self.state.global_step + 1)
+        return prepare(self, inputs)
+
+    monkeypatch.setattr(Health, "observe", collapsing)
+    monkeypatch.setattr(GTPORun, "_generate_and_score_completions", sampling)
+    changes = {**MANY_STEPS_A_ROUND, "health.on_collapse": "rollback", "health.smoothing_steps": 1}
+    whole = run(tmp_path / "whole", **changes)
+    assert sampled_at == [1, 4, 5]
+    # The checkpoint of the rollback lies within the round and has nothing sampled: it resumes all the same.
+    sampled_at.clear()
+    with monkeypatch.context() as patched:
+        crash_at_step_end(patched, 4)
+        with pytest.raises(_Crash):
+            run(tmp_path / "cut", **changes)
+    run(tmp_path / "cut", **changes)
+    assert sampled_at == [1, 4, 4, 5]
+    assert_same_run(tmp_path / "cut/results/train/run", whole)
+
+
+def test_round_that_is_missing_from_a_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {**MANY_STEPS_A_ROUND, "training.save_steps": 3}
+    with monkeypatch.context() as patched:
+        crash_at_step_end(patched, 4)
+        with pytest.raises(_Crash):
+            run(tmp_path, **changes)
+    (tmp_path / "results/train/run/checkpoints/checkpoint-3/rollouts_0.pt").unlink()
+    with pytest.raises(UserError, match=r"checkpoint-3 has no rollouts_0.pt.*Move it away"):
+        run(tmp_path, **changes)
