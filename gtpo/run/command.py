@@ -4,49 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 # Nothing about a run is sent anywhere unless the config names a tracker.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from gtpo.config import TrainConfig
+from gtpo.config.schedule import launched_processes
 from gtpo.plan.preflight import preflight
 from gtpo.run.folder import TrainFolder
+from gtpo.run.stopping import Interrupt
 from gtpo.run.trackers import trackers_write_to
 from rewards.support.log import LOG
 from rewards.support.vllm_environment import quiet_vllm
 
 if TYPE_CHECKING:
     from gtpo.run.validation import ScoreHeldOut
-
-
-class _Interrupt:
-    """First SIGINT or SIGTERM asks for a clean stop after the step; the second one acts as usual."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> _Interrupt:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                self._before[number] = signal.signal(number, self._on_signal)
-            except ValueError:  # not in the main thread: the caller handles signals
-                break
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        LOG.warning("stopping after this step (press again to stop at once)")
-        signal.signal(number, self._before[number])
 
 
 def train(
@@ -64,7 +39,8 @@ def train(
 
     The same call again resumes an interrupted run from its last whole checkpoint and leaves a finished one alone.
 
-    Raises UserError for what the user can fix, and KeyboardInterrupt after a clean stop asked for by a signal.
+    Raises UserError for what the user can fix, and KeyboardInterrupt after a clean stop asked for by a
+    signal or a stop file.
     """
     if config.env.CUDA_VISIBLE_DEVICES is not None:  # before anything imports torch
         os.environ["CUDA_VISIBLE_DEVICES"] = config.env.CUDA_VISIBLE_DEVICES
@@ -80,7 +56,7 @@ def train(
         import torch
 
         quiet_vllm(on_cpu=not torch.cuda.is_available())  # before TRL imports vLLM
-    with _Interrupt() as interrupt, trackers_write_to(folder.root):
+    with Interrupt(_launcher_limit(folder.root)) as interrupt, trackers_write_to(folder.root):
         from gtpo.run.session import TrainingRun
 
         run = TrainingRun(
@@ -99,3 +75,11 @@ def _print_result(folder: TrainFolder, json_output: bool) -> None:
         run = folder.run()
         keys = ("run_name", "status", "method", "step", "steps", "best", "wall_time_s")
         print(json.dumps({"run": str(folder.root)} | {key: run.get(key) for key in keys}))
+
+
+def _launcher_limit(root: Path) -> str:
+    """Return what to add where a launcher passes signals on, which then kills the processes."""
+    if launched_processes() == 1:
+        return ""
+    seconds = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")  # of torch 2.13's launcher; 30 in others
+    return f". The launcher kills it {seconds} s after the signal; a longer step is stopped by: touch {root / 'stop'}"

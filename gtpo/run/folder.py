@@ -34,11 +34,15 @@ from rewards.support.files import (
     write_json,
     write_text,
 )
+from rewards.support.log import LOG
 
 SCHEMA_VERSION = 1
 
 PARTIAL = ".partial"
 """Checkpoints are written here and renamed into place, so that a name `checkpoint-N` always means a whole one."""
+
+LONGEST_NAME = 255
+"""Bytes in the name of a folder, on all common file systems."""
 
 FREE_KEYS = frozenset(
     {
@@ -97,7 +101,12 @@ class TrainFolder:
         """Return run.json, or an empty dict for a new folder. Raises UserError on a newer schema."""
         if not self.run_json.exists():
             return {}
-        run: dict[str, Any] = read_json(self.run_json)
+        run: Any = read_json(self.run_json)
+        if not isinstance(run, dict):
+            raise UserError(
+                f"{self.run_json}: expected a JSON object, found {type(run).__name__}. Restore the file, or move the "
+                "folder away"
+            )
         check_schema_version(self.run_json, run.get("schema_version", 0), SCHEMA_VERSION)
         return run
 
@@ -129,11 +138,25 @@ class TrainFolder:
                 "(--run-name), or resume it with the version that run.json names; nothing was overwritten"
             ) from None
 
+    def has_begun(self) -> bool:
+        """Return whether the run made a step that anything is left of."""
+        measured = self.metrics_jsonl.exists() and bool(self.metrics_jsonl.read_bytes().strip())
+        return measured or self.last_checkpoint() is not None or self.run().get("status") == "finished"
+
     def check_config(self, config: TrainConfig) -> None:
-        """Refuse to resume with another config. Raises UserError naming the first key that differs."""
+        """Refuse to resume with another config. Raises UserError naming the first key that differs.
+
+        A start that failed before its first step binds nothing: `start` replaces it.
+        """
+        if (length := len(self.root.name.encode())) > LONGEST_NAME:
+            raise UserError(f"run_name: {length} bytes in UTF-8; the name of a folder has at most {LONGEST_NAME}")
+        if self.root.exists() and not self.root.is_dir():
+            raise UserError(f"{self.root} is a file, where the run folder is to be; choose another run_name")
         if not self.config_yaml.exists():
             if self.root.exists() and {path.name for path in self.root.iterdir()} - LOCK_FILES:
                 raise UserError(f"{self.root} exists and is no train run (no config.yaml); choose another run_name")
+            return
+        if not self.has_begun():
             return
         difference = first_difference(self.stored_config(), config)
         if difference is not None:
@@ -141,6 +164,15 @@ class TrainFolder:
             raise UserError(
                 f"{self.root} holds a run with {key} = {before!r}, now {after!r}. Choose another run_name "
                 f"(--run-name), restore the key, or move the folder away; nothing was overwritten"
+            )
+
+    def check_processes(self, count: int) -> None:
+        """Refuse to resume with another number of processes than the run has. Raises UserError naming both."""
+        before = self.run().get("processes")
+        if before not in (None, count):  # an older run does not say
+            raise UserError(
+                f"{self.root} was trained by {before} process(es), now {count}: batches and data order follow from "
+                f"the number. Resume it with {before}, or choose another run_name (--run-name)"
             )
 
     # -- writing ---------------------------------------------------------------------------------------------------
@@ -156,14 +188,31 @@ class TrainFolder:
             self._lock = None
 
     def start(self, config: TrainConfig) -> None:
-        """Write the config and remove what an interrupted write left behind."""
-        write_text(self.config_yaml, config.to_yaml())
+        """Write the config and remove what an interrupted write left behind.
+
+        Where the folder holds another config, it must be that of a start without a step (UserError else): what
+        depends on it goes.
+        """
+        self.check_config(config)  # again, under the lock: another process may have been quicker
         self.remove_partial()
+        if self.config_yaml.exists() and not self.has_begun() and (changed := self._changed(config)):
+            LOG.warning(f"{self.root}: replacing a start that made no step ({changed})")
+            shutil.rmtree(self.base, ignore_errors=True)  # weights of the other model
+            self.run_json.unlink(missing_ok=True)  # H_ini of the other policy
+        write_text(self.config_yaml, config.to_yaml())
+
+    def _changed(self, config: TrainConfig) -> str | None:
+        """Return how `config` differs from the stored one, None where it does not."""
+        try:
+            difference = first_difference(self.stored_config(), config)
+        except UserError:
+            return "its config is of another version"
+        return None if difference is None else "{}: {!r}, now {!r}".format(*difference)
 
     def remove_partial(self) -> None:
         """Remove what an interrupted write left behind."""
         shutil.rmtree(self.checkpoints / PARTIAL, ignore_errors=True)
-        for folder in (self.best, self.final):
+        for folder in (self.best, self.final, self.base):
             shutil.rmtree(folder.with_name(PARTIAL + "-" + folder.name), ignore_errors=True)
 
     def update_run(self, **fields: Any) -> None:

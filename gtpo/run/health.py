@@ -1,6 +1,7 @@
 """The health of a run, from its metrics alone: collapse, best step, early stop. No trainer, no files.
 
-All are running means over `smoothing_steps`. A run has collapsed if
+All are running means over `smoothing_steps`, in whole lines of metrics.jsonl (one each `logging_steps`). A run has
+collapsed if
 
     the format reward falls from its best while entropy rises past ln 2 (GTPO paper, figures 6 and 7), or
     the accuracy reward falls below half of its best and a symptom says how: entropy above ln 2 (its mean, or that of
@@ -74,17 +75,18 @@ class Health:
     """Running means and what follows from them; its state travels with the checkpoints.
 
     metric: what selects `best/`. `validation/pass@1` (smoothed over validations) where there is one, else
-    `reward/accuracy`, or (sft) `loss`, of which lower is better.
+    `reward/accuracy`, or (sft) `loss`, of which lower is better. logging_steps: how many steps a line stands for.
     """
 
-    def __init__(self, section: HealthSection, metric: str = "reward/accuracy") -> None:
+    def __init__(self, section: HealthSection, metric: str = "reward/accuracy", logging_steps: int = 1) -> None:
         self.section = section
+        self.logging_steps = logging_steps
+        self.lines = math.ceil(section.smoothing_steps / logging_steps)
+        """Lines that a running mean covers."""
         self.metric = metric
         self.validates = metric.startswith("validation/")
         self.sign = -1.0 if metric == "loss" else 1.0
-        self.window: dict[str, deque[float]] = {
-            name: deque(maxlen=section.smoothing_steps) for name in (metric, *WATCHED)
-        }
+        self.window: dict[str, deque[float]] = {name: deque(maxlen=self.lines) for name in (metric, *WATCHED)}
         if self.validates:
             self.window[metric] = deque(maxlen=section.smoothing_evaluations)
         self.best_value: float | None = None
@@ -102,6 +104,13 @@ class Health:
         """Return the running mean of a watched metric, None before its first value."""
         values = self.window[name]
         return sum(values) / len(values) if values else None
+
+    def covered(self) -> dict[str, int]:
+        """Return what the mean that selects `best/` covers now, as best.json says it."""
+        count = len(self.window[self.metric])
+        if self.validates:
+            return {"smoothing_evaluations": count}
+        return {"smoothing_steps": count * self.logging_steps}
 
     def observe(self, step: int, row: Mapping[str, Any]) -> Verdict:
         """Take in one line of metrics.jsonl."""
@@ -126,7 +135,7 @@ class Health:
 
     def _falls(self, step: int) -> Iterator[str]:
         """Yield what says that the run has collapsed."""
-        steps, means = self.section.smoothing_steps, {name: self.smoothed(name) for name in WATCHED}
+        steps, means = self.lines * self.logging_steps, {name: self.smoothed(name) for name in WATCHED}
         form, entropy, accuracy = means["reward/format"], means["entropy/mean"], means["reward/accuracy"]
         if form is not None and entropy is not None and self._full("reward/format"):
             if self.best_format is None or form >= self.best_format:
@@ -154,11 +163,8 @@ class Health:
         value = self.smoothed(self.metric)
         if value is None or not self._full(self.metric):
             return False
-        if self.validates:
-            due = row.get(self.metric) is not None
-        else:
-            # Neighbouring running means share all values but two, so looking at every step would only write more often.
-            due = self.seen % max(1, self.section.smoothing_steps // 2) == 0
+        # Neighbouring running means share all values but two, so looking at every line would only write more often.
+        due = row.get(self.metric) is not None if self.validates else self.seen % max(1, self.lines // 2) == 0
         if due and (self.best_value is None or self.sign * value > self.sign * self.best_value):
             self.best_value, self.best_step = value, step
             return True

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rewards.support.errors import UserError
 from rewards.support.files import write_text
 
 RENAMED = {
@@ -70,16 +71,30 @@ def append_metrics(path: Path, row: Mapping[str, Any]) -> None:
         handle.write(json.dumps(clean, allow_nan=False) + "\n")
 
 
-def drop_metrics_after(path: Path, step: int) -> None:
-    """Drop the lines of later steps, and a line that was being written when the run was killed."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_bytes().split(b"\n"):
+def metrics_lines(path: Path) -> list[tuple[int, bytes]]:
+    """Return (step, line) for each whole line; none where there is no file.
+
+    A line that was being written when the run was killed is left out. Raises UserError where another is none of a
+    run's.
+    """
+    found = []
+    for number, line in enumerate(path.read_bytes().split(b"\n") if path.exists() else (), start=1):
         try:
             row = json.loads(line)
         except ValueError:
             continue
-        if row["step"] <= step:
-            kept.append(line)
+        step = row.get("step") if isinstance(row, dict) else None
+        if not isinstance(step, int):
+            raise UserError(
+                f"{path}:{number}: expected an object with a step, found {line[:40].decode(errors='replace')!r}"
+            )
+        found.append((step, line))
+    return found
+
+
+def drop_metrics_after(path: Path, step: int) -> None:
+    """Drop the lines of later steps, and a line that was being written when the run was killed."""
+    if not path.exists():
+        return
+    kept = [line for at, line in metrics_lines(path) if at <= step]
     write_text(path, b"".join(line + b"\n" for line in kept).decode())

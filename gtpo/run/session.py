@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback
 
 from gtpo.config import TrainConfig
 from gtpo.config.schedule import one_step_per_rollout
@@ -17,17 +17,20 @@ from gtpo.inputs.model import LoadedModel, load_model, widen_adapters
 from gtpo.plan.memory import memory_advice
 from gtpo.plan.preflight import RunInputs
 from gtpo.run.advice import Advice
+from gtpo.run.callback import RunCallback
+from gtpo.run.checkpoint import check_checkpoint
 from gtpo.run.completions_log import completions_table, write_completions
 from gtpo.run.folder import TrainFolder, out_of_space
 from gtpo.run.guarded_reward import guarded_rewards
 from gtpo.run.health import MAX_ROLLBACKS, Health
 from gtpo.run.libraries import quiet_libraries, settle_on_cpu
-from gtpo.run.metrics_log import append_metrics, metrics_row
+from gtpo.run.metrics_log import append_metrics, metrics_lines, metrics_row
 from gtpo.run.progress import Progress
 from gtpo.run.provenance import provenance
 from gtpo.run.reward_table import reward_table
+from gtpo.run.stopping import Stop
 from gtpo.run.trainer_arguments import rollout_engine, trainer_arguments
-from gtpo.run.trainers import trainer_class
+from gtpo.run.trainers import build_trainer, trainer_class
 from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.run.validation import METRIC as VALIDATION_METRIC
 from gtpo.run.validation import ScoreHeldOut, Validation
@@ -42,8 +45,8 @@ from rewards.support.provenance import now
 class TrainingRun:
     """Builds the trainer of a config, runs it, and writes the run folder.
 
-    interrupt: its `asked` says that the user wants the run to stop after the step. score_held_out: what scores the
-    held-out problems; UserError without it where the config asks for validation.
+    interrupt: its `asked` says that the user wants the run to stop after the step (`gtpo.run.stopping`).
+    score_held_out: what scores the held-out problems; UserError without it where the config asks for validation.
     """
 
     def __init__(
@@ -60,7 +63,8 @@ class TrainingRun:
         if not torch.accelerator.is_available():
             settle_on_cpu()
         self.config, self.folder, self.inputs = config, folder, inputs
-        self.interrupt, self.check_loss, self.score_held_out = interrupt, check_loss, score_held_out
+        self.check_loss, self.score_held_out = check_loss, score_held_out
+        self.stop = Stop(interrupt, folder.root)
         if config.training.eval_steps is not None and score_held_out is None:
             raise UserError(
                 "training.eval_steps: this caller scores no held-out problems (score_held_out); gtpo train does"
@@ -69,7 +73,7 @@ class TrainingRun:
         self.processes = PartialState(cpu=not torch.accelerator.is_available())
         self.main = self.processes.is_main_process
         self.progress = Progress(f"{config.run_name} ({config.method})", shown=self.main)
-        self.health = Health(config.health, self._best_metric())
+        self.health = Health(config.health, self._best_metric(), config.training.logging_steps)
         self.advice = Advice(config)
         self.begin = time.monotonic()
         self.step_seconds: list[float] = []
@@ -95,7 +99,13 @@ class TrainingRun:
         kind = trainer_class(self.config)
         if self.main:
             self.folder.lock()
+            self.stop.forget()
         try:
+            metrics_lines(self.folder.metrics_jsonl)
+            checkpoint = self.folder.last_checkpoint()
+            if checkpoint is not None:
+                self.folder.check_processes(self.processes.num_processes)
+                check_checkpoint(checkpoint, self.processes.num_processes)
             loaded = load_model(self.config, self.inputs.weights)
             dataset, report = self.inputs.problems.dataset(loaded.tokenizer)
             if self.score_held_out is not None and self.config.training.eval_steps is not None:
@@ -104,7 +114,6 @@ class TrainingRun:
             if self.main:
                 self.folder.start(self.config)
             self.processes.wait_for_everyone()
-            checkpoint = self.folder.last_checkpoint()
             for line in [*loaded.notes, *report.lines()]:
                 LOG.info(line)
             with vllm_failures_explained(loaded.model) if self.beside_vllm else nullcontext():
@@ -162,11 +171,11 @@ class TrainingRun:
         }
         if self.config.method != "sft":
             common["reward_funcs"] = list(rewards)
-        self.trainer = kind(**common)
+        self.trainer = build_trainer(kind, self.config.trainer.class_path, common)
         if self.config.model.load_in_4bit:
             widen_adapters(self.trainer.model)
         self.trainer.remove_callback(PrinterCallback)
-        self.trainer.add_callback(_RunCallback(self))
+        self.trainer.add_callback(RunCallback(self))
 
     def _untrained_kl(self, loaded: LoadedModel) -> UntrainedKL | None:
         """Return what measures the distance from the untrained policy, with a second copy of it where one is needed."""
@@ -185,6 +194,7 @@ class TrainingRun:
         if self.trainer.restored:
             self.health.load(self.trainer.restored["health"])
             self.stopped_because = self.trainer.restored.get("stopped_because")  # an older checkpoint lacks it
+            self.trainer.reopen_metrics(self.folder.checkpoints / f"checkpoint-{state.global_step}")
         if self.main:
             self.folder.drop_after(state.global_step)
         self.progress.start(state.global_step, state.max_steps)
@@ -222,11 +232,14 @@ class TrainingRun:
         if self.validation is not None and self.validation.is_due(state.global_step, state.max_steps):
             self.validated = self.validation.run(self.trainer, state.global_step)
 
-    def log_completions(self) -> None:
-        """Write the rollout that the last step completed, if it is due. All processes call it."""
+    def log_completions(self, *, cut: bool = False) -> None:
+        """Write the rollout that the last step completed, if it is due. All processes call it.
+
+        cut: no later step trains on the rollout in use.
+        """
         every, rollouts = self.config.training.log_completions_steps, getattr(self.trainer, "rollouts", {})
         rollout: Rollout | None = rollouts.get("train")
-        if not every or rollout is None or rollout.logged or self.trainer.mid_round():
+        if not every or rollout is None or rollout.logged or (self.trainer.mid_round() and not cut):
             return
         if rollout.step % every and rollout.step != 1:
             return
@@ -264,6 +277,7 @@ class TrainingRun:
         elif not self.folder.best.exists():
             obstacle = "there are no best weights yet"
         else:
+            self.log_completions(cut=True)
             restore_best(self.trainer, self.folder.best)
             self.health.after_rollback()
             control.should_save = True  # a resumed run must not start from the weights that collapsed
@@ -277,17 +291,12 @@ class TrainingRun:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def _save_best(self, step: int) -> None:
-        section = self.config.health
         about = {
             "schema_version": 1,
             "step": step,
             "metric": self.health.metric,
             "value": self.health.best_value,
-            **(
-                {"smoothing_evaluations": section.smoothing_evaluations}
-                if self.validation
-                else {"smoothing_steps": section.smoothing_steps}
-            ),
+            **self.health.covered(),
             "why": f"the best running mean of {self.health.metric} so far; the weights are those of step {step}, the "
             "last of that mean's window",
         }
@@ -295,7 +304,7 @@ class TrainingRun:
 
     def _finish(self) -> None:
         step, total = self.trainer.state.global_step, self.trainer.state.max_steps
-        stopped = self.interrupt.asked and step < total and self.stopped_because is None
+        stopped = self.stop.agreed and step < total and self.stopped_because is None
         if not stopped:
             save_weights(self.trainer, self.folder.final)
             if not self.folder.best.exists():
@@ -313,11 +322,14 @@ class TrainingRun:
                 wall_time_s=round(self.folder.run().get("wall_time_s", 0.0) + time.monotonic() - self.begin, 1),
                 peak_memory_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
             )
+            self.stop.forget()
+        self.processes.wait_for_everyone()  # a launcher ends the others when the first process has ended
         self.progress.stop()
         if stopped:
             LOG.info(f"stopped at step {step} of {total}; the same command resumes the run")
             return
-        if self.main and (table := reward_table(self.folder.metrics_jsonl, self.config.health.smoothing_steps)):
+        every = self.config.training.logging_steps
+        if self.main and (table := reward_table(self.folder.metrics_jsonl, self.health.lines, every)):
             LOG.info(table)
         LOG.info(f"{self.folder.root}: finished at step {step}\nnext: gtpo eval {self.folder.root}")
 
@@ -356,31 +368,3 @@ class TrainingRun:
             started=self.folder.run().get("started") or now(),
             status="running",
         )
-
-
-class _RunCallback(TrainerCallback):
-    """Hands the events of transformers' Trainer to the run."""
-
-    def __init__(self, run: TrainingRun) -> None:
-        self.run = run
-        self._step_begin = 0.0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.run.on_begin(state)
-        if self.run.stopped_because:  # stopped for good, and killed before its last weights were written
-            control.should_training_stop = True
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._step_begin = time.perf_counter()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.run.step_seconds.append(time.perf_counter() - self._step_begin)
-        self.run.log_completions()
-        self.run.validate(state)
-        if self.run.interrupt.asked:
-            control.should_save = True
-            control.should_training_stop = True
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if logs and "loss" in logs:
-            self.run.on_metrics(state, control, logs)

@@ -6,15 +6,16 @@ Nothing here touches a loss or a gradient. `RunMixin` makes a run repeatable and
                  position in the data follows from the step alone
     sampling     random numbers are re-seeded from (seed, step) before each round, so that a resumed run draws what
                  the uninterrupted one would have drawn
-    checkpoints  written to a hidden folder and renamed; rounds of sampling in use are saved with them
+    checkpoints  written to a hidden folder and renamed; rounds of sampling in use are saved with them, and what the
+                 next line of metrics.jsonl has gathered
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from trl import GRPOTrainer, SFTTrainer
 
 from gtpo.config import TrainConfig
 from gtpo.entropy import Calibration
+from gtpo.run.checkpoint import STATE_FILE, open_window, read_state, readable, reopen_window, round_file, window_file
 from gtpo.run.folder import PARTIAL, TrainFolder, out_of_space
 from gtpo.run.guarded_reward import GuardedReward
 from gtpo.run.untrained_kl import UntrainedKL
@@ -34,9 +36,7 @@ from gtpo.trainer.group_statistics import ObservedGRPOTrainer
 from gtpo.trainer.rollout import Rollout
 from rewards.loading import import_dotted
 from rewards.support.errors import UserError
-from rewards.support.files import read_json, write_json
-
-STATE_FILE = "gtpo_state.json"
+from rewards.support.files import write_json
 
 
 class EpochOrder(Sampler[int]):
@@ -64,20 +64,6 @@ class EpochOrder(Sampler[int]):
             for _ in range(self.rounds):
                 for index in order[start : start + self.chunk]:
                     yield from (index for _ in range(self.repeats))
-
-
-@contextmanager
-def _readable(checkpoint: str) -> Iterator[None]:
-    """Turn what a damaged checkpoint raises into a UserError that says what to do."""
-    try:
-        yield
-    except (UserError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        raise UserError(
-            f"{checkpoint} cannot be read ({type(error).__name__}: {str(error)[:160]}). Move it away: the same command "
-            "then resumes from the checkpoint before it, or starts anew where there is none"
-        ) from error
 
 
 class RunMixin:
@@ -160,18 +146,21 @@ class RunMixin:
             self._staging = None
 
     def _save_extra(self, folder: Path) -> None:
+        buffered = getattr(self, "_buffered_inputs", None) if self.mid_round() else None
         state = {
             **self.extra_state(),
+            "within_round": buffered is not None,
             "micro_step": getattr(self, "_step", 0),
             "tokens_seen": getattr(self, "_total_train_tokens", 0),
         }
         if self.accelerator.is_main_process:
             write_json(folder / STATE_FILE, state)
-        buffered = getattr(self, "_buffered_inputs", None)
-        if buffered is not None and self.mid_round():
+        if window := open_window(self):
+            torch.save(window, window_file(folder, self.accelerator.process_index))
+        if buffered is not None:
             torch.save(
                 {"inputs": buffered, "round": self.rollouts["train"].state()},
-                folder / f"rollouts_{self.accelerator.process_index}.pt",
+                round_file(folder, self.accelerator.process_index),
             )
 
     def mid_round(self) -> bool:
@@ -181,23 +170,36 @@ class RunMixin:
             return False
         return bool(self._step % (per_round * self.args.num_iterations))
 
+    def forget_round(self) -> None:
+        """Sample anew before the next step, also within a round: TRL does where nothing is buffered."""
+        if getattr(self, "_buffered_inputs", None) is not None:
+            self._buffered_inputs = None
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        with _readable(resume_from_checkpoint):
+        with readable(resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
             return
-        with _readable(checkpoint):
+        with readable(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
-        self.restored = read_json(Path(checkpoint) / STATE_FILE)
+        self.restored = read_state(checkpoint)
         self._step = self.restored["micro_step"]
         self._total_train_tokens = self.restored["tokens_seen"]
-        rollouts = Path(checkpoint) / f"rollouts_{self.accelerator.process_index}.pt"
+        rollouts = round_file(checkpoint, self.accelerator.process_index)
         if rollouts.is_file():
             saved = torch.load(rollouts, map_location=self.args.device, weights_only=True)
             self._buffered_inputs, self.rollouts["train"] = saved["inputs"], Rollout.from_state(saved["round"])
+
+    def reopen_metrics(self, checkpoint: Path) -> None:
+        """Take up what the line of metrics.jsonl that the checkpoint cut had gathered, where there was one."""
+        path = window_file(checkpoint, self.accelerator.process_index)
+        if not path.is_file():
+            return
+        with readable(checkpoint):
+            reopen_window(self, torch.load(path, map_location="cpu", weights_only=True))
 
 
 class SampledRunMixin(RunMixin):
@@ -220,7 +222,17 @@ class SampledRunMixin(RunMixin):
         return batch
 
     def _mark_unscored(self, rewards: torch.Tensor) -> torch.Tensor:
-        """Make a completion unscored where any of its rewards could not be computed; stop at more than half."""
+        """Make a completion unscored where any of its rewards could not be computed; stop at more than half.
+
+        Raises UserError there, and where a reward is beyond float32.
+        """
+        infinite = rewards.isinf().any(dim=0).tolist()
+        if any(infinite):  # what the function returned was finite: it was checked
+            names = [name for name, found in zip(self.reward_func_names, infinite, strict=True) if found]  # type: ignore[attr-defined]
+            raise UserError(
+                f"reward {', '.join(names)} is infinite in float32 for a completion of step "
+                f"{self.state.global_step + 1}: return numbers below 3e38, or None to leave the completion unscored"
+            )
         unscored = rewards.isnan().any(dim=1)
         if unscored.float().mean() > 0.5:
             guarded = [f for f in self.reward_funcs if isinstance(f, GuardedReward)]  # type: ignore[attr-defined]
@@ -304,4 +316,47 @@ def trainer_class(config: TrainConfig) -> Any:
             f'trainer.class_path "{path}" is a subclass of {_METHODS[method][1].__name__}: set method: {method} '
             f"(it is {config.method}), or derive it from {base.__name__}"
         )
+    keywords = [*_KEYWORDS, *(() if method == "sft" else ("reward_funcs",))]
+    try:
+        inspect.signature(vars(_owner_of_init(theirs))["__init__"]).bind(None, **dict.fromkeys(keywords))
+    except TypeError as error:
+        raise UserError(
+            f'trainer.class_path "{path}": {_init_of(theirs)}: {error}. It is called with the keywords '
+            f"{', '.join(keywords)}: take **kwargs, and hand them on to super().__init__"
+        ) from None
     return type(theirs.__name__, (ours, theirs), {"__doc__": theirs.__doc__})
+
+
+_KEYWORDS = ("model", "args", "train_dataset", "processing_class", "peft_config")
+"""What a run hands to the trainer of any method, besides what `RunMixin` keeps to itself."""
+
+
+def _owner_of_init(theirs: type) -> type:
+    return next(base for base in theirs.__mro__ if "__init__" in vars(base))
+
+
+def _init_of(theirs: type) -> str:
+    """Return the name of the __init__ that a class has, with its file and line."""
+    owner = _owner_of_init(theirs)
+    name = f"{owner.__name__}.__init__"
+    try:
+        return f"{name} ({inspect.getsourcefile(owner)}:{inspect.getsourcelines(vars(owner)['__init__'])[1]})"
+    except (OSError, TypeError):  # a class without a source file
+        return name
+
+
+def build_trainer(kind: Any, path: str | None, arguments: Mapping[str, Any]) -> Any:
+    """Return `kind(**arguments)`; `path` is the class of the user's in it (`trainer.class_path`), None without one.
+
+    Raises UserError where that class's own __init__ does not build a trainer.
+    """
+    if path is None:
+        return kind(**arguments)
+    theirs = kind.__mro__[kind.__mro__.index(RunMixin) + 1]
+    try:
+        trainer = kind(**arguments)
+    except TypeError as error:
+        raise UserError(f'trainer.class_path "{path}": {_init_of(theirs)} raised TypeError: {error}') from error
+    if not hasattr(trainer, "callback_handler"):
+        raise UserError(f'trainer.class_path "{path}": {_init_of(theirs)} does not call super().__init__(**kwargs)')
+    return trainer

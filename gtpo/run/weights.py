@@ -44,8 +44,12 @@ def provide_base(loaded: LoadedModel, folder: TrainFolder, processes: Any) -> No
 
 
 def restore_best(trainer: Any, best: Path) -> None:
-    """Put the best weights back, clear the optimiser's moments and halve the learning rate."""
+    """Put the best weights back, clear the optimiser's moments and halve the learning rate.
+
+    What is left of the round of sampling in use goes: the policy that is taken back wrote it.
+    """
     trainer._load_from_checkpoint(str(best), trainer.model)
+    trainer.forget_round()
     getattr(trainer, "weights_changed", lambda: None)()  # method sft samples nothing
     getattr(trainer.optimizer, "optimizer", trainer.optimizer).state.clear()
     trainer.lr_scheduler.base_lrs = [rate / 2 for rate in trainer.lr_scheduler.base_lrs]

@@ -60,6 +60,27 @@ def test_best_is_the_highest_running_mean_and_patience_counts_from_it() -> None:
     assert [step for step, verdict in enumerate(verdicts, start=1) if verdict.out_of_patience] == [16, 17, 18]
 
 
+@pytest.mark.parametrize(("logging_steps", "lines"), [(1, 20), (2, 10), (3, 7), (10, 2), (50, 1)])
+def test_a_window_holds_the_steps_it_says_also_where_a_line_stands_for_several(logging_steps: int, lines: int) -> None:
+    health = Health(HealthSection(), logging_steps=logging_steps)
+    well, steps = range(1, 3 * lines + 1), logging_steps * lines
+    best = [at for at in well if health.observe(at * logging_steps, row()).new_best]
+    assert best == [next(at for at in well if at >= lines and at % max(1, lines // 2) == 0)]
+    assert health.covered() == {"smoothing_steps": steps}
+    fallen = range(3 * lines + 1, 5 * lines + 1)
+    said = [(at, health.observe(at * logging_steps, row(accuracy=0.0)).collapsed) for at in fallen]
+    ((at, text),) = [(at, text) for at, text in said if text]
+    assert at <= 4 * lines, "once the window holds nothing else"
+    assert f"(mean of {steps} steps)" in text
+
+
+def test_a_run_shorter_than_the_window_says_what_its_mean_covers() -> None:
+    health = Health(HealthSection(), logging_steps=4)
+    for step in (4, 8):
+        assert not health.observe(step, row()).new_best
+    assert health.covered() == {"smoothing_steps": 8}
+
+
 def test_sft_is_judged_by_its_loss_lower_is_better() -> None:
     health = Health(HealthSection(smoothing_steps=1), "loss")
     best = [health.observe(step, {"loss": loss}).new_best for step, loss in enumerate([3.0, 2.0, 2.5], start=1)]

@@ -11,9 +11,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -220,22 +222,46 @@ def test_slurm_file_is_what_sbatch_and_bash_take(path: Path) -> None:
         subprocess.run(["shellcheck", path], check=True)
 
 
+def slurm_job(folder: Path, **stand_ins: str) -> dict[str, str]:
+    """Return the environment of a job on two nodes in which Slurm's commands are the given scripts."""
+    (folder / "bin").mkdir()
+    for name, text in {"scontrol": "printf 'node7\\nnode9\\n'\n", **stand_ins}.items():
+        (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}")
+        (folder / "bin" / name).chmod(0o755)
+    slurm = {"SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "node[7,9]", "SLURM_GPUS_PER_NODE": "8", "SLURM_JOB_ID": "12"}
+    return {**os.environ, **slurm, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_slurm_training_makes_the_stop_file_before_the_end_and_waits_for_the_run(code: int, tmp_path: Path) -> None:
+    """With srun as a run that takes a second to end after it met the file."""
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/slurm-12.stop").touch()  # of the same job before it was requeued
+    waiting = (
+        'if [ -e "$GTPO_STOP_FILE" ]; then exit 9; fi\ntouch started\n'
+        'until [ -e "$GTPO_STOP_FILE" ]; do sleep 0.05; done\n'
+        f"sleep 1\ntouch saved\nexit {code}\n"
+    )
+    job = subprocess.Popen(
+        ["bash", ROOT / "configs/slurm/train.sbatch", "run.yaml"], cwd=tmp_path, env=slurm_job(tmp_path, srun=waiting)
+    )
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "started").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    job.send_signal(signal.SIGTERM)  # B:TERM reaches the script alone
+    assert job.wait(timeout=30) == code
+    assert (tmp_path / "saved").exists()
+    assert list((tmp_path / "results").iterdir()) == []
+    text = (ROOT / "configs/slurm/train.sbatch").read_text()
+    assert sbatch_options(text).signal == "B:TERM@300"
+
+
 def test_slurm_training_starts_each_node_with_its_rank(tmp_path: Path) -> None:
     """With srun as Slurm runs it, a task a node: what reaches accelerate is what its parser and the run need."""
-    (tmp_path / "bin").mkdir()
-    stand_ins = {
-        "scontrol": "#!/bin/sh\nprintf 'node7\\nnode9\\n'\n",
-        "srun": '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\n'
-        'for id in 0 1; do SLURM_NODEID=$id "$@"; done\n',
-        "accelerate": '#!/bin/sh\necho "$@"\n',
-    }
-    for name, text in stand_ins.items():
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
-    slurm = {"SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "node[7,9]", "SLURM_GPUS_PER_NODE": "8", "SLURM_JOB_ID": "12"}
+    each_node = 'while [ "${1#-}" != "$1" ]; do shift; done\nfor id in 0 1; do SLURM_NODEID=$id "$@"; done\n'
     done = subprocess.run(
         ["bash", ROOT / "configs/slurm/train.sbatch", "configs/paper/llama-math-gtpo-g8.yaml"],
-        cwd=ROOT, env={**os.environ, **slurm, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+        cwd=ROOT, env=slurm_job(tmp_path, srun=each_node, accelerate='echo "$@"\n'),
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_train_run import config_of
 
 from gtpo.config import load_config
 from gtpo.plan.dry_run import gate_line
+from gtpo.run.command import train
 from gtpo.run.trainers import GRPORun, GTPORun, SFTRun, trainer_class
 from rewards.support.errors import UserError
 
@@ -29,6 +31,17 @@ class Mine(GTPOTrainer):
 class MyGRPO(GRPOTrainer): pass
 class MySFT(SFTTrainer): pass
 class Nothing: pass
+class Positional(GTPOTrainer):
+    def __init__(self, *args): pass
+class Inherits(Positional): pass
+class Alone(GTPOTrainer):
+    def __init__(self, **kwargs): pass
+class Forgets(GTPOTrainer):
+    def __init__(self, **kwargs): super().__init__()
+class Own(GTPOTrainer):
+    def __init__(self, *args, **kwargs):
+        self.mine = 3
+        super().__init__(*args, **kwargs)
 value = 3
 """
 
@@ -72,6 +85,8 @@ def test_a_method_has_its_class_and_a_users_class_becomes_a_run(folder: Path) ->
         ("gtpo", "Nothing", "must be a subclass of"),
         ("gtpo", "value", "int, not a class"),
         ("gtpo", "Min", 'Did you mean "Mine"?'),
+        ("gtpo", "Positional", "my_trainers_of_the_test.py:14): got an unexpected keyword argument 'model'"),
+        ("gtpo", "Inherits", "Positional.__init__ ("),
     ],
 )
 def test_wrong_classes_are_refused(folder: Path, method: str, name: str, expected: str) -> None:
@@ -79,6 +94,23 @@ def test_wrong_classes_are_refused(folder: Path, method: str, name: str, expecte
         class_of(folder, method, name)
     assert expected in str(fault.value)
     assert str(fault.value).startswith('trainer.class_path "my_trainers_of_the_test')
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Alone", r"Alone.__init__ \(.*my_trainers_of_the_test.py:17\) does not call super\(\).__init__"),
+        ("Forgets", r"Forgets.__init__ \(.*my_trainers_of_the_test.py:19\) raised TypeError"),
+        ("Own", ""),
+    ],
+)
+def test_an_init_of_the_users_builds_a_trainer_or_is_named(folder: Path, name: str, expected: str) -> None:
+    changes = {"trainer.class_path": f"my_trainers_of_the_test.{name}", "training.max_steps": 1}
+    if not expected:
+        assert train(config_of(folder, **changes), results_dir=folder / "results")
+        return
+    with pytest.raises(UserError, match=expected):
+        train(config_of(folder, **changes), results_dir=folder / "results")
 
 
 def test_published_file_trains_a_tiny_model_with_a_users_trainer(folder: Path) -> None:

@@ -48,6 +48,17 @@ def test_a_resumed_run_trains_its_epochs_in_a_method_of_its_own() -> None:
     assert "if self.control.should_training_stop:" in source[source.index("self._run_epoch(") :]
 
 
+def test_a_line_of_metrics_gathers_in_fields_that_a_checkpoint_can_keep() -> None:
+    begin = inspect.getsource(Trainer._inner_training_loop)
+    assert begin.index("self._prepare_for_training(") < begin.index("self._tr_loss = ")
+    assert begin.index("self._globalstep_last_logged = ") < begin.index("on_train_begin(")
+    log = inspect.getsource(Trainer._maybe_log_save_evaluate)
+    assert "tr_loss -= tr_loss" in log
+    assert log.index("self.log(") < log.index("self._save_checkpoint(")
+    for trainer in (GRPOTrainer, SFTTrainer):
+        assert "self._metrics[mode].clear()" in inspect.getsource(trainer.log)
+
+
 def test_the_model_card_takes_a_paper_and_grpos_citation() -> None:
     assert "arXiv:2402.03300" in GRPOTrainer._paper["citation"]
     assert 'self._paper.get("citation")' in inspect.getsource(GRPOTrainer.create_model_card)

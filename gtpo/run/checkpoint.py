@@ -1,0 +1,106 @@
+"""What a checkpoint must hold for the run to go on exactly, asked before a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerState
+from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
+
+from rewards.support.errors import UserError
+from rewards.support.files import read_json
+
+STATE_FILE = "gtpo_state.json"
+
+_STATE_KEYS = ("health", "micro_step", "tokens_seen")
+"""What every version has kept in it."""
+
+
+def damaged(checkpoint: str | Path, why: str) -> UserError:
+    """Return the error of a checkpoint that cannot be resumed, with what to do."""
+    return UserError(
+        f"{checkpoint} {why}. Move it away: the same command then resumes from the checkpoint before it, or starts "
+        "anew where there is none"
+    )
+
+
+@contextmanager
+def readable(checkpoint: str | Path) -> Iterator[None]:
+    """Turn what a damaged checkpoint raises into a UserError that says what to do."""
+    try:
+        yield
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        why = f"cannot be read ({type(error).__name__}: {str(error)[:160]})"
+        raise damaged(checkpoint, why) from error
+
+
+def round_file(checkpoint: str | Path, rank: int) -> Path:
+    """Return the file of what a process still has to train on from the round of sampling in use."""
+    return Path(checkpoint) / f"rollouts_{rank}.pt"
+
+
+def window_file(checkpoint: str | Path, rank: int) -> Path:
+    """Return the file of what a process has gathered for the next line of metrics.jsonl."""
+    return Path(checkpoint) / f"metrics_{rank}.pt"
+
+
+def open_window(trainer: Any) -> dict[str, Any] | None:
+    """Return what a process has gathered since the last line of metrics.jsonl; None at a line."""
+    if trainer._globalstep_last_logged >= trainer.state.global_step:
+        return None
+    return {
+        "last_logged": trainer._globalstep_last_logged,
+        "loss": trainer._tr_loss.cpu(),
+        "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
+    }
+
+
+def reopen_window(trainer: Any, window: dict[str, Any]) -> None:
+    """Go on gathering where `open_window` was. After the trainer has set its counters to 0."""
+    trainer._globalstep_last_logged = window["last_logged"]
+    trainer._tr_loss += window["loss"].to(trainer._tr_loss.device)
+    for name, values in window["metrics"].items():
+        trainer._metrics["train"][name] = values
+
+
+def read_state(checkpoint: str | Path) -> dict[str, Any]:
+    """Return gtpo_state.json. Raises UserError where it is missing or lacks what a run goes on from."""
+    path = Path(checkpoint) / STATE_FILE
+    if not path.is_file():
+        raise damaged(checkpoint, f"has no {STATE_FILE}")
+    try:
+        state = read_json(path)
+    except UserError as error:
+        raise damaged(checkpoint, f"cannot be read ({error})") from None
+    missing = [key for key in _STATE_KEYS if not isinstance(state, dict) or key not in state]
+    if missing:
+        raise damaged(checkpoint, f"lacks {', '.join(missing)} in {STATE_FILE}")
+    return dict(state)
+
+
+def check_checkpoint(checkpoint: Path, processes: int) -> None:
+    """Raise UserError where a part of a checkpoint is missing that the trainer would do without in silence."""
+    rounds = [round_file(checkpoint, rank) for rank in range(processes)]
+    if read_state(checkpoint).get("within_round"):  # an older checkpoint does not say
+        for path in rounds:
+            if not path.is_file():
+                raise damaged(checkpoint, f"has no {path.name}")
+    if not (checkpoint / TRAINER_STATE_NAME).is_file():
+        raise damaged(checkpoint, f"has no {TRAINER_STATE_NAME}")
+    with readable(checkpoint):
+        state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+    if checkpoint.name != f"checkpoint-{state.global_step}":
+        raise damaged(checkpoint, f"is of step {state.global_step} by its {TRAINER_STATE_NAME}")
+    names = [path.name for path in checkpoint.iterdir()]
+    if any(name.startswith("global_step") for name in names):
+        return  # DeepSpeed keeps both in there, and misses them by itself
+    if not any(name.startswith("optimizer") for name in names):  # optimizer.pt; FSDP: optimizer.bin or optimizer_0/
+        raise damaged(checkpoint, "has no optimizer state (optimizer.pt)")
+    if SCHEDULER_NAME not in names:
+        raise damaged(checkpoint, f"has no {SCHEDULER_NAME}")

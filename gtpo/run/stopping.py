@@ -1,0 +1,80 @@
+"""When a run is asked to stop after its step, by a signal or by a stop file, and how its processes agree on it.
+
+A signal reaches the processes of a run at different moments, or one of them alone; a launcher kills them some time
+after it passed the signal on (`torchrun`, `accelerate`: 30 s). A stop file has no such limit, and needs no process id.
+Either way all processes stop after the same step: one that went on alone would wait for the others for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from rewards.support.log import LOG
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+STOP_FILE = "GTPO_STOP_FILE"
+"""Environment variable: a file whose existence stops the run, besides `stop` in the run folder."""
+
+
+class Interrupt:
+    """First SIGINT or SIGTERM asks for a clean stop after the step; the second one acts as usual.
+
+    hint: what else to say when asked.
+    """
+
+    def __init__(self, hint: str = "") -> None:
+        self.asked = False
+        self.hint = hint
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._before[number] = signal.signal(number, self._on_signal)
+            except ValueError:  # not in the main thread: the caller handles signals
+                break
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        LOG.warning(f"stopping after this step (press again to stop at once){self.hint}")
+        signal.signal(number, self._before[number])
+
+
+class Stop:
+    """Whether the run stops after its step. interrupt: `asked` on any process counts; it is set on all of them."""
+
+    def __init__(self, interrupt: Any, run_folder: Path) -> None:
+        self.interrupt = interrupt
+        self.in_folder = run_folder / "stop"
+        named = os.environ.get(STOP_FILE)
+        self.files = [self.in_folder, *([Path(named)] if named else [])]
+        self.agreed = False
+
+    def forget(self) -> None:
+        """Remove the run folder's stop file: the next start must not meet it. The main process calls it."""
+        self.in_folder.unlink(missing_ok=True)
+
+    def agree(self, accelerator: Accelerator) -> bool:
+        """Return whether any process was asked to stop, the same on all. All processes call it after each step."""
+        asked = self.interrupt.asked
+        if accelerator.is_main_process and (found := [path for path in self.files if path.exists()]):
+            if not asked:
+                LOG.warning(f"stopping after this step ({found[0]})")
+            asked = True
+        if accelerator.num_processes > 1:
+            import torch  # not before CUDA_VISIBLE_DEVICES is set
+
+            asked = bool(accelerator.gather(torch.tensor([asked], device=accelerator.device).int()).max())
+        self.interrupt.asked = self.agreed = asked
+        return asked

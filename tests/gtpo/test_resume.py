@@ -1,0 +1,215 @@
+"""What stands between a run and its continuation: failed starts, damaged checkpoints, other numbers of processes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from logs import logged
+from test_train_run import MANY_STEPS_A_ROUND, _Crash, assert_same_run, config_of, metrics, run
+
+import gtpo.run.trainers
+from gtpo.run.callback import RunCallback
+from gtpo.run.health import Health, Verdict
+from gtpo.run.trainers import GTPORun
+from rewards.support.errors import UserError
+
+
+def fail_at_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Let the GPU's memory run out in the step after `step`."""
+    plain = gtpo.run.trainers.GTPORun._compute_loss
+
+    def full(self: Any, *args: Any) -> Any:
+        if self.state.global_step == step:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity")
+        return plain(self, *args)
+
+    monkeypatch.setattr(gtpo.run.trainers.GTPORun, "_compute_loss", full)
+
+
+def test_start_that_made_no_step_is_replaced_by_the_corrected_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        fail_at_step(patched, 0)
+        with pytest.raises(UserError, match="out of GPU memory"):
+            run(tmp_path, **{"model.lora_rank": 4})
+    folder = tmp_path / "results/train/run"
+    assert (folder / "base/model.safetensors").is_file()
+    assert "initial_entropy" in json.loads((folder / "run.json").read_text())
+    corrected = {"model.lora_rank": 2, "training.per_device_train_batch_size": 4, "model.build.hidden_size": 8}
+    with logged() as told:
+        run(tmp_path, **corrected)
+    assert any("replacing a start that made no step (model.build.hidden_size: 16, now 8)" in line for line in told)
+    # Nothing of the first start is left: its base, its H_ini, its config.
+    whole = run(tmp_path / "whole", **corrected)
+    assert metrics(folder) == metrics(whole)
+    for name in ("base/config.json", "final/adapter_model.safetensors"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+    found, expected = (json.loads((path / "run.json").read_text()) for path in (folder, whole))
+    assert found["initial_entropy"] == expected["initial_entropy"]
+    assert found["status"] == "finished"
+
+
+def test_start_that_made_a_step_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        fail_at_step(patched, 1)
+        with pytest.raises(UserError, match="out of GPU memory"):
+            run(tmp_path)
+    folder = tmp_path / "results/train/run"
+    assert not list((folder / "checkpoints").glob("checkpoint-*")), "a measured step is enough"
+    with pytest.raises(UserError, match=r"training\.per_device_train_batch_size = 8, now 4"):
+        run(tmp_path, **{"training.per_device_train_batch_size": 4})
+
+
+def cut_run(folder: Path, **changes: Any) -> Path:
+    """Return a run as it is when it was killed after the checkpoint of step 4."""
+    found = run(folder, **changes)
+    about = json.loads((found / "run.json").read_text())
+    (found / "run.json").write_text(json.dumps(about | {"status": "running"}))
+    for name in ("checkpoints/checkpoint-6", "final"):
+        shutil.rmtree(found / name)
+    return found
+
+
+def test_another_number_of_processes_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    folder = cut_run(tmp_path)
+    about = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(about | {"processes": 2}))
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and "lock" not in path.name}
+    with pytest.raises(UserError, match=r"trained by 2 process\(es\), now 1.*Resume it with 2"):
+        run(tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert json.loads((folder / "run.json").read_text())["processes"] == 2
+
+
+def test_damaged_checkpoint_is_refused_in_a_sentence_and_the_one_before_it_goes_on(tmp_path: Path) -> None:
+    folder = cut_run(tmp_path)
+    last = folder / "checkpoints/checkpoint-4"
+    kept = tmp_path / "kept"
+    shutil.copytree(last, kept)
+    damages: list[tuple[str, str | None, str]] = [
+        ("optimizer.pt", None, "has no optimizer state"),
+        ("scheduler.pt", None, "has no scheduler.pt"),
+        ("trainer_state.json", None, "has no trainer_state.json"),
+        ("trainer_state.json", "{", "cannot be read"),
+        ("trainer_state.json", "[]", "cannot be read"),
+        ("trainer_state.json", "{}", "is of step 0"),
+        ("gtpo_state.json", None, "has no gtpo_state.json"),
+        ("gtpo_state.json", "{", "not valid JSON"),
+        ("gtpo_state.json", "{}", "lacks health, micro_step, tokens_seen"),
+        ("gtpo_state.json", "null", "lacks health"),
+        ("model.safetensors", "no weights", "cannot be read"),
+    ]
+    for name, text, words in damages:
+        shutil.rmtree(last)
+        shutil.copytree(kept, last)
+        (last / name).unlink() if text is None else (last / name).write_text(text)
+        with pytest.raises(UserError, match=f"checkpoint-4 .*{words}.*Move it away"):
+            run(tmp_path)
+    shutil.rmtree(last)
+    assert json.loads((run(tmp_path) / "run.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("run.json", "[]", "run.json: expected a JSON object, found list"),
+        ("run.json", "null", "run.json: expected a JSON object, found NoneType"),
+        ("metrics.jsonl", '{"step": 1}\n5\n', "metrics.jsonl:2: expected an object with a step, found '5'"),
+        ("metrics.jsonl", '{"loss": 1}\n', "metrics.jsonl:1: expected an object with a step"),
+    ],
+)
+def test_damaged_file_of_a_run_is_named(name: str, text: str, words: str, tmp_path: Path) -> None:
+    folder = tmp_path / "results/train/run"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(config_of(tmp_path).to_yaml())
+    (folder / name).write_text(text)
+    with pytest.raises(UserError, match=words):
+        run(tmp_path)
+    assert (folder / name).read_text() == text
+
+
+def test_name_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "results/train").mkdir(parents=True)
+    (tmp_path / "results/train/run").write_text("mine")
+    with pytest.raises(UserError, match="results/train/run is a file"):
+        run(tmp_path)
+    with pytest.raises(UserError, match="run_name: 401 bytes in UTF-8; the name of a folder has at most 255"):
+        run(tmp_path, run_name="r" + "数" * 133 + "x")
+
+
+@pytest.mark.parametrize("method", ["gtpo", "sft"])
+def test_run_cut_between_two_lines_of_metrics_is_the_uninterrupted_one(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"method": method, "training.logging_steps": 3, "training.save_steps": 2}
+    whole = run(tmp_path / "whole", **changes)
+    with monkeypatch.context() as patched:
+        crash_at_step_end(patched, 5)
+        with pytest.raises(_Crash):
+            run(tmp_path / "cut", **changes)
+    cut = tmp_path / "cut/results/train/run"
+    assert [row["step"] for row in metrics(cut)] == [3]
+    assert (cut / "checkpoints/checkpoint-4/metrics_0.pt").is_file()
+    run(tmp_path / "cut", **changes)
+    assert_same_run(cut, whole)
+    assert not (cut / "checkpoints/checkpoint-6/metrics_0.pt").exists(), "a line ends there"
+
+
+def crash_at_step_end(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Let the process die, as far as the run can tell, at the end of `step`."""
+    plain = RunCallback.on_step_end
+
+    def on_step_end(self: RunCallback, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        plain(self, args, state, control, **kwargs)
+        if state.global_step == step:
+            raise _Crash
+
+    monkeypatch.setattr(RunCallback, "on_step_end", on_step_end)
+
+
+def test_rollback_within_a_round_samples_anew_from_the_restored_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round feeds steps 1 to 4; the run collapses at step 3, and step 4 must not learn from what collapsed wrote."""
+    observe, prepare = Health.observe, GTPORun._generate_and_score_completions
+    sampled_at: list[int] = []
+
+    def collapsing(self: Health, step: int, row: dict[str, Any]) -> Verdict:
+        verdict = observe(self, step, row)
+        return Verdict("made up", verdict.new_best) if step == 3 else verdict
+
+    def sampling(self: GTPORun, inputs: Any) -> Any:
+        sampled_at.append(self.state.global_step + 1)
+        return prepare(self, inputs)
+
+    monkeypatch.setattr(Health, "observe", collapsing)
+    monkeypatch.setattr(GTPORun, "_generate_and_score_completions", sampling)
+    changes = {**MANY_STEPS_A_ROUND, "health.on_collapse": "rollback", "health.smoothing_steps": 1}
+    whole = run(tmp_path / "whole", **changes)
+    assert sampled_at == [1, 4, 5]
+    # The checkpoint of the rollback lies within the round and has nothing sampled: it resumes all the same.
+    sampled_at.clear()
+    with monkeypatch.context() as patched:
+        crash_at_step_end(patched, 4)
+        with pytest.raises(_Crash):
+            run(tmp_path / "cut", **changes)
+    run(tmp_path / "cut", **changes)
+    assert sampled_at == [1, 4, 4, 5]
+    assert_same_run(tmp_path / "cut/results/train/run", whole)
+
+
+def test_round_that_is_missing_from_a_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {**MANY_STEPS_A_ROUND, "training.save_steps": 3}
+    with monkeypatch.context() as patched:
+        crash_at_step_end(patched, 4)
+        with pytest.raises(_Crash):
+            run(tmp_path, **changes)
+    (tmp_path / "results/train/run/checkpoints/checkpoint-3/rollouts_0.pt").unlink()
+    with pytest.raises(UserError, match=r"checkpoint-3 has no rollouts_0.pt.*Move it away"):
+        run(tmp_path, **changes)

@@ -1,0 +1,112 @@
+"""How a run of several processes is asked to stop: real processes, one of them signalled, or a stop file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from test_train_run import config_of, metrics, run
+
+pytestmark = pytest.mark.timeout(300)
+
+SLOW = """
+import time
+
+def mine(completions, **columns):
+    if len(completions) > 2:  # not the call before the start
+        time.sleep(0.4)
+    return [float(len(str(text)) % 5) for text in completions]
+"""
+
+
+@contextmanager
+def two_processes(folder: Path, root: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Start the run of `folder` under torchrun, and end what is left of it."""
+    (folder / "slow.py").write_text(SLOW)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    flags = ["--trainer.reward_funcs", "slow.mine", "--training.per_device_train_batch_size", "4"]
+    flags += ["--training.max_steps", "500"]
+    process = subprocess.Popen(
+        [*launcher, str(root / "cli.py"), "train", "run.yaml", *flags],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", **environment},
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    workers = psutil.Process(process.pid)
+    try:
+        yield process
+    finally:
+        for left in [*(workers.children(recursive=True) if process.poll() is None else []), process]:
+            left.kill()
+        process.wait()
+
+
+def wait_for(what: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not what():
+        assert process.poll() is None, process.communicate()[1][-3000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def lines(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return len(metrics(folder)) if path.exists() and path.read_text().endswith("\n") else 0
+
+
+def test_a_signal_to_one_process_or_a_stop_file_stops_all_after_the_same_step(tmp_path: Path, root: Path) -> None:
+    config_of(tmp_path)
+    folder = tmp_path / "results/train/run"
+    before = 0
+    for asked in ("signal", "file"):
+        named = tmp_path / "please"
+        with two_processes(tmp_path, root, GTPO_STOP_FILE=str(named)) as process:
+            wait_for(lambda done=before: lines(folder) > done, process)
+            if asked == "signal":
+                (second,) = (
+                    child for child in psutil.Process(process.pid).children() if child.environ().get("RANK") == "1"
+                )
+                second.send_signal(signal.SIGTERM)
+            else:
+                named.touch()
+            said = process.communicate(timeout=60)[1]
+        about = json.loads((folder / "run.json").read_text())
+        assert about["status"] == "interrupted", (asked, said[-3000:])
+        assert f"stopped at step {about['step']} of 500; the same command resumes the run" in said
+        assert (folder / f"checkpoints/checkpoint-{about['step']}/gtpo_state.json").is_file()
+        assert about["step"] == lines(folder) > before
+        before = about["step"]
+
+
+def test_stop_file_stops_one_process_and_one_of_before_the_start_counts_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one process, with a reward that makes the file in its second step."""
+    (tmp_path / "asking.py").write_text(
+        "from pathlib import Path\n"
+        "def mine(completions, trainer_state, **columns):\n"
+        "    if trainer_state.global_step == 1:\n"
+        "        Path('results/train/run/stop').touch()\n"
+        "    return [float(len(str(text)) % 5) for text in completions]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "asking", raising=False)
+    changes = {"trainer.reward_funcs": ["asking.mine"]}
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, **changes)
+    folder = tmp_path / "results/train/run"
+    about = json.loads((folder / "run.json").read_text())
+    assert (about["status"], about["step"]) == ("interrupted", 2)
+    assert not (folder / "stop").exists()
+    (folder / "stop").touch()
+    run(tmp_path, **changes)
+    assert json.loads((folder / "run.json").read_text())["status"] == "finished"
