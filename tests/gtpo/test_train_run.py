@@ -521,7 +521,10 @@ def test_tokenizer_without_pad_and_chat_template_is_completed_and_said() -> None
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model.backend": "unsloth"}, "model.backend unsloth needs unsloth, which is not installed"),
+        (
+            {"model.backend": "unsloth", "model.build": None, "model.model_name": "some/model"},
+            "model.backend unsloth needs unsloth, which is not installed",
+        ),
         ({"rollout.engine": "vllm"}, "rollout.engine vllm needs vllm, which is not installed"),
         ({"training.optimizer": "adamw_torch_8bit"}, "adamw_torch_8bit needs torchao, .*: pip install torchao"),
     ],
