@@ -69,4 +69,4 @@ def run_eval(
         print(json.dumps(record.as_json(), indent=2))
     else:
         printing.print_summary(folder, record, None if rescore else given["k"])
-    return COMPLETE
+    return COMPLETE if record.status == "complete" else INCOMPLETE

@@ -43,6 +43,15 @@ class QuestionSamples:
     errors: dict[int, str] = field(default_factory=dict)
     """Sample index -> why it has no completion."""
 
+    @property
+    def reached(self) -> int:
+        """The n for which samples 0 to n - 1 are all stored, completed or failed."""
+        return next(i for i in range(len(self.indices) + len(self.errors) + 1) if not self.has(i))
+
+    def has(self, sample_index: int) -> bool:
+        """Return whether a sample is stored, completed or failed."""
+        return sample_index in self.indices or sample_index in self.errors
+
     def add(
         self,
         sample_index: int,
@@ -77,12 +86,18 @@ class Scored(NamedTuple):
     """Arrays [questions, most samples of one]: column k - 1 is for k."""
 
 
-def read_samples(folder: EvalFolder) -> dict[QuestionKey, QuestionSamples]:
-    """Read the scores of every stored sample, completions left out: (benchmark, question id) -> samples."""
+def read_samples(folder: EvalFolder, first: Mapping[str, int] | None = None) -> dict[QuestionKey, QuestionSamples]:
+    """Read the scores of stored samples, completions left out: (benchmark, question id) -> samples.
+
+    first: benchmark -> how many samples of each question to read, the first ones; all where it is not named.
+    """
+    limits = first or {}
     found: dict[QuestionKey, QuestionSamples] = {}
     for _, table in folder.tables(_COLUMNS):
         columns = (table.column(name).to_pylist() for name in _COLUMNS)
         for benchmark, question, index, error, form, tokens, reason, *both in zip(*columns, strict=True):
+            if index >= limits.get(benchmark, index + 1):
+                continue
             of_question = found.get((benchmark, question))
             if of_question is None:
                 of_question = found[benchmark, question] = QuestionSamples()
@@ -174,12 +189,9 @@ def summarise(
 ) -> tuple[BenchmarkRecord, list[dict[str, Any]]]:
     """Return (the benchmark's record with its metrics, its rows of questions.parquet).
 
-    Questions of which every sample failed are left out. Raises UserError where a question has no sample at all, and
-    where nothing could be scored.
+    Every question has a stored sample; those of which every sample failed are left out. Raises UserError where nothing
+    could be scored.
     """
-    missing = [p.id for p in problems if (name, p.id) not in stored]
-    if missing:
-        raise UserError(f"{name}: {len(missing)} questions have no samples (first: {missing[0]})")
     errors = Counter(e for p in problems for e in stored[name, p.id].errors.values())
     failed = [p.id for p in problems if not stored[name, p.id].indices]
     problems = [p for p in problems if stored[name, p.id].indices]

@@ -86,6 +86,12 @@ class BenchmarkRecord(ScoringMetrics):
     """Of ids and golds."""
     excluded: list[str] = []
     """Ids of questions left out because their gold cannot be verified."""
+    n: int | None = None
+    """Samples per question that the metrics count, failed ones included; null before it is complete."""
+    n_asked: int | None = None
+    """Samples per question that were asked for last; above `n` while that is unfinished."""
+    finish_with: str | None = None
+    """Command that finishes this benchmark; null where it is complete."""
     samples: int = 0
     """Scored samples; the metrics are theirs."""
     unscored: int = 0
@@ -110,6 +116,11 @@ class BenchmarkRecord(ScoringMetrics):
     """Level -> metrics, where the benchmark has levels."""
     labels: LabelAgreement | None = None
     """Agreement with labels that recorded completions bring."""
+
+    def before_samples(self) -> BenchmarkRecord:
+        """Return the record without what its samples brought."""
+        fields = {"source", "questions", "checksum", "excluded", "n_asked", "finish_with"}
+        return BenchmarkRecord(**self.model_dump(include=fields, exclude_unset=True))
 
     def by_scoring(self, scoring: Scoring) -> ScoringMetrics:
         """Return the metrics under one scoring."""
@@ -171,7 +182,7 @@ class SamplingRecord(_Block):
     max_tokens: int | None = None
     """Token limit of a completion."""
     n: int = 0
-    """Samples per question."""
+    """Samples per question, the most of any benchmark; each benchmark has its own `n`."""
     seed: int | None = None
     """Seed of the run."""
     top_k: int = 0
@@ -212,7 +223,7 @@ class EvalRecord(_Block):
     schema_version: int = EVAL_SCHEMA_VERSION
     """Version of this layout. A reader that meets a newer one says so."""
     status: Literal["complete", "incomplete"] = "incomplete"
-    """complete once every sample is stored and scored."""
+    """complete once every benchmark has all its samples, stored and scored."""
     name: str = ""
     """Name of the run."""
     model: ModelRecord = ModelRecord()
@@ -236,7 +247,7 @@ class EvalRecord(_Block):
     benchmark_seconds: dict[str, float] = {}
     """Time in which each benchmark's samples arrived; benchmarks may overlap."""
     command: str | None = None
-    """The command line."""
+    """The last command line; of an incomplete run the one that goes on with it."""
     git_commit: str | None = None
     """Commit of gtpo, where it runs from a checkout."""
     benchmarks: dict[str, BenchmarkRecord] = {}
@@ -246,13 +257,14 @@ class EvalRecord(_Block):
         """Return the content of eval.json; what was never set is left out."""
         return self.model_dump(by_alias=True, exclude_unset=True)
 
+    def n_of(self, benchmark: str) -> int:
+        """Return the samples per question behind a benchmark's metrics; older versions wrote one n for all."""
+        entry = self.benchmarks.get(benchmark)
+        return self.sampling.n if entry is None or entry.n is None else entry.n
+
     def header(self) -> EvalRecord:
         """Return the record of the run as it is before any metric: what every part of its samples carries."""
-        fields = ("source", "questions", "checksum", "excluded")
-        benchmarks = {
-            name: BenchmarkRecord(**{field: getattr(entry, field) for field in fields})
-            for name, entry in self.benchmarks.items()
-        }
+        benchmarks = {name: entry.before_samples() for name, entry in self.benchmarks.items()}
         return self.model_copy(update={"status": "incomplete", "benchmarks": benchmarks})
 
     def write(self, folder: Path) -> None:
