@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -64,6 +65,17 @@ class Shard(NamedTuple):
 def checksum(problems: Iterable[Problem]) -> str:
     """Return 16 hex digits that stand for the ids and golds of a set, whatever their order."""
     lines = sorted(f"{p.id}\t{p.answer}" for p in problems)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def content_checksum(problems: Sequence[Problem]) -> str | None:
+    """Return 16 hex digits that stand for the texts of a set too, and how its answers are compared.
+
+    None where a text is not known: recorded completions need not bring it.
+    """
+    if not all(p.problem for p in problems):
+        return None
+    lines = sorted(json.dumps([p.id, p.problem, p.answer, p.answers]) for p in problems)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 

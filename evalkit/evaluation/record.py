@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalkit.evaluation.benchmarks import checksum
+from evalkit.evaluation.benchmarks import checksum, content_checksum
 from evalkit.evaluation.progress import Progress
 from evalkit.evaluation.scoring import RULES_VERSION, Votes
 from evalkit.evaluation.settings import EvalSettings
@@ -88,6 +88,10 @@ def merge_previous(session: EvalSession, old: EvalRecord) -> None:
     UserError where their settings were others.
     """
     folder, record = session.folder, session.record
+    stored = folder.problems()
+    for name, entry in old.benchmarks.items():
+        if entry.content_checksum is None and name in stored:  # an older version wrote it
+            entry.content_checksum = content_checksum(stored[name])
     check_identity(folder.path, old, record)
     changed = old.verifier.version != RULES_VERSION
     _settle_n(folder, old)
@@ -104,8 +108,8 @@ def merge_previous(session: EvalSession, old: EvalRecord) -> None:
         record.engine.rows = old.engine.rows
     if changed:
         LOG.warning("the rules of scoring have changed: the stored completions are verified again")
-    stored = {(name, p.id): p for name, chosen in folder.problems().items() for p in chosen}
-    deque(verify_stored(folder, {**stored, **session.asked}, session.verifier, everything=changed), maxlen=0)
+    problems = {(name, p.id): p for name, chosen in stored.items() for p in chosen}
+    deque(verify_stored(folder, {**problems, **session.asked}, session.verifier, everything=changed), maxlen=0)
 
 
 def start_progress(session: EvalSession, have: set[Key], wanted: Mapping[QuestionKey, int]) -> None:
@@ -217,6 +221,10 @@ def drop_unverifiable(
     if not kept:
         raise UserError(f"{name}: no problem is left to evaluate")
     record = BenchmarkRecord(
-        source=source, questions=len(kept), checksum=checksum(kept), excluded=[failure.id for failure in failures]
+        source=source,
+        questions=len(kept),
+        checksum=checksum(kept),
+        content_checksum=content_checksum(kept),
+        excluded=[failure.id for failure in failures],
     )
     return kept, record

@@ -84,6 +84,8 @@ class BenchmarkRecord(ScoringMetrics):
     """Questions asked."""
     checksum: str | None = None
     """Of ids and golds."""
+    content_checksum: str | None = None
+    """Of ids, texts, golds and how answers are compared; null where a text is not known."""
     excluded: list[str] = []
     """Ids of questions left out because their gold cannot be verified."""
     n: int | None = None
@@ -119,7 +121,7 @@ class BenchmarkRecord(ScoringMetrics):
 
     def before_samples(self) -> BenchmarkRecord:
         """Return the record without what its samples brought."""
-        fields = {"source", "questions", "checksum", "excluded", "n_asked", "finish_with"}
+        fields = {"source", "questions", "checksum", "content_checksum", "excluded", "n_asked", "finish_with"}
         return BenchmarkRecord(**self.model_dump(include=fields, exclude_unset=True))
 
     def by_scoring(self, scoring: Scoring) -> ScoringMetrics:
@@ -315,8 +317,15 @@ def check_identity(where: Path, old: EvalRecord, new: EvalRecord) -> None:
     ]
     for name, benchmark in new.benchmarks.items():
         before = old.benchmarks.get(name)
-        if before is not None and before.checksum != benchmark.checksum:
+        if before is None:
+            continue
+        if before.checksum != benchmark.checksum:
             differing.append(f"the questions of {name} ({before.questions} there, {benchmark.questions} now)")
+        elif None not in (known := {before.content_checksum, benchmark.content_checksum}) and len(known) > 1:
+            differing.append(
+                f"the questions of {name} (ids and golds are the same, but their text, or how answers are compared, is "
+                "another)"
+            )
     if differing:
         raise UserError(
             f"{where} was made with other settings: {'; '.join(differing)}. Repeat those, or choose another --out"

@@ -15,6 +15,7 @@ from evalkit.evaluation.evaluate import evaluate
 from evalkit.evaluation.pipeline import Incomplete
 from evalkit.evaluation.settings import EvalSettings
 from evalkit.results.record import EvalRecord, read_record
+from rewards.support.errors import UserError
 
 GOLDS = {p.id: p.answer for p in BENCHMARKS["arithmetic"].load(None)}
 
@@ -66,7 +67,7 @@ def sample(tiny_model: Path, tmp_path: Path) -> Callable[..., EvalRecord]:
             evaluate(EvalSettings(benchmarks=benchmarks, k=k, **fields), engine=engine)
         except Incomplete:
             assert engine.most is not None or not engine.chosen(1)
-        return read_record(tmp_path / "run")
+        return read_record(fields["out"])
 
     return run
 
@@ -136,3 +137,32 @@ def test_a_run_of_the_version_before_gets_its_n(gtpo, sample, tmp_path: Path) ->
     record = read_record(tmp_path / "run")
     assert {name: entry.n for name, entry in record.benchmarks.items()} == {"arithmetic": 2, "arithmetic_hard": 4}
     assert (record.status, record.sampling.n) == ("complete", 4)
+
+
+def test_questions_with_another_text_are_other_questions(gtpo, sample, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """The same ids and golds: refused on resume, by the record or, of an older run, by its problems; and compared."""
+
+    def write(words: str, answers: str = "mathematics") -> None:
+        rows = [{"id": f"q{i}", "problem": f"{words} {i}?", "answer": "0.5"} for i in range(3)]
+        (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / "own.yaml").write_text(f"name: own\nfile: own.jsonl\nanswers: {answers}\n")
+
+    own, message = str(tmp_path / "own.yaml"), r"questions of own \(ids and golds are the same, but their text"
+    write("Compute")
+    sample(Scripted(), own)
+    for words, answers in (("Guess", "mathematics"), ("Compute", "text")):
+        older = tmp_path / f"older-{answers}"
+        write("Compute")
+        sample(Scripted(), own, out=older)
+        document = json.loads((older / "eval.json").read_text())
+        del document["benchmarks"]["own"]["content_checksum"]
+        (older / "eval.json").write_text(json.dumps(document))
+        gtpo("compare", "run", older)
+        write(words, answers)
+        for run in (tmp_path / "run", older):
+            with pytest.raises(UserError, match=message):
+                sample(Scripted(), own, k=4, out=run)
+        sample(Scripted(), own, out=tmp_path / words)
+        refused = gtpo("compare", "run", words, code=2).stderr
+        assert "the questions or golds of own differ under the same ids" in refused
+        assert ("the text of Guess is another" if words == "Guess" else "answers are compared as text") in refused
