@@ -12,7 +12,7 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -273,16 +273,19 @@ def load_problems(benchmark: Benchmark, data_dir: str | Path | None) -> list[Pro
     return problems
 
 
+def check_questions(problems: Mapping[str, Sequence[Problem]], questions: Sequence[str] | None) -> None:
+    """Raise UserError for an id of --question that none of the benchmarks has."""
+    known = {p.id for chosen in problems.values() for p in chosen}
+    for missing in dict.fromkeys(questions or ()):
+        if missing not in known:
+            where = f"benchmark {next(iter(problems))} has" if len(problems) == 1 else f"{', '.join(problems)} have"
+            raise UserError(f'{where} no question "{missing}".{did_you_mean(missing, known)}')
+
+
 def select_problems(
-    benchmark: str, problems: Sequence[Problem], limit: int | None, questions: Sequence[str] | None, shard: Shard | None
+    problems: Sequence[Problem], limit: int | None, questions: Sequence[str] | None, shard: Shard | None
 ) -> list[Problem]:
-    """Apply --question, then --limit (the first ones), then --shard. UserError for an id that is not there."""
-    chosen = list(problems)
-    if questions:
-        known = {p.id for p in problems}
-        chosen = [p for p in problems if p.id in set(questions)]
-        if not chosen:
-            missing = questions[0]
-            raise UserError(f'benchmark {benchmark} has no question "{missing}".{did_you_mean(missing, known)}')
-    chosen = chosen[:limit]
+    """Apply --question, then --limit (the first ones), then --shard."""
+    wanted = set(questions or ())
+    chosen = [p for p in problems if not wanted or p.id in wanted][:limit]
     return chosen[shard.part - 1 :: shard.parts] if shard else chosen

@@ -15,7 +15,7 @@ from typing import Any
 
 from evalkit.engines.base import Engine, EngineStopped, Generation, Prompt, Sampling, Task, check_context
 from evalkit.engines.model_ref import ModelRef, fingerprint, resolve_model
-from evalkit.evaluation.benchmarks import checksum, find_benchmarks, load_problems, select_problems
+from evalkit.evaluation.benchmarks import check_questions, checksum, find_benchmarks, load_problems, select_problems
 from evalkit.evaluation.engine import check_deterministic, choose_engine, make_engine
 from evalkit.evaluation.pipeline import Incomplete, ScoringPipeline
 from evalkit.evaluation.progress import Progress
@@ -148,14 +148,18 @@ def plan_evaluation(settings: EvalSettings, verifier: Verifier, engine: str) -> 
         LOG.warning(warning)
     problems: Problems = {}
     records: dict[str, BenchmarkRecord] = {}
+    loaded = {benchmark.name: load_problems(benchmark, settings.data_dir) for benchmark in benchmarks}
+    check_questions(loaded, settings.questions)
     for benchmark in benchmarks:
-        every = load_problems(benchmark, settings.data_dir)
+        every = loaded[benchmark.name]
         if benchmark.checksum and checksum(every) != benchmark.checksum:
             LOG.warning(
                 "%s: these ids and golds (%d problems) are not those of the published set; a comparison with numbers "
                 "from elsewhere may not hold", benchmark.name, len(every),
             )  # fmt: skip
-        chosen = select_problems(benchmark.name, every, settings.limit, settings.questions, settings.shard_of())
+        chosen = select_problems(every, settings.limit, settings.questions, settings.shard_of())
+        if settings.questions and not {p.id for p in every}.intersection(settings.questions):
+            continue  # those questions are of the other benchmarks
         problems[benchmark.name], records[benchmark.name] = drop_unverifiable(
             benchmark.name, benchmark.source, chosen, verifier
         )

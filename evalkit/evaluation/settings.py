@@ -23,6 +23,12 @@ SAMPLING_DEFAULTS: dict[str, float] = {
 ENGINES = ("auto", "transformers", "vllm", "openai", "ray")
 
 
+def check_scoring(scoring: str | None) -> None:
+    """Raise UserError unless it is one of SCORINGS, or None: not given."""
+    if scoring not in (None, *SCORINGS):
+        raise UserError(f'--scoring is strict or lenient, found "{scoring}"')
+
+
 @dataclass(frozen=True, slots=True)
 class EvalSettings:
     """One `gtpo eval` command."""
@@ -108,8 +114,7 @@ class EvalSettings:
             raise UserError(
                 f'unknown engine "{self.engine}".{did_you_mean(self.engine, ENGINES)} Known: {", ".join(ENGINES)}'
             )
-        if self.scoring not in SCORINGS:
-            raise UserError(f'--scoring is strict or lenient, found "{self.scoring}"')
+        check_scoring(self.scoring)
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise UserError(f'--dtype is auto, float32, bfloat16 or float16, found "{self.dtype}"')
         if self.concurrency < 1:

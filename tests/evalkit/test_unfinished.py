@@ -166,3 +166,9 @@ def test_questions_with_another_text_are_other_questions(gtpo, sample, tmp_path:
         refused = gtpo("compare", "run", words, code=2).stderr
         assert "the questions or golds of own differ under the same ids" in refused
         assert ("the text of Guess is another" if words == "Guess" else "answers are compared as text") in refused
+
+
+def test_a_question_of_one_of_the_benchmarks(sample) -> None:  # type: ignore[no-untyped-def]
+    question = "arithmetic_hard", BENCHMARKS["arithmetic_hard"].load(None)[3].id
+    record = sample(Scripted(), "arithmetic,arithmetic_hard", limit=None, questions=[question[1]])
+    assert {name: entry.questions for name, entry in record.benchmarks.items()} == {question[0]: 1}
