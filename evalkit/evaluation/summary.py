@@ -36,6 +36,8 @@ class QuestionSamples:
     verdicts: dict[str, list[str]] = field(default_factory=lambda: {s: [] for s in SCORINGS})
     format_ok: int = 0
     truncated: int = 0
+    ended: int = 0
+    """Samples of which it is known how they ended: a file of recorded completions does not say."""
     tokens: list[int] = field(default_factory=list)
     indices: set[int] = field(default_factory=set)
     votes: dict[str, Votes] = field(default_factory=dict)
@@ -70,6 +72,7 @@ class QuestionSamples:
             self.verdicts[scoring].append(verdict)
         self.format_ok += format_ok
         self.truncated += finish_reason == "length"
+        self.ended += finish_reason is not None
         if tokens is not None:
             self.tokens.append(tokens)
 
@@ -198,7 +201,7 @@ def summarise(
     if not problems:
         raise UserError(f"{name}: no sample could be scored; the same command tries again")
     samples = [stored[name, p.id] for p in problems]
-    total = sum(len(s.indices) for s in samples)
+    total, ended = sum(len(s.indices) for s in samples), sum(s.ended for s in samples)
     metrics: dict[Scoring, ScoringMetrics] = {}
     rows: list[dict[str, Any]] = []
     by_scoring = _score(samples, problems, verifier)
@@ -220,7 +223,7 @@ def summarise(
                     "pass_at_k": scored.pass_at[i, :n].tolist(),
                     "maj_at_k": scored.maj_at[i, :n].tolist(),
                     "format_ok": sample.format_ok,
-                    "truncated": sample.truncated,
+                    "truncated": sample.truncated if sample.ended else None,
                     "mean_tokens": float(np.mean(sample.tokens)) if sample.tokens else None,
                 }
             )
@@ -231,7 +234,7 @@ def summarise(
         **_unscored(record, errors, failed),
         **{name: getattr(metrics[headline], name) for name in ScoringMetrics.model_fields},
         "format_rate": sum(s.format_ok for s in samples) / total,
-        "truncation_rate": sum(s.truncated for s in samples) / total,
+        "truncation_rate": sum(s.truncated for s in samples) / ended if ended else None,
         "mean_tokens": float(np.mean(tokens)) if tokens else None,
         **{str(scoring): of_scoring for scoring, of_scoring in metrics.items()},
     }

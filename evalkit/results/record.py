@@ -105,7 +105,7 @@ class BenchmarkRecord(ScoringMetrics):
     format_rate: float | None = None
     """Share of samples in the full layout."""
     truncation_rate: float | None = None
-    """Share of samples cut off at the token limit."""
+    """Share of samples cut off at the token limit; null where it is not known how they ended."""
     mean_tokens: float | None = None
     """Tokens of a completion."""
     strict: ScoringMetrics | None = None

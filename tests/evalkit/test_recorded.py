@@ -68,8 +68,12 @@ def test_a_file_of_ones_own(gtpo, tmp_path: Path) -> None:  # type: ignore[no-un
         {"id": "b", "gold": "7", "completion": "no idea"},
     ]
     file = write(tmp_path / "mine.jsonl", rows)
-    gtpo("eval", "--completions", file, "--k", "3", "--quiet")
+    done = gtpo("eval", "--completions", file, "--k", "3", "--quiet")
     name, entry = benchmark(tmp_path / "results/eval/mine")
+    assert entry["truncation_rate"] is None, "the file does not say how they ended"
+    assert "cut off 0" not in done.stdout
+    assert set(pq.read_table(tmp_path / "results/eval/mine/questions.parquet")["truncated"].to_pylist()) == {None}
+    gtpo("compare", "mine", "--details")
     assert (name, entry["questions"], entry["samples"]) == ("mine", 2, 6)
     assert entry["strict"]["pass@k"]["1"]["mean"] == pytest.approx((2 / 3 + 0) / 2)
     assert entry["lenient"]["pass@k"]["1"]["mean"] == pytest.approx((2 / 3 + 1 / 3) / 2)
