@@ -104,6 +104,7 @@ def merge_previous(session: EvalSession, old: EvalRecord) -> None:
     record.benchmarks = {**kept, **{name: e for name, e in record.benchmarks.items() if name not in kept}}
     record.sampling.n = max(entry.n_asked or 0 for entry in record.benchmarks.values())
     record.benchmark_seconds = dict(old.benchmark_seconds)
+    record.engine.dtype = old.engine.dtype  # `auto`, where what it came to is now asked for by name
     if old.engine.rows is not None:
         record.engine.rows = old.engine.rows
     if changed:

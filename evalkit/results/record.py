@@ -155,6 +155,15 @@ class ModelRecord(_Block):
         return self.fingerprint is not None and self.fingerprint.count("-") == (self.adapter is not None)
 
 
+class EarlierEngine(_Block):
+    """What earlier sessions of a run sampled on, where it was something else."""
+
+    versions: dict[str, str] = {}
+    """Package -> version, in a list: of each earlier session where they were others."""
+    hardware: str | None = None
+    """The GPU or processor there."""
+
+
 class EngineRecord(_Block):
     """What sampled: `Engine.describe`, and the dtype as it was asked for."""
 
@@ -172,6 +181,14 @@ class EngineRecord(_Block):
     """Batch rows, engine transformers: its samples' rounding depends on them."""
     deterministic: bool = False
     """Whether a sample does not depend on what shares its batch, by --deterministic."""
+    earlier: list[EarlierEngine] = []
+    """What else the run's samples were made on: versions and hardware of earlier sessions."""
+
+    def followed_by(self, now: EngineRecord) -> list[EarlierEngine]:
+        """Return what samples were made on before a session on `now`, without what it has itself."""
+        before = [*self.earlier, EarlierEngine(versions=self.versions, hardware=self.hardware)]
+        current = EarlierEngine(versions=now.versions, hardware=now.hardware)
+        return [one for i, one in enumerate(before) if one != current and one not in before[:i]]
 
 
 class SamplingRecord(_Block):
@@ -314,6 +331,7 @@ def check_identity(where: Path, old: EvalRecord, new: EvalRecord) -> None:
         for key in IDENTITY
         if (before := _setting(old, key)) != (now := _setting(new, key))
         and not (moved and key in ("model.source", "model.adapter"))
+        and not (key == "engine.dtype" and before == "auto" and now == old.engine.compute_dtype)
     ]
     for name, benchmark in new.benchmarks.items():
         before = old.benchmarks.get(name)

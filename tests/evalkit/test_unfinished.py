@@ -14,7 +14,7 @@ from evalkit.evaluation.benchmarks import BENCHMARKS
 from evalkit.evaluation.evaluate import evaluate
 from evalkit.evaluation.pipeline import Incomplete
 from evalkit.evaluation.settings import EvalSettings
-from evalkit.results.record import EvalRecord, read_record
+from evalkit.results.record import EarlierEngine, EvalRecord, read_record
 from rewards.support.errors import UserError
 
 GOLDS = {p.id: p.answer for p in BENCHMARKS["arithmetic"].load(None)}
@@ -172,3 +172,17 @@ def test_a_question_of_one_of_the_benchmarks(sample) -> None:  # type: ignore[no
     question = "arithmetic_hard", BENCHMARKS["arithmetic_hard"].load(None)[3].id
     record = sample(Scripted(), "arithmetic,arithmetic_hard", limit=None, questions=[question[1]])
     assert {name: entry.questions for name, entry in record.benchmarks.items()} == {question[0]: 1}
+
+
+def test_another_machine(sample) -> None:  # type: ignore[no-untyped-def]
+    """The data type that `auto` came to must stay; what the earlier samples were made on is kept."""
+    sample(Scripted(most=5))
+    elsewhere = {"hardware": "H200", "versions": {"torch": "2"}}
+    with pytest.raises(
+        UserError, match=r"in float32, and --dtype auto means bfloat16 .*: repeat it with --dtype float32"
+    ):
+        sample(Scripted(compute_dtype="bfloat16", **elsewhere))
+    record = sample(Scripted(**elsewhere), dtype="float32")
+    assert (record.status, record.engine.dtype, record.engine.hardware) == ("complete", "auto", "H200")
+    assert [(e.hardware, e.versions) for e in record.engine.earlier] == [("cpu", {"torch": "1"})]
+    assert sample(Scripted(), k=3).engine.earlier == [EarlierEngine(**elsewhere)]
