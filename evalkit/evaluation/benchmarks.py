@@ -7,11 +7,14 @@ function that returns a list of `rewards.data.problems.Problem`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
+import inspect
 import json
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,6 +153,10 @@ def _from_yaml(path: Path) -> Benchmark:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
     try:
@@ -218,18 +225,44 @@ def _is_text(value: Any) -> bool:
 
 def _from_dotted(path: str) -> Benchmark:
     module_name, _, attribute = path.partition(":")
+    if not attribute or "" in module_name.split("."):
+        raise UserError(f'benchmark "{path}": expected package.module:NAME')
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(f'benchmark "{path}": cannot import {module_name} ({error})') from None
+    except Exception as error:  # whatever the user's module raises
+        raise UserError(f'benchmark "{path}": cannot import {module_name} ({_what(error)})') from error
     found = getattr(module, attribute, None)
     if isinstance(found, Benchmark):
         return found
     if not callable(found):
         raise UserError(f'benchmark "{path}": {module_name} has no Benchmark and no function "{attribute}"')
-    return Benchmark(attribute, attribute, lambda folder: found(), path)
+    with contextlib.suppress(ValueError):  # it has no signature
+        try:
+            inspect.signature(found).bind()
+        except TypeError as error:
+            raise UserError(f'benchmark "{path}": {attribute} is called without arguments, but {error}') from None
+
+    def load(folder: str | Path | None) -> list[Problem]:
+        try:
+            return found()
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f'benchmark "{path}": {attribute} failed ({_what(error)})') from error
+
+    return Benchmark(attribute, attribute, load, path)
+
+
+def _what(error: Exception) -> str:
+    """Say what the user's code raised, and on which line."""
+    if isinstance(error, ImportError):
+        return str(error)
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}: {error.msg}"
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{place.filename}:{place.lineno}: {type(error).__name__}: {error}"
 
 
 def find_benchmark(name: str) -> Benchmark:
@@ -263,7 +296,7 @@ def find_benchmarks(names: str) -> list[Benchmark]:
 def load_problems(benchmark: Benchmark, data_dir: str | Path | None) -> list[Problem]:
     """Load a benchmark's problems; UserError on a repeated id or an empty set."""
     problems = benchmark.load(data_dir)
-    if not problems or not all(isinstance(p, Problem) for p in problems):
+    if not isinstance(problems, Sequence) or not problems or not all(isinstance(p, Problem) for p in problems):
         raise UserError(f"benchmark {benchmark.name}: expected a non-empty list of problems")
     seen: set[str] = set()
     for problem in problems:
