@@ -116,7 +116,7 @@ def _other_golds(benchmark: str, runs: list[EvalRun]) -> str:
         theirs = load_problems(run, benchmark)
         if not golds or not theirs:
             return f"checksums {by_run(sums if not same_golds else contents)}"
-        for question in golds.keys() & theirs.keys():
+        for question in sorted(golds.keys() & theirs.keys()):
             if golds[question][1] != theirs[question][1]:
                 return f"{question}: {first.name} {golds[question][1]}, {run.name} {theirs[question][1]}"
             texts = golds[question][0], theirs[question][0]

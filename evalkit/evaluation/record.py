@@ -95,10 +95,12 @@ def merge_previous(session: EvalSession, old: EvalRecord) -> None:
     check_identity(folder.path, old, record)
     changed = old.verifier.version != RULES_VERSION
     _settle_n(folder, old)
-    kept = (old.header() if changed or old.scoring != record.scoring else old).benchmarks
+    kept = dict(old.benchmarks)
+    if changed or old.scoring != record.scoring:  # its metrics are of other rules, or of another headline
+        kept = {name: entry.before_samples().model_copy(update={"n": entry.n}) for name, entry in kept.items()}
     for name, entry in record.benchmarks.items():
         if name in kept:
-            asked = max(entry.n_asked or 0, old.benchmarks[name].n or 0)
+            asked = max(entry.n_asked or 0, kept[name].n or 0)
             kept[name] = kept[name].model_copy(update={"n_asked": asked, "finish_with": entry.finish_with})
     record.created = old.created or record.created
     record.benchmarks = {**kept, **{name: e for name, e in record.benchmarks.items() if name not in kept}}
@@ -205,7 +207,7 @@ def _settle_n(folder: EvalFolder, record: EvalRecord) -> None:
     for name, entry in older.items():
         reached = _reached(name, problems.get(name, []), stored) if entry.pass_at_k and name in problems else 0
         entry.n = min(reached, record.sampling.n) or None
-        entry.n_asked, entry.finish_with = entry.n or record.sampling.n, record.command
+        entry.n_asked, entry.finish_with = entry.n or record.sampling.n, None if entry.n else record.command
 
 
 def drop_unverifiable(

@@ -175,8 +175,11 @@ def _groups(problems: Sequence[Problem], key: Callable[[Problem], Any]) -> dict[
     return {str(value): groups[value] for value in sorted(groups)}
 
 
-def _unscored(record: BenchmarkRecord, errors: Counter[str], failed: list[str]) -> dict[str, Any]:
-    if not errors and not record.unscored:
+_WHERE_THERE_ARE_ANY = {"unscored", "unscored_reasons", "unscored_questions", "by_subject", "by_level"}
+
+
+def _unscored(errors: Counter[str], failed: list[str]) -> dict[str, Any]:
+    if not errors:
         return {}
     reasons = dict(errors.most_common(10))
     return {"unscored": errors.total(), "unscored_reasons": reasons, "unscored_questions": failed}
@@ -231,7 +234,7 @@ def summarise(
     summary: dict[str, Any] = {
         "questions": len(problems),
         "samples": total,
-        **_unscored(record, errors, failed),
+        **_unscored(errors, failed),
         **{name: getattr(metrics[headline], name) for name in ScoringMetrics.model_fields},
         "format_rate": sum(s.format_ok for s in samples) / total,
         "truncation_rate": sum(s.truncated for s in samples) / ended if ended else None,
@@ -242,4 +245,5 @@ def summarise(
         groups = _groups(problems, key)
         if len(groups) > 1:
             summary[label] = {value: _means(by_scoring[headline], rows) for value, rows in groups.items()}
-    return record.model_copy(update=summary), rows
+    before = record.model_dump(exclude=_WHERE_THERE_ARE_ANY, exclude_unset=True)  # of an earlier summary
+    return BenchmarkRecord(**before).model_copy(update=summary), rows
