@@ -101,6 +101,7 @@ def train(
 
 @app.command("eval")
 def evaluate(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(help="Hub name, model folder, adapter folder or train run; with --rescore an eval run."),
@@ -157,7 +158,12 @@ def evaluate(
     checkpoint: Annotated[
         str | None, typer.Option(help="Weights of a train run: best, final, or a checkpoint (default: best).")
     ] = None,
-    scoring: Annotated[str, typer.Option(help="Headline scoring: strict or lenient. Both are stored.")] = "strict",
+    scoring: Annotated[
+        str | None,
+        typer.Option(
+            help="Headline scoring: strict or lenient (default: strict; with --rescore the run's own). Both are stored."
+        ),
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per batch (transformers).")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     base_url: Annotated[
@@ -199,10 +205,14 @@ def evaluate(
 
     The same command again resumes an interrupted run; a larger --k samples only what is missing.
     """
-    given = dict(locals())  # flags have the names of `EvalSettings`
+    given = {name: value for name, value in locals().items() if name != "context"}  # named as in `EvalSettings`
     from evalkit.evaluation.command import run_eval
 
     quiet, verbose = given.pop("quiet"), given.pop("verbose")
+    if quiet and verbose:
+        raise UserError("--quiet and --verbose exclude each other")
+    sources = {p.opts[0]: (p.name, context.get_parameter_source(p.name or "")) for p in context.command.params}
+    given["flags"] = {name: flag for flag, (name, source) in sources.items() if source and source.name == "COMMANDLINE"}
     code = run_eval(verbosity="quiet" if quiet else "verbose" if verbose else "normal", **given)
     if code:
         raise typer.Exit(code)

@@ -81,7 +81,7 @@ def command_line() -> str:
                     ("0", "done"),
                     ("1", "a part of the self-test failed (doctor)"),
                     ("2", "a mistake in the command or its input; nothing was changed"),
-                    ("3", "incomplete: what was done is kept, the same command resumes (eval)"),
+                    ("3", "incomplete: what was done is kept, the same command, or the one printed, resumes (eval)"),
                     ("130", "interrupted; the same command resumes"),
                 ),
             ),

@@ -78,7 +78,7 @@ def shared_questions(benchmark: str, methods: list[Method], scoring: str, allow:
     if not same_ids or other_golds:
         counts = "; ".join(f"{run.name}: {part.ids.size} questions" for _, run, part in loaded)
         if same_ids:
-            problem = f"the golds of {benchmark} differ under the same ids ({other_golds})"
+            problem = f"the questions or golds of {benchmark} differ under the same ids ({other_golds})"
         else:
             problem = f"the questions of {benchmark} differ ({counts})"
         if not allow:
@@ -98,22 +98,28 @@ def shared_questions(benchmark: str, methods: list[Method], scoring: str, allow:
 
 
 def _other_golds(benchmark: str, runs: list[EvalRun]) -> str:
-    """Say how two runs' golds of the same ids differ; empty where they do not. Checksums settle it where they can."""
-    sums = {
-        run.name: sorted(
-            str(record.benchmarks[benchmark].checksum) for record in run.records if benchmark in record.benchmarks
-        )
-        for run in runs
-    }
-    if len({tuple(found) for found in sums.values()}) <= 1:
+    """Say how two runs' questions or golds of the same ids differ; empty where they do not.
+
+    Checksums settle it where they can. Runs of older versions have none of the content, nor have recorded completions
+    without the questions' text.
+    """
+    entries = {run.name: [r.benchmarks[benchmark] for r in run.records if benchmark in r.benchmarks] for run in runs}
+    sums = {name: sorted(str(entry.checksum) for entry in found) for name, found in entries.items()}
+    contents = {name: sorted(str(entry.content_checksum) for entry in found) for name, found in entries.items()}
+    known = {tuple(found) for found in contents.values() if "None" not in found}
+    same_golds = len({tuple(found) for found in sums.values()}) <= 1
+    if same_golds and len(known) <= 1:
         return ""
     first, *rest = runs
     golds = load_problems(first, benchmark)
     for run in rest:
         theirs = load_problems(run, benchmark)
         if not golds or not theirs:
-            return f"checksums {by_run(sums)}"
-        for question in golds.keys() & theirs.keys():
+            return f"checksums {by_run(sums if not same_golds else contents)}"
+        for question in sorted(golds.keys() & theirs.keys()):
             if golds[question][1] != theirs[question][1]:
                 return f"{question}: {first.name} {golds[question][1]}, {run.name} {theirs[question][1]}"
-    return ""
+            texts = golds[question][0], theirs[question][0]
+            if all(texts) and texts[0] != texts[1]:
+                return f"{question}: the text of {run.name} is another than that of {first.name}"
+    return f"answers are compared as text in one and not in another ({by_run(contents)})" if same_golds else ""

@@ -7,11 +7,15 @@ function that returns a list of `rewards.data.problems.Problem`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
+import inspect
+import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -64,6 +68,17 @@ class Shard(NamedTuple):
 def checksum(problems: Iterable[Problem]) -> str:
     """Return 16 hex digits that stand for the ids and golds of a set, whatever their order."""
     lines = sorted(f"{p.id}\t{p.answer}" for p in problems)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def content_checksum(problems: Sequence[Problem]) -> str | None:
+    """Return 16 hex digits that stand for the texts of a set too, and how its answers are compared.
+
+    None where a text is not known: recorded completions need not bring it.
+    """
+    if not all(p.problem for p in problems):
+        return None
+    lines = sorted(json.dumps([p.id, p.problem, p.answer, p.answers]) for p in problems)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
@@ -138,6 +153,10 @@ def _from_yaml(path: Path) -> Benchmark:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
     try:
@@ -206,18 +225,44 @@ def _is_text(value: Any) -> bool:
 
 def _from_dotted(path: str) -> Benchmark:
     module_name, _, attribute = path.partition(":")
+    if not attribute or "" in module_name.split("."):
+        raise UserError(f'benchmark "{path}": expected package.module:NAME')
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(f'benchmark "{path}": cannot import {module_name} ({error})') from None
+    except Exception as error:  # whatever the user's module raises
+        raise UserError(f'benchmark "{path}": cannot import {module_name} ({_what(error)})') from error
     found = getattr(module, attribute, None)
     if isinstance(found, Benchmark):
         return found
     if not callable(found):
         raise UserError(f'benchmark "{path}": {module_name} has no Benchmark and no function "{attribute}"')
-    return Benchmark(attribute, attribute, lambda folder: found(), path)
+    with contextlib.suppress(ValueError):  # it has no signature
+        try:
+            inspect.signature(found).bind()
+        except TypeError as error:
+            raise UserError(f'benchmark "{path}": {attribute} is called without arguments, but {error}') from None
+
+    def load(folder: str | Path | None) -> list[Problem]:
+        try:
+            return found()
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f'benchmark "{path}": {attribute} failed ({_what(error)})') from error
+
+    return Benchmark(attribute, attribute, load, path)
+
+
+def _what(error: Exception) -> str:
+    """Say what the user's code raised, and on which line."""
+    if isinstance(error, ImportError):
+        return str(error)
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}: {error.msg}"
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{place.filename}:{place.lineno}: {type(error).__name__}: {error}"
 
 
 def find_benchmark(name: str) -> Benchmark:
@@ -251,7 +296,7 @@ def find_benchmarks(names: str) -> list[Benchmark]:
 def load_problems(benchmark: Benchmark, data_dir: str | Path | None) -> list[Problem]:
     """Load a benchmark's problems; UserError on a repeated id or an empty set."""
     problems = benchmark.load(data_dir)
-    if not problems or not all(isinstance(p, Problem) for p in problems):
+    if not isinstance(problems, Sequence) or not problems or not all(isinstance(p, Problem) for p in problems):
         raise UserError(f"benchmark {benchmark.name}: expected a non-empty list of problems")
     seen: set[str] = set()
     for problem in problems:
@@ -261,16 +306,19 @@ def load_problems(benchmark: Benchmark, data_dir: str | Path | None) -> list[Pro
     return problems
 
 
+def check_questions(problems: Mapping[str, Sequence[Problem]], questions: Sequence[str] | None) -> None:
+    """Raise UserError for an id of --question that none of the benchmarks has."""
+    known = {p.id for chosen in problems.values() for p in chosen}
+    for missing in dict.fromkeys(questions or ()):
+        if missing not in known:
+            where = f"benchmark {next(iter(problems))} has" if len(problems) == 1 else f"{', '.join(problems)} have"
+            raise UserError(f'{where} no question "{missing}".{did_you_mean(missing, known)}')
+
+
 def select_problems(
-    benchmark: str, problems: Sequence[Problem], limit: int | None, questions: Sequence[str] | None, shard: Shard | None
+    problems: Sequence[Problem], limit: int | None, questions: Sequence[str] | None, shard: Shard | None
 ) -> list[Problem]:
-    """Apply --question, then --limit (the first ones), then --shard. UserError for an id that is not there."""
-    chosen = list(problems)
-    if questions:
-        known = {p.id for p in problems}
-        chosen = [p for p in problems if p.id in set(questions)]
-        if not chosen:
-            missing = questions[0]
-            raise UserError(f'benchmark {benchmark} has no question "{missing}".{did_you_mean(missing, known)}')
-    chosen = chosen[:limit]
+    """Apply --question, then --limit (the first ones), then --shard."""
+    wanted = set(questions or ())
+    chosen = [p for p in problems if not wanted or p.id in wanted][:limit]
     return chosen[shard.part - 1 :: shard.parts] if shard else chosen

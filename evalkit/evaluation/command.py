@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Container, Mapping
 from typing import Any
 
+from rewards.support.errors import UserError
 from rewards.support.files import DISK_FULL
 from rewards.support.log import LOG, Verbosity, start_logging
 
 COMPLETE, INCOMPLETE, INTERRUPTED = 0, 3, 130
 """Exit codes, beside 2 for a mistake of the user's."""
+
+EVERYWHERE = ("model", "scoring", "quiet", "verbose", "json_output")
+WITH_COMPLETIONS = ("completions", "benchmarks", "k", "data_dir", "out", "limit", "questions", "shard")
+"""Options that do something with --rescore and --completions too; all others are refused there."""
+
+
+def check_flags(mode: str, flags: Mapping[str, str], known: Container[str]) -> None:
+    """Raise UserError that names the flags which do nothing in this mode."""
+    idle = sorted(flag for name, flag in flags.items() if name not in known)
+    if idle:
+        what = "scores again what a run has stored" if mode == "--rescore" else "samples nothing"
+        raise UserError(f"{mode} {what}, and {', '.join(idle)} would have no effect: leave out what has none")
 
 
 def run_eval(
@@ -19,9 +33,12 @@ def run_eval(
     rescore: bool,
     json_output: bool,
     verbosity: Verbosity,
+    flags: Mapping[str, str],
     **given: Any,
 ) -> int:
     """Run one `gtpo eval` command and return its exit code. given: the fields of `EvalSettings`.
+
+    flags: those that the user gave, name -> as it is typed. scoring: None where it was not given.
 
     Raises UserError for a mistake of the user's.
     """
@@ -39,11 +56,14 @@ def run_eval(
 
     try:
         if rescore:
+            check_flags("--rescore", flags, {*EVERYWHERE, "rescore"})
             from evalkit.evaluation.rescore import rescore_run
 
             folder, record = rescore_run(given["model"], scoring=given["scoring"])
         else:
-            settings = EvalSettings(**given)
+            if given["completions"] is not None:
+                check_flags("--completions", flags, {*EVERYWHERE, *WITH_COMPLETIONS})
+            settings = EvalSettings(**given | {"scoring": given["scoring"] or "strict"})
             if settings.completions is not None:
                 from evalkit.evaluation.recorded import evaluate_recorded
 
@@ -69,4 +89,4 @@ def run_eval(
         print(json.dumps(record.as_json(), indent=2))
     else:
         printing.print_summary(folder, record, None if rescore else given["k"])
-    return COMPLETE
+    return COMPLETE if record.status == "complete" else INCOMPLETE

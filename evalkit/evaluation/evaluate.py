@@ -15,7 +15,7 @@ from typing import Any
 
 from evalkit.engines.base import Engine, EngineStopped, Generation, Prompt, Sampling, Task, check_context
 from evalkit.engines.model_ref import ModelRef, fingerprint, resolve_model
-from evalkit.evaluation.benchmarks import checksum, find_benchmarks, load_problems, select_problems
+from evalkit.evaluation.benchmarks import check_questions, checksum, find_benchmarks, load_problems, select_problems
 from evalkit.evaluation.engine import check_deterministic, choose_engine, make_engine
 from evalkit.evaluation.pipeline import Incomplete, ScoringPipeline
 from evalkit.evaluation.progress import Progress
@@ -35,6 +35,7 @@ from evalkit.evaluation.settings import EvalSettings
 from evalkit.results.record import BenchmarkRecord, EngineRecord, EvalRecord, ModelRecord, PromptRecord, SamplingRecord
 from evalkit.results.store import EvalFolder, Key, QuestionKey
 from rewards.data.prompt import SYSTEM_INSTRUCTION, chat_messages
+from rewards.support.errors import UserError
 from rewards.support.log import LOG
 from rewards.support.provenance import text_hash
 from rewards.verify import Verifier, usable_cpus
@@ -129,6 +130,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                     if engine is None
                     else nullcontext(engine) as source
                 ):
+                    record.engine = _engine_record(session, source, old.engine if old is not None else None)
                     folder.drop_failed({key for key in failed if key[:2] in plan.prompts and key[2] < settings.n})
                     start_progress(session, have, dict.fromkeys(plan.prompts, settings.n))
                     session.progress.watch(source.throughput)
@@ -148,14 +150,18 @@ def plan_evaluation(settings: EvalSettings, verifier: Verifier, engine: str) -> 
         LOG.warning(warning)
     problems: Problems = {}
     records: dict[str, BenchmarkRecord] = {}
+    loaded = {benchmark.name: load_problems(benchmark, settings.data_dir) for benchmark in benchmarks}
+    check_questions(loaded, settings.questions)
     for benchmark in benchmarks:
-        every = load_problems(benchmark, settings.data_dir)
+        every = loaded[benchmark.name]
         if benchmark.checksum and checksum(every) != benchmark.checksum:
             LOG.warning(
                 "%s: these ids and golds (%d problems) are not those of the published set; a comparison with numbers "
                 "from elsewhere may not hold", benchmark.name, len(every),
             )  # fmt: skip
-        chosen = select_problems(benchmark.name, every, settings.limit, settings.questions, settings.shard_of())
+        chosen = select_problems(every, settings.limit, settings.questions, settings.shard_of())
+        if settings.questions and not {p.id for p in every}.intersection(settings.questions):
+            continue  # those questions are of the other benchmarks
         problems[benchmark.name], records[benchmark.name] = drop_unverifiable(
             benchmark.name, benchmark.source, chosen, verifier
         )
@@ -255,11 +261,27 @@ class _Interrupt:
         os.write(2, b"\ngtpo: stopping; Ctrl-C again ends at once\n")  # a handler must not use buffered streams
 
 
+def _engine_record(session: EvalSession, engine: Engine, old: EngineRecord | None) -> EngineRecord:
+    """Return what samples from now on. UserError where its data type is not that of the samples of `old`."""
+    asked = session.record.engine.model_dump(include={"dtype", "deterministic"}, exclude_unset=True)
+    now = EngineRecord(**engine.describe(), **asked)
+    if old is None:
+        return now
+    before = old.compute_dtype
+    if before is not None and now.compute_dtype != before:
+        raise UserError(
+            f"{session.folder.path} was sampled in {before}, and --dtype {session.settings.dtype} means "
+            f"{now.compute_dtype} on this machine: repeat it with --dtype {before}, or choose another --out"
+        )
+    if earlier := old.followed_by(now):
+        now.earlier = earlier
+        LOG.warning("the samples are of several versions or machines; eval.json lists them under engine.earlier")
+    return now
+
+
 def _sample(session: EvalSession, tasks: list[Task], engine: Engine) -> Mapping[QuestionKey, Mapping[str, Votes]]:
     """Sample what is missing, scoring and storing beside it; return the votes that were counted on the way."""
     record, settings = session.record, session.settings
-    asked = EngineRecord(dtype=record.engine.dtype, deterministic=record.engine.deterministic)
-    record.engine = EngineRecord(**engine.describe(), **asked.model_dump(exclude_unset=True))
     session.folder.add_problems(session.problems)
     session.folder.begin(record)
     whole = {(t.benchmark, t.question_id): settings.n for t in tasks if len(t.missing) == settings.n}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,12 @@ def _console() -> Any:
 def print_summary(folder: Path, record: EvalRecord, k: int | None = None) -> None:
     """Print the metrics of a run on stdout: one table for all benchmarks, details of each, what they mean.
 
-    k: the largest that is shown; None: every sample.
+    k: the largest that is shown; None: every sample. Benchmarks that have no metrics yet are left out.
     """
     console = _console()
-    console.print(_overview(record, k))
-    for name, entry in record.benchmarks.items():
+    done = {name: entry for name, entry in record.benchmarks.items() if entry.pass_at_k}
+    console.print(_overview(record, done, k))
+    for name, entry in done.items():
         console.print(_details(name, entry, record.scoring, k))
         console.print(_line(record.scoring, entry), markup=False)
         if entry.questions >= GROUPS_FROM and (entry.by_level or entry.by_subject):
@@ -68,12 +70,12 @@ def _largest(entry: BenchmarkRecord, k: int | None) -> int:
     return min(k or len(entry.pass_at_k), len(entry.pass_at_k))
 
 
-def _overview(record: EvalRecord, k: int | None) -> Any:
+def _overview(record: EvalRecord, done: Mapping[str, BenchmarkRecord], k: int | None) -> Any:
     """One row per benchmark."""
     from rich.table import Table
 
-    largest = max(_largest(entry, k) for entry in record.benchmarks.values())
-    fewest = {len(entry.pass_at_k) for entry in record.benchmarks.values()}
+    largest = max(_largest(entry, k) for entry in done.values())
+    fewest = {len(entry.pass_at_k) for entry in done.values()}
     average = f"avg@{fewest.pop()}" if len(fewest) == 1 else "avg@n"
     title = f"{record.name}, {record.scoring} scoring, %"
     table = Table(title=title, title_justify="left", title_style="bold")
@@ -82,7 +84,7 @@ def _overview(record: EvalRecord, k: int | None) -> Any:
     columns = ["questions", "pass@1" if average == "avg@1" else f"pass@1 ({average})", *at_k]
     for column in (*columns, "format", "cut off", "tokens", "time"):
         table.add_column(column, justify="right", no_wrap=True)
-    for name, entry in record.benchmarks.items():
+    for name, entry in done.items():
         size = _largest(entry, k)
         note = "" if size == largest else f" (k = {size})"
         cells = [f"{_cell(curve[size])}{note}" for curve in (entry.pass_at_k, entry.maj_at_k)] if at_k else []
@@ -114,8 +116,13 @@ def _details(name: str, entry: BenchmarkRecord, scoring: Scoring, k: int | None)
 
 
 def warn(record: EvalRecord) -> None:
-    """Warn of what makes the numbers of a run less than they seem."""
+    """Warn of what makes the numbers of a run less than they seem, and name what is unfinished."""
     for name, entry in record.benchmarks.items():
+        if entry.finish_with is not None:
+            LOG.error(
+                "incomplete: %s does not have its %s samples of each question yet%s. Finish it with: %s",
+                name, entry.n_asked, f"; its figures are of the first {entry.n}" if entry.n else "", entry.finish_with,
+            )  # fmt: skip
         if entry.unscored:
             reason, count = next(iter(entry.unscored_reasons.items()), ("", 0))
             left_out = f", {len(entry.unscored_questions)} questions are left out" if entry.unscored_questions else ""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalkit.evaluation.benchmarks import checksum
+from evalkit.evaluation.benchmarks import checksum, content_checksum
 from evalkit.evaluation.progress import Progress
 from evalkit.evaluation.scoring import RULES_VERSION, Votes
 from evalkit.evaluation.settings import EvalSettings
 from evalkit.evaluation.stored import verify_stored
-from evalkit.evaluation.summary import read_samples, summarise
+from evalkit.evaluation.summary import QuestionSamples, read_samples, summarise
 from evalkit.results.record import EVAL_SCHEMA_VERSION, BenchmarkRecord, EvalRecord, VerifierRecord, check_identity
 from evalkit.results.store import EvalFolder, Key, QuestionKey
 from rewards.data.problem import Problem
@@ -54,7 +54,7 @@ def default_folder(name: str, settings: EvalSettings) -> Path:
 
 def new_record(folder: EvalFolder, settings: EvalSettings, **blocks: Any) -> EvalRecord:
     """Return the record of a run that begins: its blocks (model, engine, ...), the rest from the settings."""
-    return EvalRecord(
+    record = EvalRecord(
         schema_version=EVAL_SCHEMA_VERSION,
         status="incomplete",
         name=folder.path.resolve().name,
@@ -67,6 +67,9 @@ def new_record(folder: EvalFolder, settings: EvalSettings, **blocks: Any) -> Eva
         git_commit=git_commit(),
         **blocks,
     )
+    for entry in record.benchmarks.values():
+        entry.n_asked, entry.finish_with = record.sampling.n, record.command
+    return record
 
 
 def previous_record(folder: EvalFolder) -> EvalRecord | None:
@@ -81,21 +84,35 @@ def previous_record(folder: EvalFolder) -> EvalRecord | None:
 def merge_previous(session: EvalSession, old: EvalRecord) -> None:
     """Carry over what earlier sessions recorded, and verify what has no verdict by today's rules.
 
+    Metrics stay in the record until better ones are known: a raise of k that stops leaves those of the smaller k.
     UserError where their settings were others.
     """
     folder, record = session.folder, session.record
+    stored = folder.problems()
+    for name, entry in old.benchmarks.items():
+        if entry.content_checksum is None and name in stored:  # an older version wrote it
+            entry.content_checksum = content_checksum(stored[name])
     check_identity(folder.path, old, record)
+    changed = old.verifier.version != RULES_VERSION
+    _settle_n(folder, old)
+    kept = dict(old.benchmarks)
+    if changed or old.scoring != record.scoring:  # its metrics are of other rules, or of another headline
+        kept = {name: entry.before_samples().model_copy(update={"n": entry.n}) for name, entry in kept.items()}
+    for name, entry in record.benchmarks.items():
+        if name in kept:
+            asked = max(entry.n_asked or 0, kept[name].n or 0)
+            kept[name] = kept[name].model_copy(update={"n_asked": asked, "finish_with": entry.finish_with})
     record.created = old.created or record.created
-    record.sampling.n = max(record.sampling.n, old.sampling.n)
-    record.benchmarks = {**old.benchmarks, **record.benchmarks}
+    record.benchmarks = {**kept, **{name: e for name, e in record.benchmarks.items() if name not in kept}}
+    record.sampling.n = max(entry.n_asked or 0 for entry in record.benchmarks.values())
     record.benchmark_seconds = dict(old.benchmark_seconds)
+    record.engine.dtype = old.engine.dtype  # `auto`, where what it came to is now asked for by name
     if old.engine.rows is not None:
         record.engine.rows = old.engine.rows
-    changed = old.verifier.version != RULES_VERSION
     if changed:
         LOG.warning("the rules of scoring have changed: the stored completions are verified again")
-    stored = {(name, p.id): p for name, chosen in folder.problems().items() for p in chosen}
-    deque(verify_stored(folder, {**stored, **session.asked}, session.verifier, everything=changed), maxlen=0)
+    problems = {(name, p.id): p for name, chosen in stored.items() for p in chosen}
+    deque(verify_stored(folder, {**problems, **session.asked}, session.verifier, everything=changed), maxlen=0)
 
 
 def start_progress(session: EvalSession, have: set[Key], wanted: Mapping[QuestionKey, int]) -> None:
@@ -116,26 +133,81 @@ def write_results(
     verifier: Verifier,
     votes: Mapping[QuestionKey, Mapping[str, Votes]] | None = None,
 ) -> EvalRecord:
-    """Compute the metrics of everything stored; write questions.parquet and eval.json, complete.
+    """Compute the metrics of what is stored; write questions.parquet and eval.json.
+
+    A benchmark is summarised by the first n samples of each of its questions: all that were asked for, or, while these
+    are not all there, the n of its last summary. More would be those that came first, which are the short ones. Without
+    any n it has no metrics; the run is complete when every benchmark has all that was asked for.
 
     votes: what is known already of the votes on a question's samples, by scoring.
     """
-    stored = read_samples(folder)
-    for key, known in (votes or {}).items():
-        if all(counted.total == len(stored[key].indices) for counted in known.values()):
-            stored[key].votes = dict(known)
-    rows: list[dict[str, Any]] = []
-    problems = folder.problems()
+    _settle_n(folder, record)
+    problems, stored = folder.problems(), read_samples(folder)
+    counted: dict[str, int] = {}
     for name, entry in record.benchmarks.items():
         if name not in problems:
             raise UserError(f"{folder.path}/problems.parquet has no problems of {name}: run with --benchmarks {name}")
-        record.benchmarks[name], of_benchmark = summarise(name, entry, problems[name], stored, record.scoring, verifier)
-        rows += of_benchmark
+        reached = _reached(name, problems[name], stored)
+        counted[name] = next((n for n in (entry.n_asked, entry.n) if n and n <= reached), 0)
+    if record.engine.name != "recorded":  # a file may hold more completions of some questions than of others
+        further = _further(stored, counted)
+        for name, number in further.items():
+            LOG.info("%s: %d samples beyond the first %d of each question are stored and not counted; a larger --k "
+                     "goes on from them", name, number, counted[name])  # fmt: skip
+        stored = read_samples(folder, counted) if further else stored
+    for key, known in (votes or {}).items():
+        if key in stored and all(votes_on.total == len(stored[key].indices) for votes_on in known.values()):
+            stored[key].votes = dict(known)
+    rows: list[dict[str, Any]] = []
+    unscorable: UserError | None = None
+    for name, entry in record.benchmarks.items():
+        n = counted[name] or None
+        try:
+            if n is not None:
+                found, of_benchmark = summarise(name, entry, problems[name], stored, record.scoring, verifier)
+                rows += of_benchmark
+        except UserError as error:
+            unscorable, n = error, None
+        if n is None:
+            found = entry.before_samples()
+        found.n = n
+        found.finish_with = None if n == entry.n_asked else entry.finish_with or record.command
+        record.benchmarks[name] = found
+    if unscorable is not None and not rows:
+        raise unscorable
     record.verifier = VerifierRecord(version=RULES_VERSION, timeout_s=verifier.timeout_s)
-    record.status = "complete"
+    left = [entry.finish_with for entry in record.benchmarks.values() if entry.finish_with is not None]
+    record.status, record.command = ("incomplete", left[0]) if left else ("complete", record.command)
+    record.sampling.n = max((entry.n or 0 for entry in record.benchmarks.values()), default=0) or record.sampling.n
     folder.write_questions(rows)
     record.write(folder.path)
     return record
+
+
+def _reached(name: str, problems: Sequence[Problem], stored: Mapping[QuestionKey, QuestionSamples]) -> int:
+    """Return the largest n for which every question has its samples 0 to n - 1, completed or failed."""
+    return min(stored[name, p.id].reached if (name, p.id) in stored else 0 for p in problems)
+
+
+def _further(stored: Mapping[QuestionKey, QuestionSamples], counted: Mapping[str, int]) -> dict[str, int]:
+    """Return benchmark -> stored samples beyond those that are counted, where it is summarised and has any."""
+    found: Counter[str] = Counter()
+    for (name, _), samples in stored.items():
+        if limit := counted.get(name):
+            found[name] += sum(i >= limit for i in (*samples.indices, *samples.errors))
+    return {name: number for name, number in found.items() if number}
+
+
+def _settle_n(folder: EvalFolder, record: EvalRecord) -> None:
+    """Fill in the n of benchmarks that a version before recorded without: it wrote the largest n of all for each."""
+    older = {name: entry for name, entry in record.benchmarks.items() if entry.n_asked is None}
+    if not older:
+        return
+    problems, stored = folder.problems(), read_samples(folder)
+    for name, entry in older.items():
+        reached = _reached(name, problems.get(name, []), stored) if entry.pass_at_k and name in problems else 0
+        entry.n = min(reached, record.sampling.n) or None
+        entry.n_asked, entry.finish_with = entry.n or record.sampling.n, None if entry.n else record.command
 
 
 def drop_unverifiable(
@@ -152,6 +224,10 @@ def drop_unverifiable(
     if not kept:
         raise UserError(f"{name}: no problem is left to evaluate")
     record = BenchmarkRecord(
-        source=source, questions=len(kept), checksum=checksum(kept), excluded=[failure.id for failure in failures]
+        source=source,
+        questions=len(kept),
+        checksum=checksum(kept),
+        content_checksum=content_checksum(kept),
+        excluded=[failure.id for failure in failures],
     )
     return kept, record

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.engines.base import Generation
-from evalkit.evaluation.benchmarks import BENCHMARKS, Benchmark, find_benchmarks, load_problems
+from evalkit.evaluation.benchmarks import (
+    BENCHMARKS,
+    Benchmark,
+    check_questions,
+    find_benchmarks,
+    load_problems,
+    select_problems,
+)
 from evalkit.evaluation.pipeline import Incomplete, ScoringPipeline
 from evalkit.evaluation.progress import Progress
 from evalkit.evaluation.record import (
@@ -108,9 +115,14 @@ def read_recorded(path: Path) -> Recorded:
             )
         labels = row.get("labels", [row["label"]] if "label" in row else [])
         if labels:
-            if not isinstance(labels, list) or len(labels) != len(completions):
+            if not isinstance(labels, list):
+                raise UserError(f"{where}: labels must be a list, found {type(labels).__name__}")
+            if len(labels) != len(completions):
                 raise UserError(f"{where}: {len(completions)} completions but {len(labels)} labels")
-            found.labels.update({(identifier, first + i): bool(label) for i, label in enumerate(labels)})
+            for i, label in enumerate(labels):
+                if not isinstance(label, bool | int | float) or label not in (0, 1):
+                    raise UserError(f"{where}: a label must be true or false (or 1 or 0), found {label!r:.40}")
+                found.labels[identifier, first + i] = bool(label)
     return found
 
 
@@ -178,7 +190,11 @@ def evaluate_recorded(settings: EvalSettings) -> tuple[Path, EvalRecord]:
     with Verifier() as verifier, Progress(settings.scoring) as progress:
         found = read_recorded(path)
         name, source, known = _identify(settings, path, found)
-        chosen = [known[identifier] for identifier in found.counts][: settings.limit]
+        every = [known[identifier] for identifier in found.counts]
+        check_questions({name: every}, settings.questions)
+        chosen = select_problems(every, settings.limit, settings.questions, settings.shard_of())
+        if not chosen:
+            raise UserError(f"{path}: no question of its {len(every)} is in --shard {settings.shard}")
         fewest = min(found.counts[p.id] for p in chosen)
         if settings.k > fewest:
             short = next(p.id for p in chosen if found.counts[p.id] == fewest)

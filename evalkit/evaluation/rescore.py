@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from evalkit.evaluation.progress import Progress
 from evalkit.evaluation.record import EVAL_RUNS, write_results
+from evalkit.evaluation.settings import check_scoring
 from evalkit.evaluation.stored import Row, verify_stored
 from evalkit.results.record import SCORINGS, EvalRecord
 from evalkit.results.store import EvalFolder
@@ -41,23 +42,28 @@ def find_run(name: str | None) -> Path:
     raise UserError(f'--rescore needs an eval run: no eval.json in "{name}" or {EVAL_RUNS / (name or "")}')
 
 
-def rescore_run(name: str | None, *, scoring: Scoring) -> tuple[Path, EvalRecord]:
-    """Score every stored completion of a run again; print the changes; return folder and eval.json."""
+def rescore_run(name: str | None, *, scoring: Scoring | None = None) -> tuple[Path, EvalRecord]:
+    """Score every stored completion of a run again; print the changes; return folder and eval.json.
+
+    scoring: the headline from now on; None: the one that the run has.
+    """
+    check_scoring(scoring)
     changes: list[Change] = []
-    with EvalFolder(find_run(name)) as folder, Verifier() as verifier, Progress(scoring) as progress:
+    with EvalFolder(find_run(name)) as folder:
         record = folder.record()
         assert record is not None
         if record.status != "complete":
             raise UserError(f"{folder.path} is incomplete; finish it first: {record.command}")
-        record.scoring = scoring
-        asked = {(name, p.id): p for name, chosen in folder.problems().items() for p in chosen}
-        for benchmark, entry in record.benchmarks.items():
-            progress.add(benchmark, entry.samples, 0)
-        progress.start()
-        for before, after in verify_stored(folder, asked, verifier, everything=True):
-            changes += _changes(before, after)
-            progress.count(after)
-        write_results(folder, record, verifier)
+        record.scoring = scoring or record.scoring
+        with Verifier() as verifier, Progress(record.scoring) as progress:
+            asked = {(name, p.id): p for name, chosen in folder.problems().items() for p in chosen}
+            for benchmark, entry in record.benchmarks.items():
+                progress.add(benchmark, entry.samples, 0)
+            progress.start()
+            for before, after in verify_stored(folder, asked, verifier, everything=True):
+                changes += _changes(before, after)
+                progress.count(after)
+            write_results(folder, record, verifier)
         path = folder.path
     _print(changes)
     return path, record

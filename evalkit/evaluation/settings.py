@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,12 @@ SAMPLING_DEFAULTS: dict[str, float] = {
 """The paper's sampling: the model's own distribution."""
 
 ENGINES = ("auto", "transformers", "vllm", "openai", "ray")
+
+
+def check_scoring(scoring: str | None) -> None:
+    """Raise UserError unless it is one of SCORINGS, or None: not given."""
+    if scoring not in (None, *SCORINGS):
+        raise UserError(f'--scoring is strict or lenient, found "{scoring}"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +99,14 @@ class EvalSettings:
                 self.check_sampling(name, value, f"--{name.replace('_', '-')}")
         if self.sampling not in ("default", "model"):
             raise UserError(f'--sampling is default or model, found "{self.sampling}"')
-        if self.timeout <= 0:
+        if not 0 < self.timeout < math.inf:
             raise UserError(f"--timeout must be above 0, found {self.timeout}")
         if self.retries < 0:
             raise UserError(f"--retries must be 0 or more, found {self.retries}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise UserError(
+                f"--gpu-memory-utilization is a share above 0 and at most 1, found {self.gpu_memory_utilization}"
+            )
         self.failure_limit(1)
         self.template_kwargs()
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -108,8 +119,7 @@ class EvalSettings:
             raise UserError(
                 f'unknown engine "{self.engine}".{did_you_mean(self.engine, ENGINES)} Known: {", ".join(ENGINES)}'
             )
-        if self.scoring not in SCORINGS:
-            raise UserError(f'--scoring is strict or lenient, found "{self.scoring}"')
+        check_scoring(self.scoring)
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise UserError(f'--dtype is auto, float32, bfloat16 or float16, found "{self.dtype}"')
         if self.concurrency < 1:
@@ -152,7 +162,7 @@ class EvalSettings:
             "presence_penalty": ("between -2 and 2", -2 <= value <= 2),
             "repetition_penalty": ("above 0", value > 0),
         }[name]
-        if not fits:
+        if not fits or not math.isfinite(value):
             raise UserError(f"{origin} must be {needed}, found {value}")
         if name == "temperature" and value == 0 and self.n > 1 and self.completions is None:
             raise UserError(

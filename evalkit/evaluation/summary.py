@@ -36,12 +36,23 @@ class QuestionSamples:
     verdicts: dict[str, list[str]] = field(default_factory=lambda: {s: [] for s in SCORINGS})
     format_ok: int = 0
     truncated: int = 0
+    ended: int = 0
+    """Samples of which it is known how they ended: a file of recorded completions does not say."""
     tokens: list[int] = field(default_factory=list)
     indices: set[int] = field(default_factory=set)
     votes: dict[str, Votes] = field(default_factory=dict)
     """By scoring, where they are known."""
     errors: dict[int, str] = field(default_factory=dict)
     """Sample index -> why it has no completion."""
+
+    @property
+    def reached(self) -> int:
+        """The n for which samples 0 to n - 1 are all stored, completed or failed."""
+        return next(i for i in range(len(self.indices) + len(self.errors) + 1) if not self.has(i))
+
+    def has(self, sample_index: int) -> bool:
+        """Return whether a sample is stored, completed or failed."""
+        return sample_index in self.indices or sample_index in self.errors
 
     def add(
         self,
@@ -61,6 +72,7 @@ class QuestionSamples:
             self.verdicts[scoring].append(verdict)
         self.format_ok += format_ok
         self.truncated += finish_reason == "length"
+        self.ended += finish_reason is not None
         if tokens is not None:
             self.tokens.append(tokens)
 
@@ -77,12 +89,18 @@ class Scored(NamedTuple):
     """Arrays [questions, most samples of one]: column k - 1 is for k."""
 
 
-def read_samples(folder: EvalFolder) -> dict[QuestionKey, QuestionSamples]:
-    """Read the scores of every stored sample, completions left out: (benchmark, question id) -> samples."""
+def read_samples(folder: EvalFolder, first: Mapping[str, int] | None = None) -> dict[QuestionKey, QuestionSamples]:
+    """Read the scores of stored samples, completions left out: (benchmark, question id) -> samples.
+
+    first: benchmark -> how many samples of each question to read, the first ones; all where it is not named.
+    """
+    limits = first or {}
     found: dict[QuestionKey, QuestionSamples] = {}
     for _, table in folder.tables(_COLUMNS):
         columns = (table.column(name).to_pylist() for name in _COLUMNS)
         for benchmark, question, index, error, form, tokens, reason, *both in zip(*columns, strict=True):
+            if index >= limits.get(benchmark, index + 1):
+                continue
             of_question = found.get((benchmark, question))
             if of_question is None:
                 of_question = found[benchmark, question] = QuestionSamples()
@@ -157,8 +175,11 @@ def _groups(problems: Sequence[Problem], key: Callable[[Problem], Any]) -> dict[
     return {str(value): groups[value] for value in sorted(groups)}
 
 
-def _unscored(record: BenchmarkRecord, errors: Counter[str], failed: list[str]) -> dict[str, Any]:
-    if not errors and not record.unscored:
+_WHERE_THERE_ARE_ANY = {"unscored", "unscored_reasons", "unscored_questions", "by_subject", "by_level"}
+
+
+def _unscored(errors: Counter[str], failed: list[str]) -> dict[str, Any]:
+    if not errors:
         return {}
     reasons = dict(errors.most_common(10))
     return {"unscored": errors.total(), "unscored_reasons": reasons, "unscored_questions": failed}
@@ -174,19 +195,16 @@ def summarise(
 ) -> tuple[BenchmarkRecord, list[dict[str, Any]]]:
     """Return (the benchmark's record with its metrics, its rows of questions.parquet).
 
-    Questions of which every sample failed are left out. Raises UserError where a question has no sample at all, and
-    where nothing could be scored.
+    Every question has a stored sample; those of which every sample failed are left out. Raises UserError where nothing
+    could be scored.
     """
-    missing = [p.id for p in problems if (name, p.id) not in stored]
-    if missing:
-        raise UserError(f"{name}: {len(missing)} questions have no samples (first: {missing[0]})")
     errors = Counter(e for p in problems for e in stored[name, p.id].errors.values())
     failed = [p.id for p in problems if not stored[name, p.id].indices]
     problems = [p for p in problems if stored[name, p.id].indices]
     if not problems:
         raise UserError(f"{name}: no sample could be scored; the same command tries again")
     samples = [stored[name, p.id] for p in problems]
-    total = sum(len(s.indices) for s in samples)
+    total, ended = sum(len(s.indices) for s in samples), sum(s.ended for s in samples)
     metrics: dict[Scoring, ScoringMetrics] = {}
     rows: list[dict[str, Any]] = []
     by_scoring = _score(samples, problems, verifier)
@@ -208,7 +226,7 @@ def summarise(
                     "pass_at_k": scored.pass_at[i, :n].tolist(),
                     "maj_at_k": scored.maj_at[i, :n].tolist(),
                     "format_ok": sample.format_ok,
-                    "truncated": sample.truncated,
+                    "truncated": sample.truncated if sample.ended else None,
                     "mean_tokens": float(np.mean(sample.tokens)) if sample.tokens else None,
                 }
             )
@@ -216,10 +234,10 @@ def summarise(
     summary: dict[str, Any] = {
         "questions": len(problems),
         "samples": total,
-        **_unscored(record, errors, failed),
+        **_unscored(errors, failed),
         **{name: getattr(metrics[headline], name) for name in ScoringMetrics.model_fields},
         "format_rate": sum(s.format_ok for s in samples) / total,
-        "truncation_rate": sum(s.truncated for s in samples) / total,
+        "truncation_rate": sum(s.truncated for s in samples) / ended if ended else None,
         "mean_tokens": float(np.mean(tokens)) if tokens else None,
         **{str(scoring): of_scoring for scoring, of_scoring in metrics.items()},
     }
@@ -227,4 +245,5 @@ def summarise(
         groups = _groups(problems, key)
         if len(groups) > 1:
             summary[label] = {value: _means(by_scoring[headline], rows) for value, rows in groups.items()}
-    return record.model_copy(update=summary), rows
+    before = record.model_dump(exclude=_WHERE_THERE_ARE_ANY, exclude_unset=True)  # of an earlier summary
+    return BenchmarkRecord(**before).model_copy(update=summary), rows

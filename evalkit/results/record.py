@@ -84,8 +84,16 @@ class BenchmarkRecord(ScoringMetrics):
     """Questions asked."""
     checksum: str | None = None
     """Of ids and golds."""
+    content_checksum: str | None = None
+    """Of ids, texts, golds and how answers are compared; null where a text is not known."""
     excluded: list[str] = []
     """Ids of questions left out because their gold cannot be verified."""
+    n: int | None = None
+    """Samples per question that the metrics count, failed ones included; null before it is complete."""
+    n_asked: int | None = None
+    """Samples per question that were asked for last; above `n` while that is unfinished."""
+    finish_with: str | None = None
+    """Command that finishes this benchmark; null where it is complete."""
     samples: int = 0
     """Scored samples; the metrics are theirs."""
     unscored: int = 0
@@ -97,7 +105,7 @@ class BenchmarkRecord(ScoringMetrics):
     format_rate: float | None = None
     """Share of samples in the full layout."""
     truncation_rate: float | None = None
-    """Share of samples cut off at the token limit."""
+    """Share of samples cut off at the token limit; null where it is not known how they ended."""
     mean_tokens: float | None = None
     """Tokens of a completion."""
     strict: ScoringMetrics | None = None
@@ -110,6 +118,11 @@ class BenchmarkRecord(ScoringMetrics):
     """Level -> metrics, where the benchmark has levels."""
     labels: LabelAgreement | None = None
     """Agreement with labels that recorded completions bring."""
+
+    def before_samples(self) -> BenchmarkRecord:
+        """Return the record without what its samples brought."""
+        fields = {"source", "questions", "checksum", "content_checksum", "excluded", "n_asked", "finish_with"}
+        return BenchmarkRecord(**self.model_dump(include=fields, exclude_unset=True))
 
     def by_scoring(self, scoring: Scoring) -> ScoringMetrics:
         """Return the metrics under one scoring."""
@@ -142,6 +155,15 @@ class ModelRecord(_Block):
         return self.fingerprint is not None and self.fingerprint.count("-") == (self.adapter is not None)
 
 
+class EarlierEngine(_Block):
+    """What earlier sessions of a run sampled on, where it was something else."""
+
+    versions: dict[str, str] = {}
+    """Package -> version, in a list: of each earlier session where they were others."""
+    hardware: str | None = None
+    """The GPU or processor there."""
+
+
 class EngineRecord(_Block):
     """What sampled: `Engine.describe`, and the dtype as it was asked for."""
 
@@ -159,6 +181,14 @@ class EngineRecord(_Block):
     """Batch rows, engine transformers: its samples' rounding depends on them."""
     deterministic: bool = False
     """Whether a sample does not depend on what shares its batch, by --deterministic."""
+    earlier: list[EarlierEngine] = []
+    """What else the run's samples were made on: versions and hardware of earlier sessions."""
+
+    def followed_by(self, now: EngineRecord) -> list[EarlierEngine]:
+        """Return what samples were made on before a session on `now`, without what it has itself."""
+        before = [*self.earlier, EarlierEngine(versions=self.versions, hardware=self.hardware)]
+        current = EarlierEngine(versions=now.versions, hardware=now.hardware)
+        return [one for i, one in enumerate(before) if one != current and one not in before[:i]]
 
 
 class SamplingRecord(_Block):
@@ -171,7 +201,7 @@ class SamplingRecord(_Block):
     max_tokens: int | None = None
     """Token limit of a completion."""
     n: int = 0
-    """Samples per question."""
+    """Samples per question, the most of any benchmark; each benchmark has its own `n`."""
     seed: int | None = None
     """Seed of the run."""
     top_k: int = 0
@@ -212,7 +242,7 @@ class EvalRecord(_Block):
     schema_version: int = EVAL_SCHEMA_VERSION
     """Version of this layout. A reader that meets a newer one says so."""
     status: Literal["complete", "incomplete"] = "incomplete"
-    """complete once every sample is stored and scored."""
+    """complete once every benchmark has all its samples, stored and scored."""
     name: str = ""
     """Name of the run."""
     model: ModelRecord = ModelRecord()
@@ -236,7 +266,7 @@ class EvalRecord(_Block):
     benchmark_seconds: dict[str, float] = {}
     """Time in which each benchmark's samples arrived; benchmarks may overlap."""
     command: str | None = None
-    """The command line."""
+    """The last command line; of an incomplete run the one that goes on with it."""
     git_commit: str | None = None
     """Commit of gtpo, where it runs from a checkout."""
     benchmarks: dict[str, BenchmarkRecord] = {}
@@ -246,13 +276,14 @@ class EvalRecord(_Block):
         """Return the content of eval.json; what was never set is left out."""
         return self.model_dump(by_alias=True, exclude_unset=True)
 
+    def n_of(self, benchmark: str) -> int:
+        """Return the samples per question behind a benchmark's metrics; older versions wrote one n for all."""
+        entry = self.benchmarks.get(benchmark)
+        return self.sampling.n if entry is None or entry.n is None else entry.n
+
     def header(self) -> EvalRecord:
         """Return the record of the run as it is before any metric: what every part of its samples carries."""
-        fields = ("source", "questions", "checksum", "excluded")
-        benchmarks = {
-            name: BenchmarkRecord(**{field: getattr(entry, field) for field in fields})
-            for name, entry in self.benchmarks.items()
-        }
+        benchmarks = {name: entry.before_samples() for name, entry in self.benchmarks.items()}
         return self.model_copy(update={"status": "incomplete", "benchmarks": benchmarks})
 
     def write(self, folder: Path) -> None:
@@ -300,11 +331,19 @@ def check_identity(where: Path, old: EvalRecord, new: EvalRecord) -> None:
         for key in IDENTITY
         if (before := _setting(old, key)) != (now := _setting(new, key))
         and not (moved and key in ("model.source", "model.adapter"))
+        and not (key == "engine.dtype" and before == "auto" and now == old.engine.compute_dtype)
     ]
     for name, benchmark in new.benchmarks.items():
         before = old.benchmarks.get(name)
-        if before is not None and before.checksum != benchmark.checksum:
+        if before is None:
+            continue
+        if before.checksum != benchmark.checksum:
             differing.append(f"the questions of {name} ({before.questions} there, {benchmark.questions} now)")
+        elif None not in (known := {before.content_checksum, benchmark.content_checksum}) and len(known) > 1:
+            differing.append(
+                f"the questions of {name} (ids and golds are the same, but their text, or how answers are compared, is "
+                "another)"
+            )
     if differing:
         raise UserError(
             f"{where} was made with other settings: {'; '.join(differing)}. Repeat those, or choose another --out"

@@ -53,7 +53,7 @@ QUESTION_COLUMNS: Columns = (
     ("pass_at_k", pa.list_(pa.float64()), "pass@k for k = 1 to n."),
     ("maj_at_k", pa.list_(pa.float64()), "maj@k for k = 1 to n."),
     ("format_ok", pa.int32(), "Samples in the full layout."),
-    ("truncated", pa.int32(), "Samples cut off at the token limit."),
+    ("truncated", pa.int32(), "Samples cut off at the token limit; null where it is not known how they ended."),
     ("mean_tokens", pa.float64(), "Tokens of a completion."),
 )
 QUESTION_SCHEMA = _schema(QUESTION_COLUMNS)

@@ -131,6 +131,37 @@ def test_a_dotted_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (":x", "expected package.module:NAME"),
+        ("..foo:x", "expected package.module:NAME"),
+        ("own_broken:x", r"cannot import own_broken \(.*own_broken.py:2: "),
+        ("own_raising:x", r"cannot import own_raising \(.*own_raising.py:1: ZeroDivisionError"),
+        ("own_sound:needs", "needs is called without arguments, but missing a required argument: 'count'"),
+        ("own_sound:fails", r"fails failed \(.*own_sound.py:4: ZeroDivisionError"),
+        ("own_sound:number", "expected a non-empty list of problems"),
+    ],
+)
+def test_mistakes_in_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_broken.py").write_text("\ndef x(:\n")
+    (tmp_path / "own_raising.py").write_text("1 / 0\n")
+    sound = "def needs(count):\n    return []\ndef fails():\n    return 1 / 0\ndef number():\n    return 1\n"
+    (tmp_path / "own_sound.py").write_text(sound)
+    with pytest.raises(UserError, match=message):
+        load_problems(find_benchmark(path), None)
+
+
+def test_declarations_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "folder.yaml").mkdir()
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xff\n")
+    for name, message in (("folder.yaml", "folder.yaml: cannot be read"), ("latin.yaml", r"not UTF-8 text \(byte 6\)")):
+        with pytest.raises(UserError, match=message):
+            find_benchmark(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         ("name: x\nsplitt: train\n", r'splitt: .*Did you mean "split"'),
@@ -148,11 +179,11 @@ def test_broken_declarations(tmp_path: Path, content: str, message: str) -> None
 def test_selection() -> None:
     problems = load_problems(BENCHMARKS["arithmetic"], None)
     shards = [
-        select_problems("arithmetic", problems, 10, (), EvalSettings(model="m", benchmarks="b", shard=s).shard_of())
+        select_problems(problems, 10, (), EvalSettings(model="m", benchmarks="b", shard=s).shard_of())
         for s in ("1/3", "2/3", "3/3")
     ]
     assert sorted(p.id for part in shards for p in part) == sorted(p.id for p in problems[:10])
     assert max(map(len, shards)) - min(map(len, shards)) == 1
-    assert select_problems("arithmetic", problems, None, [problems[7].id], None) == [problems[7]]
+    assert select_problems(problems, None, [problems[7].id], None) == [problems[7]]
     with pytest.raises(UserError, match='two of the benchmarks are called "amc"'):
         find_benchmarks("amc,math, amc")

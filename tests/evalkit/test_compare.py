@@ -458,7 +458,7 @@ def test_other_golds_under_the_same_ids(tmp_path: Path) -> None:
     write_eval(tmp_path / "one", benchmarks={"arithmetic": 10})
     write_eval(tmp_path / "two", benchmarks={"arithmetic": 10}, golds_from=2)
     ran = gtpo("compare", tmp_path / "one", tmp_path / "two", cwd=tmp_path)
-    assert_refused(ran, "golds of arithmetic differ", "one ", "two ")
+    assert_refused(ran, "questions or golds of arithmetic differ", "one ", "two ")
 
 
 def test_no_common_question(tmp_path: Path) -> None:

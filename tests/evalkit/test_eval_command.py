@@ -190,6 +190,19 @@ def test_rescore(gtpo, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-
     assert metrics(run) == metrics(whole)
 
 
+def test_rescore_keeps_the_headline(gtpo, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    shutil.copytree(whole, tmp_path / "run")
+    for flags, headline in (("--scoring", "lenient"), "lenient"), ((), "lenient"), (("--scoring", "strict"), "strict"):
+        gtpo("eval", "run", "--rescore", "--quiet", *flags)
+        document = json.loads((tmp_path / "run/eval.json").read_text())
+        assert document["scoring"] == headline
+        entry = document["benchmarks"]["arithmetic"]
+        assert entry["verdicts"] == entry[headline]["verdicts"]
+    done = gtpo("eval", "run", "--rescore", "--benchmarks", "foo", "--k", "2", code=2)
+    assert "--rescore scores again what a run has stored, and --benchmarks, --k would have no effect" in done.stderr
+    assert "--scoring is strict or lenient" in gtpo("eval", "run", "--rescore", "--scoring", "no", code=2).stderr
+
+
 def test_shards_share_no_question_and_no_folder(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     command = ("eval", tiny_model, "--benchmarks", "arithmetic", "--k", "1", "--limit", "5", *EVAL)
     found: list[str] = []
@@ -215,6 +228,11 @@ def test_shards_share_no_question_and_no_folder(gtpo, tiny_model: Path, tmp_path
         (("MODEL", "--benchmarks", "arithmetic", "--k", "4", "--temperature", "0"), "--temperature 0 gives the same"),
         (("MODEL", "--benchmarks", "arithmetic", "--engine", "vlm"), 'unknown engine "vlm". Did you mean "vllm"'),
         (("MODEL", "--benchmarks", "arithmetic", "--question", "arithmetic/test/x"), "has no question"),
+        (
+            ("MODEL", "-b", "arithmetic,arithmetic_hard", "--question", "arithmetic/test/1", "--question", "x"),
+            'arithmetic, arithmetic_hard have no question "x"',
+        ),
+        (("MODEL", "--benchmarks", "arithmetic", "--quiet", "--verbose"), "--quiet and --verbose exclude each other"),
         (("MODEL", "--benchmarks", "gsm8k", "--data-dir", "."), "has neither gsm8k_test.jsonl nor"),
         (("MODEL", "--benchmarks", "arithmetic", "--checkpoint", "best"), "--checkpoint chooses among"),
         (("MODEL", "--benchmarks", "arithmetic", "--engine", "openai"), "needs --base-url"),

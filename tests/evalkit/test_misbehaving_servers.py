@@ -242,7 +242,8 @@ def test_a_key_that_the_server_echoes_is_nowhere(gtpo, serve, tmp_path: Path, mo
         return completion(payload, content=f"<answer>{key}</answer>")
 
     server = serve(behaviour)
-    done = gtpo(*EVAL, "--base-url", server.url, "--verbose", "--out", "run", "--fail-on-error", "2")
+    command = [word if word != "--quiet" else "--verbose" for word in EVAL]
+    done = gtpo(*command, "--base-url", server.url, "--out", "run", "--fail-on-error", "2")
     assert {request["authorization"] for request in server.requests} == {f"Bearer {key}"}
     assert "secret" not in done.stdout + done.stderr
     assert rows(tmp_path / "run")[FIRST + 1]["error"] == "HTTP 400: Authorization: Bearer ***"

@@ -68,8 +68,12 @@ def test_a_file_of_ones_own(gtpo, tmp_path: Path) -> None:  # type: ignore[no-un
         {"id": "b", "gold": "7", "completion": "no idea"},
     ]
     file = write(tmp_path / "mine.jsonl", rows)
-    gtpo("eval", "--completions", file, "--k", "3", "--quiet")
+    done = gtpo("eval", "--completions", file, "--k", "3", "--quiet")
     name, entry = benchmark(tmp_path / "results/eval/mine")
+    assert entry["truncation_rate"] is None, "the file does not say how they ended"
+    assert "cut off 0" not in done.stdout
+    assert set(pq.read_table(tmp_path / "results/eval/mine/questions.parquet")["truncated"].to_pylist()) == {None}
+    gtpo("compare", "mine", "--details")
     assert (name, entry["questions"], entry["samples"]) == ("mine", 2, 6)
     assert entry["strict"]["pass@k"]["1"]["mean"] == pytest.approx((2 / 3 + 0) / 2)
     assert entry["lenient"]["pass@k"]["1"]["mean"] == pytest.approx((2 / 3 + 1 / 3) / 2)
@@ -116,12 +120,34 @@ def test_golds_of_a_known_benchmark(gtpo, tmp_path: Path) -> None:  # type: igno
             '{"id": "a", "gold": "1", "completions": ["x"], "labels": [true, false]}\n',
             "bad.jsonl:1: 1 completions but 2 labels",
         ),
+        (
+            '{"id": "a", "gold": "1", "completion": "x", "label": true}\n'
+            '{"id": "a", "gold": "1", "completion": "x", "label": "wrong"}\n',
+            "bad.jsonl:2: a label must be true or false (or 1 or 0), found 'wrong'",
+        ),
+        ('{"id": "a", "gold": "1", "completion": "x", "labels": 1}\n', "bad.jsonl:1: labels must be a list, found int"),
     ],
 )
 def test_broken_rows_name_the_line(gtpo, tmp_path: Path, content: str, message: str) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "bad.jsonl").write_text(content)
     assert message in gtpo("eval", "--completions", "bad.jsonl", code=2).stderr
     assert not (tmp_path / "results").exists()
+
+
+def test_a_part_of_the_file(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """--question, --limit and --shard cut it down; labels count for what is left; what would do nothing is refused."""
+    rows = [{"id": f"q{i}", "gold": "1", "completion": "<answer>1</answer>", "label": i % 2} for i in range(6)]
+    write(tmp_path / "mine.jsonl", rows)
+    command = ("eval", "--completions", "mine.jsonl", "--quiet")
+    gtpo(*command, "--question", "q4", "--question", "q1", "--out", "two")
+    entry = benchmark(tmp_path / "two")[1]
+    assert (entry["questions"], entry["labels"]["compared"], entry["labels"]["agree"]["strict"]) == (2, 2, 1)
+    gtpo(*command, "--shard", "2/4", "--out", "shard")
+    assert benchmark(tmp_path / "shard")[1]["questions"] == 2
+    assert 'no question "q7"' in gtpo(*command, "--question", "q1", "--question", "q7", code=2).stderr
+    assert "is in --shard 7/7" in gtpo(*command, "--shard", "7/7", code=2).stderr
+    idle = gtpo(*command, "--seed", "0", "--temperature", "0.5", "--engine", "auto", code=2).stderr
+    assert "--completions samples nothing, and --engine, --seed, --temperature would have no effect" in idle
 
 
 def test_memory_does_not_grow_with_the_file(environment: dict[str, str], tmp_path: Path) -> None:

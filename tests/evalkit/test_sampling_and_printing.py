@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,11 @@ def test_chat_template_kwargs_reach_the_template(gtpo, tiny_model: Path, tmp_pat
         ({"fail_on_error": "lots"}, "--fail-on-error is a number of samples"),
         ({"fail_on_error": "150%"}, "--fail-on-error is a number of samples"),
         ({"timeout": 0.0}, "--timeout must be above 0"),
+        *(({"temperature": bad}, "--temperature must be 0 or more, found") for bad in (math.inf, math.nan)),
+        ({"top_p": math.nan}, "--top-p must be above 0"),
+        ({"repetition_penalty": math.inf}, "--repetition-penalty must be above 0"),
+        ({"timeout": math.nan}, "--timeout must be above 0, found nan"),
+        ({"gpu_memory_utilization": 7.0}, "--gpu-memory-utilization is a share above 0 and at most 1, found 7"),
         ({"retries": -1}, "--retries must be 0 or more"),
         ({"top_k": -2}, r"--top-k must be 0 \(off\) or more, found -2"),
         ({"min_p": 1.0}, "--min-p must be 0"),

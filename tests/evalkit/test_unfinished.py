@@ -1,0 +1,188 @@
+"""What a run says while something is unfinished: `evaluate` as it is, with an engine that stops where a test says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalkit.engines.base import EngineStopped, Generation, Task, Throughput
+from evalkit.evaluation.benchmarks import BENCHMARKS
+from evalkit.evaluation.evaluate import evaluate
+from evalkit.evaluation.pipeline import Incomplete
+from evalkit.evaluation.settings import EvalSettings
+from evalkit.results.record import EarlierEngine, EvalRecord, read_record
+from rewards.support.errors import UserError
+
+GOLDS = {p.id: p.answer for p in BENCHMARKS["arithmetic"].load(None)}
+
+
+class Scripted:
+    """Gives the completions that `text` says, `most` of them, those that `chosen` lets through."""
+
+    name = "transformers"
+
+    def __init__(
+        self,
+        text: Callable[[str, int], str] = lambda question, index: f"<answer>{index}</answer>",
+        most: int | None = None,
+        chosen: Callable[[int], bool] = lambda index: True,
+        **described: Any,
+    ) -> None:
+        self.text, self.most, self.chosen = text, most, chosen
+        self.described = {"versions": {"torch": "1"}, "hardware": "cpu", "compute_dtype": "float32", "rows": 8}
+        self.described |= described
+
+    def describe(self) -> dict[str, Any]:
+        return {"name": self.name, **self.described}
+
+    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
+        asked = [(t.benchmark, t.question_id, i) for t in tasks for i in t.missing]
+        given = [key for key in asked if self.chosen(key[2])][: self.most]
+        for benchmark, question, i in given:
+            yield [Generation(benchmark, question, i, self.text(question, i), 5, "stop", i)]
+        if len(given) < len(asked):
+            raise EngineStopped("the engine died")
+
+    def throughput(self) -> Sequence[Throughput]:
+        return ()
+
+    def stop(self, grace_s: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def sample(tiny_model: Path, tmp_path: Path) -> Callable[..., EvalRecord]:
+    """Evaluate with a scripted engine: sample(engine, benchmarks, k); the record as it is on disk then."""
+
+    def run(engine: Scripted, benchmarks: str = "arithmetic", k: int = 2, **fields: Any) -> EvalRecord:
+        fields = {"model": str(tiny_model), "limit": 4, "max_tokens": 16, "out": tmp_path / "run"} | fields
+        try:
+            evaluate(EvalSettings(benchmarks=benchmarks, k=k, **fields), engine=engine)
+        except Incomplete:
+            assert engine.most is not None or not engine.chosen(1)
+        return read_record(fields["out"])
+
+    return run
+
+
+def wrong(question: str, index: int) -> str:
+    return "<answer>-77</answer>"
+
+
+def right(question: str, index: int) -> str:
+    return f"<answer>{GOLDS[question]}</answer>"
+
+
+def test_a_raise_that_stopped_counts_nothing_of_itself(sample, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """The quick samples of the raise are the right ones: with k as before, the figures are as before."""
+    sample(Scripted(wrong))
+    stopped = sample(Scripted(right, chosen=lambda index: index % 4 == 0), k=16)
+    entry = stopped.benchmarks["arithmetic"]
+    assert (stopped.status, entry.n, entry.n_asked) == ("incomplete", 2, 16)
+    assert (entry.samples, max(entry.pass_at_k)) == (8, 2), "the smaller k's figures are kept meanwhile"
+    again = sample(Scripted(wrong))
+    entry = again.benchmarks["arithmetic"]
+    assert (again.status, again.sampling.n, entry.n, entry.n_asked) == ("complete", 2, 2, 2)
+    assert (entry.samples, entry.pass_at_k[1].mean, entry.finish_with) == (8, 0.0, None)
+    whole = sample(Scripted(wrong), k=16)
+    entry = whole.benchmarks["arithmetic"]
+    assert (whole.status, entry.n, entry.samples) == ("complete", 16, 64)
+    assert entry.pass_at_k[1].mean == pytest.approx(3 / 16), "what the stopped raise stored is part of it"
+    assert sample(Scripted(wrong)).benchmarks["arithmetic"].n == 16, "a smaller k forgets nothing that is whole"
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_another_benchmark_is_not_held_up(gtpo, sample, before: int, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    if before:
+        sample(Scripted(), k=before)
+    sample(Scripted(most=5), k=4)
+    record = sample(Scripted(), "arithmetic_hard", k=4)
+    first, second = record.benchmarks["arithmetic"], record.benchmarks["arithmetic_hard"]
+    assert record.status == "incomplete"
+    assert (second.n, second.samples, max(second.pass_at_k), second.finish_with) == (4, 16, 4, None)
+    assert (first.n, first.n_asked, first.samples) == (before or None, 4, 4 * before)
+    assert record.n_of("arithmetic_hard") == record.sampling.n == 4
+    assert first.finish_with == record.command
+    asked = ("eval", tiny_model, "--benchmarks", "arithmetic_hard", "--engine", "transformers", "--limit", "4")
+    done = gtpo(*asked, "--max-tokens", "16", "--k", "4", "--out", tmp_path / "run", code=3)
+    assert "incomplete: arithmetic does not have its 4 samples of each question yet" in done.stderr
+    assert "arithmetic_hard: 4 questions, 16 samples" in done.stdout
+    assert ("arithmetic: 4 questions" in done.stdout) == bool(before)
+    assert "is incomplete; finish it first" in gtpo("eval", tmp_path / "run", "--rescore", code=2).stderr
+    whole = sample(Scripted(), k=4)
+    assert whole.status == "complete"
+    assert {entry.n for entry in whole.benchmarks.values()} == {4}
+
+
+def test_a_run_of_the_version_before_gets_its_n(gtpo, sample, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """It wrote the largest n for all benchmarks, and complete over a raise that had stopped."""
+    sample(Scripted(), k=2)
+    sample(Scripted(most=5), k=8)
+    sample(Scripted(), "arithmetic_hard", k=4)
+    path = tmp_path / "run/eval.json"
+    document = json.loads(path.read_text())
+    for entry in document["benchmarks"].values():
+        for key in ("n", "n_asked", "finish_with"):
+            entry.pop(key)
+    path.write_text(json.dumps(document | {"status": "complete", "sampling": document["sampling"] | {"n": 8}}))
+    assert read_record(tmp_path / "run").n_of("arithmetic") == 8
+    gtpo("eval", tmp_path / "run", "--rescore")
+    record = read_record(tmp_path / "run")
+    assert {name: entry.n for name, entry in record.benchmarks.items()} == {"arithmetic": 2, "arithmetic_hard": 4}
+    assert (record.status, record.sampling.n) == ("complete", 4)
+
+
+def test_questions_with_another_text_are_other_questions(gtpo, sample, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """The same ids and golds: refused on resume, by the record or, of an older run, by its problems; and compared."""
+
+    def write(words: str, answers: str = "mathematics") -> None:
+        rows = [{"id": f"q{i}", "problem": f"{words} {i}?", "answer": "0.5"} for i in range(3)]
+        (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / "own.yaml").write_text(f"name: own\nfile: own.jsonl\nanswers: {answers}\n")
+
+    own, message = str(tmp_path / "own.yaml"), r"questions of own \(ids and golds are the same, but their text"
+    write("Compute")
+    sample(Scripted(), own)
+    for words, answers in (("Guess", "mathematics"), ("Compute", "text")):
+        older = tmp_path / f"older-{answers}"
+        write("Compute")
+        sample(Scripted(), own, out=older)
+        document = json.loads((older / "eval.json").read_text())
+        del document["benchmarks"]["own"]["content_checksum"]
+        (older / "eval.json").write_text(json.dumps(document))
+        gtpo("compare", "run", older)
+        write(words, answers)
+        for run in (tmp_path / "run", older):
+            with pytest.raises(UserError, match=message):
+                sample(Scripted(), own, k=4, out=run)
+        sample(Scripted(), own, out=tmp_path / words)
+        refused = gtpo("compare", "run", words, code=2).stderr
+        assert "the questions or golds of own differ under the same ids" in refused
+        assert ("the text of Guess is another" if words == "Guess" else "answers are compared as text") in refused
+
+
+def test_a_question_of_one_of_the_benchmarks(sample) -> None:  # type: ignore[no-untyped-def]
+    question = "arithmetic_hard", BENCHMARKS["arithmetic_hard"].load(None)[3].id
+    record = sample(Scripted(), "arithmetic,arithmetic_hard", limit=None, questions=[question[1]])
+    assert {name: entry.questions for name, entry in record.benchmarks.items()} == {question[0]: 1}
+
+
+def test_another_machine(sample) -> None:  # type: ignore[no-untyped-def]
+    """The data type that `auto` came to must stay; what the earlier samples were made on is kept."""
+    sample(Scripted(most=5))
+    elsewhere = {"hardware": "H200", "versions": {"torch": "2"}}
+    with pytest.raises(
+        UserError, match=r"in float32, and --dtype auto means bfloat16 .*: repeat it with --dtype float32"
+    ):
+        sample(Scripted(compute_dtype="bfloat16", **elsewhere))
+    record = sample(Scripted(**elsewhere), dtype="float32")
+    assert (record.status, record.engine.dtype, record.engine.hardware) == ("complete", "auto", "H200")
+    assert [(e.hardware, e.versions) for e in record.engine.earlier] == [("cpu", {"torch": "1"})]
+    assert sample(Scripted(), k=3).engine.earlier == [EarlierEngine(**elsewhere)]
