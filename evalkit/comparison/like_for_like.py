@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from evalkit.results.find import SETTINGS, settings
+from evalkit.results.record import EvalRecord
 from evalkit.results.run import EvalRun
 from rewards.support.errors import UserError
 from rewards.support.files import flatten
@@ -29,7 +30,7 @@ def by_run(values: Mapping[str, Any]) -> str:
     """`a: 0.7; b, c: 1.0`: runs by value."""
     names: dict[str, list[str]] = {}
     for run, value in values.items():
-        text = "unknown" if value is None else str(value)
+        text = _text(value)
         names.setdefault(text if len(text) <= 60 else f"{text[:57]}...", []).append(run)
     return "; ".join(f"{', '.join(runs)}: {value}" for value, runs in names.items())
 
@@ -73,16 +74,29 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
 
 
 def _other_differences(runs: list[EvalRun]) -> list[str]:
-    """`engine.versions.vllm (a: 0.30; b: 0.31)` for every other key of eval.json that differs."""
-    flat = {}
-    for run in runs:
-        keys = flatten(run.record.as_json())
-        kept = {k: v for k, v in keys.items() if k not in NOT_SETTINGS and k.split(".")[0] not in NOT_SETTINGS}
-        adapter = kept.pop("model.adapter", None)
-        flat[run.name] = kept | {"adapter": "yes" if adapter else "no"}
-    names = dict.fromkeys(key for keys in flat.values() for key in keys)
-    values = {key: {run: found.get(key) for run, found in flat.items()} for key in names}
-    return [f"{key} ({by_run(found)})" for key, found in values.items() if len({str(v) for v in found.values()}) > 1]
+    """`engine.versions.vllm (a: 0.30; b: 0.31)` for every other key of eval.json that differs.
+
+    A run of several parts has the values of all: `0.30 and 0.31`.
+    """
+    flat = {run.name: [_other_settings(record) for record in run.records] for run in runs}
+    names = dict.fromkeys(key for parts in flat.values() for keys in parts for key in keys)
+    differing = []
+    for key in names:
+        found = {run: list(dict.fromkeys(_text(keys.get(key)) for keys in parts)) for run, parts in flat.items()}
+        if len({value for values in found.values() for value in values}) > 1:
+            differing.append(f"{key} ({by_run({run: ' and '.join(values) for run, values in found.items()})})")
+    return differing
+
+
+def _other_settings(record: EvalRecord) -> dict[str, Any]:
+    keys = flatten(record.as_json())
+    kept = {k: v for k, v in keys.items() if k not in NOT_SETTINGS and k.split(".")[0] not in NOT_SETTINGS}
+    adapter = kept.pop("model.adapter", None)
+    return kept | {"adapter": "yes" if adapter else "no"}
+
+
+def _text(value: Any) -> str:
+    return "unknown" if value is None else str(value)
 
 
 def _any_cut_off(runs: list[EvalRun]) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.results.questions import load_questions
-from evalkit.results.record import EvalRecord, read_record
+from evalkit.results.record import IDENTITY, EvalRecord, read_record, setting
 from evalkit.results.run import EvalRun, TrainRun
 from rewards.support.errors import UserError, did_you_mean
 from rewards.support.files import check_schema_version, read_json
@@ -200,19 +200,35 @@ def settings(run: EvalRun) -> dict[str, Any]:
 
 
 def _joined_for(train: TrainRun, found: list[EvalRun], notes: list[str]) -> EvalRun:
-    """The eval runs of a train run as one line; UserError where two measured the same thing."""
+    """The eval runs of a train run as one line; UserError where they are not parts of one evaluation."""
     try:
-        return _check_shards(_joined(train.name, [replace(run, train=train) for run in found]), notes)
-    except _Overlap:
+        run = _check_shards(_joined(train.name, [replace(run, train=train) for run in found]), notes)
+    except _NotOne as error:
         names = ", ".join(str(run.folders[0]) for run in found)
         raise UserError(
-            f'train run "{train.name}" has {len(found)} eval runs of the same questions ({names}): name the one to '
+            f'train run "{train.name}" has {len(found)} eval runs ({names}) that {error.reason}: name the one to '
             "compare"
         ) from None
+    _note_joined(run, found, notes)
+    return run
 
 
-class _Overlap(UserError):
-    """Two runs that would have to be one."""
+class _NotOne(UserError):
+    """Two runs that would have to be one; `reason` is a verb phrase."""
+
+    def __init__(self, name: str, places: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f'two runs are called "{name}" ({places}) and {reason}: rename one (its eval.json carries the name) or '
+            "pass the folder of the one you mean"
+        )
+
+
+def _note_joined(run: EvalRun, parts: list[EvalRun], notes: list[str]) -> None:
+    if len(parts) < 2:
+        return
+    unknown = " of recorded completions, which do not say what model wrote them" if _recorded(run.record) else ""
+    notes.append(f"{run.name}: {len(parts)} parts joined{unknown} ({', '.join(str(p.folders[0]) for p in parts)})")
 
 
 def _check_shards(run: EvalRun, notes: list[str]) -> EvalRun:
@@ -237,33 +253,55 @@ def _one_line_a_name(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
             raise UserError(f'run "{name}" is given twice ({twice}); name it once')
         if len(same) > 1:
             lines.append(_check_shards(_joined(name, same), notes))
-            notes.append(f"{name}: {len(same)} parts joined ({', '.join(str(run.folders[0]) for run in same)})")
+            _note_joined(lines[-1], same, notes)
         else:
             lines.append(_check_shards(same[0], notes))
     return lines
 
 
 def _joined(name: str, parts: list[EvalRun]) -> EvalRun:
-    """One run of parts that measured different questions under the same settings."""
+    """One run of parts that measured different questions of the same weights, sampled in the same way."""
     if len(parts) == 1:
         return replace(parts[0], name=name)
     places = " and ".join(str(folder) for part in parts for folder in part.folders)
     first = settings(parts[0])
     differing = [key for key in SETTINGS if any(settings(part)[key] != first[key] for part in parts[1:])]
+    for other in (record for part in parts[1:] for record in part.records):
+        differing += [text for text in _other_origin(parts[0].record, other) if text not in differing]
     if differing:
-        raise _Overlap(
-            f'two runs are called "{name}" ({places}) and differ in {", ".join(differing)}: rename one (its eval.json '
-            "carries the name) or pass the folder of the one you mean"
-        )
+        raise _NotOne(name, places, f"differ in {', '.join(differing)}")
     for benchmark in dict.fromkeys(b for part in parts for b in part.benchmarks):
         seen: set[str] = set()
         for part in parts:
             ids = load_questions(part, benchmark, "strict").ids.tolist() if benchmark in part.benchmarks else []
             if not seen.isdisjoint(ids):
-                raise _Overlap(
-                    f'two runs are called "{name}" and share questions of {benchmark} ({places}): rename one (its '
-                    "eval.json carries the name) or pass the folder of the one you mean"
-                )
+                raise _NotOne(name, places, f"share questions of {benchmark}")
             seen.update(ids)
     folders = tuple(folder for part in parts for folder in part.folders)
     return EvalRun(name, folders, tuple(r for part in parts for r in part.records), parts[0].train)
+
+
+_WEIGHTS = ("model.fingerprint", "model.source", "model.adapter", "model.train_run", "model.checkpoint")
+"""The first says what weights they are; the others say where they were, for weights without a fingerprint."""
+_HOW = tuple(key for key in IDENTITY if key.partition(".")[0] in ("engine", "sampling"))
+
+
+def _other_origin(one: EvalRecord, other: EvalRecord) -> list[str]:
+    """`model.fingerprint (a, b)` for each key in which samples come from other weights, or were drawn otherwise.
+
+    What SETTINGS hold is not said twice.
+    """
+    keys = list(_WEIGHTS)
+    if _recorded(one) and _recorded(other):
+        keys = []  # source and fingerprint are those of the file, which says nothing of the model
+    elif one.model.has_fingerprint and other.model.has_fingerprint:
+        keys = ["model.fingerprint"]
+    keys += [key for key in _HOW if key.partition(".")[2] not in SETTINGS]
+    if one.engine.compute_dtype and other.engine.compute_dtype:  # what `auto` came to counts, not the word
+        keys = ["engine.compute_dtype" if key == "engine.dtype" else key for key in keys]
+    pairs = {key: (setting(one, key), setting(other, key)) for key in keys}
+    return [f"{key} ({before}, {now})" for key, (before, now) in pairs.items() if before != now]
+
+
+def _recorded(record: EvalRecord) -> bool:
+    return record.engine.name == "recorded"

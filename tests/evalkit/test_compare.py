@@ -21,6 +21,7 @@ from evalkit.report.tables import as_rich
 from evalkit.results.find import find_runs
 from evalkit.results.questions import load_questions
 from evalkit.statistics import differences, holm, mean_interval, paired_difference
+from rewards.support.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -490,7 +491,7 @@ def test_newer_schema(tmp_path: Path) -> None:
 
 def test_two_runs_with_one_name(tmp_path: Path) -> None:
     write_eval(tmp_path / "a" / "run")
-    write_eval(tmp_path / "b" / "run", seed=1)
+    write_eval(tmp_path / "b" / "run", skill=1)
     ran = gtpo("compare", tmp_path / "a" / "run", tmp_path / "b" / "run", cwd=tmp_path)
     assert_refused(ran, 'two runs are called "run"', "share questions of arithmetic")
     ran = gtpo("compare", tmp_path / "a" / "run", tmp_path / "a" / "run", cwd=tmp_path)
@@ -510,6 +511,55 @@ def test_shards_of_one_run_are_joined(tmp_path: Path) -> None:
     assert any("2 parts joined" in note for note in document["notes"])
     ran = gtpo("compare", runs / "run-shard-2-of-2", "whole", "--allow-mismatch", cwd=tmp_path)
     assert "note: run: shard 1 of 2 is missing" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model__fingerprint": "b" * 16}, [f"model.fingerprint ({'a' * 16}, {'b' * 16})"]),
+        ({"model__source": "other"}, ["model.fingerprint", "model.source (tiny, other)"]),
+        ({"model__checkpoint": "final"}, ["model.fingerprint", "model.checkpoint (best, final)"]),
+        ({"sampling__seed": 5}, ["sampling.seed (0, 5)"]),
+        ({"engine__compute_dtype": "bfloat16"}, ["engine.compute_dtype (float32, bfloat16)"]),
+        ({"engine__name": "vllm"}, ["engine.name (transformers, vllm)"]),
+    ],
+)
+def test_parts_of_other_weights_or_sampling_are_not_joined(settings: dict, words: list[str], tmp_path: Path) -> None:
+    """One name is no proof of one model: parts are joined only where their weights and their sampling agree."""
+    same = {"model__fingerprint": "a" * 16, "model__checkpoint": "best", "engine__compute_dtype": "float32"}
+    if "model__source" in settings or "model__checkpoint" in settings:  # weights without a fingerprint on one side
+        settings = settings | {"model__fingerprint": None}
+    write_eval(tmp_path / "a/run", benchmarks={"arithmetic": 5}, **same)
+    write_eval(tmp_path / "b/run", benchmarks={"hard": 5}, **(same | settings))
+    with pytest.raises(UserError) as error:
+        find_runs([str(tmp_path / "a/run"), str(tmp_path / "b/run")])
+    for word in ('two runs are called "run"', "rename one", *words):
+        assert word in str(error.value)
+
+
+def test_parts_of_the_same_weights_are_joined_wherever_they_lay(tmp_path: Path) -> None:
+    same = {"model__fingerprint": "a" * 16, "engine__compute_dtype": "float32"}
+    write_eval(tmp_path / "a/run", benchmarks={"arithmetic": 5}, engine__dtype="auto", **same)
+    write_eval(tmp_path / "b/run", benchmarks={"hard": 5}, model__source="/mnt/tiny", engine__dtype="float32", **same)
+    write_eval(tmp_path / "c", benchmarks={"arithmetic": 5, "hard": 5}, engine__hardware="gpu", engine__dtype="float32")
+    runs, trains, notes = find_runs([str(tmp_path / name) for name in ("a/run", "b/run", "c")])
+    assert [(run.name, run.benchmarks) for run in runs] == [
+        ("run", ["arithmetic", "hard"]),
+        ("c", ["arithmetic", "hard"]),
+    ]
+    assert any("run: 2 parts joined" in note for note in notes)
+    found = compare(runs, trains, notes=notes).notes
+    # What differs inside a joined run is named too, though its first part agrees with the other run.
+    assert any("engine.dtype (run: auto and float32; c: float32)" in note for note in found)
+    assert any("engine.hardware (run: cpu; c: gpu)" in note for note in found)
+
+
+def test_recorded_parts_do_not_say_whose_they_are(tmp_path: Path) -> None:
+    for place, benchmark in (("a", "arithmetic"), ("b", "hard")):
+        write_eval(tmp_path / place / "run", benchmarks={benchmark: 5}, engine__name="recorded",
+                   model__source=f"{benchmark}.jsonl", model__fingerprint=place * 16)  # fmt: skip
+    _, _, notes = find_runs([str(tmp_path / "a/run"), str(tmp_path / "b/run")])
+    assert any("2 parts joined of recorded completions, which do not say what model wrote them" in n for n in notes)
 
 
 @pytest.mark.parametrize(

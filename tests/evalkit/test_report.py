@@ -175,9 +175,14 @@ def test_train_run_with_two_evaluations(tmp_path: Path) -> None:
     write_eval(tmp_path / "results/eval/run-hard", benchmarks={"hard": 10}, train_run="run")
     ran = gtpo("compare", "run", "--format", "json", cwd=tmp_path)
     assert [table["benchmark"] for table in json.loads(ran.stdout)["tables"]] == ["arithmetic", "hard"]
+    assert any("run: 2 parts joined (" in note for note in json.loads(ran.stdout)["notes"])
     write_eval(tmp_path / "results/eval/run-again", benchmarks={"hard": 10}, train_run="run", seed=1)
     ran = gtpo("compare", "run", cwd=tmp_path)
-    assert_refused(ran, 'train run "run" has 3 eval runs of the same questions', "eval/run-again")
+    assert_refused(ran, 'train run "run" has 3 eval runs', "eval/run-again", "differ in sampling.seed (0, 1)")
+    write_eval(tmp_path / "results/eval/run-twice", benchmarks={"hard": 10}, train_run="run")
+    (tmp_path / "results/eval/run-again/eval.json").unlink()
+    ran = gtpo("compare", "run", cwd=tmp_path)
+    assert_refused(ran, "that share questions of hard: name the one to compare")
 
 
 def test_train_run_alone_shows_its_training(tmp_path: Path) -> None:
