@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,3 +156,54 @@ def check_adapter(ref: ModelRef, config: Any) -> None:
                 f"adapter {ref.adapter} does not fit {ref.source}: {path} takes {side}put size {there} in the base, "
                 f"{wanted} in the adapter"
             )
+
+
+def check_all_loaded(source: str, model: Any, info: Mapping[str, Any]) -> None:
+    """Raise UserError where a parameter was not in the checkpoint: transformers would leave it at random values.
+
+    info: what `from_pretrained(..., output_loading_info=True)` returns beside the model. A tied head counts as loaded
+    with the embedding that it shares. Buffers are no parameters.
+    """
+    lacking = {str(key) for key in info["missing_keys"]} | {str(key[0]) for key in info["mismatched_keys"]}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    loaded = {id(parameter) for name, parameter in parameters.items() if name not in lacking}
+    lost = [name for name, parameter in parameters.items() if name in lacking and id(parameter) not in loaded]
+    if lost:
+        raise UserError(
+            f"{source}: {len(lost)} of {len(parameters)} parameters are not in its weights, or in another size "
+            f"(first: {lost[0]}): the files are not all there, or config.json describes another model"
+        )
+    unused = sorted(map(str, info["unexpected_keys"]))
+    if unused:
+        LOG.warning(
+            "%s: %d weights in its files are not part of the model that config.json describes (first: %s)",
+            source, len(unused), unused[0],
+        )  # fmt: skip
+
+
+def with_adapter(model: Any, adapter: Path) -> Any:
+    """Return the model with a LoRA adapter on top. UserError unless all of the adapter, and nothing else, is in it."""
+    from peft import PeftModel, get_peft_model_state_dict
+
+    base = {f"base_model.model.{name}" for name in model.state_dict()}
+    with warnings.catch_warnings():  # of what is missing: said below, as an error
+        warnings.filterwarnings("ignore", message="Found missing adapter keys")
+        model = PeftModel.from_pretrained(model, str(adapter))
+    # PEFT drops what it does not know and leaves at its start what it does not find.
+    there = set(safetensors_shapes(adapter / "adapter_model.safetensors"))
+    wanted = set(get_peft_model_state_dict(model, save_embedding_layers=False))
+    unused, lost = sorted(there - wanted - base), sorted(wanted - there)
+    if unused or lost:
+        parts = [
+            f"{len(names)} of {total} {what} (first: {names[0]})"
+            for names, total, what in (
+                (unused, len(there), "weights in the file belong to nothing that adapter_config.json names"),
+                (lost, len(wanted), "weights that it names are not in the file"),
+            )
+            if names
+        ]
+        raise UserError(
+            f"adapter {adapter} does not fit its adapter_config.json: {'; '.join(parts)}. Save it with PEFT's "
+            "save_pretrained, whose names begin with base_model.model."
+        )
+    return model
