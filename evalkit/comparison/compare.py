@@ -112,6 +112,11 @@ class Comparison:
         """The tables of whole benchmarks."""
         return [table for table in self.tables if not table.group]
 
+    @property
+    def all_notes(self) -> list[str]:
+        """The notes, and those of each benchmark under its name."""
+        return [*self.notes, *(f"{table.benchmark}: {note}" for table in self.benchmarks for note in table.notes)]
+
     def average(self, method: str, column: Column) -> tuple[float, float | None] | None:
         """(mean over the benchmarks, its standard deviation over seeds or None); None where one is missing."""
         cells = [table.cells.get((method, column)) for table in self.benchmarks]

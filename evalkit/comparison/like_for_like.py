@@ -7,10 +7,11 @@ versions, hardware, is compared key by key: what differs is named, nothing diffe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from evalkit.results.find import SETTINGS, settings
+from evalkit.results.find import SETTINGS, samples_per_question, settings
 from evalkit.results.record import EvalRecord
 from evalkit.results.run import EvalRun
 from rewards.support.errors import UserError
@@ -50,7 +51,7 @@ def common_scoring(runs: list[EvalRun], asked: str | None) -> str:
 def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[str]) -> dict[str, Any]:
     """Refuse (or, allowed, note) what must agree and does not; note what else differs; return what the runs share."""
     found = {run.name: settings(run) | {"scoring": scoring} for run in runs}
-    shared = {}
+    shared: dict[str, Any] = {}
     problems = []
     for key in SETTINGS:
         values = {name: entry[key] for name, entry in found.items()}
@@ -61,6 +62,17 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
             notes.append(f"max_tokens differs ({by_run(values)}), but no completion reached it")
             continue
         problems.append(f"{key} differs ({by_run(values)})")
+    counts = {
+        benchmark: {run.name: samples_per_question(run, benchmark) for run in runs if benchmark in run.benchmarks}
+        for benchmark in dict.fromkeys(name for run in runs for name in run.benchmarks)
+    }
+    problems += [f"n of {name} differs ({by_run(n)})" for name, n in counts.items() if len(set(n.values())) > 1]
+    each = {name: next(iter(n.values())) for name, n in counts.items() if len(set(n.values())) == 1}
+    if len(each) == len(counts) > 0:
+        shared["n"] = "; ".join(f"{name}: {n}" for name, n in each.items())
+        if len(set(each.values())) == 1:
+            n = next(iter(each.values()))
+            shared["n"] = int(n) if n.isdecimal() else n
     if problems and not allow:
         raise UserError(
             f"these runs cannot be compared: {'; and '.join(problems)}. --allow-mismatch compares them all the same, "
@@ -97,6 +109,24 @@ def _other_settings(record: EvalRecord) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     return "unknown" if value is None else str(value)
+
+
+def unscored_notes(run: EvalRun, benchmark: str) -> list[str]:
+    """`a: 6 of 24 samples are unscored (HTTP 500: 6)`: what the figures of a run on a benchmark do not count."""
+    entries = [record.benchmarks[benchmark] for record in run.records if benchmark in record.benchmarks]
+    unscored = sum(entry.unscored for entry in entries)
+    if not unscored:
+        return []
+    reasons: Counter[str] = Counter()
+    for entry in entries:
+        reasons.update(entry.unscored_reasons)
+    why = ", ".join(f"{reason}: {count}" for reason, count in reasons.most_common(3))
+    lost = sum(len(entry.unscored_questions) for entry in entries)
+    text = f"{run.name}: {unscored} of {unscored + sum(entry.samples for entry in entries)} samples are unscored"
+    text += f" ({why})" * bool(why) + " and left out of its figures"
+    if lost:
+        text += f"; {lost} question{'s' * (lost != 1)} without a scored sample {'are' if lost != 1 else 'is'} left out"
+    return [f"{text}. The gtpo eval command tries them again"]
 
 
 def _any_cut_off(runs: list[EvalRun]) -> bool:

@@ -60,7 +60,7 @@ def _transliterated(text: str) -> str:
 def as_latex(comparison: Comparison, *, details: bool = False) -> str:
     """The tables for a paper, and with `details` one of every k per benchmark."""
     lines = [r"% \usepackage{booktabs,graphicx,textcomp}"]
-    lines += [f"% note: {visible(note)}" for note in comparison.notes]
+    lines += [f"% note: {visible(note)}" for note in comparison.all_notes]
     for column in comparison.metrics if comparison.tables else []:
         lines += ["", *_paper_table(comparison, column)]
     for table in comparison.tables if details else [table for table in comparison.tables if table.group]:

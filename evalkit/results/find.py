@@ -181,22 +181,43 @@ def _train_run_of(run: EvalRun) -> TrainRun | None:
 
 
 SETTINGS = (
-    "scoring", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty", "max_tokens", "n",
+    "scoring", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty", "max_tokens",
     "prompt", "chat template", "chat template kwargs", "verifier",
 )  # fmt: skip
 
 
 def settings(run: EvalRun) -> dict[str, Any]:
-    """What two runs must share to be comparable, by the name a reader knows it under."""
+    """What two runs must share to be comparable, by the name a reader knows it under; `n` belongs to a benchmark."""
     record = run.record
     return {
         "scoring": record.scoring,
-        **{key: getattr(record.sampling, key, None) for key in SETTINGS[1:9]},
+        **{key: getattr(record.sampling, key, None) for key in SETTINGS[1:8]},
         "prompt": record.prompt.hash if record.prompt.system is None else record.prompt.system,
         "chat template": record.prompt.chat_template_hash,
         "chat template kwargs": record.prompt.chat_template_kwargs,
         "verifier": record.verifier.version,
     }
+
+
+def samples_per_question(run: EvalRun, benchmark: str) -> str:
+    """`64`: how many samples a question of the benchmark got, failed ones included; `2 to 8` where not all got one n.
+
+    Older records do not say it by benchmark: there it follows from the counts, or from the questions' own.
+    """
+    found: dict[str, None] = {}
+    for folder, record in zip(run.folders, run.records, strict=True):
+        entry = record.benchmarks.get(benchmark)
+        if entry is None:
+            continue
+        asked = entry.questions + len(entry.unscored_questions)
+        n = getattr(entry, "n", None)
+        if n is None and entry.samples and asked and (entry.samples + entry.unscored) % asked == 0:
+            n = (entry.samples + entry.unscored) // asked
+        if n is None:
+            each = load_questions(EvalRun(run.name, (folder,), (record,)), benchmark, "strict").n
+            n = f"{each.min()} to {each.max()}" if each.min() < each.max() else each.min()
+        found[str(n)] = None
+    return " and ".join(found)
 
 
 def _joined_for(train: TrainRun, found: list[EvalRun], notes: list[str]) -> EvalRun:
@@ -271,6 +292,9 @@ def _joined(name: str, parts: list[EvalRun]) -> EvalRun:
     if differing:
         raise _NotOne(name, places, f"differ in {', '.join(differing)}")
     for benchmark in dict.fromkeys(b for part in parts for b in part.benchmarks):
+        ns = dict.fromkeys(samples_per_question(part, benchmark) for part in parts if benchmark in part.benchmarks)
+        if len(ns) > 1:
+            raise _NotOne(name, places, f"differ in n of {benchmark} ({', '.join(ns)})")
         seen: set[str] = set()
         for part in parts:
             ids = load_questions(part, benchmark, "strict").ids.tolist() if benchmark in part.benchmarks else []

@@ -392,7 +392,7 @@ def test_default_ks(n: int, asked: list[int] | None, shown: list[int]) -> None:
 MISMATCHES = {
     "temperature": {"sampling__temperature": 0.6},
     "prompt": {"prompt__system": "Other."},
-    "n": {"n": 4},
+    "n of arithmetic": {"n": 4},
     "max_tokens": {"sampling__max_tokens": 128, "cut_off": True},
     "verifier": {"verifier__version": "2"},
     "chat template": {"prompt__chat_template_hash": "c1"},
@@ -408,9 +408,9 @@ def test_other_settings_are_refused_by_name(setting: str, tmp_path: Path) -> Non
     runs, trains, _ = find_runs([str(tmp_path / "one"), str(tmp_path / "two")])
     allowed = compare(runs, trains, allow_mismatch=True)
     assert [note for note in allowed.notes if f"not like for like: {setting} differs" in note]
-    if setting == "n":
+    if setting.startswith("n "):
         ran = gtpo("compare", tmp_path / "one", tmp_path / "two", "--allow-mismatch", cwd=tmp_path)
-        assert "note: not like for like: n differs (one: 8; two: 4)" in ran.stdout
+        assert "note: not like for like: n of arithmetic differs (one: 8; two: 4)" in ran.stdout
 
 
 def assert_refused(ran: subprocess.CompletedProcess[str], *words: str) -> None:
@@ -436,6 +436,46 @@ def test_scoring_differs(tmp_path: Path) -> None:
     assert_refused(gtpo("compare", tmp_path / "one", tmp_path / "two", cwd=tmp_path), "scoring differs", "--scoring")
     ran = gtpo("compare", tmp_path / "one", tmp_path / "two", "--scoring", "lenient", "--format", "json", cwd=tmp_path)
     assert json.loads(ran.stdout)["scoring"] == "lenient"
+
+
+def test_n_is_compared_by_benchmark(tmp_path: Path) -> None:
+    """A run's record has one n, the most of any benchmark; what was sampled of each is in its own figures."""
+    write_eval(tmp_path / "a/one", benchmarks={"arithmetic": 10}, n=8)
+    write_eval(tmp_path / "b/one", benchmarks={"hard": 10}, n=2, sampling__n=8)
+    write_eval(tmp_path / "two", benchmarks={"arithmetic": 10, "hard": 10}, n=8)
+    write_eval(tmp_path / "three", benchmarks={"arithmetic": 10}, n=8)
+    runs, trains, _ = find_runs([str(tmp_path / name) for name in ("a/one", "b/one", "two")])
+    with pytest.raises(UserError, match=r"n of hard differs \(one: 2; two: 8\)"):
+        compare(runs, trains)
+    assert any("n of hard differs" in note for note in compare(runs, trains, allow_mismatch=True).notes)
+    runs, trains, _ = find_runs([str(tmp_path / name) for name in ("a/one", "b/one", "three")])
+    assert compare(runs, trains).shared_settings["n"] == "arithmetic: 8; hard: 2"
+    runs, trains, _ = find_runs([str(tmp_path / name) for name in ("two", "three")])
+    assert compare(runs, trains).shared_settings["n"] == 8
+    write_eval(tmp_path / "c/one", benchmarks={"hard": 10}, skip=10, n=4)
+    with pytest.raises(UserError, match=r"differ in n of hard \(2, 4\)"):
+        find_runs([str(tmp_path / name) for name in ("b/one", "c/one")])
+
+
+def test_unscored_samples_are_named_with_their_counts(tmp_path: Path) -> None:
+    lost = tuple((0, j) for j in range(8))  # all of one question
+    write_eval(tmp_path / "one", benchmarks={"arithmetic": 10}, method="grpo", failed=((0, 0), (0, 1), (3, 7)))
+    write_eval(tmp_path / "two", benchmarks={"arithmetic": 10})
+    write_eval(tmp_path / "three", benchmarks={"arithmetic": 10}, failed=lost)
+    note = "one: 3 of 80 samples are unscored (HTTP 500: 3) and left out of its figures."
+    for form, place in (("json", "tables"), ("table", ""), ("markdown", ""), ("latex", "")):
+        out = gtpo("compare", tmp_path / "one", tmp_path / "two", "--format", form, cwd=tmp_path).stdout
+        if form == "json":
+            (table,) = json.loads(out)[place]
+            assert [text for text in table["notes"] if text.startswith(note)]
+        else:
+            assert f"arithmetic: {note}" in " ".join(out.split())
+    ran = gtpo("compare", tmp_path / "one", tmp_path / "two", "--format", "csv", cwd=tmp_path)
+    assert f"note: arithmetic: {note}" in ran.stderr
+    runs, trains, _ = find_runs([str(tmp_path / "one"), str(tmp_path / "three")])
+    (table,) = compare(runs, trains, allow_mismatch=True).tables
+    assert any("three: 8 of 80 samples" in text and "1 question without a scored sample is left out" in text
+               for text in table.notes)  # fmt: skip
 
 
 def test_other_questions(tmp_path: Path) -> None:
