@@ -79,6 +79,9 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
             "with a note"
         )
     notes += [f"not like for like: {problem}" for problem in problems]
+    kinds = {run.name: run.record.model.checkpoint for run in runs if run.record.model.checkpoint is not None}
+    if len(set(kinds.values())) > 1:
+        notes.append(f"the checkpoints differ ({by_run(kinds)}): best/ is chosen by accuracy, others are not")
     differing = _other_differences(runs)
     if differing:
         notes.append("also different, which can move samples: " + "; and ".join(differing))

@@ -327,6 +327,31 @@ def test_other_settings_are_never_merged_in_silence(seeds_home: Path) -> None:
     assert any("a training seed occurs twice" in note for note in document["notes"])
 
 
+def test_weights_of_another_kind_are_no_seed(tmp_path: Path) -> None:
+    """best/ is chosen by accuracy, final/ is not: runs of both are not merged in silence, whatever their seeds."""
+    for seed in range(2):
+        write_train(tmp_path / f"results/train/gtpo-s{seed}", steps=5, seed=seed)
+        for kind in ("best", "final"):
+            write_eval(tmp_path / f"results/eval/{kind}-s{seed}", train_run=f"gtpo-s{seed}", model__checkpoint=kind,
+                       benchmarks={"arithmetic": 10}, seed=seed)  # fmt: skip
+
+    def compared(*names: str, **options: list[str]):
+        runs, trains, notes = find_runs([str(tmp_path / "results/eval" / name) for name in names])
+        return compare(runs, trains, notes=notes, **options)
+
+    apart = compared("best-s0", "final-s1")
+    assert [len(method.runs) for method in apart.methods] == [1, 1]
+    assert any("shown apart: they are of different checkpoints (best, final)" in note for note in apart.notes)
+    assert any("the checkpoints differ (best-s0: best; final-s1: final)" in note for note in apart.notes)
+    four = compared("best-s0", "best-s1", "final-s0", "final-s1")
+    assert [[run.name for run in m.runs] for m in four.methods] == [["best-s0", "best-s1"], ["final-s0", "final-s1"]]
+    merged = compared("best-s0", "final-s1", labels=["GTPO=best-s0,final-s1"])
+    assert [len(method.runs) for method in merged.methods] == [2]
+    wanted = "GTPO: its runs are of different checkpoints (best-s0: best, final-s1: final)"
+    assert any(note.startswith(wanted) for note in merged.notes)
+    assert not any("checkpoint" in note for note in compared("best-s0", "best-s1").notes)
+
+
 def test_group_by_none_and_labels(seeds_home: Path) -> None:
     def methods(*arguments: str) -> list[tuple[str, int]]:
         ran = gtpo("compare", *ALL, *arguments, "--format", "json", cwd=seeds_home)
