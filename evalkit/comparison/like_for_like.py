@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from evalkit.engines.model_ref import fingerprint
 from evalkit.results.find import SETTINGS, samples_per_question, settings
 from evalkit.results.record import EvalRecord
 from evalkit.results.run import EvalRun
@@ -82,6 +83,7 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
     kinds = {run.name: run.record.model.checkpoint for run in runs if run.record.model.checkpoint is not None}
     if len(set(kinds.values())) > 1:
         notes.append(f"the checkpoints differ ({by_run(kinds)}): best/ is chosen by accuracy, others are not")
+    notes += [note for run in runs for note in _changed_weights(run)]
     differing = _other_differences(runs)
     if differing:
         notes.append("also different, which can move samples: " + "; and ".join(differing))
@@ -108,6 +110,27 @@ def _other_settings(record: EvalRecord) -> dict[str, Any]:
     kept = {k: v for k, v in keys.items() if k not in NOT_SETTINGS and k.split(".")[0] not in NOT_SETTINGS}
     adapter = kept.pop("model.adapter", None)
     return kept | {"adapter": "yes" if adapter else "no"}
+
+
+def _changed_weights(run: EvalRun) -> list[str]:
+    """A note where the train run behind a run holds other weights now than those evaluated.
+
+    Nothing to say where they were deleted, or published without.
+    """
+    if run.train is None:
+        return []
+    for record in run.records:
+        kind, before = record.model.checkpoint, (record.model.fingerprint or "").rpartition("-")[2]
+        if not kind or not before:
+            continue
+        places = [run.train.folder / kind, run.train.folder / "checkpoints" / kind]
+        there = next((place for place in places if any(place.glob("*.safetensors"))), None)
+        if there is not None and fingerprint(there) != before:
+            return [
+                f"{run.name}: the weights in {there} have changed since they were evaluated: these are the figures of "
+                f"the old ones. gtpo eval {run.train.folder} --checkpoint {kind} --out NEW measures the new"
+            ]
+    return []
 
 
 def _text(value: Any) -> str:

@@ -1,9 +1,9 @@
 """Methods: train runs that differ in nothing but their seed, taken as one.
 
 A method is what a comparison is about. Runs are grouped by their resolved config (config.yaml of the train run): equal
-in every key but the seeds, the name and where it ran, and evaluated with weights of one kind (best, final). What differs beyond that is never merged without a word: runs
-of one preset with other settings stay apart, and the note says which setting; `--group-by` and `--label` merge what
-they are told to, and the note says what differs inside.
+in every key but the seeds, the name and where it ran, and evaluated with weights of one kind (best, final). What
+differs beyond that is never merged without a word: runs of one preset with other settings stay apart, and the note says
+which setting; `--group-by` and `--label` merge what they are told to, and the note says what differs inside.
 """
 
 from __future__ import annotations

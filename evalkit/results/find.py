@@ -6,6 +6,7 @@ for the eval runs made of it. Everything that makes a run unfit to read is a Use
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from functools import lru_cache
@@ -153,13 +154,33 @@ def _names_train_run(record: EvalRecord | None, folder: Path) -> bool:
     return Path(named).name == folder.resolve().name or Path(named).resolve() == folder.resolve()
 
 
+def _both(folder: Path) -> tuple[Path, Path]:
+    """The folder as it was given and as links lead to it: results/ or its parts may be links to a larger disk."""
+    return Path(os.path.abspath(folder)), folder.resolve()
+
+
+def _lies_in(record: EvalRecord, folder: Path) -> bool:
+    """Whether the weights that were evaluated lay in a train run's folder."""
+    places = [Path(place) for place in (record.model.adapter, record.model.source) if place]
+    return any(place.resolve().is_relative_to(folder.resolve()) for place in places)
+
+
 def _eval_runs_of(train: TrainRun, notes: list[str]) -> list[EvalRun]:
-    """The complete eval runs of a train run, beside it (results/train/X -> results/eval/*) or under results/."""
-    homes = {place.resolve() for place in (train.folder.resolve().parent.parent / "eval", RESULTS / "eval")}
+    """The complete eval runs of a train run: beside it (results/train/X -> results/eval/*), or under results/.
+
+    A name says nothing across projects: under this results/ another one's train run has those made of its folder.
+    """
+    beside = {place.parent.parent / "eval" for place in _both(train.folder)}
+    own = {place.resolve() for place in beside}
+    here = (RESULTS / "eval").resolve()
+    if train.folder.resolve().parent == (RESULTS / "train").resolve():
+        own.add(here)
     found = []
-    for entry in sorted(entry for home in homes for entry in _folders(home)):
+    for entry in sorted(entry for home in own | {here} for entry in _folders(home)):
         record = _peek(entry)
         if record is None or not _names_train_run(record, train.folder):
+            continue
+        if entry.parent not in own and not _lies_in(record, train.folder):
             continue
         if record.status != "complete":
             notes.append(f"{train.name}: eval run {entry.name} is incomplete and left out")
@@ -169,12 +190,23 @@ def _eval_runs_of(train: TrainRun, notes: list[str]) -> list[EvalRun]:
 
 
 def _train_run_of(run: EvalRun) -> TrainRun | None:
-    """The train run that an eval run names, where its folder is still there."""
+    """The train run that an eval run names, where its folder is still there.
+
+    It is looked for beside the eval run, under results/ for an eval run within the working directory, and where the
+    weights were: a run of that name elsewhere is another one.
+    """
     named = run.record.model.train_run
     if not named:
         return None
-    beside = run.folders[0].resolve().parent.parent / "train" / Path(named).name
-    for place in (Path(named), beside, RESULTS / "train" / Path(named).name):
+    name, folder = Path(named).name, run.folders[0]
+    places = [Path(named)] if Path(named).is_absolute() else []
+    places += [place.parent.parent / "train" / name for place in _both(folder)]
+    if any(place.is_relative_to(Path.cwd()) for place in _both(folder)):
+        places.append(RESULTS / "train" / name)
+    for weights in (run.record.model.adapter, run.record.model.source):
+        if weights and Path(weights).is_absolute():
+            places += [parent for parent in Path(weights).parents if parent.name == name]
+    for place in places:
         if (place / "run.json").is_file():
             return read_train_run(place)
     return None
