@@ -93,7 +93,9 @@ def _paper_table(comparison: Comparison, column: Column) -> list[str]:
 def _marks(comparison: Comparison) -> str:
     if comparison.baseline is None:
         return ""
-    return "Corrected p-values: * or † for p <= 0.05, doubled for 0.01, tripled for 0.001; * better, † worse. "
+    return (
+        "* better, † worse: corrected p <= 0.05 and the interval excludes 0; doubled for p <= 0.01, tripled for 0.001. "
+    )
 
 
 def _value(table: Table, method: str, column: Column, cell: Cell | None) -> str:

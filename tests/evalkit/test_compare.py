@@ -92,14 +92,33 @@ def test_tables_are_the_direct_calculation(home: Path) -> None:
         assert corrected == pytest.approx(holm(p).tolist())
 
 
-def test_verdict_interval_and_correction_agree(home: Path) -> None:
-    """Marked exactly where the corrected p-value is at most 5 %, and exactly where the interval excludes 0."""
-    for table in compared(home, "demo-base", "demo-sft", "demo-grpo", "demo-gtpo").tables:
-        for cell in table.cells.values():
-            if cell.paired is not None and cell.p_corrected is not None:
-                assert (cell.direction != 0) == (cell.p_corrected <= ALPHA)
-                assert (cell.direction != 0) == (not cell.paired.low <= 0 <= cell.paired.high)
-                assert cell.paired.level >= 1 - ALPHA
+def test_a_mark_implies_correction_and_interval(home: Path, tmp_path: Path) -> None:
+    """Marked exactly where the interval excludes 0, and only where the corrected p-value is at most 5 %.
+
+    The other way round does not hold: with few questions the interval may contain 0 where the exact test rejects.
+    """
+    for count in (6, 10):
+        for i, skill in enumerate((-2.0, 0.0, 1.5, 4.0)):
+            write_eval(tmp_path / f"results/eval/{count}-{i}", skill=skill, seed=i, benchmarks={"few": count}, n=4)
+    marked, unmarked = 0, 0
+    for where, names in (
+        (home, ("demo-base", "demo-sft", "demo-grpo", "demo-gtpo")),
+        (tmp_path, tuple(f"6-{i}" for i in range(4))),
+        (tmp_path, tuple(f"10-{i}" for i in range(4))),
+    ):
+        for baseline in names:
+            for table in compared(where, *names, baseline=baseline).tables:
+                for cell in table.cells.values():
+                    if cell.paired is None or cell.p_corrected is None:
+                        continue
+                    assert (cell.direction != 0) == (not cell.paired.low <= 0 <= cell.paired.high)
+                    assert cell.paired.level >= 1 - ALPHA
+                    if cell.direction:
+                        assert cell.p_corrected <= ALPHA
+                        marked += 1
+                    unmarked += cell.direction == 0 and cell.p_corrected <= ALPHA
+    assert marked > 5
+    assert unmarked > 0, "no case in which test and interval part: the legend could say less"
 
 
 def test_holm_levels_reject_where_holm_rejects() -> None:
@@ -154,7 +173,10 @@ def test_default_baseline_is_stated(home: Path) -> None:
     assert compared(home, "demo-gtpo", "demo-grpo", baseline="gtpo").baseline == "demo-gtpo"
     ran = gtpo("compare", "demo-gtpo", "demo-sft", "demo-grpo", cwd=home)
     assert ran.returncode == 0, ran.stderr
-    assert "Baseline: demo-grpo (the first trained with grpo;" in " ".join(ran.stdout.split())
+    said = " ".join(ran.stdout.split())
+    assert "Baseline: demo-grpo (the first trained with grpo;" in said
+    assert "▲ better or ▼ worse where p <= 0.05 after correction and the interval excludes 0." in said
+    assert "exactly where" not in said
 
 
 def test_table_shows_emphasis_only_where_significant(home: Path) -> None:
