@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalkit.engines.base import Prompt
-from evalkit.engines.model_ref import ModelRef, adapter_rank
+from evalkit.engines.model_ref import ModelRef, adapter_rank, read_object
 from rewards.data.prompt import plain_chat_template
 from rewards.support.errors import UserError
 from rewards.support.files import read_json
@@ -24,12 +24,21 @@ def _explain(error: Exception, source: str) -> UserError:
 
 
 def load_config(ref: ModelRef, *, trust_remote_code: bool = False) -> Any:
-    """Return the model's config. UserError where the model is not there or needs code that is not trusted."""
+    """Return the model's config.
+
+    UserError where the model is not there, needs code that is not trusted, or has a weights file that is damaged: told
+    here, before anything is loaded.
+    """
     from transformers import AutoConfig
 
+    if ref.folder is not None:
+        if (ref.folder / "config.json").is_file():
+            read_object(ref.folder / "config.json")
+        for path in sorted(ref.folder.glob("*.safetensors")):
+            safetensors_shapes(path)
     try:
         return AutoConfig.from_pretrained(ref.source, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:  # a config.json of another shape
         raise _explain(error, ref.source) from None
 
 
@@ -50,9 +59,14 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, given: Path | None) -> str
     """Return the chat template: the file's, the tokenizer's, or the plain one with a warning that says so."""
     if given is not None:
         try:
-            return given.read_text(encoding="utf-8")
+            template = given.read_text(encoding="utf-8")
         except OSError as error:
             raise UserError(f"--chat-template {given}: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise UserError(f"--chat-template {given}: not UTF-8 text (byte {error.start})") from None
+        if not template.strip():
+            raise UserError(f"--chat-template {given}: the file is empty")
+        return template
     own = tokenizer.chat_template
     if isinstance(own, dict):
         own = own.get("default")
@@ -81,6 +95,8 @@ def render(
             f"the chat template refuses the prompt ({error}); --prompt '' leaves the system prompt out"
         ) from None
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not ids:
+        raise UserError("the chat template makes nothing of the prompt; --chat-template FILE sets another")
     return Prompt(messages, str(text), list(ids))
 
 
@@ -121,7 +137,14 @@ def safetensors_shapes(path: Path) -> dict[str, list[int]]:
         with safe_open(path, framework="np") as tensors:
             return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: not a readable .safetensors file ({error})") from None
+        if isinstance(error, SafetensorError) and _is_lfs_pointer(path):
+            raise UserError(f"{path}: a pointer of git-LFS, not the weights; git lfs pull fetches them") from None
+        raise UserError(f"{path}: not a readable .safetensors file ({error}); copy or download it again") from None
+
+
+def _is_lfs_pointer(path: Path) -> bool:
+    with path.open("rb") as handle:
+        return handle.read(24) == b"version https://git-lfs."
 
 
 def check_adapter(ref: ModelRef, config: Any) -> None:

@@ -147,6 +147,7 @@ class TransformersEngine:
         trust_remote_code: bool = False,
     ) -> None:
         import torch
+        from safetensors import SafetensorError
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
@@ -171,7 +172,7 @@ class TransformersEngine:
             check_all_loaded(ref.source, model, info)
             if ref.adapter is not None:
                 model = with_adapter(model, ref.adapter)
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise UserError(
                 f"{ref.adapter or ref.source}: cannot be loaded ({' '.join(str(error).split())[:300]})"
             ) from None

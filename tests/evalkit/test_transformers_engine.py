@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from evalkit.engines.base import Generation, Sampling, Task, sample_seed
-from evalkit.engines.local import chat_template, load_tokenizer, render
+from evalkit.engines.local import chat_template, load_config, load_tokenizer, render
 from evalkit.engines.model_ref import resolve_model
 from evalkit.engines.transformers import TransformersEngine, draw_tokens, plan_batches, sample_blocks
 from rewards.data.arithmetic import arithmetic_problems
@@ -242,3 +242,36 @@ def test_an_adapter_is_loaded_whole_or_refused(change, words: str, lora: Path, t
     save_file(change(load_file(lora / "adapter_model.safetensors")), copy / "adapter_model.safetensors")
     with pytest.raises(UserError, match=words):
         load(copy, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("model.safetensors", None, r"model\.safetensors: not a readable \.safetensors file"),
+        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", r"git lfs pull"),
+        ("config.json", b"[1]", r"config\.json: expected a JSON object, found list"),
+    ],
+)
+def test_damaged_model_files_are_named(
+    file: str, content: bytes | None, words: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Told by what is read first, before any weight; None: the file is cut off, as by a broken download."""
+    shutil.copytree(tiny_model, tmp_path / "model")
+    path = tmp_path / "model" / file
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if content is None else content)
+    with pytest.raises(UserError, match=words):
+        load_config(resolve_model(str(tmp_path / "model")))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(b"", "the file is empty"), (b" \n", "the file is empty"), (b"\xff\xfe", "not UTF-8 text")]
+)
+def test_chat_templates_that_are_none(content: bytes, words: str, tokenizer, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "chat.jinja").write_bytes(content)
+    with pytest.raises(UserError, match=f"--chat-template .*chat.jinja: {words}"):
+        chat_template(tokenizer, tmp_path / "chat.jinja")
+
+
+def test_a_chat_template_that_makes_nothing(tokenizer) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match="makes nothing of the prompt"):
+        render(tokenizer, "{% if false %}x{% endif %}", chat_messages("1 + 1"))
