@@ -133,7 +133,7 @@ class PairedDifference(NamedTuple):
 
     @property
     def shown(self) -> int:
-        """1: a is shown to be better, -1: b is, 0: neither, at `level`."""
+        """1: a is shown to be better, -1: b is, 0: neither: the interval excludes 0, and then the test rejects."""
         return int(self.low > 0) - int(self.high < 0)
 
     def at_level(self, level: float) -> PairedDifference:

@@ -3,7 +3,9 @@
 A method is one run, or several that differ only in their training seed (evalkit/comparison/methods.py). The family of
 primary comparisons is declared beforehand: one method against the baseline, in the primary metric (the first of
 `metrics`), on every benchmark. Holm's correction covers that family, jointly over the benchmarks, and every interval
-in it is given at the level at which Holm's procedure tests it: a difference is marked where its interval excludes 0.
+in it is given at the level at which Holm's procedure tests it. A difference is marked where its interval excludes 0,
+which implies that Holm's procedure rejects it. Not the other way round: with few questions the score interval may
+contain 0 where the exact test rejects.
 A family belongs to one method, so that a verdict depends neither on what else is compared nor on what else is shown.
 Every other difference is exploratory: shown with its own 95 % interval and p-value, and never marked.
 """
@@ -111,6 +113,11 @@ class Comparison:
     def benchmarks(self) -> list[Table]:
         """The tables of whole benchmarks."""
         return [table for table in self.tables if not table.group]
+
+    @property
+    def all_notes(self) -> list[str]:
+        """The notes, and those of each benchmark under its name."""
+        return [*self.notes, *(f"{table.benchmark}: {note}" for table in self.benchmarks for note in table.notes)]
 
     def average(self, method: str, column: Column) -> tuple[float, float | None] | None:
         """(mean over the benchmarks, its standard deviation over seeds or None); None where one is missing."""

@@ -7,10 +7,13 @@ versions, hardware, is compared key by key: what differs is named, nothing diffe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from evalkit.results.find import SETTINGS, settings
+from evalkit.engines.model_ref import fingerprint
+from evalkit.results.find import SETTINGS, samples_per_question, settings
+from evalkit.results.record import EvalRecord
 from evalkit.results.run import EvalRun
 from rewards.support.errors import UserError
 from rewards.support.files import flatten
@@ -29,7 +32,7 @@ def by_run(values: Mapping[str, Any]) -> str:
     """`a: 0.7; b, c: 1.0`: runs by value."""
     names: dict[str, list[str]] = {}
     for run, value in values.items():
-        text = "unknown" if value is None else str(value)
+        text = _text(value)
         names.setdefault(text if len(text) <= 60 else f"{text[:57]}...", []).append(run)
     return "; ".join(f"{', '.join(runs)}: {value}" for value, runs in names.items())
 
@@ -49,7 +52,7 @@ def common_scoring(runs: list[EvalRun], asked: str | None) -> str:
 def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[str]) -> dict[str, Any]:
     """Refuse (or, allowed, note) what must agree and does not; note what else differs; return what the runs share."""
     found = {run.name: settings(run) | {"scoring": scoring} for run in runs}
-    shared = {}
+    shared: dict[str, Any] = {}
     problems = []
     for key in SETTINGS:
         values = {name: entry[key] for name, entry in found.items()}
@@ -60,12 +63,27 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
             notes.append(f"max_tokens differs ({by_run(values)}), but no completion reached it")
             continue
         problems.append(f"{key} differs ({by_run(values)})")
+    counts = {
+        benchmark: {run.name: samples_per_question(run, benchmark) for run in runs if benchmark in run.benchmarks}
+        for benchmark in dict.fromkeys(name for run in runs for name in run.benchmarks)
+    }
+    problems += [f"n of {name} differs ({by_run(n)})" for name, n in counts.items() if len(set(n.values())) > 1]
+    each = {name: next(iter(n.values())) for name, n in counts.items() if len(set(n.values())) == 1}
+    if len(each) == len(counts) > 0:
+        shared["n"] = "; ".join(f"{name}: {n}" for name, n in each.items())
+        if len(set(each.values())) == 1:
+            n = next(iter(each.values()))
+            shared["n"] = int(n) if n.isdecimal() else n
     if problems and not allow:
         raise UserError(
             f"these runs cannot be compared: {'; and '.join(problems)}. --allow-mismatch compares them all the same, "
             "with a note"
         )
     notes += [f"not like for like: {problem}" for problem in problems]
+    kinds = {run.name: run.record.model.checkpoint for run in runs if run.record.model.checkpoint is not None}
+    if len(set(kinds.values())) > 1:
+        notes.append(f"the checkpoints differ ({by_run(kinds)}): best/ is chosen by accuracy, others are not")
+    notes += [note for run in runs for note in _changed_weights(run)]
     differing = _other_differences(runs)
     if differing:
         notes.append("also different, which can move samples: " + "; and ".join(differing))
@@ -73,16 +91,68 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
 
 
 def _other_differences(runs: list[EvalRun]) -> list[str]:
-    """`engine.versions.vllm (a: 0.30; b: 0.31)` for every other key of eval.json that differs."""
-    flat = {}
-    for run in runs:
-        keys = flatten(run.record.as_json())
-        kept = {k: v for k, v in keys.items() if k not in NOT_SETTINGS and k.split(".")[0] not in NOT_SETTINGS}
-        adapter = kept.pop("model.adapter", None)
-        flat[run.name] = kept | {"adapter": "yes" if adapter else "no"}
-    names = dict.fromkeys(key for keys in flat.values() for key in keys)
-    values = {key: {run: found.get(key) for run, found in flat.items()} for key in names}
-    return [f"{key} ({by_run(found)})" for key, found in values.items() if len({str(v) for v in found.values()}) > 1]
+    """`engine.versions.vllm (a: 0.30; b: 0.31)` for every other key of eval.json that differs.
+
+    A run of several parts has the values of all: `0.30 and 0.31`.
+    """
+    flat = {run.name: [_other_settings(record) for record in run.records] for run in runs}
+    names = dict.fromkeys(key for parts in flat.values() for keys in parts for key in keys)
+    differing = []
+    for key in names:
+        found = {run: list(dict.fromkeys(_text(keys.get(key)) for keys in parts)) for run, parts in flat.items()}
+        if len({value for values in found.values() for value in values}) > 1:
+            differing.append(f"{key} ({by_run({run: ' and '.join(values) for run, values in found.items()})})")
+    return differing
+
+
+def _other_settings(record: EvalRecord) -> dict[str, Any]:
+    keys = flatten(record.as_json())
+    kept = {k: v for k, v in keys.items() if k not in NOT_SETTINGS and k.split(".")[0] not in NOT_SETTINGS}
+    adapter = kept.pop("model.adapter", None)
+    return kept | {"adapter": "yes" if adapter else "no"}
+
+
+def _changed_weights(run: EvalRun) -> list[str]:
+    """A note where the train run behind a run holds other weights now than those evaluated.
+
+    Nothing to say where they were deleted, or published without.
+    """
+    if run.train is None:
+        return []
+    for record in run.records:
+        kind, before = record.model.checkpoint, (record.model.fingerprint or "").rpartition("-")[2]
+        if not kind or not before:
+            continue
+        places = [run.train.folder / kind, run.train.folder / "checkpoints" / kind]
+        there = next((place for place in places if any(place.glob("*.safetensors"))), None)
+        if there is not None and fingerprint(there) != before:
+            return [
+                f"{run.name}: the weights in {there} have changed since they were evaluated: these are the figures of "
+                f"the old ones. gtpo eval {run.train.folder} --checkpoint {kind} --out NEW measures the new"
+            ]
+    return []
+
+
+def _text(value: Any) -> str:
+    return "unknown" if value is None else str(value)
+
+
+def unscored_notes(run: EvalRun, benchmark: str) -> list[str]:
+    """`a: 6 of 24 samples are unscored (HTTP 500: 6)`: what the figures of a run on a benchmark do not count."""
+    entries = [record.benchmarks[benchmark] for record in run.records if benchmark in record.benchmarks]
+    unscored = sum(entry.unscored for entry in entries)
+    if not unscored:
+        return []
+    reasons: Counter[str] = Counter()
+    for entry in entries:
+        reasons.update(entry.unscored_reasons)
+    why = ", ".join(f"{reason}: {count}" for reason, count in reasons.most_common(3))
+    lost = sum(len(entry.unscored_questions) for entry in entries)
+    text = f"{run.name}: {unscored} of {unscored + sum(entry.samples for entry in entries)} samples are unscored"
+    text += f" ({why})" * bool(why) + " and left out of its figures"
+    if lost:
+        text += f"; {lost} question{'s' * (lost != 1)} without a scored sample {'are' if lost != 1 else 'is'} left out"
+    return [f"{text}. The gtpo eval command tries them again"]
 
 
 def _any_cut_off(runs: list[EvalRun]) -> bool:

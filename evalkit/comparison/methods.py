@@ -1,9 +1,9 @@
 """Methods: train runs that differ in nothing but their seed, taken as one.
 
 A method is what a comparison is about. Runs are grouped by their resolved config (config.yaml of the train run): equal
-in every key but the seeds, the name and where it ran. What differs beyond that is never merged without a word: runs
-of one preset with other settings stay apart, and the note says which setting; `--group-by` and `--label` merge what
-they are told to, and the note says what differs inside.
+in every key but the seeds, the name and where it ran, and evaluated with weights of one kind (best, final). What
+differs beyond that is never merged without a word: runs of one preset with other settings stay apart, and the note says
+which setting; `--group-by` and `--label` merge what they are told to, and the note says what differs inside.
 """
 
 from __future__ import annotations
@@ -52,6 +52,11 @@ class Member:
         """Its training seed, or seeds; None where unknown."""
         found = {key: v for key, v in (self.config or {}).items() if key.rpartition(".")[2] in SEED_KEYS}
         return ", ".join(str(value) for value in found.values()) or None
+
+    @property
+    def checkpoint(self) -> str | None:
+        """Which weights of its train run were evaluated: best, final or a checkpoint; None where unknown."""
+        return self.run.record.model.checkpoint if self.run is not None else None
 
     def settings(self) -> dict[str, Any] | None:
         """What must be equal within a method; None where it is unknown."""
@@ -181,11 +186,17 @@ def _labelled(members: list[Member], labels: Sequence[str]) -> dict[str, str]:
 
 
 def _config_group(member: Member, members: list[Member]) -> tuple[str, str]:
-    """One key for members of equal settings and different seeds."""
+    """One key for members of equal settings, weights of one kind (best, final), and different seeds."""
     settings = member.settings()
     if settings is None:
         return ("config", f"run {member.name}")
     alike = [other for other in members if other.settings() == settings and other.preset == member.preset]
+    kinds = [other.checkpoint for other in alike if other.run is not None]
+
+    def kind(one: Member) -> str | None:  # a train run that was not evaluated has none: it goes with the first
+        return one.checkpoint if one.run is not None else next(iter(kinds), None)
+
+    alike = [other for other in alike if kind(other) == kind(member)]
     seeds = [other.seed for other in alike]
     if seeds.count(member.seed) > 1 or member.seed is None:  # the same seed twice is no second draw of training
         return ("config", f"run {member.name}")
@@ -262,6 +273,10 @@ def _note_inside(method: Method, *, chosen: bool, notes: list[str]) -> None:
     moved = sorted({k for found in versions for k in found if len({str(v.get(k)) for v in versions}) > 1})
     if moved:
         notes.append(f"{method.name}: its runs were trained with different versions of {', '.join(moved)}")
+    weights = {m.name: m.checkpoint or "unknown" for m in method.members if m.run is not None}
+    if len(set(weights.values())) > 1:
+        listed = ", ".join(f"{name}: {kind}" for name, kind in weights.items())
+        notes.append(f"{method.name}: its runs are of different checkpoints ({listed})")
     seeds = [seed for seed in method.seeds if seed is not None]
     if chosen and len(set(seeds)) < len(seeds):
         notes.append(f"{method.name}: a training seed occurs twice ({', '.join(seeds)})")
@@ -281,6 +296,9 @@ def _note_near(methods: list[Method], notes: list[str]) -> None:
                 continue
             elif differing:
                 reason = "they differ in " + ", ".join(f"{k} ({v[0]}, {v[1]})" for k, v in differing.items())
+            elif first.run and second.run and first.checkpoint != second.checkpoint:
+                kinds = (first.checkpoint or "unknown", second.checkpoint or "unknown")
+                reason = f"they are of different checkpoints ({', '.join(kinds)})"
             else:
                 reason = "they have the same seed"
             notes.append(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from evalkit.comparison.like_for_like import by_run
+from evalkit.comparison.like_for_like import by_run, unscored_notes
 from evalkit.comparison.methods import Method
 from evalkit.results.questions import Questions, load_problems, load_questions
 from evalkit.results.run import EvalRun
@@ -34,8 +34,8 @@ class Shared:
 
     @property
     def samples(self) -> int:
-        """Samples per question: the least over runs and questions."""
-        return min(int(part.n.min()) for parts in self.parts.values() for part in parts)
+        """Samples per question: the least over runs and their questions, those that are not shared included."""
+        return min(part.pass_at_k.shape[1] for parts in self.parts.values() for part in parts)
 
     def method(self, name: str) -> Method:
         """The method of a name."""
@@ -71,6 +71,7 @@ def shared_questions(benchmark: str, methods: list[Method], scoring: str, allow:
         for m in methods
         if len(runs[m.name]) < len(m.runs)
     ]
+    notes += [note for _, run, _ in loaded for note in unscored_notes(run, benchmark)]
     first = loaded[0][2]
     same_ids = all(np.array_equal(first.ids, part.ids) for _, _, part in loaded)
     other_golds = _other_golds(benchmark, [run for _, run, _ in loaded])

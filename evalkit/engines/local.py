@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalkit.engines.base import Prompt
-from evalkit.engines.model_ref import ModelRef, adapter_rank
+from evalkit.engines.model_ref import ModelRef, adapter_rank, read_object
 from rewards.data.prompt import plain_chat_template
 from rewards.support.errors import UserError
 from rewards.support.files import read_json
@@ -23,12 +24,21 @@ def _explain(error: Exception, source: str) -> UserError:
 
 
 def load_config(ref: ModelRef, *, trust_remote_code: bool = False) -> Any:
-    """Return the model's config. UserError where the model is not there or needs code that is not trusted."""
+    """Return the model's config.
+
+    UserError where the model is not there, needs code that is not trusted, or has a weights file that is damaged: told
+    here, before anything is loaded.
+    """
     from transformers import AutoConfig
 
+    if ref.folder is not None:
+        if (ref.folder / "config.json").is_file():
+            read_object(ref.folder / "config.json")
+        for path in sorted(ref.folder.glob("*.safetensors")):
+            safetensors_shapes(path)
     try:
         return AutoConfig.from_pretrained(ref.source, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:  # a config.json of another shape
         raise _explain(error, ref.source) from None
 
 
@@ -49,9 +59,14 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, given: Path | None) -> str
     """Return the chat template: the file's, the tokenizer's, or the plain one with a warning that says so."""
     if given is not None:
         try:
-            return given.read_text(encoding="utf-8")
+            template = given.read_text(encoding="utf-8")
         except OSError as error:
             raise UserError(f"--chat-template {given}: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise UserError(f"--chat-template {given}: not UTF-8 text (byte {error.start})") from None
+        if not template.strip():
+            raise UserError(f"--chat-template {given}: the file is empty")
+        return template
     own = tokenizer.chat_template
     if isinstance(own, dict):
         own = own.get("default")
@@ -80,6 +95,8 @@ def render(
             f"the chat template refuses the prompt ({error}); --prompt '' leaves the system prompt out"
         ) from None
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not ids:
+        raise UserError("the chat template makes nothing of the prompt; --chat-template FILE sets another")
     return Prompt(messages, str(text), list(ids))
 
 
@@ -120,7 +137,14 @@ def safetensors_shapes(path: Path) -> dict[str, list[int]]:
         with safe_open(path, framework="np") as tensors:
             return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: not a readable .safetensors file ({error})") from None
+        if isinstance(error, SafetensorError) and _is_lfs_pointer(path):
+            raise UserError(f"{path}: a pointer of git-LFS, not the weights; git lfs pull fetches them") from None
+        raise UserError(f"{path}: not a readable .safetensors file ({error}); copy or download it again") from None
+
+
+def _is_lfs_pointer(path: Path) -> bool:
+    with path.open("rb") as handle:
+        return handle.read(24) == b"version https://git-lfs."
 
 
 def check_adapter(ref: ModelRef, config: Any) -> None:
@@ -155,3 +179,54 @@ def check_adapter(ref: ModelRef, config: Any) -> None:
                 f"adapter {ref.adapter} does not fit {ref.source}: {path} takes {side}put size {there} in the base, "
                 f"{wanted} in the adapter"
             )
+
+
+def check_all_loaded(source: str, model: Any, info: Mapping[str, Any]) -> None:
+    """Raise UserError where a parameter was not in the checkpoint: transformers would leave it at random values.
+
+    info: what `from_pretrained(..., output_loading_info=True)` returns beside the model. A tied head counts as loaded
+    with the embedding that it shares. Buffers are no parameters.
+    """
+    lacking = {str(key) for key in info["missing_keys"]} | {str(key[0]) for key in info["mismatched_keys"]}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    loaded = {id(parameter) for name, parameter in parameters.items() if name not in lacking}
+    lost = [name for name, parameter in parameters.items() if name in lacking and id(parameter) not in loaded]
+    if lost:
+        raise UserError(
+            f"{source}: {len(lost)} of {len(parameters)} parameters are not in its weights, or in another size "
+            f"(first: {lost[0]}): the files are not all there, or config.json describes another model"
+        )
+    unused = sorted(map(str, info["unexpected_keys"]))
+    if unused:
+        LOG.warning(
+            "%s: %d weights in its files are not part of the model that config.json describes (first: %s)",
+            source, len(unused), unused[0],
+        )  # fmt: skip
+
+
+def with_adapter(model: Any, adapter: Path) -> Any:
+    """Return the model with a LoRA adapter on top. UserError unless all of the adapter, and nothing else, is in it."""
+    from peft import PeftModel, get_peft_model_state_dict
+
+    base = {f"base_model.model.{name}" for name in model.state_dict()}
+    with warnings.catch_warnings():  # of what is missing: said below, as an error
+        warnings.filterwarnings("ignore", message="Found missing adapter keys")
+        model = PeftModel.from_pretrained(model, str(adapter))
+    # PEFT drops what it does not know and leaves at its start what it does not find.
+    there = set(safetensors_shapes(adapter / "adapter_model.safetensors"))
+    wanted = set(get_peft_model_state_dict(model, save_embedding_layers=False))
+    unused, lost = sorted(there - wanted - base), sorted(wanted - there)
+    if unused or lost:
+        parts = [
+            f"{len(names)} of {total} {what} (first: {names[0]})"
+            for names, total, what in (
+                (unused, len(there), "weights in the file belong to nothing that adapter_config.json names"),
+                (lost, len(wanted), "weights that it names are not in the file"),
+            )
+            if names
+        ]
+        raise UserError(
+            f"adapter {adapter} does not fit its adapter_config.json: {'; '.join(parts)}. Save it with PEFT's "
+            "save_pretrained, whose names begin with base_model.model."
+        )
+    return model

@@ -72,11 +72,47 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """Parse a JSON file that holds an object. UserError where it does not."""
+    document = read_json(path)
+    if not isinstance(document, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(document).__name__}")
+    return document
+
+
+def _read_config(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the sections of a train run's config.yaml that matter here. UserError where it is damaged."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UserError(f"{path}{line}: not valid YAML ({error.problem})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid YAML ({str(error).splitlines()[0]})") from None
+    if not isinstance(document, dict):
+        raise UserError(f"{path}: expected a mapping of sections, found {type(document).__name__}")
+    sections = {name: document.get(name) or {} for name in ("dataset", "training", "model")}
+    for name, section in sections.items():
+        if not isinstance(section, dict):
+            raise UserError(f"{path}: {name}: expected a mapping, found {type(section).__name__}")
+    for name, key in (
+        ("training", "max_completion_length"), ("training", "max_prompt_length"), ("model", "max_seq_length")
+    ):  # fmt: skip
+        value = sections[name].get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise UserError(f"{path}: {name}.{key}: expected a whole number, found {value!r}")
+    system = sections["dataset"].get("system_instruction")
+    if system is not None and not isinstance(system, str):
+        raise UserError(f"{path}: dataset.system_instruction: expected text, found {system!r}")
+    return sections
+
+
 def _adapter_base(folder: Path) -> str:
-    base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
-    if not base:
-        raise UserError(f"{folder}/adapter_config.json names no base model; add base_model_name_or_path")
-    return str(base)
+    path = folder / "adapter_config.json"
+    base = read_object(path).get("base_model_name_or_path")
+    if not base or not isinstance(base, str):
+        raise UserError(f"{path} names no base model; add base_model_name_or_path")
+    return base
 
 
 def _weights(folder: Path, **known: Any) -> ModelRef:
@@ -100,10 +136,8 @@ def _weights(folder: Path, **known: Any) -> ModelRef:
 
 
 def _train_run(run: Path, checkpoint: str | None) -> ModelRef:
-    record = read_json(run / "run.json")
-    config: dict[str, Any] = {}
-    if (run / "config.yaml").is_file():
-        config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")) or {}
+    record = read_object(run / "run.json")
+    config = _read_config(run / "config.yaml") if (run / "config.yaml").is_file() else {}
     if checkpoint in (None, "best", "final"):
         options = [checkpoint] if checkpoint else ["best", "final"]
         chosen = next((run / name for name in options if (run / name).is_dir()), None)
@@ -121,10 +155,11 @@ def _train_run(run: Path, checkpoint: str | None) -> ModelRef:
             there = sorted(p.name for p in (run / "checkpoints").glob("*") if p.is_dir())
             near = did_you_mean(checkpoint, ["best", "final", *there])
             raise UserError(f'train run {run} has no checkpoint "{checkpoint}".{near}')
-    dataset, training, model = (config.get(section) or {} for section in ("dataset", "training", "model"))
+    dataset, training, model = (config.get(section, {}) for section in ("dataset", "training", "model"))
     max_tokens = training.get("max_completion_length")
-    if max_tokens is None and "max_seq_length" in model and "max_prompt_length" in training:
-        max_tokens = model["max_seq_length"] - training["max_prompt_length"]
+    whole, prompt = model.get("max_seq_length"), training.get("max_prompt_length")
+    if max_tokens is None and whole is not None and prompt is not None:
+        max_tokens = whole - prompt
     warnings: tuple[str, ...] = ()
     if record.get("status") not in (None, "complete", "completed", "finished"):
         warnings = (f"train run {run.name} is {record['status']}: evaluating {chosen.name}/ as it is",)
@@ -145,10 +180,16 @@ def adapter_rank(ref: ModelRef) -> int | None:
     """Return the rank of the LoRA adapter, None without one. UserError where it is no LoRA adapter."""
     if ref.adapter is None:
         return None
-    settings = read_json(ref.adapter / "adapter_config.json")
+    path = ref.adapter / "adapter_config.json"
+    settings = read_object(path)
     if settings.get("peft_type") != "LORA":
         raise UserError(f"{ref.adapter}: only LoRA adapters are supported, found {settings.get('peft_type')}")
-    return max([int(settings.get("r", 8)), *(settings.get("rank_pattern") or {}).values()])
+    pattern = settings.get("rank_pattern") or {}
+    ranks = {"r": settings.get("r", 8), **pattern} if isinstance(pattern, dict) else {"rank_pattern": pattern}
+    for key, rank in ranks.items():
+        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+            raise UserError(f"{path}: {key}: expected a rank from 1 on, found {rank!r}")
+    return max(ranks.values())
 
 
 def serve_command(ref: ModelRef) -> str | None:

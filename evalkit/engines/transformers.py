@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from evalkit.engines.base import Generation, Sampling, Task, sample_seed
-from evalkit.engines.local import context_length, load_config
+from evalkit.engines.local import check_all_loaded, context_length, load_config, with_adapter
 from evalkit.engines.model_ref import ModelRef
 from rewards.support.errors import UserError
 from rewards.support.provenance import package_versions
@@ -147,10 +147,12 @@ class TransformersEngine:
         trust_remote_code: bool = False,
     ) -> None:
         import torch
+        from safetensors import SafetensorError
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
         logging.disable_progress_bar()  # of loading weights; our own table follows
+        logging.set_verbosity_error()  # its table of missing weights: `check_all_loaded` says it in a sentence
         self.ref, self.tokenizer, self.sampling = ref, tokenizer, sampling
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if dtype == "auto":
@@ -159,14 +161,18 @@ class TransformersEngine:
         self.dtype = dtype
         self.config = load_config(ref, trust_remote_code=trust_remote_code)
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                ref.source, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code, use_safetensors=True
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                ref.source,
+                dtype=getattr(torch, dtype),
+                trust_remote_code=trust_remote_code,
+                use_safetensors=True,
+                output_loading_info=True,
             )
+            model, info = loaded
+            check_all_loaded(ref.source, model, info)
             if ref.adapter is not None:
-                from peft import PeftModel
-
-                model = PeftModel.from_pretrained(model, str(ref.adapter))
-        except (OSError, ValueError, RuntimeError) as error:
+                model = with_adapter(model, ref.adapter)
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise UserError(
                 f"{ref.adapter or ref.source}: cannot be loaded ({' '.join(str(error).split())[:300]})"
             ) from None

@@ -87,6 +87,7 @@ def run_compare(settings: CompareSettings) -> None:
     from evalkit.report.latex import as_latex
     from evalkit.report.records import as_csv, as_json
     from evalkit.report.tables import as_markdown, as_rich
+    from evalkit.report.text import visible
 
     details = settings.details or ks is not None
     comparison = compare(
@@ -113,6 +114,9 @@ def run_compare(settings: CompareSettings) -> None:
         formats = {"markdown": as_markdown, "latex": as_latex, "csv": as_csv, "json": as_json}
         sys.stdout.write(formats[settings.format](comparison, details=details))
     sys.stdout.flush()
+    if settings.format == "csv":  # a file of numbers has no place for them
+        for note in comparison.all_notes:
+            print(f"note: {visible(note)}", file=sys.stderr)
     failed: UserError | None = None
     if settings.figures is not None:
         try:

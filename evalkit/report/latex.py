@@ -60,7 +60,7 @@ def _transliterated(text: str) -> str:
 def as_latex(comparison: Comparison, *, details: bool = False) -> str:
     """The tables for a paper, and with `details` one of every k per benchmark."""
     lines = [r"% \usepackage{booktabs,graphicx,textcomp}"]
-    lines += [f"% note: {visible(note)}" for note in comparison.notes]
+    lines += [f"% note: {visible(note)}" for note in comparison.all_notes]
     for column in comparison.metrics if comparison.tables else []:
         lines += ["", *_paper_table(comparison, column)]
     for table in comparison.tables if details else [table for table in comparison.tables if table.group]:
@@ -93,7 +93,9 @@ def _paper_table(comparison: Comparison, column: Column) -> list[str]:
 def _marks(comparison: Comparison) -> str:
     if comparison.baseline is None:
         return ""
-    return "Corrected p-values: * or † for p <= 0.05, doubled for 0.01, tripled for 0.001; * better, † worse. "
+    return (
+        "* better, † worse: corrected p <= 0.05 and the interval excludes 0; doubled for p <= 0.01, tripled for 0.001. "
+    )
 
 
 def _value(table: Table, method: str, column: Column, cell: Cell | None) -> str:

@@ -12,8 +12,7 @@ from evalkit.report.text import change, interval, p_text, percent, spread, visib
 
 def static_tables(comparison: Comparison) -> str:
     """Notes, one table per metric, verdicts, training, legend."""
-    notes = [*comparison.notes, *(f"{t.benchmark}: {note}" for t in comparison.benchmarks for note in t.notes)]
-    parts = [f'<p class="note">{_text(note)}</p>' for note in notes]
+    parts = [f'<p class="note">{_text(note)}</p>' for note in comparison.all_notes]
     for column in comparison.metrics if comparison.tables else []:
         parts.append(_paper_table(comparison, column))
     for method, words in verdicts(comparison):

@@ -32,14 +32,14 @@ def legend(comparison: Comparison) -> list[str]:
     lines.append(
         f"Baseline: {visible(comparison.baseline)} ({comparison.baseline_reason}). Second line of a cell: difference "
         f"to it in points, paired by question. Primary comparisons: {primary} against the baseline, per method on "
-        f"{count} benchmark{'s' * (count != 1)}, Holm-corrected jointly over them; ▲ better or ▼ worse at p <= {ALPHA} "
-        "after correction. Their intervals are at the level of that correction: an interval excludes 0 exactly where "
-        f"the mark stands. Test: {'; '.join(tests) or 'none'}. Everything else is exploratory: its own 95 % interval, "
+        f"{count} benchmark{'s' * (count != 1)}, Holm-corrected jointly over them; ▲ better or ▼ worse where p <= "
+        f"{ALPHA} after correction and the interval excludes 0. Their intervals are at the level of that correction. "
+        f"Test: {'; '.join(tests) or 'none'}. Everything else is exploratory: its own 95 % interval, "
         "uncorrected, never marked."
     )
     lines.append(
-        "Bold: best, and shown to be better than the second (p <= 0.05); underlined: second, and shown to be better "
-        "than the third. The average over benchmarks is not tested."
+        "Bold: best, and shown to be better than the second (p <= 0.05, and the interval excludes 0); underlined: "
+        "second, and shown to be better than the third. The average over benchmarks is not tested."
     )
     return lines
 

@@ -46,12 +46,7 @@ def as_rich(comparison: Comparison, width: int = 160, *, details: bool = False) 
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[RenderableType] = [Text(f"note: {visible(note)}", style="yellow") for note in comparison.notes]
-    parts += [
-        Text(f"note: {visible(table.benchmark)}: {visible(note)}", style="yellow")
-        for table in comparison.benchmarks
-        for note in table.notes
-    ]
+    parts: list[RenderableType] = [Text(f"note: {visible(note)}", style="yellow") for note in comparison.all_notes]
     if comparison.tables:
         for column in comparison.metrics:
             parts += [Text(""), *_paper_grids(comparison, column, width)]
@@ -168,12 +163,7 @@ def escaped(text: str) -> str:
 
 def as_markdown(comparison: Comparison, *, details: bool = False) -> str:
     """GitHub-flavoured Markdown."""
-    lines = [f"> **Note:** {escaped(note)}\n" for note in comparison.notes]
-    lines += [
-        f"> **Note:** {escaped(table.benchmark)}: {escaped(note)}\n"
-        for table in comparison.benchmarks
-        for note in table.notes
-    ]
+    lines = [f"> **Note:** {escaped(note)}\n" for note in comparison.all_notes]
     for column in comparison.metrics if comparison.tables else []:
         heads = [f"{escaped(table.benchmark)} ({table.questions:,})" for table in comparison.benchmarks]
         average = len(heads) > 1

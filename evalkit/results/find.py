@@ -6,6 +6,7 @@ for the eval runs made of it. Everything that makes a run unfit to read is a Use
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from functools import lru_cache
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.results.questions import load_questions
-from evalkit.results.record import EvalRecord, read_record
+from evalkit.results.record import IDENTITY, EvalRecord, read_record, setting
 from evalkit.results.run import EvalRun, TrainRun
 from rewards.support.errors import UserError, did_you_mean
 from rewards.support.files import check_schema_version, read_json
@@ -153,13 +154,33 @@ def _names_train_run(record: EvalRecord | None, folder: Path) -> bool:
     return Path(named).name == folder.resolve().name or Path(named).resolve() == folder.resolve()
 
 
+def _both(folder: Path) -> tuple[Path, Path]:
+    """The folder as it was given and as links lead to it: results/ or its parts may be links to a larger disk."""
+    return Path(os.path.abspath(folder)), folder.resolve()
+
+
+def _lies_in(record: EvalRecord, folder: Path) -> bool:
+    """Whether the weights that were evaluated lay in a train run's folder."""
+    places = [Path(place) for place in (record.model.adapter, record.model.source) if place]
+    return any(place.resolve().is_relative_to(folder.resolve()) for place in places)
+
+
 def _eval_runs_of(train: TrainRun, notes: list[str]) -> list[EvalRun]:
-    """The complete eval runs of a train run, beside it (results/train/X -> results/eval/*) or under results/."""
-    homes = {place.resolve() for place in (train.folder.resolve().parent.parent / "eval", RESULTS / "eval")}
+    """The complete eval runs of a train run: beside it (results/train/X -> results/eval/*), or under results/.
+
+    A name says nothing across projects: under this results/ another one's train run has those made of its folder.
+    """
+    beside = {place.parent.parent / "eval" for place in _both(train.folder)}
+    own = {place.resolve() for place in beside}
+    here = (RESULTS / "eval").resolve()
+    if train.folder.resolve().parent == (RESULTS / "train").resolve():
+        own.add(here)
     found = []
-    for entry in sorted(entry for home in homes for entry in _folders(home)):
+    for entry in sorted(entry for home in own | {here} for entry in _folders(home)):
         record = _peek(entry)
         if record is None or not _names_train_run(record, train.folder):
+            continue
+        if entry.parent not in own and not _lies_in(record, train.folder):
             continue
         if record.status != "complete":
             notes.append(f"{train.name}: eval run {entry.name} is incomplete and left out")
@@ -169,29 +190,40 @@ def _eval_runs_of(train: TrainRun, notes: list[str]) -> list[EvalRun]:
 
 
 def _train_run_of(run: EvalRun) -> TrainRun | None:
-    """The train run that an eval run names, where its folder is still there."""
+    """The train run that an eval run names, where its folder is still there.
+
+    It is looked for beside the eval run, under results/ for an eval run within the working directory, and where the
+    weights were: a run of that name elsewhere is another one.
+    """
     named = run.record.model.train_run
     if not named:
         return None
-    beside = run.folders[0].resolve().parent.parent / "train" / Path(named).name
-    for place in (Path(named), beside, RESULTS / "train" / Path(named).name):
+    name, folder = Path(named).name, run.folders[0]
+    places = [Path(named)] if Path(named).is_absolute() else []
+    places += [place.parent.parent / "train" / name for place in _both(folder)]
+    if any(place.is_relative_to(Path.cwd()) for place in _both(folder)):
+        places.append(RESULTS / "train" / name)
+    for weights in (run.record.model.adapter, run.record.model.source):
+        if weights and Path(weights).is_absolute():
+            places += [parent for parent in Path(weights).parents if parent.name == name]
+    for place in places:
         if (place / "run.json").is_file():
             return read_train_run(place)
     return None
 
 
 SETTINGS = (
-    "scoring", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty", "max_tokens", "n",
+    "scoring", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty", "max_tokens",
     "prompt", "chat template", "chat template kwargs", "verifier",
 )  # fmt: skip
 
 
 def settings(run: EvalRun) -> dict[str, Any]:
-    """What two runs must share to be comparable, by the name a reader knows it under."""
+    """What two runs must share to be comparable, by the name a reader knows it under; `n` belongs to a benchmark."""
     record = run.record
     return {
         "scoring": record.scoring,
-        **{key: getattr(record.sampling, key, None) for key in SETTINGS[1:9]},
+        **{key: getattr(record.sampling, key, None) for key in SETTINGS[1:8]},
         "prompt": record.prompt.hash if record.prompt.system is None else record.prompt.system,
         "chat template": record.prompt.chat_template_hash,
         "chat template kwargs": record.prompt.chat_template_kwargs,
@@ -199,20 +231,57 @@ def settings(run: EvalRun) -> dict[str, Any]:
     }
 
 
+def samples_per_question(run: EvalRun, benchmark: str) -> str:
+    """`64`: how many samples a question of the benchmark got, failed ones included; `2 to 8` where not all got one n.
+
+    Older records do not say it by benchmark: there it follows from the counts, or from the questions' own.
+    """
+    found: dict[str, None] = {}
+    for folder, record in zip(run.folders, run.records, strict=True):
+        entry = record.benchmarks.get(benchmark)
+        if entry is None:
+            continue
+        asked = entry.questions + len(entry.unscored_questions)
+        n = getattr(entry, "n", None)
+        if n is None and entry.samples and asked and (entry.samples + entry.unscored) % asked == 0:
+            n = (entry.samples + entry.unscored) // asked
+        if n is None:
+            each = load_questions(EvalRun(run.name, (folder,), (record,)), benchmark, "strict").n
+            n = f"{each.min()} to {each.max()}" if each.min() < each.max() else each.min()
+        found[str(n)] = None
+    return " and ".join(found)
+
+
 def _joined_for(train: TrainRun, found: list[EvalRun], notes: list[str]) -> EvalRun:
-    """The eval runs of a train run as one line; UserError where two measured the same thing."""
+    """The eval runs of a train run as one line; UserError where they are not parts of one evaluation."""
     try:
-        return _check_shards(_joined(train.name, [replace(run, train=train) for run in found]), notes)
-    except _Overlap:
+        run = _check_shards(_joined(train.name, [replace(run, train=train) for run in found]), notes)
+    except _NotOne as error:
         names = ", ".join(str(run.folders[0]) for run in found)
         raise UserError(
-            f'train run "{train.name}" has {len(found)} eval runs of the same questions ({names}): name the one to '
+            f'train run "{train.name}" has {len(found)} eval runs ({names}) that {error.reason}: name the one to '
             "compare"
         ) from None
+    _note_joined(run, found, notes)
+    return run
 
 
-class _Overlap(UserError):
-    """Two runs that would have to be one."""
+class _NotOne(UserError):
+    """Two runs that would have to be one; `reason` is a verb phrase."""
+
+    def __init__(self, name: str, places: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f'two runs are called "{name}" ({places}) and {reason}: rename one (its eval.json carries the name) or '
+            "pass the folder of the one you mean"
+        )
+
+
+def _note_joined(run: EvalRun, parts: list[EvalRun], notes: list[str]) -> None:
+    if len(parts) < 2:
+        return
+    unknown = " of recorded completions, which do not say what model wrote them" if _recorded(run.record) else ""
+    notes.append(f"{run.name}: {len(parts)} parts joined{unknown} ({', '.join(str(p.folders[0]) for p in parts)})")
 
 
 def _check_shards(run: EvalRun, notes: list[str]) -> EvalRun:
@@ -237,33 +306,58 @@ def _one_line_a_name(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
             raise UserError(f'run "{name}" is given twice ({twice}); name it once')
         if len(same) > 1:
             lines.append(_check_shards(_joined(name, same), notes))
-            notes.append(f"{name}: {len(same)} parts joined ({', '.join(str(run.folders[0]) for run in same)})")
+            _note_joined(lines[-1], same, notes)
         else:
             lines.append(_check_shards(same[0], notes))
     return lines
 
 
 def _joined(name: str, parts: list[EvalRun]) -> EvalRun:
-    """One run of parts that measured different questions under the same settings."""
+    """One run of parts that measured different questions of the same weights, sampled in the same way."""
     if len(parts) == 1:
         return replace(parts[0], name=name)
     places = " and ".join(str(folder) for part in parts for folder in part.folders)
     first = settings(parts[0])
     differing = [key for key in SETTINGS if any(settings(part)[key] != first[key] for part in parts[1:])]
+    for other in (record for part in parts[1:] for record in part.records):
+        differing += [text for text in _other_origin(parts[0].record, other) if text not in differing]
     if differing:
-        raise _Overlap(
-            f'two runs are called "{name}" ({places}) and differ in {", ".join(differing)}: rename one (its eval.json '
-            "carries the name) or pass the folder of the one you mean"
-        )
+        raise _NotOne(name, places, f"differ in {', '.join(differing)}")
     for benchmark in dict.fromkeys(b for part in parts for b in part.benchmarks):
+        ns = dict.fromkeys(samples_per_question(part, benchmark) for part in parts if benchmark in part.benchmarks)
+        if len(ns) > 1:
+            raise _NotOne(name, places, f"differ in n of {benchmark} ({', '.join(ns)})")
         seen: set[str] = set()
         for part in parts:
             ids = load_questions(part, benchmark, "strict").ids.tolist() if benchmark in part.benchmarks else []
             if not seen.isdisjoint(ids):
-                raise _Overlap(
-                    f'two runs are called "{name}" and share questions of {benchmark} ({places}): rename one (its '
-                    "eval.json carries the name) or pass the folder of the one you mean"
-                )
+                raise _NotOne(name, places, f"share questions of {benchmark}")
             seen.update(ids)
     folders = tuple(folder for part in parts for folder in part.folders)
     return EvalRun(name, folders, tuple(r for part in parts for r in part.records), parts[0].train)
+
+
+_WEIGHTS = ("model.fingerprint", "model.source", "model.adapter", "model.train_run", "model.checkpoint")
+"""The first says what weights they are; the others say where they were, for weights without a fingerprint."""
+_HOW = tuple(key for key in IDENTITY if key.partition(".")[0] in ("engine", "sampling"))
+
+
+def _other_origin(one: EvalRecord, other: EvalRecord) -> list[str]:
+    """`model.fingerprint (a, b)` for each key in which samples come from other weights, or were drawn otherwise.
+
+    What SETTINGS hold is not said twice.
+    """
+    keys = list(_WEIGHTS)
+    if _recorded(one) and _recorded(other):
+        keys = []  # source and fingerprint are those of the file, which says nothing of the model
+    elif one.model.has_fingerprint and other.model.has_fingerprint:
+        keys = ["model.fingerprint"]
+    keys += [key for key in _HOW if key.partition(".")[2] not in SETTINGS]
+    if one.engine.compute_dtype and other.engine.compute_dtype:  # what `auto` came to counts, not the word
+        keys = ["engine.compute_dtype" if key == "engine.dtype" else key for key in keys]
+    pairs = {key: (setting(one, key), setting(other, key)) for key in keys}
+    return [f"{key} ({before}, {now})" for key, (before, now) in pairs.items() if before != now]
+
+
+def _recorded(record: EvalRecord) -> bool:
+    return record.engine.name == "recorded"

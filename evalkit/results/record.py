@@ -329,7 +329,7 @@ def check_identity(where: Path, old: EvalRecord, new: EvalRecord) -> None:
     differing = [
         f"{key} ({_short(before)} there, {_short(now)} now)"
         for key in IDENTITY
-        if (before := _setting(old, key)) != (now := _setting(new, key))
+        if (before := setting(old, key)) != (now := setting(new, key))
         and not (moved and key in ("model.source", "model.adapter"))
         and not (key == "engine.dtype" and before == "auto" and now == old.engine.compute_dtype)
     ]
@@ -350,7 +350,8 @@ def check_identity(where: Path, old: EvalRecord, new: EvalRecord) -> None:
         )
 
 
-def _setting(record: EvalRecord, key: str) -> Any:
+def setting(record: EvalRecord, key: str) -> Any:
+    """Return the value of a dotted key, e.g. `model.fingerprint`."""
     value: Any = record
     for part in key.split("."):
         value = getattr(value, part)

@@ -38,9 +38,13 @@ def write_eval(
     skip: int = 0,
     golds_from: int = 1,
     cut_off: bool = False,
+    failed: tuple[tuple[int, int], ...] = (),
     **settings: Any,
 ) -> Path:
-    """Write a complete eval run whose model solves question q with chance sigmoid(difficulty_q + skill)."""
+    """Write a complete eval run whose model solves question q with chance sigmoid(difficulty_q + skill).
+
+    failed: (question, sample) pairs that a server answered with an error.
+    """
     document: dict[str, Any] = {
         "schema_version": EVAL_SCHEMA_VERSION,
         "status": "complete",
@@ -91,6 +95,9 @@ def write_eval(
                         text = f"I think the answer is {answer}"
                     if hostile and q == 0 and j == 0:
                         text = HOSTILE + text
+                    if (q, j) in failed:
+                        generations.append(Generation(benchmark, problem.id, j, "", None, None, j, "HTTP 500"))
+                        continue
                     generations.append(
                         Generation(benchmark, problem.id, j, text, 20 + j, "length" if cut_off else "stop", j)
                     )

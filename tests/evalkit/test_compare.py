@@ -21,6 +21,7 @@ from evalkit.report.tables import as_rich
 from evalkit.results.find import find_runs
 from evalkit.results.questions import load_questions
 from evalkit.statistics import differences, holm, mean_interval, paired_difference
+from rewards.support.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -91,14 +92,33 @@ def test_tables_are_the_direct_calculation(home: Path) -> None:
         assert corrected == pytest.approx(holm(p).tolist())
 
 
-def test_verdict_interval_and_correction_agree(home: Path) -> None:
-    """Marked exactly where the corrected p-value is at most 5 %, and exactly where the interval excludes 0."""
-    for table in compared(home, "demo-base", "demo-sft", "demo-grpo", "demo-gtpo").tables:
-        for cell in table.cells.values():
-            if cell.paired is not None and cell.p_corrected is not None:
-                assert (cell.direction != 0) == (cell.p_corrected <= ALPHA)
-                assert (cell.direction != 0) == (not cell.paired.low <= 0 <= cell.paired.high)
-                assert cell.paired.level >= 1 - ALPHA
+def test_a_mark_implies_correction_and_interval(home: Path, tmp_path: Path) -> None:
+    """Marked exactly where the interval excludes 0, and only where the corrected p-value is at most 5 %.
+
+    The other way round does not hold: with few questions the interval may contain 0 where the exact test rejects.
+    """
+    for count in (6, 10):
+        for i, skill in enumerate((-2.0, 0.0, 1.5, 4.0)):
+            write_eval(tmp_path / f"results/eval/{count}-{i}", skill=skill, seed=i, benchmarks={"few": count}, n=4)
+    marked, unmarked = 0, 0
+    for where, names in (
+        (home, ("demo-base", "demo-sft", "demo-grpo", "demo-gtpo")),
+        (tmp_path, tuple(f"6-{i}" for i in range(4))),
+        (tmp_path, tuple(f"10-{i}" for i in range(4))),
+    ):
+        for baseline in names:
+            for table in compared(where, *names, baseline=baseline).tables:
+                for cell in table.cells.values():
+                    if cell.paired is None or cell.p_corrected is None:
+                        continue
+                    assert (cell.direction != 0) == (not cell.paired.low <= 0 <= cell.paired.high)
+                    assert cell.paired.level >= 1 - ALPHA
+                    if cell.direction:
+                        assert cell.p_corrected <= ALPHA
+                        marked += 1
+                    unmarked += cell.direction == 0 and cell.p_corrected <= ALPHA
+    assert marked > 5
+    assert unmarked > 0, "no case in which test and interval part: the legend could say less"
 
 
 def test_holm_levels_reject_where_holm_rejects() -> None:
@@ -153,7 +173,10 @@ def test_default_baseline_is_stated(home: Path) -> None:
     assert compared(home, "demo-gtpo", "demo-grpo", baseline="gtpo").baseline == "demo-gtpo"
     ran = gtpo("compare", "demo-gtpo", "demo-sft", "demo-grpo", cwd=home)
     assert ran.returncode == 0, ran.stderr
-    assert "Baseline: demo-grpo (the first trained with grpo;" in " ".join(ran.stdout.split())
+    said = " ".join(ran.stdout.split())
+    assert "Baseline: demo-grpo (the first trained with grpo;" in said
+    assert "▲ better or ▼ worse where p <= 0.05 after correction and the interval excludes 0." in said
+    assert "exactly where" not in said
 
 
 def test_table_shows_emphasis_only_where_significant(home: Path) -> None:
@@ -326,6 +349,31 @@ def test_other_settings_are_never_merged_in_silence(seeds_home: Path) -> None:
     assert any("a training seed occurs twice" in note for note in document["notes"])
 
 
+def test_weights_of_another_kind_are_no_seed(tmp_path: Path) -> None:
+    """best/ is chosen by accuracy, final/ is not: runs of both are not merged in silence, whatever their seeds."""
+    for seed in range(2):
+        write_train(tmp_path / f"results/train/gtpo-s{seed}", steps=5, seed=seed)
+        for kind in ("best", "final"):
+            write_eval(tmp_path / f"results/eval/{kind}-s{seed}", train_run=f"gtpo-s{seed}", model__checkpoint=kind,
+                       benchmarks={"arithmetic": 10}, seed=seed)  # fmt: skip
+
+    def compared(*names: str, **options: list[str]):
+        runs, trains, notes = find_runs([str(tmp_path / "results/eval" / name) for name in names])
+        return compare(runs, trains, notes=notes, **options)
+
+    apart = compared("best-s0", "final-s1")
+    assert [len(method.runs) for method in apart.methods] == [1, 1]
+    assert any("shown apart: they are of different checkpoints (best, final)" in note for note in apart.notes)
+    assert any("the checkpoints differ (best-s0: best; final-s1: final)" in note for note in apart.notes)
+    four = compared("best-s0", "best-s1", "final-s0", "final-s1")
+    assert [[run.name for run in m.runs] for m in four.methods] == [["best-s0", "best-s1"], ["final-s0", "final-s1"]]
+    merged = compared("best-s0", "final-s1", labels=["GTPO=best-s0,final-s1"])
+    assert [len(method.runs) for method in merged.methods] == [2]
+    wanted = "GTPO: its runs are of different checkpoints (best-s0: best, final-s1: final)"
+    assert any(note.startswith(wanted) for note in merged.notes)
+    assert not any("checkpoint" in note for note in compared("best-s0", "best-s1").notes)
+
+
 def test_group_by_none_and_labels(seeds_home: Path) -> None:
     def methods(*arguments: str) -> list[tuple[str, int]]:
         ran = gtpo("compare", *ALL, *arguments, "--format", "json", cwd=seeds_home)
@@ -391,7 +439,7 @@ def test_default_ks(n: int, asked: list[int] | None, shown: list[int]) -> None:
 MISMATCHES = {
     "temperature": {"sampling__temperature": 0.6},
     "prompt": {"prompt__system": "Other."},
-    "n": {"n": 4},
+    "n of arithmetic": {"n": 4},
     "max_tokens": {"sampling__max_tokens": 128, "cut_off": True},
     "verifier": {"verifier__version": "2"},
     "chat template": {"prompt__chat_template_hash": "c1"},
@@ -407,9 +455,9 @@ def test_other_settings_are_refused_by_name(setting: str, tmp_path: Path) -> Non
     runs, trains, _ = find_runs([str(tmp_path / "one"), str(tmp_path / "two")])
     allowed = compare(runs, trains, allow_mismatch=True)
     assert [note for note in allowed.notes if f"not like for like: {setting} differs" in note]
-    if setting == "n":
+    if setting.startswith("n "):
         ran = gtpo("compare", tmp_path / "one", tmp_path / "two", "--allow-mismatch", cwd=tmp_path)
-        assert "note: not like for like: n differs (one: 8; two: 4)" in ran.stdout
+        assert "note: not like for like: n of arithmetic differs (one: 8; two: 4)" in ran.stdout
 
 
 def assert_refused(ran: subprocess.CompletedProcess[str], *words: str) -> None:
@@ -435,6 +483,46 @@ def test_scoring_differs(tmp_path: Path) -> None:
     assert_refused(gtpo("compare", tmp_path / "one", tmp_path / "two", cwd=tmp_path), "scoring differs", "--scoring")
     ran = gtpo("compare", tmp_path / "one", tmp_path / "two", "--scoring", "lenient", "--format", "json", cwd=tmp_path)
     assert json.loads(ran.stdout)["scoring"] == "lenient"
+
+
+def test_n_is_compared_by_benchmark(tmp_path: Path) -> None:
+    """A run's record has one n, the most of any benchmark; what was sampled of each is in its own figures."""
+    write_eval(tmp_path / "a/one", benchmarks={"arithmetic": 10}, n=8)
+    write_eval(tmp_path / "b/one", benchmarks={"hard": 10}, n=2, sampling__n=8)
+    write_eval(tmp_path / "two", benchmarks={"arithmetic": 10, "hard": 10}, n=8)
+    write_eval(tmp_path / "three", benchmarks={"arithmetic": 10}, n=8)
+    runs, trains, _ = find_runs([str(tmp_path / name) for name in ("a/one", "b/one", "two")])
+    with pytest.raises(UserError, match=r"n of hard differs \(one: 2; two: 8\)"):
+        compare(runs, trains)
+    assert any("n of hard differs" in note for note in compare(runs, trains, allow_mismatch=True).notes)
+    runs, trains, _ = find_runs([str(tmp_path / name) for name in ("a/one", "b/one", "three")])
+    assert compare(runs, trains).shared_settings["n"] == "arithmetic: 8; hard: 2"
+    runs, trains, _ = find_runs([str(tmp_path / name) for name in ("two", "three")])
+    assert compare(runs, trains).shared_settings["n"] == 8
+    write_eval(tmp_path / "c/one", benchmarks={"hard": 10}, skip=10, n=4)
+    with pytest.raises(UserError, match=r"differ in n of hard \(2, 4\)"):
+        find_runs([str(tmp_path / name) for name in ("b/one", "c/one")])
+
+
+def test_unscored_samples_are_named_with_their_counts(tmp_path: Path) -> None:
+    lost = tuple((0, j) for j in range(8))  # all of one question
+    write_eval(tmp_path / "one", benchmarks={"arithmetic": 10}, method="grpo", failed=((0, 0), (0, 1), (3, 7)))
+    write_eval(tmp_path / "two", benchmarks={"arithmetic": 10})
+    write_eval(tmp_path / "three", benchmarks={"arithmetic": 10}, failed=lost)
+    note = "one: 3 of 80 samples are unscored (HTTP 500: 3) and left out of its figures."
+    for form, place in (("json", "tables"), ("table", ""), ("markdown", ""), ("latex", "")):
+        out = gtpo("compare", tmp_path / "one", tmp_path / "two", "--format", form, cwd=tmp_path).stdout
+        if form == "json":
+            (table,) = json.loads(out)[place]
+            assert [text for text in table["notes"] if text.startswith(note)]
+        else:
+            assert f"arithmetic: {note}" in " ".join(out.split())
+    ran = gtpo("compare", tmp_path / "one", tmp_path / "two", "--format", "csv", cwd=tmp_path)
+    assert f"note: arithmetic: {note}" in ran.stderr
+    runs, trains, _ = find_runs([str(tmp_path / "one"), str(tmp_path / "three")])
+    (table,) = compare(runs, trains, allow_mismatch=True).tables
+    assert any("three: 8 of 80 samples" in text and "1 question without a scored sample is left out" in text
+               for text in table.notes)  # fmt: skip
 
 
 def test_other_questions(tmp_path: Path) -> None:
@@ -490,7 +578,7 @@ def test_newer_schema(tmp_path: Path) -> None:
 
 def test_two_runs_with_one_name(tmp_path: Path) -> None:
     write_eval(tmp_path / "a" / "run")
-    write_eval(tmp_path / "b" / "run", seed=1)
+    write_eval(tmp_path / "b" / "run", skill=1)
     ran = gtpo("compare", tmp_path / "a" / "run", tmp_path / "b" / "run", cwd=tmp_path)
     assert_refused(ran, 'two runs are called "run"', "share questions of arithmetic")
     ran = gtpo("compare", tmp_path / "a" / "run", tmp_path / "a" / "run", cwd=tmp_path)
@@ -510,6 +598,55 @@ def test_shards_of_one_run_are_joined(tmp_path: Path) -> None:
     assert any("2 parts joined" in note for note in document["notes"])
     ran = gtpo("compare", runs / "run-shard-2-of-2", "whole", "--allow-mismatch", cwd=tmp_path)
     assert "note: run: shard 1 of 2 is missing" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model__fingerprint": "b" * 16}, [f"model.fingerprint ({'a' * 16}, {'b' * 16})"]),
+        ({"model__source": "other"}, ["model.fingerprint", "model.source (tiny, other)"]),
+        ({"model__checkpoint": "final"}, ["model.fingerprint", "model.checkpoint (best, final)"]),
+        ({"sampling__seed": 5}, ["sampling.seed (0, 5)"]),
+        ({"engine__compute_dtype": "bfloat16"}, ["engine.compute_dtype (float32, bfloat16)"]),
+        ({"engine__name": "vllm"}, ["engine.name (transformers, vllm)"]),
+    ],
+)
+def test_parts_of_other_weights_or_sampling_are_not_joined(settings: dict, words: list[str], tmp_path: Path) -> None:
+    """One name is no proof of one model: parts are joined only where their weights and their sampling agree."""
+    same = {"model__fingerprint": "a" * 16, "model__checkpoint": "best", "engine__compute_dtype": "float32"}
+    if "model__source" in settings or "model__checkpoint" in settings:  # weights without a fingerprint on one side
+        settings = settings | {"model__fingerprint": None}
+    write_eval(tmp_path / "a/run", benchmarks={"arithmetic": 5}, **same)
+    write_eval(tmp_path / "b/run", benchmarks={"hard": 5}, **(same | settings))
+    with pytest.raises(UserError) as error:
+        find_runs([str(tmp_path / "a/run"), str(tmp_path / "b/run")])
+    for word in ('two runs are called "run"', "rename one", *words):
+        assert word in str(error.value)
+
+
+def test_parts_of_the_same_weights_are_joined_wherever_they_lay(tmp_path: Path) -> None:
+    same = {"model__fingerprint": "a" * 16, "engine__compute_dtype": "float32"}
+    write_eval(tmp_path / "a/run", benchmarks={"arithmetic": 5}, engine__dtype="auto", **same)
+    write_eval(tmp_path / "b/run", benchmarks={"hard": 5}, model__source="/mnt/tiny", engine__dtype="float32", **same)
+    write_eval(tmp_path / "c", benchmarks={"arithmetic": 5, "hard": 5}, engine__hardware="gpu", engine__dtype="float32")
+    runs, trains, notes = find_runs([str(tmp_path / name) for name in ("a/run", "b/run", "c")])
+    assert [(run.name, run.benchmarks) for run in runs] == [
+        ("run", ["arithmetic", "hard"]),
+        ("c", ["arithmetic", "hard"]),
+    ]
+    assert any("run: 2 parts joined" in note for note in notes)
+    found = compare(runs, trains, notes=notes).notes
+    # What differs inside a joined run is named too, though its first part agrees with the other run.
+    assert any("engine.dtype (run: auto and float32; c: float32)" in note for note in found)
+    assert any("engine.hardware (run: cpu; c: gpu)" in note for note in found)
+
+
+def test_recorded_parts_do_not_say_whose_they_are(tmp_path: Path) -> None:
+    for place, benchmark in (("a", "arithmetic"), ("b", "hard")):
+        write_eval(tmp_path / place / "run", benchmarks={benchmark: 5}, engine__name="recorded",
+                   model__source=f"{benchmark}.jsonl", model__fingerprint=place * 16)  # fmt: skip
+    _, _, notes = find_runs([str(tmp_path / "a/run"), str(tmp_path / "b/run")])
+    assert any("2 parts joined of recorded completions, which do not say what model wrote them" in n for n in notes)
 
 
 @pytest.mark.parametrize(

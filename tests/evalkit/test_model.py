@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evalkit.engines.model_ref import fingerprint, resolve_model
+from evalkit.engines.model_ref import adapter_rank, fingerprint, resolve_model
 from rewards.support.errors import UserError
 
 
@@ -56,6 +56,45 @@ def test_a_run_without_best_or_without_end(tmp_path: Path) -> None:
     (tmp_path / "new/run.json").write_text('{"status": "running"}')
     with pytest.raises(UserError, match=r"has no best/ or final/ yet \(status: running\)"):
         resolve_model(str(tmp_path / "new"))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("config.yaml", b"dataset: {\nmodel: [1", r"config\.yaml:\d: not valid YAML"),
+        ("config.yaml", b"\xff\xfe", r"config\.yaml: not valid YAML"),
+        ("config.yaml", b"[1]", r"config\.yaml: expected a mapping of sections, found list"),
+        ("config.yaml", b"dataset: 3", r"config\.yaml: dataset: expected a mapping, found int"),
+        ("config.yaml", b"dataset: {system_instruction: 3}", r"system_instruction: expected text, found 3"),
+        ("config.yaml", b"training: {max_completion_length: many}", r"max_completion_length: .*whole number.*'many'"),
+        ("run.json", b"[1]", r"run\.json: expected a JSON object, found list"),
+        ("run.json", b"{", r"run\.json:1:2: not valid JSON"),
+    ],
+)
+def test_a_damaged_train_run_is_named(file: str, content: bytes, words: str, tmp_path: Path) -> None:
+    run = train_run(tmp_path / "run")
+    (run / file).write_bytes(content)
+    with pytest.raises(UserError, match=words):
+        resolve_model(str(run))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ([], r"adapter_config\.json: expected a JSON object, found list"),
+        ({"base_model_name_or_path": 3}, "names no base model"),
+        ({"r": "x"}, r"adapter_config\.json: r: expected a rank from 1 on, found 'x'"),
+        ({"r": 8, "rank_pattern": {"q_proj": 0}}, r"q_proj: expected a rank from 1 on, found 0"),
+        ({"rank_pattern": [1]}, r"rank_pattern: expected"),
+    ],
+)
+def test_a_damaged_adapter_config_is_named(config: object, words: str, tmp_path: Path) -> None:
+    base = weights(tmp_path / "base")
+    (tmp_path / "adapter").mkdir()
+    whole = {"base_model_name_or_path": str(base), "peft_type": "LORA"} | config if isinstance(config, dict) else config
+    (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(whole))
+    with pytest.raises(UserError, match=words):
+        adapter_rank(resolve_model(str(tmp_path / "adapter")))
 
 
 def test_adapters(tmp_path: Path) -> None:

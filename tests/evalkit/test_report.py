@@ -17,6 +17,7 @@ from test_compare import assert_refused, gtpo
 
 from evalkit.comparison.compare import compare
 from evalkit.comparison.training_curves import Curve, method_bands, read_curves, summary
+from evalkit.engines.model_ref import fingerprint
 from evalkit.report.excerpts import choose_groups, choose_samples, rank_questions
 from evalkit.report.figures import write_figures
 from evalkit.report.page import embedded, render
@@ -175,9 +176,67 @@ def test_train_run_with_two_evaluations(tmp_path: Path) -> None:
     write_eval(tmp_path / "results/eval/run-hard", benchmarks={"hard": 10}, train_run="run")
     ran = gtpo("compare", "run", "--format", "json", cwd=tmp_path)
     assert [table["benchmark"] for table in json.loads(ran.stdout)["tables"]] == ["arithmetic", "hard"]
+    assert any("run: 2 parts joined (" in note for note in json.loads(ran.stdout)["notes"])
     write_eval(tmp_path / "results/eval/run-again", benchmarks={"hard": 10}, train_run="run", seed=1)
     ran = gtpo("compare", "run", cwd=tmp_path)
-    assert_refused(ran, 'train run "run" has 3 eval runs of the same questions', "eval/run-again")
+    assert_refused(ran, 'train run "run" has 3 eval runs', "eval/run-again", "differ in sampling.seed (0, 1)")
+    write_eval(tmp_path / "results/eval/run-twice", benchmarks={"hard": 10}, train_run="run")
+    (tmp_path / "results/eval/run-again/eval.json").unlink()
+    ran = gtpo("compare", "run", cwd=tmp_path)
+    assert_refused(ran, "that share questions of hard: name the one to compare")
+
+
+def test_a_train_run_of_the_same_name_in_another_project_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for project in ("p1", "p2"):
+        write_train(tmp_path / project / "results/train/run", steps=5)
+    made = {"benchmarks": {"arithmetic": 5}, "train_run": "run"}
+    write_eval(tmp_path / "p2/results/eval/run", model__source="results/train/run/best", **made)
+    monkeypatch.chdir(tmp_path / "p2")
+    runs, trains, notes = find_runs(["../p1/results/train/run"])
+    assert (runs, len(trains)) == ([], 1)
+    assert "no eval run yet" in notes[0]
+    write_eval(tmp_path / "p1/results/eval/run", **made)
+    (run,), _, _ = find_runs(["../p1/results/train/run"])
+    assert run.folders[0].resolve() == tmp_path / "p1/results/eval/run"
+    # By its path a run of elsewhere is found here, where this project evaluated it.
+    write_train(tmp_path / "p3/train/other", steps=5)
+    made["train_run"] = "other"
+    write_eval(tmp_path / "p2/results/eval/other", model__source=str(tmp_path / "p3/train/other/best"), **made)
+    (run,), (train,), _ = find_runs([str(tmp_path / "p3/train/other")])
+    assert (run.name, train.folder) == ("other", tmp_path / "p3/train/other")
+    (run,), (train,), _ = find_runs(["results/eval/other"])
+    assert train.folder == tmp_path / "p3/train/other"
+    # An eval run of p1 whose train run is gone does not get the curves of p2's.
+    shutil.rmtree(tmp_path / "p1/results/train/run")
+    (run,), trains, _ = find_runs(["../p1/results/eval/run"])
+    assert (run.train, trains) == (None, [])
+
+
+def test_weights_that_changed_since_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights trained again under the same name; none where they were deleted, or published without."""
+    monkeypatch.chdir(tmp_path)
+    train = write_train(tmp_path / "results/train/run", steps=5)
+    (train / "best").mkdir()
+    (train / "best/model.safetensors").write_bytes(b"as evaluated")
+    made = {"benchmarks": {"arithmetic": 5}, "train_run": "run", "model__checkpoint": "best"}
+    print_of = fingerprint(train / "best")
+    write_eval(tmp_path / "results/eval/run", model__fingerprint=print_of, **made)
+    write_eval(tmp_path / "lora", model__fingerprint=f"{'b' * 16}-{print_of}", model__adapter="best", **made)
+
+    def noted(name: str) -> list[str]:
+        runs, trains, notes = find_runs([name])
+        return [note for note in compare(runs, trains, notes=notes).notes if "have changed since" in note]
+
+    assert noted("run") == noted("lora") == []
+    (train / "best/model.safetensors").write_bytes(b"trained again")
+    for name in ("run", "lora"):
+        (note,) = noted(name)
+        assert note.startswith(f"{name}: the weights in ")
+        assert "gtpo eval" in note
+    shutil.rmtree(train / "best")
+    assert noted("run") == noted("lora") == []
 
 
 def test_train_run_alone_shows_its_training(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +11,12 @@ import pytest
 import torch
 
 from evalkit.engines.base import Generation, Sampling, Task, sample_seed
-from evalkit.engines.local import chat_template, load_tokenizer, render
+from evalkit.engines.local import chat_template, load_config, load_tokenizer, render
 from evalkit.engines.model_ref import resolve_model
 from evalkit.engines.transformers import TransformersEngine, draw_tokens, plan_batches, sample_blocks
 from rewards.data.arithmetic import arithmetic_problems
 from rewards.data.prompt import chat_messages
+from rewards.support.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -142,3 +145,133 @@ def test_a_long_completion_outgrows_the_first_buffer(tiny_model: Path, tokenizer
         inputs = torch.tensor([task.prompt.ids])
         out = source.model.generate(inputs, max_new_tokens=150, do_sample=False, eos_token_id=10**6)
         assert ours[task.question_id, 0].text == tokenizer.decode(out[0, inputs.shape[1] :], skip_special_tokens=True)
+
+
+# --- weights that are not all there ------------------------------------------------------------------------------
+
+
+def without(model: Path, copy: Path, lost: str) -> Path:
+    """A copy of a model folder without the tensors whose name contains `lost`."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, copy)
+    tensors = load_file(model / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if lost not in name}
+    assert len(kept) < len(tensors)
+    save_file(kept, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
+
+
+def load(folder: Path, tokenizer) -> TransformersEngine:  # type: ignore[no-untyped-def]
+    return TransformersEngine(resolve_model(str(folder)), tokenizer, sampling(1.0, 1.0), rows=4)
+
+
+@pytest.mark.parametrize("lost", ["layers.0.", "lm_head", "norm.weight"])
+def test_missing_weights_are_refused(lost: str, tiny_model: Path, tokenizer, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match=rf"parameters are not in its weights.*first: .*{lost}"):
+        load(without(tiny_model, tmp_path / "model", lost), tokenizer)
+
+
+def test_weights_of_another_size_are_refused(tiny_model: Path, tokenizer, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    shutil.copytree(tiny_model, tmp_path / "model")
+    config = json.loads((tiny_model / "config.json").read_text())
+    (tmp_path / "model/config.json").write_text(json.dumps(config | {"intermediate_size": 32}))
+    with pytest.raises(UserError, match=r"cannot be loaded|in another size"):
+        load(tmp_path / "model", tokenizer)
+
+
+def test_a_tied_head_is_not_missing(tiny_model: Path, tokenizer, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    folder = without(tiny_model, tmp_path / "tied", "lm_head")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    model = load(folder, tokenizer).model
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+@pytest.fixture(scope="module")
+def lora(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter that does something, as PEFT saves it."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM"))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.5)
+    folder = tmp_path_factory.mktemp("lora")
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_a_whole_adapter_is_loaded(lora: Path, tiny_model: Path, tokenizer) -> None:  # type: ignore[no-untyped-def]
+    from safetensors.torch import load_file
+
+    stored = load_file(lora / "adapter_model.safetensors")
+    there = dict(load(lora, tokenizer).model.named_parameters())
+    for name, tensor in stored.items():
+        assert torch.equal(there[name.replace(".weight", ".default.weight")], tensor)
+
+
+def unprefixed(tensors: dict) -> dict:
+    return {name.removeprefix("base_model.model."): tensor for name, tensor in tensors.items()}
+
+
+def without_second_layer(tensors: dict) -> dict:
+    return {name: tensor for name, tensor in tensors.items() if "layers.1." not in name}
+
+
+def with_another_module(tensors: dict) -> dict:
+    more = {name.replace("q_proj", "k_proj"): t.clone() for name, t in tensors.items() if "layers.0.self_attn" in name}
+    return tensors | more
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (unprefixed, r"8 of 8 weights in the file belong to nothing.*8 of 8 weights that it names are not in the file"),
+        (without_second_layer, r": 4 of 8 weights that it names are not in the file \(first: .*layers\.1\."),
+        (with_another_module, r": 2 of 10 weights in the file belong to nothing .*k_proj"),
+    ],
+)
+def test_an_adapter_is_loaded_whole_or_refused(change, words: str, lora: Path, tokenizer, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    from safetensors.torch import load_file, save_file
+
+    copy = tmp_path / "adapter"
+    shutil.copytree(lora, copy)
+    save_file(change(load_file(lora / "adapter_model.safetensors")), copy / "adapter_model.safetensors")
+    with pytest.raises(UserError, match=words):
+        load(copy, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("model.safetensors", None, r"model\.safetensors: not a readable \.safetensors file"),
+        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", r"git lfs pull"),
+        ("config.json", b"[1]", r"config\.json: expected a JSON object, found list"),
+    ],
+)
+def test_damaged_model_files_are_named(
+    file: str, content: bytes | None, words: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Told by what is read first, before any weight; None: the file is cut off, as by a broken download."""
+    shutil.copytree(tiny_model, tmp_path / "model")
+    path = tmp_path / "model" / file
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if content is None else content)
+    with pytest.raises(UserError, match=words):
+        load_config(resolve_model(str(tmp_path / "model")))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(b"", "the file is empty"), (b" \n", "the file is empty"), (b"\xff\xfe", "not UTF-8 text")]
+)
+def test_chat_templates_that_are_none(content: bytes, words: str, tokenizer, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "chat.jinja").write_bytes(content)
+    with pytest.raises(UserError, match=f"--chat-template .*chat.jinja: {words}"):
+        chat_template(tokenizer, tmp_path / "chat.jinja")
+
+
+def test_a_chat_template_that_makes_nothing(tokenizer) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match="makes nothing of the prompt"):
+        render(tokenizer, "{% if false %}x{% endif %}", chat_messages("1 + 1"))
