@@ -135,7 +135,7 @@ function drawAnswer() {
       el("summary", {}, el("h3", {}, table.name), el("span", { class: "soft small" }, `${plural(table.questions, "question")}, ${plural(table.samples, "sample")} each, scoring ${data.scoring}`)),
       table.notes.map((note) => el("p", { class: "note" }, note)),
       headline(table), forest(table),
-      versus(table) && el("p", { class: "soft small" }, `Dot: difference, filled where it is shown. Line: its interval, paired by question. Grey field: differences too small for these questions to show with 80 % power. Marked: ${data.metrics[0]} only, after Holm's correction over the benchmarks.`)));
+      versus(table) && el("p", { class: "soft small" }, `Dot: difference, filled where it is shown. Line: its interval, paired by question. Grey field: differences too small for these questions to show with 80 % power. Marked: ${data.metrics[0]} only, where p <= 0.05 after Holm's correction over the benchmarks and the interval excludes 0.`)));
   });
 }
 on("baseline", drawAnswer);
