@@ -242,7 +242,7 @@ def samples_per_question(run: EvalRun, benchmark: str) -> str:
         if entry is None:
             continue
         asked = entry.questions + len(entry.unscored_questions)
-        n = getattr(entry, "n", None)
+        n = entry.n
         if n is None and entry.samples and asked and (entry.samples + entry.unscored) % asked == 0:
             n = (entry.samples + entry.unscored) // asked
         if n is None:

@@ -57,5 +57,6 @@ class EvalRun:
 
     @property
     def benchmarks(self) -> list[str]:
-        """Names of its benchmarks, in the order they were run."""
-        return list(dict.fromkeys(name for record in self.records for name in record.benchmarks))
+        """Names of its benchmarks, in the order they were run; those without metrics yet are left out."""
+        entries = (item for record in self.records for item in record.benchmarks.items())
+        return list(dict.fromkeys(name for name, entry in entries if entry.pass_at_k))

@@ -105,7 +105,8 @@ def write_eval(
             run.append(rows)
             run.add_problems({benchmark: problems})
             document["benchmarks"][benchmark] = {
-                "source": "generated", "questions": count, "checksum": checksum(problems), "excluded": []
+                "source": "generated", "questions": count, "checksum": checksum(problems), "excluded": [],
+                "n_asked": n,
             }  # fmt: skip
         record = write_results(run, EvalRecord.model_validate(document), write_eval.verifier)
         # What a test asks for instead of what a finished run says.
