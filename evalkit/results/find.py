@@ -247,7 +247,9 @@ def samples_per_question(run: EvalRun, benchmark: str) -> str:
             n = (entry.samples + entry.unscored) // asked
         if n is None:
             each = load_questions(EvalRun(run.name, (folder,), (record,)), benchmark, "strict").n
-            n = f"{each.min()} to {each.max()}" if each.min() < each.max() else each.min()
+            n = int(each.min())
+            found[f"{n} to {each.max()}" if n < each.max() else str(n)] = None
+            continue
         found[str(n)] = None
     return " and ".join(found)
 
