@@ -240,7 +240,7 @@ METRICS = (
         "below 0.05; above `rollout.logp_difference_alarm` (0.1) a warning comes",
         "The engine samples from another policy than the one that is trained: stale weights, another dtype or "
         "another temperature.",
-        when="gtpo and grpo, with rollouts by vLLM",
+        when="gtpo and grpo, with rollouts by vLLM; not where the objective's temperature is not the sampling one",
     ),
     Metric(
         "validation/pass@1", "fraction",
