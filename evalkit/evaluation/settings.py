@@ -163,7 +163,7 @@ class EvalSettings:
             "repetition_penalty": ("above 0", value > 0),
         }[name]
         if not fits or not math.isfinite(value):
-            raise UserError(f"{origin} must be {needed}, found {value}")
+            raise UserError(f"{origin} must be {needed}{' and finite' * fits}, found {value}")
         if name == "temperature" and value == 0 and self.n > 1 and self.completions is None:
             raise UserError(
                 f"{origin} 0 gives the same completion every time: sample once per question, not {self.n} times"
