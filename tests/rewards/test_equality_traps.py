@@ -40,6 +40,8 @@ not x in [0,2] || [0,2]
 x \notin [0,2] || [0,2]
 x \not\equiv 5 || 5
 not x = 5 || 5
+\pm x = 5 || x=5
+\pm x = 5 || 5
 \neg x = 5 || 5
 x \text{ is not} = 5 || 5
 wrong = 5 || 5
@@ -137,6 +139,7 @@ y=2x+1 || 2x+1
 She sold 72 clips || 72
 a total of 72 clips || 72
 10 different ways || 10
+x = \pm\sqrt{25} = \pm 5 || 5, -5
 4 years old || 4
 She made a profit of 12 dollars || 12
 The train leaves after 12 minutes || 12

@@ -253,6 +253,8 @@ def _read_relation(text: str, depth: int) -> Answer | None:
 
 def _read_equation(parts: list[str], depth: int) -> Answer | None:
     left = parts[0]
+    if _signs(left):  # `\pm x = 5` says nothing of x
+        return Words(" = ".join(parts))
     tuple_name = re.fullmatch(r"\(([^()]*)\)", left)
     if tuple_name and all(is_name(part) for part in tuple_name[1].split(",")):
         return Named(re.sub(r"\s", "", left), read(parts[-1], depth + 1))
