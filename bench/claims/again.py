@@ -77,7 +77,7 @@ def main() -> None:
     wanted = again.choose([twins[name].name for name in asked.runs])
     there = {run.name for run in wanted if run.weights is not None and run.weights.is_dir()}  # bases
     todo = [run for run in pending(again, wanted) if run.name not in there]
-    if kept := [str(again.record(run)) for run in wanted if again.record(run).is_file()]:
+    if kept := [str(again.record(run)) for run in wanted if run.method != "base" and again.record(run).is_file()]:
         print(f"not made now but by an earlier call; remove the file to make it again: {', '.join(kept)}")
     failed = run_all(again, todo, asked.jobs)
     if failed:
