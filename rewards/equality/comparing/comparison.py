@@ -172,7 +172,7 @@ class Comparison:
             p, g = self._in_order(p), self._in_order(g)
         if "tuple" in kinds:
             pair, other = (p, g) if p.kind == "tuple" else (g, p)
-            if len(other.items) == 1:  # `\\{(1, 2)\\}`
+            if len(other.items) == 1:  # `\{(1, 2)\}`
                 return self.equal(p, g.items[0]) if pair is p else self.equal(p.items[0], g)
             in_order = other.kind == "list" and other.joint != "or" and pair.brackets == "()"
             return in_order and self._ordered(p.items, g.items)

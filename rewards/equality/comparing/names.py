@@ -35,8 +35,9 @@ def assigned(answer: Answer) -> dict[str, Answer] | None:
         names = answer.name.strip("()").split(",")
         same = len(names) == len(answer.value.items) == len(set(names))
         return dict(zip(names, answer.value.items, strict=True)) if same and answer.value.kind == "tuple" else None
-    joined = isinstance(answer, Listing) and answer.kind == "list" and answer.joint != "or"
-    if isinstance(answer, Listing) and joined and distinct_names(answer.items) is not None:
+    if not isinstance(answer, Listing) or answer.kind != "list" or answer.joint == "or":
+        return None
+    if distinct_names(answer.items) is not None:
         named = {item.name: item.value for item in answer.items if isinstance(item, Named)}
         return None if indexed(list(named)) else named
     return None

@@ -137,7 +137,7 @@ def _typed_unit(match: re.Match[str], text: str) -> bool:
         return bool(match["space"]) and _PLAIN.fullmatch(text[: match.start()]) is not None
     if not match["space"]:
         return is_unit_word(phrase[0])
-    if text[: match.start()].endswith("\\pi"):  # `4\\pi abc` is a volume
+    if text[: match.start()].endswith("\\pi"):  # `4\pi abc` is a volume
         return all(is_unit_word(word) or word in POWER_WORDS for word in phrase)
     return all(
         len(word) >= 3 or is_unit_word(word) or word in POWER_WORDS or word.lower() in ("of", "a", "an", "in")

@@ -11,10 +11,11 @@ _PHRASE = re.compile(r".*\b(?:answer|solution)\s*(?:is|:|=)\s*:?\s*(.+)$", re.IG
 _NUMBER = re.compile(r"(?:(?<![\w.,])-)?\\?\$?\s?\d[\d,]*(?:\.\d+)?(?:\s?\\?%)?")
 _HEDGE = re.compile(r"\b(?:not|no|never|or|nor|less|more|least|most|than|cannot|wrong|instead|if)\b|n't", re.IGNORECASE)
 
-_DENIALS = words("wrong incorrect false except excluding unless without instead maybe perhaps possibly neither never")
+_DENIALS = NEGATIONS | words("maybe perhaps possibly")
+"""Words that, anywhere in the sentence, take its number back."""
 _PREPOSITIONS = words("to for from by at on up after before when if where about around and")
 _OPENERS = tuple(f"{word} " for word in sorted(_PREPOSITIONS | words("in of each every as with because")))
-_REVERSALS = NEGATIONS | words(
+_REVERSALS = words(
     "minus plus times negative inverse reciprocal opposite anything differs any "
     "divisible subtracted divided multiplied bigger larger smaller greater"
 )
