@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalkit.engines.base import Prompt
-from evalkit.engines.model_ref import ModelRef, adapter_rank, read_object
+from evalkit.engines.model_ref import ModelRef, adapter_rank
 from rewards.data.prompt import plain_chat_template
 from rewards.support.errors import UserError
-from rewards.support.files import read_json
+from rewards.support.files import read_json, read_json_object
 from rewards.support.log import LOG
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def load_config(ref: ModelRef, *, trust_remote_code: bool = False) -> Any:
 
     if ref.folder is not None:
         if (ref.folder / "config.json").is_file():
-            read_object(ref.folder / "config.json")
+            read_json_object(ref.folder / "config.json")
         for path in sorted(ref.folder.glob("*.safetensors")):
             safetensors_shapes(path)
     try:

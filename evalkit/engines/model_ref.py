@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from rewards.support.errors import UserError, did_you_mean
-from rewards.support.files import read_json
+from rewards.support.files import read_json_object
 
 TRAIN_RUNS = Path("results/train")
 
@@ -72,14 +72,6 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Parse a JSON file that holds an object. UserError where it does not."""
-    document = read_json(path)
-    if not isinstance(document, dict):
-        raise UserError(f"{path}: expected a JSON object, found {type(document).__name__}")
-    return document
-
-
 def _read_config(path: Path) -> dict[str, dict[str, Any]]:
     """Return the sections of a train run's config.yaml that matter here. UserError where it is damaged."""
     try:
@@ -109,7 +101,7 @@ def _read_config(path: Path) -> dict[str, dict[str, Any]]:
 
 def _adapter_base(folder: Path) -> str:
     path = folder / "adapter_config.json"
-    base = read_object(path).get("base_model_name_or_path")
+    base = read_json_object(path).get("base_model_name_or_path")
     if not base or not isinstance(base, str):
         raise UserError(f"{path} names no base model; add base_model_name_or_path")
     return base
@@ -136,7 +128,7 @@ def _weights(folder: Path, **known: Any) -> ModelRef:
 
 
 def _train_run(run: Path, checkpoint: str | None) -> ModelRef:
-    record = read_object(run / "run.json")
+    record = read_json_object(run / "run.json")
     config = _read_config(run / "config.yaml") if (run / "config.yaml").is_file() else {}
     if checkpoint in (None, "best", "final"):
         options = [checkpoint] if checkpoint else ["best", "final"]
@@ -181,7 +173,7 @@ def adapter_rank(ref: ModelRef) -> int | None:
     if ref.adapter is None:
         return None
     path = ref.adapter / "adapter_config.json"
-    settings = read_object(path)
+    settings = read_json_object(path)
     if settings.get("peft_type") != "LORA":
         raise UserError(f"{ref.adapter}: only LoRA adapters are supported, found {settings.get('peft_type')}")
     pattern = settings.get("rank_pattern") or {}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from gtpo.config.schema import ModelSection
 from rewards.support.errors import UserError
-from rewards.support.files import read_json
+from rewards.support.files import read_json_object
 
 
 @dataclass(frozen=True)
@@ -121,17 +121,9 @@ def find_weights(section: ModelSection, results: Path = Path("results")) -> Weig
     return Weights(name)
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Read a config.json or adapter_config.json. Raises UserError where it holds no JSON object."""
-    values = read_json(path)
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: must hold a JSON object, as save_pretrained writes it; found {type(values).__name__}")
-    return values
-
-
 def adapter_base(path: Path) -> str:
     """Return the base model that an adapter_config.json names. Raises UserError where it names none."""
-    base = read_config(path).get("base_model_name_or_path")
+    base = read_json_object(path).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise UserError(
             f"{path}: base_model_name_or_path is missing; set it to the model that the adapter was trained on"
@@ -144,7 +136,7 @@ def _check_config(folder: Path) -> None:
     if (folder / "adapter_config.json").is_file():
         adapter_base(folder / "adapter_config.json")
     if (folder / "config.json").is_file():
-        read_config(folder / "config.json")
+        read_json_object(folder / "config.json")
 
 
 def shape_of_config(values: dict[str, Any]) -> ModelShape | None:
@@ -214,7 +206,7 @@ def find_shape(section: ModelSection, source: str) -> tuple[ModelShape | None, s
     if adapter.is_file():
         return find_shape(section, adapter_base(adapter))
     if config.is_file():
-        return shape_of_config(read_config(config)), str(config)
+        return shape_of_config(read_json_object(config)), str(config)
     if known := KNOWN_MODELS.get(source.lower()):
         return known, "embedded table"
     return _from_hub(source)
@@ -228,5 +220,5 @@ def _from_hub(name: str) -> tuple[ModelShape | None, str]:
         file = hf_hub_download(name, "config.json")
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         return None, f"{name}: config.json not reachable ({type(error).__name__})"
-    shape = shape_of_config(read_config(Path(file)))
+    shape = shape_of_config(read_json_object(Path(file)))
     return shape, f"{name} on the Hub" if shape else f"{name}: not a dense decoder whose dimensions are known"

@@ -30,7 +30,7 @@ from rewards.support.files import (
     check_schema_version,
     flatten,
     lock_folder,
-    read_json,
+    read_json_object,
     write_json,
     write_text,
 )
@@ -101,12 +101,7 @@ class TrainFolder:
         """Return run.json, or an empty dict for a new folder. Raises UserError on a newer schema."""
         if not self.run_json.exists():
             return {}
-        run: Any = read_json(self.run_json)
-        if not isinstance(run, dict):
-            raise UserError(
-                f"{self.run_json}: expected a JSON object, found {type(run).__name__}. Restore the file, or move the "
-                "folder away"
-            )
+        run = read_json_object(self.run_json)
         check_schema_version(self.run_json, run.get("schema_version", 0), SCHEMA_VERSION)
         return run
 

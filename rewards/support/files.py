@@ -71,6 +71,14 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
 
 
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Parse a JSON file that holds an object. Raises UserError as `read_json` does, and where it holds none."""
+    document = read_json(path)
+    if not isinstance(document, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(document).__name__}")
+    return document
+
+
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     r"""Yield (line number, object) for each line of a JSONL (or .jsonl.gz) file; blank lines are skipped.
 

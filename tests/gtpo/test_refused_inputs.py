@@ -84,7 +84,7 @@ def broken(folder: Path, what: str) -> str:
         return "have other shapes than its config.json says"
     if what == "list":
         (folder / "config.json").write_text(json.dumps([config]))
-        return r"config\.json: must hold a JSON object"
+        return r"config\.json: expected a JSON object"
     (folder / "adapter_config.json").write_text("{}")
     return r"adapter_config\.json: base_model_name_or_path is missing"
 
