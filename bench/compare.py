@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from gtpo.evalkit.metrics import maj_at_all_k, pass_at_all_k
+from gtpo.evalkit.results.schema import EVAL_SCHEMA_VERSION, QUESTION_SCHEMA, SAMPLE_SCHEMA
+from gtpo.evalkit.statistics import mean_interval
 
-from evalkit.metrics import maj_at_all_k, pass_at_all_k
-from evalkit.results.schema import EVAL_SCHEMA_VERSION, QUESTION_SCHEMA, SAMPLE_SCHEMA
-from evalkit.statistics import mean_interval
-from rewards.support.files import write_json
+from gtpo.common.files import write_json
 
 N = 64
 SIZES = {"gsm8k": 1319, "math": 5000, "aime24": 30, "aime25": 30, "amc": 40}
@@ -195,7 +195,7 @@ def main() -> None:
         for seed, (name, method) in enumerate(zip(names, METHODS, strict=True)):
             with_samples = "math" if arguments.page and method in ("grpo", "gtpo") else None
             write_run(home / "results" / "eval" / name, method, seed, with_samples)
-        gtpo = [sys.executable, "-m", "cli", "compare"]
+        gtpo = [sys.executable, "-m", "gtpo", "compare"]
         bare = seconds([sys.executable, "-c", "import numpy"], arguments.rounds, home)
         rows.append({"what": "python -c 'import numpy'"} | bare)
         for what, chosen, extra in (

@@ -34,8 +34,8 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from gtpo.common.files import read_json, write_json
 from gtpo.conflict import ConflictWeights, conflict_weights
-from rewards.support.files import read_json, write_json
 
 SEED = 20250819
 SHARED_TOKENS = 12

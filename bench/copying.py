@@ -22,8 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rewards import Verdict, Verifier
-from rewards.support.files import read_jsonl, write_json
+from gtpo.rewards import Verdict, Verifier
+
+from gtpo.common.files import read_jsonl, write_json
 
 SETS = ("gsm8k_test", "gsm8k_train", "math_test", "math_train", "aime24", "aime25", "amc23", "amc_aimo83")
 _MATH = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gtpo.evalkit.statistics import differences, mean_interval, method_mean
 
 from bench.coverage_scenarios import METHODS, RUNS, Array, Rare, Scenario
-from evalkit.statistics import differences, mean_interval, method_mean
-from rewards.support.files import write_json
+from gtpo.common.files import write_json
 
 QUESTIONS = (6, 30, 64, 100, 1319)
 SEEDS = (3, 5, 10)

@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rewards.support.files import read_json, write_json
+from gtpo.common.files import read_json, write_json
 
 ARCHITECTURES = (80, 90, 100)
 WARPS = 4

@@ -34,8 +34,8 @@ import httpx
 import psutil
 import pyarrow.parquet as pq
 
-from rewards.support.files import write_json
-from rewards.support.provenance import package_versions
+from gtpo.common.files import write_json
+from gtpo.common.provenance import package_versions
 
 AFTER_SAMPLE_S = (0.2, 6.0)
 """Shortest and longest time from the first new sample since the last kill to the next kill."""
@@ -46,7 +46,10 @@ AFTER_KILL_S = (1.0, 15.0)
 AT_ANY_MOMENT = 0.25
 """That share."""
 
-EVAL = "import sys, evalkit.evaluation.pipeline as p; p.PART_ROWS = 1; import cli; sys.argv[0] = 'gtpo'; cli.app()"
+EVAL = (
+    "import sys, gtpo.evalkit.evaluation.pipeline as p; p.PART_ROWS = 1; "
+    "from gtpo import cli; sys.argv[0] = 'gtpo'; cli.app()"
+)
 """`gtpo` with a part for every lot of samples, so that what is on disk shows what has come."""
 
 QUIET = {
@@ -229,7 +232,7 @@ def main() -> None:
         folder = Path(scratch)
         model = random_model(folder / "model")
         reference = ["eval", str(model), "--engine", "vllm", *common, "--out", str(folder / "whole")]
-        subprocess.run([sys.executable, "-m", "cli", *reference], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, "-m", "gtpo", *reference], check=True, stdout=subprocess.DEVNULL)
         servers: list[VLLMServer] = []
         if arguments.engine == "ray":
             command = ["eval", str(model), "--engine", "ray", "--data-parallel-size", str(arguments.copies)]

@@ -55,8 +55,8 @@ from bench.conflict import with_temporaries
 from bench.loss_contenders import CONTENDERS, Case, Contender, Result
 from bench.loss_inputs import GROUP, SEED, check_reference, errors, float64_result, make_case
 from bench.loss_tables import blocks, page, table
-from rewards.support.files import read_json, write_json
-from rewards.support.packages import installed
+from gtpo.common.files import read_json, write_json
+from gtpo.common.packages import installed
 
 BUDGET = 2**30
 MODELS = {

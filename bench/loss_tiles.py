@@ -31,8 +31,8 @@ import torch
 from bench.loss import environment
 from bench.loss_contenders import Case, bare_matmuls, ours
 from bench.loss_inputs import make_case
+from gtpo.common.files import read_json, write_json
 from gtpo.kernels import chunks, torch_rows, vocabulary_tiles
-from rewards.support.files import read_json, write_json
 
 ROWS = (32, 64, 128, 256, 512)
 WIDTHS = (128, 256, 512, 1024, 2048, 4096)

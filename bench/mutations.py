@@ -21,9 +21,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from rewards import Verdict, Verifier
-from rewards.data.arithmetic import arithmetic_problems
-from rewards.support.files import read_jsonl
+from gtpo.rewards import Verdict, Verifier
+from gtpo.rewards.data.arithmetic import arithmetic_problems
+
+from gtpo.common.files import read_jsonl
 
 Label = Literal["equal", "unequal", "unsimplified"]
 

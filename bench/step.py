@@ -48,9 +48,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer
 from trl import GRPOConfig, GRPOTrainer
 
 from gtpo import GTPOConfig, GTPOTrainer
+from gtpo.common.files import write_json
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.run.libraries import quiet_libraries
-from rewards.support.files import write_json
 
 GROUP = 8
 PROMPT = 16

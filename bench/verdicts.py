@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rewards import Verifier, extract_answer
-from rewards.support.files import read_jsonl
+from gtpo.rewards import Verifier, extract_answer
+
+from gtpo.common.files import read_jsonl
 
 
 class Case(NamedTuple):

@@ -28,9 +28,10 @@ from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
+from gtpo.rewards import Verdict, Verifier, extract_answer
+
 from bench import mutations
-from rewards import Verdict, Verifier, extract_answer
-from rewards.support.files import read_json, read_jsonl, write_json
+from gtpo.common.files import read_json, read_jsonl, write_json
 
 Pair = tuple[str, str]  # completion, gold
 CONTENDERS = ("gtpo", "Math-Verify")

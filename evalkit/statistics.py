@@ -39,11 +39,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy import special
-
-from evalkit.permutation import mcnemar_p, regroup_p, sign_flip_p
-from evalkit.score_interval import (
+from gtpo.evalkit.permutation import mcnemar_p, regroup_p, sign_flip_p
+from gtpo.evalkit.score_interval import (
     Student,
     Trinomial,
     detectable_by_mcnemar,
@@ -53,6 +50,8 @@ from evalkit.score_interval import (
     t_quantile,
     trinomial,
 )
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
 
 LEVEL = 0.95
 """Coverage of every interval here."""

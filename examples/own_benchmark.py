@@ -3,7 +3,7 @@
 gtpo eval MODEL --benchmarks own_benchmark:times_tables
 """
 
-from rewards.data.problem import Problem
+from gtpo.rewards.data.problem import Problem
 
 
 def times_tables():

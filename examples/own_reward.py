@@ -1,12 +1,13 @@
 """A reward of your own, for `gtpo train` and for TRL's trainers alike.
 
-    gtpo train CONFIG.yaml --trainer.reward_funcs rewards.final_reward own_reward.brevity --trainer.reward_weights 1 0.5
+    gtpo train CONFIG.yaml --trainer.reward_funcs gtpo.rewards.final_reward own_reward.brevity \
+      --trainer.reward_weights 1 0.5
 
 The name is `file.function` (or `package.module.function`); the working directory is searched.
 """
 
-from rewards import extract_answer
-from rewards.completions import completion_text
+from gtpo.rewards import extract_answer
+from gtpo.rewards.completions import completion_text
 
 
 def brevity(completions, answer, log_metric=None, **columns):

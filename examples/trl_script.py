@@ -8,12 +8,12 @@ import argparse
 import tempfile
 
 from datasets import Dataset
+from gtpo.rewards import accuracy_reward, chat_messages, format_reward
+from gtpo.rewards.data.arithmetic import arithmetic_problems
 
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.config import BuiltModel
 from gtpo.inputs.tiny import build_tiny_model
-from rewards import accuracy_reward, chat_messages, format_reward
-from rewards.data.arithmetic import arithmetic_problems
 
 
 def main():

@@ -1,11 +1,11 @@
 """What a completion is worth: extract the answer, check the format, verify equality."""
 
-from rewards.data.prompt import chat_messages
-from rewards.extract import extract_answer, gsm8k_gold, last_boxed
-from rewards.format import format_ok
-from rewards.functions import accuracy_reward, final_reward, format_reward
-from rewards.published import published_correctness_reward, published_final_reward, published_format_reward
-from rewards.verify import Verdict, Verifier, default_verifier
+from gtpo.rewards.data.prompt import chat_messages
+from gtpo.rewards.extract import extract_answer, gsm8k_gold, last_boxed
+from gtpo.rewards.format import format_ok
+from gtpo.rewards.functions import accuracy_reward, final_reward, format_reward
+from gtpo.rewards.published import published_correctness_reward, published_final_reward, published_format_reward
+from gtpo.rewards.verify import Verdict, Verifier, default_verifier
 
 __all__ = [
     "Verdict",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from rewards.text import words
+from gtpo.rewards.text import words
 
 Scoring = Literal["strict", "lenient"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rewards.completions import Completion, completion_text, problem_text
-from rewards.extract import extract_answer
-from rewards.format import format_score
-from rewards.verify import Verdict, default_verifier
+from gtpo.rewards.completions import Completion, completion_text, problem_text
+from gtpo.rewards.extract import extract_answer
+from gtpo.rewards.format import format_score
+from gtpo.rewards.verify import Verdict, default_verifier
 
 CORRECT, INCORRECT = 10.0, 0.0
 """The paper's accuracy rewards."""

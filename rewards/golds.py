@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from rewards.verification.limits import reject_reason
-from rewards.verify import Verdict, Verifier, default_verifier
+from gtpo.rewards.verification.limits import reject_reason
+from gtpo.rewards.verify import Verdict, Verifier, default_verifier
 
 
 class UnverifiableGold(NamedTuple):

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rewards.checks import is_async
-from rewards.support.errors import UserError, did_you_mean
+from gtpo.rewards.checks import is_async
+
+from gtpo.common.errors import UserError, did_you_mean
 
 RewardFunction = Callable[..., list[float | None]]
 
@@ -91,7 +92,7 @@ def _check_signature(path: str, function: Callable[..., Any]) -> None:
 def load_rewards(paths: Sequence[str], weights: Sequence[float] | None = None) -> LoadedRewards:
     """Load several rewards with their weights (1 each if unset). Raises UserError on a mismatch."""
     if not paths:
-        raise UserError("trainer.reward_funcs is empty: name at least one reward, e.g. rewards.final_reward")
+        raise UserError("trainer.reward_funcs is empty: name at least one reward, e.g. gtpo.rewards.final_reward")
     if weights is not None and len(weights) != len(paths):
         raise UserError(f"trainer.reward_weights has {len(weights)} values for {len(paths)} reward_funcs")
     chosen = [1.0] * len(paths) if weights is None else [float(weight) for weight in weights]

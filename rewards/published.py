@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rewards.completions import Completion, completion_text
+from gtpo.rewards.completions import Completion, completion_text
 
 _ANSWER_SPAN = re.compile(r"<answer>(.*)</answer>", re.DOTALL)
 

@@ -17,10 +17,10 @@ from functools import lru_cache
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from rewards.extract import Scoring
-from rewards.verification.exact import decide_exactly, plain_number
-from rewards.verification.limits import reject_reason
-from rewards.verification.pool import WorkerPool
+from gtpo.rewards.extract import Scoring
+from gtpo.rewards.verification.exact import decide_exactly, plain_number
+from gtpo.rewards.verification.limits import reject_reason
+from gtpo.rewards.verification.pool import WorkerPool
 
 Pair = tuple[str | None, str]
 """(prediction, gold)"""

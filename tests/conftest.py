@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rewards.support.packages import installed
+from gtpo.common.packages import installed
 
 ROOT = Path(__file__).resolve().parent.parent
 

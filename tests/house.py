@@ -17,26 +17,26 @@ from typing import NamedTuple
 FLOORS = """
                                  cli
     gtpo  gtpo.doctor            evalkit
-    gtpo.run  gtpo.integrations  evalkit.report
-    gtpo.trainer                 evalkit.comparison  evalkit.evaluation
+    gtpo.run  gtpo.integrations  gtpo.evalkit.report
+    gtpo.trainer                 gtpo.evalkit.comparison  gtpo.evalkit.evaluation
     gtpo.plan
-    gtpo.inputs                  evalkit.results  evalkit.engines
-    gtpo.fused                   evalkit.statistics
-    gtpo.kernels  gtpo.entropy   evalkit.metrics
-    gtpo.objective  gtpo.config  evalkit.permutation  evalkit.score_interval
+    gtpo.inputs                  gtpo.evalkit.results  gtpo.evalkit.engines
+    gtpo.fused                   gtpo.evalkit.statistics
+    gtpo.kernels  gtpo.entropy   gtpo.evalkit.metrics
+    gtpo.objective  gtpo.config  gtpo.evalkit.permutation  gtpo.evalkit.score_interval
     gtpo.completions
     gtpo.conflict  gtpo.presets
                                  rewards
-    rewards.functions  rewards.golds
-    rewards.verify  rewards.published  rewards.loading
-    rewards.verification
-    rewards.equality.comparing
-    rewards.equality.reading
-    rewards.equality.arithmetic
-    rewards.data
-    rewards.extract  rewards.format  rewards.completions  rewards.checks
-    rewards.text
-    rewards.support
+    gtpo.rewards.functions  gtpo.rewards.golds
+    gtpo.rewards.verify  gtpo.rewards.published  gtpo.rewards.loading
+    gtpo.rewards.verification
+    gtpo.rewards.equality.comparing
+    gtpo.rewards.equality.reading
+    gtpo.rewards.equality.arithmetic
+    gtpo.rewards.data
+    gtpo.rewards.extract  gtpo.rewards.format  gtpo.rewards.completions  gtpo.rewards.checks
+    gtpo.rewards.text
+    gtpo.common
 """
 
 # What imports torch and its companions as soon as it is imported itself. Everything else works in the light base.
@@ -53,8 +53,8 @@ NEEDS_TRAIN = (
     "gtpo.objective",
     "gtpo.run",
     "gtpo.trainer",
-    "evalkit.engines.kv_cache",
-    "evalkit.engines.transformers",
+    "gtpo.evalkit.engines.kv_cache",
+    "gtpo.evalkit.engines.transformers",
 )
 
 # What may import verl and its companions as soon as it is imported itself: the extra `verl`, an environment of its own.
@@ -79,7 +79,7 @@ NOT_DECLARED = {
     "transfer_queue": "the extra verl declares it as transferqueue",
     "triton": "CUDA builds of torch need it; kernels fall back to torch without it",
 }
-FOLDERS_OF_ROOMS = {"rewards.equality"}
+FOLDERS_OF_ROOMS = {"gtpo.rewards.equality"}
 PACKAGES = ("rewards", "gtpo", "evalkit", "cli")
 LONGEST = 400
 

@@ -64,20 +64,35 @@ VIOLATIONS = [
     (
         "imports point down",
         "rewards/text.py",
-        "if TYPE_CHECKING:\n    from rewards import Verifier",
-        "rewards.text imports rewards",
+        "if TYPE_CHECKING:\n    from gtpo.rewards import Verifier",
+        "gtpo.rewards.text imports rewards",
     ),
     (
         "imports point down",
         "gtpo/run/folder.py",
-        "def late():\n    from evalkit import metrics",
-        "imports evalkit.metrics",
+        "def late():\n    from gtpo.evalkit import metrics",
+        "imports gtpo.evalkit.metrics",
     ),
-    ("imports point down", "evalkit/report/tables.py", "import gtpo.presets", "evalkit.report imports gtpo.presets"),
-    ("imports point down", "evalkit/metrics.py", "def late():\n    import cli", "evalkit.metrics imports cli"),
+    (
+        "imports point down",
+        "evalkit/report/tables.py",
+        "import gtpo.presets",
+        "gtpo.evalkit.report imports gtpo.presets",
+    ),
+    (
+        "imports point down",
+        "evalkit/metrics.py",
+        "def late():\n    from gtpo import cli",
+        "gtpo.evalkit.metrics imports cli",
+    ),
     ("no file is longer than one sitting", "gtpo/conflict.py", "\n" * 400, "gtpo/conflict.py"),
     ("what is imported is declared", "rewards/text.py", "def late():\n    import pandas", "pandas is not declared"),
-    ("what is imported is declared", "evalkit/metrics.py", "import torch", "torch is not declared for evalkit.metrics"),
+    (
+        "what is imported is declared",
+        "evalkit/metrics.py",
+        "import torch",
+        "torch is not declared for gtpo.evalkit.metrics",
+    ),
     (
         "what is imported is declared",
         "evalkit/metrics.py",
@@ -115,7 +130,7 @@ def copy_of(root: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("command", [[], ["train"], ["eval"], ["compare"]], ids="gtpo {}".format)
 def test_help_imports_nothing_heavy(root, command):
     script = (
-        "import sys, cli\n"
+        "import sys; from gtpo import cli\n"
         "try:\n    cli.app()\nexcept SystemExit as stop:\n    assert not stop.code, stop.code\n"
         f"print('loaded:', [name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
     )

@@ -7,8 +7,7 @@ import sys
 from statistics import mean
 
 import pytest
-
-from rewards.loading import load_rewards
+from gtpo.rewards.loading import load_rewards
 
 
 def test_the_step_in_plain_torch_learns_the_sum(root):

@@ -21,7 +21,7 @@ from bench.claims.measures import Record, evaluated
 from bench.claims.plan import PLAN, load_plan
 from bench.claims.record import read_record
 from bench.claims.run import as_program, pending, run_all
-from rewards.support.errors import UserError
+from gtpo.common.errors import UserError
 
 EVIDENCE = Path("results/claims/again")
 QUICK = ("sft", "grpo", "gtpo")

@@ -1,8 +1,9 @@
 """From the committed records to the answers: every effect with its interval over seeds, and the tests' p-values.
 
-Accuracy (scores per question) is compared as `gtpo compare` does it: seeds x questions, paired (evalkit.statistics).
+Accuracy (scores per question) is compared as `gtpo compare` does it: seeds x questions, paired
+(gtpo.evalkit.statistics).
 Everything else is one number a run: the mean difference over seeds with Student's interval (SciPy), and the exact sign
-flip test over seeds (evalkit.permutation).
+flip test over seeds (gtpo.evalkit.permutation).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from gtpo.evalkit.permutation import sign_flip_p
+from gtpo.evalkit.statistics import SEEDS_NEEDED, differences, holm
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -20,8 +23,6 @@ from bench.claims.measures import MEASURES, Record, evaluated
 from bench.claims.plan import Plan
 from bench.claims.questions import QUESTIONS, TASKS, PairedTest, Question
 from bench.claims.record import read_record, scores
-from evalkit.permutation import sign_flip_p
-from evalkit.statistics import SEEDS_NEEDED, differences, holm
 
 Records = Mapping[tuple[str, str], dict[int, Record]]
 """(regime, method) -> seed -> record."""

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gtpo.evalkit.comparison.training_curves import LN2
+from gtpo.evalkit.report.figures import COLOURS, DASHES, STYLE
 
 from bench.claims.answers import Answer, Records, effect, pairs
 from bench.claims.exploratory import entropy_at_start, regimes_with_baselines
@@ -16,9 +18,7 @@ from bench.claims.measures import Record, curve, evaluated, tag_means
 from bench.claims.plan import Plan
 from bench.claims.questions import BASELINES, TASKS, PairedTest
 from bench.claims.tables import compared, is_share, unit
-from evalkit.comparison.training_curves import LN2
-from evalkit.report.figures import COLOURS, DASHES, STYLE
-from rewards.support.files import write_bytes
+from gtpo.common.files import write_bytes
 
 SHOWN = ("grpo", "gtpo", "gtpo-conflict-only", "gtpo-no-filter", "sft")
 PANELS = (

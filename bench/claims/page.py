@@ -31,8 +31,8 @@ from bench.claims.tables import (
     rank,
     unit,
 )
-from rewards.support.errors import UserError
-from rewards.support.files import write_json, write_text
+from gtpo.common.errors import UserError
+from gtpo.common.files import write_json, write_text
 
 README, RESULTS, PREREGISTERED = Path("README.md"), Path("docs/results.md"), Path("docs/claims-plan.md")
 SEARCH, SEARCHED = Path("bench/claims/search.yaml"), Path("results/published/claims/search")

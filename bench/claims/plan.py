@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from rewards.support.errors import UserError, did_you_mean
-from rewards.support.files import write_text
+from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.files import write_text
 
 PLAN = Path("bench/claims/plan.yaml")
 CONFIGS = Path("results/claims/configs")

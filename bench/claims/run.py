@@ -20,9 +20,9 @@ from typing import Any
 
 from bench.claims.plan import PLAN, TRAIN_RUNS, Plan, Run, load_plan
 from bench.claims.record import read_record, write_record
+from gtpo.common.errors import UserError
+from gtpo.common.files import flatten
 from gtpo.config import load_config
-from rewards.support.errors import UserError
-from rewards.support.files import flatten
 
 LOGS = Path("results/claims/logs")
 FREE_KEYS = ("training.save_steps", "training.save_total_limit", "training.log_completions_steps")
@@ -50,7 +50,7 @@ def is_done(plan: Plan, run: Run) -> bool:
 def execute(plan: Plan, run: Run) -> None:
     """Train, evaluate and record one run, in this process. Raises UserError."""
     from bench.claims.tags import TASKS, tag_log_probabilities
-    from cli import app
+    from gtpo.cli import app
 
     if is_done(plan, run) and (run.weights is None or run.weights.is_dir()):
         return  # the checkpoints that its record was made from are gone

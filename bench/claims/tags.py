@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rewards.data.arithmetic import arithmetic_problems
-from rewards.data.problem import Problem
-from rewards.data.prompt import chat_messages, target_text
-from rewards.data.word_problems import word_problems
+from gtpo.rewards.data.arithmetic import arithmetic_problems
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.data.prompt import chat_messages, target_text
+from gtpo.rewards.data.word_problems import word_problems
 
 PROBLEMS = 64
 TASKS = {"arithmetic": arithmetic_problems, "word_problems": word_problems}

@@ -14,11 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from gtpo.evalkit.results.record import (
+    BenchmarkRecord,
+    EvalRecord,
+    GroupMetrics,
+    Interval,
+    LabelAgreement,
+    ScoringMetrics,
+)
+from gtpo.evalkit.results.schema import PROBLEM_COLUMNS, QUESTION_COLUMNS, SAMPLE_COLUMNS, Columns
 from pydantic import BaseModel
 
-import cli
-from evalkit.results.record import BenchmarkRecord, EvalRecord, GroupMetrics, Interval, LabelAgreement, ScoringMetrics
-from evalkit.results.schema import PROBLEM_COLUMNS, QUESTION_COLUMNS, SAMPLE_COLUMNS, Columns
+from gtpo import cli
 from gtpo.run.reference import BEST_JSON, COMPLETION_COLUMNS, METRICS, RUN_JSON, Field
 
 DOCS = Path(__file__).resolve().parents[1]

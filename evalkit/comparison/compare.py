@@ -19,14 +19,14 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+from gtpo.evalkit.comparison.like_for_like import check_settings, common_scoring
+from gtpo.evalkit.comparison.methods import Method, group, members_of
+from gtpo.evalkit.comparison.questions import Shared, shared_questions
+from gtpo.evalkit.results.run import EvalRun, TrainRun
+from gtpo.evalkit.statistics import SEEDS_NEEDED, MethodMean, PairedDifference, differences, holm, method_mean
 from numpy.typing import NDArray
 
-from evalkit.comparison.like_for_like import check_settings, common_scoring
-from evalkit.comparison.methods import Method, group, members_of
-from evalkit.comparison.questions import Shared, shared_questions
-from evalkit.results.run import EvalRun, TrainRun
-from evalkit.statistics import SEEDS_NEEDED, MethodMean, PairedDifference, differences, holm, method_mean
-from rewards.support.errors import UserError, did_you_mean
+from gtpo.common.errors import UserError, did_you_mean
 
 ALPHA = 0.05
 """Family-wise error rate of one method's primary comparisons."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-
-from evalkit.comparison.compare import MAJ, PASS, Column, Table, scores
-from evalkit.statistics import method_mean
+from gtpo.evalkit.comparison.compare import MAJ, PASS, Column, Table, scores
+from gtpo.evalkit.statistics import method_mean
 
 Points = list[tuple[float, float, float]]
 

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from evalkit.engines.model_ref import fingerprint
-from evalkit.results.find import SETTINGS, samples_per_question, settings
-from evalkit.results.record import EvalRecord
-from evalkit.results.run import EvalRun
-from rewards.support.errors import UserError
-from rewards.support.files import flatten
+from gtpo.evalkit.engines.model_ref import fingerprint
+from gtpo.evalkit.results.find import SETTINGS, samples_per_question, settings
+from gtpo.evalkit.results.record import EvalRecord
+from gtpo.evalkit.results.run import EvalRun
+
+from gtpo.common.errors import UserError
+from gtpo.common.files import flatten
 
 NOT_SETTINGS = (
     "schema_version", "status", "name", "shard", "created", "wall_seconds", "benchmark_seconds", "command",

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from gtpo.evalkit.results.run import EvalRun, TrainRun
 
-from evalkit.results.run import EvalRun, TrainRun
-from rewards.support.errors import UserError, did_you_mean
-from rewards.support.files import flatten
+from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.files import flatten
 
 SEED_KEYS = ("seed", "random_seed", "data_seed")
 """Last parts of the config keys that hold a training seed."""

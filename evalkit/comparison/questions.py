@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from gtpo.evalkit.comparison.like_for_like import by_run, unscored_notes
+from gtpo.evalkit.comparison.methods import Method
+from gtpo.evalkit.results.questions import Questions, load_problems, load_questions
+from gtpo.evalkit.results.run import EvalRun
 
-from evalkit.comparison.like_for_like import by_run, unscored_notes
-from evalkit.comparison.methods import Method
-from evalkit.results.questions import Questions, load_problems, load_questions
-from evalkit.results.run import EvalRun
-from rewards.support.errors import UserError
+from gtpo.common.errors import UserError
 
 
 @dataclass(frozen=True)

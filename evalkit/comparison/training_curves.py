@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from gtpo.evalkit.results.run import TrainRun
 from numpy.typing import NDArray
 
-from evalkit.results.run import TrainRun
-from rewards.support.errors import UserError
+from gtpo.common.errors import UserError
 
 LN2 = math.log(2.0)
 """The entropy gate's default threshold, drawn into every entropy plot."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from rewards.support.errors import UserError
+from gtpo.common.errors import UserError
 
 WINDOW_S = 15.0
 """The throughput that is shown is that of the last so many seconds."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from evalkit.engines.base import Task
+from gtpo.evalkit.engines.base import Task
 
 SampleKey = tuple[str, str, int]
 """(benchmark, question id, sample index)"""

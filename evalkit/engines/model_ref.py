@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from rewards.support.errors import UserError, did_you_mean
-from rewards.support.files import read_json_object
+from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.files import read_json_object
 
 TRAIN_RUNS = Path("results/train")
 

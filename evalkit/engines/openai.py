@@ -21,12 +21,11 @@ from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
 import httpx
-
-from evalkit.engines.base import EngineStopped, Generation, Sampling, Task, Throughput, sample_seed
-from evalkit.engines.dealing import Dealer
-from evalkit.engines.model_ref import ModelRef
-from evalkit.engines.openai_reply import RequestError, one_line
-from evalkit.engines.openai_server import (
+from gtpo.evalkit.engines.base import EngineStopped, Generation, Sampling, Task, Throughput, sample_seed
+from gtpo.evalkit.engines.dealing import Dealer
+from gtpo.evalkit.engines.model_ref import ModelRef
+from gtpo.evalkit.engines.openai_reply import RequestError, one_line
+from gtpo.evalkit.engines.openai_server import (
     CONNECT_S,
     PROBE_S,
     Server,
@@ -38,9 +37,10 @@ from evalkit.engines.openai_server import (
     sampling_extras,
     server_urls,
 )
-from rewards.support.errors import UserError
-from rewards.support.log import LOG
-from rewards.support.provenance import package_versions
+
+from gtpo.common.errors import UserError
+from gtpo.common.log import LOG
+from gtpo.common.provenance import package_versions
 
 LONGEST_PAUSE_S = 20.0
 

@@ -13,11 +13,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+from gtpo.evalkit.engines.base import Sampling, Throughput
+from gtpo.evalkit.engines.model_ref import ModelRef, serve_command
+from gtpo.evalkit.engines.openai_reply import Reply, RequestError, one_line, read_reply
 
-from evalkit.engines.base import Sampling, Throughput
-from evalkit.engines.model_ref import ModelRef, serve_command
-from evalkit.engines.openai_reply import Reply, RequestError, one_line, read_reply
-from rewards.support.errors import UserError, did_you_mean
+from gtpo.common.errors import UserError, did_you_mean
 
 CONNECT_S = 10.0
 PROBE_S = 5.0

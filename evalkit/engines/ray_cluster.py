@@ -8,8 +8,8 @@ import socket
 import time
 from typing import Any
 
-from rewards.support.errors import UserError
-from rewards.support.log import LOG
+from gtpo.common.errors import UserError
+from gtpo.common.log import LOG
 
 CONNECT_S = 5.0
 PLACE_S = 60.0

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evalkit.engines.base import Generation, Sampling, Task
-from evalkit.engines.model_ref import ModelRef
-from rewards.support.errors import UserError
+from gtpo.evalkit.engines.base import Generation, Sampling, Task
+from gtpo.evalkit.engines.model_ref import ModelRef
+
+from gtpo.common.errors import UserError
 
 SLICE_S = 0.25
 """A call returns what was finished within this time: long beside the way of a call, short beside a restart."""
@@ -36,7 +37,7 @@ class ModelCopy:
             for folder in (ref.source, ref.adapter):
                 if folder is not None and Path(folder).is_absolute() and not Path(folder).is_dir():
                     raise UserError(f"{folder} is not on every node of the cluster: put it on a shared file system")
-            from evalkit.engines.vllm import VLLMEngine, check_batch_invariant
+            from gtpo.evalkit.engines.vllm import VLLMEngine, check_batch_invariant
 
             if options.get("deterministic"):
                 check_batch_invariant()

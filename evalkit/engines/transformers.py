@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from gtpo.evalkit.engines.base import Generation, Sampling, Task, sample_seed
+from gtpo.evalkit.engines.local import check_all_loaded, context_length, load_config, with_adapter
+from gtpo.evalkit.engines.model_ref import ModelRef
 
-from evalkit.engines.base import Generation, Sampling, Task, sample_seed
-from evalkit.engines.local import check_all_loaded, context_length, load_config, with_adapter
-from evalkit.engines.model_ref import ModelRef
-from rewards.support.errors import UserError
-from rewards.support.provenance import package_versions
+from gtpo.common.errors import UserError
+from gtpo.common.provenance import package_versions
 
 if TYPE_CHECKING:
     import torch
@@ -249,8 +249,7 @@ class TransformersEngine:
     def _decode(self, prompts: list[list[int]], size: int, seeds: list[int]) -> list[list[int]]:
         """Return `size` completions for each prompt, prompt by prompt, as token ids up to and with the end token."""
         import torch
-
-        from evalkit.engines.kv_cache import grow_in_place
+        from gtpo.evalkit.engines.kv_cache import grow_in_place
 
         width = max(len(ids) for ids in prompts)
         pad = self.tokenizer.pad_token_id or 0

@@ -14,11 +14,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from evalkit.engines.base import EngineStopped, Generation, Sampling, Task, sample_seed
-from evalkit.engines.model_ref import ModelRef, adapter_rank, lora_rank_slot
-from rewards.support.errors import UserError
-from rewards.support.provenance import package_versions
-from rewards.support.vllm_environment import quiet_vllm
+from gtpo.evalkit.engines.base import EngineStopped, Generation, Sampling, Task, sample_seed
+from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank, lora_rank_slot
+
+from gtpo.common.errors import UserError
+from gtpo.common.provenance import package_versions
+from gtpo.common.vllm_environment import quiet_vllm
 
 BLOCK = 16
 """Most samples in one request: a request is handed on when its last sample is done."""

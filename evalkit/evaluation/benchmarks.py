@@ -2,7 +2,7 @@
 
 A benchmark is named on the command line by one of `BENCHMARKS`, by a .jsonl/.parquet file with the fields problem
 and answer, by a .yaml declaration (`YamlBenchmark`), or by a dotted path `package.module:NAME` to a `Benchmark` or to a
-function that returns a list of `rewards.data.problems.Problem`.
+function that returns a list of `gtpo.rewards.data.problems.Problem`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from rewards.data.problem import Problem
-from rewards.data.problems import (
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.data.problems import (
     SOURCES,
     HubSource,
     load_hub,
@@ -34,8 +32,10 @@ from rewards.data.problems import (
     plain_integer,
     read_rows,
 )
-from rewards.extract import gsm8k_gold
-from rewards.support.errors import UserError, did_you_mean
+from gtpo.rewards.extract import gsm8k_gold
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gtpo.common.errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

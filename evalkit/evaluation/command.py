@@ -6,9 +6,9 @@ import json
 from collections.abc import Container, Mapping
 from typing import Any
 
-from rewards.support.errors import UserError
-from rewards.support.files import DISK_FULL
-from rewards.support.log import LOG, Verbosity, start_logging
+from gtpo.common.errors import UserError
+from gtpo.common.files import DISK_FULL
+from gtpo.common.log import LOG, Verbosity, start_logging
 
 COMPLETE, INCOMPLETE, INTERRUPTED = 0, 3, 130
 """Exit codes, beside 2 for a mistake of the user's."""
@@ -42,7 +42,7 @@ def run_eval(
 
     Raises UserError for a mistake of the user's.
     """
-    from evalkit.evaluation import printing
+    from gtpo.evalkit.evaluation import printing
 
     start_logging(verbosity)
     if list_benchmarks:
@@ -51,13 +51,13 @@ def run_eval(
     if check is not None:
         printing.print_check(check, given["data_dir"])
         return COMPLETE
-    from evalkit.evaluation.pipeline import Incomplete
-    from evalkit.evaluation.settings import EvalSettings
+    from gtpo.evalkit.evaluation.pipeline import Incomplete
+    from gtpo.evalkit.evaluation.settings import EvalSettings
 
     try:
         if rescore:
             check_flags("--rescore", flags, {*EVERYWHERE, "rescore"})
-            from evalkit.evaluation.rescore import rescore_run
+            from gtpo.evalkit.evaluation.rescore import rescore_run
 
             folder, record = rescore_run(given["model"], scoring=given["scoring"])
         else:
@@ -65,11 +65,11 @@ def run_eval(
                 check_flags("--completions", flags, {*EVERYWHERE, *WITH_COMPLETIONS})
             settings = EvalSettings(**given | {"scoring": given["scoring"] or "strict"})
             if settings.completions is not None:
-                from evalkit.evaluation.recorded import evaluate_recorded
+                from gtpo.evalkit.evaluation.recorded import evaluate_recorded
 
                 folder, record = evaluate_recorded(settings)
             else:
-                from evalkit.evaluation.evaluate import evaluate
+                from gtpo.evalkit.evaluation.evaluate import evaluate
 
                 folder, record = evaluate(settings)
     except Incomplete as stop:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalkit.engines.base import Engine, Sampling
-from evalkit.engines.model_ref import ModelRef
-from evalkit.evaluation.settings import EvalSettings
-from rewards.support.errors import UserError
-from rewards.support.packages import installed, require
+from gtpo.evalkit.engines.base import Engine, Sampling
+from gtpo.evalkit.engines.model_ref import ModelRef
+from gtpo.evalkit.evaluation.settings import EvalSettings
+
+from gtpo.common.errors import UserError
+from gtpo.common.packages import installed, require
 
 
 def choose_engine(settings: EvalSettings) -> str:
@@ -40,7 +41,7 @@ def check_deterministic(settings: EvalSettings, engine: str) -> None:
             "out here"
         )
     if engine == "vllm" and not settings.on_ray:  # on Ray each copy checks the GPU that it has
-        from evalkit.engines.vllm import check_batch_invariant
+        from gtpo.evalkit.engines.vllm import check_batch_invariant
 
         check_batch_invariant()
 
@@ -51,7 +52,7 @@ def make_engine(
     """Start the engine. rows: the batch size that the run was begun with, for the transformers engine."""
     name = choose_engine(settings)
     if name == "openai":
-        from evalkit.engines.openai import OpenAIEngine
+        from gtpo.evalkit.engines.openai import OpenAIEngine
 
         return OpenAIEngine(
             ref,
@@ -72,16 +73,16 @@ def make_engine(
             "deterministic": settings.deterministic,
         }
         if settings.on_ray:
-            from evalkit.engines.ray import RayEngine
+            from gtpo.evalkit.engines.ray import RayEngine
 
             return RayEngine(
                 settings.data_parallel_size, ref, sampling, longest_prompt, address=settings.ray_address, **options
             )
-        from evalkit.engines.vllm import VLLMEngine
+        from gtpo.evalkit.engines.vllm import VLLMEngine
 
         return VLLMEngine(ref, sampling, longest_prompt, **options)
-    from evalkit.engines.local import load_tokenizer
-    from evalkit.engines.transformers import TransformersEngine
+    from gtpo.evalkit.engines.local import load_tokenizer
+    from gtpo.evalkit.engines.transformers import TransformersEngine
 
     return TransformersEngine(
         ref,

@@ -13,13 +13,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from evalkit.engines.base import Engine, EngineStopped, Generation, Prompt, Sampling, Task, check_context
-from evalkit.engines.model_ref import ModelRef, fingerprint, resolve_model
-from evalkit.evaluation.benchmarks import check_questions, checksum, find_benchmarks, load_problems, select_problems
-from evalkit.evaluation.engine import check_deterministic, choose_engine, make_engine
-from evalkit.evaluation.pipeline import Incomplete, ScoringPipeline
-from evalkit.evaluation.progress import Progress
-from evalkit.evaluation.record import (
+from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Prompt, Sampling, Task, check_context
+from gtpo.evalkit.engines.model_ref import ModelRef, fingerprint, resolve_model
+from gtpo.evalkit.evaluation.benchmarks import (
+    check_questions,
+    checksum,
+    find_benchmarks,
+    load_problems,
+    select_problems,
+)
+from gtpo.evalkit.evaluation.engine import check_deterministic, choose_engine, make_engine
+from gtpo.evalkit.evaluation.pipeline import Incomplete, ScoringPipeline
+from gtpo.evalkit.evaluation.progress import Progress
+from gtpo.evalkit.evaluation.record import (
     EvalSession,
     Problems,
     default_folder,
@@ -30,15 +36,23 @@ from evalkit.evaluation.record import (
     start_progress,
     write_results,
 )
-from evalkit.evaluation.scoring import Votes
-from evalkit.evaluation.settings import EvalSettings
-from evalkit.results.record import BenchmarkRecord, EngineRecord, EvalRecord, ModelRecord, PromptRecord, SamplingRecord
-from evalkit.results.store import EvalFolder, Key, QuestionKey
-from rewards.data.prompt import SYSTEM_INSTRUCTION, chat_messages
-from rewards.support.errors import UserError
-from rewards.support.log import LOG
-from rewards.support.provenance import text_hash
-from rewards.verify import Verifier, usable_cpus
+from gtpo.evalkit.evaluation.scoring import Votes
+from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.evalkit.results.record import (
+    BenchmarkRecord,
+    EngineRecord,
+    EvalRecord,
+    ModelRecord,
+    PromptRecord,
+    SamplingRecord,
+)
+from gtpo.evalkit.results.store import EvalFolder, Key, QuestionKey
+from gtpo.rewards.data.prompt import SYSTEM_INSTRUCTION, chat_messages
+from gtpo.rewards.verify import Verifier, usable_cpus
+
+from gtpo.common.errors import UserError
+from gtpo.common.log import LOG
+from gtpo.common.provenance import text_hash
 
 MOST_TOKENS = 32_768
 """--max-tokens by default, where the context allows it."""
@@ -174,11 +188,11 @@ def plan_evaluation(settings: EvalSettings, verifier: Verifier, engine: str) -> 
     template_kwargs = settings.template_kwargs()
     if settings.deterministic:
         check_deterministic(settings, engine)
-    from evalkit.engines import local
+    from gtpo.evalkit.engines import local
 
     recommended = local.recommended_sampling(ref) if settings.sampling == "model" else {}
     if engine == "openai":
-        from evalkit.engines.openai_server import served_context
+        from gtpo.evalkit.engines.openai_server import served_context
 
         prompts = {key: Prompt(conversation) for key, conversation in messages.items()}
         template_hash, context = None, served_context(ref, settings.base_url or (), settings.api_key_env)

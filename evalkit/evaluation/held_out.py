@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-
-from evalkit.evaluation.scoring import count_votes, verify
-from evalkit.metrics import maj_at_all_k, pass_at_all_k
-from evalkit.statistics import Interval, mean_interval
-from rewards.data.problem import Problem
-from rewards.extract import extract_answer
-from rewards.format import format_ok
-from rewards.verify import default_verifier
+from gtpo.evalkit.evaluation.scoring import count_votes, verify
+from gtpo.evalkit.metrics import maj_at_all_k, pass_at_all_k
+from gtpo.evalkit.statistics import Interval, mean_interval
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.extract import extract_answer
+from gtpo.rewards.format import format_ok
+from gtpo.rewards.verify import default_verifier
 
 
 def score_held_out(problems: Sequence[Problem], completions: Sequence[Sequence[str]]) -> dict[str, Interval]:

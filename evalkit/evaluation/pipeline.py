@@ -8,15 +8,16 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from evalkit.engines.base import Generation
-from evalkit.evaluation.progress import Progress
-from evalkit.evaluation.scoring import Votes, count_votes, score, unverified_row
-from evalkit.evaluation.summary import QuestionSamples
-from evalkit.results.record import SCORINGS
-from evalkit.results.store import EvalFolder, QuestionKey
-from rewards.data.problem import Problem
-from rewards.support.log import LOG
-from rewards.verify import Verifier
+from gtpo.evalkit.engines.base import Generation
+from gtpo.evalkit.evaluation.progress import Progress
+from gtpo.evalkit.evaluation.scoring import Votes, count_votes, score, unverified_row
+from gtpo.evalkit.evaluation.summary import QuestionSamples
+from gtpo.evalkit.results.record import SCORINGS
+from gtpo.evalkit.results.store import EvalFolder, QuestionKey
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.verify import Verifier
+
+from gtpo.common.log import LOG
 
 PART_ROWS = 2048
 PART_SECONDS = 20.0

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evalkit.evaluation.benchmarks import BENCHMARKS, checksum, find_benchmark, load_problems
-from evalkit.evaluation.progress import duration
-from evalkit.metrics import DEFINITIONS
-from evalkit.results.record import SCORINGS, BenchmarkRecord, EvalRecord, Interval
-from rewards.extract import Scoring
-from rewards.golds import find_unverifiable
-from rewards.support.log import LOG
-from rewards.verify import Verifier
+from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS, checksum, find_benchmark, load_problems
+from gtpo.evalkit.evaluation.progress import duration
+from gtpo.evalkit.metrics import DEFINITIONS
+from gtpo.evalkit.results.record import SCORINGS, BenchmarkRecord, EvalRecord, Interval
+from gtpo.rewards.extract import Scoring
+from gtpo.rewards.golds import find_unverifiable
+from gtpo.rewards.verify import Verifier
+
+from gtpo.common.log import LOG
 
 UNDECIDED = ("TIMEOUT", "REJECTED")
 CUT_OFF = 0.05

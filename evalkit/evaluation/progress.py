@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evalkit.engines.base import Throughput
-from rewards.extract import Scoring
-from rewards.support.log import LOG, stderr_console
-from rewards.verify import Verdict
+from gtpo.evalkit.engines.base import Throughput
+from gtpo.rewards.extract import Scoring
+from gtpo.rewards.verify import Verdict
+
+from gtpo.common.log import LOG, stderr_console
 
 LINE_EVERY_S = 10.0
 

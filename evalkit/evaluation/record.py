@@ -8,20 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalkit.evaluation.benchmarks import checksum, content_checksum
-from evalkit.evaluation.progress import Progress
-from evalkit.evaluation.scoring import RULES_VERSION, Votes
-from evalkit.evaluation.settings import EvalSettings
-from evalkit.evaluation.stored import verify_stored
-from evalkit.evaluation.summary import QuestionSamples, read_samples, summarise
-from evalkit.results.record import EVAL_SCHEMA_VERSION, BenchmarkRecord, EvalRecord, VerifierRecord, check_identity
-from evalkit.results.store import EvalFolder, Key, QuestionKey
-from rewards.data.problem import Problem
-from rewards.golds import find_unverifiable
-from rewards.support.errors import UserError
-from rewards.support.log import LOG
-from rewards.support.provenance import command_line, git_commit, now
-from rewards.verify import Verifier
+from gtpo.evalkit.evaluation.benchmarks import checksum, content_checksum
+from gtpo.evalkit.evaluation.progress import Progress
+from gtpo.evalkit.evaluation.scoring import RULES_VERSION, Votes
+from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.evalkit.evaluation.stored import verify_stored
+from gtpo.evalkit.evaluation.summary import QuestionSamples, read_samples, summarise
+from gtpo.evalkit.results.record import EVAL_SCHEMA_VERSION, BenchmarkRecord, EvalRecord, VerifierRecord, check_identity
+from gtpo.evalkit.results.store import EvalFolder, Key, QuestionKey
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.golds import find_unverifiable
+from gtpo.rewards.verify import Verifier
+
+from gtpo.common.errors import UserError
+from gtpo.common.log import LOG
+from gtpo.common.provenance import command_line, git_commit, now
 
 EVAL_RUNS = Path("results/eval")
 

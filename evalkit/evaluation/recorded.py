@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evalkit.engines.base import Generation
-from evalkit.evaluation.benchmarks import (
+from gtpo.evalkit.engines.base import Generation
+from gtpo.evalkit.evaluation.benchmarks import (
     BENCHMARKS,
     Benchmark,
     check_questions,
@@ -23,9 +23,9 @@ from evalkit.evaluation.benchmarks import (
     load_problems,
     select_problems,
 )
-from evalkit.evaluation.pipeline import Incomplete, ScoringPipeline
-from evalkit.evaluation.progress import Progress
-from evalkit.evaluation.record import (
+from gtpo.evalkit.evaluation.pipeline import Incomplete, ScoringPipeline
+from gtpo.evalkit.evaluation.progress import Progress
+from gtpo.evalkit.evaluation.record import (
     EvalSession,
     default_folder,
     drop_unverifiable,
@@ -35,8 +35,8 @@ from evalkit.evaluation.record import (
     start_progress,
     write_results,
 )
-from evalkit.evaluation.settings import EvalSettings
-from evalkit.results.record import (
+from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.evalkit.results.record import (
     SCORINGS,
     EngineRecord,
     EvalRecord,
@@ -45,14 +45,15 @@ from evalkit.results.record import (
     PromptRecord,
     SamplingRecord,
 )
-from evalkit.results.store import EvalFolder, Key
-from rewards.data.problem import Problem
-from rewards.data.problems import data_folder, parse_level
-from rewards.support.errors import UserError
-from rewards.support.files import read_jsonl
-from rewards.support.log import LOG
-from rewards.support.provenance import file_hash
-from rewards.verify import Verifier
+from gtpo.evalkit.results.store import EvalFolder, Key
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.data.problems import data_folder, parse_level
+from gtpo.rewards.verify import Verifier
+
+from gtpo.common.errors import UserError
+from gtpo.common.files import read_jsonl
+from gtpo.common.log import LOG
+from gtpo.common.provenance import file_hash
 
 CHUNK = 512
 

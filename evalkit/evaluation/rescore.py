@@ -8,15 +8,16 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from evalkit.evaluation.progress import Progress
-from evalkit.evaluation.record import EVAL_RUNS, write_results
-from evalkit.evaluation.settings import check_scoring
-from evalkit.evaluation.stored import Row, verify_stored
-from evalkit.results.record import SCORINGS, EvalRecord
-from evalkit.results.store import EvalFolder
-from rewards.extract import Scoring
-from rewards.support.errors import UserError
-from rewards.verify import Verifier
+from gtpo.evalkit.evaluation.progress import Progress
+from gtpo.evalkit.evaluation.record import EVAL_RUNS, write_results
+from gtpo.evalkit.evaluation.settings import check_scoring
+from gtpo.evalkit.evaluation.stored import Row, verify_stored
+from gtpo.evalkit.results.record import SCORINGS, EvalRecord
+from gtpo.evalkit.results.store import EvalFolder
+from gtpo.rewards.extract import Scoring
+from gtpo.rewards.verify import Verifier
+
+from gtpo.common.errors import UserError
 
 SHOWN = 20
 """Changed samples that are printed one by one."""

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from evalkit.engines.base import Generation
-from evalkit.results.record import SCORINGS
-from rewards.data.problem import Problem
-from rewards.extract import Scoring, extract_both
-from rewards.format import format_ok
-from rewards.verify import Verdict, Verifier
+from gtpo.evalkit.engines.base import Generation
+from gtpo.evalkit.results.record import SCORINGS
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.extract import Scoring, extract_both
+from gtpo.rewards.format import format_ok
+from gtpo.rewards.verify import Verdict, Verifier
 
 RULES_VERSION = 4
 """Version of extraction and verification as eval.json records it; raised with a change that moves verdicts."""

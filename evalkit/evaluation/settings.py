@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalkit.evaluation.benchmarks import Shard
-from evalkit.metrics import MAX_SAMPLES
-from evalkit.results.record import SCORINGS
-from rewards.extract import Scoring
-from rewards.support.errors import UserError, did_you_mean
+from gtpo.evalkit.evaluation.benchmarks import Shard
+from gtpo.evalkit.metrics import MAX_SAMPLES
+from gtpo.evalkit.results.record import SCORINGS
+from gtpo.rewards.extract import Scoring
+
+from gtpo.common.errors import UserError, did_you_mean
 
 SAMPLING_DEFAULTS: dict[str, float] = {
     "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from evalkit.engines.base import Generation
-from evalkit.evaluation.scoring import score
-from evalkit.results.store import EvalFolder, QuestionKey
-from rewards.data.problem import Problem
-from rewards.verify import Verifier
+from gtpo.evalkit.engines.base import Generation
+from gtpo.evalkit.evaluation.scoring import score
+from gtpo.evalkit.results.store import EvalFolder, QuestionKey
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.verify import Verifier
 
 Row = dict[str, Any]
 """One row of SAMPLE_SCHEMA."""

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from gtpo.evalkit.evaluation.scoring import Votes, count_votes
+from gtpo.evalkit.metrics import jackknife_variance, maj_at_all_k, pass_at_all_k
+from gtpo.evalkit.results.record import SCORINGS, BenchmarkRecord, GroupMetrics, Interval, ScoringMetrics
+from gtpo.evalkit.results.store import EvalFolder, QuestionKey
+from gtpo.evalkit.statistics import mean_interval
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.extract import Scoring
+from gtpo.rewards.verify import Verdict, Verifier
 
-from evalkit.evaluation.scoring import Votes, count_votes
-from evalkit.metrics import jackknife_variance, maj_at_all_k, pass_at_all_k
-from evalkit.results.record import SCORINGS, BenchmarkRecord, GroupMetrics, Interval, ScoringMetrics
-from evalkit.results.store import EvalFolder, QuestionKey
-from evalkit.statistics import mean_interval
-from rewards.data.problem import Problem
-from rewards.extract import Scoring
-from rewards.support.errors import UserError
-from rewards.verify import Verdict, Verifier
+from gtpo.common.errors import UserError
 
 Array = npt.NDArray[np.float64]
 

@@ -7,11 +7,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from evalkit.results.find import find_runs
-from evalkit.results.record import SCORINGS
-from rewards.support.errors import UserError, did_you_mean
-from rewards.support.files import check_writable
-from rewards.support.packages import require
+from gtpo.evalkit.results.find import find_runs
+from gtpo.evalkit.results.record import SCORINGS
+
+from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.files import check_writable
+from gtpo.common.packages import require
 
 MOST_MB = 200
 FORMATS = ("table", "markdown", "latex", "csv", "json")
@@ -83,11 +84,11 @@ def run_compare(settings: CompareSettings) -> None:
     ks, metrics = parse_ks(settings.k), parse_metrics(settings.metrics)
     runs, trains, notes = find_runs(settings.runs, allow_incomplete=settings.allow_mismatch)
     # Here, not above: a mistake in the arguments is told before the statistics are loaded.
-    from evalkit.comparison.compare import Column, compare
-    from evalkit.report.latex import as_latex
-    from evalkit.report.records import as_csv, as_json
-    from evalkit.report.tables import as_markdown, as_rich
-    from evalkit.report.text import visible
+    from gtpo.evalkit.comparison.compare import Column, compare
+    from gtpo.evalkit.report.latex import as_latex
+    from gtpo.evalkit.report.records import as_csv, as_json
+    from gtpo.evalkit.report.tables import as_markdown, as_rich
+    from gtpo.evalkit.report.text import visible
 
     details = settings.details or ks is not None
     comparison = compare(
@@ -121,7 +122,7 @@ def run_compare(settings: CompareSettings) -> None:
     if settings.figures is not None:
         try:
             require("--figures", "matplotlib", extra="report")
-            from evalkit.report.figures import write_figures
+            from gtpo.evalkit.report.figures import write_figures
 
             written = write_figures(comparison, settings.figures)
             print(f"figures: {len(written)} files in {settings.figures}", file=sys.stderr)
@@ -130,7 +131,7 @@ def run_compare(settings: CompareSettings) -> None:
         except ImportError as error:
             failed = UserError(f"--figures: matplotlib cannot be imported ({error}); pip install 'gtpo[report]'")
     if settings.html is not None:
-        from evalkit.report.page import write_page
+        from gtpo.evalkit.report.page import write_page
 
         size = write_page(comparison, settings.html, samples_bytes=int(settings.samples_mb * 1e6))
         print(f"page: {settings.html} ({size / 1e6:.1f} MB), open it in any browser", file=sys.stderr)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import unicodedata
 
-from evalkit.comparison.compare import Cell, Column, Comparison, Table
-from evalkit.report.summary import caption, legend
-from evalkit.report.tables import average_text, name_text
-from evalkit.report.text import difference, interval, percent, spread, visible
+from gtpo.evalkit.comparison.compare import Cell, Column, Comparison, Table
+from gtpo.evalkit.report.summary import caption, legend
+from gtpo.evalkit.report.tables import average_text, name_text
+from gtpo.evalkit.report.text import difference, interval, percent, spread, visible
 
 STARS = ((0.001, 3), (0.01, 2), (0.05, 1))
 _MARKUP = {c: f"\\{c}" for c in "&%$#_{}"} | {

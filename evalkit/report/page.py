@@ -16,10 +16,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from evalkit.comparison.compare import Comparison
-from evalkit.report.payload import payload
-from evalkit.report.static import static_tables
-from rewards.support.files import write_text
+from gtpo.evalkit.comparison.compare import Comparison
+from gtpo.evalkit.report.payload import payload
+from gtpo.evalkit.report.static import static_tables
+
+from gtpo.common.files import write_text
 
 SCRIPTS = (
     "base.js", "charts.js", "answer.js", "tables.js", "curves.js", "explorer.js", "question.js", "tokens.js", "start.js"
@@ -41,7 +42,7 @@ def _hash(text: str) -> str:
 
 def render(core: dict[str, Any], blocks: dict[str, Any], static: str = "") -> str:
     """The whole page. static: HTML of the tables for a browser without JavaScript."""
-    templates = resources.files("evalkit.report") / "templates"
+    templates = resources.files("gtpo.evalkit.report") / "templates"
     style = (templates / "report.css").read_text(encoding="utf-8")
     script = "\n".join((templates / name).read_text(encoding="utf-8") for name in SCRIPTS)
     script = f'"use strict";\n(() => {{\n{script}\n}})();'

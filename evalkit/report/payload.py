@@ -7,17 +7,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-
-from evalkit.comparison.compare import FORMAT, MAJ, PASS, Column, Comparison, Table, rebased
-from evalkit.comparison.curves import curve_ks, curves_over_k
-from evalkit.comparison.training_curves import LN2, METRICS, gate, initial_entropy, method_bands
-from evalkit.report.excerpts import Excerpt, choose_groups, choose_samples
-from evalkit.report.latex import as_latex
-from evalkit.report.maths import segments
-from evalkit.report.records import as_csv
-from evalkit.report.summary import legend
-from evalkit.report.tables import as_markdown
-from evalkit.report.text import TESTS, covers, header, visible
+from gtpo.evalkit.comparison.compare import FORMAT, MAJ, PASS, Column, Comparison, Table, rebased
+from gtpo.evalkit.comparison.curves import curve_ks, curves_over_k
+from gtpo.evalkit.comparison.training_curves import LN2, METRICS, gate, initial_entropy, method_bands
+from gtpo.evalkit.report.excerpts import Excerpt, choose_groups, choose_samples
+from gtpo.evalkit.report.latex import as_latex
+from gtpo.evalkit.report.maths import segments
+from gtpo.evalkit.report.records import as_csv
+from gtpo.evalkit.report.summary import legend
+from gtpo.evalkit.report.tables import as_markdown
+from gtpo.evalkit.report.text import TESTS, covers, header, visible
 
 POINTS = 300
 """Steps of a training curve that the page holds; longer ones are averaged."""

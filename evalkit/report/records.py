@@ -8,10 +8,10 @@ import json
 import math
 from typing import Any
 
-from evalkit.comparison.compare import ALPHA, Comparison
-from evalkit.comparison.training_curves import summary
-from evalkit.report.summary import legend, verdicts
-from evalkit.report.text import covers, visible
+from gtpo.evalkit.comparison.compare import ALPHA, Comparison
+from gtpo.evalkit.comparison.training_curves import summary
+from gtpo.evalkit.report.summary import legend, verdicts
+from gtpo.evalkit.report.text import covers, visible
 
 JSON_SCHEMA_VERSION = 2
 

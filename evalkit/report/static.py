@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from html import escape
 
-from evalkit.comparison.compare import Column, Comparison, Table
-from evalkit.report.summary import caption, legend, training_rows, verdicts
-from evalkit.report.tables import average_text, name_text
-from evalkit.report.text import change, interval, p_text, percent, spread, visible
+from gtpo.evalkit.comparison.compare import Column, Comparison, Table
+from gtpo.evalkit.report.summary import caption, legend, training_rows, verdicts
+from gtpo.evalkit.report.tables import average_text, name_text
+from gtpo.evalkit.report.text import change, interval, p_text, percent, spread, visible
 
 
 def static_tables(comparison: Comparison) -> str:

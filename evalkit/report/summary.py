@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from evalkit.comparison.compare import ALPHA, Column, Comparison
-from evalkit.comparison.training_curves import summary
-from evalkit.report.text import TESTS, VERDICTS, covers, difference, p_text, visible
-from evalkit.statistics import SEEDS_NEEDED
+from gtpo.evalkit.comparison.compare import ALPHA, Column, Comparison
+from gtpo.evalkit.comparison.training_curves import summary
+from gtpo.evalkit.report.text import TESTS, VERDICTS, covers, difference, p_text, visible
+from gtpo.evalkit.statistics import SEEDS_NEEDED
 
 
 def caption(comparison: Comparison, column: Column) -> str:

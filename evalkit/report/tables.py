@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from evalkit.comparison.compare import FORMAT, MAJ, PASS, Cell, Column, Comparison, Table
-from evalkit.report.summary import caption, legend, test_rows, training_rows, verdicts
-from evalkit.report.text import change, header, interval, p_text, percent, spread, visible
+from gtpo.evalkit.comparison.compare import FORMAT, MAJ, PASS, Cell, Column, Comparison, Table
+from gtpo.evalkit.report.summary import caption, legend, test_rows, training_rows, verdicts
+from gtpo.evalkit.report.text import change, header, interval, p_text, percent, spread, visible
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType

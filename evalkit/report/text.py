@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import unicodedata
 
-from evalkit.comparison.compare import Cell, Table
-from evalkit.statistics import SEEDS_NEEDED, MethodMean, PairedDifference
+from gtpo.evalkit.comparison.compare import Cell, Table
+from gtpo.evalkit.statistics import SEEDS_NEEDED, MethodMean, PairedDifference
 
 ARROWS = {1: "▲", -1: "▼", 0: ""}
 VERDICTS = {1: "better", -1: "worse", 0: "no difference shown"}

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gtpo.evalkit.metrics import pass_at_all_k
+from gtpo.evalkit.results.record import EVAL_SCHEMA_VERSION
 from numpy.typing import NDArray
 
-from evalkit.metrics import pass_at_all_k
-from evalkit.results.record import EVAL_SCHEMA_VERSION
-from rewards.support.errors import UserError
-from rewards.support.files import check_schema_version
+from gtpo.common.errors import UserError
+from gtpo.common.files import check_schema_version
 
 if TYPE_CHECKING:
-    from evalkit.results.run import EvalRun
+    from gtpo.evalkit.results.run import EvalRun
 
 
 @dataclass(frozen=True)

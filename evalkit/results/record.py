@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from gtpo.rewards.extract import Scoring
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rewards.extract import Scoring
-from rewards.support.errors import UserError
-from rewards.support.files import check_schema_version, read_json, write_json
+from gtpo.common.errors import UserError
+from gtpo.common.files import check_schema_version, read_json, write_json
 
 EVAL_SCHEMA_VERSION = 2
 """2: samples that failed are stored with their error; parts carry their run's record."""

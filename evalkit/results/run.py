@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evalkit.results.record import EvalRecord
+from gtpo.evalkit.results.record import EvalRecord
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ results/eval/<run>/
 from __future__ import annotations
 
 import pyarrow as pa
-
-from evalkit.results.record import EVAL_SCHEMA_VERSION
+from gtpo.evalkit.results.record import EVAL_SCHEMA_VERSION
 
 Columns = tuple[tuple[str, pa.DataType, str], ...]
 """(name, type, meaning); docs/files.md is written from these."""

@@ -1,6 +1,6 @@
 """The folder of an eval run: one writer at a time, parts written whole, nothing overwritten.
 
-Layout and schemas: `evalkit.results.schema`. The system drops the lock when the process ends, however it ends.
+Layout and schemas: `gtpo.evalkit.results.schema`. The system drops the lock when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from gtpo.evalkit.results.record import EVAL_SCHEMA_VERSION, EvalRecord, check_identity, parse_record
+from gtpo.evalkit.results.schema import PROBLEM_SCHEMA, QUESTION_SCHEMA, SAMPLE_SCHEMA
+from gtpo.rewards.data.problem import Problem
 
-from evalkit.results.record import EVAL_SCHEMA_VERSION, EvalRecord, check_identity, parse_record
-from evalkit.results.schema import PROBLEM_SCHEMA, QUESTION_SCHEMA, SAMPLE_SCHEMA
-from rewards.data.problem import Problem
-from rewards.support.errors import UserError
-from rewards.support.files import LOCK_FILES, NewerSchema, check_schema_version, lock_folder, read_json, write_bytes
-from rewards.support.log import LOG
+from gtpo.common.errors import UserError
+from gtpo.common.files import LOCK_FILES, NewerSchema, check_schema_version, lock_folder, read_json, write_bytes
+from gtpo.common.log import LOG
 
 QuestionKey = tuple[str, str]
 """(benchmark, question id)"""

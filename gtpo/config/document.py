@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from rewards.support.errors import UserError, did_you_mean
+from gtpo.common.errors import UserError, did_you_mean
 
 Key = tuple[str, ...]
 

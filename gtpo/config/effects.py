@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from gtpo.config import baselines
 from gtpo.config.schema import TrainConfig
 from gtpo.presets import PRESETS
-from rewards.data.problems import SOURCES
+from gtpo.rewards.data.problems import SOURCES
 
 _WITHOUT_EFFECT_IN_SFT = (
     "training.num_generations",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gtpo.common.errors import UserError
 from gtpo.config.keys import ConfigKey, keys
-from rewards.support.errors import UserError
 
 SHORTCUTS: dict[str, str] = {
     "model-name": "model.model_name",

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gtpo.common.log import LOG
 from gtpo.config.document import Document, Origin, read_document
 from gtpo.config.flags import full_name
 from gtpo.config.keys import keys, sections, value_of
@@ -15,7 +16,6 @@ from gtpo.config.messages import Findings, schema_error
 from gtpo.config.published import translate
 from gtpo.config.resolve import resolve
 from gtpo.config.schema import TrainConfig
-from rewards.support.log import LOG
 
 
 def validate(document: Document, findings: Findings) -> TrainConfig:

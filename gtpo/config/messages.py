@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gtpo.common.errors import UserError, did_you_mean
 from gtpo.config.document import Document, Key, Origin
 from gtpo.config.keys import keys, sections
-from rewards.support.errors import UserError, did_you_mean
 
 OriginOf = Callable[[str], Origin]
 """The read-only map from a dotted key to where it was set."""

@@ -26,9 +26,12 @@ TRAINERS: dict[str, tuple[str, str]] = {
 """class_path -> (method, what the log says; empty: a class of ours or TRL's, nothing to say)."""
 
 REWARDS: dict[str, tuple[str, str]] = {
-    "reward_math.final_reward": ("rewards.final_reward", "rewards.published_final_reward scores as the authors' did"),
-    "reward_math.scaled_adaptive_reward_func": ("rewards.accuracy_reward", "the published code never had it"),
-    "reward_math.formatting_penalty": ("rewards.format_reward", "the published code never had it"),
+    "reward_math.final_reward": (
+        "gtpo.rewards.final_reward",
+        "gtpo.rewards.published_final_reward scores as the authors' did",
+    ),
+    "reward_math.scaled_adaptive_reward_func": ("gtpo.rewards.accuracy_reward", "the published code never had it"),
+    "reward_math.formatting_penalty": ("gtpo.rewards.format_reward", "the published code never had it"),
 }
 
 RUNTIME: dict[str, str] = {

@@ -96,8 +96,8 @@ PUBLISHED = """\
 
 The authors' own files and flags run unchanged. Each mapping below is named in one line on stderr, and so is each key
 that has no effect. None of these keys remains in the run's config.yaml. The files train with the paper's objective;
-`--objective.preset gtpo-published --trainer.reward_funcs rewards.published_final_reward --training.temperature 0.9`
-computes what the authors' code computed (docs/paper_vs_code.md).
+`--objective.preset gtpo-published --trainer.reward_funcs gtpo.rewards.published_final_reward
+--training.temperature 0.9` computes what the authors' code computed (docs/paper_vs_code.md).
 """
 
 PUBLISHED_ROWS = (

@@ -10,15 +10,15 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.packages import installed
 from gtpo.config import baselines
 from gtpo.config.effects import is_file, without_effect
 from gtpo.config.messages import Findings, OriginOf
 from gtpo.config.schedule import launched_processes, micro_batches_per_rollout
 from gtpo.config.schema import DatasetSection, Optimizer, TrainConfig
 from gtpo.presets import PRESETS
-from rewards.data.problems import MATH_SUBJECTS, source_names
-from rewards.support.errors import UserError, did_you_mean
-from rewards.support.packages import installed
+from gtpo.rewards.data.problems import MATH_SUBJECTS, source_names
 
 LARGEST_8BIT_BETA = 0.9999
 """Above it an Adam moment moves by less than the resolution of block-wise 8-bit states, and updates are lost."""
@@ -48,7 +48,7 @@ FAMILIES = {
     "arithmetic": "arithmetic",
     "word_problems": "word_problems",
 }
-"""dataset.name in any case -> the family whose splits `rewards.data.problems.load_source` knows."""
+"""dataset.name in any case -> the family whose splits `gtpo.rewards.data.problems.load_source` knows."""
 
 
 def _find_source(dataset: DatasetSection) -> tuple[str, str, str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 
+from gtpo.common.errors import UserError
 from gtpo.config.schema import TrainConfig
-from rewards.support.errors import UserError
 
 
 def launched_processes() -> int:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from gtpo.presets import PRESETS, RANGES, Objective
-from rewards.data.prompt import SYSTEM_INSTRUCTION
+from gtpo.rewards.data.prompt import SYSTEM_INSTRUCTION
 
 Method = Literal["gtpo", "grpo", "sft"]
 Optimizer = Literal[
@@ -242,7 +242,7 @@ class TrainerSection(Section):
     class_path: str | None = None
     """`package.module.Class` of your own trainer, a subclass of gtpo.GTPOTrainer (method gtpo), trl.GRPOTrainer (grpo)
     or trl.SFTTrainer (sft). Unset: the method's trainer."""
-    reward_funcs: list[str] = ["rewards.final_reward"]
+    reward_funcs: list[str] = ["gtpo.rewards.final_reward"]
     """Reward functions by dotted path (`package.module.name` or `package.module:name`)."""
     reward_weights: list[float] | None = None
     """One weight per reward function. Unset: 1 each."""

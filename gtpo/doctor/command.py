@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from gtpo.common.files import check_writable, read_jsonl, write_json
+from gtpo.common.log import LOG
+from gtpo.common.packages import installed
+from gtpo.common.provenance import git_commit, now, package_versions
 from gtpo.doctor.machine import describe_machine, describe_packages, list_abilities
-from rewards.support.files import check_writable, read_jsonl, write_json
-from rewards.support.log import LOG
-from rewards.support.packages import installed
-from rewards.support.provenance import git_commit, now, package_versions
 
 SCHEMA_VERSION = 1
 TIMEOUT_S = 600

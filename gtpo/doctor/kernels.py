@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from gtpo.common.packages import installed
 from gtpo.fused import fused_linear_gtpo_loss
 from gtpo.objective import PRESETS, reference_loss
-from rewards.support.packages import installed
 
 GROUP = 8
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from rewards.support.packages import installed
+from gtpo.common.packages import installed
 
 TESTED: dict[str, tuple[str, ...]] = {
     "accelerate": ("1.15.0",),

@@ -14,15 +14,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from gtpo.common.errors import UserError
 from gtpo.config.resolve import training_source
 from gtpo.config.schedule import launched_processes, require_a_rollout
 from gtpo.config.schema import TrainConfig
 from gtpo.inputs.tiny import damage_target
-from rewards.data.problem import Problem
-from rewards.data.problems import load_file, load_source
-from rewards.data.prompt import chat_messages, target_text
-from rewards.golds import find_unverifiable
-from rewards.support.errors import UserError
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.data.problems import load_file, load_source
+from gtpo.rewards.data.prompt import chat_messages, target_text
+from gtpo.rewards.golds import find_unverifiable
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from gtpo.common.errors import UserError
+from gtpo.common.log import LOG
 from gtpo.config import ModelSection, TrainConfig
 from gtpo.inputs.model_shape import Weights, adapter_base, router_loss_obstacle
-from rewards.data.prompt import plain_chat_template
-from rewards.support.errors import UserError
-from rewards.support.log import LOG
+from gtpo.rewards.data.prompt import plain_chat_template
 
 _PAD_CANDIDATES = ("<|finetune_right_pad_id|>", "<|pad|>", "<pad>", "[PAD]", "<|reserved_special_token_0|>")
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gtpo.common.errors import UserError
+from gtpo.common.files import read_json_object
 from gtpo.config.schema import ModelSection
-from rewards.support.errors import UserError
-from rewards.support.files import read_json_object
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import re
 from typing import TYPE_CHECKING, Literal
 
 from gtpo.config import BuiltModel
-from rewards.data import arithmetic, word_problems
-from rewards.data.prompt import SYSTEM_INSTRUCTION
+from gtpo.rewards.data import arithmetic, word_problems
+from gtpo.rewards.data.prompt import SYSTEM_INSTRUCTION
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gtpo.common.packages import installed
 from gtpo.completions import Completions
 from gtpo.kernels import matmul, torch_rows, vocabulary_tiles, workers
 from gtpo.kernels.chunks import Chunk, default_rows, split
 from gtpo.kernels.torch_rows import Transform
 from gtpo.kernels.vocabulary_tiles import Powers
 from gtpo.objective import Coefficients, Objective, completion_coefficients, entropy_gate, weighted_advantages
-from rewards.support.packages import installed
 
 
 @dataclass(frozen=True)

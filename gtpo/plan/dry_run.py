@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gtpo.common.errors import UserError
+from gtpo.common.files import read_json
+from gtpo.common.packages import install_command, installed
 from gtpo.config.schedule import launched_processes, optimiser_steps
 from gtpo.config.schema import TrainConfig
 from gtpo.inputs.model_shape import Weights, find_shape, find_weights
 from gtpo.plan.memory import Forecast, forecast
 from gtpo.plan.preflight import check_inputs, is_local, needed_packages
-from rewards.support.errors import UserError
-from rewards.support.files import read_json
-from rewards.support.packages import install_command, installed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

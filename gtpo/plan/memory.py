@@ -19,9 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gtpo.common.packages import installed
 from gtpo.config.schema import TrainConfig
 from gtpo.inputs.model_shape import ModelShape
-from rewards.support.packages import installed
 
 GIB = 1024**3
 GPUS = (16, 24, 40, 48, 80, 141, 180)

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from gtpo.common.errors import UserError
+from gtpo.common.log import LOG
+from gtpo.common.packages import require
 from gtpo.config.schedule import one_step_per_rollout
 from gtpo.config.schema import BITSANDBYTES, TrainConfig
 from gtpo.inputs.dataset import TrainingProblems, to_row
 from gtpo.inputs.model_shape import Weights, find_weights
-from rewards.checks import probe_reward
-from rewards.data.problem import Problem
-from rewards.data.problems import SOURCES
-from rewards.loading import load_reward
-from rewards.support.errors import UserError
-from rewards.support.log import LOG
-from rewards.support.packages import require
+from gtpo.rewards.checks import probe_reward
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.data.problems import SOURCES
+from gtpo.rewards.loading import load_reward
 
 PROBE_SECONDS = 3.0
 

@@ -11,8 +11,8 @@ import torch
 from transformers import TrainerState
 from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
 
-from rewards.support.errors import UserError
-from rewards.support.files import read_json
+from gtpo.common.errors import UserError
+from gtpo.common.files import read_json
 
 STATE_FILE = "gtpo_state.json"
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+from gtpo.common.log import LOG
+from gtpo.common.vllm_environment import quiet_vllm
 from gtpo.config import TrainConfig
 from gtpo.config.schedule import launched_processes
 from gtpo.plan.preflight import preflight
 from gtpo.run.folder import TrainFolder
 from gtpo.run.stopping import Interrupt
 from gtpo.run.trackers import trackers_write_to
-from rewards.support.log import LOG
-from rewards.support.vllm_environment import quiet_vllm
 
 if TYPE_CHECKING:
     from gtpo.run.validation import ScoreHeldOut
@@ -35,7 +35,7 @@ def train(
     """Train `config` into `results_dir/train/<run_name>` and return that folder.
 
     score_held_out: what scores the held-out problems of `training.eval_steps`
-    (`evalkit.evaluation.held_out.score_held_out`).
+    (`gtpo.evalkit.evaluation.held_out.score_held_out`).
 
     The same call again resumes an interrupted run from its last whole checkpoint and leaves a finished one alone.
 

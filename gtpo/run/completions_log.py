@@ -20,8 +20,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gtpo.common.files import write_bytes
 from gtpo.trainer.rollout import Rollout
-from rewards.support.files import write_bytes
 
 SCHEMA_VERSION = 1
 

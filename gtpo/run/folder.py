@@ -19,13 +19,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from gtpo.config import TrainConfig
-from gtpo.config.document import read_document
-from gtpo.config.load import validate
-from gtpo.config.messages import Findings
-from gtpo.run.metrics_log import drop_metrics_after
-from rewards.support.errors import UserError
-from rewards.support.files import (
+from gtpo.common.errors import UserError
+from gtpo.common.files import (
     LOCK_FILES,
     check_schema_version,
     flatten,
@@ -34,7 +29,12 @@ from rewards.support.files import (
     write_json,
     write_text,
 )
-from rewards.support.log import LOG
+from gtpo.common.log import LOG
+from gtpo.config import TrainConfig
+from gtpo.config.document import read_document
+from gtpo.config.load import validate
+from gtpo.config.messages import Findings
+from gtpo.run.metrics_log import drop_metrics_after
 
 SCHEMA_VERSION = 1
 

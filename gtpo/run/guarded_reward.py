@@ -11,10 +11,10 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rewards.checks import score_fault
-from rewards.loading import RewardFunction, load_rewards
-from rewards.support.errors import UserError
-from rewards.support.log import LOG
+from gtpo.common.errors import UserError
+from gtpo.common.log import LOG
+from gtpo.rewards.checks import score_fault
+from gtpo.rewards.loading import RewardFunction, load_rewards
 
 _NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "environments")
 

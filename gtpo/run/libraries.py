@@ -8,7 +8,7 @@ import warnings
 
 from transformers.utils import logging as transformers_logging
 
-from rewards.support.log import LOG
+from gtpo.common.log import LOG
 
 
 def quiet_libraries() -> None:

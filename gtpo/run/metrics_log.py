@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rewards.support.errors import UserError
-from rewards.support.files import write_text
+from gtpo.common.errors import UserError
+from gtpo.common.files import write_text
 
 RENAMED = {
     "loss": "loss",

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rewards.support.log import LOG, stderr_console
+from gtpo.common.log import LOG, stderr_console
 
 SHOWN = (
     ("loss", "loss", "{:.4f}"),

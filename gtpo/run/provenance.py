@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rewards.support.provenance import git_commit, package_versions
+from gtpo.common.provenance import git_commit, package_versions
 
 _PACKAGES = (
     "gtpo",

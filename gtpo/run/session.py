@@ -11,6 +11,9 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from transformers import PrinterCallback
 
+from gtpo.common.errors import UserError
+from gtpo.common.log import LOG
+from gtpo.common.provenance import now
 from gtpo.config import TrainConfig
 from gtpo.config.schedule import one_step_per_rollout
 from gtpo.inputs.model import LoadedModel, load_model, widen_adapters
@@ -37,9 +40,6 @@ from gtpo.run.validation import ScoreHeldOut, Validation
 from gtpo.run.weights import provide_base, restore_best, save_weights
 from gtpo.trainer.rollout import Rollout
 from gtpo.trainer.vllm_on_cpu import vllm_failures_explained
-from rewards.support.errors import UserError
-from rewards.support.log import LOG
-from rewards.support.provenance import now
 
 
 class TrainingRun:

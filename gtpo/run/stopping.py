@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from rewards.support.log import LOG
+from gtpo.common.log import LOG
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

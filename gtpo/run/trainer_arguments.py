@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from trl import GRPOConfig, SFTConfig
 
+from gtpo.common.errors import UserError
+from gtpo.common.packages import installed
 from gtpo.config import TrainConfig
 from gtpo.config.baselines import CLIPPING, SWITCHES
 from gtpo.inputs.model import compute_precision
 from gtpo.trainer import GTPOConfig
-from rewards.support.errors import UserError
-from rewards.support.packages import installed
 
 
 def rollout_engine(config: TrainConfig) -> str:

@@ -25,8 +25,11 @@ from transformers import set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import GRPOTrainer, SFTTrainer
 
+from gtpo.common.errors import UserError
+from gtpo.common.files import write_json
 from gtpo.config import TrainConfig
 from gtpo.entropy import Calibration
+from gtpo.rewards.loading import import_dotted
 from gtpo.run.checkpoint import STATE_FILE, open_window, read_state, readable, reopen_window, round_file, window_file
 from gtpo.run.folder import PARTIAL, TrainFolder, out_of_space
 from gtpo.run.guarded_reward import GuardedReward
@@ -34,9 +37,6 @@ from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.trainer import GTPOTrainer
 from gtpo.trainer.group_statistics import ObservedGRPOTrainer
 from gtpo.trainer.rollout import Rollout
-from rewards.loading import import_dotted
-from rewards.support.errors import UserError
-from rewards.support.files import write_json
 
 
 class EpochOrder(Sampler[int]):

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from accelerate.utils import broadcast_object_list
 
+from gtpo.common.log import LOG
 from gtpo.config import TrainConfig
 from gtpo.inputs.dataset import to_row
-from rewards.data.problem import Problem
-from rewards.support.log import LOG
+from gtpo.rewards.data.problem import Problem
 
 METRIC = "validation/pass@1"
 """What `best/` follows, a fraction."""

@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from gtpo.common.files import write_json
+from gtpo.common.log import LOG
 from gtpo.inputs.model import LoadedModel
 from gtpo.run.folder import PARTIAL, TrainFolder, replace_folder
-from rewards.support.files import write_json
-from rewards.support.log import LOG
 
 
 def save_weights(trainer: Any, target: Path, about: dict[str, Any] | None = None) -> None:

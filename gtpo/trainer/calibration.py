@@ -15,6 +15,8 @@ from torch import Tensor
 from transformers import TrainerCallback
 from trl.trainer.utils import pad
 
+from gtpo.common.files import read_json, write_json
+from gtpo.common.log import LOG
 from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, describe_gate
 from gtpo.fused import fused_linear_gtpo_loss
 from gtpo.inputs.model_shape import router_loss_obstacle
@@ -22,8 +24,6 @@ from gtpo.objective import PRESETS, filter_is_active
 from gtpo.trainer.group_statistics import GroupLoggingTrainer
 from gtpo.trainer.gtpo_config import GTPOConfig
 from gtpo.trainer.policy_head import LMHead, PolicyOutput, add_policy_head
-from rewards.support.files import read_json, write_json
-from rewards.support.log import LOG
 
 CALIBRATION_FILE = "initial_entropy.json"
 REPORT_SECONDS = 5.0

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.nn import Module
 
-from rewards.checks import probe_reward
-from rewards.support.log import LOG
+from gtpo.common.log import LOG
+from gtpo.rewards.checks import probe_reward
 
 
 def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None:

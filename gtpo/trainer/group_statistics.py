@@ -22,10 +22,10 @@ from trl.import_utils import is_vllm_available
 
 from gtpo.completions import group_advantages, prepare_completions
 from gtpo.presets import LN2, PRESETS, Objective
+from gtpo.rewards.completions import completion_text
+from gtpo.rewards.format import format_score
 from gtpo.trainer.rollout import Rollout, Scores, to_batch
 from gtpo.trainer.vllm_on_cpu import reload_by_layers, without_compilation
-from rewards.completions import completion_text
-from rewards.format import format_score
 
 
 def loss_mask(batch: Mapping[str, Any]) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
+from gtpo.common.log import LOG, start_logging
 from gtpo.completions import group_advantages, prepare_completions
 from gtpo.fused import FusedLoss, fused_loss
 from gtpo.objective import PRESETS, entropy_gate
@@ -29,7 +30,6 @@ from gtpo.trainer.group_statistics import loss_mask
 from gtpo.trainer.gtpo_config import GTPOConfig
 from gtpo.trainer.policy_head import LMHead
 from gtpo.trainer.rollout import BATCH_ROWS, from_batch
-from rewards.support.log import LOG, start_logging
 
 _TEXT_KEYS = frozenset(
     {

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from trl.generation import vllm_generation
 
-from rewards.support.errors import UserError
+from gtpo.common.errors import UserError
 
 
 @contextmanager

@@ -17,8 +17,9 @@ import random
 import zlib
 from typing import Literal
 
-from rewards.data.problem import Problem
-from rewards.support.errors import UserError
+from gtpo.rewards.data.problem import Problem
+
+from gtpo.common.errors import UserError
 
 Split = Literal["train", "test", "hard"]
 

@@ -16,12 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rewards.data.arithmetic import Split, arithmetic_problems
-from rewards.data.problem import Problem
-from rewards.data.word_problems import word_problems
-from rewards.extract import gsm8k_gold, last_boxed
-from rewards.support.errors import UserError, did_you_mean
-from rewards.support.files import read_jsonl
+from gtpo.rewards.data.arithmetic import Split, arithmetic_problems
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.data.word_problems import word_problems
+from gtpo.rewards.extract import gsm8k_gold, last_boxed
+
+from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.files import read_jsonl
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class HubSource:
 
 def math_gold(solution: str) -> str:
     r"""Return the gold of a MATH solution, empty if it has none: its last `\boxed` alone, as published results have it
-    (22 of the 12,500 end in several boxes; `rewards.extract.last_boxed` would join them).
+    (22 of the 12,500 end in several boxes; `gtpo.rewards.extract.last_boxed` would join them).
     """
     start = max(solution.rfind("\\boxed"), solution.rfind("\\fbox"))
     return (last_boxed(solution[start:]) or "") if start >= 0 else ""

@@ -2,7 +2,7 @@
 
 A story gives somebody a number of things and lets it change step by step; the worked solution tells every step in a
 sentence with its equation. Wording and story are drawn independently of the numbers, in several variants each, so that
-most tokens of two right solutions differ, which they do not in `rewards.data.arithmetic`.
+most tokens of two right solutions differ, which they do not in `gtpo.rewards.data.arithmetic`.
 
 Three splits (membership is a hash of the numbers and operations, so no seed and no wording leaks one into another):
 
@@ -20,9 +20,10 @@ import zlib
 from dataclasses import dataclass
 from typing import Literal
 
-from rewards.data.arithmetic import Split
-from rewards.data.problem import Problem
-from rewards.support.errors import UserError
+from gtpo.rewards.data.arithmetic import Split
+from gtpo.rewards.data.problem import Problem
+
+from gtpo.common.errors import UserError
 
 Operation = Literal["gain", "lose", "packs", "share", "times"]
 

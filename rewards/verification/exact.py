@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from rewards.text import without_spaces
+from gtpo.rewards.text import without_spaces
 
 _NUMBER = re.compile(r"[+-]?(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)?(?:\.\d+)?")
 _SIZE = re.compile(r"\\(?:left|right)(?![a-zA-Z])")

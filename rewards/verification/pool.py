@@ -1,8 +1,8 @@
 """Worker processes that verify answers and may be killed at any moment.
 
-A worker is a fresh interpreter (`python -m rewards.verification.worker`), never a fork: it holds no CUDA context, no
-torch, no lock of the caller's. One daemon thread per worker feeds it one task at a time and kills it at the deadline,
-so callers may live on any thread and their signal handlers and alarms are left alone.
+A worker is a fresh interpreter (`python -m gtpo.rewards.verification.worker`), never a fork: it holds no CUDA context,
+no torch, no lock of the caller's. One daemon thread per worker feeds it one task at a time and kills it at the
+deadline, so callers may live on any thread and their signal handlers and alarms are left alone.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
+
+from gtpo.common.provenance import CHECKOUT
 
 START_ALLOWANCE_S = 60.0
 """A worker on a loaded machine may take this long to start; a task's own clock starts after it."""
@@ -51,8 +52,7 @@ class _Worker:
     """One interpreter: send a task, await its outcome until a deadline, or kill it."""
 
     def __init__(self, memory_mb: int, timeout_s: float) -> None:
-        root = str(Path(__file__).resolve().parents[2])
-        paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        paths = [str(CHECKOUT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(paths),
             "OMP_NUM_THREADS": "1",
@@ -61,7 +61,7 @@ class _Worker:
             "PYTHONHASHSEED": "0",  # SymPy's order of terms, and so its work, depends on it
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "rewards.verification.worker", str(memory_mb), str(timeout_s)],
+            [sys.executable, "-m", "gtpo.rewards.verification.worker", str(memory_mb), str(timeout_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,

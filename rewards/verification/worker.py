@@ -1,10 +1,10 @@
 """The program of a verification worker: one task a line on stdin, its outcome on stdout.
 
-`python -m rewards.verification.worker MEMORY_MB TIMEOUT_S`. The address space is limited, so that runaway terms end in
-a MemoryError and not in the machine's swap. What an answer costs is bounded by counted work; two timers are the guard,
-with the default action, which ends the process even inside C code. One counts the processor time that a task has used,
-half the timeout: its end is the answer's own doing. The other counts wall-clock time and is for a worker whose caller
-is gone; the caller's own deadline comes first.
+`python -m gtpo.rewards.verification.worker MEMORY_MB TIMEOUT_S`. The address space is limited, so that runaway terms
+end in a MemoryError and not in the machine's swap. What an answer costs is bounded by counted work; two timers are the
+guard, with the default action, which ends the process even inside C code. One counts the processor time that a task has
+used, half the timeout: its end is the answer's own doing. The other counts wall-clock time and is for a worker whose
+caller is gone; the caller's own deadline comes first.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def main() -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     sys.setrecursionlimit(2000)
 
-    from rewards.equality.arithmetic.values import TooBig
-    from rewards.equality.comparing.decide import decide, exact_value
-    from rewards.equality.comparing.sympy_fallback import agree, warm_up
+    from gtpo.rewards.equality.arithmetic.values import TooBig
+    from gtpo.rewards.equality.comparing.decide import decide, exact_value
+    from gtpo.rewards.equality.comparing.sympy_fallback import agree, warm_up
 
     loaded = False
 

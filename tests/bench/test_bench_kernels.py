@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.kernels import ARCHITECTURES, VARIANTS, Variant, compile_variant, moved_bytes, occupancy, table
-from rewards.support.files import read_json
-from rewards.support.packages import installed
+from gtpo.common.files import read_json
+from gtpo.common.packages import installed
 
 pytestmark = [
     pytest.mark.skipif(not installed("triton"), reason="triton is not installed"),

@@ -22,8 +22,8 @@ from bench.claims.questions import QUESTIONS, TASKS, PairedTest
 from bench.claims.record import POINTS, read_record
 from bench.claims.run import is_done
 from bench.claims.tables import fewer_seeds_notes
+from gtpo.common.errors import UserError
 from gtpo.config import load_config
-from rewards.support.errors import UserError
 
 METHOD_KEYS = {"run_name", "method", "objective", "training"}
 PLANS = ("plan", "search", "gpu")

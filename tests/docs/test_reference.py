@@ -26,7 +26,7 @@ def test_the_page_is_current(reference, root, name):
 def test_every_option_says_what_it_does(reference):
     import typer
 
-    import cli
+    from gtpo import cli
 
     for name, command in typer.main.get_command(cli.app).commands.items():
         assert [p.name for p in command.params if not p.help] == [], name

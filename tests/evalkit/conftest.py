@@ -62,7 +62,7 @@ def gtpo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
 
     The imports of torch and transformers then count once; test_eval_command.py has real processes too.
     """
-    import cli
+    from gtpo import cli
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
@@ -85,7 +85,7 @@ def gtpo_process(tmp_path: Path, environment: dict[str, str]) -> Callable[..., s
 
     def run(*arguments: str | Path, code: int = 0, **extra: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [sys.executable, "-m", "cli", *map(str, arguments)],
+            [sys.executable, "-m", "gtpo", *map(str, arguments)],
             cwd=tmp_path,
             env={**environment, **extra},
             capture_output=True,

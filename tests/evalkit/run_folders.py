@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from evalkit.engines.base import Generation
-from evalkit.evaluation.benchmarks import checksum
-from evalkit.evaluation.record import write_results
-from evalkit.evaluation.scoring import score
-from evalkit.results.record import EVAL_SCHEMA_VERSION, EvalRecord
-from evalkit.results.store import EvalFolder
-from rewards.data.problem import Problem
-from rewards.verify import Verifier
+from gtpo.evalkit.engines.base import Generation
+from gtpo.evalkit.evaluation.benchmarks import checksum
+from gtpo.evalkit.evaluation.record import write_results
+from gtpo.evalkit.evaluation.scoring import score
+from gtpo.evalkit.results.record import EVAL_SCHEMA_VERSION, EvalRecord
+from gtpo.evalkit.results.store import EvalFolder
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.verify import Verifier
 
 HOSTILE = "</script><script>window.hostile = true</script><img src=x onerror='window.hostile = true'>"
 

@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-
-from evalkit.evaluation.benchmarks import (
+from gtpo.evalkit.evaluation.benchmarks import (
     BENCHMARKS,
     checksum,
     find_benchmark,
@@ -16,9 +15,10 @@ from evalkit.evaluation.benchmarks import (
     load_problems,
     select_problems,
 )
-from evalkit.evaluation.settings import EvalSettings
-from rewards.golds import find_unverifiable
-from rewards.support.errors import UserError
+from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.rewards.golds import find_unverifiable
+
+from gtpo.common.errors import UserError
 
 
 @pytest.mark.shared
@@ -121,7 +121,8 @@ def test_check_prints_problems_golds_and_self_test(gtpo, tmp_path: Path) -> None
 def test_a_dotted_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_benchmarks.py").write_text(
-        "from rewards.data.problems import Problem\ndef tiny():\n    return [Problem('a', 'What is 1 + 1?', '2')]\n"
+        "from gtpo.rewards.data.problems import Problem\n"
+        "def tiny():\n    return [Problem('a', 'What is 1 + 1?', '2')]\n"
     )
     assert load_problems(find_benchmark("my_benchmarks:tiny"), None)[0].answer == "2"
     with pytest.raises(UserError, match="no function"):

@@ -14,21 +14,21 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from gtpo.evalkit.comparison.compare import ALPHA, Column, choose_ks, compare, holm_levels
+from gtpo.evalkit.report.tables import as_rich
+from gtpo.evalkit.results.find import find_runs
+from gtpo.evalkit.results.questions import load_questions
+from gtpo.evalkit.statistics import differences, holm, mean_interval, paired_difference
 from run_folders import write_eval, write_train
 
-from evalkit.comparison.compare import ALPHA, Column, choose_ks, compare, holm_levels
-from evalkit.report.tables import as_rich
-from evalkit.results.find import find_runs
-from evalkit.results.questions import load_questions
-from evalkit.statistics import differences, holm, mean_interval, paired_difference
-from rewards.support.errors import UserError
+from gtpo.common.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def gtpo(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "cli", *map(str, arguments)],
+        [sys.executable, "-m", "gtpo", *map(str, arguments)],
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
         capture_output=True,
@@ -265,7 +265,7 @@ def test_names_are_text_in_every_format(tmp_path: Path) -> None:
 
 
 def test_one_rounding_everywhere() -> None:
-    from evalkit.report.text import p_text, percent, signed
+    from gtpo.evalkit.report.text import p_text, percent, signed
 
     assert [percent(x) for x in (0.1225, 0.0005, 1.0, 0.12249)] == ["12.3", "0.1", "100.0", "12.2"]
     assert [signed(x) for x in (-0.1225, 0.0004, -0.0004, 0.0)] == ["-12.3", "+0.0", "+0.0", "+0.0"]
@@ -694,7 +694,7 @@ def test_damaged_files(file: str, content: str | None, words: list[str], tmp_pat
 def test_start_up_imports_nothing_heavy(home: Path) -> None:
     code = (
         "import sys; sys.argv = ['gtpo', 'compare', 'demo-grpo', 'demo-gtpo']\n"
-        "from cli import app\n"
+        "from gtpo.cli import app\n"
         "try: app()\n"
         "except SystemExit: pass\n"
         "print({'torch', 'transformers', 'pandas', 'scipy.stats', 'matplotlib'} & set(sys.modules), file=sys.stderr)"

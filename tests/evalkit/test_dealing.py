@@ -6,9 +6,8 @@ import random
 from collections import Counter
 
 import pytest
-
-from evalkit.engines.base import Prompt, Task
-from evalkit.engines.dealing import Dealer, SampleKey
+from gtpo.evalkit.engines.base import Prompt, Task
+from gtpo.evalkit.engines.dealing import Dealer, SampleKey
 
 
 def tasks(rng: random.Random) -> list[Task]:

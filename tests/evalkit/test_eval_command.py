@@ -14,8 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-
-from evalkit.results.schema import QUESTION_SCHEMA, SAMPLE_SCHEMA
+from gtpo.evalkit.results.schema import QUESTION_SCHEMA, SAMPLE_SCHEMA
 
 EVAL = ("--engine", "transformers", "--max-tokens", "24", "--batch-size", "32", "--quiet")
 
@@ -40,7 +39,7 @@ def completions(run: Path) -> dict[tuple[str, str, int], tuple[str, str, int]]:
 def whole(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
     """An uninterrupted run with 12 samples of 10 questions on two benchmarks."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    command = [sys.executable, "-m", "cli", "eval", str(tiny_model), "--benchmarks", "arithmetic,arithmetic_hard"]
+    command = [sys.executable, "-m", "gtpo", "eval", str(tiny_model), "--benchmarks", "arithmetic,arithmetic_hard"]
     command += ["--k", "12", "--limit", "10", "--out", str(out), *EVAL]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
@@ -81,7 +80,7 @@ def test_killed_and_resumed(gtpo, tiny_model: Path, whole: Path, tmp_path: Path,
     arguments = ["eval", str(tiny_model), "--benchmarks", "arithmetic,arithmetic_hard", "--k", "12", "--limit", "10"]
     arguments += ["--out", str(out), *EVAL]
     program = (  # parts of one batch each, so that there is something to lose and something to keep
-        "import sys, evalkit.evaluation.pipeline as p; p.PART_ROWS = 1; import cli; "
+        "import sys, gtpo.evalkit.evaluation.pipeline as p; p.PART_ROWS = 1; from gtpo import cli; "
         "sys.argv = ['gtpo', *sys.argv[1:]]; cli.app()"
     )
     process = subprocess.Popen([sys.executable, "-c", program, *arguments], env=environment)
@@ -161,7 +160,7 @@ def test_a_damaged_part_is_named(gtpo, tiny_model: Path, whole: Path, tmp_path: 
 
 
 def test_two_writers(gtpo, whole: Path, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
-    from evalkit.results.store import EvalFolder
+    from gtpo.evalkit.results.store import EvalFolder
 
     command = ("eval", tiny_model, "--benchmarks", "arithmetic", "--k", "12", "--limit", "10", "--out", whole, *EVAL)
     with EvalFolder(whole):
@@ -256,7 +255,8 @@ def test_out_is_somebody_elses_folder(gtpo, tiny_model: Path, tmp_path: Path) ->
 
 
 def test_list_starts_without_torch(root: Path, environment: dict[str, str]) -> None:
-    program = "import sys, cli; cli.app(['eval', '--list'], standalone_mode=False); print(sorted(sys.modules))"
+    program = "import sys; from gtpo import cli; cli.app(['eval', '--list'], standalone_mode=False); "
+    program += "print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert "openai/gsm8k" in done.stdout
     assert "5000" in done.stdout

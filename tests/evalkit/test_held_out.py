@@ -6,9 +6,8 @@ import itertools
 from collections import Counter
 
 import pytest
-
-from evalkit.evaluation.held_out import score_held_out
-from rewards.data.problem import Problem
+from gtpo.evalkit.evaluation.held_out import score_held_out
+from gtpo.rewards.data.problem import Problem
 
 RIGHT, WRONG, OTHER = (f"<reasoning>x</reasoning>\n<answer>{answer}</answer>" for answer in ("4", "5", "6"))
 SILENT = "I do not know"

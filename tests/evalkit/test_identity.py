@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from gtpo.evalkit.results.schema import SAMPLE_SCHEMA
+from gtpo.evalkit.results.store import RUN, EvalFolder
 
-from evalkit.results.schema import SAMPLE_SCHEMA
-from evalkit.results.store import RUN, EvalFolder
-from rewards.support.errors import UserError
+from gtpo.common.errors import UserError
 
 EVAL = ("--engine", "transformers", "--max-tokens", "24", "--batch-size", "32", "--k", "2", "--limit", "4", "--quiet")
 
@@ -157,7 +157,7 @@ def test_a_full_disk(gtpo, tiny_model: Path, small_disk: Path, run: Path, enviro
     block = os.statvfs(small_disk)
     (small_disk / "other").write_bytes(b"x" * (block.f_bavail * block.f_frsize - free))
     command = ["eval", str(tiny_model), "--benchmarks", "arithmetic,arithmetic_hard", "--out", str(small_disk / "run")]
-    process = [sys.executable, "-m", "cli", *command, *EVAL]
+    process = [sys.executable, "-m", "gtpo", *command, *EVAL]
     done = subprocess.run(process, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 3, done.stderr
     assert done.stderr.count("\n") == 1, done.stderr

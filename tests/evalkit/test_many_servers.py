@@ -13,16 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gtpo.evalkit.engines.openai as engine
 import pytest
+from gtpo.evalkit.engines.base import Generation, Prompt, Sampling, Task
+from gtpo.evalkit.engines.model_ref import resolve_model
+from gtpo.evalkit.engines.openai import OpenAIEngine
+from gtpo.evalkit.engines.openai_server import server_urls
 from servers import Behaviour, Reply, Server, completion
 from test_misbehaving_servers import EVAL, QUESTIONS, SAMPLES, rows
 
-import evalkit.engines.openai as engine
-from evalkit.engines.base import Generation, Prompt, Sampling, Task
-from evalkit.engines.model_ref import resolve_model
-from evalkit.engines.openai import OpenAIEngine
-from evalkit.engines.openai_server import server_urls
-from rewards.support.errors import UserError
+from gtpo.common.errors import UserError
 
 GONE = Reply(503, {"error": "down"})
 
@@ -135,7 +135,7 @@ def test_a_server_that_hangs_is_left_out(serve, monkeypatch, caplog) -> None:  #
     """Silent where it is asked anything, long before the timeout of a request."""
     monkeypatch.setattr(engine, "SILENT_S", 0.5)
     monkeypatch.setattr(engine, "PROBES", 1)
-    monkeypatch.setattr("evalkit.engines.openai_server.PROBE_S", 0.3)
+    monkeypatch.setattr("gtpo.evalkit.engines.openai_server.PROBE_S", 0.3)
 
     def behaviour(payload: dict[str, Any], times: int) -> Reply:
         if len(hung.requests) <= 6:
@@ -271,7 +271,7 @@ def test_a_run_over_two_servers(serve, tmp_path: Path, environment: dict[str, st
 
     def run(out: str, *urls: str) -> str:
         words = [word for url in urls for word in ("--base-url", url)]
-        command = [sys.executable, "-m", "cli", *(w for w in EVAL if w != "--quiet"), *words, "--out", out]
+        command = [sys.executable, "-m", "gtpo", *(w for w in EVAL if w != "--quiet"), *words, "--out", out]
         done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         return done.stderr

@@ -12,13 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gtpo.evalkit.engines.openai as engine
 import pyarrow.parquet as pq
 import pytest
+from gtpo.evalkit.engines.base import sample_seed
+from gtpo.rewards.data.arithmetic import arithmetic_problems
 from servers import Reply, Server, completion, text_of
-
-import evalkit.engines.openai as engine
-from evalkit.engines.base import sample_seed
-from rewards.data.arithmetic import arithmetic_problems
 
 QUESTIONS, SAMPLES = 6, 4
 EVAL = (
@@ -54,7 +53,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
     """An undisturbed run."""
     server = Server()
     out = tmp_path_factory.mktemp("whole") / "run"
-    command = [sys.executable, "-m", "cli", *EVAL, "--base-url", server.url, "--out", str(out)]
+    command = [sys.executable, "-m", "gtpo", *EVAL, "--base-url", server.url, "--out", str(out)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     server.close()
     assert done.returncode == 0, done.stderr
@@ -270,7 +269,7 @@ def test_ctrl_c(gtpo, serve, whole: Path, tmp_path: Path, environment: dict[str,
         lambda payload, times: completion(payload)._replace(hang_before_s=0.0 if len(server.requests) <= 10 else 60.0)
     )
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "cli", *EVAL, "--timeout", "60", "--base-url", server.url, "--out", str(run)]
+    command = [sys.executable, "-m", "gtpo", *EVAL, "--timeout", "60", "--base-url", server.url, "--out", str(run)]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     server.wait_for(lambda: len(server.served) == 10 and len(server.requests) == 14)
     time.sleep(1.0)

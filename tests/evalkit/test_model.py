@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from gtpo.evalkit.engines.model_ref import adapter_rank, fingerprint, resolve_model
 
-from evalkit.engines.model_ref import adapter_rank, fingerprint, resolve_model
-from rewards.support.errors import UserError
+from gtpo.common.errors import UserError
 
 
 def weights(folder: Path, content: bytes = b"weights") -> Path:

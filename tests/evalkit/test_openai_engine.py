@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gtpo.evalkit.engines.openai as module
+import gtpo.evalkit.engines.openai_server as server_module
 import pytest
+from gtpo.evalkit.engines.base import EngineStopped, Generation, Prompt, Sampling, Task, sample_seed
+from gtpo.evalkit.engines.model_ref import resolve_model
+from gtpo.evalkit.engines.openai import OpenAIEngine
+from gtpo.evalkit.engines.openai_reply import RequestError, read_reply
 from servers import Reply, Server, completion, text_of
 
-import evalkit.engines.openai as module
-import evalkit.engines.openai_server as server_module
-from evalkit.engines.base import EngineStopped, Generation, Prompt, Sampling, Task, sample_seed
-from evalkit.engines.model_ref import resolve_model
-from evalkit.engines.openai import OpenAIEngine
-from evalkit.engines.openai_reply import RequestError, read_reply
-from rewards.support.errors import UserError
+from gtpo.common.errors import UserError
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def test_a_file_of_ones_own(gtpo, tmp_path: Path) -> None:  # type: ignore[no-un
 
 
 def test_golds_of_a_known_benchmark(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    from rewards.data.arithmetic import arithmetic_problems
+    from gtpo.rewards.data.arithmetic import arithmetic_problems
 
     problems = arithmetic_problems("test")[:3]
     rows = [{"id": p.id, "completion": f"<answer>{p.answer}</answer>"} for p in problems]
@@ -157,7 +157,7 @@ def test_memory_does_not_grow_with_the_file(environment: dict[str, str], tmp_pat
         for i in range(2000):
             handle.write(json.dumps({**row, "id": f"q{i // 8}"}) + "\n")
     program = (
-        "import re, sys, evalkit.evaluation.pipeline as p; p.PART_ROWS = 256; import cli\n"
+        "import re, sys, gtpo.evalkit.evaluation.pipeline as p; p.PART_ROWS = 256; from gtpo import cli\n"
         "sys.argv = ['gtpo', 'eval', '--completions', 'long.jsonl.gz', '--k', '8', '--quiet']\n"
         "try:\n    cli.app()\n"
         # Not getrusage: its peak outlives exec, so it would be that of the process which runs the tests.

@@ -12,17 +12,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from gtpo.evalkit.comparison.compare import compare
+from gtpo.evalkit.comparison.training_curves import Curve, method_bands, read_curves, summary
+from gtpo.evalkit.engines.model_ref import fingerprint
+from gtpo.evalkit.report.excerpts import choose_groups, choose_samples, rank_questions
+from gtpo.evalkit.report.figures import write_figures
+from gtpo.evalkit.report.page import embedded, render
+from gtpo.evalkit.results.find import find_runs, read_train_run
 from run_folders import HOSTILE, write_eval, write_train
 from test_compare import assert_refused, gtpo
 
-from evalkit.comparison.compare import compare
-from evalkit.comparison.training_curves import Curve, method_bands, read_curves, summary
-from evalkit.engines.model_ref import fingerprint
-from evalkit.report.excerpts import choose_groups, choose_samples, rank_questions
-from evalkit.report.figures import write_figures
-from evalkit.report.page import embedded, render
-from evalkit.results.find import find_runs, read_train_run
-from rewards.support.errors import UserError
+from gtpo.common.errors import UserError
 
 TRAINED = ("train/sft", "train/grpo", "train/gtpo")
 
@@ -150,7 +150,7 @@ def test_tables_are_readable_without_javascript(home: Path) -> None:
 
 def test_mathematics_becomes_mathml_trees() -> None:
     pytest.importorskip("latex2mathml")
-    from evalkit.report.maths import segments
+    from gtpo.evalkit.report.maths import segments
 
     found = segments(r"If $x < \frac{1}{2}$, it costs \$5 and $7 <b>each</b>. \[ \unknown{x} \]")
     assert found[0] == "If "
@@ -283,7 +283,7 @@ def test_ranking_brings_disagreement_first_and_covers_every_kind() -> None:
 
 def test_sample_is_bounded_and_shows_each_verdict(home: Path) -> None:
     runs, _, _ = find_runs([str(home / "results/eval" / name) for name in ("grpo-eval", "gtpo-eval")])
-    from evalkit.results.questions import load_questions
+    from gtpo.evalkit.results.questions import load_questions
 
     parts = [load_questions(run, "arithmetic", "strict") for run in runs]
     ids = [str(i) for i in parts[0].ids]

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gtpo.evalkit.evaluation.progress import Progress
+from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.evalkit.results.record import read_record
 from servers import Reply, Server, completion
 
-from evalkit.evaluation.progress import Progress
-from evalkit.evaluation.settings import EvalSettings
-from evalkit.results.record import read_record
-from rewards.support.errors import UserError
+from gtpo.common.errors import UserError
 
 EVAL = ("--benchmarks", "arithmetic", "--limit", "2", "--engine", "transformers")
 
@@ -146,7 +146,7 @@ def test_the_summary(gtpo, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ig
 
 
 def test_a_finished_benchmark_keeps_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    import evalkit.evaluation.progress as module
+    import gtpo.evalkit.evaluation.progress as module
 
     clock = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gtpo.evalkit.permutation import regroup_p, sign_flip_p
+from gtpo.evalkit.score_interval import Student
+from gtpo.evalkit.statistics import differences, holm, mean_interval, method_mean, paired_difference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-
-from evalkit.permutation import regroup_p, sign_flip_p
-from evalkit.score_interval import Student
-from evalkit.statistics import differences, holm, mean_interval, method_mean, paired_difference
 
 SEED = 20261121
 

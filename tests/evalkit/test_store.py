@@ -7,20 +7,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gtpo.evalkit.evaluation.pipeline as pipelines
+import gtpo.evalkit.results.store as store
 import pytest
+from gtpo.evalkit.engines.base import Generation
+from gtpo.evalkit.evaluation.pipeline import ScoringPipeline
+from gtpo.evalkit.evaluation.progress import Progress
+from gtpo.evalkit.evaluation.scoring import count_votes, score
+from gtpo.evalkit.evaluation.summary import read_samples
+from gtpo.evalkit.results.record import EvalRecord, check_identity, read_record
+from gtpo.evalkit.results.store import EvalFolder
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.verify import Verifier
 
-import evalkit.evaluation.pipeline as pipelines
-import evalkit.results.store as store
-from evalkit.engines.base import Generation
-from evalkit.evaluation.pipeline import ScoringPipeline
-from evalkit.evaluation.progress import Progress
-from evalkit.evaluation.scoring import count_votes, score
-from evalkit.evaluation.summary import read_samples
-from evalkit.results.record import EvalRecord, check_identity, read_record
-from evalkit.results.store import EvalFolder
-from rewards.data.problem import Problem
-from rewards.support.errors import UserError
-from rewards.verify import Verifier
+from gtpo.common.errors import UserError
 
 PROBLEM = Problem("q", "", "4")
 PROBLEMS = {("b", "q"): PROBLEM}

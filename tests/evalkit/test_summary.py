@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from evalkit.engines.base import Generation
-from evalkit.evaluation.scoring import score
-from evalkit.evaluation.summary import read_samples, summarise
-from evalkit.results.record import BenchmarkRecord
-from evalkit.results.store import EvalFolder
-from rewards.data.problem import Problem
-from rewards.verify import Verifier
+from gtpo.evalkit.engines.base import Generation
+from gtpo.evalkit.evaluation.scoring import score
+from gtpo.evalkit.evaluation.summary import read_samples, summarise
+from gtpo.evalkit.results.record import BenchmarkRecord
+from gtpo.evalkit.results.store import EvalFolder
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.verify import Verifier
 
 
 def row(question: str, index: int, text: str, reason: str = "stop") -> Generation:

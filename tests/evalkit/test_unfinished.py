@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gtpo.evalkit.engines.base import EngineStopped, Generation, Task, Throughput
+from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS
+from gtpo.evalkit.evaluation.evaluate import evaluate
+from gtpo.evalkit.evaluation.pipeline import Incomplete
+from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.evalkit.results.record import EarlierEngine, EvalRecord, read_record
 
-from evalkit.engines.base import EngineStopped, Generation, Task, Throughput
-from evalkit.evaluation.benchmarks import BENCHMARKS
-from evalkit.evaluation.evaluate import evaluate
-from evalkit.evaluation.pipeline import Incomplete
-from evalkit.evaluation.settings import EvalSettings
-from evalkit.results.record import EarlierEngine, EvalRecord, read_record
-from rewards.support.errors import UserError
+from gtpo.common.errors import UserError
 
 GOLDS = {p.id: p.answer for p in BENCHMARKS["arithmetic"].load(None)}
 

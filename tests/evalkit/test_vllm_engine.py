@@ -15,9 +15,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from gtpo.evalkit.engines.model_ref import resolve_model, serve_command
 
 from bench.kills import VLLMServer
-from evalkit.engines.model_ref import resolve_model, serve_command
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(420)]
 
@@ -175,8 +175,8 @@ def test_served(gtpo, gtpo_process, tiny_model: Path, server, tmp_path: Path, mo
     assert {key: text for key, text in texts(tmp_path / "twice").items() if key[1] < 2} == first
 
     # The server dies mid-run: what came is kept, the exit code says incomplete.
-    program = "import sys, evalkit.evaluation.pipeline as p; p.PART_ROWS = 1; "
-    program += "import cli; sys.argv = ['gtpo', *sys.argv[1:]]; cli.app()"
+    program = "import sys, gtpo.evalkit.evaluation.pipeline as p; p.PART_ROWS = 1; "
+    program += "from gtpo import cli; sys.argv = ['gtpo', *sys.argv[1:]]; cli.app()"
     command = [*map(str, served), "--k", "64", "--concurrency", "8", "--retries", "1", "--out", str(tmp_path / "died")]
     run = subprocess.Popen(
         [sys.executable, "-c", program, *command],

@@ -78,7 +78,7 @@ def start(environment: dict[str, str], tmp_path: Path) -> Iterator:  # type: ign
 def whole(tiny_model: Path, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One process, left alone."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    command = [sys.executable, "-m", "cli", "eval", str(tiny_model), *COMMON, "--engine", "vllm", "--out", str(out)]
+    command = [sys.executable, "-m", "gtpo", "eval", str(tiny_model), *COMMON, "--engine", "vllm", "--out", str(out)]
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=300)
     assert len(samples(out)) == ALL
     return out
@@ -101,7 +101,7 @@ def chosen(seed: int | None = None) -> random.Random:
 
 HELD = """
 import pathlib, time
-import evalkit.engines.ray as engine
+import gtpo.evalkit.engines.ray as engine
 engine.HUNG_S = engine.FIRST_CALL_S = 30.0
 def held(self, tasks, generate=engine.RayEngine.generate):
     pathlib.Path("held").touch()

@@ -19,9 +19,9 @@ import json, sys
 from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
-from evalkit.engines.base import Sampling
-from evalkit.engines.model_ref import resolve_model
-from evalkit.engines.vllm import VLLMEngine
+from gtpo.evalkit.engines.base import Sampling
+from gtpo.evalkit.engines.model_ref import resolve_model
+from gtpo.evalkit.engines.vllm import VLLMEngine
 
 engine = VLLMEngine(resolve_model(sys.argv[1]), Sampling(1.0, 1.0, max_tokens=24, n=16, seed=0), 130)._engine
 

@@ -16,7 +16,7 @@ from typing import Any
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 
-import cli
+from gtpo import cli
 
 
 def uses(name: str) -> bool:

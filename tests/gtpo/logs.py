@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rewards.support.log import LOG
+from gtpo.common.log import LOG
 
 
 class _Collect(logging.Handler):

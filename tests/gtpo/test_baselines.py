@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 from trl_replay import TRL_ARGUMENTS, replay
 
+from gtpo.common.errors import UserError
 from gtpo.config import BuiltModel, load_config
 from gtpo.inputs.tiny import build_tiny_model
-from rewards.support.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 6

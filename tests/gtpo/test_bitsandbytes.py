@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 from test_train_run import PLAIN as SHORT
 from test_train_run import STEPS, _Crash, crash_at, flat, metrics
 
+from gtpo.common.errors import UserError
 from gtpo.config import BuiltModel, TrainConfig, load_config
 from gtpo.inputs.model import load_model
 from gtpo.inputs.model_shape import find_weights
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.run.command import train
-from rewards.support.errors import UserError
 
 pytest.importorskip("bitsandbytes")
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from logs import logged
 
+from gtpo.common.errors import UserError
 from gtpo.config import TrainConfig, load_config
 from gtpo.config.flags import SHORTCUTS, parse_flags
 from gtpo.config.keys import keys, sections
 from gtpo.config.reference import as_markdown
 from gtpo.presets import PRESETS, Objective
-from rewards.support.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "configs" / "published" / "llama-math.yaml"
@@ -315,7 +315,7 @@ def test_published_file_runs_unchanged_and_says_what_it_did() -> None:
     assert config.run_name == "GTPO_LLAMA8B_MATH"
     assert config.method == "gtpo"
     assert config.trainer.class_path is None
-    assert config.trainer.reward_funcs == ["rewards.final_reward"]
+    assert config.trainer.reward_funcs == ["gtpo.rewards.final_reward"]
     assert config.training.num_generations == 8
     assert config.training.max_completion_length == 1500
     assert config.model.lora_alpha == 128
@@ -325,7 +325,7 @@ def test_published_file_runs_unchanged_and_says_what_it_did() -> None:
     assert config.resolved_objective() == expected
     for words in (
         "gtpo.gtpo_training.UnslothGTPOTrainer ->",
-        "reward_math.final_reward -> rewards.final_reward",
+        "reward_math.final_reward -> gtpo.rewards.final_reward",
         'num_generations "8/12": taking 8',
         "gtpo_runtime.pad_id has no effect",
         "gtpo_runtime.torch_compile_options has no effect",
@@ -348,8 +348,12 @@ def test_a_temperature_that_is_set_needs_no_word() -> None:
     ("overrides", "method", "words"),
     [
         ({"trainer__class_path": "custom_trainer.original.UnslothGRPOTrainer"}, "grpo", "UnslothGRPOTrainer -> trl"),
-        ({"trainer__reward_funcs": ["reward_math.formatting_penalty"]}, "gtpo", "-> rewards.format_reward"),
-        ({"trainer__reward_funcs": ["reward_math:scaled_adaptive_reward_func"]}, "gtpo", "-> rewards.accuracy_reward"),
+        ({"trainer__reward_funcs": ["reward_math.formatting_penalty"]}, "gtpo", "-> gtpo.rewards.format_reward"),
+        (
+            {"trainer__reward_funcs": ["reward_math:scaled_adaptive_reward_func"]},
+            "gtpo",
+            "-> gtpo.rewards.accuracy_reward",
+        ),
         ({"dataset__name": "gsm8k", "dataset__subsets": ["main"], "dataset__split": "train"}, "gtpo", "class_path"),
         ({"dataset__name": "gsm8k"}, "gtpo", "no effect on dataset gsm8k (they are MATH's subjects): dataset.subsets"),
         (

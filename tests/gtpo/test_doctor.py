@@ -10,13 +10,13 @@ from importlib import metadata
 
 import pytest
 
+from gtpo.common.errors import UserError
 from gtpo.doctor import command, kernels, machine
-from rewards.support.errors import UserError
 
 
 def test_the_self_test_passes_here(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "cli", "doctor", "--out", "report.json"],
+        [sys.executable, "-m", "gtpo", "doctor", "--out", "report.json"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

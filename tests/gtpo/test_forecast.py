@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from gtpo.common.errors import UserError
 from gtpo.config import load_config
 from gtpo.inputs.model_shape import KNOWN_MODELS, ModelShape, find_shape, find_weights, shape_of_config
 from gtpo.plan.memory import GIB, SAVED, Forecast, Part, activation_bytes, forecast, memory_advice
-from rewards.support.errors import UserError
 
 LLAMA = KNOWN_MODELS["meta-llama/llama-3.1-8b-instruct"]
 QWEN = KNOWN_MODELS["qwen/qwen2.5-3b-instruct"]

@@ -12,7 +12,7 @@ import torch
 from test_train_run import assert_same_run, metrics, run
 
 import gtpo.run.session
-from rewards.support.errors import UserError
+from gtpo.common.errors import UserError
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 

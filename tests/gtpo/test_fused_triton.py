@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rewards.support.packages import installed
+from gtpo.common.packages import installed
 
 pytestmark = pytest.mark.skipif(not installed("triton"), reason="triton is not installed")
 HERE = Path(__file__).parent

@@ -30,7 +30,7 @@ from test_gradients import assert_same
 from test_train_run import PLAIN
 from transformers import AutoModelForCausalLM
 
-from rewards.support.packages import installed
+from gtpo.common.packages import installed
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -93,7 +93,7 @@ def test_gradient_is_that_of_one_process(config: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", WRAPPERS)
 def test_run_validates_resumes_and_saves_whole_weights(config: str, tmp_path: Path) -> None:
     write_config(tmp_path)
-    script = ["-m", "cli"] if config == "ddp" else [HERE / "launched_on_cpu.py"]
+    script = ["-m", "gtpo"] if config == "ddp" else [HERE / "launched_on_cpu.py"]
     launch(tmp_path, config, *script, "train", "run.yaml")
     run = tmp_path / "results/train/run"
     about = json.loads((run / "run.json").read_text())
@@ -119,7 +119,7 @@ def test_run_validates_resumes_and_saves_whole_weights(config: str, tmp_path: Pa
 COLLAPSING = """
 import sys
 from dataclasses import replace
-import cli
+from gtpo import cli
 import launched_on_cpu
 from gtpo.run.health import Health
 plain = Health.observe
@@ -172,7 +172,7 @@ def agents(folder: Path, *, command: tuple[str, ...]) -> list[str]:
 
 def test_two_nodes_make_one_run(tmp_path: Path) -> None:
     write_config(tmp_path)
-    agents(tmp_path, command=("-m", "cli", "train", "run.yaml"))
+    agents(tmp_path, command=("-m", "gtpo", "train", "run.yaml"))
     about = json.loads((tmp_path / "results/train/run/run.json").read_text())
     assert (about["processes"], about["status"]) == (2, "finished")
 

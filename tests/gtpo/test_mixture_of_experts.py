@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, GraniteMoeConfig, MixtralConfig, 
 from trl import GRPOConfig, GRPOTrainer
 
 from gtpo import GTPOConfig, GTPOTrainer
+from gtpo.common.errors import UserError
 from gtpo.config import load_config
 from gtpo.inputs.model_shape import shape_of_config
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.run.command import train
-from rewards.support.errors import UserError
 
 needs_trl_kernel = pytest.mark.skipif(
     version("trl").startswith("1.15.") and not torch.cuda.is_available(),

@@ -16,10 +16,10 @@ import yaml
 from logs import logged
 from test_train_run import _Crash, assert_same_run, config_of, crash_at, run
 
+from gtpo.common.errors import UserError
 from gtpo.run.command import train
 from gtpo.run.folder import TrainFolder
 from gtpo.trainer.rollout import Rollout
-from rewards.support.errors import UserError
 
 OLDER = Path(__file__).parent / "older_run"
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 import yaml
 
+from gtpo.common.errors import UserError
 from gtpo.config import load_config
 from gtpo.plan.preflight import check_trl
-from rewards.support.errors import UserError
 
 ITERATIONS = {"training.num_iterations": 2}
 

@@ -19,7 +19,7 @@ ROW = {name: 123.456 for name, _, _ in SHOWN}
 SCRIPT = """
 import sys, time
 from gtpo.run.progress import Progress, SHOWN
-from rewards.support.log import LOG, start_logging
+from gtpo.common.log import LOG, start_logging
 start_logging()
 progress = Progress(sys.argv[1], shown=True)
 progress.start(0, 100000)

@@ -110,7 +110,7 @@ def test_as_computed_recipe_is_the_published_objective() -> None:
 
     config = load("published/llama-math-as-computed.yaml")
     assert config.resolved_objective() == PRESETS["gtpo-published"]
-    assert config.trainer.reward_funcs == ["rewards.published_final_reward"]
+    assert config.trainer.reward_funcs == ["gtpo.rewards.published_final_reward"]
     assert config.training.temperature == 0.9
 
 

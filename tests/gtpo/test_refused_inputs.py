@@ -14,7 +14,7 @@ from test_trainer import PROMPTS, arguments
 from test_trainer import folder as folder
 
 from gtpo import GTPOTrainer
-from rewards.support.errors import UserError
+from gtpo.common.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from logs import logged
 from test_train_run import MANY_STEPS_A_ROUND, _Crash, assert_same_run, config_of, metrics, run
 
 import gtpo.run.trainers
+from gtpo.common.errors import UserError
 from gtpo.run.callback import RunCallback
 from gtpo.run.health import Health, Verdict
 from gtpo.run.trainers import GTPORun
-from rewards.support.errors import UserError
 
 
 def fail_at_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:

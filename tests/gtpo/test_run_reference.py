@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from gtpo.evalkit.evaluation.held_out import score_held_out
 from test_train_run import MANY_STEPS_A_ROUND, config_of
 
-from evalkit.evaluation.held_out import score_held_out
 from gtpo.run.command import train
 from gtpo.run.reference import BEST_JSON, COMPLETION_COLUMNS, METRICS, RUN_JSON
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from gtpo.common.errors import UserError
 from gtpo.config import load_config
 from gtpo.config.schedule import optimiser_steps, prompts_per_rollout, require_a_rollout
-from rewards.support.errors import UserError
 
 
 def config_of(folder: Path, **overrides: Any) -> Any:
@@ -31,12 +31,13 @@ def config_of(folder: Path, **overrides: Any) -> Any:
 def test_steps_are_those_of_the_trainer(
     tmp_path: Path, batch: int, accumulation: int, rounds: int | None, iterations: int, rows: int, epochs: float
 ) -> None:
+    from gtpo.rewards.data.problem import Problem
+
     from gtpo.inputs.dataset import TrainingProblems
     from gtpo.inputs.tiny import build_tiny_model
     from gtpo.run.folder import TrainFolder
     from gtpo.run.trainer_arguments import trainer_arguments
     from gtpo.run.trainers import GTPORun
-    from rewards.data.problem import Problem
 
     config = config_of(
         tmp_path,

@@ -50,7 +50,7 @@ def rows(folder: Path, *lines: str) -> str:
         ("none.yaml", "none.yaml: no such config file"),
         ("rum.yaml", 'rum.yaml: no such config file. Did you mean "run.yaml"?'),
         ("run.yaml --trainer.reward_funcs nowhere.reward", 'reward "nowhere.reward": no module named "nowhere"'),
-        ("run.yaml --trainer.reward_funcs rewards.final_rewrd", 'Did you mean "final_reward"?'),
+        ("run.yaml --trainer.reward_funcs gtpo.rewards.final_rewrd", 'Did you mean "final_reward"?'),
         ("run.yaml --dataset.limit 3 --training.per_device_train_batch_size 32", "do not fill one rollout"),
         ("", "gtpo train needs a config file"),
         ("run.yaml --training.learning_rte 1", 'Did you mean "--training.learning_rate"?'),
@@ -129,7 +129,7 @@ def test_help_is_quick_to_import_and_free_of_torch() -> None:
     code = (
         "import sys\n"
         "sys.argv = ['gtpo', 'train', '--help']\n"
-        "from cli import app\n"
+        "from gtpo.cli import app\n"
         "try:\n    app()\n"
         "except SystemExit:\n    pass\n"
         "heavy = {'torch', 'transformers', 'datasets', 'trl', 'vllm', 'sympy', 'numpy'} & set(sys.modules)\n"
@@ -151,7 +151,7 @@ def test_errors_come_before_anything_heavy(run: Path) -> None:
     code = (
         "import sys\n"
         f"sys.argv = ['gtpo', 'train', {str(run)!r}]\n"
-        "from cli import app\n"
+        "from gtpo.cli import app\n"
         "try:\n    app()\n"
         "except SystemExit as end:\n    assert end.code == 2\n"
         "assert not {'torch', 'transformers', 'datasets', 'sympy'} & set(sys.modules)\n"

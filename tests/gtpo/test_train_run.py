@@ -23,6 +23,8 @@ from logs import logged
 from safetensors.torch import load_file
 
 import gtpo.run.trainers
+from gtpo.common.errors import UserError
+from gtpo.common.packages import installed
 from gtpo.config import TrainConfig, load_config
 from gtpo.inputs.model import prepare_tokenizer
 from gtpo.inputs.tiny import build_tokenizer
@@ -31,8 +33,6 @@ from gtpo.run.command import train
 from gtpo.run.health import Health, Verdict
 from gtpo.run.session import TrainingRun
 from gtpo.run.trackers import FOLDERS, trackers_write_to
-from rewards.support.errors import UserError
-from rewards.support.packages import installed
 
 STEPS = 6
 PLAIN: dict[str, Any] = {

@@ -17,11 +17,11 @@ from datasets import Dataset
 from trl import GRPOConfig, TrlParser
 
 from gtpo import GTPOConfig, GTPOTrainer
+from gtpo.common.log import LOG
 from gtpo.config import BuiltModel
 from gtpo.entropy import Calibration
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.objective import PRESETS
-from rewards.support.log import LOG
 
 needs_trl_kernel = pytest.mark.skipif(
     version("trl").startswith("1.15.") and not torch.cuda.is_available(),

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from test_train_run import config_of
 
+from gtpo.common.errors import UserError
 from gtpo.config import load_config
 from gtpo.plan.dry_run import gate_line
 from gtpo.run.command import train
 from gtpo.run.trainers import GRPORun, GTPORun, SFTRun, trainer_class
-from rewards.support.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = """\

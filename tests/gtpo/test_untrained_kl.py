@@ -10,8 +10,8 @@ import torch
 from test_train_run import STEPS, _Crash, config_of, crash_at, metrics, run
 from torch.nn.functional import kl_div
 
+from gtpo.common.errors import UserError
 from gtpo.run.untrained_kl import METRIC, token_kl
-from rewards.support.errors import UserError
 
 
 def test_divergence_of_a_token_is_torchs_own() -> None:

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gtpo.evalkit.evaluation.held_out import score_held_out
+from gtpo.rewards.data.problem import Problem
 from safetensors.torch import load_file
 from test_train_run import MANY_STEPS_A_ROUND, STEPS, _Crash, assert_same_run, config_of, crash_at, metrics
 
-from evalkit.evaluation.held_out import score_held_out
+from gtpo.common.errors import UserError
 from gtpo.inputs.dataset import TrainingProblems
 from gtpo.run.command import train
 from gtpo.run.validation import Score
-from rewards.data.problem import Problem
-from rewards.support.errors import UserError
 
 ON = {"training.eval_steps": 2, "dataset.validation_problems": 3, "health.smoothing_evaluations": 1}
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from gtpo.common.errors import UserError
 from gtpo.integrations.verl.settings import _requirements, check_settings
 from gtpo.presets import PRESETS
-from rewards.support.errors import UserError
 
 
 def config(gtpo: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:

@@ -230,7 +230,7 @@ def test_initial_entropy_is_that_of_the_first_hundred_samples_and_survives_a_res
 
 
 def test_the_exported_checkpoint_is_a_transformers_model_that_gtpo_eval_takes(run: Run) -> None:
-    from evalkit.engines.model_ref import resolve_model
+    from gtpo.evalkit.engines.model_ref import resolve_model
 
     exported = run.checkpoints / "global_step_2/actor/huggingface"
     assert _tokenizer(exported).chat_template

@@ -62,7 +62,7 @@ def once(self):
     if len(calls) == 1:
         plain(self)
 VLLMGeneration.sync_weights = once
-import cli
+from gtpo import cli
 sys.argv = ["gtpo", *sys.argv[1:]]
 cli.app()
 """

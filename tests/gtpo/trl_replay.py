@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from gtpo.rewards import final_reward
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
@@ -19,7 +20,6 @@ from gtpo.config import TrainConfig, load_config
 from gtpo.inputs.dataset import TrainingProblems
 from gtpo.run.command import train
 from gtpo.trainer.group_statistics import ObservedGRPOTrainer
-from rewards import final_reward
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
+from gtpo.rewards.data.arithmetic import DEFAULT_COUNTS, arithmetic_problems
 
-from rewards.data.arithmetic import DEFAULT_COUNTS, arithmetic_problems
-from rewards.support.errors import UserError
+from gtpo.common.errors import UserError
 
 
 def expression_of(problem: str) -> str:

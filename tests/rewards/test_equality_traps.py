@@ -4,9 +4,8 @@ Verdicts of the real verifier in strict scoring, SymPy included. All invented. A
 """
 
 import pytest
-
-from rewards.extract import extract_answer
-from rewards.verify import Verdict, Verifier
+from gtpo.rewards.extract import extract_answer
+from gtpo.rewards.verify import Verdict, Verifier
 
 INCORRECT = r"""
 5 - 1/2 || 11/2

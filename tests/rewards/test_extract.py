@@ -1,10 +1,9 @@
 import time
 
 import pytest
-
-from rewards import extract_answer, format_ok, gsm8k_gold, last_boxed, published_final_reward
-from rewards.extract import extract_both
-from rewards.text import words
+from gtpo.rewards import extract_answer, format_ok, gsm8k_gold, last_boxed, published_final_reward
+from gtpo.rewards.extract import extract_both
+from gtpo.rewards.text import words
 
 
 @pytest.mark.parametrize(

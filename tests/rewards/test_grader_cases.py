@@ -9,10 +9,9 @@ from pathlib import Path
 
 import math_verify
 import pytest
-
-from rewards import Verdict, Verifier, extract_answer, last_boxed
-from rewards.equality.comparing.decide import decide
-from rewards.golds import find_unverifiable
+from gtpo.rewards import Verdict, Verifier, extract_answer, last_boxed
+from gtpo.rewards.equality.comparing.decide import decide
+from gtpo.rewards.golds import find_unverifiable
 
 pytestmark = pytest.mark.shared
 

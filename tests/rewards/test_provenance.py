@@ -29,7 +29,7 @@ def test_a_package_inside_another_repository_does_not_name_its_commit(root: Path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(path.read_bytes())
     found = subprocess.run(
-        [sys.executable, "-c", "from rewards.support import provenance as p; print(p.CHECKOUT, p.git_commit())"],
+        [sys.executable, "-c", "from gtpo.common import provenance as p; print(p.CHECKOUT, p.git_commit())"],
         env={"PYTHONPATH": str(installed), "PATH": "/usr/bin:/bin"},
         cwd=installed,
         capture_output=True,
@@ -40,7 +40,7 @@ def test_a_package_inside_another_repository_does_not_name_its_commit(root: Path
 
 
 def test_a_checkout_names_its_own_commit_and_whether_files_are_changed(tmp_path: Path, monkeypatch) -> None:
-    from rewards.support import provenance
+    from gtpo.common import provenance
 
     git(tmp_path, "init", "-q")
     (tmp_path / "file").write_text("1")

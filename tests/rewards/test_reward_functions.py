@@ -1,8 +1,8 @@
 import pytest
+from gtpo.rewards import accuracy_reward, final_reward, format_ok, format_reward, published_final_reward
+from gtpo.rewards.loading import load_reward, load_rewards
 
-from rewards import accuracy_reward, final_reward, format_ok, format_reward, published_final_reward
-from rewards.loading import load_reward, load_rewards
-from rewards.support.errors import UserError
+from gtpo.common.errors import UserError
 
 GOOD = "<reasoning>r</reasoning>\n<answer>12</answer>"
 
@@ -65,21 +65,21 @@ def test_loading(tmp_path, monkeypatch) -> None:
     (tmp_path / "mine_bad.py").write_text("import no_such_thing_here\n")
     (tmp_path / "mine_sig.py").write_text("def f(completions):\n    return []\n")
     (tmp_path / "mine_async.py").write_text("async def f(completions, **kwargs):\n    return [1.0]\n")
-    assert load_reward("rewards.final_reward") is final_reward
+    assert load_reward("gtpo.rewards.final_reward") is final_reward
     assert load_reward("mine_ok:short")(completions=["a"]) == [1.0]
-    loaded = load_rewards(["rewards.format_reward", "mine_ok.short"], [1, 0.5])
+    loaded = load_rewards(["gtpo.rewards.format_reward", "mine_ok.short"], [1, 0.5])
     assert loaded.weights == [1.0, 0.5]
     assert loaded.names == ["format_reward", "short"]
     for path, complaint in [
         ("final_reward", "dotted path"),
-        ("rewards.final_rewrd", "Did you mean"),
+        ("gtpo.rewards.final_rewrd", "Did you mean"),
         ("no_such.module.f", 'no module named "no_such"'),
         ("mine_bad.f", "no_such_thing_here"),
         ("mine_sig.f", "kwargs"),
         ("mine_async.f", "an async function, which is not awaited here"),
-        ("rewards.__all__", "not a function"),
+        ("gtpo.rewards.__all__", "not a function"),
     ]:
         with pytest.raises(UserError, match=complaint):
             load_reward(path)
     with pytest.raises(UserError, match="2 values for 1"):
-        load_rewards(["rewards.final_reward"], [1, 2])
+        load_rewards(["gtpo.rewards.final_reward"], [1, 2])

@@ -9,12 +9,11 @@ import time
 
 import psutil
 import pytest
+from gtpo.rewards import Verdict, Verifier, accuracy_reward
+from gtpo.rewards.golds import find_unverifiable
+from gtpo.rewards.verification.limits import reject_reason
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from rewards import Verdict, Verifier, accuracy_reward
-from rewards.golds import find_unverifiable
-from rewards.verification.limits import reject_reason
 
 TIMEOUT_S = 5.0
 SLACK_S = 2.5
@@ -287,7 +286,7 @@ def test_static_limits_name_themselves() -> None:
 
 SCRIPT = """
 import os, sys
-from rewards import Verifier
+from gtpo.rewards import Verifier
 verifier = Verifier(workers=1)
 print(verifier.verify("x+x", "2x"), flush=True)
 import psutil
@@ -354,7 +353,7 @@ def test_verdicts_do_not_depend_on_the_number_of_workers() -> None:
 ELSEWHERE = """
 import os, sys
 {missing}
-from rewards import Verdict, Verifier, accuracy_reward
+from gtpo.rewards import Verdict, Verifier, accuracy_reward
 print(accuracy_reward(["<answer>5</answer>"], ["5"]))
 try:
     print(Verifier(workers=1).verify("x+x", "2x"))

@@ -12,8 +12,8 @@ import os
 import sys
 from typing import Any
 
+from gtpo.common.errors import UserError, did_you_mean
 from gtpo.integrations.verl.settings import TRAINER_MODE, check_settings
-from rewards.support.errors import UserError, did_you_mean
 
 TRAINER_MODULE = "gtpo.integrations.verl.trainer"
 EXTERNAL_MODULES = "VERL_USE_EXTERNAL_MODULES"

@@ -14,19 +14,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rewards.data.problem import Problem
-from rewards.data.problems import load_source
-from rewards.data.prompt import chat_messages
-from rewards.golds import find_unverifiable
-from rewards.support.errors import UserError
-from rewards.support.files import write_bytes
+from gtpo.common.errors import UserError
+from gtpo.common.files import write_bytes
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.data.problems import load_source
+from gtpo.rewards.data.prompt import chat_messages
+from gtpo.rewards.golds import find_unverifiable
 
 SOURCES = {
     "gsm8k": {"train": "gsm8k_train", "test": "gsm8k_test"},
     "math": {"train": "math_train", "test": "math500"},
     "arithmetic": {"train": "arithmetic_train", "test": "arithmetic_test"},
 }
-"""Data set -> file -> the source of `rewards.data`."""
+"""Data set -> file -> the source of `gtpo.rewards.data`."""
 
 
 def to_row(problem: Problem, data_set: str, split: str, index: int) -> dict[str, Any]:

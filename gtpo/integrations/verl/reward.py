@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rewards import accuracy_reward, format_reward
+from gtpo.rewards import accuracy_reward, format_reward
 
 
 def final_score(
     data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, **kwargs: Any
 ) -> dict[str, float]:
-    """Return the format and the accuracy reward of one completion (`rewards.final_reward`).
+    """Return the format and the accuracy reward of one completion (`gtpo.rewards.final_reward`).
 
     `score` is what verl trains on, `acc` (0 or 1) what its validation reports. A completion that could not be scored
     has `unscored` 1: gtpo's trainer leaves it out of the loss; a trainer that does not know the field sees score 0.

@@ -16,10 +16,10 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
+from gtpo.common.errors import UserError, did_you_mean
 from gtpo.config.keys import keys
 from gtpo.config.schema import ObjectiveSection
 from gtpo.presets import PRESETS, Objective
-from rewards.support.errors import UserError, did_you_mean
 
 TRAINER_MODE = "gtpo_sync"
 """The name for `trainer.v1.trainer_mode`."""

@@ -31,12 +31,12 @@ from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 from verl.utils.dataset.rl_dataset import collate_fn
 from verl.workers.utils.padding import response_to_nested
 
+from gtpo.common.errors import UserError
+from gtpo.common.files import read_json, write_json
+from gtpo.common.log import LOG, start_logging
 from gtpo.entropy import SAMPLES, Calibration, describe_gate, summarise
 from gtpo.integrations.verl.advantages import mean_entropy, token_advantages
 from gtpo.integrations.verl.settings import TRAINER_MODE, check_settings
-from rewards.support.errors import UserError
-from rewards.support.files import read_json, write_json
-from rewards.support.log import LOG, start_logging
 
 CALIBRATION_FILE = "initial_entropy.json"
 """H_ini, in verl's `trainer.default_local_dir`."""

@@ -17,9 +17,7 @@ from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
-from mpmath import mp
-
-from rewards.equality.arithmetic.values import (
+from gtpo.rewards.equality.arithmetic.values import (
     FUNCTIONS,
     Magnitudes,
     Matrix,
@@ -35,6 +33,7 @@ from rewards.equality.arithmetic.values import (
     power,
     sum_of,
 )
+from mpmath import mp
 
 Term = tuple[Any, ...]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rewards.equality.arithmetic.terms import Term, symbols
-from rewards.equality.comparing.numeric import equal_terms
-from rewards.equality.reading.answers import Relation
-from rewards.equality.reading.expressions import canonical
-from rewards.equality.reading.problem import ProblemText
+from gtpo.rewards.equality.arithmetic.terms import Term, symbols
+from gtpo.rewards.equality.comparing.numeric import equal_terms
+from gtpo.rewards.equality.reading.answers import Relation
+from gtpo.rewards.equality.reading.expressions import canonical
+from gtpo.rewards.equality.reading.problem import ProblemText
 
 
 def value_of_chain(chain: Relation, problem: ProblemText | None) -> Term | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from rewards.equality.reading.answers import Answer, Listing, Words
-from rewards.equality.reading.words import bare_text
+from gtpo.rewards.equality.reading.answers import Answer, Listing, Words
+from gtpo.rewards.equality.reading.words import bare_text
 
 
 def is_clock(text: str) -> bool:

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from mpmath import mp
-
-from rewards.equality.arithmetic.terms import Term, evaluate, substitute, symbols
-from rewards.equality.arithmetic.values import Matrix, NoValue, number_of
-from rewards.equality.comparing.chains import value_of_chain
-from rewards.equality.comparing.clock import is_clock, same_time, time_of_day
-from rewards.equality.comparing.names import assigned, distinct_names, indexed, rename, same_quantity, strip_names
-from rewards.equality.comparing.numeric import (
+from gtpo.rewards.equality.arithmetic.terms import Term, evaluate, substitute, symbols
+from gtpo.rewards.equality.arithmetic.values import Matrix, NoValue, number_of
+from gtpo.rewards.equality.comparing.chains import value_of_chain
+from gtpo.rewards.equality.comparing.clock import is_clock, same_time, time_of_day
+from gtpo.rewards.equality.comparing.names import assigned, distinct_names, indexed, rename, same_quantity, strip_names
+from gtpo.rewards.equality.comparing.numeric import (
     close,
     equal_terms,
     is_real_value,
@@ -22,13 +20,14 @@ from rewards.equality.comparing.numeric import (
     stable,
     terminates,
 )
-from rewards.equality.comparing.realsets import RealSets
-from rewards.equality.reading.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Union, Words
-from rewards.equality.reading.clean import clean
-from rewards.equality.reading.problem import ProblemText
-from rewards.equality.reading.reader import read
-from rewards.equality.reading.units import Unit, singular
-from rewards.equality.reading.words import same_words
+from gtpo.rewards.equality.comparing.realsets import RealSets
+from gtpo.rewards.equality.reading.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Union, Words
+from gtpo.rewards.equality.reading.clean import clean
+from gtpo.rewards.equality.reading.problem import ProblemText
+from gtpo.rewards.equality.reading.reader import read
+from gtpo.rewards.equality.reading.units import Unit, singular
+from gtpo.rewards.equality.reading.words import same_words
+from mpmath import mp
 
 
 class Comparison:

@@ -7,20 +7,19 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 
+from gtpo.rewards.equality.arithmetic.terms import Budget, evaluate, symbols
+from gtpo.rewards.equality.arithmetic.values import DIGITS, NoValue, TooBig
+from gtpo.rewards.equality.comparing.comparison import Comparison
+from gtpo.rewards.equality.comparing.simplified import ANALYSIS, finding
+from gtpo.rewards.equality.reading.answers import Answer, Scalar, Words
+from gtpo.rewards.equality.reading.clean import clean, typed_thousands
+from gtpo.rewards.equality.reading.problem import is_name_in, read_problem
+from gtpo.rewards.equality.reading.reader import read
+from gtpo.rewards.equality.reading.sentences import sentence_value
+from gtpo.rewards.equality.reading.units import NO_UNIT
+from gtpo.rewards.equality.reading.words import same_name, same_words
+from gtpo.rewards.extract import boxed_together, extract_answer, without_thoughts
 from mpmath import mp
-
-from rewards.equality.arithmetic.terms import Budget, evaluate, symbols
-from rewards.equality.arithmetic.values import DIGITS, NoValue, TooBig
-from rewards.equality.comparing.comparison import Comparison
-from rewards.equality.comparing.simplified import ANALYSIS, finding
-from rewards.equality.reading.answers import Answer, Scalar, Words
-from rewards.equality.reading.clean import clean, typed_thousands
-from rewards.equality.reading.problem import is_name_in, read_problem
-from rewards.equality.reading.reader import read
-from rewards.equality.reading.sentences import sentence_value
-from rewards.equality.reading.units import NO_UNIT
-from rewards.equality.reading.words import same_name, same_words
-from rewards.extract import boxed_together, extract_answer, without_thoughts
 
 KEPT = 1024
 """Answers kept as read: a question's gold and its candidates come again and again."""

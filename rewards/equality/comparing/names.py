@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rewards.equality.arithmetic.terms import rename as rename_symbols
-from rewards.equality.reading.answers import Answer, Listing, Named, Scalar
+from gtpo.rewards.equality.arithmetic.terms import rename as rename_symbols
+from gtpo.rewards.equality.reading.answers import Answer, Listing, Named, Scalar
 
 
 def same_quantity(first: str, second: str) -> bool:

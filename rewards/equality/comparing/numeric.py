@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 import mpmath
+from gtpo.rewards.equality.arithmetic.terms import Budget, Term, contains, evaluate, subterms, symbols
+from gtpo.rewards.equality.arithmetic.values import Magnitudes, Matrix, NoValue, TooBig, Value, noise, number_of
 from mpmath import mp
-
-from rewards.equality.arithmetic.terms import Budget, Term, contains, evaluate, subterms, symbols
-from rewards.equality.arithmetic.values import Magnitudes, Matrix, NoValue, TooBig, Value, noise, number_of
 
 POINTS_NEEDED, POINTS_TRIED = 4, 24
 GUARD_DIGITS = 20

@@ -11,14 +11,14 @@ import re
 from collections.abc import Iterator
 from fractions import Fraction
 
-from rewards.equality.arithmetic.terms import Term, contains, evaluate, subterms, symbols
-from rewards.equality.arithmetic.values import NoValue
-from rewards.equality.comparing.numeric import equal_terms
-from rewards.equality.reading.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Union, Words
-from rewards.equality.reading.clean import one_spelling
-from rewards.equality.reading.expressions import canonical, is_literal, occurs, tokens_of
-from rewards.equality.reading.forms import Form, written_form
-from rewards.equality.reading.problem import ProblemText
+from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate, subterms, symbols
+from gtpo.rewards.equality.arithmetic.values import NoValue
+from gtpo.rewards.equality.comparing.numeric import equal_terms
+from gtpo.rewards.equality.reading.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Union, Words
+from gtpo.rewards.equality.reading.clean import one_spelling
+from gtpo.rewards.equality.reading.expressions import canonical, is_literal, occurs, tokens_of
+from gtpo.rewards.equality.reading.forms import Form, written_form
+from gtpo.rewards.equality.reading.problem import ProblemText
 
 ANALYSIS = re.compile(r"\\(?:int|iint|oint|lim|sum|prod|partial)(?![a-zA-Z])|\\frac\s*\{\s*d[^{}]*\}\s*\{\s*d")
 """Integrals, limits, sums, products and derivatives."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from rewards.equality.arithmetic.values import TooBig
+from gtpo.rewards.equality.arithmetic.values import TooBig
 
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
 _BEYOND = re.compile(r"[\x00-\x1f$]|\\text|__|import|lambda")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rewards.equality.arithmetic.terms import Term
-from rewards.equality.reading.forms import Form
-from rewards.equality.reading.units import NO_UNIT, Unit
+from gtpo.rewards.equality.arithmetic.terms import Term
+from gtpo.rewards.equality.reading.forms import Form
+from gtpo.rewards.equality.reading.units import NO_UNIT, Unit
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from rewards.extract import last_boxed, match_brace
+from gtpo.rewards.extract import last_boxed, match_brace
 
 _CHARACTERS = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "×": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ",

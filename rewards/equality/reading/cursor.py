@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rewards.equality.reading.tokens import NotMathematics, tokenize
+from gtpo.rewards.equality.reading.tokens import NotMathematics, tokenize
 
 
 class Cursor:

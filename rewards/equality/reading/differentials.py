@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from rewards.equality.arithmetic.terms import Term
-from rewards.equality.reading.tokens import NotMathematics
+from gtpo.rewards.equality.arithmetic.terms import Term
+from gtpo.rewards.equality.reading.tokens import NotMathematics
 
 
 def is_differential(term: Term) -> bool:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
 
-from rewards.equality.arithmetic.terms import Term
+from gtpo.rewards.equality.arithmetic.terms import Term
 
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\d+(?:\.\d+)?|\.\d+|[a-zA-Z]+|\\?[^\s]")
 _SAME = {

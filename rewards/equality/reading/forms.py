@@ -11,7 +11,7 @@ import enum
 import math
 from fractions import Fraction
 
-from rewards.equality.arithmetic.terms import Term, contains, symbols
+from gtpo.rewards.equality.arithmetic.terms import Term, contains, symbols
 
 
 class Form(enum.Flag):

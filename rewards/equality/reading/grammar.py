@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from rewards.equality.arithmetic.terms import Term
-from rewards.equality.arithmetic.values import FUNCTIONS
-from rewards.equality.reading.cursor import Cursor
-from rewards.equality.reading.differentials import is_differential, without_differential
-from rewards.equality.reading.tokens import (
+from gtpo.rewards.equality.arithmetic.terms import Term
+from gtpo.rewards.equality.arithmetic.values import FUNCTIONS
+from gtpo.rewards.equality.reading.cursor import Cursor
+from gtpo.rewards.equality.reading.differentials import is_differential, without_differential
+from gtpo.rewards.equality.reading.tokens import (
     ACCENTS,
     ALIASES,
     CALLED,

@@ -10,13 +10,13 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from rewards.equality.arithmetic.terms import Term, subterms
-from rewards.equality.arithmetic.values import TooBig
-from rewards.equality.reading.clean import clean, one_spelling
-from rewards.equality.reading.expressions import canonical, is_literal, tokens_of
-from rewards.equality.reading.grammar import parse
-from rewards.equality.reading.tokens import NotMathematics
-from rewards.equality.reading.units import singular
+from gtpo.rewards.equality.arithmetic.terms import Term, subterms
+from gtpo.rewards.equality.arithmetic.values import TooBig
+from gtpo.rewards.equality.reading.clean import clean, one_spelling
+from gtpo.rewards.equality.reading.expressions import canonical, is_literal, tokens_of
+from gtpo.rewards.equality.reading.grammar import parse
+from gtpo.rewards.equality.reading.tokens import NotMathematics
+from gtpo.rewards.equality.reading.units import singular
 
 MAX_CHARACTERS = 8_000
 """Of a problem's text that are looked at."""

@@ -5,12 +5,20 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from rewards.equality.arithmetic.terms import Term
-from rewards.equality.reading.answers import Based, Scalar, Words
-from rewards.equality.reading.forms import written_form
-from rewards.equality.reading.grammar import parse
-from rewards.equality.reading.tokens import NotMathematics
-from rewards.equality.reading.units import NO_UNIT, NUMBER_WORDS, POWER_WORDS, Unit, is_unit_word, read_unit, scale_of
+from gtpo.rewards.equality.arithmetic.terms import Term
+from gtpo.rewards.equality.reading.answers import Based, Scalar, Words
+from gtpo.rewards.equality.reading.forms import written_form
+from gtpo.rewards.equality.reading.grammar import parse
+from gtpo.rewards.equality.reading.tokens import NotMathematics
+from gtpo.rewards.equality.reading.units import (
+    NO_UNIT,
+    NUMBER_WORDS,
+    POWER_WORDS,
+    Unit,
+    is_unit_word,
+    read_unit,
+    scale_of,
+)
 
 _BASED = re.compile(
     r"^(?:\\text\s*\{\s*|\()?(-?[0-9A-F]+(?:\.[0-9A-F]+)?)\s*[)}]?\s*_\s*\{?\s*(?:\\text\s*\{)?"

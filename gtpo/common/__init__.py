@@ -1,0 +1,1 @@
+"""What every package of gtpo uses: errors, files, log, provenance, package versions."""
