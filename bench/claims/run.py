@@ -27,6 +27,8 @@ from gtpo.config import load_config
 LOGS = Path("results/claims/logs")
 FREE_KEYS = ("training.save_steps", "training.save_total_limit", "training.log_completions_steps")
 """Keys that change no number of a run."""
+FORMER_NAMES = {"['rewards.final_reward']": ["gtpo.rewards.final_reward"]}
+"""What records say, by what it is called now."""
 
 
 def is_done(plan: Plan, run: Run) -> bool:
@@ -35,6 +37,7 @@ def is_done(plan: Plan, run: Run) -> bool:
     if not path.is_file():
         return False
     before = flatten(read_record(path)["config"])
+    before = {key: FORMER_NAMES.get(str(value), value) for key, value in before.items()}
     now = flatten(load_config(run.write_config()).as_dict())
     # A key that the record does not hold came later; the run took what is its default now.
     differing = [key for key in before if key not in FREE_KEYS and before[key] != now.get(key)]

@@ -274,5 +274,5 @@ def test_slurm_training_starts_each_node_with_its_rank(tmp_path: Path) -> None:
         assert (arguments.num_machines, arguments.num_processes) == (2, 16)
         assert arguments.main_process_ip == "node7"
         assert (ROOT / arguments.config_file).is_file()
-        assert (arguments.training_script, arguments.training_script_args[0]) == ("cli", "train")
+        assert (arguments.training_script, arguments.training_script_args[0]) == ("gtpo", "train")
     assert ranks == [0, 1]

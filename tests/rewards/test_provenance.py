@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from layout import copy_packages
+
 
 def git(folder: Path, *words: str) -> None:
     identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
@@ -20,14 +22,7 @@ def test_a_package_inside_another_repository_does_not_name_its_commit(root: Path
     git(tmp_path, "commit", "-qm", "theirs")
     installed = tmp_path / ".venv" / "site-packages"
     installed.mkdir(parents=True)
-    for package in ("gtpo", "rewards", "evalkit"):
-        (installed / package).symlink_to(root / package)
-    # Paths are resolved, so a copy, not a link, of what says where it lies.
-    (installed / "rewards").unlink()
-    for path in (root / "rewards").rglob("*.py"):
-        target = installed / path.relative_to(root)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(path.read_bytes())
+    copy_packages(root, installed)
     found = subprocess.run(
         [sys.executable, "-c", "from gtpo.common import provenance as p; print(p.CHECKOUT, p.git_commit())"],
         env={"PYTHONPATH": str(installed), "PATH": "/usr/bin:/bin"},
