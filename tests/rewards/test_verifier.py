@@ -354,6 +354,7 @@ def test_verdicts_do_not_depend_on_the_number_of_workers() -> None:
 
 ELSEWHERE = """
 import os, sys
+import gtpo.common.provenance  # with the standard library's modules that ask which system this is
 {missing}
 from gtpo.rewards import Verdict, Verifier, accuracy_reward
 print(accuracy_reward(["<answer>5</answer>"], ["5"]))
