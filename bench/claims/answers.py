@@ -8,7 +8,6 @@ flip test over seeds (gtpo.evalkit.permutation).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -19,14 +18,17 @@ from gtpo.evalkit.statistics import SEEDS_NEEDED, differences, holm
 from numpy.typing import NDArray
 from scipy import stats
 
-from bench.claims.measures import MEASURES, Record, evaluated
+from bench.claims.measures import MEASURES, Record, collapsed, evaluated
 from bench.claims.plan import Plan
 from bench.claims.questions import QUESTIONS, TASKS, PairedTest, Question
 from bench.claims.record import read_record, scores
+from gtpo.common.files import read_json
 
 Records = Mapping[tuple[str, str], dict[int, Record]]
 """(regime, method) -> seed -> record."""
 ALPHA = 0.05
+MARGIN = 0.02
+"""Accuracies that differ by less count as equivalent: 2 points. Chosen after the first experiment's runs."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,9 @@ class Effect:
     low: float | None = None
     high: float | None = None
     p: float | None = None
+    low_90: float | None = None
+    high_90: float | None = None
+    """The 90 % interval: inside +-MARGIN, two one-sided tests at 5 % show equivalence. Accuracy only."""
     how: str = ""
     """The test that gave p."""
 
@@ -59,6 +64,10 @@ class Answer:
     effects: list[Effect]
     p_corrected: float | None
     """Holm's, over the primary tests of the scale."""
+    p_joint: float | None
+    """Holm's, over the primary tests of both scales: the family that was written down first."""
+    detectable: float | None
+    """The smallest difference that the test finds with 80 % power (bench.claims.null)."""
     verdict: str
     """One of bench.claims.tables.ORDER, after "interim: " while planned seeds are missing."""
 
@@ -115,39 +124,75 @@ def effect(records: Records, plan: Plan, test: PairedTest) -> Effect:
         sides = (records[test.regime, name] for name in (test.a, test.b or test.a))
         stacked = [np.stack([scores(found[seed], *scored) for seed in seeds])[None] for found in sides]
         pair = differences(*stacked, seeds_paired=True)[0]
-        numbers = (pair.difference, pair.low, pair.high, pair.p_value, pair.test)
+        wide = pair.at_level(1 - 2 * ALPHA)
+        numbers = (pair.difference, pair.low, pair.high, pair.p_value, wide.low, wide.high, pair.test)
         return Effect(test, len(seeds), planned, complete, *means, *numbers)
     d = a - b
     half = float(stats.t.ppf(0.975, d.size - 1) * stats.sem(d))
     p = float(sign_flip_p(d[None])[0][0])
     mean = float(d.mean())
-    numbers = (mean, mean - half, mean + half, p, "sign flips over seeds")
+    numbers = (mean, mean - half, mean + half, p, None, None, "sign flips over seeds")
     return Effect(test, len(seeds), planned, complete, *means, *numbers)
 
 
+def read_null(plan: Plan) -> dict[PairedTest, dict[str, Any]]:
+    """Primary test -> what bench.claims.null found of it."""
+    rows = read_json(plan.evidence / "null.json")["tests"]
+    return {PairedTest(*(row[name] for name in PairedTest._fields)): row for row in rows}
+
+
 def answers(records: Records, plan: Plan) -> list[Answer]:
-    """Every question at every scale, with Holm's correction over a scale's primary tests that have a p-value."""
-    out = []
+    """Every question at every scale, with Holm's correction over the primary tests of the scale, and over all."""
+    null = read_null(plan)
+    found: list[tuple[str, Question, list[Effect]]] = []
     for scale in TASKS:
-        asked = [(question, [test for test in question.tests if test.scale == scale]) for question in QUESTIONS]
-        found = [(question, [effect(records, plan, test) for test in tests]) for question, tests in asked if tests]
-        known = [i for i, (_, effects) in enumerate(found) if effects[0].p is not None]
-        adjusted = dict(zip(known, holm([found[i][1][0].p or 0.0 for i in known]), strict=True)) if known else {}
-        for i, (question, effects) in enumerate(found):
-            p = float(adjusted[i]) if i in adjusted else None
-            out.append(Answer(question, scale, effects, p, _verdict(question, effects[0], p)))
+        for question in QUESTIONS:
+            effects = [effect(records, plan, test) for test in question.tests if test.scale == scale]
+            if effects:
+                found.append((scale, question, effects))
+    joint = _holm([effects[0].p for _, _, effects in found])
+    of_scale: list[float | None] = []
+    for name in TASKS:
+        of_scale += _holm([effects[0].p for scale, _, effects in found if scale == name])
+    out = []
+    for (scale, question, effects), p, p_joint in zip(found, of_scale, joint, strict=True):
+        gate = null.get(effects[0].test, {"passes": False})
+        lost = _stays_lost(records, question, effects[0].test)
+        verdict = _verdict(question, effects[0], p_joint, passes=gate["passes"], lost=lost)
+        out.append(Answer(question, scale, effects, p, p_joint, gate.get("detectable"), verdict))
     return out
 
 
-def _verdict(question: Question, primary: Effect, p: float | None) -> str:
+def _holm(p_values: list[float | None]) -> list[float | None]:
+    known = [i for i, p in enumerate(p_values) if p is not None]
+    out: list[float | None] = [None] * len(p_values)
+    if known:
+        for i, p in zip(known, holm([p_values[i] or 0.0 for i in known]), strict=True):
+            out[i] = float(p)
+    return out
+
+
+def _stays_lost(records: Records, question: Question, test: PairedTest) -> bool:
+    """Whether the claim says that `a` stays accurate, and more than half of its runs collapse (one-sided, 5 %)."""
+    if not question.stays:
+        return False
+    lost = [collapsed(record) for record in records.get((test.regime, test.a), {}).values()]
+    return bool(lost) and float(stats.binomtest(int(sum(lost)), len(lost), 0.5, "greater").pvalue) <= ALPHA
+
+
+def _verdict(question: Question, primary: Effect, p: float | None, *, passes: bool, lost: bool) -> str:
     if primary.difference is None or p is None:
         return "no answer yet"
-    if p > ALPHA:
-        found = "no difference shown"
-    elif question.expected and math.copysign(1, primary.difference) == question.expected:
-        found = "holds"
+    if not passes:
+        found = "withdrawn"
+    elif lost:
+        found = "refuted"
+    elif p <= ALPHA:
+        found = "holds" if question.expected * primary.difference > 0 else "refuted"
+    elif primary.low_90 is not None and primary.low_90 > -MARGIN and (primary.high_90 or 0.0) < MARGIN:
+        found = "equivalent" if question.expected else "holds"
     else:
-        found = "does not hold"
+        found = "undecided"
     return found if primary.complete else f"interim: {found}"
 
 
@@ -172,6 +217,8 @@ def as_json(found: list[Answer]) -> list[dict[str, Any]]:
                 "scale": answer.scale,
                 "verdict": answer.verdict,
                 "p_corrected": short(answer.p_corrected),
+                "p_joint": short(answer.p_joint),
+                "detectable": short(answer.detectable),
                 "effects": [short(row) for row in effects],
             }
         )

@@ -18,9 +18,11 @@ WITHOUT_GATE = ("grpo", "gtpo-no-filter")
 
 
 def secondary(found: list[Answer]) -> list[Effect]:
-    """Every test but the primary ones, each once, that has an interval and all of its planned seeds recorded."""
+    """Every test but the primary and the withdrawn ones, each once, with an interval and all planned seeds recorded."""
     tests: dict[PairedTest, Effect] = {}
     for answer in found:
+        if answer.verdict == "withdrawn":
+            continue
         for each in answer.effects[1:]:
             if each.difference is not None and each.complete:
                 tests.setdefault(each.test, each)
@@ -60,7 +62,7 @@ def against_baselines(records: Records, plan: Plan) -> dict[str, dict[str, Effec
 
 
 class Predictor(NamedTuple):
-    """How well the entropy at the start tells which runs collapse."""
+    """How well the entropy at the start tells which runs of a regime collapse."""
 
     runs: int
     collapsed: int
@@ -68,7 +70,10 @@ class Predictor(NamedTuple):
     """Mean entropy at the start, in nats."""
     in_others: float
     auc: float | None
-    """Chance that a run that collapsed began with the higher entropy of two; None where all or none collapsed."""
+    """Chance that of two runs of one regime the one that collapsed began with the higher entropy.
+
+    None where in every regime all or none collapsed.
+    """
     low: float | None
     high: float | None
     """95 % interval by resampling seeds."""
@@ -85,28 +90,33 @@ def entropy_at_start(records: Records, scale: str) -> list[tuple[str, int, float
 
 
 def entropy_as_predictor(records: Records, scale: str) -> Predictor | None:
-    """The AUC of the entropy at the start over a scale's runs without a gate; None without such runs."""
+    """The AUC of the entropy at the start within a scale's regimes, over runs without a gate; None without runs."""
     runs = entropy_at_start(records, scale)
     if not runs:
         return None
+    regimes = np.array([regime for regime, _, _, _ in runs])
     seeds = np.array([seed for _, seed, _, _ in runs])
     entropy = np.array([value for _, _, value, _ in runs])
     lost = np.array([state for _, _, _, state in runs])
-    auc = _auc(entropy, lost)
+    auc = _auc(entropy, lost, regimes)
     drawn = []
     generator = np.random.default_rng(0)
     by_seed = [np.flatnonzero(seeds == seed) for seed in np.unique(seeds)]
     for choice in generator.integers(len(by_seed), size=(RESAMPLES if auc is not None else 0, len(by_seed))):
         rows = np.concatenate([by_seed[i] for i in choice])
-        drawn.append(_auc(entropy[rows], lost[rows]))
+        drawn.append(_auc(entropy[rows], lost[rows], regimes[rows]))
     known = [value for value in drawn if value is not None]
     low, high = np.percentile(known, [2.5, 97.5]) if known else (None, None)
     means = (float(entropy[part].mean()) if part.any() else float("nan") for part in (lost, ~lost))
     return Predictor(len(runs), int(lost.sum()), *means, auc, low, high)
 
 
-def _auc(values: NDArray[np.float64], positive: NDArray[np.bool_]) -> float | None:
-    if positive.all() or not positive.any():
-        return None
-    u = stats.mannwhitneyu(values[positive], values[~positive]).statistic
-    return float(u) / float(positive.sum() * (~positive).sum())
+def _auc(values: NDArray[np.float64], positive: NDArray[np.bool_], groups: NDArray[np.str_]) -> float | None:
+    """The AUC over the pairs within a group. Regimes differ in more than entropy, so pairs across them say nothing."""
+    ordered, compared = 0.0, 0
+    for group in np.unique(groups):
+        one, other = values[(groups == group) & positive], values[(groups == group) & ~positive]
+        if one.size and other.size:
+            ordered += float(stats.mannwhitneyu(one, other).statistic)
+            compared += one.size * other.size
+    return ordered / compared if compared else None

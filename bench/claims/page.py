@@ -19,47 +19,66 @@ from bench.claims.record import read_record
 from bench.claims.run import as_program
 from bench.claims.tables import (
     ORDER,
+    alarm_notes,
     baselines_table,
     compared,
     compute_table,
     effects_table,
     fewer_seeds_notes,
+    floors,
     interval,
     measure_name,
     methods_table,
+    null_table,
+    provenance_lines,
     questions_table,
-    rank,
     unit,
 )
 from gtpo.common.errors import UserError
-from gtpo.common.files import write_json, write_text
+from gtpo.common.files import read_json, write_json, write_text
 
 README, RESULTS, PREREGISTERED = Path("README.md"), Path("docs/results.md"), Path("docs/claims-plan.md")
 SEARCH, SEARCHED = Path("bench/claims/search.yaml"), Path("results/published/claims/search")
 
 
 def readme_section(records: Records, plan: Plan, found: list[Answer]) -> str:
-    """The generated part of the README: a line per primary test, what did not hold first."""
+    """The generated part of the README: a line per verdict with its claims, what did not hold first."""
     recorded, planned = sum(len(seeds) for seeds in records.values()), len(plan.runs)
+    lines = (
+        [] if recorded == planned else [f"- **Interim: {recorded} of {planned} runs are in.** What follows may change."]
+    )
+    for verdict, meaning in ORDER.items():
+        claims: dict[str, list[Answer]] = {}
+        for answer in found:
+            if answer.verdict.removeprefix("interim: ") == verdict:
+                claims.setdefault(answer.question.short, []).append(answer)
+        if claims:
+            said = "; ".join(
+                f'"{short}" ({", ".join(answer.scale for answer in its)})' for short, its in claims.items()
+            )
+            lines.append(f"- **{verdict.capitalize()}** ({meaning}): {said}.")
+    return "\n".join(lines)
+
+
+def withdrawn_lines(plan: Plan, found: list[Answer]) -> list[str]:
+    """Each claim whose test fails its placebos, with what the placebos gave; nothing where there is none."""
     lines = []
-    if recorded < planned:
-        lines = [f"- **Interim: {recorded} of {planned} runs are in.** What follows may change."]
-    by_question: dict[str, list[Answer]] = {}
+    null = {(row["question"], row["regime"]): row for row in read_json(plan.evidence / "null.json")["tests"]}
     for answer in found:
-        by_question.setdefault(answer.question.name, []).append(answer)
-    rows = []
-    for its in by_question.values():
-        short = its[0].question.short
-        reached = [answer for answer in its if answer.verdict in ORDER[:-1]]  # not those that lack seeds
-        if not reached:
-            rows.append((len(ORDER), f"- **No answer yet:** {short}."))
+        if answer.verdict != "withdrawn":
             continue
-        alike = len({answer.verdict for answer in reached}) == 1
-        verdict = reached[0].verdict if alike else "; ".join(f"{answer.scale}: {answer.verdict}" for answer in reached)
-        numbers = "; ".join(f"{answer.scale} {interval(answer.effects[0])}" for answer in reached)
-        line = f"- **{verdict.capitalize()}:** {short} ({numbers} {unit(reached[0].effects[0].test.measure)})."
-        rows.append((min(map(rank, reached)), line))
-    return "\n".join([*lines, *(line for _, line in sorted(rows, key=lambda row: row[0]))])
+        primary = answer.effects[0]
+        row = null[answer.question.name, primary.test.regime]
+        noise, length, loss = row["trendless"], row["completions/length"], row["loss"]
+        noise_share = f"{100 * noise['share']:.1f} % of {noise['of']:,} simulations"
+        lines.append(
+            f"- **Withdrawn: {answer.question.short}** ({primary.test.regime}). The test gave {interval(primary)} "
+            f'steps and was called "holds". With entropy replaced by noise without a trend it gives '
+            f"{noise['lead']:+.1f} steps and rejects in {noise_share}. Completion length leads KL by "
+            f"{length['lead']:+.1f} steps, the loss by {loss['lead']:+.1f}. The measure favours any curve that "
+            "wiggles over one that accelerates, as KL does."
+        )
+    return [*lines, ""] if lines else []
 
 
 def predictor_line(records: Records, scale: str) -> str:
@@ -69,10 +88,10 @@ def predictor_line(records: Records, scale: str) -> str:
         return ""
     runs = f"Of {found.runs} {scale} runs without a gate {found.collapsed} collapsed"
     if found.auc is None:
-        return f"- {runs}, so nothing can be said of H_ini yet."
+        return f"- {runs}, and in no regime some did and others did not, so nothing can be said of H_ini."
     return (
         f"- {runs}. Entropy at the start was {found.in_collapsed:.3f} nats in these and {found.in_others:.3f} in the "
-        f"others: AUC {found.auc:.2f} [{found.low:.2f}, {found.high:.2f}]."
+        f"others; within a regime: AUC {found.auc:.2f} [{found.low:.2f}, {found.high:.2f}]."
     )
 
 
@@ -101,10 +120,14 @@ def results_section(records: Records, plan: Plan, found: list[Answer]) -> str:
     others = secondary(found)
     seen = apart_from_zero(others)
     parts = [
+        *withdrawn_lines(plan, found),
         state,
+        "",
+        *(f"- **{verdict}**: {meaning}." for verdict, meaning in ORDER.items() if verdict != "no answer yet"),
         "",
         *questions_table(found, plan),
         "",
+        *floors(records, plan),
         f"![The primary tests, a dot per seed]({figures}/primary-tests.png)",
         "",
         "### The methods, regime by regime",
@@ -116,7 +139,8 @@ def results_section(records: Records, plan: Plan, found: list[Answer]) -> str:
         table = methods_table(records, plan, regime)
         if table:
             parts += [f"**{regime}**", "", *table, ""]
-            parts += [line for note in fewer_seeds_notes(records, plan, regime) for line in (note, "")]
+            notes = [*alarm_notes(plan, regime), *fewer_seeds_notes(records, plan, regime)]
+            parts += [line for note in notes for line in (note, "")]
             parts += [f"![Training in {regime}]({figures}/training-{regime}.png)", ""]
     parts += [
         "### Exploratory",
@@ -135,8 +159,8 @@ def results_section(records: Records, plan: Plan, found: list[Answer]) -> str:
         *effects_table(seen, plan),
         "",
         *repeated_lines(at_every_scale(seen), plan),
-        "**Does H_ini predict which runs collapse?** AUC: the chance that a run that collapsed began with the higher",
-        "entropy of the two; 0.5 is none. [95 %] by resampling seeds. Regimes differ in more than H_ini.",
+        "**Does H_ini predict which runs collapse?** AUC: the chance that of two runs of one regime the one that",
+        "collapsed began with the higher entropy; 0.5 is none. [95 %] by resampling seeds.",
         "",
         *filter(None, (predictor_line(records, scale) for scale in TASKS)),
         "",
@@ -145,6 +169,10 @@ def results_section(records: Records, plan: Plan, found: list[Answer]) -> str:
         "### Compute",
         "",
         *compute_table(records, plan),
+        "",
+        "### Provenance",
+        "",
+        *provenance_lines(records),
     ]
     return "\n".join(parts)
 
@@ -204,10 +232,12 @@ def plan_section(plan: Plan) -> str:
                 f"{seeds or 'not planned yet'} |"
             )
     rows += ["", "| regime | method | seeds |", "|:--|:--|--:|"]
+    null = read_json(plan.evidence / "null.json")
     by_seeds: dict[tuple[str, int], list[str]] = {}
     for (regime, method), seeds in plan.seeds.items():
         by_seeds.setdefault((regime, seeds), []).append(method)
     rows += [f"| {regime} | {', '.join(methods)} | {seeds} |" for (regime, seeds), methods in by_seeds.items()]
+    rows += ["", *null_table(null, plan)]
     return "\n".join(rows)
 
 

@@ -44,6 +44,8 @@ class Question(NamedTuple):
     expected: int
     """Sign of the primary difference if the claim holds; 0: that there is none."""
     tests: tuple[PairedTest, ...]
+    stays: bool = False
+    """The claim also says that `a` itself stays accurate."""
 
 
 def _accuracy(regime: str, a: str, b: str) -> tuple[PairedTest, ...]:
@@ -77,6 +79,7 @@ QUESTIONS = (
             PairedTest("small-unstable", "gtpo", "grpo", "collapsed"),
             PairedTest("small-unstable", "gtpo", "grpo", "entropy at the end"),
         ),
+        stays=True,
     ),
     Question(
         "reuse",
@@ -89,6 +92,7 @@ QUESTIONS = (
             PairedTest("micro-reuse", "gtpo", "grpo", "collapsed"),
             PairedTest("micro-reuse", "gtpo-conflict-only", "grpo", "arithmetic:pass@1"),
         ),
+        stays=True,
     ),
     Question(
         "format-tokens",

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from bench.claims.answers import Answer, Effect, Records
 from bench.claims.measures import MEASURES, collapsed, evaluated
 from bench.claims.plan import Plan
 from bench.claims.questions import PairedTest
+from gtpo.common.files import read_json
 
-ORDER = ("does not hold", "no difference shown", "holds", "no answer yet")
-"""What did not hold comes first."""
+ORDER = {
+    "withdrawn": "the test finds the effect in noise too",
+    "refuted": "the opposite is shown, or the method that should stay accurate collapses too",
+    "equivalent": "the two accuracies differ by less than 2 points",
+    "undecided": "neither shown nor excluded",
+    "holds": "shown",
+    "no answer yet": "runs are missing",
+}
+"""Verdict -> what it means. What did not hold comes first."""
+PASSES = 0.065
+"""The upper end of the 95 % interval of a share of false rejections must not lie above this."""
 COLUMNS = ("pass@1", "maj@n", "pass@n", "hard: pass@1", "hard: pass@n", "format")
 
 
@@ -62,23 +73,23 @@ def p_value(p: float | None) -> str:
 
 
 def rank(answer: Answer) -> int:
-    return ORDER.index(answer.verdict.removeprefix("interim: "))
+    return list(ORDER).index(answer.verdict.removeprefix("interim: "))
 
 
 def questions_table(found: list[Answer], plan: Plan) -> list[str]:
     """The primary test of each question, what did not hold first."""
     rows = [
-        "| question | primary test | difference [95 %] | p (Holm) | seeds | the claim |",
-        "|:--|:--|--:|--:|--:|:--|",
+        "| claim | primary test | difference [95 %] | 80 % power finds | p (Holm: scale, both) | seeds | verdict |",
+        "|:--|:--|--:|--:|--:|--:|:--|",
     ]
     for answer in sorted(found, key=rank):
         primary = answer.effects[0]
         test = primary.test
         seeds = f"{primary.seeds} of {primary.planned}" if primary.planned else "not planned yet"
         rows.append(
-            f"| {answer.question.asks} | {test.regime}: {compared(test)}, {measure_name(test, plan)} | "
-            f"{interval(primary)} | {p_value(answer.p_corrected)} | {seeds} | "
-            f"{answer.verdict} |"
+            f"| {answer.question.short} | {test.regime}: {compared(test)}, {measure_name(test, plan)} | "
+            f"{interval(primary)} | {number(answer.detectable, test.measure)} | {p_value(answer.p_corrected)}, "
+            f"{p_value(answer.p_joint)} | {seeds} | **{answer.verdict}** |"
         )
     return rows
 
@@ -174,3 +185,71 @@ def compute_table(records: Records, plan: Plan) -> list[str]:
     hours = sum(r["seconds"] for r in everything) / 3600
     rows.append(f"| all | {len(everything)} | {sum(planned.values())} | {hours:.2f} |")
     return rows
+
+
+FLOOR = 0.05
+"""Where every method that is paid by reward ends below this pass@1, its accuracy says nothing about the methods."""
+
+
+def floors(records: Records, plan: Plan) -> list[str]:
+    """The regimes in which all methods but SFT end near 0, one sentence for all; nothing where there is none."""
+    named = []
+    for regime in dict.fromkeys(regime for regime, _ in plan.seeds):
+        measure = evaluated(plan.evaluation(regime)[0], "pass@1")
+        means = [
+            sum(map(measure, seeds.values())) / len(seeds)
+            for (its, method), seeds in records.items()
+            if its == regime and method != "sft"
+        ]
+        if means and max(means) < FLOOR:
+            named.append(f"`{regime}` ({100 * min(means):.1f} to {100 * max(means):.1f} %)")
+    if not named:
+        return []
+    return [
+        f"**Floors.** In {', '.join(named)} every method that is paid by reward ends near 0. Differences in accuracy "
+        "there say nothing about a method.",
+        "",
+    ]
+
+
+def alarm_notes(plan: Plan, regime: str) -> list[str]:
+    """A note where a policy that never changes would count as collapsed in more than 5 % of runs."""
+    found = read_json(plan.evidence / "null.json")["collapsed"].get(regime)
+    if found is None or found["high"] <= PASSES:
+        return []
+    return [
+        f"`collapsed` is no measure here: a policy that never changes, at the base's accuracy of "
+        f"{100 * found['accuracy']:.1f} %, would count as collapsed in {100 * found['share']:.0f} % of runs."
+    ]
+
+
+def null_table(null: dict[str, Any], plan: Plan) -> list[str]:
+    """What each primary test says of its placebos, and the smallest difference that it finds."""
+
+    def rejected(row: dict[str, Any], name: str) -> str:
+        return f"{100 * row[name]['share']:.1f}" if name in row else "-"
+
+    rows = [
+        "| primary test | rejects, in % of placebos: labels | unchanged | trendless | accelerating | "
+        "80 % power finds | passes |",
+        "|:--|--:|--:|--:|--:|--:|:--|",
+    ]
+    for row in null["tests"]:
+        test = PairedTest(*(row[name] for name in PairedTest._fields))
+        shares = " | ".join(rejected(row, name) for name in ("labels", "unchanged", "trendless", "accelerating"))
+        rows.append(
+            f"| {test.regime}: {compared(test)}, {measure_name(test, plan)} | {shares} | "
+            f"{number(row.get('detectable'), test.measure)} {unit(test.measure)} | "
+            f"{'yes' if row['passes'] else '**no**'} |"
+        )
+    return rows
+
+
+def provenance_lines(records: Records) -> list[str]:
+    """How many records come from trees with uncommitted changes."""
+    commits = [record["train"].get("git_commit", "") for seeds in records.values() for record in seeds.values()]
+    changed = sum(commit.endswith("+") for commit in commits)
+    return [
+        f"{changed} of {len(commits)} records come from trees with uncommitted changes (the record's `git_commit` ends",
+        "in `+`). The commit of the small base's record is not in the history. Runs made again are below.",
+    ]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from bench.claims import measures
+from bench.claims import measures, null
 from bench.claims.again import spread
 from bench.claims.answers import Effect, answers, as_json, effect, read_records
 from bench.claims.exploratory import apart_from_zero, at_every_scale, entropy_as_predictor, secondary
@@ -23,6 +23,7 @@ from bench.claims.record import POINTS, read_record
 from bench.claims.run import is_done
 from bench.claims.tables import fewer_seeds_notes
 from gtpo.common.errors import UserError
+from gtpo.common.files import read_json
 from gtpo.config import load_config
 
 METHOD_KEYS = {"run_name", "method", "objective", "training"}
@@ -180,7 +181,7 @@ def test_a_test_is_complete_once_its_runs_are_in_whether_or_not_all_have_a_value
     assert not effect(records, plan, test).complete
 
 
-def test_the_auc_is_the_share_of_pairs_in_the_right_order():
+def test_the_auc_is_the_share_of_pairs_within_a_regime_in_the_right_order():
     rng = np.random.default_rng(5)
     values = rng.integers(0, 6, 40) / 10  # with ties
     collapsed = rng.random(40) < 0.4
@@ -196,13 +197,52 @@ def test_the_auc_is_the_share_of_pairs_in_the_right_order():
         ("small-calm", "grpo"): dict(enumerate(runs[:3])),  # of another scale
     }
     found = entropy_as_predictor(records, "micro")
-    pairs = [(a > b) + 0.5 * (a == b) for a in values[collapsed] for b in values[~collapsed]]
+    pairs = [
+        (values[i] > values[j]) + 0.5 * (values[i] == values[j])
+        for i in range(40)
+        for j in range(40)
+        if collapsed[i] and not collapsed[j] and (i < 20) == (j < 20)
+    ]
     assert (found.runs, found.collapsed) == (40, collapsed.sum())
     assert found.auc == pytest.approx(np.mean(pairs))
     assert found.low < found.auc < found.high
     assert found.in_collapsed == pytest.approx(values[collapsed].mean())
-    assert entropy_as_predictor({("micro-calm", "grpo"): {1: runs[0]}}, "micro").auc is None
+    # One regime where all collapse and one where none does: no pair to compare.
+    apart = {
+        ("micro-calm", "grpo"): {s: r for s, r in enumerate(runs) if collapsed[s]},
+        ("micro-unstable", "grpo"): {s: r for s, r in enumerate(runs) if not collapsed[s]},
+    }
+    assert entropy_as_predictor(apart, "micro").auc is None
     assert entropy_as_predictor({}, "micro") is None
+
+
+def test_a_test_that_finds_its_effect_in_noise_is_withdrawn_and_no_other(plan):
+    """The committed placebos: which primary tests fail them, and that the page says so of exactly these."""
+    found = answers(read_records(plan), plan)
+    null = {(row["question"], row["regime"]): row for row in read_json(plan.evidence / "null.json")["tests"]}
+    failed = {key for key, row in null.items() if not row["passes"]}
+    assert failed == {("lead", "micro-unstable"), ("lead", "small-unstable")}
+    primaries = {(a.question.name, a.effects[0].test.regime): a for a in found}
+    assert set(null) == set(primaries)
+    assert {key for key, answer in primaries.items() if answer.verdict == "withdrawn"} == failed
+
+
+def test_the_placebos_are_what_the_records_give(plan):
+    """A small number of simulations again: the artefact shows at once, a sound test stays quiet, a shift is found."""
+    records, rng = read_records(plan), np.random.default_rng(1)
+    tests = {(q.name, t.regime): t for q in QUESTIONS for t in reversed(q.tests)}  # the first of a regime
+    lead = null.of_test(records, plan, tests["lead", "small-unstable"], rng, 20)
+    assert lead["trendless"]["share"] > 0.8
+    assert lead["completions/length"]["p"] < 0.05
+    assert not null.passes(lead)
+    sound = tests["stability", "micro-unstable"]
+    quiet = null.unchanged(records, plan, sound, rng, 300)
+    assert quiet.share < 0.07
+    signs = rng.choice([-1.0, 1.0], size=(200, 10))
+    assert null.paired_rejections(records, sound, signs, 0.0).mean() < 0.07
+    assert null.paired_rejections(records, sound, signs, 0.05).mean() > 0.9
+    rates = [null.false_collapses(records, plan, regime, rng, 100) for regime in ("micro-calm", "micro-weaker-base")]
+    assert rates[0]["share"] < 0.05 < 0.5 < rates[1]["share"]
 
 
 def test_exploratory_tests_are_complete_ones_that_are_not_primary(plan):
