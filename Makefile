@@ -66,11 +66,17 @@ publish-demo: demo $(VENV)/.installed-dev  ## run the demo and copy its evidence
 clean-demo:  ## remove what the demo made
 	rm -rf $(DEMO_RUNS:%=results/train/%) $(DEMO_RUNS:%=results/eval/%)
 
-lint: $(VENV)/.installed-dev  ## ruff and mypy
+# A check that prints nothing unless it fails.
+quietly = out=$$($(1) 2>&1) || { echo "$$out" >&2; exit 1; }
+
+# mypy and import-linter look for packages where they are imported from: .types holds them so.
+lint: $(VENV)/.installed-dev  ## ruff, mypy, the import contracts and the dependencies
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@rm -rf .types && mkdir -p .types/gtpo && ln -s ../../gtpo/* ../../rewards ../../evalkit .types/gtpo/
+	@rm -rf .types && mkdir -p .types/gtpo && cd .types/gtpo && ln -s ../../gtpo/* ../../rewards ../../evalkit .
 	@$(BIN)/mypy
+	@$(call quietly,cd .types && $(abspath $(BIN))/lint-imports --config ../pyproject.toml --no-cache --no-logo)
+	@$(call quietly,$(BIN)/deptry gtpo evalkit rewards)
 
 # A process per core and file: each test takes one thread, and a file's tests share what they have set up.
 test: $(VENV)/.installed-dev lint  ## lint, then all tests that this machine can run, TEST_JOBS files at a time

@@ -1,16 +1,23 @@
-"""The code's own rules: who imports whom, what start-up loads, how long a file may be, what is declared."""
+"""What `make lint` cannot say of the code: start-up and the base stay light, files short, requirements bounded.
+
+Who imports whom and what is declared are the contracts of pyproject.toml, which `make lint` checks. Here they are held
+against a copy of the packages with a violation of each kind.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tomllib
 from pathlib import Path
 
 import pytest
-from house import PACKAGES, Declared, House
+from layout import copy_packages
 
+LONGEST = 400
 HEAVY = (
     "torch",
     "transformers",
@@ -25,106 +32,162 @@ HEAVY = (
     "rich.console",
 )
 
-CHECKS: dict[str, Callable[[House], list[str]]] = {
-    "every module has its room": House.homeless,
-    "no import circle": House.circle,
-    "imports point down": House.upward,
-    "no file is longer than one sitting": House.too_long,
-    "what is imported is declared": House.undeclared,
-    "what is declared is imported": House.unused,
-}
+
+def check(folder: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run an installed program in a folder."""
+    command = [str(Path(sys.executable).parent / program), *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
-def test_the_house_is_in_order(root, check):
-    assert check(House(root)) == []
+def plant(folder: Path, lines: dict[str, str]) -> None:
+    """Add lines to the files of a copy."""
+    for name, line in lines.items():
+        with (folder / name).open("a") as handle:
+            handle.write(f"\n{line}\n")
+
+
+@pytest.fixture
+def copy(root: Path, tmp_path: Path) -> Path:
+    """The packages as they are installed, and pyproject.toml beside them."""
+    copy_packages(root, tmp_path)
+    shutil.copy(root / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def test_the_import_contracts_find_what_they_are_for(copy):
+    contracts = ("lint-imports", "--no-cache", "--no-logo")
+    done = check(copy, *contracts)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    plant(
+        copy,
+        {
+            "gtpo/attic.py": "",
+            "gtpo/kernels/matmul.py": "from gtpo.run import folder",
+            "gtpo/conflict.py": "def late():\n    import gtpo.presets",
+            "gtpo/config/messages.py": "from gtpo import GTPOTrainer",
+            "gtpo/run/folder.py": "def late():\n    from gtpo.evalkit import metrics",
+            "gtpo/evalkit/report/tables.py": "import gtpo.presets",
+            "gtpo/evalkit/metrics.py": "def late():\n    from gtpo import cli",
+            "gtpo/evalkit/results/store.py": "from gtpo.evalkit import report",
+            "gtpo/evalkit/attic.py": "",
+            "gtpo/rewards/text.py": "if TYPE_CHECKING:\n    from gtpo.rewards import Verifier",
+            "gtpo/rewards/equality/reading/__init__.py": "import gtpo.rewards.equality.comparing",
+            "gtpo/config/schema.py": "def late():\n    from gtpo.config.load import load_config",
+        },
+    )
+    done = check(copy, *contracts)
+    assert done.returncode == 1, done.stderr
+    assert "0 kept, 6 broken" in done.stdout
+    said = " ".join(done.stdout.split())
+    for words in (
+        "gtpo.attic",
+        "gtpo.kernels.matmul -> gtpo.run.folder",
+        "gtpo.conflict -> gtpo.presets",
+        "gtpo.config.messages -> gtpo (",
+        "gtpo.evalkit.report.tables -> gtpo.presets",
+        "gtpo.evalkit.metrics -> gtpo.cli",
+        "gtpo.run.folder -> gtpo.evalkit.metrics",
+        "gtpo.evalkit.results.store -> gtpo.evalkit.report",
+        "gtpo.evalkit.attic",
+        "gtpo.rewards.text -> gtpo.rewards (",
+        "gtpo.rewards.equality.reading -> gtpo.rewards.equality.comparing",
+        ".schema -> .load",
+    ):
+        assert words in said, f"{words}\n{done.stdout}"
+
+
+def test_the_check_of_dependencies_finds_what_it_is_for(copy):
+    assert check(copy, "deptry", "gtpo").returncode == 0
+    plant(copy, {"gtpo/rewards/text.py": "def late():\n    import pandas", "gtpo/evalkit/metrics.py": "import pytest"})
+    project = copy / "pyproject.toml"
+    project.write_text(project.read_text().replace('"filelock>=3.20"', '"filelock>=3.20", "leftpad"'))
+    done = check(copy, "deptry", "gtpo", "--no-ansi", "--json-output", "found.json")
+    assert done.returncode == 1, done.stderr
+    found = {(issue["error"]["code"], issue["module"]) for issue in json.loads((copy / "found.json").read_text())}
+    assert found == {("DEP003", "pandas"), ("DEP004", "pytest"), ("DEP002", "leftpad")}
+
+
+def requirements(pyproject: str) -> tuple[list[str], list[str]]:
+    """Return the requirements of the base and those of all extras, without the references to gtpo itself."""
+    project = tomllib.loads(pyproject)["project"]
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    return project["dependencies"], [line for line in extras if not line.startswith("gtpo[")]
 
 
 def test_every_requirement_has_a_lower_bound(root):
-    assert Declared(root).unbounded == []
+    base, extras = requirements((root / "pyproject.toml").read_text())
+    assert [line for line in base + extras if ">=" not in line] == []
 
 
-# Each line breaks one rule in a copy of the house: the file it is added to, the line, what the check must say.
-VIOLATIONS = [
-    ("every module has its room", "gtpo/attic.py", "", "gtpo.attic"),
-    ("no import circle", "gtpo/config/schema.py", "from gtpo.config.load import load_config", "gtpo.config.load"),
-    ("no import circle", "gtpo/config/schema.py", "def late():\n    import gtpo.config.load", "gtpo.config.load"),
-    (
-        "imports point down",
-        "gtpo/kernels/matmul.py",
-        "from gtpo.run import folder",
-        "gtpo.kernels imports gtpo.run.folder",
-    ),
-    (
-        "imports point down",
-        "gtpo/conflict.py",
-        "def late():\n    import gtpo.presets",
-        "gtpo.conflict imports gtpo.presets",
-    ),
-    (
-        "imports point down",
-        "rewards/text.py",
-        "if TYPE_CHECKING:\n    from gtpo.rewards import Verifier",
-        "gtpo.rewards.text imports rewards",
-    ),
-    (
-        "imports point down",
-        "gtpo/run/folder.py",
-        "def late():\n    from gtpo.evalkit import metrics",
-        "imports gtpo.evalkit.metrics",
-    ),
-    (
-        "imports point down",
-        "evalkit/report/tables.py",
-        "import gtpo.presets",
-        "gtpo.evalkit.report imports gtpo.presets",
-    ),
-    (
-        "imports point down",
-        "evalkit/metrics.py",
-        "def late():\n    from gtpo import cli",
-        "gtpo.evalkit.metrics imports cli",
-    ),
-    ("no file is longer than one sitting", "gtpo/conflict.py", "\n" * 400, "gtpo/conflict.py"),
-    ("what is imported is declared", "rewards/text.py", "def late():\n    import pandas", "pandas is not declared"),
-    (
-        "what is imported is declared",
-        "evalkit/metrics.py",
-        "import torch",
-        "torch is not declared for gtpo.evalkit.metrics",
-    ),
-    (
-        "what is imported is declared",
-        "evalkit/metrics.py",
-        "import matplotlib",
-        "matplotlib is not declared for evalkit",
-    ),
-    ("what is imported is declared", "gtpo/config/load.py", "import gtpo.conflict", "needs the extra `train`"),
-]
+def test_no_file_is_longer_than_one_sitting(root):
+    lengths = {
+        path.relative_to(root): len(path.read_text().splitlines())
+        for package in ("gtpo", "rewards", "evalkit")
+        for path in (root / package).rglob("*.py")
+    }
+    assert len(lengths) > 150
+    assert {name: lines for name, lines in lengths.items() if lines > LONGEST} == {}
 
 
-@pytest.mark.parametrize(("check", "file", "line", "said"), VIOLATIONS)
-def test_each_check_finds_what_it_is_for(root, tmp_path, check, file, line, said):
-    house = copy_of(root, tmp_path)
-    with (house / file).open("a") as handle:
-        handle.write(f"\n{line}\n")
-    assert said in str(CHECKS[check](House(house)))
+# What imports torch and its companions as soon as it is imported itself. Everything else works in the light base.
+NEEDS_TRAIN = (
+    "gtpo.completions",
+    "gtpo.conflict",
+    "gtpo.doctor.kernels",
+    "gtpo.entropy",
+    "gtpo.fused",
+    "gtpo.inputs.model",
+    "gtpo.integrations.verl.advantages",
+    "gtpo.integrations.verl.trainer",
+    "gtpo.kernels",
+    "gtpo.objective",
+    "gtpo.run",
+    "gtpo.trainer",
+    "gtpo.evalkit.engines.kv_cache",
+)
+
+IMPORT_ALL = """
+import importlib, sys
+
+class Absent:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent)
+for name in {modules!r}:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        print(name, error.name)
+"""
 
 
-def test_a_dependency_that_nothing_imports_is_found(root, tmp_path):
-    house = copy_of(root, tmp_path)
-    project = house / "pyproject.toml"
-    project.write_text(project.read_text().replace('"filelock>=3.20"', '"filelock>=3.20", "leftpad"'))
-    assert House(house).unused() == ["leftpad"]
-    assert Declared(house).unbounded == ["leftpad"]
+def needing_an_extra(folder: Path) -> dict[str, str]:
+    """Return the modules that cannot be imported without extras, and which package each misses."""
+    base, extras = ({re.split(r"[\[>]", line)[0].replace("-", "_") for line in lines} for lines in requirements(
+        (folder / "pyproject.toml").read_text()
+    ))  # fmt: skip
+    absent = extras - base - {"huggingface_hub"}  # datasets brings it
+    paths = [path.relative_to(folder).with_suffix("") for path in sorted((folder / "gtpo").rglob("*.py"))]
+    modules = [".".join(path.parts).removesuffix(".__init__") for path in paths]
+    script = IMPORT_ALL.format(absent=sorted(absent), modules=modules)
+    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return dict(line.split() for line in done.stdout.splitlines())
 
 
-def copy_of(root: Path, tmp_path: Path) -> Path:
-    for name in PACKAGES[:-1]:
-        shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("cli.py", "pyproject.toml"):
-        shutil.copy(root / name, tmp_path / name)
-    return tmp_path
+def test_the_base_is_imported_without_extras(copy):
+    outside = re.compile("|".join(rf"{re.escape(name)}(\..*)?" for name in NEEDS_TRAIN))
+    found = needing_an_extra(copy)
+    assert {name: package for name, package in found.items() if not outside.fullmatch(name)} == {}
+    assert [name for name in NEEDS_TRAIN if not any(f"{module}.".startswith(f"{name}.") for module in found)] == []
+
+    plant(copy, {"gtpo/evalkit/metrics.py": "import torch", "gtpo/config/load.py": "import gtpo.conflict"})
+    found = needing_an_extra(copy)
+    assert (found["gtpo.evalkit.metrics"], found["gtpo.config.load"]) == ("torch", "torch")
 
 
 @pytest.mark.parametrize("command", [[], ["train"], ["eval"], ["compare"]], ids="gtpo {}".format)

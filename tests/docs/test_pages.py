@@ -1,11 +1,9 @@
-"""What the pages say of the code, held without building the site: places, picture, length, sentences."""
+"""What the pages say of the code, held without building the site: places, length, sentences."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 import tomllib
 from pathlib import Path
 
@@ -15,14 +13,6 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def load(name: str):
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / f"docs/tools/{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def is_defined(path: str, name: str) -> bool:
     """Say whether a Python file defines `function`, `Class`, `Class.method` or a constant."""
     source = (ROOT / path).read_text(encoding="utf-8")
@@ -30,17 +20,6 @@ def is_defined(path: str, name: str) -> bool:
         re.search(rf"^\s*(?:(?:async )?def|class) {part}\b|^\s*{part}\s*(?::[^=\n]+)?=", source, re.MULTILINE)
         for part in name.split(".")
     )
-
-
-def test_the_picture_of_the_architecture_is_current():
-    architecture = load("architecture")
-    assert architecture.TARGET.read_text() == architecture.drawing(), "run: python docs/tools/architecture.py"
-
-
-def test_the_journeys_lead_through_places_that_exist():
-    for stops in load("architecture").JOURNEYS.values():
-        for stop in stops:
-            assert is_defined(stop.path, stop.name), stop
 
 
 @pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
