@@ -8,7 +8,7 @@ VERL_VENV ?= .venv-verl
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 TEST_JOBS ?= 2
 
-.PHONY: help install docs demo publish-demo clean-demo lint test test-base test-trl115 test-unsloth test-verl test-vllm bench claims claims-quick clean
+.PHONY: help install docs demo publish-demo clean-demo lint test test-all test-base test-trl115 test-unsloth test-verl test-vllm bench claims claims-quick clean
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -79,8 +79,13 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy, the import contracts and the depend
 	@$(call quietly,$(BIN)/deptry gtpo evalkit rewards)
 
 # A process per core and file: each test takes one thread, and a file's tests share what they have set up.
-test: $(VENV)/.installed-dev lint  ## lint, then all tests that this machine can run, TEST_JOBS files at a time
-	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile -m "not vllm and not verl and not base and not docs"
+TESTS := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
+ELSEWHERE := not vllm and not verl and not base and not docs
+test: $(VENV)/.installed-dev lint  ## lint, then the tests that this machine can run, but for the slow ones
+	@$(TESTS) -m "not slow and $(ELSEWHERE)"
+
+test-all: test  ## what `make test` runs, then the slow tests: several processes, other libraries, whole runs
+	@$(TESTS) -m "slow and $(ELSEWHERE)"
 
 $(VENV)/.installed-docs: $(VENV)/.installed-dev
 	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[docs]'

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from bench.conflict import batch, presence_map_weights, table, with_temporaries
@@ -53,6 +54,7 @@ def test_inputs_have_conflicts_at_both_ends_of_ragged_completions() -> None:
     assert len(set(mask.sum(dim=1).tolist())) > 1
 
 
+@pytest.mark.slow
 def test_the_command_writes_its_json_and_adds_rows(tmp_path: Path) -> None:
     out = tmp_path / "conflict.json"
     for length in ("32", "48"):

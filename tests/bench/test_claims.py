@@ -106,6 +106,7 @@ phases:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_runs_are_recorded_once_and_a_failure_stops_no_other(root, tmp_path):
     """The real command in a copy of the checkout's layout: once with a failing run, again with nothing left to do."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from forks import command_line
 from gtpo.evalkit.comparison.compare import ALPHA, Column, choose_ks, compare, holm_levels
 from gtpo.evalkit.report.tables import as_rich
 from gtpo.evalkit.results.find import find_runs
@@ -27,14 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def gtpo(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gtpo", *map(str, arguments)],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return command_line(*arguments, cwd=cwd, COLUMNS="200")
 
 
 @pytest.fixture(scope="module")
@@ -702,7 +695,6 @@ def test_start_up_imports_nothing_heavy(home: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", code],
         cwd=home,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )

@@ -151,6 +151,7 @@ def small_disk(tmp_path: Path):  # type: ignore[no-untyped-def]
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("free", [0, 4096, 16384, 40960])
 def test_a_full_disk(gtpo, tiny_model: Path, small_disk: Path, run: Path, environment, free: int) -> None:  # type: ignore[no-untyped-def]
     """Wherever it happens: one sentence, exit code 3, and the same command completes the run once there is room."""

@@ -33,6 +33,9 @@ PLAIN: dict[str, Any] = {
 }
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("base")

@@ -14,6 +14,7 @@ from gtpo.common.errors import UserError
 from gtpo.doctor import command, kernels, machine
 
 
+@pytest.mark.slow
 def test_the_self_test_passes_here(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "gtpo", "doctor", "--out", "report.json"],

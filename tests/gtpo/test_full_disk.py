@@ -16,6 +16,8 @@ from gtpo.common.errors import UserError
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("place", "call"), [("write_completions", 3), ("append_metrics", 4), ("save_weights", 2)])
 def test_a_full_disk_anywhere_is_one_sentence_and_the_run_goes_on(

@@ -53,6 +53,7 @@ def test_step_is_that_of_the_reference_loss(preset: str, tmp_path: Path) -> None
     assert_same(found, {name: p.grad for name, p in model.named_parameters() if p.grad is not None})
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path: Path, root: Path) -> None:
     """Groups of 8 span both processes, whose batches are padded to different lengths."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}

@@ -81,6 +81,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in json.loads(line).items() if not key.startswith("time/")} for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", WRAPPERS)
 def test_gradient_is_that_of_one_process(config: str, tmp_path: Path) -> None:
     launch(tmp_path, config, HERE / "sharded_step.py", tmp_path, "gtpo", "4")
@@ -90,6 +91,7 @@ def test_gradient_is_that_of_one_process(config: str, tmp_path: Path) -> None:
     assert_same(found, step_gradients(tmp_path / "whole.pt", "gtpo", 8, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", WRAPPERS)
 def test_run_validates_resumes_and_saves_whole_weights(config: str, tmp_path: Path) -> None:
     write_config(tmp_path)
@@ -133,6 +135,7 @@ cli.app()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "words", "last_step"),
     [
@@ -170,6 +173,7 @@ def agents(folder: Path, *, command: tuple[str, ...]) -> list[str]:
     return [out for out, _ in told]
 
 
+@pytest.mark.slow
 def test_two_nodes_make_one_run(tmp_path: Path) -> None:
     write_config(tmp_path)
     agents(tmp_path, command=("-m", "gtpo", "train", "run.yaml"))
@@ -177,6 +181,7 @@ def test_two_nodes_make_one_run(tmp_path: Path) -> None:
     assert (about["processes"], about["status"]) == (2, "finished")
 
 
+@pytest.mark.slow
 def test_two_nodes_meet_as_the_file_says(tmp_path: Path) -> None:
     """Without torch: each agent's process knows of the other's."""
     script = tmp_path / "say.py"

@@ -62,6 +62,7 @@ def lines(folder: Path) -> int:
     return len(metrics(folder)) if path.exists() and path.read_text().endswith("\n") else 0
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_process_or_a_stop_file_stops_all_after_the_same_step(tmp_path: Path, root: Path) -> None:
     config_of(tmp_path)
     folder = tmp_path / "results/train/run"

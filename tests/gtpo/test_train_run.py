@@ -188,6 +188,7 @@ def test_resumed_run_is_the_uninterrupted_one(
     assert_same_run(cut, whole)
 
 
+@pytest.mark.slow
 def test_kill_9_and_the_same_command_again(tmp_path: Path, root: Path) -> None:
     config_of(tmp_path)
     command = [sys.executable, str(root / "cli.py"), "train", "run.yaml", "--quiet"]
@@ -205,6 +206,7 @@ def test_kill_9_and_the_same_command_again(tmp_path: Path, root: Path) -> None:
     assert_same_run(folder, run(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_two_processes_make_one_run(tmp_path: Path, root: Path) -> None:
     config_of(tmp_path)
     command = [
