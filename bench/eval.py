@@ -23,7 +23,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +130,7 @@ def main() -> None:
 
         def harness(name: str) -> float:
             start = time.perf_counter()
-            evaluate(replace(settings, out=Path(scratch) / name), engine=engine)
+            evaluate(settings.model_copy(update={"out": Path(scratch) / name}), engine=engine)
             tails.append(time.perf_counter() - engine.ended)
             return time.perf_counter() - start
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +13,7 @@ import typer
 from gtpo.common.errors import UserError
 from gtpo.common.log import start_logging
 from gtpo.common.packages import require
+from gtpo.evalkit.evaluation.settings import EvalSettings, choices_of, flag_of
 
 
 class App(typer.Typer):
@@ -91,7 +94,7 @@ def train(
 
     scorer: Any = None
     if config.training.eval_steps is not None:
-        from gtpo.evalkit.evaluation.held_out import score_held_out as scorer
+        from gtpo.evalkit.evaluation.summary import score_held_out as scorer
     run(config, json_output=json_output, check_loss=check_loss, score_held_out=scorer)
     if launched_processes() > 1:
         from gtpo.run.processes import end_process
@@ -99,123 +102,46 @@ def train(
         end_process()
 
 
-@app.command("eval")
-def evaluate(
-    context: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Argument(help="Hub name, model folder, adapter folder or train run; with --rescore an eval run."),
-    ] = None,
-    benchmarks: Annotated[
-        str | None,
-        typer.Option("--benchmarks", "-b", help="Comma-separated names (--list) or files of your own."),
-    ] = None,
-    k: Annotated[int, typer.Option("--k", help="Largest k of pass@k and maj@k.")] = 1,
-    samples: Annotated[int | None, typer.Option(help="Completions per question (default: k).")] = None,
-    engine: Annotated[str, typer.Option(help="auto, vllm, transformers, openai or ray.")] = "auto",
-    data_dir: Annotated[Path | None, typer.Option(help="Folder with local benchmark files.")] = None,
-    completions: Annotated[
-        Path | None, typer.Option(help="Score the recorded completions of a JSONL file; no model is run.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder (default: results/eval/NAME).")] = None,
-    list_benchmarks: Annotated[bool, typer.Option("--list", help="List the benchmarks and exit.")] = False,
-    check: Annotated[
-        str | None, typer.Option(help="Print three problems of this benchmark, verify all golds, and exit.")
-    ] = None,
-    rescore: Annotated[
-        bool, typer.Option("--rescore", help="Verify the stored completions of an eval run again; print changes.")
-    ] = False,
-    limit: Annotated[int | None, typer.Option(help="Use only the first N questions of each benchmark.")] = None,
-    questions: Annotated[
-        list[str] | None, typer.Option("--question", help="Use only the question with this id (repeatable).")
-    ] = None,
-    shard: Annotated[str | None, typer.Option(help="i/n: part i of n of the questions, for n machines.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy (default: 1).")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling (default: 1, off).")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Only the k likeliest tokens (default: 0, off).")] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="Only tokens this fraction as likely as the likeliest (default: 0, off).")
-    ] = None,
-    presence_penalty: Annotated[float | None, typer.Option(help="Between -2 and 2 (default: 0, off).")] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="Default: 1, off.")] = None,
-    sampling: Annotated[
-        str, typer.Option(help="default, or model: what the model's generation_config.json recommends. Flags win.")
-    ] = "default",
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(help="Maximum tokens per completion (default: the train run's, else what fits, up to 32768)."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the run; every sample's own seed is derived from it.")] = 0,
-    prompt: Annotated[
-        str | None, typer.Option(help="System prompt (default: the train run's, else ours); '' for none.")
-    ] = None,
-    chat_template: Annotated[
-        Path | None, typer.Option(help="Jinja file that replaces the tokenizer's chat template.")
-    ] = None,
-    chat_template_kwargs: Annotated[
-        str | None, typer.Option(help="JSON for the chat template, e.g. '{\"enable_thinking\": true}'.")
-    ] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option(help="Weights of a train run: best, final, or a checkpoint (default: best).")
-    ] = None,
-    scoring: Annotated[
-        str | None,
-        typer.Option(
-            help="Headline scoring: strict or lenient (default: strict; with --rescore the run's own). Both are stored."
-        ),
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Rows per batch (transformers).")] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    base_url: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Server URL (openai; repeatable, or a comma list, or a file with one on each line; default: "
-            "OPENAI_BASE_URL)."
-        ),
-    ] = None,
-    api_key_env: Annotated[
-        str, typer.Option(help="Environment variable that holds the API key (openai).")
-    ] = "OPENAI_API_KEY",
-    concurrency: Annotated[int, typer.Option(help="Maximum requests in flight at each server (openai).")] = 64,
-    timeout: Annotated[float, typer.Option(help="Seconds without a byte until a request fails (openai).")] = 600.0,
-    retries: Annotated[int, typer.Option(help="Further attempts of a failed request (openai).")] = 5,
-    fail_on_error: Annotated[
-        str, typer.Option(help="Stop when more samples than this fail: a number, or a share (0.05 or 5%).")
-    ] = "5%",
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Samples that do not depend on what shares their batch.")
-    ] = False,
-    tensor_parallel_size: Annotated[int, typer.Option(help="GPUs per model copy (vllm, ray).")] = 1,
-    data_parallel_size: Annotated[
-        int | None, typer.Option(help="Model copies, on Ray (vllm: default 1; ray: default as many as the GPUs hold).")
-    ] = None,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(help="Ray cluster to join: auto, or HOST:PORT of its head (ray; default: starts one here)."),
-    ] = None,
-    gpu_memory_utilization: Annotated[float, typer.Option(help="Share of GPU memory to use (vllm, ray).")] = 0.9,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code from the model's repository.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show warnings and the result only.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show details that help to find a fault.")] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Print eval.json on stdout.")] = False,
-) -> None:
+def _eval_parameters() -> list[inspect.Parameter]:
+    """Return the parameters of `gtpo eval` as Typer reads them, made from the declarations in `EvalSettings`."""
+    parameters = [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
+    for name, field in EvalSettings.model_fields.items():
+        choices = choices_of(field)
+        help = f"{field.description} One of {', '.join(choices)}." if choices else field.description
+        kind: Any = str if choices else field.annotation
+        if kind == Sequence[str] | None:
+            kind = list[str] | None
+        flags = EvalSettings.extra(name)["flags"] or (flag_of(name),)
+        info = typer.Argument(help=help) if name == "model" else typer.Option(*flags, help=help)
+        parameters.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=field.default,
+                annotation=Annotated[kind, info],
+            )
+        )
+    return parameters
+
+
+def evaluate(context: typer.Context, **options: Any) -> None:
     """Sample completions and report pass@k and maj@k for every k, exactly.
 
     The same command again resumes an interrupted run; a larger --k samples only what is missing.
     """
-    given = {name: value for name, value in locals().items() if name != "context"}  # named as in `EvalSettings`
     from gtpo.evalkit.evaluation.command import run_eval
 
-    quiet, verbose = given.pop("quiet"), given.pop("verbose")
-    if quiet and verbose:
-        raise UserError("--quiet and --verbose exclude each other")
-    sources = {p.opts[0]: (p.name, context.get_parameter_source(p.name or "")) for p in context.command.params}
-    given["flags"] = {name: flag for flag, (name, source) in sources.items() if source and source.name == "COMMANDLINE"}
-    code = run_eval(verbosity="quiet" if quiet else "verbose" if verbose else "normal", **given)
+    sources = {name: context.get_parameter_source(name) for name in options}
+    given = {name: options[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    code = run_eval(EvalSettings(**given))
     if code:
         raise typer.Exit(code)
+
+
+_PARAMETERS = _eval_parameters()
+evaluate.__signature__ = inspect.Signature(_PARAMETERS)  # type: ignore[attr-defined]
+evaluate.__annotations__ = {parameter.name: parameter.annotation for parameter in _PARAMETERS}
+app.command("eval")(evaluate)
 
 
 @app.command()

@@ -18,9 +18,10 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import yaml
+from gtpo.evalkit.evaluation.settings import Shard
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import (
     SOURCES,
@@ -56,13 +57,6 @@ class Benchmark:
     """Name of its file in the data folder, without the ending; empty where it needs none."""
     ids: str | None = None
     """Regular expression that every id matches: how recorded completions are recognised."""
-
-
-class Shard(NamedTuple):
-    """Part `part` of `parts`, counted from 1: every parts-th question."""
-
-    part: int
-    parts: int
 
 
 def checksum(problems: Iterable[Problem]) -> str:

@@ -7,9 +7,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping, Set
-from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Set
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,19 @@ from gtpo.evalkit.evaluation.engine import check_deterministic, choose_engine, m
 from gtpo.evalkit.evaluation.pipeline import Incomplete, ScoringPipeline
 from gtpo.evalkit.evaluation.progress import Progress
 from gtpo.evalkit.evaluation.record import (
-    EvalSession,
+    Asked,
     Problems,
+    agreement,
+    begin_record,
     default_folder,
     drop_unverifiable,
-    merge_previous,
-    new_record,
     previous_record,
-    start_progress,
+    verify_again,
     write_results,
 )
-from gtpo.evalkit.evaluation.scoring import Votes
+from gtpo.evalkit.evaluation.recorded import RecordedEngine, RecordedFile
 from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.evalkit.evaluation.summary import Tally
 from gtpo.evalkit.results.record import (
     BenchmarkRecord,
     EngineRecord,
@@ -91,21 +93,34 @@ class Plan:
             return max(sum(len(m["content"].encode()) + 64 for m in p.messages) for p in self.prompts.values())
         return max(len(prompt.ids or ()) for prompt in self.prompts.values())
 
-    def tasks(self, n: int, have: Set[Key] = frozenset(), failed: Set[Key] = frozenset()) -> list[Task]:
-        """Return every question with those of its n samples that are not stored yet; those that failed come last."""
-        tasks = [
-            Task(name, question, prompt, tuple(i for i in range(n) if (name, question, i) not in have | failed))
-            for (name, question), prompt in self.prompts.items()
-        ]
-        last = [
-            Task(name, question, prompt, tuple(i for i in range(n) if (name, question, i) in failed))
-            for (name, question), prompt in (self.prompts.items() if failed else ())
-        ]
-        return tasks + [task for task in last if task.missing]
+    def asked(self, settings: EvalSettings, sampling: Sampling) -> Asked:
+        """Return what the record says of it."""
+        engine = EngineRecord(
+            name=self.engine,
+            dtype=settings.dtype if self.engine != "openai" else None,
+            deterministic=settings.deterministic,
+        )
+        how = SamplingRecord(**asdict(sampling))
+        return Asked(_model_record(self.ref), engine, how, self.prompt, self.benchmarks, self.problems)
+
+    def tasks(self, n: int) -> list[Task]:
+        """Return every question with its n samples."""
+        return [Task(name, question, prompt, tuple(range(n))) for (name, question), prompt in self.prompts.items()]
+
+
+def still_missing(tasks: list[Task], have: Set[Key], failed: Set[Key]) -> list[Task]:
+    """Return every task with those of its samples that are not stored yet; those that failed come last."""
+
+    def without(task: Task, keep: bool, keys: Set[Key]) -> Task:
+        name, question = task.benchmark, task.question_id
+        return replace(task, missing=tuple(i for i in task.missing if ((name, question, i) in keys) == keep))
+
+    last = [without(task, True, failed) for task in tasks] if failed else []
+    return [without(task, False, have | failed) for task in tasks] + [task for task in last if task.missing]
 
 
 def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[Path, EvalRecord]:
-    """Evaluate a model; return the run folder and its eval.json.
+    """Evaluate a model, or score a file of completions; return the run folder and its eval.json.
 
     engine: samples in place of the one that the settings name; it is not closed.
 
@@ -115,45 +130,79 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
     started = time.monotonic()
     workers = max(1, usable_cpus() - 1)  # one is left for the engine, which verification runs beside
     with Verifier(workers) as verifier, Progress(settings.scoring) as progress:
-        plan = plan_evaluation(settings, verifier, choose_engine(settings) if engine is None else engine.name)
-        with EvalFolder(settings.out or default_folder(plan.ref.name, settings)) as folder:
-            old = previous_record(folder)
-            sampling = choose_sampling(settings, plan, old)
-            record = new_record(
-                folder,
-                settings,
-                model=_model_record(plan.ref),
-                engine=EngineRecord(
-                    name=plan.engine,
-                    dtype=settings.dtype if plan.engine != "openai" else None,
-                    deterministic=settings.deterministic,
-                ),
-                sampling=SamplingRecord(**asdict(sampling)),
-                prompt=plan.prompt,
-                benchmarks=plan.benchmarks,
-            )
-            session = EvalSession(settings, folder, record, plan.problems, verifier, progress)
-            if old is not None:
-                merge_previous(session, old)
-            have, failed = folder.keys(), folder.keys(failed=True)
-            tasks = plan.tasks(settings.n, have, failed)
-            votes: Mapping[QuestionKey, Mapping[str, Votes]] = {}
-            if any(task.missing for task in tasks):
-                with (
-                    closing(make_engine(settings, plan.ref, sampling, plan.longest_prompt, record.engine.rows))
-                    if engine is None
-                    else nullcontext(engine) as source
-                ):
-                    record.engine = _engine_record(session, source, old.engine if old is not None else None)
-                    folder.drop_failed({key for key in failed if key[:2] in plan.prompts and key[2] < settings.n})
-                    start_progress(session, have, dict.fromkeys(plan.prompts, settings.n))
-                    session.progress.watch(source.throughput)
-                    votes = _sample(session, tasks, source)
+        plan: Plan | None = None
+        file: RecordedFile | None = None
+        if settings.completions is not None:
+            file = RecordedFile(settings, verifier)
+            name, asked, tasks, labels = file.name, file.asked, file.tasks, file.labels
+        else:
+            plan = plan_evaluation(settings, verifier, choose_engine(settings) if engine is None else engine.name)
+            name, labels = plan.ref.name, {}
+        with EvalFolder(settings.out or default_folder(name, settings)) as folder:
+            tally = Tally(folder, verifier)
+            old = previous_record(folder, tally)
+            if plan is not None:
+                sampling = choose_sampling(settings, plan, old)
+                asked, tasks = plan.asked(settings, sampling), plan.tasks(settings.n)
+            record = begin_record(folder, settings, asked, old)
+            if old is not None and verify_again(folder, asked, old, verifier):
+                tally = Tally(folder, verifier)
+            have, failed = tally.keys(), tally.keys(failed=True)
+            wanted = {(task.benchmark, task.question_id): len(task.missing) for task in tasks}
+            lacking = still_missing(tasks, have, failed)
+            seconds: dict[str, float] = record.benchmark_seconds
+            if any(task.missing for task in lacking):
+                with ExitStack() as stack:
+                    source = engine
+                    if source is None and plan is None:
+                        source = RecordedEngine(Path(asked.model.source or ""))
+                    elif source is None and plan is not None:
+                        source = make_engine(settings, plan.ref, sampling, plan.longest_prompt, record.engine.rows)
+                        stack.callback(source.close)
+                    assert source is not None
+                    now = _engine_record(folder.path, settings, source, record.engine, old)
+                    record = record.model_copy(update={"engine": now})
+                    again = {key for key in failed if key[2] < wanted.get(key[:2], 0)}
+                    folder.drop_failed(again)
+                    tally.drop_failed(again)
+                    folder.add_problems(asked.problems)
+                    folder.begin(record)
+                    _start_progress(progress, folder.path, wanted, have, source)
+                    pipeline = ScoringPipeline(folder, asked.questions, wanted, tally, verifier, progress)
+                    _sample(settings, lacking, source, pipeline, sum(wanted.values()))
+                    progress.tell_throughput()
+                    seconds = dict(Counter(seconds) + Counter(progress.seconds())) if plan is not None else seconds
             elif old is not None:
-                record.engine = old.engine
+                record = record.model_copy(update={"engine": old.engine})
+            if labels:
+                entry = record.benchmarks[tasks[0].benchmark]
+                entry.labels = agreement(tally, tasks[0].benchmark, labels)
             before = (old.wall_seconds if old is not None else None) or 0.0
-            record.wall_seconds = round(before + time.monotonic() - started, 2)
-            return folder.path, write_results(folder, record, verifier, votes)
+            return folder.path, write_results(
+                folder,
+                record,
+                tally,
+                verifier,
+                benchmark_seconds={name: round(value, 2) for name, value in seconds.items()},
+                wall_seconds=round(before + time.monotonic() - started, 2),
+            )
+
+
+def _start_progress(
+    progress: Progress, path: Path, wanted: dict[QuestionKey, int], have: Set[Key], engine: Engine
+) -> None:
+    """Say what is kept of earlier sessions, and add each benchmark. wanted: samples per question."""
+    total: Counter[str] = Counter()
+    done: Counter[str] = Counter()
+    for (name, question), n in wanted.items():
+        total[name] += n
+        done[name] += sum((name, question, i) in have for i in range(n))
+    for name in total:
+        progress.add(name, total[name], done[name])
+    if done.total():
+        LOG.info("%s: keeping %d stored samples", path, done.total())
+    progress.start()
+    progress.watch(engine.throughput)
 
 
 def plan_evaluation(settings: EvalSettings, verifier: Verifier, engine: str) -> Plan:
@@ -275,32 +324,30 @@ class _Interrupt:
         os.write(2, b"\ngtpo: stopping; Ctrl-C again ends at once\n")  # a handler must not use buffered streams
 
 
-def _engine_record(session: EvalSession, engine: Engine, old: EngineRecord | None) -> EngineRecord:
-    """Return what samples from now on. UserError where its data type is not that of the samples of `old`."""
-    asked = session.record.engine.model_dump(include={"dtype", "deterministic"}, exclude_unset=True)
-    now = EngineRecord(**engine.describe(), **asked)
+def _engine_record(
+    path: Path, settings: EvalSettings, engine: Engine, asked: EngineRecord, old: EvalRecord | None
+) -> EngineRecord:
+    """Return what samples from now on. UserError where its data type is not that of the samples that are stored."""
+    now = EngineRecord(**engine.describe(), **asked.model_dump(include={"dtype", "deterministic"}, exclude_unset=True))
     if old is None:
         return now
-    before = old.compute_dtype
+    before = old.engine.compute_dtype
     if before is not None and now.compute_dtype != before:
         raise UserError(
-            f"{session.folder.path} was sampled in {before}, and --dtype {session.settings.dtype} means "
-            f"{now.compute_dtype} on this machine: repeat it with --dtype {before}, or choose another --out"
+            f"{path} was sampled in {before}, and --dtype {settings.dtype} means {now.compute_dtype} on this machine: "
+            f"repeat it with --dtype {before}, or choose another --out"
         )
-    if earlier := old.followed_by(now):
+    if earlier := old.engine.followed_by(now):
         now.earlier = earlier
         LOG.warning("the samples are of several versions or machines; eval.json lists them under engine.earlier")
     return now
 
 
-def _sample(session: EvalSession, tasks: list[Task], engine: Engine) -> Mapping[QuestionKey, Mapping[str, Votes]]:
-    """Sample what is missing, scoring and storing beside it; return the votes that were counted on the way."""
-    record, settings = session.record, session.settings
-    session.folder.add_problems(session.problems)
-    session.folder.begin(record)
-    whole = {(t.benchmark, t.question_id): settings.n for t in tasks if len(t.missing) == settings.n}
-    pipeline = ScoringPipeline(session.folder, session.asked, whole, session.verifier, session.progress)
-    total = settings.n * len(session.asked)
+def _sample(settings: EvalSettings, tasks: list[Task], engine: Engine, pipeline: ScoringPipeline, total: int) -> None:
+    """Sample what is missing, scored and stored beside it. Raises Incomplete where that stops before its end.
+
+    total: samples of the whole run, of which --fail-on-error allows a share to fail.
+    """
     failed: list[Generation] = []
     stop: Incomplete | None = None
     with _Interrupt(engine, pipeline) as interrupt:
@@ -320,14 +367,8 @@ def _sample(session: EvalSession, tasks: list[Task], engine: Engine) -> Mapping[
             pipeline.cut_short()
             raise Incomplete("stopped", interrupted=True)
         pipeline.close()
-    session.progress.tell_throughput()
-    record.benchmark_seconds |= {
-        name: round(record.benchmark_seconds.get(name, 0.0) + seconds, 2)
-        for name, seconds in session.progress.seconds().items()
-    }
     if stop is not None:
         raise stop
-    return pipeline.votes
 
 
 def _name_failures(failed: list[Generation], new: list[Generation]) -> None:

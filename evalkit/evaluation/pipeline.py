@@ -6,13 +6,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
 
 from gtpo.evalkit.engines.base import Generation
 from gtpo.evalkit.evaluation.progress import Progress
-from gtpo.evalkit.evaluation.scoring import Votes, count_votes, score, unverified_row
-from gtpo.evalkit.evaluation.summary import QuestionSamples
-from gtpo.evalkit.results.record import SCORINGS
+from gtpo.evalkit.evaluation.scoring import Row, score, unverified_row
+from gtpo.evalkit.evaluation.summary import Tally
 from gtpo.evalkit.results.store import EvalFolder, QuestionKey
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
@@ -47,29 +45,27 @@ class ScoringPipeline:
     What was put together is stored together: a batch never ends up half in a part, so a resumed run repeats whole
     batches. An error in the thread comes out of the next `put` or of `close`.
 
-    `samples` holds how many samples a question will have, for those that have none yet: their votes are counted
-    with the last one. That may take the workers a while; at the end of the run it would be time to wait.
+    `wanted` holds how many samples a question will have: its votes are counted with the last one. That may take the
+    workers a while; at the end of the run it would be time to wait.
     """
 
     def __init__(
         self,
         folder: EvalFolder,
         problems: Mapping[QuestionKey, Problem],
-        samples: Mapping[QuestionKey, int],
+        wanted: Mapping[QuestionKey, int],
+        tally: Tally,
         verifier: Verifier,
         progress: Progress,
     ) -> None:
         self._folder, self._problems, self._verifier, self._progress = folder, problems, verifier, progress
-        self._samples = samples
-        self._open: dict[QuestionKey, QuestionSamples] = {}
-        self.votes: dict[QuestionKey, dict[str, Votes]] = {}
-        """The votes by scoring of every question whose samples all came through here."""
+        self._wanted, self.tally = wanted, tally
         self._waiting: deque[list[Generation]] = deque()
         self._waiting_rows = self._waiting_characters = 0
         self._changed = threading.Condition()
         self._closing = False
         self._error: BaseException | None = None
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[Row] = []
         self._oldest = 0.0
         self._characters = 0
         self._scoring: list[Generation] = []
@@ -172,22 +168,12 @@ class ScoringPipeline:
             self._changed.notify_all()
             return lot, self._closing and not self._waiting
 
-    def _count(self, rows: list[dict[str, Any]]) -> None:
-        touched: set[QuestionKey] = set()
-        for row in rows:
-            key = row["benchmark"], row["question_id"]
-            if key in self._samples and row["error"] is None:
-                self._open.setdefault(key, QuestionSamples()).add(
-                    row["sample_index"], row["format_ok"], row["tokens"], row["finish_reason"],
-                    [row[f"answer_{scoring}"] for scoring in SCORINGS],
-                    [row[f"verdict_{scoring}"] for scoring in SCORINGS],
-                )  # fmt: skip
-                touched.add(key)
-        whole = {key: self._open.pop(key) for key in touched if len(self._open[key].indices) == self._samples[key]}
-        asked = [(key, scoring) for key in whole for scoring in SCORINGS]
-        questions = [(whole[k].answers[scoring], whole[k].verdicts[scoring], self._problems[k]) for k, scoring in asked]
-        for (key, scoring), votes in zip(asked, count_votes(questions, self._verifier), strict=True):
-            self.votes.setdefault(key, {})[scoring] = votes
+    def _count(self, rows: list[Row]) -> None:
+        self.tally.add(rows)
+        touched = dict.fromkeys((row["benchmark"], row["question_id"]) for row in rows)
+        of = self.tally.questions
+        whole = [key for key in touched if len(of[key].indices) == self._wanted[key]]
+        self.tally.count_votes([of[key] for key in whole], [self._problems[key] for key in whole])
 
 
 def _characters(generations: list[Generation]) -> int:

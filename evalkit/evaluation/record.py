@@ -1,21 +1,31 @@
-"""What every evaluation does around its samples: begin the record, merge what is stored, write the results."""
+"""The record of an eval run: begun from the command, the plan and what earlier sessions left; finished by the tally."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gtpo.evalkit.evaluation.benchmarks import checksum, content_checksum
-from gtpo.evalkit.evaluation.progress import Progress
-from gtpo.evalkit.evaluation.scoring import RULES_VERSION, Votes
+from gtpo.evalkit.evaluation.scoring import RULES_VERSION, verify_stored
 from gtpo.evalkit.evaluation.settings import EvalSettings
-from gtpo.evalkit.evaluation.stored import verify_stored
-from gtpo.evalkit.evaluation.summary import QuestionSamples, read_samples, summarise
-from gtpo.evalkit.results.record import EVAL_SCHEMA_VERSION, BenchmarkRecord, EvalRecord, VerifierRecord, check_identity
-from gtpo.evalkit.results.store import EvalFolder, Key, QuestionKey
+from gtpo.evalkit.evaluation.summary import Tally, summarise
+from gtpo.evalkit.results.record import (
+    EVAL_SCHEMA_VERSION,
+    SCORINGS,
+    BenchmarkRecord,
+    EngineRecord,
+    EvalRecord,
+    LabelAgreement,
+    ModelRecord,
+    PromptRecord,
+    SamplingRecord,
+    VerifierRecord,
+    check_identity,
+)
+from gtpo.evalkit.results.store import EvalFolder, QuestionKey
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verify import Verifier
@@ -30,19 +40,19 @@ Problems = dict[str, list[Problem]]
 """benchmark -> the problems that are evaluated, in order"""
 
 
-@dataclass(slots=True)
-class EvalSession:
-    """One command at work on one run folder."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a command asks for, as the record says it."""
 
-    settings: EvalSettings
-    folder: EvalFolder
-    record: EvalRecord
+    model: ModelRecord
+    engine: EngineRecord
+    sampling: SamplingRecord
+    prompt: PromptRecord
+    benchmarks: dict[str, BenchmarkRecord]
     problems: Problems
-    verifier: Verifier
-    progress: Progress
 
     @property
-    def asked(self) -> dict[QuestionKey, Problem]:
+    def questions(self) -> dict[QuestionKey, Problem]:
         """(benchmark, question id) -> problem."""
         return {(name, p.id): p for name, chosen in self.problems.items() for p in chosen}
 
@@ -53,162 +63,153 @@ def default_folder(name: str, settings: EvalSettings) -> Path:
     return EVAL_RUNS / (f"{name}-shard-{shard.part}-of-{shard.parts}" if shard else name)
 
 
-def new_record(folder: EvalFolder, settings: EvalSettings, **blocks: Any) -> EvalRecord:
-    """Return the record of a run that begins: its blocks (model, engine, ...), the rest from the settings."""
+def previous_record(folder: EvalFolder, tally: Tally) -> EvalRecord | None:
+    """Return what earlier sessions recorded; None where they stored no completion, so that any setting may change."""
+    old = folder.record()
+    if old is not None and not tally.keys():
+        folder.drop_failed(tally.keys(failed=True))
+        tally.drop_failed(tally.keys(failed=True))
+        return None
+    return old
+
+
+def begin_record(folder: EvalFolder, settings: EvalSettings, asked: Asked, old: EvalRecord | None) -> EvalRecord:
+    """Return the record of a session that begins, with what earlier ones recorded. UserError where their settings
+    were others.
+
+    Metrics stay in the record until better ones are known: a raise of k that stops leaves those of the smaller k.
+    """
+    command = command_line()
+    of_this: dict[str, Any] = {"n_asked": asked.sampling.n, "finish_with": command}
     record = EvalRecord(
         schema_version=EVAL_SCHEMA_VERSION,
         status="incomplete",
         name=folder.path.resolve().name,
+        model=asked.model,
+        engine=asked.engine,
+        sampling=asked.sampling,
+        prompt=asked.prompt,
         scoring=settings.scoring,
         shard=settings.shard,
         verifier=VerifierRecord(version=RULES_VERSION),
         created=now(),
         wall_seconds=None,
-        command=command_line(),
+        command=command,
         git_commit=git_commit(),
-        **blocks,
+        benchmarks={name: entry.model_copy(update=of_this) for name, entry in asked.benchmarks.items()},
     )
-    for entry in record.benchmarks.values():
-        entry.n_asked, entry.finish_with = record.sampling.n, record.command
-    return record
-
-
-def previous_record(folder: EvalFolder) -> EvalRecord | None:
-    """Return what earlier sessions recorded; None where they stored no completion, so that any setting may change."""
-    old = folder.record()
-    if old is not None and not folder.keys():
-        folder.drop_failed(folder.keys(failed=True))
-        return None
-    return old
-
-
-def merge_previous(session: EvalSession, old: EvalRecord) -> None:
-    """Carry over what earlier sessions recorded, and verify what has no verdict by today's rules.
-
-    Metrics stay in the record until better ones are known: a raise of k that stops leaves those of the smaller k.
-    UserError where their settings were others.
-    """
-    folder, record = session.folder, session.record
+    if old is None:
+        return record
     stored = folder.problems()
     for name, entry in old.benchmarks.items():
         if entry.content_checksum is None and name in stored:  # an older version wrote it
             entry.content_checksum = content_checksum(stored[name])
     check_identity(folder.path, old, record)
-    changed = old.verifier.version != RULES_VERSION
-    _settle_n(folder, old)
     kept = dict(old.benchmarks)
-    if changed or old.scoring != record.scoring:  # its metrics are of other rules, or of another headline
+    if old.verifier.version != RULES_VERSION or old.scoring != record.scoring:  # metrics of other rules or headline
         kept = {name: entry.before_samples().model_copy(update={"n": entry.n}) for name, entry in kept.items()}
-    for name, entry in record.benchmarks.items():
-        if name in kept:
-            asked = max(entry.n_asked or 0, kept[name].n or 0)
-            kept[name] = kept[name].model_copy(update={"n_asked": asked, "finish_with": entry.finish_with})
-    record.created = old.created or record.created
-    record.benchmarks = {**kept, **{name: e for name, e in record.benchmarks.items() if name not in kept}}
-    record.sampling.n = max(entry.n_asked or 0 for entry in record.benchmarks.values())
-    record.benchmark_seconds = dict(old.benchmark_seconds)
-    record.engine.dtype = old.engine.dtype  # `auto`, where what it came to is now asked for by name
-    if old.engine.rows is not None:
-        record.engine.rows = old.engine.rows
+    for name in kept.keys() & record.benchmarks.keys():
+        most = max(asked.sampling.n, kept[name].n or 0)
+        kept[name] = kept[name].model_copy(update={"n_asked": most, "finish_with": command})
+    benchmarks = {**record.benchmarks, **kept}
+    most = max(entry.n_asked or old.sampling.n for entry in benchmarks.values())
+    engine: dict[str, Any] = {"dtype": old.engine.dtype}  # `auto`, where what it came to is now asked for by name
+    engine |= {"rows": old.engine.rows} if old.engine.rows is not None else {}
+    return record.model_copy(
+        update={
+            "created": old.created or record.created,
+            "benchmarks": {name: benchmarks[name] for name in (*kept, *record.benchmarks)},
+            "sampling": record.sampling.model_copy(update={"n": most}),
+            "benchmark_seconds": dict(old.benchmark_seconds),
+            "engine": record.engine.model_copy(update=engine),
+        }
+    )
+
+
+def verify_again(folder: EvalFolder, asked: Asked, old: EvalRecord, verifier: Verifier) -> bool:
+    """Verify by today's rules what has no verdict by them; return whether there was anything."""
+    changed = old.verifier.version != RULES_VERSION
     if changed:
         LOG.warning("the rules of scoring have changed: the stored completions are verified again")
-    problems = {(name, p.id): p for name, chosen in stored.items() for p in chosen}
-    deque(verify_stored(folder, {**problems, **session.asked}, session.verifier, everything=changed), maxlen=0)
+    problems = {(name, p.id): p for name, chosen in folder.problems().items() for p in chosen}
+    parts = verify_stored(folder, {**problems, **asked.questions}, verifier, everything=changed)
+    return bool(deque(parts, maxlen=1))
 
 
-def start_progress(session: EvalSession, have: set[Key], wanted: Mapping[QuestionKey, int]) -> None:
-    """Say what is kept of earlier sessions and add each benchmark to the progress. wanted: samples per question."""
-    kept = 0
-    for name, chosen in session.problems.items():
-        done = sum((name, p.id, i) in have for p in chosen for i in range(wanted[name, p.id]))
-        kept += done
-        session.progress.add(name, sum(wanted[name, p.id] for p in chosen), done)
-    if kept:
-        LOG.info("%s: keeping %d stored samples", session.folder.path, kept)
-    session.progress.start()
-
-
-def write_results(
-    folder: EvalFolder,
-    record: EvalRecord,
-    verifier: Verifier,
-    votes: Mapping[QuestionKey, Mapping[str, Votes]] | None = None,
-) -> EvalRecord:
-    """Compute the metrics of what is stored; write questions.parquet and eval.json.
+def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier: Verifier, **known: Any) -> EvalRecord:
+    """Compute the metrics of what is in the tally; write questions.parquet and eval.json, and return its record.
 
     A benchmark is summarised by the first n samples of each of its questions: all that were asked for, or, while these
     are not all there, the n of its last summary. More would be those that came first, which are the short ones. Without
     any n it has no metrics; the run is complete when every benchmark has all that was asked for.
 
-    votes: what is known already of the votes on a question's samples, by scoring.
+    begun: the record without the metrics. known: other fields of the record that are settled now.
     """
-    _settle_n(folder, record)
-    problems, stored = folder.problems(), read_samples(folder)
-    counted: dict[str, int] = {}
-    for name, entry in record.benchmarks.items():
-        if name not in problems:
-            raise UserError(f"{folder.path}/problems.parquet has no problems of {name}: run with --benchmarks {name}")
-        reached = _reached(name, problems[name], stored)
-        counted[name] = next((n for n in (entry.n_asked, entry.n) if n and n <= reached), 0)
-    if record.engine.name != "recorded":  # a file may hold more completions of some questions than of others
-        further = _further(stored, counted)
-        for name, number in further.items():
-            LOG.info("%s: %d samples beyond the first %d of each question are stored and not counted; a larger --k "
-                     "goes on from them", name, number, counted[name])  # fmt: skip
-        stored = read_samples(folder, counted) if further else stored
-    for key, known in (votes or {}).items():
-        if key in stored and all(votes_on.total == len(stored[key].indices) for votes_on in known.values()):
-            stored[key].votes = dict(known)
+    problems = folder.problems()
+    record = begun.model_copy(
+        update={**known, "verifier": VerifierRecord(version=RULES_VERSION, timeout_s=verifier.timeout_s)}
+    )
+    benchmarks: dict[str, BenchmarkRecord] = {}
     rows: list[dict[str, Any]] = []
     unscorable: UserError | None = None
     for name, entry in record.benchmarks.items():
-        n = counted[name] or None
+        if name not in problems:
+            raise UserError(f"{folder.path}/problems.parquet has no problems of {name}: run with --benchmarks {name}")
+        reached = tally.reached(name, problems[name])
+        asked = entry.n_asked or reached  # an older version did not write it
+        n = next((n for n in (asked, entry.n) if n and n <= reached), None)
+        found = entry.before_samples()
         try:
             if n is not None:
-                found, of_benchmark = summarise(name, entry, problems[name], stored, record.scoring, verifier)
+                samples = tally.first(name, problems[name], _limit(record, tally, name, n))
+                found, of_benchmark = summarise(name, entry, problems[name], samples, record.scoring, tally)
                 rows += of_benchmark
         except UserError as error:
             unscorable, n = error, None
-        if n is None:
-            found = entry.before_samples()
-        found.n = n
-        found.finish_with = None if n == entry.n_asked else entry.finish_with or record.command
-        record.benchmarks[name] = found
+        left = None if n == asked else entry.finish_with or record.command
+        benchmarks[name] = found.model_copy(update={"n": n, "n_asked": asked, "finish_with": left})
     if unscorable is not None and not rows:
         raise unscorable
-    record.verifier = VerifierRecord(version=RULES_VERSION, timeout_s=verifier.timeout_s)
-    left = [entry.finish_with for entry in record.benchmarks.values() if entry.finish_with is not None]
-    record.status, record.command = ("incomplete", left[0]) if left else ("complete", record.command)
-    record.sampling.n = max((entry.n or 0 for entry in record.benchmarks.values()), default=0) or record.sampling.n
+    left = next((entry.finish_with for entry in benchmarks.values() if entry.finish_with is not None), None)
+    most = max((entry.n or 0 for entry in benchmarks.values()), default=0) or record.sampling.n
+    record = record.model_copy(
+        update={
+            "benchmarks": benchmarks,
+            "status": "complete" if left is None else "incomplete",
+            "command": left or record.command,
+            "sampling": record.sampling.model_copy(update={"n": most}),
+        }
+    )
     folder.write_questions(rows)
     record.write(folder.path)
     return record
 
 
-def _reached(name: str, problems: Sequence[Problem], stored: Mapping[QuestionKey, QuestionSamples]) -> int:
-    """Return the largest n for which every question has its samples 0 to n - 1, completed or failed."""
-    return min(stored[name, p.id].reached if (name, p.id) in stored else 0 for p in problems)
+def _limit(record: EvalRecord, tally: Tally, name: str, n: int) -> int:
+    """Return how many samples of each question count: n, or all that a file of recorded completions has."""
+    of_benchmark = [samples for key, samples in tally.questions.items() if key[0] == name]
+    further = sum(i >= n for samples in of_benchmark for i in (*samples.indices, *samples.errors))
+    if record.engine.name == "recorded":
+        return n + further
+    if further:
+        LOG.info(
+            "%s: %d samples beyond the first %d of each question are stored and not counted; a larger --k goes on from "
+            "them", name, further, n,
+        )  # fmt: skip
+    return n
 
 
-def _further(stored: Mapping[QuestionKey, QuestionSamples], counted: Mapping[str, int]) -> dict[str, int]:
-    """Return benchmark -> stored samples beyond those that are counted, where it is summarised and has any."""
-    found: Counter[str] = Counter()
-    for (name, _), samples in stored.items():
-        if limit := counted.get(name):
-            found[name] += sum(i >= limit for i in (*samples.indices, *samples.errors))
-    return {name: number for name, number in found.items() if number}
-
-
-def _settle_n(folder: EvalFolder, record: EvalRecord) -> None:
-    """Fill in the n of benchmarks that a version before recorded without: it wrote the largest n of all for each."""
-    older = {name: entry for name, entry in record.benchmarks.items() if entry.n_asked is None}
-    if not older:
-        return
-    problems, stored = folder.problems(), read_samples(folder)
-    for name, entry in older.items():
-        reached = _reached(name, problems.get(name, []), stored) if entry.pass_at_k and name in problems else 0
-        entry.n = min(reached, record.sampling.n) or None
-        entry.n_asked, entry.finish_with = entry.n or record.sampling.n, None if entry.n else record.command
+def agreement(tally: Tally, name: str, labels: dict[tuple[str, int], bool]) -> LabelAgreement:
+    """Count the samples on which our verdict and the owner's label agree. labels: (question, sample) -> verdict."""
+    compared, agree = 0, dict[str, int].fromkeys(SCORINGS, 0)
+    for (benchmark, question), samples in tally.questions.items():
+        label = [labels.get((question, i)) if benchmark == name else None for i in samples.indices]
+        compared += sum(known is not None for known in label)
+        for scoring in SCORINGS:
+            pairs = zip(samples.verdicts[scoring], label, strict=True)
+            same = sum((verdict == "CORRECT") == known for verdict, known in pairs if known is not None)
+            agree[scoring] += same
+    return LabelAgreement(compared=compared, agree=agree)
 
 
 def drop_unverifiable(

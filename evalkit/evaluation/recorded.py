@@ -8,13 +8,13 @@ The file is read twice, row by row: once to check all of it, once to score it in
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gtpo.evalkit.engines.base import Generation
+from gtpo.evalkit.engines.base import Generation, Prompt, Task
 from gtpo.evalkit.evaluation.benchmarks import (
     BENCHMARKS,
     Benchmark,
@@ -23,29 +23,9 @@ from gtpo.evalkit.evaluation.benchmarks import (
     load_problems,
     select_problems,
 )
-from gtpo.evalkit.evaluation.pipeline import Incomplete, ScoringPipeline
-from gtpo.evalkit.evaluation.progress import Progress
-from gtpo.evalkit.evaluation.record import (
-    EvalSession,
-    default_folder,
-    drop_unverifiable,
-    merge_previous,
-    new_record,
-    previous_record,
-    start_progress,
-    write_results,
-)
+from gtpo.evalkit.evaluation.record import Asked, drop_unverifiable
 from gtpo.evalkit.evaluation.settings import EvalSettings
-from gtpo.evalkit.results.record import (
-    SCORINGS,
-    EngineRecord,
-    EvalRecord,
-    LabelAgreement,
-    ModelRecord,
-    PromptRecord,
-    SamplingRecord,
-)
-from gtpo.evalkit.results.store import EvalFolder, Key
+from gtpo.evalkit.results.record import EngineRecord, ModelRecord, PromptRecord, SamplingRecord
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import data_folder, parse_level
 from gtpo.rewards.verify import Verifier
@@ -137,7 +117,7 @@ def _recognise(ids: Sequence[str]) -> Benchmark | None:
 
 def _identify(settings: EvalSettings, path: Path, found: Recorded) -> tuple[str, str, dict[str, Problem]]:
     """Return (benchmark name, source, id -> problem): whose golds count, and under which name."""
-    stem = re.sub(r"\.jsonl(\.gz)?$", "", path.name)
+    stem = _stem(path)
     if settings.benchmarks:
         asked = find_benchmarks(settings.benchmarks)
         if len(asked) != 1:
@@ -172,27 +152,19 @@ def _identify(settings: EvalSettings, path: Path, found: Recorded) -> tuple[str,
     return benchmark.name, benchmark.source, {identifier: known[identifier] for identifier in found.counts}
 
 
-def _generations(path: Path, benchmark: str, wanted: set[str], have: set[Key]) -> Iterator[Generation]:
-    counts: dict[str, int] = {}
-    for _, row in read_jsonl(path):
-        identifier = str(row["id"])
-        for text in row["completions"] if "completions" in row else [row["completion"]]:
-            index = counts[identifier] = counts.get(identifier, -1) + 1
-            if identifier in wanted and (benchmark, identifier, index) not in have:
-                yield Generation(benchmark, identifier, index, text, None, None, None)
+class RecordedFile:
+    """A checked file: what it asks to be scored. Raises UserError with file and line on the first mistake.
 
+    name: of the run's folder. labels: (question, sample) -> the owner's verdict.
+    """
 
-def evaluate_recorded(settings: EvalSettings) -> tuple[Path, EvalRecord]:
-    """Score a file of completions into an eval run; return its folder and eval.json."""
-    started = time.monotonic()
-    path = settings.completions
-    assert path is not None
-    stem = re.sub(r"\.jsonl(\.gz)?$", "", path.name)
-    with Verifier() as verifier, Progress(settings.scoring) as progress:
+    def __init__(self, settings: EvalSettings, verifier: Verifier) -> None:
+        path = settings.completions
+        assert path is not None
         found = read_recorded(path)
-        name, source, known = _identify(settings, path, found)
+        benchmark, source, known = _identify(settings, path, found)
         every = [known[identifier] for identifier in found.counts]
-        check_questions({name: every}, settings.questions)
+        check_questions({benchmark: every}, settings.questions)
         chosen = select_problems(every, settings.limit, settings.questions, settings.shard_of())
         if not chosen:
             raise UserError(f"{path}: no question of its {len(every)} is in --shard {settings.shard}")
@@ -202,62 +174,62 @@ def evaluate_recorded(settings: EvalSettings) -> tuple[Path, EvalRecord]:
             raise UserError(
                 f'--k {settings.k} needs {settings.k} samples of every question; {path} has {fewest} of "{short}"'
             )
-        kept, entry = drop_unverifiable(name, source, chosen, verifier)
-        with EvalFolder(settings.out or default_folder(settings.model or stem, settings)) as folder:
-            record = new_record(
-                folder,
-                settings,
-                model=ModelRecord(source=str(path), adapter=None, fingerprint=file_hash(path)),
-                engine=EngineRecord(name="recorded", versions={}, hardware=None),
-                sampling=SamplingRecord(n=min(found.counts[p.id] for p in kept)),
-                prompt=PromptRecord(),
-                benchmarks={name: entry},
-            )
-            session = EvalSession(settings, folder, record, {name: kept}, verifier, progress)
-            old = previous_record(folder)
-            if old is not None:
-                merge_previous(session, old)
-            have = folder.keys()
-            folder.add_problems(session.problems)
-            folder.begin(record)
-            wanted = {(name, p.id): found.counts[p.id] for p in kept}
-            start_progress(session, have, wanted)
-            stored = {key[:2] for key in have}
-            whole = {key: count for key, count in wanted.items() if key not in stored}
-            pipeline = ScoringPipeline(folder, session.asked, whole, verifier, progress)
-            _score_all(pipeline, _generations(path, name, {p.id for p in kept}, have))
-            record.wall_seconds = round(time.monotonic() - started, 2)
-            if found.labels:
-                record.benchmarks[name].labels = _agreement(folder, name, found.labels)
-            return folder.path, write_results(folder, record, verifier, pipeline.votes)
+        kept, entry = drop_unverifiable(benchmark, source, chosen, verifier)
+        self.name = settings.model or _stem(path)
+        self.labels = found.labels
+        self.tasks = [Task(benchmark, p.id, Prompt([]), tuple(range(found.counts[p.id]))) for p in kept]
+        self.asked = Asked(
+            model=ModelRecord(source=str(path), adapter=None, fingerprint=file_hash(path)),
+            engine=EngineRecord(name=RecordedEngine.name, versions={}, hardware=None),
+            sampling=SamplingRecord(n=min(found.counts[p.id] for p in kept)),
+            prompt=PromptRecord(),
+            benchmarks={benchmark: entry},
+            problems={benchmark: kept},
+        )
 
 
-def _score_all(pipeline: ScoringPipeline, generations: Iterable[Generation]) -> None:
-    chunk: list[Generation] = []
-    try:
-        for generation in generations:
-            chunk.append(generation)
-            if len(chunk) == CHUNK:
-                pipeline.put(chunk)
+class RecordedEngine:
+    """Gives the completions of a file in place of sampling them."""
+
+    name = "recorded"
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._stopped = path, False
+
+    def describe(self) -> dict[str, Any]:
+        """Return the name; what sampled is not known."""
+        return {"name": self.name, "versions": {}, "hardware": None}
+
+    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
+        """Yield the missing samples in the order of the file, CHUNK at a time."""
+        wanted = {(task.question_id, index): task.benchmark for task in tasks for index in task.missing}
+        counts: Counter[str] = Counter()
+        chunk: list[Generation] = []
+        for _, row in read_jsonl(self._path):
+            identifier = str(row["id"])
+            for text in row["completions"] if "completions" in row else [row["completion"]]:
+                key = identifier, counts[identifier]
+                counts[identifier] += 1
+                if key in wanted:
+                    chunk.append(Generation(wanted[key], *key, text, None, None, None))
+            if len(chunk) >= CHUNK:
+                yield chunk
                 chunk = []
-        pipeline.put(chunk)
-    except KeyboardInterrupt:
-        pipeline.close()
-        raise Incomplete("stopped", interrupted=True) from None
-    except BaseException:
-        pipeline.abandon()
-        raise
-    pipeline.close()
+            if self._stopped:
+                return
+        yield chunk
+
+    def throughput(self) -> tuple[()]:
+        """Return nothing: there is one file."""
+        return ()
+
+    def stop(self, grace_s: float) -> None:
+        """Read no further."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """Do nothing: the file is open only while it is read."""
 
 
-def _agreement(folder: EvalFolder, name: str, labels: dict[tuple[str, int], bool]) -> LabelAgreement:
-    """Count the samples on which our verdict and the owner's label agree."""
-    compared, agree = 0, dict.fromkeys(SCORINGS, 0)
-    for _, table in folder.tables(["benchmark", "question_id", "sample_index", "verdict_strict", "verdict_lenient"]):
-        for row in table.to_pylist():
-            label = labels.get((row["question_id"], row["sample_index"]))
-            if row["benchmark"] == name and label is not None:
-                compared += 1
-                for scoring in SCORINGS:
-                    agree[scoring] += (row[f"verdict_{scoring}"] == "CORRECT") == label
-    return LabelAgreement(compared=compared, agree=agree)
+def _stem(path: Path) -> str:
+    return re.sub(r"\.jsonl(\.gz)?$", "", path.name)

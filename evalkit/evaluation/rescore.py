@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from gtpo.evalkit.evaluation.progress import Progress
 from gtpo.evalkit.evaluation.record import EVAL_RUNS, write_results
-from gtpo.evalkit.evaluation.settings import check_scoring
-from gtpo.evalkit.evaluation.stored import Row, verify_stored
+from gtpo.evalkit.evaluation.scoring import Row, verify_stored
+from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.evalkit.evaluation.summary import Tally
 from gtpo.evalkit.results.record import SCORINGS, EvalRecord
 from gtpo.evalkit.results.store import EvalFolder
-from gtpo.rewards.extract import Scoring
 from gtpo.rewards.verify import Verifier
 
 from gtpo.common.errors import UserError
@@ -43,20 +43,19 @@ def find_run(name: str | None) -> Path:
     raise UserError(f'--rescore needs an eval run: no eval.json in "{name}" or {EVAL_RUNS / (name or "")}')
 
 
-def rescore_run(name: str | None, *, scoring: Scoring | None = None) -> tuple[Path, EvalRecord]:
+def rescore_run(settings: EvalSettings) -> tuple[Path, EvalRecord]:
     """Score every stored completion of a run again; print the changes; return folder and eval.json.
 
-    scoring: the headline from now on; None: the one that the run has.
+    The headline stays the one that the run has, unless --scoring asks for another.
     """
-    check_scoring(scoring)
     changes: list[Change] = []
-    with EvalFolder(find_run(name)) as folder:
+    with EvalFolder(find_run(settings.model)) as folder:
         record = folder.record()
         assert record is not None
         if record.status != "complete":
             raise UserError(f"{folder.path} is incomplete; finish it first: {record.command}")
-        record.scoring = scoring or record.scoring
-        with Verifier() as verifier, Progress(record.scoring) as progress:
+        headline = settings.scoring if "scoring" in settings.model_fields_set else record.scoring
+        with Verifier() as verifier, Progress(headline) as progress:
             asked = {(name, p.id): p for name, chosen in folder.problems().items() for p in chosen}
             for benchmark, entry in record.benchmarks.items():
                 progress.add(benchmark, entry.samples, 0)
@@ -64,7 +63,7 @@ def rescore_run(name: str | None, *, scoring: Scoring | None = None) -> tuple[Pa
             for before, after in verify_stored(folder, asked, verifier, everything=True):
                 changes += _changes(before, after)
                 progress.count(after)
-            write_results(folder, record, verifier)
+            record = write_results(folder, record, Tally(folder, verifier), verifier, scoring=headline)
         path = folder.path
     _print(changes)
     return path, record

@@ -1,13 +1,14 @@
-"""From completions to rows of SAMPLE_SCHEMA: both scorings, format, verdicts."""
+"""From completions to rows of SAMPLE_SCHEMA: both scorings, format, verdicts; stored ones again."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gtpo.evalkit.engines.base import Generation
 from gtpo.evalkit.results.record import SCORINGS
+from gtpo.evalkit.results.store import EvalFolder, QuestionKey
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_both
 from gtpo.rewards.format import format_ok
@@ -16,10 +17,14 @@ from gtpo.rewards.verify import Verdict, Verifier
 RULES_VERSION = 4
 """Version of extraction and verification as eval.json records it; raised with a change that moves verdicts."""
 
+Row = dict[str, Any]
+"""One row of SAMPLE_SCHEMA."""
 
-def score(
-    generations: Sequence[Generation], problems: Mapping[tuple[str, str], Problem], verifier: Verifier
-) -> list[dict[str, Any]]:
+_STORED = ("benchmark", "question_id", "sample_index", "completion", "tokens", "finish_reason", "seed", "error")
+"""The columns that make a `Generation`."""
+
+
+def score(generations: Sequence[Generation], problems: Mapping[QuestionKey, Problem], verifier: Verifier) -> list[Row]:
     """Return one row per generation, in order; those with an error are unscored.
 
     problems: (benchmark, question id) -> problem with its gold answer.
@@ -46,7 +51,7 @@ def score(
     return [next(following) if g.error is None else unverified_row(g) for g in generations]
 
 
-def unverified_row(g: Generation) -> dict[str, Any]:
+def unverified_row(g: Generation) -> Row:
     """Return the row of a generation without answers, format and verdicts."""
     return {
         "benchmark": g.benchmark,
@@ -59,6 +64,22 @@ def unverified_row(g: Generation) -> dict[str, Any]:
         "seed": g.seed,
         "error": _storable(g.error),
     }
+
+
+def verify_stored(
+    folder: EvalFolder, problems: Mapping[QuestionKey, Problem], verifier: Verifier, *, everything: bool
+) -> Iterator[tuple[list[Row], list[Row]]]:
+    """Verify stored completions, part by part, and yield each part's rows before and after.
+
+    everything: also those that have their verdicts, after a change of the rules.
+    """
+    for part, light in folder.tables(["verdict_strict", "error"]):
+        if everything or light.column("verdict_strict").null_count > light.num_rows - light.column("error").null_count:
+            before = folder.part(part).to_pylist()
+            after = score([Generation(*(row[field] for field in _STORED)) for row in before], problems, verifier)
+            if before != after:
+                folder.replace_part(part, after)
+            yield before, after
 
 
 def verify(

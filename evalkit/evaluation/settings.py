@@ -1,147 +1,208 @@
-"""What the user asked `gtpo eval` for, checked before anything heavy is imported."""
+"""The options of `gtpo eval`, each declared once: its flag, help, range, and where it has an effect.
+
+The command line, the messages for values out of range and docs/cli.md are made from these declarations. `gtpo --help`
+imports this module: pydantic is the heaviest thing that it may load.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_args
 
-from gtpo.evalkit.evaluation.benchmarks import Shard
-from gtpo.evalkit.metrics import MAX_SAMPLES
-from gtpo.evalkit.results.record import SCORINGS
-from gtpo.rewards.extract import Scoring
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.log import Verbosity
 
 SAMPLING_DEFAULTS: dict[str, float] = {
     "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
 }  # fmt: skip
 """The paper's sampling: the model's own distribution."""
 
-ENGINES = ("auto", "transformers", "vllm", "openai", "ray")
+MODES = {
+    "model": "",
+    "list": "--list prints the benchmarks",
+    "check": "--check looks at a benchmark",
+    "rescore": "--rescore scores again what a run has stored",
+    "completions": "--completions samples nothing",
+}
+"""What a command may be, and what is said where an option has no effect there."""
+
+LOCAL = ("auto", "vllm", "transformers", "ray")
+VLLM = ("auto", "vllm", "ray")
+SERVERS = ("openai",)
+FILE = ("model", "completions")
 
 
-def check_scoring(scoring: str | None) -> None:
-    """Raise UserError unless it is one of SCORINGS, or None: not given."""
-    if scoring not in (None, *SCORINGS):
-        raise UserError(f'--scoring is strict or lenient, found "{scoring}"')
+class Shard(NamedTuple):
+    """Part `part` of `parts`, counted from 1: every parts-th question."""
+
+    part: int
+    parts: int
 
 
-@dataclass(frozen=True, slots=True)
-class EvalSettings:
-    """One `gtpo eval` command."""
+def option(
+    default: Any,
+    help: str,
+    *flags: str,
+    engines: Sequence[str] | None = None,
+    modes: Sequence[str] = ("model",),
+    **limits: Any,
+) -> Any:
+    """Declare an option. flags: where they are not --the-name. engines, modes: where it has an effect."""
+    if isinstance(next(iter(limits.values()), None), float):
+        limits["allow_inf_nan"] = False
+    extra: dict[str, Any] = {"flags": flags, "engines": engines, "modes": modes}
+    return Field(default, description=help, json_schema_extra=extra, **limits)
 
-    model: str | None
-    benchmarks: str | None = None
-    k: int = 1
-    samples: int | None = None
-    """Samples per question, k where None."""
-    engine: str = "auto"
-    data_dir: Path | None = None
-    completions: Path | None = None
-    out: Path | None = None
-    limit: int | None = None
-    questions: Sequence[str] | None = None
-    shard: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    sampling: str = "default"
-    """What the six above are where they are None: `SAMPLING_DEFAULTS`, or `model`, its generation_config.json."""
-    max_tokens: int | None = None
-    seed: int = 0
-    prompt: str | None = None
-    chat_template: Path | None = None
-    chat_template_kwargs: str | None = None
-    """A JSON object."""
-    checkpoint: str | None = None
-    scoring: Scoring = "strict"
-    batch_size: int | None = None
-    dtype: str = "auto"
-    base_url: Sequence[str] | None = None
-    """Servers: URLs, lists of them, files (`openai_server.server_urls`)."""
-    api_key_env: str = "OPENAI_API_KEY"
-    concurrency: int = 64
-    timeout: float = 600.0
-    """Seconds without a byte from the server."""
-    retries: int = 5
-    fail_on_error: str = "5%"
-    """Samples that may fail: a number, or a share of all samples (0.05 or 5%)."""
-    deterministic: bool = False
-    tensor_parallel_size: int = 1
-    data_parallel_size: int | None = None
-    """Model copies; None: one, with engine ray as many as the GPUs hold."""
-    ray_address: str | None = None
-    """`auto` or HOST:PORT of the cluster to join; None starts one on this machine."""
-    gpu_memory_utilization: float = 0.9
-    trust_remote_code: bool = False
 
-    def __post_init__(self) -> None:
-        """Raise UserError for a value out of range, or two that contradict each other."""
-        if not 1 <= self.k <= MAX_SAMPLES:
-            raise UserError(f"--k must be between 1 and {MAX_SAMPLES}, found {self.k}")
+class EvalSettings(BaseModel):
+    """One `gtpo eval` command, checked before anything heavy is imported. Raises UserError that names the flag."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str | None = option(
+        None, "Hub name, model folder, adapter folder or train run; with --rescore an eval run.", modes=tuple(MODES)
+    )
+    benchmarks: str | None = option(
+        None, "Comma-separated names (--list) or files of your own.", "--benchmarks", "-b", modes=FILE
+    )
+    k: int = option(1, "Largest k of pass@k and maj@k.", modes=FILE, ge=1)
+    samples: int | None = option(None, "Completions per question (default: k).")
+    engine: Literal["auto", "vllm", "transformers", "openai", "ray"] = option("auto", "What samples.")
+    data_dir: Path | None = option(None, "Folder with local benchmark files.", modes=(*FILE, "check"))
+    completions: Path | None = option(
+        None, "Score the recorded completions of a JSONL file; no model is run.", modes=("completions",)
+    )
+    out: Path | None = option(None, "Run folder (default: results/eval/NAME).", modes=FILE)
+    list_benchmarks: bool = option(False, "List the benchmarks and exit.", "--list", modes=("list",))
+    check: str | None = option(
+        None, "Print three problems of this benchmark, verify all golds, and exit.", modes=("check",)
+    )
+    rescore: bool = option(
+        False, "Verify the stored completions of an eval run again; print changes.", modes=("rescore",)
+    )
+    limit: int | None = option(None, "Use only the first N questions of each benchmark.", modes=FILE, ge=1)
+    questions: Sequence[str] | None = option(
+        None, "Use only the question with this id (repeatable).", "--question", modes=FILE
+    )
+    shard: str | None = option(None, "i/n: part i of n of the questions, for n machines.", modes=FILE)
+    temperature: float | None = option(None, "Sampling temperature; 0 is greedy (default: 1).", ge=0.0)
+    top_p: float | None = option(None, "Nucleus sampling (default: 1, off).", gt=0.0, le=1.0)
+    top_k: int | None = option(None, "Only the k likeliest tokens (default: 0, off).", ge=0)
+    min_p: float | None = option(
+        None, "Only tokens this fraction as likely as the likeliest (default: 0, off).", ge=0.0, lt=1.0
+    )
+    presence_penalty: float | None = option(None, "Between -2 and 2 (default: 0, off).", ge=-2.0, le=2.0)
+    repetition_penalty: float | None = option(None, "Default: 1, off.", gt=0.0)
+    sampling: Literal["default", "model"] = option(
+        "default", "model: what the model's generation_config.json recommends. Flags win."
+    )
+    max_tokens: int | None = option(
+        None, "Maximum tokens per completion (default: the train run's, else what fits, up to 32768).", ge=1
+    )
+    seed: int = option(0, "Seed of the run; every sample's own seed is derived from it.")
+    prompt: str | None = option(None, "System prompt (default: the train run's, else ours); '' for none.")
+    chat_template: Path | None = option(
+        None, "Jinja file that replaces the tokenizer's chat template; a server applies its own.", engines=LOCAL
+    )
+    chat_template_kwargs: str | None = option(None, "JSON for the chat template, e.g. '{\"enable_thinking\": true}'.")
+    checkpoint: str | None = option(None, "Weights of a train run: best, final, or a checkpoint (default: best).")
+    scoring: Literal["strict", "lenient"] = option(
+        "strict", "Headline scoring (with --rescore: the run's own). Both are stored.", modes=(*FILE, "rescore")
+    )
+    batch_size: int | None = option(None, "Rows per batch.", engines=("auto", "transformers"), ge=1)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", "Data type.", engines=LOCAL)
+    base_url: Sequence[str] | None = option(
+        None,
+        "Server URL (repeatable, or a comma list, or a file with one on each line; default: OPENAI_BASE_URL).",
+        engines=SERVERS,
+    )
+    api_key_env: str = option("OPENAI_API_KEY", "Environment variable that holds the API key.", engines=SERVERS)
+    concurrency: int = option(64, "Maximum requests in flight at each server.", engines=SERVERS, ge=1)
+    timeout: float = option(600.0, "Seconds without a byte until a request fails.", engines=SERVERS, gt=0.0)
+    retries: int = option(5, "Further attempts of a failed request.", engines=SERVERS, ge=0)
+    fail_on_error: str = option("5%", "Stop when more samples than this fail: a number, or a share (0.05 or 5%).")
+    deterministic: bool = option(False, "Samples that do not depend on what shares their batch.")
+    tensor_parallel_size: int = option(1, "GPUs per model copy.", engines=VLLM, ge=1)
+    data_parallel_size: int | None = option(
+        None, "Model copies, on Ray (vllm: default 1; ray: default as many as the GPUs hold).",
+        engines=("vllm", "ray"), ge=1,
+    )  # fmt: skip
+    ray_address: str | None = option(
+        None, "Ray cluster to join: auto, or HOST:PORT of its head (default: starts one here).", engines=("ray",)
+    )
+    gpu_memory_utilization: float = option(0.9, "Share of GPU memory to use.", engines=VLLM, gt=0.0, le=1.0)
+    trust_remote_code: bool = option(False, "Run code from the model's repository.", engines=LOCAL)
+    quiet: bool = option(False, "Show warnings and the result only.", modes=tuple(MODES))
+    verbose: bool = option(False, "Show details that help to find a fault.", modes=tuple(MODES))
+    json_output: bool = option(False, "Print eval.json on stdout.", "--json", modes=tuple(MODES))
+
+    def __init__(self, **given: Any) -> None:
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            raise _explain(error) from None
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> EvalSettings:
+        """Check what more than one option decides."""
+        if self.quiet and self.verbose:
+            raise UserError("--quiet and --verbose exclude each other")
+        given = {name: self.extra(name) for name in self.model_fields_set if getattr(self, name) is not None}
+        idle = sorted(flag_of(name) for name, extra in given.items() if self.mode not in extra["modes"])
+        if idle and self.mode != "model":
+            raise UserError(f"{MODES[self.mode]}, and {', '.join(idle)} would have no effect: leave out what has none")
+        if self.mode not in FILE:
+            return self
+        for name, extra in given.items():
+            if extra["engines"] is not None and self.engine not in extra["engines"]:
+                raise UserError(f"{flag_of(name)} needs --engine {_either(extra['engines'])}, found {self.engine}")
         if self.samples is not None and self.samples < self.k:
             raise UserError(
                 f"--k {self.k} needs at least {self.k} samples per question, found --samples {self.samples}: "
                 "pass@k from fewer samples would be wrong"
             )
+        from gtpo.evalkit.metrics import MAX_SAMPLES
+
         if self.n > MAX_SAMPLES:
-            raise UserError(f"--samples must be at most {MAX_SAMPLES}, found {self.n}")
-        for name in SAMPLING_DEFAULTS:
-            value = getattr(self, name)
-            if value is not None:
-                self.check_sampling(name, value, f"--{name.replace('_', '-')}")
-        if self.sampling not in ("default", "model"):
-            raise UserError(f'--sampling is default or model, found "{self.sampling}"')
-        if not 0 < self.timeout < math.inf:
-            raise UserError(f"--timeout must be above 0, found {self.timeout}")
-        if self.retries < 0:
-            raise UserError(f"--retries must be 0 or more, found {self.retries}")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise UserError(
-                f"--gpu-memory-utilization is a share above 0 and at most 1, found {self.gpu_memory_utilization}"
-            )
+            raise UserError(f"--{'samples' if self.samples else 'k'} must be at most {MAX_SAMPLES}, found {self.n}")
+        self.check_greedy(self.temperature)
         self.failure_limit(1)
         self.template_kwargs()
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise UserError(f"--max-tokens must be at least 1, found {self.max_tokens}")
-        if self.limit is not None and self.limit < 1:
-            raise UserError(f"--limit must be at least 1, found {self.limit}")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise UserError(f"--batch-size must be at least 1, found {self.batch_size}")
-        if self.engine not in ENGINES:
-            raise UserError(
-                f'unknown engine "{self.engine}".{did_you_mean(self.engine, ENGINES)} Known: {", ".join(ENGINES)}'
-            )
-        check_scoring(self.scoring)
-        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
-            raise UserError(f'--dtype is auto, float32, bfloat16 or float16, found "{self.dtype}"')
-        if self.concurrency < 1:
-            raise UserError(f"--concurrency must be at least 1, found {self.concurrency}")
-        for name in ("tensor_parallel_size", "data_parallel_size"):
-            size = getattr(self, name)
-            if size is not None and size < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1, found {size}")
-        if (self.data_parallel_size or 1) > 1 and self.engine not in ("vllm", "ray"):
-            raise UserError(f"--data-parallel-size needs --engine vllm or ray, found {self.engine}")
-        if self.ray_address is not None and not self.on_ray:
-            raise UserError(f"--ray-address needs --engine ray, found {self.engine}")
-        if self.base_url and self.engine != "openai":
-            raise UserError(f"--base-url needs --engine openai, found {self.engine}")
         self.shard_of()
         if self.completions is None and self.model is None:
             raise UserError("gtpo eval needs a MODEL (Hub name, folder or train run), or --completions FILE")
         if self.completions is None and not self.benchmarks:
             raise UserError("--benchmarks names what to evaluate on, e.g. --benchmarks gsm8k,math (gtpo eval --list)")
-        if self.engine == "openai" and self.chat_template is not None:
-            raise UserError("--chat-template has no effect with --engine openai: the server applies its own")
+        return self
+
+    @classmethod
+    def extra(cls, name: str) -> dict[str, Any]:
+        """Return what `option` declared of a field beside its range."""
+        found = cls.model_fields[name].json_schema_extra
+        assert isinstance(found, dict)
+        return found
+
+    @property
+    def mode(self) -> str:
+        """One of MODES."""
+        chosen = {
+            "list": self.list_benchmarks,
+            "check": self.check is not None,
+            "rescore": self.rescore,
+            "completions": self.completions is not None,
+        }
+        return next((mode for mode, asked in chosen.items() if asked), "model")
+
+    @property
+    def verbosity(self) -> Verbosity:
+        """How much goes to stderr."""
+        return "quiet" if self.quiet else "verbose" if self.verbose else "normal"
 
     @property
     def on_ray(self) -> bool:
@@ -153,30 +214,21 @@ class EvalSettings:
         """Samples per question."""
         return self.samples or self.k
 
-    def check_sampling(self, name: str, value: float, origin: str) -> None:
-        """Raise UserError unless a sampling parameter is in its range; origin: where the value comes from."""
-        needed, fits = {
-            "temperature": ("0 or more", value >= 0),
-            "top_p": ("above 0 and at most 1", 0 < value <= 1),
-            "top_k": ("0 (off) or more", value >= 0),
-            "min_p": ("0 (off) or more and below 1", 0 <= value < 1),
-            "presence_penalty": ("between -2 and 2", -2 <= value <= 2),
-            "repetition_penalty": ("above 0", value > 0),
-        }[name]
-        if not fits or not math.isfinite(value):
-            raise UserError(f"{origin} must be {needed}{' and finite' * fits}, found {value}")
-        if name == "temperature" and value == 0 and self.n > 1 and self.completions is None:
+    def check_greedy(self, temperature: float | None) -> None:
+        """Raise UserError where several samples would all be the same."""
+        if temperature == 0 and self.n > 1 and self.completions is None:
             raise UserError(
-                f"{origin} 0 gives the same completion every time: sample once per question, not {self.n} times"
+                f"--temperature 0 gives the same completion every time: sample once per question, not {self.n} times"
             )
 
     def sampling_values(self, recommended: Mapping[str, float]) -> dict[str, Any]:
         """Return the sampling parameters: as given, else as the model recommends, else the defaults."""
-        for name, value in recommended.items():
-            if getattr(self, name) is None:
-                self.check_sampling(name, value, f"--sampling model: {name}")
-        given = {name: getattr(self, name) for name in SAMPLING_DEFAULTS if getattr(self, name) is not None}
-        return {**SAMPLING_DEFAULTS, **recommended, **given}
+        found = {name: value for name in SAMPLING_DEFAULTS if (value := getattr(self, name)) is not None}
+        try:
+            EvalSettings(**{name: getattr(self, name) for name in self.model_fields_set} | {**recommended, **found})
+        except UserError as error:
+            raise UserError(f"--sampling model: {str(error).removeprefix('--')}") from None
+        return {**SAMPLING_DEFAULTS, **recommended, **found}
 
     def failure_limit(self, total: int) -> int:
         """Return how many of `total` samples may fail. UserError where --fail-on-error is no number or share."""
@@ -213,3 +265,40 @@ class EvalSettings:
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
             raise UserError(f'--shard is i/n, e.g. 1/4 to 4/4, found "{self.shard}"')
         return Shard(int(match[1]), int(match[2]))
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of a field as the user types it."""
+    flags: Sequence[str] = EvalSettings.extra(name)["flags"]
+    return flags[0] if flags else f"--{name.replace('_', '-')}"
+
+
+def choices_of(field: FieldInfo) -> tuple[str, ...]:
+    """Return the values that an option may have, where they are listed."""
+    return tuple(word for word in get_args(field.annotation) if isinstance(word, str))
+
+
+def _either(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+_LIMITS = {"gt": "above {}", "ge": "{} or more", "lt": "below {}", "le": "at most {}"}
+
+
+def _explain(error: ValidationError) -> UserError:
+    """Say the first mistake: the flag, what it takes, what was found."""
+    first = error.errors()[0]
+    name, found = str(first["loc"][0]), first["input"]
+    if name not in EvalSettings.model_fields:
+        return UserError(f'gtpo eval has no option "{name}".{did_you_mean(name, EvalSettings.model_fields)}')
+    field, flag = EvalSettings.model_fields[name], flag_of(name)
+    if choices := choices_of(field):
+        return UserError(f'{flag} is {_either(choices)}, found "{found}".{did_you_mean(str(found), choices)}')
+    limits = [
+        words.format(f"{getattr(limit, key):g}")
+        for key, words in _LIMITS.items() for limit in field.metadata if hasattr(limit, key)
+    ]  # fmt: skip
+    if not limits or not isinstance(found, int | float):
+        return UserError(f"{flag}: {first['msg']}, found {found!r}")
+    finite = " and finite" if first["type"] == "finite_number" else ""
+    return UserError(f"{flag} must be {' and '.join(limits)}{finite}, found {found}")

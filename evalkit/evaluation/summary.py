@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from gtpo.evalkit.evaluation.scoring import Votes, count_votes
+from gtpo.evalkit.evaluation.scoring import Row, Votes, count_votes, verify
 from gtpo.evalkit.metrics import jackknife_variance, maj_at_all_k, pass_at_all_k
 from gtpo.evalkit.results.record import SCORINGS, BenchmarkRecord, GroupMetrics, Interval, ScoringMetrics
-from gtpo.evalkit.results.store import EvalFolder, QuestionKey
+from gtpo.evalkit.results.store import EvalFolder, Key, QuestionKey
+from gtpo.evalkit.statistics import Interval as MeanInterval
 from gtpo.evalkit.statistics import mean_interval
 from gtpo.rewards.data.problem import Problem
-from gtpo.rewards.extract import Scoring
-from gtpo.rewards.verify import Verdict, Verifier
+from gtpo.rewards.extract import Scoring, extract_answer
+from gtpo.rewards.format import format_ok
+from gtpo.rewards.verify import Verdict, Verifier, default_verifier
 
 from gtpo.common.errors import UserError
 
@@ -30,51 +32,98 @@ _COLUMNS = [
 
 @dataclass(slots=True)
 class QuestionSamples:
-    """What the metrics need of a question's samples."""
+    """What the metrics need of a question's samples. The lists are parallel, in the order in which samples came."""
 
+    indices: list[int] = field(default_factory=list)
     answers: dict[str, list[str | None]] = field(default_factory=lambda: {s: [] for s in SCORINGS})
     verdicts: dict[str, list[str]] = field(default_factory=lambda: {s: [] for s in SCORINGS})
-    format_ok: int = 0
-    truncated: int = 0
-    ended: int = 0
-    """Samples of which it is known how they ended: a file of recorded completions does not say."""
-    tokens: list[int] = field(default_factory=list)
-    indices: set[int] = field(default_factory=set)
+    format_ok: list[bool] = field(default_factory=list)
+    tokens: list[int | None] = field(default_factory=list)
+    reasons: list[str | None] = field(default_factory=list)
+    """How they ended; None where it is not known: a file of recorded completions need not say."""
     votes: dict[str, Votes] = field(default_factory=dict)
-    """By scoring, where they are known."""
+    """By scoring, once they are counted."""
     errors: dict[int, str] = field(default_factory=dict)
     """Sample index -> why it has no completion."""
 
-    @property
     def reached(self) -> int:
-        """The n for which samples 0 to n - 1 are all stored, completed or failed."""
-        return next(i for i in range(len(self.indices) + len(self.errors) + 1) if not self.has(i))
+        """Return the n for which samples 0 to n - 1 are all stored, completed or failed."""
+        there = {*self.indices, *self.errors}
+        return next(i for i in range(len(there) + 1) if i not in there)
 
-    def has(self, sample_index: int) -> bool:
-        """Return whether a sample is stored, completed or failed."""
-        return sample_index in self.indices or sample_index in self.errors
+    def add(self, index: int, format_ok: bool, tokens: int | None, reason: str | None, *both: str | None) -> None:
+        """Count one sample; both: its answers, then its verdicts, in the order of SCORINGS."""
+        self.indices.append(index)
+        self.format_ok.append(format_ok)
+        self.tokens.append(tokens)
+        self.reasons.append(reason)
+        for i, scoring in enumerate(SCORINGS):
+            self.answers[scoring].append(both[i])
+            self.verdicts[scoring].append(both[len(SCORINGS) + i] or "")
 
-    def add(
-        self,
-        sample_index: int,
-        format_ok: bool,
-        tokens: int | None,
-        finish_reason: str | None,
-        answers: Sequence[str | None],
-        verdicts: Sequence[str],
-    ) -> None:
-        """Count one sample (answers and verdicts in the order of SCORINGS); one that is stored twice counts once."""
-        if sample_index in self.indices:
-            return
-        self.indices.add(sample_index)
-        for scoring, answer, verdict in zip(SCORINGS, answers, verdicts, strict=True):
-            self.answers[scoring].append(answer)
-            self.verdicts[scoring].append(verdict)
-        self.format_ok += format_ok
-        self.truncated += finish_reason == "length"
-        self.ended += finish_reason is not None
-        if tokens is not None:
-            self.tokens.append(tokens)
+    def first(self, n: int) -> QuestionSamples:
+        """Return the samples with an index below n."""
+        if all(i < n for i in (*self.indices, *self.errors)):
+            return self
+        chosen = QuestionSamples(errors={i: why for i, why in self.errors.items() if i < n})
+        both = (*(self.answers[s] for s in SCORINGS), *(self.verdicts[s] for s in SCORINGS))
+        for sample in zip(self.indices, self.format_ok, self.tokens, self.reasons, *both, strict=True):
+            if sample[0] < n:
+                chosen.add(*sample)
+        return chosen
+
+
+class Tally:
+    """The scores of all samples of a run: those that are stored, and those that come. Each is read once.
+
+    Votes are counted here and nowhere else: on the way, when a question has what it was asked for, else at the end.
+    """
+
+    def __init__(self, folder: EvalFolder, verifier: Verifier) -> None:
+        self._verifier = verifier
+        self.questions: dict[QuestionKey, QuestionSamples] = {}
+        for _, table in folder.tables(_COLUMNS):
+            self._add(zip(*(table.column(name).to_pylist() for name in _COLUMNS), strict=True))
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Count new rows of SAMPLE_SCHEMA."""
+        self._add(tuple(row[name] for name in _COLUMNS) for row in rows)
+
+    def _add(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        for benchmark, question, index, error, *scores in rows:
+            samples = self.questions.setdefault((benchmark, question), QuestionSamples())
+            if error is not None:
+                samples.errors[index] = error
+            elif index not in samples.indices:  # one that is stored twice counts once
+                samples.add(index, *scores)
+                samples.votes.clear()
+
+    def keys(self, *, failed: bool = False) -> set[Key]:
+        """Return the key of every completion; failed: of every sample that has an error instead."""
+        of = ((key, samples.errors if failed else samples.indices) for key, samples in self.questions.items())
+        return {(*key, index) for key, indices in of for index in indices}
+
+    def drop_failed(self, keys: Iterable[Key]) -> None:
+        """Forget samples with an error: they are asked for again."""
+        for *question, index in keys:
+            self.questions[question[0], question[1]].errors.pop(index, None)
+
+    def first(self, name: str, problems: Sequence[Problem], n: int) -> list[QuestionSamples]:
+        """Return the first n samples of each question of a benchmark."""
+        nothing = QuestionSamples()
+        return [self.questions.get((name, p.id), nothing).first(n) for p in problems]
+
+    def reached(self, name: str, problems: Sequence[Problem]) -> int:
+        """Return the largest n for which every question has its samples 0 to n - 1, completed or failed."""
+        return min((self.questions.get((name, p.id), QuestionSamples()).reached() for p in problems), default=0)
+
+    def count_votes(self, samples: Sequence[QuestionSamples], problems: Sequence[Problem]) -> None:
+        """Count the votes of some questions, where they are not known: both scorings together, which mostly agree."""
+        asked = [(s, p, scoring) for scoring in SCORINGS for s, p in zip(samples, problems, strict=True)]
+        missing = [(s, p, scoring) for s, p, scoring in asked if scoring not in s.votes]
+        counted = count_votes([(s.answers[g], s.verdicts[g], p) for s, p, g in missing], self._verifier)
+        for (sample, _, scoring), votes in zip(missing, counted, strict=True):
+            sample.votes[scoring] = votes
 
 
 class Scored(NamedTuple):
@@ -89,43 +138,9 @@ class Scored(NamedTuple):
     """Arrays [questions, most samples of one]: column k - 1 is for k."""
 
 
-def read_samples(folder: EvalFolder, first: Mapping[str, int] | None = None) -> dict[QuestionKey, QuestionSamples]:
-    """Read the scores of stored samples, completions left out: (benchmark, question id) -> samples.
-
-    first: benchmark -> how many samples of each question to read, the first ones; all where it is not named.
-    """
-    limits = first or {}
-    found: dict[QuestionKey, QuestionSamples] = {}
-    for _, table in folder.tables(_COLUMNS):
-        columns = (table.column(name).to_pylist() for name in _COLUMNS)
-        for benchmark, question, index, error, form, tokens, reason, *both in zip(*columns, strict=True):
-            if index >= limits.get(benchmark, index + 1):
-                continue
-            of_question = found.get((benchmark, question))
-            if of_question is None:
-                of_question = found[benchmark, question] = QuestionSamples()
-            if error is not None:
-                of_question.errors[index] = error
-            else:
-                of_question.add(index, bool(form), tokens, reason, both[:2], both[2:])
-    return found
-
-
-def _votes(samples: Sequence[QuestionSamples], problems: Sequence[Problem], verifier: Verifier) -> list[Votes]:
-    """Return the votes of every question under the first scoring, then under the second."""
-    asked = [(s, p, scoring) for scoring in SCORINGS for s, p in zip(samples, problems, strict=True)]
-    missing = [(s, p, scoring) for s, p, scoring in asked if scoring not in s.votes]
-    counted = count_votes([(s.answers[scoring], s.verdicts[scoring], p) for s, p, scoring in missing], verifier)
-    for (sample, _, scoring), votes in zip(missing, counted, strict=True):
-        sample.votes[scoring] = votes
-    return [sample.votes[scoring] for sample, _, scoring in asked]
-
-
-def _score(
-    samples: Sequence[QuestionSamples], problems: Sequence[Problem], verifier: Verifier
-) -> dict[Scoring, Scored]:
+def _score(samples: Sequence[QuestionSamples]) -> dict[Scoring, Scored]:
     """Score every question both ways, together: the two mostly agree, and what is alike is worked out once."""
-    votes = _votes(samples, problems, verifier)
+    votes = [sample.votes[scoring] for scoring in SCORINGS for sample in samples]
     n = [len(sample.indices) for sample in samples]
     counts = [v.wrong for v in votes], [v.correct for v in votes], [v.abstentions for v in votes]
     arrays = pass_at_all_k(n * len(SCORINGS), counts[1]), maj_at_all_k(*counts), *jackknife_variance(*counts)
@@ -189,55 +204,38 @@ def summarise(
     name: str,
     record: BenchmarkRecord,
     problems: Sequence[Problem],
-    stored: Mapping[QuestionKey, QuestionSamples],
+    samples: Sequence[QuestionSamples],
     headline: Scoring,
-    verifier: Verifier,
+    tally: Tally,
 ) -> tuple[BenchmarkRecord, list[dict[str, Any]]]:
     """Return (the benchmark's record with its metrics, its rows of questions.parquet).
 
-    Every question has a stored sample; those of which every sample failed are left out. Raises UserError where nothing
-    could be scored.
+    samples: of each problem. Questions of which every sample failed are left out. Raises UserError where nothing could
+    be scored.
     """
-    errors = Counter(e for p in problems for e in stored[name, p.id].errors.values())
-    failed = [p.id for p in problems if not stored[name, p.id].indices]
-    problems = [p for p in problems if stored[name, p.id].indices]
-    if not problems:
+    errors = Counter(e for s in samples for e in s.errors.values())
+    failed = [p.id for p, s in zip(problems, samples, strict=True) if not s.indices]
+    asked = [(p, s) for p, s in zip(problems, samples, strict=True) if s.indices]
+    if not asked:
         raise UserError(f"{name}: no sample could be scored; the same command tries again")
-    samples = [stored[name, p.id] for p in problems]
-    total, ended = sum(len(s.indices) for s in samples), sum(s.ended for s in samples)
+    problems, samples = [p for p, _ in asked], [s for _, s in asked]
+    tally.count_votes(samples, problems)
     metrics: dict[Scoring, ScoringMetrics] = {}
     rows: list[dict[str, Any]] = []
-    by_scoring = _score(samples, problems, verifier)
+    by_scoring = _score(samples)
     for scoring, scored in by_scoring.items():
         metrics[scoring] = _metrics(scored, samples, scoring)
-        for i, (problem, sample) in enumerate(zip(problems, samples, strict=True)):
-            n = scored.n[i]
-            rows.append(
-                {
-                    "benchmark": name,
-                    "question_id": problem.id,
-                    "scoring": scoring,
-                    "subject": problem.subject or None,
-                    "level": problem.level,
-                    "n": n,
-                    "correct": scored.votes[i].correct,
-                    "abstentions": scored.votes[i].abstentions,
-                    "votes": scored.votes[i].wrong,
-                    "pass_at_k": scored.pass_at[i, :n].tolist(),
-                    "maj_at_k": scored.maj_at[i, :n].tolist(),
-                    "format_ok": sample.format_ok,
-                    "truncated": sample.truncated if sample.ended else None,
-                    "mean_tokens": float(np.mean(sample.tokens)) if sample.tokens else None,
-                }
-            )
-    tokens = [t for s in samples for t in s.tokens]
+        rows += [_row(name, scoring, p, s, scored, i) for i, (p, s) in enumerate(asked)]
+    tokens = [t for s in samples for t in s.tokens if t is not None]
+    total = sum(len(s.indices) for s in samples)
+    ended = [reason for s in samples for reason in s.reasons if reason is not None]
     summary: dict[str, Any] = {
         "questions": len(problems),
         "samples": total,
         **_unscored(errors, failed),
         **{name: getattr(metrics[headline], name) for name in ScoringMetrics.model_fields},
-        "format_rate": sum(s.format_ok for s in samples) / total,
-        "truncation_rate": sum(s.truncated for s in samples) / ended if ended else None,
+        "format_rate": sum(sum(s.format_ok) for s in samples) / total,
+        "truncation_rate": ended.count("length") / len(ended) if ended else None,
         "mean_tokens": float(np.mean(tokens)) if tokens else None,
         **{str(scoring): of_scoring for scoring, of_scoring in metrics.items()},
     }
@@ -247,3 +245,52 @@ def summarise(
             summary[label] = {value: _means(by_scoring[headline], rows) for value, rows in groups.items()}
     before = record.model_dump(exclude=_WHERE_THERE_ARE_ANY, exclude_unset=True)  # of an earlier summary
     return BenchmarkRecord(**before).model_copy(update=summary), rows
+
+
+def _row(
+    name: str, scoring: Scoring, problem: Problem, sample: QuestionSamples, scored: Scored, i: int
+) -> dict[str, Any]:
+    """Return a row of QUESTION_SCHEMA: question i."""
+    n, tokens = scored.n[i], [t for t in sample.tokens if t is not None]
+    known = any(reason is not None for reason in sample.reasons)
+    return {
+        "benchmark": name,
+        "question_id": problem.id,
+        "scoring": scoring,
+        "subject": problem.subject or None,
+        "level": problem.level,
+        "n": n,
+        "correct": scored.votes[i].correct,
+        "abstentions": scored.votes[i].abstentions,
+        "votes": scored.votes[i].wrong,
+        "pass_at_k": scored.pass_at[i, :n].tolist(),
+        "maj_at_k": scored.maj_at[i, :n].tolist(),
+        "format_ok": sum(sample.format_ok),
+        "truncated": sample.reasons.count("length") if known else None,
+        "mean_tokens": float(np.mean(tokens)) if tokens else None,
+    }
+
+
+def score_held_out(problems: Sequence[Problem], completions: Sequence[Sequence[str]]) -> dict[str, MeanInterval]:
+    """Return pass@1, maj@k (k = samples per problem) and the share in format, each with its interval over problems.
+
+    completions: per problem its k >= 1 sampled texts, equally many for each. Raises ValueError where they are not.
+    """
+    k = len(completions[0]) if completions else 0
+    if len(problems) != len(completions) or not k or any(len(texts) != k for texts in completions):
+        raise ValueError(f"{len(problems)} problems need equally many completions each, at least one")
+    verifier = default_verifier()
+    answers = [[extract_answer(text) for text in texts] for texts in completions]
+    asked = [problem for problem in problems for _ in range(k)]
+    verdicts = verify([answer for row in answers for answer in row], asked, "strict", verifier)
+    grouped = [[str(verdict) for verdict in verdicts[at : at + k]] for at in range(0, len(verdicts), k)]
+    votes = count_votes(list(zip(answers, grouped, problems, strict=True)), verifier)
+    counts = [v.wrong for v in votes], [v.correct for v in votes], [v.abstentions for v in votes]
+    rates = {
+        "pass@1": pass_at_all_k([k] * len(votes), counts[1])[:, 0],
+        f"maj@{k}": maj_at_all_k(*counts)[:, k - 1],
+        "format": np.array([np.mean([format_ok(text) for text in texts]) for texts in completions]),
+    }
+    if k == 1:
+        del rates["maj@1"]  # the same as pass@1
+    return {name: mean_interval(values) for name, values in rates.items()}

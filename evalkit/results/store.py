@@ -157,15 +157,6 @@ class EvalFolder:
         metadata = {**(pq.read_schema(path).metadata or {}), **SAMPLE_SCHEMA.metadata}
         write_parquet(path, pa.Table.from_pylist(list(rows), schema=SAMPLE_SCHEMA.with_metadata(metadata)))
 
-    def keys(self, *, failed: bool = False) -> set[Key]:
-        """Return the key of every stored completion; failed: of every sample that is stored with an error instead."""
-        found: set[Key] = set()
-        for _, table in self.tables(["benchmark", "question_id", "sample_index", "error"]):
-            errors = table.column("error")
-            chosen = table.filter(errors.is_valid() if failed else errors.is_null())
-            found.update(zip(*(chosen.column(i).to_pylist() for i in range(3)), strict=True))
-        return found
-
     def drop_failed(self, keys: Set[Key]) -> None:
         """Forget those of the samples with an error: they are asked for again."""
         for part, table in self.tables() if keys else ():

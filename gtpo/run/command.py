@@ -35,7 +35,7 @@ def train(
     """Train `config` into `results_dir/train/<run_name>` and return that folder.
 
     score_held_out: what scores the held-out problems of `training.eval_steps`
-    (`gtpo.evalkit.evaluation.held_out.score_held_out`).
+    (`gtpo.evalkit.evaluation.summary.score_held_out`).
 
     The same call again resumes an interrupted run from its last whole checkpoint and leaves a finished one alone.
 

@@ -14,6 +14,7 @@ from gtpo.evalkit.engines.base import Generation
 from gtpo.evalkit.evaluation.benchmarks import checksum
 from gtpo.evalkit.evaluation.record import write_results
 from gtpo.evalkit.evaluation.scoring import score
+from gtpo.evalkit.evaluation.summary import Tally
 from gtpo.evalkit.results.record import EVAL_SCHEMA_VERSION, EvalRecord
 from gtpo.evalkit.results.store import EvalFolder
 from gtpo.rewards.data.problem import Problem
@@ -107,7 +108,8 @@ def write_eval(
                 "source": "generated", "questions": count, "checksum": checksum(problems), "excluded": [],
                 "n_asked": n,
             }  # fmt: skip
-        record = write_results(run, EvalRecord.model_validate(document), write_eval.verifier)
+        tally = Tally(run, write_eval.verifier)
+        record = write_results(run, EvalRecord.model_validate(document), tally, write_eval.verifier)
         # What a test asks for instead of what a finished run says.
         asked = {key: document[key] for key in ("status", "verifier", "schema_version")}
         (folder / "eval.json").write_text(json.dumps(record.as_json() | asked))

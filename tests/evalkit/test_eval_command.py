@@ -225,7 +225,7 @@ def test_shards_share_no_question_and_no_folder(gtpo, tiny_model: Path, tmp_path
         (("MODEL", "--benchmarks", "arithmetic", "--max-tokens", "9999"), "do not fit the context"),
         (("MODEL", "--benchmarks", "arithmetic", "--shard", "3/2"), "--shard is i/n"),
         (("MODEL", "--benchmarks", "arithmetic", "--k", "4", "--temperature", "0"), "--temperature 0 gives the same"),
-        (("MODEL", "--benchmarks", "arithmetic", "--engine", "vlm"), 'unknown engine "vlm". Did you mean "vllm"'),
+        (("MODEL", "--benchmarks", "arithmetic", "--engine", "vlm"), 'found "vlm". Did you mean "vllm"'),
         (("MODEL", "--benchmarks", "arithmetic", "--question", "arithmetic/test/x"), "has no question"),
         (
             ("MODEL", "-b", "arithmetic,arithmetic_hard", "--question", "arithmetic/test/1", "--question", "x"),

@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 
 import pytest
-from gtpo.evalkit.evaluation.held_out import score_held_out
+from gtpo.evalkit.evaluation.summary import score_held_out
 from gtpo.rewards.data.problem import Problem
 
 RIGHT, WRONG, OTHER = (f"<reasoning>x</reasoning>\n<answer>{answer}</answer>" for answer in ("4", "5", "6"))

@@ -14,7 +14,7 @@ from gtpo.evalkit.engines.base import Generation
 from gtpo.evalkit.evaluation.pipeline import ScoringPipeline
 from gtpo.evalkit.evaluation.progress import Progress
 from gtpo.evalkit.evaluation.scoring import count_votes, score
-from gtpo.evalkit.evaluation.summary import read_samples
+from gtpo.evalkit.evaluation.summary import Tally
 from gtpo.evalkit.results.record import EvalRecord, check_identity, read_record
 from gtpo.evalkit.results.store import EvalFolder
 from gtpo.rewards.data.problem import Problem
@@ -30,10 +30,11 @@ def generations(count: int, start: int = 0, text: str = "<answer>4</answer>") ->
     return [Generation("b", "q", i, text, 3, "stop", i) for i in range(start, start + count)]
 
 
-def pipeline(folder: EvalFolder, samples: dict[tuple[str, str], int] | None = None) -> ScoringPipeline:
+def pipeline(folder: EvalFolder, wanted: int = 9999) -> ScoringPipeline:
     progress = Progress("strict")
     progress.add("b", 100, 0)
-    return ScoringPipeline(folder, PROBLEMS, samples or {}, Verifier(), progress)
+    verifier = Verifier()
+    return ScoringPipeline(folder, PROBLEMS, {("b", "q"): wanted}, Tally(folder, verifier), verifier, progress)
 
 
 def test_a_full_disk_keeps_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +53,7 @@ def test_a_full_disk_keeps_what_was_written(tmp_path: Path, monkeypatch: pytest.
             second.close()
         with pytest.raises(OSError, match="No space left"):
             second.put(generations(1, start=10))
-        assert len(folder.keys()) == 5
+        assert len(Tally(folder, Verifier()).keys()) == 5
 
 
 def test_a_fault_of_the_scoring_reaches_the_caller(tmp_path: Path) -> None:
@@ -99,17 +100,21 @@ def test_votes_are_counted_with_the_last_sample(tmp_path: Path) -> None:
     """As they would be from the stored rows; a question that is not whole is left to the summary."""
     texts = ["<answer>4</answer>", "<answer>1/2</answer>", "<answer>0.5</answer>", "so 0.5", "nothing"]
     with EvalFolder(tmp_path / "run") as folder:
-        scoring = pipeline(folder, {("b", "q"): len(texts), ("b", "other"): 2})
-        for i, text in enumerate(texts):
-            assert not scoring.votes
+        first = pipeline(folder, len(texts))
+        for i, text in enumerate(texts[:3]):
+            first.put(generations(1, start=i, text=text))
+        first.close()
+        assert not first.tally.questions["b", "q"].votes
+        scoring = pipeline(folder, len(texts))  # those of an earlier session count too
+        for i, text in enumerate(texts[3:], 3):
             scoring.put(generations(1, start=i, text=text))
         scoring.close()
-        assert set(scoring.votes) == {("b", "q")}
-        stored = read_samples(folder)["b", "q"]
+        found = scoring.tally.questions["b", "q"].votes
+        assert found == {"strict": (1, 2, [2]), "lenient": (1, 0, [3, 1])}
         with Verifier() as verifier:
-            for name, votes in scoring.votes["b", "q"].items():
+            stored = Tally(folder, verifier).questions["b", "q"]
+            for name, votes in found.items():
                 assert [votes] == count_votes([(stored.answers[name], stored.verdicts[name], PROBLEM)], verifier)
-        assert scoring.votes["b", "q"] == {"strict": (1, 2, [2]), "lenient": (1, 0, [3, 1])}
 
 
 def test_generations_gather_and_none_waits_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +129,7 @@ def test_generations_gather_and_none_waits_long(tmp_path: Path, monkeypatch: pyt
         scoring.close()
         assert sum(lots) == 40 + pipelines.PART_ROWS
         assert len(lots) <= 4
-        assert len(folder.keys()) == 40 + pipelines.PART_ROWS
+        assert len(Tally(folder, Verifier()).keys()) == 40 + pipelines.PART_ROWS
 
 
 def test_votes_by_meaning() -> None:

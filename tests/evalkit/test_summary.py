@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from gtpo.evalkit.engines.base import Generation
 from gtpo.evalkit.evaluation.scoring import score
-from gtpo.evalkit.evaluation.summary import read_samples, summarise
+from gtpo.evalkit.evaluation.summary import Tally, summarise
 from gtpo.evalkit.results.record import BenchmarkRecord
 from gtpo.evalkit.results.store import EvalFolder
 from gtpo.rewards.data.problem import Problem
@@ -32,7 +32,9 @@ def summary(tmp_path_factory: pytest.TempPathFactory) -> tuple[BenchmarkRecord, 
         rows = score(generations, {("b", p.id): p for p in problems}, verifier)
         folder.append(rows[:3])
         folder.append([*rows[2:], rows[0]])  # two samples stored twice count once
-        return summarise("b", BenchmarkRecord(), problems, read_samples(folder), "strict", verifier)
+        tally = Tally(folder, verifier)
+        samples = tally.first("b", problems, 4)
+        return summarise("b", BenchmarkRecord(), problems, samples, "strict", tally)
 
 
 def test_means(summary) -> None:  # type: ignore[no-untyped-def]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from gtpo.evalkit.evaluation.held_out import score_held_out
+from gtpo.evalkit.evaluation.summary import score_held_out
 from test_train_run import MANY_STEPS_A_ROUND, config_of
 
 from gtpo.run.command import train

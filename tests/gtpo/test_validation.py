@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gtpo.evalkit.evaluation.held_out import score_held_out
+from gtpo.evalkit.evaluation.summary import score_held_out
 from gtpo.rewards.data.problem import Problem
 from safetensors.torch import load_file
 from test_train_run import MANY_STEPS_A_ROUND, STEPS, _Crash, assert_same_run, config_of, crash_at, metrics
