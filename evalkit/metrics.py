@@ -177,7 +177,8 @@ def maj_at_all_k(
             results[key] = total[1 : n + 1] / _binomials(n)[n, 1:]
     for q, (key, n) in enumerate(zip(keys, samples, strict=True)):
         out[q, :n] = results[key]
-    return np.minimum(out, 1.0)
+    np.minimum(out, 1.0, out=out)
+    return out
 
 
 def jackknife_variance(

@@ -108,6 +108,52 @@ def test_the_check_of_dependencies_finds_what_it_is_for(copy):
     assert found == {("DEP003", "pandas"), ("DEP004", "pytest"), ("DEP002", "leftpad")}
 
 
+STRICT = ("objective", "conflict", "entropy", "fused", "evalkit.metrics", "evalkit.statistics")
+LOOSE = """
+import json
+class Box(dict): ...
+class Of(json.Unknown): ...
+def generic(values: list) -> None: ...
+def partial(value: int, other): ...
+def untyped(value): ...
+def calls() -> int:
+    untyped(1)
+    return json.loads("1")
+@untyped
+def decorated() -> None: ...
+def compares(value: int) -> bool:
+    return value == "1"
+"""
+
+
+def test_the_mathematics_is_type_checked_strictly(root, tmp_path):
+    """A module with what --strict alone refuses, under each of these names and under another one."""
+    sources = [(root if "." in name else root / "gtpo") / f"{name.replace('.', '/')}.py" for name in STRICT]
+    assert [path for path in sources if not path.is_file()] == []
+    for name in (*STRICT, "other"):
+        path = tmp_path / ".types/gtpo" / f"{name.replace('.', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (path.parent / "__init__.py").touch()
+        path.write_text(LOOSE)
+    done = check(
+        tmp_path, "mypy", "--config-file", str(root / "pyproject.toml"), "--cache-dir", str(tmp_path / "cache")
+    )
+    found: dict[str, set[str]] = {}
+    for line in done.stdout.splitlines():
+        if matched := re.match(r"\.types/gtpo/(.*)\.py:\d+: error: .*\[([a-z-]+)\]$", line):
+            found.setdefault(matched[1].replace("/", "."), set()).add(matched[2])
+    refused = {
+        "type-arg",
+        "no-untyped-def",
+        "no-untyped-call",
+        "no-any-return",
+        "untyped-decorator",
+        "comparison-overlap",
+    }
+    assert {name: refused - found.get(name, set()) for name in STRICT} == {name: set() for name in STRICT}, done.stdout
+    assert not refused & found.get("other", set())
+
+
 def requirements(pyproject: str) -> tuple[list[str], list[str]]:
     """Return the requirements of the base and those of all extras, without the references to gtpo itself."""
     project = tomllib.loads(pyproject)["project"]
