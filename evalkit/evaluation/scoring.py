@@ -14,7 +14,7 @@ from gtpo.rewards.extract import Scoring, extract_both
 from gtpo.rewards.format import format_ok
 from gtpo.rewards.verify import Verdict, Verifier
 
-RULES_VERSION = 4
+RULES_VERSION = 5
 """Version of extraction and verification as eval.json records it; raised with a change that moves verdicts."""
 
 Row = dict[str, Any]

@@ -12,7 +12,7 @@ MAX_DIGITS = 200
 MAX_TOKENS = 800
 """Numbers, names, commands and operators together."""
 
-_EXPONENT = re.compile(r"(?:\^|\*\*)\s*\{?\s*[-+]?\d{7,}|\d[eE][-+]?\d{5,}")
+_EXPONENT = re.compile(r"(?:\^|(?<=[\w)}\]])\*\*)\s*\{?\s*[-+]?\d{7,}|\d[eE][-+]?\d{5,}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _LONG_DIGITS = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}")
 _TOKEN = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]+|[0-9.]+|[^\s]")

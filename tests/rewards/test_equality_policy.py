@@ -450,10 +450,10 @@ def test_the_gold_decides(prediction: str, gold: str, equal: bool) -> None:
     assert (decide(prediction, gold) in EQUAL_IN_VALUE) == equal
 
 
-def test_boxes_that_stand_together_are_a_list_or_the_last() -> None:
+def test_boxes_that_stand_together_are_one_list() -> None:
     together = r"\boxed{3}, \boxed{4}"
     assert decide(together, "4, 3") == "CORRECT"
-    assert decide(together, "4") == "CORRECT"
+    assert decide(together, "4") == "INCORRECT"
     assert decide(together, "3") == "INCORRECT"
     assert decide(r"first \boxed{3} was a guess, then \boxed{4}", "3, 4") == "INCORRECT"
 

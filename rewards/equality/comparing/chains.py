@@ -22,5 +22,6 @@ def value_of_chain(chain: Relation, problem: ProblemText | None) -> Term | None:
     if not any(map(symbols, others)):
         names = first[0] == "add" and all(part[0] == "sym" for part in first[1:])
         asked = problem is not None and canonical(first) in problem.asked
-        return last if names or asked else None
+        computed = not symbols(first) and equal_terms(first, last)
+        return last if names or asked or computed else None
     return last if equal_terms(first, last) else None

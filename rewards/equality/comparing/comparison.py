@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from gtpo.rewards.equality.arithmetic.terms import Term, evaluate, substitute, symbols
-from gtpo.rewards.equality.arithmetic.values import Matrix, NoValue, number_of
+import mpmath
+from gtpo.rewards.equality.arithmetic.terms import Term, evaluate, symbols
+from gtpo.rewards.equality.arithmetic.values import NoValue, number_of
 from gtpo.rewards.equality.comparing.chains import value_of_chain
 from gtpo.rewards.equality.comparing.clock import is_clock, same_time, time_of_day
+from gtpo.rewards.equality.comparing.decimals import agree_as_decimals, hundredth
+from gtpo.rewards.equality.comparing.equations import FLIPPED, difference, is_graph
 from gtpo.rewards.equality.comparing.names import assigned, distinct_names, indexed, rename, same_quantity, strip_names
 from gtpo.rewards.equality.comparing.numeric import (
     close,
     equal_terms,
-    is_real_value,
     point_for,
     proportional,
     stable,
-    terminates,
 )
 from gtpo.rewards.equality.comparing.realsets import RealSets
 from gtpo.rewards.equality.reading.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Union, Words
 from gtpo.rewards.equality.reading.clean import clean
+from gtpo.rewards.equality.reading.contract import Contract
+from gtpo.rewards.equality.reading.expressions import canonical
 from gtpo.rewards.equality.reading.problem import ProblemText
 from gtpo.rewards.equality.reading.reader import read
 from gtpo.rewards.equality.reading.units import Unit, singular
 from gtpo.rewards.equality.reading.words import same_words
-from mpmath import mp
 
 
 class Comparison:
@@ -35,6 +38,7 @@ class Comparison:
 
     def __init__(self, problem: ProblemText | None = None) -> None:
         self.problem = problem
+        self.contract = problem.contract if problem else Contract()
 
     def equal(self, p: Answer, g: Answer) -> bool:
         """Say whether prediction `p` equals gold `g`."""
@@ -97,16 +101,25 @@ class Comparison:
                 return self.equal(p.value, g.value)
             if p.relation is None or g.relation is None:
                 return False
-            return self._relations(p.relation, g.relation) or _is_graph(p, g.relation) or _is_graph(g, p.relation)
+            return self._relations(p.relation, g.relation) or is_graph(p, g.relation) or is_graph(g, p.relation)
         named, other = (p, g) if isinstance(p, Named) else (g, p)
         assert isinstance(named, Named)
+        if named is p and self._says_of_unknown(p):
+            return False
         if isinstance(other, Relation):
             if named.relation is not None:
                 pair = (named.relation, other) if named is p else (other, named.relation)
-                if self._relations(*pair) or _is_graph(named, other):
+                if self._relations(*pair) or is_graph(named, other):
                     return True
             return isinstance(named.value, (Union, Listing)) and self._sets(p, g)
         return self.equal(named.value, other) if named is p else self.equal(other, named.value)
+
+    def _says_of_unknown(self, p: Named) -> bool:
+        """Say whether an equation gives something of an unknown (`|x| = 5`) and not the unknown that is asked for."""
+        letters = set(re.findall(r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z(])", p.name))
+        if p.name in letters or p.relation is None or letters.isdisjoint(self.contract.unknowns):
+            return False
+        return self.problem is None or canonical(p.relation.terms[0]) not in self.problem.asked
 
     # -- scalars -------------------------------------------------------------------------------------------------
     def _scalars(self, p: Scalar, g: Scalar) -> bool:
@@ -118,8 +131,8 @@ class Comparison:
             return self._values(p, g)
         asked = None if self.problem is None else self.problem.asks_percent
         if p.percent:  # 60 % and 60 are one answer where a percentage is asked for; 0.6 is never 60
-            return self._values(p, g) if asked else self._values(_hundredth(p), g)
-        return self._values(p, _hundredth(g)) or (asked is not False and self._values(p, g))
+            return self._values(p, g) if asked else self._values(hundredth(p), g)
+        return self._values(p, hundredth(g)) or (asked is not False and self._values(p, g))
 
     def _units_agree(self, p: Unit, g: Unit) -> bool:
         """Say whether the units fit: a measure that only one side names is left out, a word needs a reason."""
@@ -127,7 +140,10 @@ class Comparison:
         counted = self.problem.counted if self.problem else frozenset()
         if not p.nouns <= vocabulary | g.nouns or not p.amounts <= counted | g.amounts:
             return False
-        if not p.name or not g.name or p.name == g.name:
+        if not g.name:
+            asked = self.contract.units
+            return not p.name or not asked or p.name in asked or {p.name, *asked} >= {"sterling", "pound"}
+        if not p.name or p.name == g.name:
             return True
         if p.name.split("/")[0] == g.name.split("/")[0] in _MONEY:  # $12 and 12 dollars a week
             return True
@@ -139,7 +155,7 @@ class Comparison:
         if not (p.digits or g.digits) or symbols(p.term) or symbols(g.term):
             return False
         try:
-            return _agree_as_decimals(p, g)
+            return agree_as_decimals(p, g, None if self.problem is None else self.contract)
         except NoValue:
             return False
 
@@ -148,12 +164,12 @@ class Comparison:
         if len(p.ops) != len(g.ops):
             return False
         if len(p.ops) > 1:
-            flipped = Relation(tuple(_FLIPPED[op] for op in reversed(p.ops)), tuple(reversed(p.terms)))
+            flipped = Relation(tuple(FLIPPED[op] for op in reversed(p.ops)), tuple(reversed(p.terms)))
             return any(
                 way.ops == g.ops and all(equal_terms(a, b) for a, b in zip(way.terms, g.terms, strict=True))
                 for way in (p, flipped)
             )
-        (op, p_term), (other, g_term) = _difference(p), _difference(g)
+        (op, p_term), (other, g_term) = difference(p), difference(g)
         if op != other:
             return False
         return proportional(p_term, g_term, positive=op not in ("=", "!="))
@@ -161,6 +177,8 @@ class Comparison:
     # -- collections ---------------------------------------------------------------------------------------------
     def _listings(self, p: Listing, g: Listing) -> bool:
         kinds = {p.kind, g.kind}
+        if kinds == {"list"} and self.contract.order and self._in_asked_order(g):
+            return self._ordered(p.items, g.items)
         if "ratio" in kinds:
             return kinds == {"ratio"} and self._ratios(p, g)
         if kinds == {"tuple"}:
@@ -187,6 +205,18 @@ class Comparison:
             # A solution named twice is one solution; a number written twice may be a double root.
             p_items, g_items = self._distinct(p_items), self._distinct(g_items)
         return self._unordered(p_items, g_items)
+
+    def _in_asked_order(self, gold: Listing) -> bool:
+        """Say whether a gold stands in the order that its problem asks for; else that has been misread."""
+        terms = [item.term for item in gold.items if isinstance(item, Scalar)]
+        if len(terms) < len(gold.items):
+            return self.contract.order == "as named" and not any(isinstance(item, Named) for item in gold.items)
+        try:
+            values = [mpmath.re(number_of(evaluate(term, {}))) for term in terms]
+        except NoValue:
+            return self.contract.order == "as named"
+        ordered = {"increasing": sorted(values), "decreasing": sorted(values, reverse=True)}
+        return ordered.get(self.contract.order, values) == values
 
     def _in_order(self, listing: Listing) -> Listing:
         """Return a list of named values in the order the problem names them, else the alphabet's."""
@@ -288,7 +318,6 @@ def _same_sets(sets: RealSets, p: Answer, g: Answer) -> bool:
 
 
 _MONEY = frozenset(("dollar", "cent", "euro", "sterling", "yen", "rupee"))
-_FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!=", "~": "~"}
 
 
 def _as_matrix(listing: Listing, matrix: Term) -> bool:
@@ -320,33 +349,16 @@ def _units_of(scales: Sequence[str]) -> set[str]:
     return {singular(word) for word in scales}
 
 
-def _hundredth(answer: Scalar) -> Scalar:
-    term = ("div", answer.term, ("num", Fraction(100)))
-    return replace(answer, term=term, places=answer.places and answer.places + 2, percent=False)
-
-
-def _agree_as_decimals(p: Scalar, g: Scalar) -> bool:
-    """Apply the policy on decimals: the fewer digits are written, the more exactly they must be meant."""
-    x, y = evaluate(p.term, {}), evaluate(g.term, {})
-    if isinstance(x, Matrix) or isinstance(y, Matrix) or not (is_real_value(x) and is_real_value(y)):
-        return False
-    gap = abs(number_of(x) - number_of(y))
-    if g.digits:
-        half = mp.mpf(5) * mp.mpf(10) ** (-g.places - 1)
-        if p.digits:  # both decimals: the prediction only says more digits of the gold
-            return g.digits >= 4 and p.places > g.places and bool(gap <= half)
-        return g.digits >= 3 and not terminates(x) and bool(gap <= half)
-    # An exact gold: a decimal with 5 digits, 4 of them after the point, may stand for a fraction without an end.
-    endless = isinstance(y, Fraction) and not terminates(y)
-    return endless and p.digits >= 5 and p.places >= 4 and bool(gap < mp.mpf(10) ** -p.places)
-
-
-def _difference(relation: Relation) -> tuple[str, Term]:
-    """Bring a relation to `term op 0` with op one of = != > >=."""
-    op, (left, right) = relation.ops[0], relation.terms
-    if op in ("<", "<="):
-        return _FLIPPED[op], ("add", right, ("neg", left))
-    return op, ("add", left, ("neg", right))
+def _answer_symbols(answer: Answer) -> set[str]:
+    if isinstance(answer, Scalar):
+        return symbols(answer.term)
+    if isinstance(answer, Relation):
+        return set().union(*(symbols(term) for term in answer.terms))
+    if isinstance(answer, Listing):
+        return set().union(*(_answer_symbols(item) for item in answer.items))
+    if isinstance(answer, Union):
+        return set().union(*(_answer_symbols(part) for _, part in answer.parts))
+    return _answer_symbols(answer.value) if isinstance(answer, Named) else set()
 
 
 def _based(p: Answer, g: Answer) -> bool:
@@ -361,35 +373,3 @@ def _based(p: Answer, g: Answer) -> bool:
         and based.digits.isdigit()
         and equal_terms(("num", Fraction(based.digits)), other.term)
     )
-
-
-def _is_graph(named: Named, equation: Relation) -> bool:
-    """Say whether an equation linear in y, such as x y = 1, has the solution y = 1/x."""
-    if equation.ops != ("=",) or not isinstance(named.value, Scalar) or len(named.name) != 1:
-        return False
-    value, name = named.value.term, named.name
-    _, left = _difference(equation)
-    if name in symbols(value) or name not in symbols(left):
-        return False
-
-    def at(term: Term) -> Term:
-        return substitute(left, name, term)
-
-    zero: Term = ("num", Fraction(0))
-    at_minus_one, at_zero, at_one, at_two = (at(("num", Fraction(n))) for n in (-1, 0, 1, 2))
-    bends = [("add", a, ("mul", ("num", Fraction(-2)), b), c)
-             for a, b, c in ((at_minus_one, at_zero, at_one), (at_zero, at_one, at_two))]  # fmt: skip
-    linear = all(equal_terms(bend, zero) for bend in bends) and not equal_terms(at_one, at_zero)
-    return linear and equal_terms(at(value), zero)
-
-
-def _answer_symbols(answer: Answer) -> set[str]:
-    if isinstance(answer, Scalar):
-        return symbols(answer.term)
-    if isinstance(answer, Relation):
-        return set().union(*(symbols(term) for term in answer.terms))
-    if isinstance(answer, Listing):
-        return set().union(*(_answer_symbols(item) for item in answer.items))
-    if isinstance(answer, Union):
-        return set().union(*(_answer_symbols(part) for _, part in answer.parts))
-    return _answer_symbols(answer.value) if isinstance(answer, Named) else set()

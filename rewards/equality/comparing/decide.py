@@ -26,14 +26,13 @@ KEPT = 1024
 
 
 @lru_cache(maxsize=KEPT)
-def _readings(text: str, gold: bool = False) -> tuple[str, ...]:
-    """Return the cleaned texts an answer may be read as, the likeliest first."""
+def _readings(text: str, gold: bool = False, known: bool = False) -> tuple[str, ...]:
+    """Return the cleaned texts an answer may be read as, the likeliest first; `known`: its problem is."""
     text = without_thoughts(text, ("think", "thinking"))
     if gold and "boxed" in text:
         text = extract_answer(text, "lenient") or text
     boxes = boxed_together(text) if "boxed" in text else []
-    readings = _commas(clean(", ".join(boxes), gold)) if len(boxes) > 1 else []
-    readings += _commas(clean(text, gold))
+    readings = _commas(clean(", ".join(boxes) if len(boxes) > 1 else text, gold), gold and known)
     sentence = sentence_value(text)
     if gold and sentence is None and len(text.split()) > 8 and len(boxes) == 0:
         sentence = extract_answer(text, "lenient")  # a gold that is a whole solution
@@ -43,14 +42,17 @@ def _readings(text: str, gold: bool = False) -> tuple[str, ...]:
 _read = lru_cache(maxsize=KEPT)(read)
 
 
-def _commas(cleaned: str) -> list[str]:
-    """Return the text and what its commas might mean: thousands separators, or a decimal comma."""
+def _commas(cleaned: str, english: bool = False) -> list[str]:
+    """Return the text and what its commas might mean: thousands separators, or a decimal comma.
+
+    A gold with a problem has none: its problem is in English.
+    """
     bracketed = cleaned.startswith(("(", "[", "\\{"))
     thousands = typed_thousands(cleaned)
     if thousands is not None and (not bracketed or ", " in cleaned):
         # `1,234` might be a list; `115,000` is none, for no list has an entry 000
         return [thousands] if re.search(r",0\d\d", cleaned) else [thousands, cleaned]
-    if re.fullmatch(r"[-+]?(?:\d+,\d{2}|\d+,\d{4,}|0,\d{3,})", cleaned):
+    if not english and re.fullmatch(r"[-+]?(?:\d+,\d{2}|\d+,\d{4,}|0,\d{3,})", cleaned):
         return [cleaned, cleaned.replace(",", ".")]
     return [cleaned]
 
@@ -71,8 +73,8 @@ def decide(
     mp.dps = DIGITS
     known = read_problem(problem) if problem else None
     if known is not None and is_name_in(gold, known):
-        return "CORRECT" if same_name(prediction, gold) else "INCORRECT"
-    predictions, golds = _readings(prediction), _readings(gold, gold=True)
+        return "CORRECT" if same_name(clean(prediction), gold) else "INCORRECT"
+    predictions, golds = _readings(prediction), _readings(gold, gold=True, known=known is not None)
     if by_text and any(same_words(p, g) for p in predictions for g in golds):
         return "CORRECT"
     try:

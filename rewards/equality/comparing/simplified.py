@@ -8,20 +8,25 @@ of a chain with another number in it (`x = 41 = 42`).
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
 
-from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate, subterms, symbols
+from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate, symbols
 from gtpo.rewards.equality.arithmetic.values import NoValue
+from gtpo.rewards.equality.comparing.form import in_form
+from gtpo.rewards.equality.comparing.names import rename
 from gtpo.rewards.equality.comparing.numeric import equal_terms
+from gtpo.rewards.equality.comparing.padding import is_padded
+from gtpo.rewards.equality.comparing.work import ALWAYS, Count, Work, work_left
 from gtpo.rewards.equality.reading.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Union, Words
 from gtpo.rewards.equality.reading.clean import one_spelling
 from gtpo.rewards.equality.reading.expressions import canonical, is_literal, occurs, tokens_of
-from gtpo.rewards.equality.reading.forms import Form, written_form
 from gtpo.rewards.equality.reading.problem import ProblemText
 
 ANALYSIS = re.compile(r"\\(?:int|iint|oint|lim|sum|prod|partial)(?![a-zA-Z])|\\frac\s*\{\s*d[^{}]*\}\s*\{\s*d")
 """Integrals, limits, sums, products and derivatives."""
+_OPERATIONS = Counter(dict.fromkeys(ALWAYS, 10**6))
 _RELATIONS = frozenset(("=", r"\equiv", r"\in", r"\approx"))
 """Tokens of what says something of a number."""
 
@@ -34,71 +39,81 @@ def finding(raw: str, prediction: str, p: Answer, gold: str, g: Answer, problem:
     if isinstance(p, Choice) or isinstance(g, (Words, Choice)) or tokens == tokens_of(gold):
         return "CORRECT"
     if isinstance(p, Relation) and isinstance(g, Scalar):  # a chain: its last term is the answer
-        p = Scalar(p.terms[-1], form=written_form(p.terms[-1]))
+        p = Scalar(p.terms[-1])
     said = (tokens, tokens_of(one_spelling(raw)))
     if problem is not None and not _RELATIONS.isdisjoint(tokens) and any(occurs(t, problem.tokens) for t in said):
         return "COPIED"  # what the problem says of a number, `f(2) = 3`, is not what it asks
     if isinstance(g, Based):
         return "CORRECT" if isinstance(p, (Based, Scalar, Named)) else "UNEVALUATED"
     written, wanted = list(_leaves(p)), list(_leaves(g))
-    own_marks = _marks(wanted)
-    undone = _marks(written) & Form.OPERATION & ~own_marks  # 57 - 0 is not written as 57 is
+    if wanted and _has_foreign_symbols(p, g):
+        return "COPIED" if problem is not None else "UNEVALUATED"
+    excess = _work(written) - _work(wanted)
+    undone = not ALWAYS.isdisjoint(excess)
     if problem is not None and (undone or _form_of(written) != _form_of(wanted)) and _repeats(prediction, p, problem):
-        return "COPIED"
-    if problem is not None and _decorates(written, wanted, problem):
         return "COPIED"
     if problem is not None and len(written) > 1:
         own = {canonical(leaf.term) for leaf in wanted}
         terms = [canonical(leaf.term) for leaf in written]
         if any(t in problem.expressions and t not in own and not is_literal(t) for t in terms):
             return "COPIED"
-    if _has_bound_form(written) and not _has_bound_form(wanted):
+    if excess[Work.BOUND]:
         return "UNEVALUATED"
     if isinstance(p, Words) and ANALYSIS.search(prediction) and not ANALYSIS.search(gold):
         return "UNEVALUATED"
-    if not wanted or own_marks & (Form.OPERATION | Form.SYMBOLIC):
+    if not wanted:
         return "CORRECT"
+    numeric = not _symbols(wanted) and not any(contains(leaf.term, "opaque") for leaf in wanted)
     if isinstance(p, Words):  # only SymPy could read it
+        return "UNEVALUATED" if problem is not None or (numeric and not _work(wanted) & _OPERATIONS) else "CORRECT"
+    if not numeric and problem is None:
+        return "CORRECT"
+    if any(is_padded(leaf.term) for leaf in written) and not any(is_padded(leaf.term) for leaf in wanted):
+        return "COPIED"
+    if undone or (problem is not None and not in_form(written, wanted, problem.contract.forms)):
         return "UNEVALUATED"
-    open_marks = Form.OPERATION
-    if problem is not None:
-        if problem.asks_simplest:
-            open_marks |= Form.REDUCIBLE | Form.ROOT
-        elif all(_is_whole(leaf.term) for leaf in wanted):
-            open_marks |= Form.REDUCIBLE
-    return "UNEVALUATED" if _marks(written) & open_marks & ~own_marks else "CORRECT"
+    if problem is None or not excess:
+        return "CORRECT"
+    # What is left is one number that could be written shorter: it depends on the problem whether it must.
+    simplest = "simplest" in problem.contract.forms or (numeric and _states(problem, wanted))
+    if simplest or (excess[Work.FRACTION] and all(_is_whole(leaf.term) for leaf in wanted)):
+        return "UNEVALUATED"
+    return "CORRECT"
 
 
-def _decorates(written: list[Scalar], wanted: list[Scalar], problem: ProblemText) -> bool:
-    """Say whether an answer is an expression of the problem with something around it that changes nothing."""
-    if len(written) != 1 or len(wanted) != 1 or not symbols(wanted[0].term):
+def _has_foreign_symbols(p: Answer, g: Answer) -> bool:
+    """Say whether an answer has variables that its gold has not: its value does not depend on them."""
+    if isinstance(p, Named) and isinstance(g, Named) and len(p.variables) == len(g.variables):
+        p = rename(p, g)
+    elif isinstance(p, Named) and p.variables:
         return False
-    own = {canonical(part) for part in subterms(wanted[0].term)}
-    return any(
-        (form := canonical(part)) in problem.expressions
-        and form not in own
-        and not is_literal(part)
-        and equal_terms(part, wanted[0].term)
-        for part in subterms(written[0].term)
-    )
+    own = _symbols(list(_leaves(g)))
+    if isinstance(g, Named):
+        own |= {g.name, *g.variables}.union(*map(symbols, g.relation.terms if g.relation else ()))
+    relations = isinstance(p, (Relation, Listing)) and not own  # `x > 3` for an interval
+    return not relations and not _symbols(list(_leaves(p))) <= own
 
 
-def _has_bound_form(leaves: list[Scalar]) -> bool:
-    return any(contains(leaf.term, "bind") for leaf in leaves)
+def _symbols(leaves: list[Scalar]) -> set[str]:
+    return set().union(*(symbols(leaf.term) for leaf in leaves))
 
 
-def _marks(leaves: list[Scalar]) -> Form:
-    marks = Form.NUMBER
-    for leaf in leaves:
-        marks |= leaf.form
-    return marks
+def _work(leaves: list[Scalar]) -> Count:
+    return sum((work_left(leaf.unscaled or leaf.term) for leaf in leaves), Counter())
+
+
+def _states(problem: ProblemText, wanted: list[Scalar]) -> bool:
+    """Say whether the problem states the gold's number in another form: then that form is what it asks for."""
+    own = {canonical(leaf.term) for leaf in wanted}
+    given = [term for term in problem.expressions - own if not symbols(term)]
+    return any(equal_terms(term, leaf.term) for leaf in wanted for term in given)
 
 
 def _leaves(answer: Answer) -> Iterator[Scalar]:
     """Yield the expressions that an answer is made of, without names and units."""
     if isinstance(answer, Scalar):
         if answer.term[0] == "mat":
-            yield from (Scalar(cell, form=written_form(cell)) for row in answer.term[1] for cell in row)
+            yield from (Scalar(cell) for row in answer.term[1] for cell in row)
         else:
             yield answer
     elif isinstance(answer, Named):
@@ -111,7 +126,7 @@ def _leaves(answer: Answer) -> Iterator[Scalar]:
             yield from _leaves(part)
     elif isinstance(answer, Relation):
         for term in answer.terms:
-            yield Scalar(term, form=written_form(term))
+            yield Scalar(term)
 
 
 def _form_of(leaves: list[Scalar]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gtpo.rewards.equality.arithmetic.terms import Term
-from gtpo.rewards.equality.reading.forms import Form
 from gtpo.rewards.equality.reading.units import NO_UNIT, Unit
 
 
@@ -20,8 +19,6 @@ class Scalar:
     """Digits after its point."""
     unit: Unit = NO_UNIT
     percent: bool = False
-    form: Form = Form.NUMBER
-    """How the term is written."""
     unscaled: Term | None = None
     """The term without its words of scale: what it is where the problem asks how many `millions`."""
     scales: tuple[str, ...] = ()

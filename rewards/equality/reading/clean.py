@@ -86,7 +86,7 @@ _SYNONYMS = [
         (r"\\(?:colon|ratio)(?![a-zA-Z])", ":"),
         (r"\\(?:arctg)(?![a-zA-Z])", r"\\arctan "),
         (r"\\(?:imath)(?![a-zA-Z])", "i"),
-        (r"\\(?:dotsc|dotsm|dotsi|dotso|hdots)(?![a-zA-Z])", r"\\ldots "),
+        (r"\\(?:dotsc|dotsm|dotsi|dotso|dotsb|hdots|cdots|dots)(?![a-zA-Z])", r"\\ldots "),
         (r"\\mathbb\s*(?:\{\s*R\s*\}|R)|\\R(?![a-zA-Z])|\\Reals", r"\\reals "),
         (r"\\(?:pmod|pod)\s*(?:\{([^{}]*)\}|(\w+))", r"\\text{ mod \1\2}"),
         (r"\(\s*\\text\s*\{\s*mod\s*\}\s*(\w+)\s*\)", r"\\text{ mod \1}"),
@@ -109,7 +109,7 @@ _SYNONYMS = [
 _LEAD_IN = re.compile(
     r"^\*\*(?:final )?answer:?\*\*:?\s*"
     r"|^(?:(?:so|thus|hence|therefore|then|and)\b,?\s*)?(?:the\s+)?(?:correct\s+|final\s+)*"
-    r"(?:answer|result|solution)"
+    r"(?:answer|result|solution|option|choice)"
     r"\s*(?:is|are|:|=)\s*:?\s*|^answer\s+(?=[\\\d(-])",
     re.IGNORECASE,
 )

@@ -13,6 +13,7 @@ from functools import lru_cache
 from gtpo.rewards.equality.arithmetic.terms import Term, subterms
 from gtpo.rewards.equality.arithmetic.values import TooBig
 from gtpo.rewards.equality.reading.clean import clean, one_spelling
+from gtpo.rewards.equality.reading.contract import Contract, read_contract
 from gtpo.rewards.equality.reading.expressions import canonical, is_literal, tokens_of
 from gtpo.rewards.equality.reading.grammar import parse
 from gtpo.rewards.equality.reading.tokens import NotMathematics
@@ -39,14 +40,18 @@ _NUMBERED = re.compile(
     re.IGNORECASE,
 )
 _OTHER_FORM = re.compile(r"\bas an? (?:\w+ ){0,2}(?:decimal|fraction|integer|ratio|mixed number)", re.IGNORECASE)
-_SIMPLEST = re.compile(
-    r"simplif|simplest|lowest terms|reduced|irreducible|common fraction|rationali[sz]e|radical form", re.IGNORECASE
+_RESTATED = re.compile(
+    r"\b(?:write|express|convert|rewrite|change|simplify|reduce|what is|evaluate|compute|find|round|decimal|fraction|"
+    r"number|value|equivalent|equal)\b(?:\s+[a-z]+){0,3}\s*$",
+    re.IGNORECASE,
 )
+"""What stands before a number that is to be written in another form."""
 _HOW_MANY = re.compile(r"\bhow (?:many|much)\s+((?:[a-zA-Z]+\s+){0,2}[a-zA-Z]+)", re.IGNORECASE)
 _OPTION = re.compile(
     r"(?<![a-zA-Z\\])(?:\\(?:textbf|text|mathrm|mathbf|textrm)\s*\{\s*)?\(?(?P<letter>[A-H])\s*[).](?:\s*\})?"
     r"(?:\\[ ,;]|\\quad|~|\s)*"
 )
+_NUMERAL = re.compile(r"(?<![\w.$\\{])-?(?:\d[\d,]*\.?\d*|\.\d+)(?![\w}])")
 _ORDER = re.compile(r"\(\s*([a-zA-Z](?:\s*,\s*[a-zA-Z])+)\s*\)")
 _N = r"\$?(\d[\d,]*(?:\.\d+)?|\d+/\d+)\$?"
 _SPOKEN: list[tuple[re.Pattern[str], str]] = [
@@ -77,7 +82,7 @@ class ProblemText:
     tokens: tuple[str, ...]
     """Of the whole text in one spelling: where an answer's tokens are sought in a row."""
     literals: frozenset[tuple[str, ...]]
-    """Tokens of the expressions that stand alone, `0.5` in "write 0.5 as a fraction"."""
+    """Tokens of the numbers and names that are to be written in another form, `0.5` in "write 0.5 as a fraction"."""
     expressions: frozenset[Term]
     """Canonical terms of the expressions and of their composite parts."""
     asked: frozenset[Term]
@@ -91,7 +96,7 @@ class ProblemText:
     order: tuple[str, ...]
     """Letters of the tuple it asks for, `x, y` of "find (x, y)"; empty where it names none."""
     asks_percent: bool
-    asks_simplest: bool
+    contract: Contract
 
     def option(self, letter: str) -> str | None:
         """Return the text of an option, None if there is no such option."""
@@ -111,7 +116,7 @@ def read_problem(text: str) -> ProblemText:
     order = _ORDER.findall(one_spelling(text))
     return ProblemText(
         tokens_of(one_spelling(text)),
-        frozenset(tokens for piece in cleaned if (tokens := tokens_of(piece))),
+        _restated(text),
         frozenset(term for piece in cleaned for term in _terms(piece)),
         _asked([*formulas, *runs]),
         frozenset(found) | frozenset(map(singular, found)),
@@ -119,8 +124,19 @@ def read_problem(text: str) -> ProblemText:
         _options(text),
         tuple(re.findall(r"[a-zA-Z]", order[-1])) if order else (),
         _asks_percent(text),
-        _SIMPLEST.search(text) is not None,
+        read_contract(text, prose),
     )
+
+
+def _restated(text: str) -> frozenset[tuple[str, ...]]:
+    text = one_spelling(text)
+    matches = [*_FORMULA.finditer(text), *_NUMERAL.finditer(text)]
+    inner = [
+        next((part for part in match.groups() if part is not None), match.group())
+        for match in matches
+        if _RESTATED.search(text[: match.start()].rstrip("$ "))
+    ]
+    return frozenset(tokens_of(clean(part)) for piece in inner for part in (piece, *_SEPARATOR.split(piece)))
 
 
 def is_name_in(gold: str, problem: ProblemText) -> bool:

@@ -7,7 +7,6 @@ from fractions import Fraction
 
 from gtpo.rewards.equality.arithmetic.terms import Term
 from gtpo.rewards.equality.reading.answers import Based, Scalar, Words
-from gtpo.rewards.equality.reading.forms import written_form
 from gtpo.rewards.equality.reading.grammar import parse
 from gtpo.rewards.equality.reading.tokens import NotMathematics
 from gtpo.rewards.equality.reading.units import (
@@ -21,7 +20,7 @@ from gtpo.rewards.equality.reading.units import (
 )
 
 _BASED = re.compile(
-    r"^(?:\\text\s*\{\s*|\()?(-?[0-9A-F]+(?:\.[0-9A-F]+)?)\s*[)}]?\s*_\s*\{?\s*(?:\\text\s*\{)?"
+    r"^(?:\\text\s*\{\s*|\()?(-?(?:[0-9A-F]+|\d[0-9a-f]+)(?:\.[0-9A-F]+)?)\s*[)}]?\s*_\s*\{?\s*(?:\\text\s*\{)?"
     r"\s*(\d{1,2}|two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen)\s*\}{0,2}$"
 )
 _UNIT_TEXT = re.compile(r"\s*(?:\\text\s*\{(?P<text>[^{}]*)\}\s*(?P<power>\^\s*\{?\s*[23]\s*\}?)?)\s*$")
@@ -63,7 +62,11 @@ def read_quantity(text: str) -> Scalar | Based | Words:
     based = _BASED.match(text)
     if based and (based[2].isdigit() or based[2] in ("ten", "twelve", "sixteen", *NUMBER_WORDS)):
         base = int(based[2]) if based[2].isdigit() else 16 if based[2] == "sixteen" else NUMBER_WORDS[based[2]]
-        return Based(re.sub(r"^(-?)0+(?=\d)", r"\1", based[1].upper()), base)
+        if base > 10 or not re.search("[a-f]", based[1]):  # `2a_5` is 2 times a_5
+            return Based(re.sub(r"^(-?)0+(?=\d)", r"\1", based[1].upper()), base)
+    hexadecimal = re.fullmatch(r"0[xX]([0-9A-Fa-f]+)", text)
+    if hexadecimal:
+        return Based(hexadecimal[1].lstrip("0").upper() or "0", 16)
     number, unit, percent, scale_words = _strip_unit(text)
     if number is None or (number == "" and percent):
         return Words(text)
@@ -71,18 +74,17 @@ def read_quantity(text: str) -> Scalar | Based | Words:
         term = parse(mixed(number))
     except NotMathematics:
         return Words(text)
-    form = written_form(term)
     if scale_words:
         scaled: Term = term
         for word in scale_words:
             scaled = ("mul", scaled, ("num", Fraction(scale_of(word) or 1)))
-        return Scalar(scaled, 0, 0, unit, percent, form, term, scale_words)
+        return Scalar(scaled, 0, 0, unit, percent, term, scale_words)
     decimal = _DECIMAL.fullmatch(number.strip("() "))
     digits = places = 0
     if decimal:
         places = len(decimal[2])
         digits = len((decimal[1] + decimal[2]).lstrip("0"))
-    return Scalar(term, digits, places, unit, percent, form)
+    return Scalar(term, digits, places, unit, percent)
 
 
 def _strip_unit(text: str) -> tuple[str | None, Unit, bool, tuple[str, ...]]:
@@ -92,11 +94,15 @@ def _strip_unit(text: str) -> tuple[str | None, Unit, bool, tuple[str, ...]]:
     """
     unit, percent = NO_UNIT, False
     scales: tuple[str, ...] = ()
-    currency = re.match(r"[-+]?\s*\\(\$|text\{(?:sterling|euro|yen|rupee)\})\s*", text)
+    currency = re.match(
+        r"[-+]?\s*(?:\\(?=[$t]))?(\$|text\{(?:sterling|euro|yen|rupee)\}|(?P<typed>USD|US|EUR|GBP|JPY|INR|Rs\.?)(?=\s*[\d(]))\s*",
+        text,
+    )
     if currency:
         name = currency[1].removeprefix("text{").removesuffix("}")
-        text = text[: currency.start(1) - 1] + text[currency.end() :]
-        unit = Unit("dollar" if name == "$" else name)
+        text = text[: currency.start(1) - (currency["typed"] is None)] + text[currency.end() :]
+        spelled = read_unit("usd" if currency["typed"] == "US" else name.lower().rstrip("."))
+        unit = Unit("dollar") if name == "$" or spelled is None else spelled
     elif text.endswith("\\$"):
         text, unit = text[:-2], Unit("dollar")
     for _ in range(4):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import Any
 
 from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate
@@ -17,7 +16,7 @@ from gtpo.rewards.equality.reading.answers import Answer, Choice, Listing, Named
 from gtpo.rewards.equality.reading.grammar import parse
 from gtpo.rewards.equality.reading.quantities import mixed, read_quantity
 from gtpo.rewards.equality.reading.tokens import NotMathematics
-from gtpo.rewards.equality.reading.units import CHANGES_MEANING, NEGATIONS, NO_UNIT, NUMBER_WORDS, conversion
+from gtpo.rewards.equality.reading.units import CHANGES_MEANING, NEGATIONS, NO_UNIT, conversion, spoken_number
 from gtpo.rewards.equality.reading.words import SHORT_WORDS
 from gtpo.rewards.extract import match_brace
 from mpmath import mp
@@ -32,7 +31,9 @@ _RELATION = re.compile(r"\\(?:le|ge|ne|approx|equiv|in|to)(?![a-zA-Z])|[=<>]")
 _JOIN = re.compile(
     r"\\text\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])|(?<=\d)or(?=[A-Z(\\\d])|;|,"
 )
-_SET_OPERATION = re.compile(r"\\(?:cup|cap|setminus)(?![a-zA-Z])|(?<=[)\]}])\s*[U∪]\s*(?=[(\[\\])")
+_SET_OPERATION = re.compile(
+    r"\\(?:cup|cap|setminus)(?![a-zA-Z])|(?<=\\reals)\s*-\s*(?=\\\{)|(?<=[)\]}])\s*[U∪]\s*(?=[(\[\\])"
+)
 _CHOICE = re.compile(
     r"^(?:\\text\s*\{\s*\(?(?P<a>[A-Za-z])\s*\)?[.:]?\s*\}|\(\s*(?P<b>[A-Za-z])\s*\)|\(\\text\s*\{\s*(?P<d>[A-Za-z])\s*\}\)"
     r"|(?P<c>[A-Z])\s*[.:)])\s*(?P<rest>.*)$",
@@ -81,7 +82,8 @@ def split_top(text: str, pattern: re.Pattern[str]) -> list[tuple[str, str]]:
 def read(text: str, depth: int = 0) -> Answer:
     """Return what a cleaned answer is; what is not understood comes back as Words. Raises TooBig alone."""
     text = text.strip().rstrip(",;").strip()
-    inside = re.fullmatch(r"\\text\s*\{([^{}]*\d[^{}]*)\}", text)  # `\text{13}`, `\text{2 hours}`
+    # `\text{13}`, `\text{2 hours}`, `\text{A, B}`
+    inside = re.fullmatch(r"\\text\s*\{([^{}]*\d[^{}]*|[A-Z](?:\s*,\s*(?:and\s+)?[A-Z])+)\}", text)
     text = inside[1].strip() if inside else text
     if depth > MAX_DEPTH:
         return read_quantity(text)
@@ -122,8 +124,9 @@ def _read_choice(text: str, depth: int) -> Answer | None:
 def _read_words(text: str, depth: int) -> Answer | None:
     plain = _TEXT_PIECE.sub(r" \1 ", text)
     plain = re.sub(r"\s+", " ", plain).strip()
-    if plain.lower() in NUMBER_WORDS:
-        return Scalar(("num", Fraction(NUMBER_WORDS[plain.lower()])))
+    number = spoken_number(plain)
+    if number is not None:
+        return Scalar(("num", number))
     letters = re.fullmatch(r"[A-Za-z][A-Za-z'\-. !?\"]*", plain)
     if letters is None:
         return None
@@ -324,7 +327,7 @@ def _read_set_operation(text: str, depth: int) -> Answer | None:
         return None
     parts = []
     for separator, part in pieces:
-        operation = "cap" if "cap" in separator else "setminus" if "setminus" in separator else "cup"
+        operation = "cap" if "cap" in separator else "setminus" if separator in ("\\setminus", "-") else "cup"
         parts.append((operation, read(part, depth + 1)))
     return Union(tuple(parts))
 

@@ -7,7 +7,7 @@ import re
 from gtpo.rewards.equality.reading.units import CHANGES_MEANING, NEGATIONS, NUMBER_WORDS, scale_of, singular
 from gtpo.rewards.text import words
 
-_PHRASE = re.compile(r".*\b(?:answer|solution)\s*(?:is|:|=)\s*:?\s*(.+)$", re.IGNORECASE | re.DOTALL)
+_PHRASE = re.compile(r"(.*?)\b(?:answer|solution)\s*(?:is|:|=)\s*:?\s*(.+)$", re.IGNORECASE | re.DOTALL)
 _NUMBER = re.compile(r"(?:(?<![\w.,])-)?\\?\$?\s?\d[\d,]*(?:\.\d+)?(?:\s?\\?%)?")
 _HEDGE = re.compile(r"\b(?:not|no|never|or|nor|less|more|least|most|than|cannot|wrong|instead|if)\b|n't", re.IGNORECASE)
 
@@ -20,12 +20,7 @@ _REVERSALS = words(
     "divisible subtracted divided multiplied bigger larger smaller greater"
 )
 """Words that, anywhere before a number, say something else of it."""
-_BOUNDS = words(
-    "over under above below beyond within exceeds exceed but half twice thrice double triple quadruple root square "
-    "cube nearly almost between multiple factor multiples factors"
-)
-"""Words that do so right before it."""
-_ARTICLES = words("a an the only exactly just s")
+_ARTICLES = words("a an the only exactly just s about around approximately roughly")
 _MEASURED = words(
     "total profit loss gain cost price average mean median mode range distance length width height depth radius "
     "diameter speed rate amount age area volume perimeter circumference weight mass probability value answer score "
@@ -33,6 +28,26 @@ _MEASURED = words(
     "salary income revenue bill capacity slope percentage count measure angle fine fee debt wage budget"
 )
 """What may be `of` a number: "a total of 72 clips"."""
+_VERBS = words(
+    "is are was were be equals has have had got gets get gave took left ran won paid spent bought sold made ate "
+    "drank cost did do does found kept lost met read rode saw sent slept spoke swam taught told thought threw "
+    "went wore wrote grew drew flew knew built brought caught chose cut drove fed fell held hit hurt lay led "
+    "lent put set sat sang shot stood stole swept need take give see eat earn spend make sell buy pay use want "
+    "save walk run find win"
+)
+"""Verbs that a number may follow, besides those that end in s or ed."""
+_NO_VERBS = words(
+    "as plus minus times less its his this yes perhaps always besides towards versus across unless exceeds exceeded"
+)
+_LEADS = words(
+    "so thus hence therefore then finally and now in total all altogether overall since because at after on for "
+    "by from as with during to the end my our final correct we i you get got find found conclude know see have "
+    "say think believe obtain means shows follows that this it can must of question problem given above answer "
+    "solution is was be"
+)
+"""What a statement of an answer may begin with."""
+_PLACING = words("in after at by on for during with to before")
+_SUBJECTS = words("i we you he she it they there that this who which")
 _NO_PROSE = words("sin cos tan cot sec csc log ln lg exp sqrt pi mod gcd lcm max min det and")
 
 
@@ -45,7 +60,7 @@ def sentence_value(text: str) -> str | None:
         return None
     phrase = _PHRASE.fullmatch(text)
     if phrase is not None and not _HEDGE.search(text):
-        return phrase[1]
+        return phrase[2] if _LEADS.issuperset(re.findall(r"[a-z']+", phrase[1].lower())) else None
     numbers = list(_NUMBER.finditer(text))
     rest = _NUMBER.sub(" ", text)
     if len(numbers) != 1 or _HEDGE.search(text) or re.fullmatch(r"[A-Za-z\s.,'’!()\"$]*", rest) is None:
@@ -54,7 +69,7 @@ def sentence_value(text: str) -> str | None:
     if len(spoken) < 2 or any(word in _NO_PROSE or (len(word) == 1 and word not in "aIA") for word in spoken):
         return None
     number, tail = numbers[0].group().strip().rstrip(","), text[numbers[0].end() :].strip(" .!")
-    if _says_another_number(text[: numbers[0].start()].lower()):
+    if not _states_a_number(text[: numbers[0].start()].lower()):
         return None
     following = tail.lower().split(" ")[0]
     if not text[: numbers[0].start()].strip() or not _DENIALS.isdisjoint(rest.lower().split()):
@@ -69,16 +84,30 @@ def sentence_value(text: str) -> str | None:
     )
 
 
-def _says_another_number(before: str) -> bool:
-    """Say whether the words before a number make it another: `minus 12`, `half of 20`, `the square root of 4`."""
+def _states_a_number(before: str) -> bool:
+    """Say whether the words before a number state it: one clause, whose verb it follows, or "a total of" and the like.
+
+    `half of 20`, `the number after 42`, `twice as many as 42` and `I doubt that it is 42` do not.
+    """
     spoken = re.findall(r"[a-z']+", before)
     if not _REVERSALS.isdisjoint(spoken):
-        return True
-    if re.search(r"\bup to\s*$", before):
-        return re.search(r"\b(?:adds?|sums?|comes?) up to\s*$", before) is None
+        return False
+    inner = next((at for at, word in enumerate(spoken) if at and word in _SUBJECTS), 0)
+    if inner and spoken[0] not in _PLACING and not _LEADS.issuperset(spoken[:inner]):
+        return False  # a clause within another, which may say anything of it
     while spoken and spoken[-1] in _ARTICLES:
         spoken.pop()
+    if len(spoken) > 2 and spoken[-1] in _PLACING and _is_verb(spoken[-2]):
+        spoken.pop()  # `leaves after 12 minutes`
     last, before_last = [*reversed(spoken), "", ""][:2]
     if last == "of":
-        return _MEASURED.isdisjoint((before_last, singular(before_last)))
-    return last in _BOUNDS or last in NUMBER_WORDS or scale_of(last) is not None
+        return not _MEASURED.isdisjoint((before_last, singular(before_last)))
+    if last == "to" and before_last == "up":
+        return spoken[-3:-2] in (["adds"], ["add"], ["sums"], ["sum"], ["comes"], ["come"])
+    if last in NUMBER_WORDS or scale_of(last) is not None:
+        return False
+    return _is_verb(last) or before.rstrip().endswith((":", "="))
+
+
+def _is_verb(word: str) -> bool:
+    return word in _VERBS or (word.endswith(("ed", "s")) and word not in _NO_VERBS)

@@ -97,6 +97,15 @@ _NUMBERS = (
     "eighteen nineteen twenty"
 )
 NUMBER_WORDS = {word: value for value, word in enumerate(_NUMBERS.split())}
+_TENS = dict(
+    zip(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], range(20, 100, 10), strict=True)
+)
+_PARTS = dict(
+    zip(
+        ["half", "third", "quarter", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"], range(2, 11), strict=True
+    )
+)
+_PARTS |= {"fourth": 4, "halve": 2}
 
 
 MAX_WORDS = 6
@@ -148,6 +157,30 @@ def _measure(word: str) -> str:
         if form in _CANONICAL:
             return _CANONICAL[form]
     return ""
+
+
+def spoken_number(text: str) -> Fraction | None:
+    """Return the number that words are (`forty-two`, `five million`, `one half`), None for anything else."""
+    spoken = [word for word in re.split(r"[\s-]+", text.lower().strip(" .")) if word not in ("and", "a", "an")]
+    if not spoken:
+        return None
+    part = _PARTS.get(spoken[-1], _PARTS.get(spoken[-1].removesuffix("s")))
+    if part is not None:
+        count = int(part == 2) if len(spoken) == 1 else NUMBER_WORDS.get(spoken[0], 0) if len(spoken) == 2 else 0
+        return Fraction(count, part) if count else None
+    total, group, last = 0, 0, 10**15
+    for word in spoken:
+        number = NUMBER_WORDS.get(word, _TENS.get(word))
+        scale = SCALES.get(word) if word in ("hundred", "thousand", "million", "billion", "trillion") else None
+        if number is not None and number < last:
+            group, last = group + number, 10 if number >= 20 else 1
+        elif scale == 100 and group:
+            group, last = group * 100, 100
+        elif scale is not None and group:
+            total, group, last = total + group * scale, 0, 10**15
+        else:
+            return None
+    return Fraction(total + group)
 
 
 def scale_of(word: str) -> int | None:

@@ -1,0 +1,226 @@
+r"""The judge's law, on real problems: what computes nothing earns nothing, what changes only the look costs nothing.
+
+    python -m bench.law [--shared FOLDER] [--problems N] [--out FILE] [--show]
+
+Three questions, in strict scoring, which is also the training reward's:
+
+- **Copies.** Every formula of a problem that is refused as its answer, rewritten without computing anything
+  (`REWRITINGS`: a term added and taken away, a factor on both sides of a fraction, an integer split, a logarithm of an
+  exponential, a sum of one term ...). None may be paid. The same for the embedded arithmetic.
+- **Golds left undone.** The gold's own numbers rewritten in the same way: none may be paid.
+- **Looks.** The gold with what changes nothing (`LOOKS`: spaces, `\left`, `\dfrac`, braces, dollars, text, a name). All
+  must be paid, where the gold itself is.
+
+Expected, written down before the first run: 0, 0, and none lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gtpo.rewards import Verdict, Verifier
+from gtpo.rewards.data.arithmetic import arithmetic_problems
+
+from bench.copying import formulas
+from gtpo.common.files import read_jsonl, write_json
+
+SETS = ("math_test", "math_train", "aime24", "aime25", "amc23")
+Rewriting = Callable[[str], str | None]
+"""Returns None where it does not apply."""
+_INTEGER = re.compile(r"(?<![\d.,\\a-zA-Z_{])\d{1,6}(?![\d.,}])")
+
+
+def _around(before: str, after: str) -> Rewriting:
+    return lambda text: before + text + after
+
+
+def _integer(template: Callable[[int], str], last: bool = False) -> Rewriting:
+    def rewrite(text: str) -> str | None:
+        found = list(_INTEGER.finditer(text))
+        if not found:
+            return None
+        match = found[-1 if last else 0]
+        return text[: match.start()] + template(int(match.group())) + text[match.end() :]
+
+    return rewrite
+
+
+def _swapped(text: str) -> str | None:
+    left, plus, right = text.partition("+")
+    simple = plus and not re.search(r"[-+/^*=<>,(){}\\]", right) and not re.search(r"[-=<>,\\]", left)
+    return f"{right} + {left}" if simple and left.strip() else None
+
+
+REWRITINGS: dict[str, Rewriting] = {
+    "a new variable added and taken away": _around("", " + t - t"),
+    "a new variable around": _around("t + ", " - t"),
+    "nothing times a variable": _around("0x + ", ""),
+    "a variable above and below": _around("(", r")\frac{t}{t}"),
+    "a variable typed above and below": _around("(", ")t/t"),
+    "a sum above and below": _around(r"\frac{(x+1)(", r")}{x+1}"),
+    "a number added and taken away": _around("", " + 5 - 5"),
+    "zero": _around("0 + ", ""),
+    "one": _around(r"1 \cdot (", ")"),
+    "times and divided": _around("3(", ")/3"),
+    "a fraction of equal factors": _around(r"\frac{7}{7}(", ")"),
+    "a fraction of it": _around(r"\frac{2(", ")}{2}"),
+    "two minus signs": _around("-(-(", "))"),
+    "an integer split": _integer(lambda n: f"({n - 1} + 1)"),
+    "the last integer split": _integer(lambda n: f"({n + 3} - 3)", last=True),
+    "an integer as a fraction": _integer(lambda n: rf"\frac{{{2 * n}}}{{2}}"),
+    "an integer times 1": _integer(lambda n: rf"({n} \cdot 1)"),
+    "an integer to the 1": _integer(lambda n: f"{{{n}}}^1"),
+    "an integer as a root": _integer(lambda n: rf"\sqrt{{{n * n}}}"),
+    "an integer as a floor": _integer(lambda n: rf"\lfloor {n}.5 \rfloor"),
+    "an integer as an absolute value": _integer(lambda n: rf"|-{n}|"),
+    "root of a square": _around(r"\sqrt{(", ")^2}"),
+    "square of a root": _around(r"(\sqrt{", "})^2"),
+    "logarithm of an exponential": _around(r"\ln(e^{", "})"),
+    "exponential of a logarithm": _around(r"e^{\ln(", ")}"),
+    "logarithm to base 2": _around(r"\log_2(2^{", "})"),
+    "a sum of one term": _around(r"\sum_{k=1}^{1} (", ")"),
+    "a product of one factor": _around(r"\prod_{k=1}^{1} (", ")"),
+    "an integral over 1": _around(r"\int_0^1 (", ") dz"),
+    "the Pythagorean identity": _around("(", r")(\sin^2 x + \cos^2 x)"),
+    "to the 1": _around("(", ")^1"),
+    "to the 2/2": _around("(", ")^{2/2}"),
+    "maximum of one": _around(r"\max(", ")"),
+    "plus or minus 0": _around("", r" \pm 0"),
+    "one over one over": _around(r"\frac{1}{\frac{1}{", "}}"),
+    "a logarithm of 1": _around("", r" + \ln 1"),
+    "to the 0": _around("2^0 (", ")"),
+    "a determinant": _around(r"\det\begin{pmatrix}", r"\end{pmatrix}"),
+    "a hundredfold percentage": _around("100(", r")\%"),
+    "operands swapped": _swapped,
+    "named": _around("x = ", ""),
+    "equal to itself": lambda text: f"{text} = {text}",
+    "in brackets and a box": _around(r"\boxed{(", ")}"),
+}
+LOOKS: dict[str, Rewriting] = {
+    "dollars": _around("$", "$"),
+    "a box": _around(r"\boxed{", "}"),
+    "spaces": _around("  ", "  "),
+    "a thin space": _around(r"\,", r"\,"),
+    "a full stop": lambda text: None if text.endswith("\\") else f"{text}.",
+    "display style": _around(r"\displaystyle ", ""),
+    "TeX brackets": _around(r"\(", r"\)"),
+    "the answer is": lambda text: f"The answer is ${text}$." if "$" not in text else None,
+    "fractions in another size": lambda text: text.replace(r"\frac", r"\dfrac") if r"\frac" in text else None,
+    "sized brackets": lambda text: (
+        text.replace("(", r"\left(").replace(")", r"\right)")
+        if re.fullmatch(r"[^\\()\[\]]*\([^()\[\]]*\)[^()\[\]]*", text)
+        else None
+    ),
+    "bold": lambda text: f"**{text}**" if "*" not in text else None,
+    "operators apart": lambda text: re.sub(r"(?<=[\w}])\+(?=[\w\\])", " + ", text) if "+" in text else None,
+}
+
+
+class Case(NamedTuple):
+    """A text offered as the answer to a problem."""
+
+    problem_id: str
+    rule: str
+    text: str
+    gold: str
+    problem: str
+
+
+def problems(shared: Path, count: int | None) -> list[tuple[str, str, str]]:
+    """Return (id, problem, gold) of the embedded task and, drawn with a fixed seed, of the sets under `shared`/data."""
+    rows = []
+    for name in SETS:
+        for line, row in read_jsonl(shared / f"data/{name}.jsonl"):
+            if row["answer"]:
+                rows.append((f"{name}.jsonl:{line}", str(row["problem"]), str(row["answer"])))
+    return rows if count is None or count >= len(rows) else random.Random(0).sample(rows, count)
+
+
+def embedded() -> list[tuple[str, str, str]]:
+    """Return (id, problem, gold) of the generated arithmetic."""
+    return [
+        (f"{split}:{i}", p.problem, p.answer)
+        for split in ("train", "test", "hard")
+        for i, p in enumerate(arithmetic_problems(split))
+    ]
+
+
+def originals(rows: Sequence[tuple[str, str, str]]) -> Iterator[Case]:
+    """Yield the formulas of problems, and their golds as a sum of numbers left undone."""
+    for identifier, problem, gold in rows:
+        for formula in formulas(problem)[:12]:
+            yield Case(identifier, "copy", formula, gold, problem)
+        if "jsonl" in identifier and re.fullmatch(r"\d{1,6}", gold):
+            yield Case(identifier, "undone", f"{int(gold) + 7} - 7", gold, problem)
+
+
+def rewritten(cases: Sequence[Case], rules: dict[str, Rewriting]) -> list[Case]:
+    """Return each case under each rule that applies to it."""
+    return [
+        case._replace(rule=name, text=text)
+        for case in cases
+        for name, rule in rules.items()
+        if (text := rule(case.text)) is not None
+    ]
+
+
+def judge(cases: Sequence[Case], verifier: Verifier) -> list[Verdict]:
+    """Return the verdicts as in training."""
+    return verifier.verify_many([(case.text, case.gold) for case in cases], [case.problem for case in cases])
+
+
+def refused(cases: Sequence[Case], verifier: Verifier) -> list[Case]:
+    """Return the cases that are right in value and refused."""
+    return [c for c, v in zip(cases, judge(cases, verifier), strict=True) if v is Verdict.UNSIMPLIFIED]
+
+
+def main() -> None:
+    """Rewrite, judge, print what breaks the law and write the file."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--shared", type=Path, default=Path(os.environ.get("GTPO_SHARED_DIR", "../shared")))
+    parser.add_argument("--problems", type=int, help="of the real sets; all of them by default")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--show", action="store_true", help="print each case that breaks the law")
+    args = parser.parse_args()
+    if not (args.shared / "data").is_dir():
+        parser.exit(2, f"bench.law: {args.shared}/data: no such folder; name it by --shared\n")
+    real, own = problems(args.shared, args.problems), embedded()[: args.problems]
+    with Verifier() as verifier:
+        base = refused(list(originals(real)), verifier) + refused(list(originals(own)), verifier)
+        attacks = rewritten(base, REWRITINGS)
+        paid = [c for c, v in zip(attacks, judge(attacks, verifier), strict=True) if v is Verdict.CORRECT]
+        golds = [Case(identifier, "gold", gold, gold, problem) for identifier, problem, gold in real]
+        golds = [c for c, v in zip(golds, judge(golds, verifier), strict=True) if v is Verdict.CORRECT]
+        looks = rewritten(golds, LOOKS)
+        lost = [(c, v) for c, v in zip(looks, judge(looks, verifier), strict=True) if v is not Verdict.CORRECT]
+    summary: dict[str, Any] = {
+        "problems": len(real) + len(own),
+        "refused_originals": len(base),
+        "rewritings": len(REWRITINGS),
+        "attacks": len(attacks),
+        "paid": len(paid),
+        "paid_by_rule": dict(Counter(case.rule for case in paid)),
+        "golds": len(golds),
+        "looks": len(looks),
+        "lost": len(lost),
+        "lost_by_rule": dict(Counter(case.rule for case, _ in lost)),
+    }
+    print(*(f"{key}: {value}" for key, value in summary.items()), sep="\n")
+    if args.show:
+        for case in paid:
+            print(f"  paid: {case.problem_id}  {case.rule}: {case.text!r} | gold {case.gold!r}")
+        for case, verdict in lost:
+            print(f"  lost: {case.problem_id}  {case.rule}: {case.text!r} | gold {case.gold!r}: {verdict}")
+    if args.out:
+        write_json(args.out, {"schema_version": 1, **summary})
+
+
+if __name__ == "__main__":
+    main()
