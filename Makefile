@@ -8,7 +8,7 @@ VERL_VENV ?= .venv-verl
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 TEST_JOBS ?= 2
 
-.PHONY: help install docs demo publish-demo clean-demo lint test test-all test-base test-trl115 test-unsloth test-verl test-vllm bench claims claims-quick clean
+.PHONY: help install docs demo publish-demo clean-demo lint check test test-all test-base test-trl115 test-unsloth test-verl test-vllm bench claims claims-quick clean
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -83,6 +83,9 @@ TESTS := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 ELSEWHERE := not vllm and not verl and not base and not docs
 test: $(VENV)/.installed-dev lint  ## lint, then the tests that this machine can run, but for the slow ones
 	@$(TESTS) -m "not slow and $(ELSEWHERE)"
+
+check: lint  ## lint, then the tests of what differs from main: under a minute, for every commit
+	@files=$$($(BIN)/python tests/changed.py) && { test -z "$$files" || $(TESTS) -q -m "not slow and $(ELSEWHERE)" $$files || [ $$? = 5 ]; }
 
 test-all: test  ## what `make test` runs, then the slow tests: several processes, other libraries, whole runs
 	@$(TESTS) -m "slow and $(ELSEWHERE)"

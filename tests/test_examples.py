@@ -7,9 +7,11 @@ import sys
 from statistics import mean
 
 import pytest
+from forks import command_line
 from gtpo.rewards.loading import load_rewards
 
 
+@pytest.mark.slow
 def test_the_step_in_plain_torch_learns_the_sum(root):
     """The step itself checks its loss against `reference_loss`."""
     command = [sys.executable, str(root / "examples/gtpo_step.py")]
@@ -20,6 +22,7 @@ def test_the_step_in_plain_torch_learns_the_sum(root):
     assert mean(rewards[:2]) < 14 < 16 < mean(rewards[-2:]), rewards
 
 
+@pytest.mark.slow
 def test_the_trl_script_trains(root, tmp_path):
     command = [sys.executable, str(root / "examples/trl_script.py"), "--steps", "1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
@@ -38,16 +41,14 @@ def test_own_reward_scores_and_says_what_it_cannot(root, monkeypatch):
 
 @pytest.mark.parametrize("name", ["own_benchmark.yaml", "own_benchmark:times_tables"])
 def test_own_benchmarks_check(root, name):
-    command = [sys.executable, str(root / "cli.py"), "eval", "--check", name]
-    done = subprocess.run(command, cwd=root / "examples", capture_output=True, text=True, timeout=120)
+    done = command_line("eval", "--check", name, cwd=root / "examples")
     assert done.returncode == 0, done.stderr
     count = 4 if name.endswith("yaml") else 24
     assert f"{count} of {count} golds verify against themselves" in done.stdout
 
 
 def test_recordings_are_scored_as_their_labels_say(root, tmp_path):
-    command = [sys.executable, str(root / "cli.py"), "eval", "--completions", str(root / "examples/recordings.jsonl")]
-    done = subprocess.run([*command, "--k", "3"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = command_line("eval", "--completions", root / "examples/recordings.jsonl", "--k", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "labels agree on 9 of 9 (lenient)" in done.stdout
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from forks import command_line
 
 from gtpo.config import BuiltModel
 
@@ -17,6 +18,7 @@ def readme(root) -> str:
     return (root / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_trl_users_script_runs(readme, root, tmp_path):
     """The script as printed, except for the two lines that need the Hub, and one step instead of a hundred."""
     from gtpo.inputs.tiny import build_tiny_model
@@ -57,8 +59,7 @@ def test_its_make_targets_exist(readme, root):
 def test_its_row_of_recorded_completions_is_scored(readme, root, tmp_path):
     row = re.search(r"A row of `my_samples.jsonl` is `(\{.*?\})`", readme).group(1)
     (tmp_path / "my_samples.jsonl").write_text(row + "\n")
-    command = [sys.executable, str(root / "cli.py"), "eval", "--completions", "my_samples.jsonl", "--k", "2"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = command_line("eval", "--completions", "my_samples.jsonl", "--k", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "results/eval/my_samples/eval.json").read_text())
     assert results["benchmarks"]["my_samples"]["pass@k"]["1"]["mean"] == 0.5

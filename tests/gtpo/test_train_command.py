@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from forks import command_line
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = """\
@@ -23,13 +24,19 @@ training:
 """
 
 
-def gtpo(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "COLUMNS": "200"} | environment
-    for name in ("GTPO_DATA_DIR", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
-        env.pop(name, None)
-    return subprocess.run(
-        [sys.executable, str(ROOT / "cli.py"), *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=120
-    )
+UNSET = dict.fromkeys(("GTPO_DATA_DIR", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
+
+
+def gtpo(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return command_line(*words, cwd=cwd, COLUMNS="200", **UNSET)
+
+
+def process(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process that has imported nothing."""
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "200"} | environment
+    env = {name: value for name, value in env.items() if name not in UNSET}
+    command = [sys.executable, str(ROOT / "cli.py"), *words]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture
@@ -66,7 +73,7 @@ def rows(folder: Path, *lines: str) -> str:
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_code_2(run: Path, words: str, expected: str) -> None:
-    done = gtpo("train", *words.split(), cwd=run.parent)
+    done = process("train", *words.split(), cwd=run.parent)
     assert done.returncode == 2
     assert expected in done.stderr
     assert done.stderr.startswith("gtpo: ")
@@ -108,11 +115,12 @@ def test_missing_model_folder(tmp_path: Path, name: str) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dry", [["--dry-run"], []])
 def test_hub_that_does_not_answer_costs_no_minute(tmp_path: Path, dry: list[str]) -> None:
     (tmp_path / "run.yaml").write_text("model:\n  model_name: org/model\n")
     begin = time.monotonic()
-    done = gtpo("train", "run.yaml", *dry, cwd=tmp_path, HF_HUB_OFFLINE="0", HF_ENDPOINT="http://127.0.0.1:9")
+    done = process("train", "run.yaml", *dry, cwd=tmp_path, HF_HUB_OFFLINE="0", HF_ENDPOINT="http://127.0.0.1:9")
     assert time.monotonic() - begin < 60
     assert "the Hugging Face Hub does not answer; using what is cached" in done.stderr
     assert "Retrying" not in done.stderr
