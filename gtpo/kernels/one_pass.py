@@ -278,7 +278,8 @@ class _Pass:
             return
         fresh = self.grad_weight is None
         if self.needs_weight and fresh:
-            self.grad_weight = torch.empty(self.weight.shape, dtype=self.dtype, device=self.device)
+            dtype = matmul.sum_dtype(self.weight, matmul_dtype)
+            self.grad_weight = torch.empty(self.weight.shape, dtype=dtype, device=self.device)
         vocabulary_tiles.accumulate_outer(
             powers,
             scale=scale,
@@ -327,10 +328,11 @@ class _Pass:
 
     def _visit(self, chunk: Chunk, buffer: Tensor) -> tuple[Tensor, torch_rows.RowStatistics]:
         z = buffer[: len(chunk.positions)]
-        matmul.logits_from_hidden(self.hidden[chunk.positions], self.weight, self.bias, z, self.matmul_dtype)
-        rows = self._kernels().statistics(
-            z, self.targets[chunk.positions], self.plan.transform, self.plan.objective.log_clamp
-        )
+        hidden, targets = self.hidden[chunk.positions], self.targets[chunk.positions]
+        matmul.logits_from_hidden(hidden, self.weight, self.bias, z, self.matmul_dtype)
+        if matmul.comes_rounded(self.matmul_dtype, self.device):
+            z.scatter_(1, targets[:, None], matmul.target_logits(hidden, self.weight, self.bias, targets)[:, None])
+        rows = self._kernels().statistics(z, targets, self.plan.transform, self.plan.objective.log_clamp)
         self.logps[chunk.positions] = rows.logps
         self.entropies[chunk.positions] = rows.entropies
         return z, rows
@@ -374,7 +376,7 @@ class _Pass:
         mask = self.plan.mask.reshape(-1)
         loss = (final.entropy_scale * entropy * self.lengths).sum() - values.masked_fill(~mask, 0.0).sum()
         if self.needs_weight and self.grad_weight is None:
-            self.grad_weight = torch.zeros(self.weight.shape, dtype=self.dtype, device=self.device)
+            self.grad_weight = torch.zeros_like(self.weight)
         if self.scale_at_end and self.grad_hidden is not None:
             scale = keep_mask.to(self.dtype).repeat_interleave(self.length) if self.entropy_term else slopes
             self.grad_hidden *= scale.masked_fill(~mask, 0.0)[:, None].to(self.grad_hidden.dtype)

@@ -73,9 +73,10 @@ def online_softmax_update_(
     state.target[inside] = z[inside, columns]
     highest = z.amax(dim=1)
     scale = None
-    # On CPU the reference may lag behind the maximum: e^30 fits float32, and most tiles then cost no rescaling.
-    # On CUDA asking would wait for the device, and half-precision powers must stay below 1.
-    if z.is_cuda or bool((highest > state.reference + 30).any()):
+    # On CPU the reference may lag behind the maximum: e^30 fits float32 and bfloat16, and most tiles then cost no
+    # rescaling. On CUDA asking would wait for the device. Powers in float16 must stay below 1.
+    lag = 0 if powers.dtype == torch.float16 else 30
+    if z.is_cuda or bool((highest > state.reference + lag).any()):
         moved = torch.maximum(state.reference, highest)
         step = (state.reference - moved).clamp(min=-1e4)
         scale = step.exp()

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from gtpo.kernels import matmul, workers
-from gtpo.kernels.torch_rows import OnlineSoftmax, Transform
+from gtpo.kernels.torch_rows import OnlineSoftmax, Transform, apply_transform_
 
 TILE_ELEMENTS = {"cpu": 2**19, "cuda": 2**25}
 """Logits per tile: 2 MiB for each core, since the width hardly matters (`bench.loss_tiles`); 128 MiB on a GPU, where
@@ -145,6 +145,10 @@ def visit(
 
     parts = workers.run(visit_columns, range(count))
     state, gradient = _together(parts)
+    if matmul.comes_rounded(matmul_dtype, hidden.device):
+        exact = matmul.target_logits(hidden, weight, bias, targets)[:, None]
+        apply_transform_(exact, transform)
+        state.target.copy_(exact[:, 0])
     centred = state.target - state.reference
     power = centred.exp()
     total = state.rest + power
@@ -230,7 +234,12 @@ def accumulate_outer(
 
     workers.run(add, range(len(powers.parts)))
     at_target = scale * powers.miss[select]
-    if grad_weight is not None:
+    if grad_weight is not None and grad_weight.dtype == hidden.dtype:
         grad_weight.index_add_(0, targets, hidden * at_target[:, None], alpha=-1)
+    elif grad_weight is not None:  # a row is rounded once, however often its token occurs
+        updated, places = targets.unique(return_inverse=True)
+        sums = hidden.new_zeros(len(updated), hidden.shape[1])
+        sums.index_add_(0, places, hidden * at_target[:, None])
+        grad_weight[updated] = (grad_weight[updated] - sums).to(grad_weight.dtype)
     if grad_bias is not None:
         grad_bias.index_add_(0, targets, at_target, alpha=-1)

@@ -21,7 +21,7 @@ def tiles(request, monkeypatch):
     if request.param != "one-tile":
         monkeypatch.setitem(vocabulary_tiles.TILE_COLUMNS, "cpu", (5, 9))
         monkeypatch.setattr(torch_rows, "TILE", 4)
-        monkeypatch.setattr(matmul, "WIDENED_ROWS", 10)
+        monkeypatch.setattr(matmul, "BLOCK_ROWS", 10)
     if request.param == "tiles-of-threads":
         torch.set_num_threads(2)
     yield
@@ -85,8 +85,9 @@ def test_equals_the_reference_in_float64(name, trainable):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["gtpo", "gtpo-published", "gtpo-eq7", "grpo"])
-def test_lower_precision_keeps_float32_logits(name, dtype):
-    """Against float64 autograd on the same rounded inputs: only the gradient's own rounding remains."""
+def test_lower_precision_keeps_float32_logits(name, dtype, monkeypatch):
+    """Where the CPU does not multiply the dtype, against float64 autograd: only the gradient's own rounding remains."""
+    monkeypatch.setattr(matmul, "cpu_multiplies", lambda dtype: False)
     hidden, lm_head, ids, mask, rewards = make(11, dtype, features=32, vocabulary=101, spread=0.5)
     objective = replace(PRESETS[name], filter="never")
     exact, head = hidden.double().requires_grad_(), lm_head.double().requires_grad_()
@@ -102,6 +103,43 @@ def test_lower_precision_keeps_float32_logits(name, dtype):
         assert value.dtype == dtype
         error = (value.double() - target).norm() / target.norm().clamp(min=1e-30)
         assert error < {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["gtpo", "gtpo-published", "gtpo-eq7", "grpo"])
+def test_rounded_products_are_no_worse_than_full_logits(name, dtype, monkeypatch):
+    """Where the CPU multiplies the dtype, errors against float64, beside those of a model's own lm_head in it."""
+    monkeypatch.setattr(matmul, "cpu_multiplies", lambda dtype: True)
+    objective = replace(PRESETS[name], filter="never")
+    errors = {"ours": torch.zeros(4), "full": torch.zeros(4)}  # squares: logp, entropy, dhidden, dlm_head
+    for seed in range(6):
+        hidden, lm_head, ids, mask, rewards = make(seed, dtype, features=32, vocabulary=101, spread=0.5)
+        hidden.requires_grad_()
+        lm_head.requires_grad_()
+        exact, head = hidden.detach().double().requires_grad_(), lm_head.detach().double().requires_grad_()
+        targets = torch.where(mask, ids, 0)
+
+        def statistics(logits):
+            logp = logits.log_softmax(-1)
+            return logp.gather(-1, targets[..., None])[..., 0], -(logp.exp() * logp).sum(-1)
+
+        expected = reference_loss(objective, exact @ head.T, ids, mask, rewards, G)
+        wanted = [*statistics(exact @ head.T), *torch.autograd.grad(expected.loss, [exact, head], retain_graph=True)]
+        full = (hidden @ lm_head.T).float()
+        loss = reference_loss(objective, full, ids, mask, rewards, G).loss
+        theirs = [*statistics(full), *torch.autograd.grad(loss, [hidden, lm_head])]
+        scored = group_advantages(objective, rewards, G)
+        completions = prepare_completions(objective, scored, ids, mask, G)
+        got = fused_loss(objective, hidden, lm_head, ids, mask, completions, G, gate_active=False, chunk_rows=9)
+        ours = [got.logps, got.token_entropies, *torch.autograd.grad(got.loss, [hidden, lm_head])]
+        assert [value.dtype for value in ours[2:]] == [dtype, dtype]
+        for who, found in (("ours", ours), ("full", theirs)):
+            for i, (value, target) in enumerate(zip(found, wanted, strict=True)):
+                difference = (value.double() - target) * (mask if i < 2 else 1)
+                errors[who][i] += difference.square().sum() / target.square().sum()
+    # The entropy is of the same rounded logits but one; the targets' own are exact. Gradients are put together from
+    # tiles of a few columns and chunks of 9 rows here, each rounded.
+    assert (errors["ours"] <= errors["full"] * torch.tensor([1.0, 1.05, 1.6, 1.6])).all(), errors
 
 
 @pytest.mark.parametrize("whole", [False, True])
