@@ -2,8 +2,8 @@
 
 On CUDA half-precision operands go to the tensor cores and come back in float32 (`out_dtype`). A CPU that multiplies
 bfloat16 or float16 sums in float32 too, but torch hands the product over rounded to the operands' dtype, as it does a
-model's own lm_head. Logits of targets are therefore computed apart, in float32 (`target_logits`). Elsewhere the weight is
-widened a block of rows at a time, so no float32 copy of it exists.
+model's own lm_head. Logits of targets are therefore computed apart, in float32 (`target_logits`). Elsewhere the weight
+is widened a block of rows at a time, so no float32 copy of it exists.
 """
 
 from __future__ import annotations

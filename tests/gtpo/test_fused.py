@@ -119,7 +119,7 @@ def test_rounded_products_are_no_worse_than_full_logits(name, dtype, monkeypatch
         exact, head = hidden.detach().double().requires_grad_(), lm_head.detach().double().requires_grad_()
         targets = torch.where(mask, ids, 0)
 
-        def statistics(logits):
+        def statistics(logits, targets=targets):
             logp = logits.log_softmax(-1)
             return logp.gather(-1, targets[..., None])[..., 0], -(logp.exp() * logp).sum(-1)
 
