@@ -8,45 +8,41 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args, get_type_hints
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic.fields import FieldInfo
 
 LN2 = math.log(2.0)
 """The paper's entropy threshold in nats: the entropy of a fair choice between two tokens (Eq. 6)."""
 
-
-RANGES: dict[str, dict[str, float]] = {
-    "positive_advantage_weight": {"ge": 0},
-    "negative_advantage_weight": {"ge": 0},
-    "positive_weight": {"ge": 0},
-    "entropy_threshold": {"gt": 0},
-    "gamma": {"ge": 0},
-    "log_clamp": {"ge": 0, "lt": 1},
-}
-"""Bounds of the numbers among the fields of Objective, as pydantic names them."""
-_BOUNDS = {"ge": (">=", operator.ge), "gt": (">", operator.gt), "lt": ("<", operator.lt)}
+_BOUNDS = {"ge": ">=", "gt": ">", "lt": "<"}
 
 
-@dataclass(frozen=True)
+@dataclass(
+    frozen=True, config=ConfigDict(strict=True, allow_inf_nan=False, extra="forbid", use_attribute_docstrings=True)
+)
 class Objective:
     """Every switch of the objective; the defaults are the paper's GTPO.
 
-    Raises ValueError for a value of another type or outside its range (`RANGES`), naming the field.
+    Raises ValueError for a value of another type or outside its range, naming the field.
     """
 
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Centred advantages are divided by the rewards' sample standard deviation + 1e-4. It is taken over the `group` or
     over the whole rollout (`batch`); `none` does not divide."""
-    positive_advantage_weight: float = 1.0
+    positive_advantage_weight: Annotated[float, Field(ge=0)] = 1.0
     """Factor on positive advantages; 0 learns from negative completions alone (NSR, arXiv 2506.01347)."""
-    negative_advantage_weight: float = 1.0
+    negative_advantage_weight: Annotated[float, Field(ge=0)] = 1.0
     """Factor on negative advantages; 0 learns from positive completions alone (PSR). Neither factor moves a span."""
     conflict: bool = True
     """Whether conflict tokens are reweighted; off gives lambda = 1 everywhere (GRPO)."""
     combine: Literal["or", "product"] = "or"
     """How the forward and the backward span's weights meet where both cover a token."""
-    positive_weight: float = 2.0
+    positive_weight: Annotated[float, Field(ge=0)] = 2.0
     """lambda of a conflict token in a completion of positive advantage (Eq. 5)."""
     group_reduction: Literal["mean", "sum"] = "mean"
     """Mean (Eq. 7) or sum (published code) over the completions of a group."""
@@ -56,15 +52,15 @@ class Objective:
     """The entropy gate: `auto` is active iff the untrained model's entropy lies below ln 2 (Eq. 6)."""
     filter_scope: Literal["all", "negative"] = "all"
     """Which completions the gate may drop: all, or those of negative advantage only."""
-    entropy_threshold: float = LN2
+    entropy_threshold: Annotated[float, Field(gt=0)] = LN2
     """Mean token entropy in nats above which a completion is dropped; equality keeps."""
     entropy_mode: Literal["advantage", "loss", "none"] = "advantage"
     """`advantage`: `A' = A - gamma <H>`, no gradient through H. `loss`: differentiable `-gamma <H>` (Eq. 7)."""
     entropy_gated: bool = False
     """In mode `loss`: whether the gate also drops the entropy term."""
-    gamma: float = 0.1
+    gamma: Annotated[float, Field(ge=0)] = 0.1
     """Weight of the entropy term."""
-    log_clamp: float = 0.0
+    log_clamp: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probabilities are clamped at this value inside the entropy's logarithm (published code: 1e-6; 0 is exact)."""
     entropy_temperature: Literal["sampling", "one"] = "sampling"
     """Temperature of the distribution whose log-probabilities and entropy are taken."""
@@ -77,38 +73,34 @@ class Objective:
         """Return the temperature at which log-probabilities and entropy are taken, given that of the sampling."""
         return 1.0 if self.entropy_temperature == "one" else sampling
 
-    def __post_init__(self) -> None:
-        for name, expects in _expectations().items():
-            value = getattr(self, name)
-            if not _fits(value, expects, RANGES.get(name, {})):
-                raise ValueError(
-                    f"objective: {name} must be {_describe(expects, RANGES.get(name, {}))}; found {value!r}"
-                )
+
+def _in_one_line(build: Callable[..., None]) -> Callable[..., None]:
+    """Let the __init__ of Objective raise a ValueError of one line, about the first field that does not fit."""
+
+    @functools.wraps(build)
+    def __init__(self: Objective, *args: Any, **values: Any) -> None:
+        try:
+            build(self, *args, **values)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            field = _FIELDS.get(str(fault["loc"][0]))
+            found = f"must be {_expected(field)}; found {fault['input']!r}" if field else fault["msg"]
+            raise ValueError(f"objective: {fault['loc'][0]} {found}") from None
+
+    return __init__
 
 
-@functools.cache
-def _expectations() -> dict[str, Any]:
-    """Return what each field of Objective may be: a type, or the values of a Literal."""
-    hints = get_type_hints(Objective)
-    return {entry.name: get_args(hints[entry.name]) or hints[entry.name] for entry in fields(Objective)}
-
-
-def _fits(value: Any, expects: Any, bounds: dict[str, float]) -> bool:
-    if expects is bool:
-        return isinstance(value, bool)
-    if isinstance(expects, tuple):
-        return value in expects
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return number and all(_BOUNDS[bound][1](value, limit) for bound, limit in bounds.items())
-
-
-def _describe(expects: Any, bounds: dict[str, float]) -> str:
-    if expects is bool:
+def _expected(field: FieldInfo) -> str:
+    if field.annotation is bool:
         return "True or False"
-    if isinstance(expects, tuple):
-        return "one of " + ", ".join(expects)
-    return "a number " + " and ".join(f"{_BOUNDS[bound][0]} {limit:g}" for bound, limit in bounds.items())
+    if choices := get_args(field.annotation):
+        return "one of " + ", ".join(choices)
+    limits = [(sign, getattr(limit, key, None)) for limit in field.metadata for key, sign in _BOUNDS.items()]
+    return "a number " + " and ".join(f"{sign} {limit:g}" for sign, limit in limits if limit is not None)
 
+
+_FIELDS: dict[str, FieldInfo] = vars(Objective)["__pydantic_fields__"]
+setattr(Objective, "__init__", _in_one_line(Objective.__init__))  # noqa: B010  # mypy refuses the assignment
 
 _PAPER = Objective()
 _GRPO = replace(_PAPER, conflict=False, filter="never", entropy_mode="none")

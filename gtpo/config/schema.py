@@ -9,16 +9,13 @@ read with it, and resumed only if nothing differs (`gtpo.run.folder`).
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from gtpo.presets import PRESETS, RANGES, Objective
+from gtpo.presets import PRESETS, Objective
 from gtpo.rewards.data.prompt import SYSTEM_INSTRUCTION
 
 Method = Literal["gtpo", "grpo", "sft"]
@@ -294,22 +291,10 @@ class ObjectiveBase(Section):
         return {name: value for name, value in self.model_dump(exclude_none=True).items() if name != "preset"}
 
 
-def _field_docstrings(cls: type) -> dict[str, str]:
-    """Return the string under each field of a class, as pydantic does for its own models."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    documented = {}
-    for field, text in zip(body.body, body.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-            documented[field.target.id] = inspect.cleandoc(ast.literal_eval(text.value))
-    return documented
-
-
 if TYPE_CHECKING:
     ObjectiveSection = ObjectiveBase
 else:
     # One definition: the section's fields are the dataclass's own, each optional, with its documentation.
-    _HINTS, _DOCS = get_type_hints(Objective), _field_docstrings(Objective)
     ObjectiveSection = create_model(
         "ObjectiveSection",
         __base__=ObjectiveBase,
@@ -319,11 +304,8 @@ else:
             Field(None, description=ObjectiveBase.model_fields["preset"].description),
         ),
         **{
-            field.name: (
-                _HINTS[field.name] | None,
-                Field(None, description=_DOCS.get(field.name), **RANGES.get(field.name, {})),
-            )
-            for field in fields(Objective)
+            name: (Annotated[field.annotation | None, Field(description=field.description), *field.metadata], None)
+            for name, field in Objective.__pydantic_fields__.items()
         },
     )
 

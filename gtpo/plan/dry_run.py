@@ -103,6 +103,12 @@ def _missing(config: TrainConfig) -> list[str]:
     ]
 
 
+def _awaits_a_run(name: str | None) -> bool:
+    """Return whether a model's name means a train run, whose weights may be made before this one starts."""
+    runs = Path("results") / "train"
+    return name is not None and (runs in Path(name).parents or (runs / name).is_dir())
+
+
 def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
     """Print the resolved run on stdout, as text or as one JSON object. Raises UserError on what would refuse it."""
     problems = check_inputs(config)
@@ -111,7 +117,9 @@ def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
         weights = find_weights(config.model)
         tokenizer, why = _tokenizer(config, weights)
         shape, origin = find_shape(config.model, weights.source)
-    except UserError as error:  # weights of another run, which has not been trained yet
+    except UserError as error:
+        if not _awaits_a_run(config.model.model_name):
+            raise
         why = origin = str(error)
     report, note = _dataset(problems, tokenizer, why)
     steps = _steps(config, report.kept if report else None, launched_processes())

@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+import torch
 from trl import GRPOConfig
 
 from gtpo.presets import PRESETS, Objective
@@ -17,12 +18,24 @@ _DECIDED = {
     "mask_truncated_completions": "set objective={'mask_truncated': True}",
     "importance_sampling_level": "GTPO's ratio is per token",
     "top_entropy_quantile": "GTPO has its entropy gate",
-    "entropy_coef": "set objective={'entropy_mode': 'loss', 'gamma': ...}",
-    "use_adaptive_entropy": "set objective={'entropy_mode': 'loss', 'gamma': ...}",
+    **dict.fromkeys(
+        (
+            *("entropy_coef", "use_adaptive_entropy", "entropy_coef_min", "entropy_coef_max"),
+            *("entropy_coef_delta", "entropy_target"),
+        ),
+        "set objective={'entropy_mode': 'loss', 'gamma': ...}",
+    ),
+    **dict.fromkeys(
+        (
+            *("sapo_temperature_neg", "sapo_temperature_pos"),
+            *("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
+        ),
+        "it belongs to another loss; GRPOTrainer has TRL's losses",
+    ),
     "off_policy_mask_threshold": "GTPO has no such mask",
     "delta": "GTPO clips on both sides by epsilon",
-    "beta": "GTPO has no reference model and no KL term",
-    "sync_ref_model": "GTPO has no reference model",
+    **dict.fromkeys(("beta", "use_bias_correction_kl"), "GTPO has no reference model and no KL term"),
+    **dict.fromkeys(("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"), "GTPO has no reference model"),
     "cast_lm_head_to_fp32": "logits and statistics are float32 already",
 }
 """GRPOConfig's fields that GTPO decides itself, and what to do instead: setting one is an error, never ignored."""
@@ -50,6 +63,8 @@ class GTPOConfig(GRPOConfig):
         default=False, metadata={"help": "Compare the fused loss with the reference on the first group."}
     )
     learning_rate: float = field(default=1e-6, metadata={"help": "The initial learning rate for AdamW."})
+    loss_type: str = field(default="grpo", metadata={"help": "The objective's own loss; no other."})
+    scale_rewards: str = field(default="", metadata={"help": "As the objective has it."})
     vllm_importance_sampling_correction: bool = field(
         default=False,
         metadata={"help": "TRL's correction of the mismatch between vLLM and the trainer; costs a second forward."},
@@ -59,11 +74,13 @@ class GTPOConfig(GRPOConfig):
         if self.preset not in PRESETS:
             raise ValueError(f"preset {self.preset!r} is not one of {', '.join(PRESETS)}")
         objective = self.resolved_objective()
-        defaults = {entry.name: entry.default for entry in fields(GRPOConfig)}
-        ours = {"loss_type": "grpo", "scale_rewards": objective.scale_rewards}
+        defaults = {entry.name: entry.default for entry in fields(self)}
         for name, instead in _DECIDED.items():
-            if getattr(self, name) not in (defaults[name], ours.get(name, defaults[name])):
+            as_decided = name == "scale_rewards" and getattr(self, name) == objective.scale_rewards
+            if name in defaults and getattr(self, name) != defaults[name] and not as_decided:
                 raise ValueError(f"GTPOConfig: {name}={getattr(self, name)!r} has no effect: {instead}")
+        if self.fp16 and (self.use_cpu or not torch.accelerator.is_available()):
+            raise ValueError("GTPOConfig: fp16=True needs a GPU; on a CPU train in float32, or with bf16=True")
         if (
             self.use_vllm
             and self.vllm_importance_sampling_correction
@@ -74,7 +91,6 @@ class GTPOConfig(GRPOConfig):
                 f"{self.temperature}, with the objective's at 1 (entropy_temperature 'one'): set temperature=1.0, "
                 "objective={'entropy_temperature': 'sampling'} or vllm_importance_sampling_correction=False"
             )
-        self.loss_type = "grpo"
         self.scale_rewards = objective.scale_rewards
         self.mask_truncated_completions = False  # the objective's `mask_truncated` leaves them out of the loss
         super().__post_init__()

@@ -178,6 +178,13 @@ def test_help_config_lists_every_flag() -> None:
         assert f"--{key}\n" in done.stdout
 
 
+def test_dry_run_of_a_model_that_is_not_there_is_refused(run: Path) -> None:
+    for name in ("./no-such-folder", "/no/such/folder"):
+        done = gtpo("train", "run.yaml", "--model.model_name", name, "--dry-run", cwd=run.parent)
+        assert done.returncode == 2
+        assert f"model.model_name {name!r}: no such folder" in done.stderr
+
+
 def test_dry_run_of_the_published_8b_file(tmp_path: Path) -> None:
     done = gtpo("train", str(ROOT / "configs/published/llama-math.yaml"), "--dry-run", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -338,3 +338,26 @@ def test_model_card_cites_gtpo_and_what_it_stands_on(folder: Path, tmp_path: Pat
     assert "arXiv:2508.03772" in card
     assert card.index("Simoni") < card.index("DeepSeekMath"), "GTPO first, then GRPO"
     assert "Paolo Mori" in card
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"loss_type": "dapo"}, "loss_type='dapo' has no effect: the objective is GTPO's"),  # TRL's default
+        ({"scale_rewards": "group", "preset": "gtpo-published"}, "scale_rewards='group' has no effect"),
+        ({"entropy_target": 0.3}, "entropy_target=0.3 has no effect"),
+        ({"entropy_coef_min": 0.1}, "entropy_coef_min=0.1 has no effect"),
+        ({"sapo_temperature_neg": 2.0}, "sapo_temperature_neg=2.0 has no effect: it belongs to another loss"),
+        ({"vespo_k_pos": 1.0}, "vespo_k_pos=1.0 has no effect"),
+        ({"ref_model_sync_steps": 3}, "ref_model_sync_steps=3 has no effect: GTPO has no reference model"),
+        ({"fp16": True}, "fp16=True needs a GPU"),
+    ],
+)
+def test_nothing_is_accepted_without_a_word(tmp_path: Path, given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        arguments(tmp_path, **given)
+
+
+def test_what_the_objective_decides_may_be_said_as_it_decides_it(tmp_path: Path) -> None:
+    settings = arguments(tmp_path, preset="gtpo-published", scale_rewards="none", loss_type="grpo", entropy_target=0.2)
+    assert (settings.scale_rewards, settings.loss_type) == ("none", "grpo")
