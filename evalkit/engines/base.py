@@ -70,6 +70,16 @@ class Generation(NamedTuple):
     """Why there is no completion: the sample is unscored, and the next call asks for it again."""
 
 
+class Running(NamedTuple):
+    """A sample that an engine works on."""
+
+    benchmark: str
+    tokens: int
+    """What it has so far; an estimate where a server does not say."""
+    ended: bool = False
+    """Whether it is done and only waits for the others of its batch."""
+
+
 class Throughput:
     """What one worker has done; written by the engine, read by the progress."""
 
@@ -117,6 +127,9 @@ class Engine(Protocol):
 
     def throughput(self) -> Sequence[Throughput]:
         """Return what each model copy or server has done so far; empty where there is one only."""
+
+    def running(self) -> Sequence[Running]:
+        """Return the samples that it works on, for the progress, which asks from another thread."""
 
     def stop(self, grace_s: float) -> None:
         """Ask `generate` to end: begin nothing new, give up what is not finished after grace_s seconds.

@@ -21,8 +21,8 @@ from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
 import httpx
-from gtpo.evalkit.engines.base import EngineStopped, Generation, Sampling, Task, Throughput, sample_seed
-from gtpo.evalkit.engines.dealing import Dealer
+from gtpo.evalkit.engines.base import EngineStopped, Generation, Running, Sampling, Task, Throughput, sample_seed
+from gtpo.evalkit.engines.dealing import Dealer, SampleKey
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.evalkit.engines.openai_reply import RequestError, one_line
 from gtpo.evalkit.engines.openai_server import (
@@ -120,6 +120,10 @@ class OpenAIEngine:
         self._thread: threading.Thread | None = None
         self._results: queue.SimpleQueue[Generation | None] = queue.SimpleQueue()
         self._fatal: Exception | None = None
+        self._since: dict[SampleKey, float] = {}
+        """When each request in flight was sent."""
+        self._paced = (0, 0.0)
+        """Tokens of all replies, and the seconds that each took, summed."""
 
     def describe(self) -> dict[str, Any]:
         """Return name, the servers' addresses and what they say of themselves."""
@@ -138,6 +142,11 @@ class OpenAIEngine:
     def throughput(self) -> Sequence[Throughput]:
         """Return what each of several servers has done."""
         return [server.throughput for server in self.servers.values()] if len(self.servers) > 1 else ()
+
+    def running(self) -> Sequence[Running]:
+        """Return the requests in flight; their tokens are an estimate, from their age and the pace of others."""
+        pace, now = self._paced[0] / self._paced[1] if self._paced[1] else 0.0, time.monotonic()
+        return [Running(key[0], int(pace * (now - since))) for key, since in list(self._since.items())]
 
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
         """Yield completions, and samples that failed, as they arrive. Raises EngineStopped once no server is left."""
@@ -245,7 +254,8 @@ class OpenAIEngine:
             task.add_done_callback(lambda done, url=url: self._asked(url, done))  # type: ignore[misc]
 
     def _asked(self, url: str, task: asyncio.Task[None]) -> None:
-        self._asking[url].pop(task, None)
+        if (asked := self._asking[url].pop(task, None)) is not None:
+            self._since.pop((asked[0].benchmark, asked[0].question_id, asked[1]), None)
         self._watched(task)
         self._send(url)
         self._fill()
@@ -265,7 +275,9 @@ class OpenAIEngine:
             **sampling_extras(self.sampling, server.owner),
             **self._template,
         }
+        key = task.benchmark, task.question_id, index
         for attempt in range(self.retries + 1):
+            self._since[key] = time.monotonic()
             try:
                 reply = await server.post(self._client, payload)
             except RequestError as error:
@@ -278,6 +290,10 @@ class OpenAIEngine:
                 if await self._stopped_within(max(pause, error.pause_s)):
                     return
                 continue
+            self._paced = (
+                self._paced[0] + (reply.tokens or 0),
+                self._paced[1] + time.monotonic() - self._since[key],
+            )
             server.served += 1
             server.failed_in_a_row = 0
             text = self._key.redact(reply.text)

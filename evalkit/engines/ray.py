@@ -155,6 +155,10 @@ class RayEngine:
         """Return what each of several copies has done."""
         return [copy.throughput for copy in self._copies] if len(self._copies) > 1 else ()
 
+    def running(self) -> tuple[()]:
+        """Return nothing: the copies tell what they have finished, and no more."""
+        return ()
+
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
         """Yield completions of all copies as they arrive. Raises EngineStopped once no copy is left."""
         import ray

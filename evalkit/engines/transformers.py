@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from gtpo.evalkit.engines.base import Generation, Sampling, Task, sample_seed
+from gtpo.evalkit.engines.base import Generation, Running, Sampling, Task, sample_seed
 from gtpo.evalkit.engines.local import check_all_loaded, context_length, load_config, with_adapter
 from gtpo.evalkit.engines.model_ref import ModelRef
 
@@ -178,6 +178,8 @@ class TransformersEngine:
             ) from None
         self.model = model.to(self.device).eval()
         self._stopped = False
+        self._at: tuple[list[Task], int, list[int]] = [], 0, []
+        """What is sampled: questions, steps done, and the length of each row, the limit where it is not known yet."""
         self.rows = rows or self._default_rows()
         ends = getattr(self.model.generation_config, "eos_token_id", None)
         self.end_ids = sorted({*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None})
@@ -231,11 +233,12 @@ class TransformersEngine:
         ]
         try:
             with torch.inference_mode():
-                rows = self._decode([task.prompt.ids or [] for task in batch.tasks], size, seeds)
+                rows = self._decode(batch.tasks, size, seeds)
         except torch.cuda.OutOfMemoryError:
             raise UserError(
                 f"the GPU has too little memory for a batch of {self.rows}: use a smaller --batch-size"
             ) from None
+        self._at = [], 0, []
         generations = []
         for row, (tokens, seed) in enumerate(zip(rows, seeds, strict=True)):
             task, index = batch.tasks[row // size], batch.first + row % size
@@ -246,11 +249,12 @@ class TransformersEngine:
                 generations.append(Generation(task.benchmark, task.question_id, index, text, len(tokens), reason, seed))
         return generations
 
-    def _decode(self, prompts: list[list[int]], size: int, seeds: list[int]) -> list[list[int]]:
-        """Return `size` completions for each prompt, prompt by prompt, as token ids up to and with the end token."""
+    def _decode(self, tasks: list[Task], size: int, seeds: list[int]) -> list[list[int]]:
+        """Return `size` completions for each task, task by task, as token ids up to and with the end token."""
         import torch
         from gtpo.evalkit.engines.kv_cache import grow_in_place
 
+        prompts = [task.prompt.ids or [] for task in tasks]
         width = max(len(ids) for ids in prompts)
         pad = self.tokenizer.pad_token_id or 0
         inputs = torch.tensor([[pad] * (width - len(ids)) + ids for ids in prompts], device=self.device)
@@ -276,7 +280,9 @@ class TransformersEngine:
         lengths = torch.full((len(seeds),), most, dtype=torch.long, device=self.device)
         alive = torch.arange(len(seeds), device=self.device)  # the row of `written` that each batch row belongs to
         finished = torch.zeros(len(seeds), dtype=torch.bool, device=self.device)
+        known = lengths.tolist()
         for step in range(most):
+            self._at = tasks, step, known
             if self._stopped:
                 raise _Stopped
             drawn = uniforms.at(step)[alive.cpu()].to(self.device)
@@ -286,6 +292,8 @@ class TransformersEngine:
             lengths[alive[ended]] = step + 1
             finished |= ended
             left = int((~finished).sum())
+            if bool(ended.any()):
+                known = lengths.tolist()
             if left == 0 or step + 1 == most:
                 break
             if left <= len(alive) // 2 and len(alive) > _MIN_ROWS:
@@ -313,6 +321,15 @@ class TransformersEngine:
     def throughput(self) -> tuple[()]:
         """Return nothing: there is one copy."""
         return ()
+
+    def running(self) -> Sequence[Running]:
+        """Return the rows of the batch, with their tokens so far."""
+        batch, step, lengths = self._at
+        size = max(1, len(lengths) // max(1, len(batch)))
+        return [
+            Running(batch[row // size].benchmark, min(step, length), length <= step)
+            for row, length in enumerate(lengths)
+        ]
 
     def stop(self, grace_s: float) -> None:
         """Give up the batch at its next token: it is sampled whole or not at all."""

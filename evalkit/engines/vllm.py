@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gtpo.evalkit.engines.base import EngineStopped, Generation, Sampling, Task, sample_seed
+from gtpo.evalkit.engines.base import EngineStopped, Generation, Running, Sampling, Task, sample_seed
 from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank, lora_rank_slot
 
 from gtpo.common.errors import UserError
@@ -226,6 +226,16 @@ class VLLMEngine:
     def throughput(self) -> tuple[()]:
         """Return nothing: there is one copy."""
         return ()
+
+    def running(self) -> Sequence[Running]:
+        """Return the samples that vLLM has begun, with their tokens so far."""
+        states = list(self._engine.output_processor.request_states.values())
+        found = []
+        for state in states:
+            known = self._known.get((state.parent_req or state).external_req_id)
+            if known is not None and state.detokenizer and (tokens := state.detokenizer.num_output_tokens()):
+                found.append(Running(known[0].benchmark, tokens))
+        return found
 
     def stop(self, grace_s: float) -> None:
         """Add no request; those that vLLM knows of may go on for grace_s more seconds."""

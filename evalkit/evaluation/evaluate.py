@@ -53,7 +53,7 @@ from gtpo.rewards.data.prompt import SYSTEM_INSTRUCTION, chat_messages
 from gtpo.rewards.verify import Verifier, usable_cpus
 
 from gtpo.common.errors import UserError
-from gtpo.common.log import LOG
+from gtpo.common.log import LOG, libraries_aside
 from gtpo.common.provenance import text_hash
 
 MOST_TOKENS = 32_768
@@ -150,15 +150,23 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
             have, failed = tally.keys(), tally.keys(failed=True)
             wanted = {(task.benchmark, task.question_id): len(task.missing) for task in tasks}
             lacking = still_missing(tasks, have, failed)
-            seconds: dict[str, float] = record.benchmark_seconds
+            before = (old.wall_seconds if old is not None else None) or 0.0
+
+            def clock() -> dict[str, float]:
+                return {"wall_seconds": round(before + time.monotonic() - started, 2)}
+
             if any(task.missing for task in lacking):
                 with ExitStack() as stack:
                     source = engine
                     if source is None and plan is None:
                         source = RecordedEngine(Path(asked.model.source or ""))
                     elif source is None and plan is not None:
-                        source = make_engine(settings, plan.ref, sampling, plan.longest_prompt, record.engine.rows)
+                        LOG.info("starting %s with %s", plan.engine, plan.ref.adapter or plan.ref.source)
+                        loading = time.monotonic()
+                        with libraries_aside():
+                            source = make_engine(settings, plan.ref, sampling, plan.longest_prompt, record.engine.rows)
                         stack.callback(source.close)
+                        LOG.info("engine ready after %.0f s", time.monotonic() - loading)
                     assert source is not None
                     now = _engine_record(folder.path, settings, source, record.engine, old)
                     record = record.model_copy(update={"engine": now})
@@ -167,30 +175,27 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                     tally.drop_failed(again)
                     folder.add_problems(asked.problems)
                     folder.begin(record)
-                    _start_progress(progress, folder.path, wanted, have, source)
+                    _add_benchmarks(progress, folder.path, wanted, have)
                     pipeline = ScoringPipeline(folder, asked.questions, wanted, tally, verifier, progress)
-                    _sample(settings, lacking, source, pipeline, sum(wanted.values()))
-                    progress.tell_throughput()
-                    seconds = dict(Counter(seconds) + Counter(progress.seconds())) if plan is not None else seconds
+                    progress.start(source, asked.sampling.max_tokens)
+                    try:
+                        _sample(settings, lacking, source, pipeline, progress, sum(wanted.values()))
+                    finally:
+                        progress.tell_throughput()
+                        if plan is not None:
+                            sampled = Counter(record.benchmark_seconds) + Counter(progress.seconds())
+                            times = {name: round(value, 2) for name, value in sampled.items()}
+                            record = record.model_copy(update={"benchmark_seconds": times})
+                        record.model_copy(update=clock()).write(folder.path)
             elif old is not None:
                 record = record.model_copy(update={"engine": old.engine})
             if labels:
                 entry = record.benchmarks[tasks[0].benchmark]
                 entry.labels = agreement(tally, tasks[0].benchmark, labels)
-            before = (old.wall_seconds if old is not None else None) or 0.0
-            return folder.path, write_results(
-                folder,
-                record,
-                tally,
-                verifier,
-                benchmark_seconds={name: round(value, 2) for name, value in seconds.items()},
-                wall_seconds=round(before + time.monotonic() - started, 2),
-            )
+            return folder.path, write_results(folder, record, tally, verifier, **clock())
 
 
-def _start_progress(
-    progress: Progress, path: Path, wanted: dict[QuestionKey, int], have: Set[Key], engine: Engine
-) -> None:
+def _add_benchmarks(progress: Progress, path: Path, wanted: dict[QuestionKey, int], have: Set[Key]) -> None:
     """Say what is kept of earlier sessions, and add each benchmark. wanted: samples per question."""
     total: Counter[str] = Counter()
     done: Counter[str] = Counter()
@@ -201,8 +206,6 @@ def _start_progress(
         progress.add(name, total[name], done[name])
     if done.total():
         LOG.info("%s: keeping %d stored samples", path, done.total())
-    progress.start()
-    progress.watch(engine.throughput)
 
 
 def plan_evaluation(settings: EvalSettings, verifier: Verifier, engine: str) -> Plan:
@@ -343,7 +346,14 @@ def _engine_record(
     return now
 
 
-def _sample(settings: EvalSettings, tasks: list[Task], engine: Engine, pipeline: ScoringPipeline, total: int) -> None:
+def _sample(
+    settings: EvalSettings,
+    tasks: list[Task],
+    engine: Engine,
+    pipeline: ScoringPipeline,
+    progress: Progress,
+    total: int,
+) -> None:
     """Sample what is missing, scored and stored beside it. Raises Incomplete where that stops before its end.
 
     total: samples of the whole run, of which --fail-on-error allows a share to fail.
@@ -353,6 +363,7 @@ def _sample(settings: EvalSettings, tasks: list[Task], engine: Engine, pipeline:
     with _Interrupt(engine, pipeline) as interrupt:
         try:
             for generations in engine.generate(tasks):
+                progress.arrive(generations)
                 pipeline.put(generations)
                 _name_failures(failed, [g for g in generations if g.error is not None])
                 if stop is None and len(failed) > settings.failure_limit(total):

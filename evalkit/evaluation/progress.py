@@ -6,17 +6,24 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from gtpo.evalkit.engines.base import Throughput
+import numpy as np
+from gtpo.evalkit.engines.base import Engine, Generation, Running
 from gtpo.rewards.extract import Scoring
 from gtpo.rewards.verify import Verdict
 
 from gtpo.common.log import LOG, stderr_console
 
 LINE_EVERY_S = 10.0
+
+FEW = 5
+"""So few samples say nothing of the lengths beyond them."""
+
+OWN = 50
+"""Finished samples from which a benchmark's lengths are its own; before, those of all benchmarks."""
 
 
 @dataclass(slots=True)
@@ -26,19 +33,60 @@ class Counts:
     total: int
     done: int
     """Samples scored, those of earlier sessions included."""
-    scored_now: int = 0
-    correct_now: int = 0
-    tokens_now: int = 0
-    failed_now: int = 0
-    started: float = 0.0
-    """When the samples before the first of this benchmark had arrived: since then the engine worked on it."""
-    ended: float = 0.0
-    """When its last sample had arrived."""
+    waiting: int
+    """Samples that have not arrived."""
+    lengths: list[int] = field(default_factory=list)
+    """Tokens of those that arrived now."""
+    arrived: int = 0
+    scored: int = 0
+    correct: int = 0
+    failed: int = 0
 
-    @property
-    def seconds(self) -> float:
-        """Time in which its samples arrived."""
-        return max(self.ended - self.started, 1e-9)
+
+class Left(NamedTuple):
+    """What is expected to be sampled yet."""
+
+    tokens: float
+    longest: float
+    """Tokens that the longest of the running samples has before it."""
+    mean: float
+    """Tokens that a running sample has before it."""
+
+
+def tokens_left(
+    ended: Sequence[int], running: Sequence[int], waiting: int, most: int, others: Sequence[int] = ()
+) -> Left:
+    """Forecast what is left to sample.
+
+    ended: lengths of finished samples. running: tokens so far of those in flight. waiting: samples that have none yet.
+    others: tokens so far of samples that are in flight too, but are not forecast here.
+
+    Lengths follow the Kaplan-Meier estimate, in which a running sample counts as one that is longer than it is now: the
+    mean of the finished ones alone would be that of the short ones. Where few are as long, the tail is exponential.
+    Where none has finished, all have `most` tokens.
+    """
+    most, censored = max([most, *ended, *running, *others]), [*(others or running)]
+    deaths = np.bincount(ended, minlength=most + 1) if ended else np.zeros(most + 1)
+    seen = deaths + np.bincount(censored, minlength=most + 1) if censored else deaths
+    at_risk = seen[::-1].cumsum()[::-1]
+    survival = np.cumprod(1 - deaths / np.maximum(at_risk, 1))  # [t]: the chance to have more than t tokens
+    if ended:
+        known = int(np.flatnonzero(at_risk >= (FEW if len(ended) >= 4 * FEW else 1))[-1])
+        middle = float(np.median(ended))
+        beyond = [max(0.0, tokens - middle) for tokens in (*ended, *censored)]
+        excess = max(1.0, sum(beyond) / max(1, sum(tokens > middle for tokens in ended)))
+        survival[known:] = survival[known] * np.exp(-np.arange(most + 1 - known) / excess)
+    survival[most] = 0
+    tail = survival[::-1].cumsum()[::-1]
+    alive = np.array([t for t in running if survival[t] > 0], dtype=int)
+    if not len(alive):
+        return Left(waiting * float(tail[0]), 0.0, 0.0)
+    residual = tail[alive] / survival[alive]
+    grid = np.linspace(0, most, 200)
+    later = np.minimum(alive[:, None] + grid.astype(int), most)
+    all_ended = np.prod(1 - survival[later] / survival[alive][:, None], axis=0)
+    longest = float(np.sum(1 - all_ended) * most / len(grid))
+    return Left(waiting * float(tail[0]) + float(residual.sum()), longest, float(residual.mean()))
 
 
 def duration(seconds: float) -> str:
@@ -46,6 +94,14 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class State(NamedTuple):
+    """Where a run stands: samples in flight by benchmark, tokens/s, and the time left in words."""
+
+    running: dict[str, list[Running]]
+    rates: dict[str, float]
+    left: str
 
 
 class Progress:
@@ -56,18 +112,13 @@ class Progress:
         self._counts: dict[str, Counts] = {}
         self._lock = threading.Lock()
         self._live: Any = None
-        self._last_line = time.monotonic()
-        self._started = self._latest = time.monotonic()
-        self._throughput: Callable[[], Sequence[Throughput]] = tuple
+        self._engine: Engine | None = None
+        self._most = 0
+        self._busy = 0.0
+        """Seconds that samples have been running, summed."""
+        self._started = self._last_line = self._last_arrival = self._looked = time.monotonic()
 
     def __enter__(self) -> Progress:
-        if LOG.isEnabledFor(logging.INFO) and sys.stderr.isatty():
-            from rich.live import Live
-
-            self._live = Live(
-                console=stderr_console(), get_renderable=self._table, refresh_per_second=4, transient=True
-            )
-            self._live.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -77,65 +128,114 @@ class Progress:
     def add(self, benchmark: str, total: int, done: int) -> None:
         """Add a benchmark: samples wanted, samples that are already stored."""
         with self._lock:
-            self._counts[benchmark] = Counts(total, done)
+            self._counts[benchmark] = Counts(total, done, total - done)
 
-    def start(self) -> None:
-        """Start the clock: the engine is ready."""
+    def start(self, engine: Engine | None = None, max_tokens: int | None = None) -> None:
+        """Start the clock and the display: the first request goes out now."""
         with self._lock:
-            self._started = self._latest = self._last_line = time.monotonic()
+            self._engine, self._most = engine, max_tokens or 0
+            self._started = self._last_line = self._last_arrival = self._looked = time.monotonic()
+        if LOG.isEnabledFor(logging.INFO) and sys.stderr.isatty():
+            from rich.live import Live
 
-    def watch(self, throughput: Callable[[], Sequence[Throughput]]) -> None:
-        """Show also what each of an engine's copies or servers does."""
-        self._throughput = throughput
+            self._live = Live(
+                console=stderr_console(), get_renderable=self._table, refresh_per_second=4, transient=True
+            )
+            self._live.start()
 
     def seconds(self) -> dict[str, float]:
-        """Return benchmark -> time in which its samples arrived, of those that had any."""
+        """Return benchmark -> its share of the time from the first request to the last arrival, by tokens sampled."""
         with self._lock:
-            return {name: round(c.seconds, 2) for name, c in self._counts.items() if c.started}
+            whole = self._last_arrival - self._started
+            weights = {name: sum(c.lengths) for name, c in self._counts.items() if c.arrived}
+            if not all(weights.values()):  # what came does not say how long it is
+                weights = {name: self._counts[name].arrived for name in weights}
+            return {name: round(whole * weight / sum(weights.values()), 2) for name, weight in weights.items()}
+
+    def arrive(self, generations: Iterable[Generation]) -> None:
+        """Count what comes from the engine, at once: scoring takes its own time."""
+        with self._lock:
+            for g in generations:
+                counts = self._counts[g.benchmark]
+                counts.waiting -= 1
+                counts.arrived += g.error is None
+                counts.failed += g.error is not None
+                if g.tokens is not None:
+                    counts.lengths.append(g.tokens)
+            self._last_arrival = time.monotonic()
 
     def count(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Count rows of SAMPLE_SCHEMA as they are scored."""
         with self._lock:
-            now = time.monotonic()
             for row in rows:
-                counts = self._counts[row["benchmark"]]
-                if counts.started == 0.0:
-                    counts.started = self._latest
-                counts.ended = now
-                if row["error"] is not None:
-                    counts.failed_now += 1
-                    continue
-                counts.done += 1
-                counts.scored_now += 1
-                counts.correct_now += row[f"verdict_{self.scoring}"] == Verdict.CORRECT
-                counts.tokens_now += row["tokens"] or 0
-            self._latest = now
-        if self._live is None and time.monotonic() - self._last_line > LINE_EVERY_S:
+                if row["error"] is None:
+                    counts = self._counts[row["benchmark"]]
+                    counts.done += 1
+                    counts.scored += 1
+                    counts.correct += row[f"verdict_{self.scoring}"] == Verdict.CORRECT
+        if self._live is None and LOG.isEnabledFor(logging.INFO) and time.monotonic() - self._looked >= 1:
+            with self._lock:
+                state = self._state()
+            if time.monotonic() - self._last_line < LINE_EVERY_S:
+                return
             self._last_line = time.monotonic()
-            if lines := [self._line(name, c) for name, c in self._counts.items() if c.scored_now]:
-                LOG.info(", ".join(lines))
+            lines = [line for name, c in self._counts.items() if (line := self._line(name, c, state))]
+            if lines:
+                LOG.info("%s%s", ", ".join(lines), f", {state.left}" if state.left else "")
             self.tell_throughput()
 
     def tell_throughput(self) -> None:
         """Say what each copy or server has done, where there are several."""
-        if copies := self._throughput():
+        if copies := self._engine.throughput() if self._engine is not None else ():
             LOG.info("  %s", "; ".join(map(str, copies)))
 
-    def _remaining(self) -> float | None:
-        """Seconds left for all benchmarks together, by the rate so far."""
-        now = sum(c.scored_now for c in self._counts.values())
-        left = sum(c.total - c.done for c in self._counts.values())
-        return (time.monotonic() - self._started) / now * left if now else None
+    def _state(self) -> State:
+        """Return what is in flight, how fast it goes, and how long it will take."""
+        running = list(self._engine.running()) if self._engine is not None else []
+        of = {name: [r for r in running if r.benchmark == name] for name in self._counts}
+        now = time.monotonic()
+        self._busy += len(running) * (now - self._looked)
+        self._looked = now
+        elapsed = max(now - self._started, 1e-3)
+        waiting = sum(c.waiting for c in self._counts.values())
+        sampled = {name: sum(c.lengths) + sum(r.tokens for r in of[name]) for name, c in self._counts.items()}
+        if not any(sampled.values()):  # tokens are not known: by samples
+            arrived = sum(c.arrived for c in self._counts.values())
+            return State(of, {}, f"{duration(elapsed / arrived * waiting)} left" if arrived and waiting else "")
+        ended = {name: [*c.lengths, *(r.tokens for r in of[name] if r.ended)] for name, c in self._counts.items()}
+        every = [tokens for lengths in ended.values() for tokens in lengths]
+        going = [r.tokens for r in running if not r.ended]
+        expected, longest = 0.0, Left(0.0, 0.0, 0.0)
+        for name, c in self._counts.items():
+            own = len(ended[name]) >= OWN
+            mine = [r.tokens for r in of[name] if not r.ended]
+            behind = max(0, c.waiting - len(of[name]))
+            forecast = tokens_left(ended[name] if own else every, mine, behind, self._most, [] if own else going)
+            expected += forecast.tokens
+            longest = max(longest, forecast, key=lambda left: left.longest)
+        rate = sum(sampled.values()) / elapsed
+        pace = sum(sampled.values()) / self._busy if self._busy else rate  # of one sample
+        slots = max(1, len(going))
+        left = expected / (slots * pace) + (longest.longest - longest.mean) / pace
+        begun = every or sum(going) > 16 * len(going)  # before, the pace is that of the prompts
+        words = f"{'' if every else 'at most '}{duration(left)} left" if waiting and begun else ""
+        return State(of, {name: rate for name, tokens in sampled.items() if tokens}, words)
 
-    def _line(self, name: str, counts: Counts) -> str:
-        remaining = self._remaining() if counts.done < counts.total else None
-        left = f", {duration(remaining)} left" if remaining is not None else ""
-        left += f", {counts.failed_now} failed" if counts.failed_now else ""
-        rate = counts.tokens_now / counts.seconds
-        return (
-            f"{name}: {counts.done}/{counts.total} samples, pass@1 ({self.scoring}) "
-            f"{100 * counts.correct_now / counts.scored_now:.1f} %, {rate:.0f} tokens/s{left}"
-        )
+    def _line(self, name: str, c: Counts, state: State) -> str:
+        """Describe a benchmark; empty where nothing has been done for it yet."""
+        running = state.running[name]
+        if not (c.scored or running):
+            return ""
+        parts = [f"{name}: {c.done}/{c.total} samples"]
+        if c.scored:
+            parts.append(f"pass@1 ({self.scoring}) {100 * c.correct / c.scored:.1f} %")
+        if running:
+            parts.append(f"{len(running)} running with {sum(r.tokens for r in running):,} tokens")
+        if name in state.rates:
+            parts.append(f"{state.rates[name]:.0f} tokens/s")
+        if c.failed:
+            parts.append(f"{c.failed} failed")
+        return ", ".join(parts)
 
     def _table(self) -> Any:
         from rich.console import Group
@@ -143,17 +243,21 @@ class Progress:
         from rich.table import Table
 
         with self._lock:
+            state = self._state()
             table = Table(box=None, pad_edge=False)
-            for title in ("benchmark", "", "samples", f"pass@1 ({self.scoring})", "tokens/s", "left"):
+            for title in ("benchmark", "", "samples", "running", f"pass@1 ({self.scoring})"):
                 table.add_column(title, justify="left" if title in ("benchmark", "") else "right")
-            remaining = self._remaining()
             for name, c in self._counts.items():
+                running = state.running[name]
                 table.add_row(
                     name,
                     ProgressBar(total=max(c.total, 1), completed=c.done, width=24),
-                    f"{c.done}/{c.total}" + (f", {c.failed_now} failed" if c.failed_now else ""),
-                    f"{100 * c.correct_now / c.scored_now:.1f} %" if c.scored_now else "",
-                    f"{c.tokens_now / c.seconds:.0f}" if c.scored_now else "",
-                    duration(remaining) if remaining is not None and c.done < c.total else "",
+                    f"{c.done}/{c.total}" + (f", {c.failed} failed" if c.failed else ""),
+                    f"{len(running)} with {sum(r.tokens for r in running):,} tokens" if running else "",
+                    f"{100 * c.correct / c.scored:.1f} %" if c.scored else "",
                 )
-            return Group(table, *(f"  {copy}" for copy in self._throughput()))
+            rate = next(iter(state.rates.values()), None)
+            speed = [f"{rate:.0f} tokens/s"] if rate is not None else []
+            whole = ", ".join([*speed, *([state.left] if state.left else [])])
+            copies = self._engine.throughput() if self._engine is not None else ()
+            return Group(table, *([f"  {whole}"] if whole else []), *(f"  {copy}" for copy in copies))

@@ -223,6 +223,10 @@ class RecordedEngine:
         """Return nothing: there is one file."""
         return ()
 
+    def running(self) -> tuple[()]:
+        """Return nothing: what is read is there."""
+        return ()
+
     def stop(self, grace_s: float) -> None:
         """Read no further."""
         self._stopped = True

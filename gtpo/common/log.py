@@ -10,11 +10,14 @@ the application's handlers decide.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Literal
+import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,12 +39,17 @@ def stderr_console() -> Console:
 class _StderrHandler(logging.Handler):
     """Prints a record as plain text: above a live progress bar on a terminal, as a line elsewhere."""
 
+    stream: TextIO | None = None
+    """The real stderr, while `libraries_aside` keeps what else is written there."""
+
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record; warnings carry the program's name, as errors do."""
         message = record.getMessage()
         if record.levelno >= logging.WARNING:
             message = f"gtpo: {message}"
-        if sys.stderr.isatty():
+        if self.stream is not None:
+            print(message, file=self.stream, flush=True)
+        elif sys.stderr.isatty():
             stderr_console().print(message, markup=False, highlight=False, soft_wrap=True)
         else:
             print(message, file=sys.stderr, flush=True)
@@ -55,3 +63,28 @@ def start_logging(verbosity: Verbosity = "normal") -> None:
         LOG.addHandler(handler)
         LOG.propagate = False
     LOG.setLevel(_LEVELS[verbosity])
+
+
+@contextlib.contextmanager
+def libraries_aside() -> Iterator[None]:
+    """Keep what libraries write to stderr out of sight, except with --verbose; show it where an error comes of it."""
+    if LOG.isEnabledFor(logging.DEBUG) or not LOG.handlers:
+        yield
+        return
+    sys.stderr.flush()
+    real, show = os.dup(2), False
+    with tempfile.TemporaryFile() as kept, open(real, "w", encoding="utf-8") as stream:
+        os.dup2(kept.fileno(), 2)
+        _StderrHandler.stream = stream
+        try:
+            yield
+        except Exception as error:
+            show = type(error).__name__ != "UserError"
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(real, 2)
+            _StderrHandler.stream = None
+            if show:
+                kept.seek(0)
+                sys.stderr.write(kept.read().decode("utf-8", "replace"))

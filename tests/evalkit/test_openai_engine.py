@@ -4,6 +4,7 @@ test_vllm_engine.py)."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from gtpo.evalkit.engines.base import EngineStopped, Generation, Prompt, Samplin
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.engines.openai import OpenAIEngine
 from gtpo.evalkit.engines.openai_reply import RequestError, read_reply
+from gtpo.evalkit.results.record import read_record
 from servers import Reply, Server, completion, text_of
 
 from gtpo.common.errors import UserError
@@ -175,3 +177,18 @@ def test_a_train_run_by_its_own_name(gtpo, tiny_model: Path, tmp_path: Path) -> 
     )
     expected = f"vllm serve {tiny_model} --enable-lora --lora-modules lora=results/train/lora/best --max-lora-rank 32"
     assert expected in gtpo("eval", "lora", *command[2:], code=2).stderr
+
+
+def test_the_clock_of_a_slow_server(gtpo, serve, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Every answer takes a second, two at a time: the time of the benchmark is that of its requests."""
+    sent: list[float] = []
+
+    def slow(payload: dict[str, Any], times: int) -> Reply:
+        sent.append(time.monotonic())
+        return completion(payload)._replace(hang_before_s=1.0)
+
+    server = serve(slow)
+    arguments = ("--benchmarks", "arithmetic", "--limit", "3", "--k", "2", "--max-tokens", "64", "--concurrency", "2")
+    gtpo("eval", "m", *arguments, "--engine", "openai", "--base-url", server.url, "--out", "run")
+    wall = sent[-1] + 1.0 - sent[0]
+    assert read_record(tmp_path / "run").benchmark_seconds["arithmetic"] == pytest.approx(wall, rel=0.05)

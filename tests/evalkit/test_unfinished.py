@@ -50,6 +50,9 @@ class Scripted:
     def throughput(self) -> Sequence[Throughput]:
         return ()
 
+    def running(self) -> tuple[()]:
+        return ()
+
     def stop(self, grace_s: float) -> None:
         pass
 
