@@ -8,7 +8,7 @@ VERL_VENV ?= .venv-verl
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 TEST_JOBS ?= 2
 
-.PHONY: help install docs demo publish-demo clean-demo lint check test test-all test-base test-trl115 test-unsloth test-verl test-vllm bench claims claims-quick clean
+.PHONY: help install docs demo publish-demo clean-demo lint check test test-all release-check test-trl115 test-unsloth test-verl test-vllm bench claims claims-quick clean
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -100,7 +100,7 @@ docs: $(VENV)/.installed-docs  ## the documentation site in site/index.html, and
 	@$(BIN)/$(PYTEST) -m docs tests/docs/run_blocks.py $(wildcard tests/docs/test_*.py) tests/test_examples.py
 	@echo "==> site/index.html"
 
-test-base: $(VENV)/.installed-dev  ## build the package, install it without extras and run what works without torch
+release-check: $(VENV)/.installed-dev  ## build sdist and wheel; try the wheel without extras, and with the extra train
 	@$(BIN)/python -m pytest -m base
 
 test-unsloth: $(VENV)/.installed  ## see that pip finds versions for the extra unsloth (about two minutes, installs nothing)

@@ -12,8 +12,14 @@ if TYPE_CHECKING:
 
 __all__ = ["GTPOConfig", "GTPOTrainer"]
 
+__version__: str
+
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib import metadata
+
+        return metadata.version("gtpo")
     if name in __all__:
         from gtpo import trainer
 

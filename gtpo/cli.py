@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gtpo.common.errors import UserError
+import gtpo
+from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.log import start_logging
 from gtpo.common.packages import require
 from gtpo.evalkit.evaluation.settings import EvalSettings, choices_of, flag_of
@@ -34,8 +35,22 @@ app = App(
     rich_markup_mode=None,  # rich's help takes longer to import than the rest of --help together
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Train language models on mathematics with GTPO and measure them against GRPO and SFT.",
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"gtpo {gtpo.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train language models on mathematics with GTPO and measure them against GRPO and SFT."""
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -43,7 +58,8 @@ def train(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="CONFIG.yaml [--section.key VALUE]...", help="A YAML file: one of configs/ or your own."
+            metavar="CONFIG [--section.key VALUE]...",
+            help="A YAML file, or the name of a config that comes with gtpo (gtpo configs lists them).",
         ),
     ] = None,
     dry_run: Annotated[
@@ -78,7 +94,7 @@ def train(
         return
     path, overrides = parse_flags(words or [])
     if path is None:
-        raise UserError("gtpo train needs a config file, e.g. gtpo train configs/demo/gtpo.yaml")
+        raise UserError("gtpo train needs a config file, e.g. gtpo train demo/gtpo (gtpo configs lists them)")
     config = load_config(path, overrides)
     if check_loss and config.method != "gtpo":
         raise UserError(
@@ -233,3 +249,25 @@ def doctor(
     start_logging()
     if not run_doctor([sys.executable, "-m", "gtpo"], out=out, quick=quick, json_output=json_output):
         raise typer.Exit(1)
+
+
+@app.command()
+def configs(
+    name: Annotated[
+        str | None, typer.Argument(help="A config, e.g. accelerate/fsdp2, or a folder of them, e.g. verl.")
+    ] = None,
+) -> None:
+    """List the configs that come with gtpo, or print the path of one of them, or of a folder.
+
+    For what wants a file: accelerate launch --config_file "$(gtpo configs accelerate/ddp)" -m gtpo train demo/gtpo
+    """
+    from gtpo.config.document import CONFIGS, config_names, find_config
+
+    if name is None:
+        print("\n".join(config_names()))
+        return
+    folders = {known.partition("/")[0] for known in config_names()}
+    path = CONFIGS / name if name in folders else find_config(name)
+    if path is None:
+        raise UserError(f"gtpo configs {name}: there is none.{did_you_mean(name, [*config_names(), *folders])}")
+    print(path)

@@ -180,7 +180,7 @@ def test_no_file_is_longer_than_one_sitting(root):
 NEEDS_TRAIN = (
     "gtpo.completions",
     "gtpo.conflict",
-    "gtpo.doctor.kernels",
+    "gtpo.doctor.loss",
     "gtpo.entropy",
     "gtpo.fused",
     "gtpo.inputs.model",

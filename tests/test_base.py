@@ -1,18 +1,22 @@
-"""`pip install gtpo` without extras: the built package in an environment of its own, without torch (make test-base)."""
+"""The built package in environments of its own: without extras, then with the extra train (make release-check)."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import threading
+import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from own_modules import CHECK, write_own_modules
 
 pytestmark = [pytest.mark.base, pytest.mark.timeout(1200)]  # the first test waits for the build and the installation
 
@@ -28,24 +32,35 @@ def built(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("build")
     listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout
     for name in listed.splitlines():
-        if (root / name).is_file() and not name.startswith("results/"):
+        if (root / name).is_file() and not name.startswith("results/published/claims/bases/"):
             (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(root / name, folder / "tree" / name)
     build = [sys.executable, "-m", "build", "--outdir", str(folder / "dist"), str(folder / "tree")]
-    done = subprocess.run(build, capture_output=True, text=True)
+    environment = os.environ | {"GTPO_REPOSITORY_URL": "https://example.org/gtpo"}
+    done = subprocess.run(build, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return next((folder / "dist").glob("*.whl"))
 
 
-@pytest.fixture(scope="module")
-def base(root: Path, built: Path) -> Path:
-    """The bin folder of an environment that holds the wheel and what it depends on."""
-    environment = built.parent / "environment"
+def environment_with(requirement: str, environment: Path, root: Path) -> Path:
+    """Return the bin folder of a new environment that holds the wheel and what it depends on."""
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-    install = ["-m", "pip", "install", "--quiet", "-c", str(root / "constraints.txt"), str(built)]
+    install = ["-m", "pip", "install", "--quiet", "-c", str(root / "constraints.txt"), requirement]
     done = subprocess.run([str(environment / "bin/python"), *install], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return environment / "bin"
+
+
+@pytest.fixture(scope="module")
+def base(root: Path, built: Path) -> Path:
+    """The wheel without extras."""
+    return environment_with(str(built), built.parent / "base", root)
+
+
+@pytest.fixture(scope="module")
+def train(root: Path, built: Path) -> Path:
+    """The wheel with the extra train."""
+    return environment_with(f"{built}[train]", built.parent / "train", root)
 
 
 @pytest.fixture
@@ -61,11 +76,31 @@ def gtpo(base: Path, tmp_path: Path):
     return run
 
 
-def test_the_wheel_holds_every_file_of_the_packages(root, base):
-    listed = subprocess.run(["git", "ls-files", "gtpo", "evalkit", "rewards"], cwd=root, capture_output=True, text=True)
-    names = [name if name.startswith("gtpo/") else f"gtpo/{name}" for name in listed.stdout.splitlines()]
-    site = next(base.parent.glob("lib/python*/site-packages"))
-    assert [name for name in names if not (site / name).is_file()] == []
+def test_the_wheel_holds_gtpo_alone_and_every_file_of_it(root, built):
+    folders = ["gtpo", "evalkit", "rewards", "configs"]
+    listed = subprocess.run(["git", "ls-files", *folders], cwd=root, capture_output=True, text=True, check=True).stdout
+    with zipfile.ZipFile(built) as wheel:
+        names = {name for name in wheel.namelist() if not name.startswith("gtpo-")}
+    assert names == {name if name.startswith("gtpo/") else f"gtpo/{name}" for name in listed.splitlines()}
+
+
+def test_the_readme_of_the_package_leads_into_the_repository(built):
+    with zipfile.ZipFile(built) as wheel:
+        metadata = wheel.read(next(name for name in wheel.namelist() if name.endswith("METADATA"))).decode()
+    assert "](https://example.org/gtpo/blob/v" in metadata
+    assert "](https://example.org/gtpo/raw/v" in metadata
+    assert "Author: The gtpo developers" in metadata
+    assert [target for target in re.findall(r"\]\(([^)]*)\)", metadata) if not target.startswith("https://")] == []
+
+
+def test_the_tests_of_the_sdist_can_be_collected(built, tmp_path):
+    sdist = next(built.parent.glob("*.tar.gz"))
+    assert sdist.stat().st_size < 5_000_000
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(collect, cwd=next(tmp_path.iterdir()), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
 
 
 def test_torch_is_absent(base):
@@ -149,12 +184,12 @@ def test_the_doctor_describes_a_machine_without_torch(gtpo, tmp_path):
     ("words", "said"),
     [
         (
-            ["train", "{root}/configs/demo/gtpo.yaml"],
+            ["train", "demo/gtpo"],
             "gtpo train needs torch, transformers, trl, peft and accelerate, which are not installed: "
             "pip install 'gtpo[train]'",
         ),
         (
-            ["train", "{root}/configs/demo/gtpo.yaml", "--dry-run"],
+            ["train", "demo/gtpo", "--dry-run"],
             "gtpo train needs torch, transformers, trl, peft and accelerate, which are not installed: "
             "pip install 'gtpo[train]'",
         ),
@@ -175,3 +210,22 @@ def test_a_command_that_needs_an_extra_says_which(gtpo, root, words, said):
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1] == f"gtpo: {said}"
     assert "Traceback" not in done.stderr
+
+
+def test_help_and_version(gtpo):
+    assert gtpo("--version").stdout.startswith("gtpo ")
+    for command in ("train", "eval", "compare", "doctor", "configs"):
+        assert gtpo(command, "--help").returncode == 0
+
+
+def test_with_the_extra_a_run_is_resolved_by_the_name_of_its_config(train, tmp_path):
+    command = [str(train / "gtpo"), "train", "paper/llama-math-gtpo-g8", "--dry-run", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["config"]["run_name"] == "llama-math-gtpo-g8"
+
+
+def test_the_users_modules_are_theirs(train, tmp_path):
+    write_own_modules(tmp_path)
+    done = subprocess.run([str(train / "python"), "-c", CHECK], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "the user's modules are theirs\n"), done.stderr

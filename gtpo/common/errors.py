@@ -9,7 +9,7 @@ from collections.abc import Iterable
 class UserError(Exception):
     """A mistake the user can fix: what is wrong, where, and what to do, in one or two sentences.
 
-    `cli.py` prints the message on stderr without a traceback and exits with code 2.
+    The command line prints the message on stderr without a traceback and exits with code 2.
     """
 
 

@@ -1,4 +1,4 @@
-"""The raw document of a config: YAML with `extends`, and where each key was set."""
+"""The raw document of a config: YAML with `extends`, found by path or name, and where each key was set."""
 
 from __future__ import annotations
 
@@ -12,6 +12,22 @@ import yaml
 from gtpo.common.errors import UserError, did_you_mean
 
 Key = tuple[str, ...]
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+CONFIGS = next(folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if folder.is_dir())
+"""The configs that come with gtpo: beside its modules where it is installed, configs/ in a checkout."""
+
+
+def config_names(folder: str = "") -> list[str]:
+    """Return the names of the configs that come with gtpo, e.g. paper/llama-math-gtpo-g8: all, or those of a folder."""
+    files = (path.relative_to(CONFIGS) for path in CONFIGS.rglob("*") if path.suffix in (".yaml", ".sbatch"))
+    return sorted(file.with_suffix("").as_posix() for file in files if file.is_relative_to(folder))
+
+
+def find_config(name: str) -> Path | None:
+    """Return the file that comes with gtpo under this name, with or without its ending; None where there is none."""
+    known = name.removesuffix(".yaml").removesuffix(".sbatch")
+    return next(CONFIGS.glob(f"{known}.*")) if known in config_names() else None
 
 
 class Origin(NamedTuple):
@@ -102,7 +118,8 @@ def _parse(path: Path) -> Document:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         near = did_you_mean(path.name, (other.name for other in path.parent.glob("*.y*ml")))
-        hint = near or " configs/ has one file per recipe (docs/recipes.md)."
+        typed = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
+        hint = near or did_you_mean(typed, config_names()) or " `gtpo configs` lists those that come with gtpo."
         raise UserError(f"{path}: no such config file.{hint}") from None
     except IsADirectoryError:
         raise UserError(f"{path} is a folder; expected a config file (.yaml)") from None
@@ -148,7 +165,7 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_document(path: Path, _chain: tuple[Path, ...] = ()) -> Document:
-    """Read a YAML file and what it `extends` (one file or several, relative to it; the later ones win)."""
+    """Read a YAML file and what it `extends`: files relative to it, or configs of gtpo by name; the later ones win."""
     document = _parse(path)
     bases = document.values.pop("extends", None)
     if bases is None:
@@ -160,6 +177,8 @@ def read_document(path: Path, _chain: tuple[Path, ...] = ()) -> Document:
         if not isinstance(base, str):
             raise UserError(f"{place}: extends takes a file or a list of files, found {bases!r}")
         file = path.parent / base
+        if not file.is_file():
+            file = find_config(base) or file
         if file.resolve() in chain:
             raise UserError(f"{place}: extends {base} is circular")
         if not file.is_file():

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.common.errors import UserError
+from gtpo.config.document import find_config
 from gtpo.config.keys import ConfigKey, keys
 
 SHORTCUTS: dict[str, str] = {
@@ -30,7 +31,7 @@ def full_name(flag: str) -> str:
 
 
 def _is_config(word: str) -> bool:
-    return word.endswith((".yaml", ".yml")) or Path(word).is_file()
+    return word.endswith((".yaml", ".yml")) or Path(word).is_file() or find_config(word) is not None
 
 
 def _value(key: ConfigKey | None, words: list[str]) -> Any:
@@ -45,7 +46,7 @@ def _value(key: ConfigKey | None, words: list[str]) -> Any:
 
 
 def parse_flags(words: list[str]) -> tuple[str | None, dict[str, Any]]:
-    """Split the words of a command line into the config's path (None if absent) and overrides by flag name.
+    """Split the words of a command line into the config's path or name (None if absent) and overrides by flag name.
 
     Flags may come before or after the path, as `--key value` or `--key=value`; a list takes several words (or
     commas); a boolean alone means true. Unknown flags are kept: `load_config` reports them with the file's errors.

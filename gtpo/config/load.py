@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gtpo.common.log import LOG
-from gtpo.config.document import Document, Origin, read_document
+from gtpo.config.document import Document, Origin, find_config, read_document
 from gtpo.config.flags import full_name
 from gtpo.config.keys import keys, sections, value_of
 from gtpo.config.messages import Findings, schema_error
@@ -40,6 +40,7 @@ def load_config(
 ) -> TrainConfig:
     """Read, check and resolve a training config.
 
+    path: a file, else the name of a config that comes with gtpo, e.g. paper/llama-math-gtpo-g8.
     overrides: flag name (a dotted key or a shortcut) -> value (text is parsed as the key's type), laid over the file.
     world_size: number of training processes; by default the environment's WORLD_SIZE, else 1.
 
@@ -47,6 +48,8 @@ def load_config(
     typed, file and line, the allowed values and the nearest name.
     """
     file = Path(path)
+    if not file.is_file():
+        file = find_config(str(path)) or file
     document = read_document(file)
     for flag, value in (overrides or {}).items():
         document.set(full_name(flag), value, Origin("", f"--{flag}"))

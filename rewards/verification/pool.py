@@ -60,8 +60,9 @@ class _Worker:
             "PYTHONUTF8": "1",
             "PYTHONHASHSEED": "0",  # SymPy's order of terms, and so its work, depends on it
         }
+        # -P: no module of the working directory (a token.py, say) is imported in place of the standard library's.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gtpo.rewards.verification.worker", str(memory_mb), str(timeout_s)],
+            [sys.executable, "-P", "-m", "gtpo.rewards.verification.worker", str(memory_mb), str(timeout_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
