@@ -236,12 +236,12 @@ def compare(
 @app.command()
 def doctor(
     quick: Annotated[bool, typer.Option("--quick", help="Describe the machine only; no self-test.")] = False,
-    out: Annotated[Path | None, typer.Option(help="File for the report. [default: gtpo-doctor-TIME.json]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the report to this file, as JSON.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
 ) -> None:
     """Say what this machine can do, and test it in about two minutes.
 
-    The self-test: the fused loss against float64 and its speed, a run of 3 steps, an evaluation of 16 samples. Exit
+    The self-test: the fused loss against float64, a run of 3 steps, an evaluation of 16 samples. Exit
     code 1 if a part of it failed.
     """
     from gtpo.doctor.command import run_doctor

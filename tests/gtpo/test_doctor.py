@@ -11,7 +11,7 @@ from importlib import metadata
 import pytest
 
 from gtpo.common.errors import UserError
-from gtpo.doctor import command, kernels, machine
+from gtpo.doctor import command, loss, machine
 
 
 @pytest.mark.slow
@@ -25,10 +25,10 @@ def test_the_self_test_passes_here(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
-    loss, train, evaluation = report["checks"]
-    assert {row["dtype"] for row in loss["numbers"]["gradients"]} == {"float32", "bfloat16"}
+    fused, train, evaluation = report["checks"]
+    assert {row["dtype"] for row in fused["numbers"]["gradients"]} == {"float32", "bfloat16"}
     # Of sixteen completions the gate drops some and keeps some, or the gate would not have been tested.
-    assert {row["kept"] for row in loss["numbers"]["gradients"] if row["preset"] == "gtpo"} <= set(range(4, 13))
+    assert {row["kept"] for row in fused["numbers"]["gradients"] if row["preset"] == "gtpo"} <= set(range(4, 13))
     assert [row["step"] for row in train["numbers"]["metrics"]] == [1, 2, 3]
     assert evaluation["numbers"]["benchmarks"]["arithmetic"]["samples"] == 16
     assert report["packages"]["torch"]["version"] == metadata.version("torch")
@@ -36,14 +36,14 @@ def test_the_self_test_passes_here(tmp_path):
 
 
 def test_a_wrong_gradient_is_noticed(monkeypatch):
-    honest = kernels.fused_linear_gtpo_loss
+    honest = loss.fused_linear_gtpo_loss
 
     def one_percent_off(*args, **kwargs):
         result = honest(*args, **kwargs)
         return result._replace(loss=1.01 * result.loss)
 
-    monkeypatch.setattr(kernels, "fused_linear_gtpo_loss", one_percent_off)
-    rows = kernels.check_gradients("cpu")
+    monkeypatch.setattr(loss, "fused_linear_gtpo_loss", one_percent_off)
+    rows = loss.check_gradients("cpu")
     assert not any(row["ok"] for row in rows if row["dtype"] == "float32")
 
 
@@ -55,6 +55,13 @@ def test_a_command_that_fails_is_reported_with_its_last_words(monkeypatch, tmp_p
     assert [check["ok"] for check in checks] == [True, False, False]
     assert "exit code 1\nthe GPU is on fire" in checks[1]["detail"]
     assert "FAILED" in capsys.readouterr().out
+
+
+def test_nothing_is_written_unless_asked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert command.run_doctor([], out=None, quick=True, json_output=True)
+    assert json.loads(capsys.readouterr().out)["checks"] == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_the_test(tmp_path):

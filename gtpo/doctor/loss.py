@@ -1,14 +1,11 @@
-"""The fused loss on this machine's device: right, and how fast. `python -m gtpo.doctor.kernels` prints it as JSON.
+"""The fused loss on this machine's device, against float64. `python -m gtpo.doctor.loss` prints the errors as JSON.
 
-In a process of its own, because a faulty kernel can take the process with it.
+In a process of its own, because a faulty kernel can take the process with it. How fast it is, `bench.loss` measures.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
-import time
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -21,7 +18,6 @@ from gtpo.objective import PRESETS, reference_loss
 GROUP = 8
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """Largest relative difference of a gradient (Frobenius norms) that counts as equal, by the dtype of the inputs."""
-REPEATS = 5
 
 
 class Case(NamedTuple):
@@ -98,59 +94,6 @@ def check_gradients(device: str) -> list[dict[str, Any]]:
     return rows
 
 
-def measure_speed(device: str) -> dict[str, Any]:
-    """Return seconds of forward and backward with a frozen head: the fused loss, all logits, and the bare products."""
-    dtype = torch.float32
-    tokens, width, vocabulary = 512, 256, 16384
-    if device == "cuda":
-        free = torch.cuda.mem_get_info()[0] / 2**30
-        dtype, width, vocabulary = torch.bfloat16, 4096, 131072
-        tokens = 8192 if free > 64 else 2048 if free > 20 else 512
-    case = make_case(GROUP, tokens // GROUP, width, vocabulary).to(device, dtype)
-    hidden = case.hidden.requires_grad_()
-    objective = PRESETS["gtpo-no-filter"]  # every completion is kept: no row may be skipped
-
-    def fused(backend: Literal["torch", "triton"]) -> None:
-        loss = fused_linear_gtpo_loss(objective, *case, GROUP, initial_entropy=0.1, backend=backend).loss
-        torch.autograd.grad(loss, [hidden])
-
-    def all_logits() -> None:
-        logits = (hidden @ case.lm_head.T).float()
-        loss = reference_loss(objective, logits, *case[2:], GROUP, initial_entropy=0.1).loss
-        torch.autograd.grad(loss, [hidden])
-
-    def products() -> None:
-        logits = hidden.detach().flatten(0, 1) @ case.lm_head.T
-        logits @ case.lm_head
-
-    contenders: dict[str, Callable[[], None]] = {"all logits": all_logits, "bare products": products}
-    for backend in _backends(device):
-        contenders[f"fused, {backend}"] = lambda backend=backend: fused(backend)  # type: ignore[misc]
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    peaks: dict[str, float] = {}
-    for repeat in range(REPEATS + 1):
-        for name, call in contenders.items():
-            if device == "cuda":
-                torch.cuda.synchronize()
-                torch.cuda.reset_peak_memory_stats()
-                before = torch.cuda.memory_allocated()
-            begin = time.perf_counter()
-            call()
-            if device == "cuda":
-                torch.cuda.synchronize()
-                peaks[name] = round((torch.cuda.max_memory_allocated() - before) / 2**30, 2)
-            if repeat:  # the first call compiles and warms up
-                times[name].append(time.perf_counter() - begin)
-    return {
-        "shape": {"tokens": tokens, "hidden": width, "vocabulary": vocabulary},
-        "dtype": str(dtype).removeprefix("torch."),
-        "seconds": {name: statistics.median(found) for name, found in times.items()},
-        "peak_gib": peaks or None,
-    }
-
-
 if __name__ == "__main__":
     here = "cuda" if torch.cuda.is_available() else "cpu"
-    if here == "cpu":
-        torch.set_num_threads(min(4, torch.get_num_threads()))
-    print(json.dumps({"device": here, "gradients": check_gradients(here), "speed": measure_speed(here)}))
+    print(json.dumps({"device": here, "gradients": check_gradients(here)}))
