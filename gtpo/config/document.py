@@ -14,7 +14,7 @@ from gtpo.common.errors import UserError, did_you_mean
 Key = tuple[str, ...]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-CONFIGS = next(folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if folder.is_dir())
+CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parent / "configs")), _PACKAGE / "configs")
 """The configs that come with gtpo: beside its modules where it is installed, configs/ in a checkout."""
 
 
