@@ -20,13 +20,13 @@ INTRODUCTION = """\
 
 # The config of a training run
 
-`gtpo train CONFIG [flags]`: a YAML file, else the name of a config that comes with gtpo, e.g. `paper/llama-math-gtpo-g8`
-(`gtpo configs` lists them). Every key below is also a flag, `--section.key value`, before or after the file. A
-list takes several words, `--key=value` works too, and a flag wins over the file. `gtpo train --help-config` prints
-this list, `--dry-run` prints what a run resolves to.
+`gtpo train CONFIG [flags]`, where CONFIG is a YAML file or the name of one that comes with gtpo, such as
+`paper/llama-math-gtpo-g8` (`gtpo configs` lists them). Every key below is also a flag, `--section.key value`, before or
+after the file. A list takes several words, `--key=value` works too, and a flag wins over the file. `gtpo train
+--help-config` prints this list, `--dry-run` prints what a run resolves to.
 
-A file may extend another: `extends: base.yaml` (one file or a list, relative to the extending file, or names of configs that
-come with gtpo). Sections merge key by key, lists are replaced, and `section: null` clears the base's section.
+A file may extend others: `extends: base.yaml`, or a list. They are files relative to the extending one, or names as
+above. Sections merge key by key, lists are replaced, and `section: null` clears the base's section.
 
 Numbers such as `1e-6` are numbers. Unknown keys, values out of range and contradictions are errors, exit code 2, before
 anything heavy is imported. They are reported together, each with the key as you typed it, its file and its line. A key
