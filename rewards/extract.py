@@ -210,6 +210,17 @@ def without_thoughts(text: str, tags: tuple[str, ...] = _THOUGHT_TAGS) -> str:
     return text
 
 
+def unfinished_thought(text: str) -> bool:
+    """Return whether a completion ends inside a thought: `<think>` or `<thinking>` opened and not closed."""
+    return any(text.rfind(f"<{tag}>") > text.rfind(f"</{tag}>") for tag in ("think", "thinking"))
+
+
+def opened_thought(prompt: str) -> str:
+    """Return the tag with which a rendered prompt puts the completion inside a thought; empty where it does not."""
+    end = prompt.rstrip()
+    return next((f"<{tag}>" for tag in _THOUGHT_TAGS[:2] if end.endswith(f"<{tag}>")), "")
+
+
 def _inner(answer: str) -> str | None:
     """Return the content of answer tags or a phrase: its box if it has one, else itself; None if empty."""
     boxes = _last_boxes(answer) if "\\boxed" in answer or "\\fbox" in answer else []
@@ -270,6 +281,8 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     """
     if scoring not in ("strict", "lenient"):
         raise ValueError(f'scoring must be "strict" or "lenient", not {scoring!r}')
+    if len(text) > MAX_TEXT:  # the tag that opens a thought may be far from the end
+        text = without_thoughts(text, _THOUGHT_TAGS[:2])
     tail = text[-MAX_TEXT:].replace("\x0crac", r"\frac")  # what `\f` of an unescaped string becomes
     if "<answer>" in tail:
         tagged = _tagged(without_thoughts(tail))

@@ -304,8 +304,10 @@ class OpenAIEngine:
             return
         if self._stop_at is not None and last.passing:
             return
-        text = self._key.redact(str(last))
-        failed = Generation(task.benchmark, task.question_id, index, "", None, None, seed, text)
+        text, reason = self._key.redact(str(last)), "error" if last.passing else "refused"
+        failed = Generation(
+            task.benchmark, task.question_id, index, self._key.redact(last.text), None, reason, seed, text
+        )
         await self._judge(server, last, failed, attempt + 1)
 
     def _settle(self, server: Server, generation: Generation) -> None:

@@ -21,11 +21,16 @@ _TRY_AGAIN = (408, 409, 425, 429)
 """Client errors that pass; every other one stays."""
 
 
+ENDED = frozenset({"stop", "eos", "eos_token", "end_turn", "stop_sequence", "tool_calls", "function_call"})
+CUT_OFF = frozenset({"length", "max_tokens", "max_output_tokens", "max_new_tokens", "model_length", "token_limit"})
+"""What servers call a completion that came to its end, and one that reached the limit. All else is a failure."""
+
+
 class RequestError(Exception):
     """A request without a completion.
 
     passing: another attempt may help, after pause_s. lost: the server itself may be gone.
-    status: the HTTP status, where there was an answer.
+    status: the HTTP status, where there was an answer. text: what there is of the completion.
     """
 
     def __init__(
@@ -36,8 +41,10 @@ class RequestError(Exception):
         lost: bool = False,
         pause_s: float = 0.0,
         status: int | None = None,
+        text: str = "",
     ) -> None:
         super().__init__(message)
+        self.text = text
         self.passing, self.lost, self.pause_s, self.status = passing, lost, pause_s, status
 
 
@@ -88,15 +95,17 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes) -> Reply:
         where = ".".join(map(str, first["loc"])) or "the body"
         raise RequestError(f"malformed answer: {where}: {first['msg']}", passing=True) from None
     choice = answer.choices[0]
-    if choice.finish_reason == "content_filter":
-        raise RequestError("the server's content filter withheld the completion")
-    message = choice.message
+    reason, message = choice.finish_reason, choice.message
     text = message.content or message.refusal or ""
     thoughts = message.reasoning_content or message.reasoning
     if thoughts:
-        text = f"<think>{thoughts}</think>{text}"
+        text = f"<think>{thoughts}</think>{text}" if text or reason in ENDED else f"<think>{thoughts}"
+    if reason == "content_filter":
+        raise RequestError("the server's content filter withheld the completion", text=text)
+    if reason not in ENDED | CUT_OFF:
+        raise RequestError(f"the completion was not finished (finish_reason {reason})", passing=True, text=text)
     tokens = answer.usage.completion_tokens if answer.usage is not None else None
-    return Reply(text, tokens, "length" if choice.finish_reason == "length" else "stop")
+    return Reply(text, tokens, "length" if reason in CUT_OFF else "stop")
 
 
 def error_message(body: bytes) -> str:

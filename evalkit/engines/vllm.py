@@ -217,10 +217,11 @@ class VLLMEngine:
 
     @staticmethod
     def _generation(task: Task, first: int, seed: int, sample: Any) -> Generation:
-        reason = "length" if sample.finish_reason == "length" else "stop"
-        index = sample.index
+        error = None if sample.finish_reason in ("stop", "length") else f"vLLM ended it: {sample.finish_reason}"
+        reason = "error" if error else sample.finish_reason
+        index, tokens = sample.index, len(sample.token_ids)
         return Generation(
-            task.benchmark, task.question_id, first + index, sample.text, len(sample.token_ids), reason, seed + index
+            task.benchmark, task.question_id, first + index, sample.text, tokens, reason, seed + index, error
         )
 
     def throughput(self) -> tuple[()]:

@@ -50,6 +50,7 @@ from gtpo.evalkit.results.record import (
 )
 from gtpo.evalkit.results.store import EvalFolder, Key, QuestionKey
 from gtpo.rewards.data.prompt import SYSTEM_INSTRUCTION, chat_messages
+from gtpo.rewards.extract import opened_thought
 from gtpo.rewards.verify import Verifier, usable_cpus
 
 from gtpo.common.errors import UserError
@@ -358,13 +359,16 @@ def _sample(
 
     total: samples of the whole run, of which --fail-on-error allows a share to fail.
     """
+    tags = {(task.benchmark, task.question_id): opened_thought(task.prompt.text or "") for task in tasks}
     failed: list[Generation] = []
     stop: Incomplete | None = None
     with _Interrupt(engine, pipeline) as interrupt:
         try:
             for generations in engine.generate(tasks):
                 progress.arrive(generations)
-                pipeline.put(generations)
+                pipeline.put(
+                    [g._replace(text=_with_tag(g.text, tags[g.benchmark, g.question_id])) for g in generations]
+                )
                 _name_failures(failed, [g for g in generations if g.error is not None])
                 if stop is None and len(failed) > settings.failure_limit(total):
                     stop = _too_many(failed, total, settings.fail_on_error)
@@ -380,6 +384,11 @@ def _sample(
         pipeline.close()
     if stop is not None:
         raise stop
+
+
+def _with_tag(text: str, tag: str) -> str:
+    """Return a completion after the tag of a thought that its prompt opened: what it wrote belongs to that thought."""
+    return text if not tag or text.lstrip().startswith(tag) else tag + text
 
 
 def _name_failures(failed: list[Generation], new: list[Generation]) -> None:

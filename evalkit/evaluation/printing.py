@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,19 @@ UNDECIDED = ("TIMEOUT", "REJECTED")
 CUT_OFF = 0.05
 """Share of completions cut off at max_tokens above which the user is warned."""
 
+NO_ANSWER = 0.9
+"""Share of completions without an answer above which the likely cause is named."""
+
 GROUPS_FROM = 200
 """Questions from which subjects and levels are printed: below, a group is a handful (eval.json has them)."""
+
+
+TROUBLES: dict[str, Callable[[BenchmarkRecord], float]] = {
+    "unfinished": lambda entry: entry.unfinished_rate or 0.0,
+    "failed": lambda entry: (entry.unscored - entry.refused) / max(1, entry.samples + entry.unscored),
+    "refused": lambda entry: entry.refused / max(1, entry.samples + entry.unscored),
+}
+"""Columns of the overview that are shown where there is something in them: shares of the samples."""
 
 
 def shown_ks(n: int, k: int) -> list[int]:
@@ -31,7 +42,10 @@ def shown_ks(n: int, k: int) -> list[int]:
 
 
 def _cell(interval: Interval) -> str:
-    return f"{100 * interval.mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+    text = f"{100 * interval.mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+    if interval.worst is not None and interval.best is not None:
+        text += f" ({100 * interval.worst:.1f} to {100 * interval.best:.1f})"
+    return text
 
 
 def _console() -> Any:
@@ -83,7 +97,8 @@ def _overview(record: EvalRecord, done: Mapping[str, BenchmarkRecord], k: int | 
     table.add_column("benchmark", no_wrap=True)
     at_k = [f"pass@{largest}", f"maj@{largest}"] if largest > 1 else []
     columns = ["questions", "pass@1" if average == "avg@1" else f"pass@1 ({average})", *at_k]
-    for column in (*columns, "format", "cut off", "tokens", "time"):
+    troubles = [title for title in TROUBLES if any(TROUBLES[title](entry) for entry in done.values())]
+    for column in (*columns, "format", "cut off", *troubles, "tokens", "time"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, entry in done.items():
         size = _largest(entry, k)
@@ -96,6 +111,7 @@ def _overview(record: EvalRecord, done: Mapping[str, BenchmarkRecord], k: int | 
             _cell(entry.pass_at_k[1]),
             *cells,
             *("" if rate is None else f"{100 * rate:.1f}" for rate in (entry.format_rate, entry.truncation_rate)),
+            *(f"{100 * TROUBLES[title](entry):.1f}" for title in troubles),
             "" if entry.mean_tokens is None else f"{entry.mean_tokens:.0f}",
             "" if seconds is None else duration(seconds),
         )
@@ -130,6 +146,21 @@ def warn(record: EvalRecord) -> None:
             LOG.warning(
                 "%s: %d samples have no completion and are unscored%s (%d: %s). The same command tries them again",
                 name, entry.unscored, left_out, count, reason,
+            )  # fmt: skip
+        if entry.lacking:
+            first = ", ".join(f"{question} ({n})" for question, n in list(entry.lacking.items())[:5])
+            LOG.warning(
+                "%s: %d questions have fewer than %s samples and count up to the k that they have: %s%s. In round "
+                "brackets: the figures if all missing samples were wrong, and if all were right",
+                name, len(entry.lacking), entry.n, first, ", ..." if len(entry.lacking) > 5 else "",
+            )  # fmt: skip
+        if entry.unfinished_rate is not None and entry.unfinished_rate > CUT_OFF:
+            LOG.warning("%s: unfinished thoughts %.0f %%: they have no answer", name, 100 * entry.unfinished_rate)
+        if record.scoring == "strict" and (entry.no_answer_rate or 0.0) > NO_ANSWER and entry.lenient is not None:
+            LOG.warning(
+                "%s: no answer in the answer tags in %.0f %% of the completions (lenient: none in %.0f %%): "
+                "perhaps the model does not know the layout of the system prompt; --scoring lenient takes other forms",
+                name, 100 * (entry.no_answer_rate or 0.0), 100 * (entry.lenient.no_answer_rate or 0.0),
             )  # fmt: skip
         if entry.truncation_rate is not None and entry.truncation_rate > CUT_OFF:
             LOG.warning(
@@ -178,8 +209,9 @@ def _groups(entry: BenchmarkRecord, k: int) -> Any:
         table.add_column(column, justify="left" if column == "" else "right")
     for groups, title in ((entry.by_subject, "{}"), (entry.by_level, "level {}")):
         for value, group in (groups or {}).items():
-            cells = [group.pass_at_k[1], *([group.pass_at_k[k], group.maj_at_k[k]] if k > 1 else [])]
-            table.add_row(title.format(value), str(group.questions), *(f"{100 * cell:.1f}" for cell in cells))
+            cells = [group.pass_at_k.get(1), *([group.pass_at_k.get(k), group.maj_at_k.get(k)] if k > 1 else [])]
+            shown = ("" if cell is None else f"{100 * cell:.1f}" for cell in cells)
+            table.add_row(title.format(value), str(group.questions), *shown)
     return table
 
 

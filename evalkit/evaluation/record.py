@@ -162,7 +162,7 @@ def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier:
         try:
             if n is not None:
                 samples = tally.first(name, problems[name], _limit(record, tally, name, n))
-                found, of_benchmark = summarise(name, entry, problems[name], samples, record.scoring, tally)
+                found, of_benchmark = summarise(name, entry, problems[name], samples, record.scoring, tally, n)
                 rows += of_benchmark
         except UserError as error:
             unscorable, n = error, None

@@ -10,7 +10,7 @@ from gtpo.evalkit.engines.base import Generation
 from gtpo.evalkit.results.record import SCORINGS
 from gtpo.evalkit.results.store import EvalFolder, QuestionKey
 from gtpo.rewards.data.problem import Problem
-from gtpo.rewards.extract import Scoring, extract_both
+from gtpo.rewards.extract import Scoring, extract_both, unfinished_thought
 from gtpo.rewards.format import format_ok
 from gtpo.rewards.verify import Verdict, Verifier
 
@@ -44,6 +44,7 @@ def score(generations: Sequence[Generation], problems: Mapping[QuestionKey, Prob
             "verdict_strict": str(verdicts["strict"][i]),
             "verdict_lenient": str(verdicts["lenient"][i]),
             "format_ok": format_ok(g.text),
+            "unfinished": unfinished_thought(g.text),
         }
         for i, (g, (strict, lenient)) in enumerate(zip(answered, extracted, strict=True))
     ]
@@ -58,7 +59,9 @@ def unverified_row(g: Generation) -> Row:
         "question_id": g.question_id,
         "sample_index": g.sample_index,
         "completion": _storable(g.text),
-        **dict.fromkeys(("answer_strict", "verdict_strict", "answer_lenient", "verdict_lenient", "format_ok"), None),
+        **dict.fromkeys(
+            ("answer_strict", "verdict_strict", "answer_lenient", "verdict_lenient", "format_ok", "unfinished"), None
+        ),
         "tokens": g.tokens,
         "finish_reason": g.finish_reason,
         "seed": g.seed,

@@ -25,7 +25,7 @@ from gtpo.common.errors import UserError
 Array = npt.NDArray[np.float64]
 
 _COLUMNS = [
-    "benchmark", "question_id", "sample_index", "error", "format_ok", "tokens", "finish_reason",
+    "benchmark", "question_id", "sample_index", "error", "finish_reason", "format_ok", "unfinished", "tokens",
     *(f"answer_{scoring}" for scoring in SCORINGS), *(f"verdict_{scoring}" for scoring in SCORINGS),
 ]  # fmt: skip
 
@@ -38,6 +38,7 @@ class QuestionSamples:
     answers: dict[str, list[str | None]] = field(default_factory=lambda: {s: [] for s in SCORINGS})
     verdicts: dict[str, list[str]] = field(default_factory=lambda: {s: [] for s in SCORINGS})
     format_ok: list[bool] = field(default_factory=list)
+    unfinished: list[bool] = field(default_factory=list)
     tokens: list[int | None] = field(default_factory=list)
     reasons: list[str | None] = field(default_factory=list)
     """How they ended; None where it is not known: a file of recorded completions need not say."""
@@ -45,16 +46,21 @@ class QuestionSamples:
     """By scoring, once they are counted."""
     errors: dict[int, str] = field(default_factory=dict)
     """Sample index -> why it has no completion."""
+    refused: set[int] = field(default_factory=set)
+    """Those of them that the server refused."""
 
     def reached(self) -> int:
         """Return the n for which samples 0 to n - 1 are all stored, completed or failed."""
         there = {*self.indices, *self.errors}
         return next(i for i in range(len(there) + 1) if i not in there)
 
-    def add(self, index: int, format_ok: bool, tokens: int | None, reason: str | None, *both: str | None) -> None:
+    def add(
+        self, index: int, reason: str | None, format_ok: bool, unfinished: bool, tokens: int | None, *both: str | None
+    ) -> None:
         """Count one sample; both: its answers, then its verdicts, in the order of SCORINGS."""
         self.indices.append(index)
         self.format_ok.append(format_ok)
+        self.unfinished.append(bool(unfinished))
         self.tokens.append(tokens)
         self.reasons.append(reason)
         for i, scoring in enumerate(SCORINGS):
@@ -65,9 +71,11 @@ class QuestionSamples:
         """Return the samples with an index below n."""
         if all(i < n for i in (*self.indices, *self.errors)):
             return self
-        chosen = QuestionSamples(errors={i: why for i, why in self.errors.items() if i < n})
+        chosen = QuestionSamples(
+            errors={i: why for i, why in self.errors.items() if i < n}, refused={i for i in self.refused if i < n}
+        )
         both = (*(self.answers[s] for s in SCORINGS), *(self.verdicts[s] for s in SCORINGS))
-        for sample in zip(self.indices, self.format_ok, self.tokens, self.reasons, *both, strict=True):
+        for sample in zip(self.indices, self.reasons, self.format_ok, self.unfinished, self.tokens, *both, strict=True):
             if sample[0] < n:
                 chosen.add(*sample)
         return chosen
@@ -90,12 +98,14 @@ class Tally:
         self._add(tuple(row[name] for name in _COLUMNS) for row in rows)
 
     def _add(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        for benchmark, question, index, error, *scores in rows:
+        for benchmark, question, index, error, reason, *scores in rows:
             samples = self.questions.setdefault((benchmark, question), QuestionSamples())
             if error is not None:
                 samples.errors[index] = error
+                if reason == "refused":
+                    samples.refused.add(index)
             elif index not in samples.indices:  # one that is stored twice counts once
-                samples.add(index, *scores)
+                samples.add(index, reason, *scores)
                 samples.votes.clear()
 
     def keys(self, *, failed: bool = False) -> set[Key]:
@@ -150,34 +160,63 @@ def _score(samples: Sequence[QuestionSamples]) -> dict[Scoring, Scored]:
     }
 
 
-def _intervals(values: Array, variance: Array, k_max: int, mean_n: float) -> dict[int, Interval]:
-    out = {}
-    for k in range(1, k_max + 1):
-        within = variance[:, k - 1]
-        known = None if np.isnan(within).any() else within
-        out[k] = Interval(**mean_interval(values[:, k - 1], known, draws=mean_n / k)._asdict())
-    return out
+def _bounds(
+    scored: Scored, samples: Sequence[QuestionSamples], n: int, lost: int
+) -> Callable[[str, int], dict[str, float]]:
+    """Return (metric, k) -> the mean over all questions if each missing sample were wrong, and if it were right.
+
+    At the worst the missing votes go to the largest wrong class. lost: questions without any sample. Empty where
+    nothing is missing.
+    """
+    missing = [max(0, n - len(s.indices)) for s in samples] + [n] * lost
+    if not any(missing):
+        return lambda metric, k: {}
+    known = [*scored.votes, *[Votes(0, 0, [])] * lost]
+    wrong = [[(v.wrong or [0])[0] + m, *v.wrong[1:]] for v, m in zip(known, missing, strict=True)]
+    right, silent = [v.correct for v in known], [v.abstentions for v in known]
+    most = [c + m for c, m in zip(right, missing, strict=True)]
+    total = [max(n, v.total) for v in known]
+    tables = {
+        "pass": (pass_at_all_k(total, right), pass_at_all_k(total, most)),
+        "maj": (maj_at_all_k(wrong, right, silent), maj_at_all_k([v.wrong for v in known], most, silent)),
+    }
+    return lambda metric, k: {
+        name: float(table[:, k - 1].mean()) for name, table in zip(("worst", "best"), tables[metric], strict=True)
+    }
 
 
-def _metrics(scored: Scored, samples: Sequence[QuestionSamples], scoring: Scoring) -> ScoringMetrics:
-    """Return pass@k and maj@k with intervals for k = 1..(fewest samples of a question)."""
-    k_max, mean_n = min(scored.n), float(np.mean(scored.n))
+def _metrics(scored: Scored, samples: Sequence[QuestionSamples], scoring: Scoring, n: int, lost: int) -> ScoringMetrics:
+    """Return pass@k and maj@k with intervals for every k up to n, each over the questions that have k samples."""
+    counts, bounds = np.array(scored.n), _bounds(scored, samples, n, lost)
     verdicts = Counter(v for s in samples for v in s.verdicts[scoring])
+
+    def intervals(metric: str, values: Array, variance: Array) -> dict[int, Interval]:
+        found = {}
+        for k in range(1, min(n, counts.max()) + 1):
+            rows = counts >= k
+            within = variance[rows, k - 1]
+            noise = None if np.isnan(within).any() else within
+            interval = mean_interval(values[rows, k - 1], noise, draws=float(counts[rows].mean()) / k)
+            fewer = {} if rows.all() else {"questions": int(rows.sum())}
+            found[k] = Interval(**interval._asdict(), **fewer, **bounds(metric, k))
+        return found
+
     return ScoringMetrics(
-        pass_at_k=_intervals(scored.pass_at, scored.pass_variance, k_max, mean_n),
-        maj_at_k=_intervals(scored.maj_at, scored.maj_variance, k_max, mean_n),
+        pass_at_k=intervals("pass", scored.pass_at, scored.pass_variance),
+        maj_at_k=intervals("maj", scored.maj_at, scored.maj_variance),
         no_answer_rate=sum(votes.abstentions for votes in scored.votes) / sum(scored.n),
         unsimplified_rate=verdicts[Verdict.UNSIMPLIFIED] / sum(scored.n),
         verdicts=dict(sorted(verdicts.items())),
     )
 
 
-def _means(scored: Scored, rows: Sequence[int]) -> GroupMetrics:
-    ks = range(1, min(scored.n[i] for i in rows) + 1)
+def _means(scored: Scored, rows: Sequence[int], n: int) -> GroupMetrics:
+    """Return the means of a group; for each k over those of its questions that have k samples."""
+    having = {k: [i for i in rows if scored.n[i] >= k] for k in range(1, n + 1)}
     return GroupMetrics(
         questions=len(rows),
-        pass_at_k={k: float(scored.pass_at[rows, k - 1].mean()) for k in ks},
-        maj_at_k={k: float(scored.maj_at[rows, k - 1].mean()) for k in ks},
+        pass_at_k={k: float(scored.pass_at[some, k - 1].mean()) for k, some in having.items() if some},
+        maj_at_k={k: float(scored.maj_at[some, k - 1].mean()) for k, some in having.items() if some},
     )
 
 
@@ -190,7 +229,10 @@ def _groups(problems: Sequence[Problem], key: Callable[[Problem], Any]) -> dict[
     return {str(value): groups[value] for value in sorted(groups)}
 
 
-_WHERE_THERE_ARE_ANY = {"unscored", "unscored_reasons", "unscored_questions", "by_subject", "by_level"}
+_WHERE_THERE_ARE_ANY = {
+    *("unscored", "unscored_reasons", "unscored_questions", "refused", "lacking", "unfinished_rate"),
+    *("by_subject", "by_level"),
+}
 
 
 def _unscored(errors: Counter[str], failed: list[str]) -> dict[str, Any]:
@@ -207,13 +249,15 @@ def summarise(
     samples: Sequence[QuestionSamples],
     headline: Scoring,
     tally: Tally,
+    n: int,
 ) -> tuple[BenchmarkRecord, list[dict[str, Any]]]:
     """Return (the benchmark's record with its metrics, its rows of questions.parquet).
 
-    samples: of each problem. Questions of which every sample failed are left out. Raises UserError where nothing could
-    be scored.
+    samples: of each problem. n: how many were asked for. Questions of which every sample failed are left out. Raises
+    UserError where nothing could be scored.
     """
     errors = Counter(e for s in samples for e in s.errors.values())
+    refused = sum(len(s.refused) for s in samples)
     failed = [p.id for p, s in zip(problems, samples, strict=True) if not s.indices]
     asked = [(p, s) for p, s in zip(problems, samples, strict=True) if s.indices]
     if not asked:
@@ -224,15 +268,20 @@ def summarise(
     rows: list[dict[str, Any]] = []
     by_scoring = _score(samples)
     for scoring, scored in by_scoring.items():
-        metrics[scoring] = _metrics(scored, samples, scoring)
+        metrics[scoring] = _metrics(scored, samples, scoring, n, len(failed))
         rows += [_row(name, scoring, p, s, scored, i) for i, (p, s) in enumerate(asked)]
     tokens = [t for s in samples for t in s.tokens if t is not None]
     total = sum(len(s.indices) for s in samples)
+    lacking = {p.id: len(s.indices) for p, s in asked if len(s.indices) < n}
+    unfinished = sum(sum(s.unfinished) for s in samples)
     ended = [reason for s in samples for reason in s.reasons if reason is not None]
     summary: dict[str, Any] = {
         "questions": len(problems),
         "samples": total,
         **_unscored(errors, failed),
+        **({"refused": refused} if refused else {}),
+        **({"lacking": lacking} if lacking else {}),
+        **({"unfinished_rate": unfinished / total} if unfinished else {}),
         **{name: getattr(metrics[headline], name) for name in ScoringMetrics.model_fields},
         "format_rate": sum(sum(s.format_ok) for s in samples) / total,
         "truncation_rate": ended.count("length") / len(ended) if ended else None,
@@ -242,7 +291,7 @@ def summarise(
     for label, key in (("by_subject", lambda p: p.subject), ("by_level", lambda p: p.level)):
         groups = _groups(problems, key)
         if len(groups) > 1:
-            summary[label] = {value: _means(by_scoring[headline], rows) for value, rows in groups.items()}
+            summary[label] = {value: _means(by_scoring[headline], rows, n) for value, rows in groups.items()}
     before = record.model_dump(exclude=_WHERE_THERE_ARE_ANY, exclude_unset=True)  # of an earlier summary
     return BenchmarkRecord(**before).model_copy(update=summary), rows
 

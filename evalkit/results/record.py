@@ -38,6 +38,12 @@ class Interval(_Block):
     """Lower end for sampling noise on these very questions alone; null with one sample per question."""
     high_sampling: float | None = None
     """Upper end."""
+    questions: int | None = None
+    """Questions that have k samples and of which the mean is; only where some have fewer."""
+    worst: float | None = None
+    """The mean over all questions if every missing sample were wrong; only where samples are missing."""
+    best: float | None = None
+    """The same if every missing sample were right."""
 
 
 class ScoringMetrics(_Block):
@@ -100,8 +106,14 @@ class BenchmarkRecord(ScoringMetrics):
     """Samples without a completion."""
     unscored_reasons: dict[str, int] = {}
     """Why: the server's word -> count."""
+    refused: int = 0
+    """Of these, those that the server refused: a content filter, or a request that it does not take."""
     unscored_questions: list[str] = []
     """Ids of questions without a single scored sample: left out of the metrics."""
+    lacking: dict[str, int] = {}
+    """Question -> its scored samples, where they are fewer than n. Its pass@k and maj@k end there."""
+    unfinished_rate: float | None = None
+    """Share of samples that end inside a thought: they have no answer. Absent where there are none."""
     format_rate: float | None = None
     """Share of samples in the full layout."""
     truncation_rate: float | None = None

@@ -25,16 +25,25 @@ SAMPLE_COLUMNS: Columns = (
     ("benchmark", pa.string(), "Name of the benchmark."),
     ("question_id", pa.string(), "The question."),
     ("sample_index", pa.int32(), "Which sample of the question, from 0."),
-    ("completion", pa.string(), "What the model wrote; null where the sample failed."),
+    (
+        "completion",
+        pa.string(),
+        "What the model wrote, after the tag of a thought that its prompt opened; of a failed sample what came of it.",
+    ),
     ("answer_strict", pa.string(), "Answer inside the answer tags; null where there is none."),
     ("verdict_strict", pa.string(), "Its verdict; null for a failed sample, or one that is yet to be verified."),
     ("answer_lenient", pa.string(), "Answer by the lenient rules; null where there is none."),
     ("verdict_lenient", pa.string(), "Its verdict, null as above."),
     ("format_ok", pa.bool_(), "Whether the completion has the full layout."),
     ("tokens", pa.int32(), "Its tokens; null for recorded completions that do not say."),
-    ("finish_reason", pa.string(), "stop, or length where it was cut off; null as above."),
+    (
+        "finish_reason",
+        pa.string(),
+        "stop; length where it was cut off; error or refused where it failed; null as above.",
+    ),
     ("seed", pa.int64(), "Seed of this sample; null as above."),
     ("error", pa.string(), "Why there is no completion. Such a sample is unscored, never wrong."),
+    ("unfinished", pa.bool_(), "Whether it ends inside a thought, so that it has no answer; null where it failed."),
 )
 SAMPLE_SCHEMA = _schema(SAMPLE_COLUMNS)
 """One sample. Every part's metadata holds, as `gtpo_run`, the eval.json of its run as it was then, without metrics."""

@@ -49,14 +49,16 @@ def _damaged(path: Path, error: Exception) -> UserError:
 
 
 def _read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a file; a sample's `error` is null in those that an older version wrote."""
+    """Read a file; a sample's columns that an older version did not write are null."""
     names = _schema(path).names
     try:
         table = pq.read_table(path, columns=[name for name in columns or names if name in names])
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(path, error) from None
-    if "error" not in names and "completion" in names and "error" in (columns or ["error"]):
-        table = table.append_column(SAMPLE_SCHEMA.field("error"), pa.nulls(len(table), pa.string()))
+    for name in columns or SAMPLE_SCHEMA.names if "completion" in names else ():
+        if name not in names:
+            field = SAMPLE_SCHEMA.field(name)
+            table = table.append_column(field, pa.nulls(len(table), field.type))
     return table
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import gtpo.evalkit.engines.openai as module
 import gtpo.evalkit.engines.openai_server as server_module
+import pyarrow.parquet as pq
 import pytest
 from gtpo.evalkit.engines.base import EngineStopped, Generation, Prompt, Sampling, Task, sample_seed
 from gtpo.evalkit.engines.model_ref import resolve_model
@@ -192,3 +193,41 @@ def test_the_clock_of_a_slow_server(gtpo, serve, tmp_path: Path) -> None:  # typ
     gtpo("eval", "m", *arguments, "--engine", "openai", "--base-url", server.url, "--out", "run")
     wall = sent[-1] + 1.0 - sent[0]
     assert read_record(tmp_path / "run").benchmark_seconds["arithmetic"] == pytest.approx(wall, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("reason", "stored", "tokens"),
+    [
+        ("stop", "stop", 7),
+        ("eos", "stop", 7),
+        ("max_tokens", "length", 7),
+        ("abort", "error", None),
+        ("error", "error", None),
+        (None, "error", None),
+        ("whatever", "error", None),
+        ("content_filter", "refused", None),
+    ],
+)
+def test_how_a_completion_ended(
+    gtpo, serve, tmp_path: Path, reason: str | None, stored: str, tokens: int | None
+) -> None:  # type: ignore[no-untyped-def]
+    """What is no end and no limit is a failure: tried again, kept with its text, unscored."""
+
+    def behave(payload: dict[str, Any], times: int) -> Reply:
+        reply = completion(payload)
+        if payload["messages"][-1]["content"].startswith(first):
+            reply.body["choices"][0]["finish_reason"] = reason
+        return reply
+
+    from gtpo.rewards.data.arithmetic import arithmetic_problems
+
+    first = arithmetic_problems("test")[0].problem
+    server = serve(behave)
+    arguments = ("--benchmarks", "arithmetic", "--limit", "2", "--max-tokens", "64", "--fail-on-error", "1")
+    gtpo("eval", "m", *arguments, "--retries", "1", "--engine", "openai", "--base-url", server.url, "--out", "run")
+    rows = {row["question_id"]: row for row in pq.read_table(tmp_path / "run/samples").to_pylist()}
+    row = rows["arithmetic/test/0"]
+    assert (row["finish_reason"], row["tokens"], row["error"] is None) == (stored, tokens, tokens is not None)
+    assert row["completion"] == text_of(row["seed"])
+    assert (row["verdict_lenient"] is None) == (tokens is None)
+    assert len(server.requests) == (3 if stored == "error" else 2)

@@ -199,3 +199,21 @@ def test_the_time_left_is_known_from_the_first_third() -> None:
             ratios.append(left.tokens / (lengths.sum() - done))
     assert min(ratios) > 1 / 1.5
     assert max(ratios) < 1.5
+
+
+def test_an_unfinished_thought_is_no_answer(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """A template that ends inside a thought, cut off in it: no answer under either scoring, and it is said."""
+    (tmp_path / "r1.jinja").write_text("{% for m in messages %}{{ m['content'] }}\n{% endfor %}<think>\n")
+    arguments = ("--benchmarks", "arithmetic", "--limit", "3", "--k", "2", "--max-tokens", "8", "--batch-size", "8")
+    done = gtpo("eval", tiny_model, *arguments, "--chat-template", "r1.jinja", "--out", "run", "--scoring", "lenient")
+    entry = read_record(tmp_path / "run").benchmarks["arithmetic"]
+    cut = entry.truncation_rate
+    assert entry.unfinished_rate == pytest.approx(1.0)
+    assert cut == pytest.approx(1.0)
+    assert (entry.lenient.pass_at_k[1].mean, entry.lenient.no_answer_rate, entry.strict.no_answer_rate) == (0, 1, 1)
+    assert "unfinished thoughts 100 %" in done.stderr
+    assert "unfinished" in done.stdout
+    gtpo("eval", "run", "--rescore")
+    assert read_record(tmp_path / "run").benchmarks["arithmetic"].unfinished_rate == pytest.approx(1.0)
+    gtpo("eval", tiny_model, *arguments, "--out", "plain")
+    assert read_record(tmp_path / "plain").benchmarks["arithmetic"].unfinished_rate is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +36,7 @@ def summary(tmp_path_factory: pytest.TempPathFactory) -> tuple[BenchmarkRecord, 
         folder.append([*rows[2:], rows[0]])  # two samples stored twice count once
         tally = Tally(folder, verifier)
         samples = tally.first("b", problems, 4)
-        return summarise("b", BenchmarkRecord(), problems, samples, "strict", tally)
+        return summarise("b", BenchmarkRecord(), problems, samples, "strict", tally, 4)
 
 
 def test_means(summary) -> None:  # type: ignore[no-untyped-def]
@@ -67,3 +69,32 @@ def test_intervals(summary) -> None:  # type: ignore[no-untyped-def]
     for interval in entry.pass_at_k.values():
         assert interval.low <= interval.low_sampling <= interval.mean
         assert interval.mean <= interval.high_sampling <= interval.high
+
+
+def test_what_is_missing_is_bounded() -> None:
+    """a: 2 of 4 right; b: 1 of 2, two failed; c: all four failed. By hand, for every k."""
+    right, wrong = "<answer>4</answer>", "<answer>5</answer>"
+    generations = [
+        *(row("a", i, text) for i, text in enumerate([right, right, wrong, wrong])),
+        *(row("b", i, text) for i, text in enumerate([right, wrong])),
+        *(Generation("b", "b", i, "half", None, "error", i, "HTTP 500") for i in (2, 3)),
+        *(Generation("b", "c", i, "", None, "refused", i, "HTTP 400") for i in range(4)),
+    ]
+    problems = [Problem(name, "p", "4") for name in "abc"]
+    with Verifier() as verifier, tempfile.TemporaryDirectory() as scratch, EvalFolder(Path(scratch) / "run") as folder:
+        folder.append(score(generations, {("b", p.id): p for p in problems}, verifier))
+        tally = Tally(folder, verifier)
+        assert tally.reached("b", problems) == 4
+        entry, rows = summarise("b", BenchmarkRecord(), problems, tally.first("b", problems, 4), "strict", tally, 4)
+    assert (entry.samples, entry.unscored, entry.refused) == (6, 6, 4)
+    assert (entry.lacking, entry.unscored_questions) == ({"b": 2}, ["c"])
+    assert {k: interval.questions for k, interval in entry.pass_at_k.items()} == {1: None, 2: None, 3: 1, 4: 1}
+    means = {1: (1 / 2 + 1 / 2) / 2, 2: (5 / 6 + 1) / 2, 3: 1.0, 4: 1.0}
+    assert {k: interval.mean for k, interval in entry.pass_at_k.items()} == pytest.approx(means)
+    worst = {1: (1 / 2 + 1 / 4 + 0) / 3, 2: (5 / 6 + 1 / 2) / 3, 3: (1 + 3 / 4) / 3, 4: 2 / 3}
+    best = {1: (1 / 2 + 3 / 4 + 1) / 3, 2: (5 / 6 + 1 + 1) / 3, 3: 1.0, 4: 1.0}
+    assert {k: interval.worst for k, interval in entry.pass_at_k.items()} == pytest.approx(worst)
+    assert {k: interval.best for k, interval in entry.pass_at_k.items()} == pytest.approx(best)
+    assert entry.maj_at_k[4].worst == pytest.approx((1 / 2 + 0 + 0) / 3)  # b: one right, three alike that are wrong
+    assert entry.maj_at_k[4].best == pytest.approx((1 / 2 + 1 + 1) / 3)
+    assert {(r["question_id"], len(r["pass_at_k"])) for r in rows} == {("a", 4), ("b", 2)}
