@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 
+MAX_LORA_RANK = 512
+"""The largest rank that vLLM takes an adapter of."""
+
 
 def quiet_vllm(*, on_cpu: bool) -> None:
     """Set what vLLM reads, unless the user has: no usage reports, few log lines; on a CPU one process, 1 GiB of cache,

@@ -259,9 +259,10 @@ class RolloutSection(Section):
     importance_sampling_correction: bool = False
     """TRL's correction of the mismatch between vLLM's log-probabilities and the trainer's, for gtpo and grpo alike.
     Completions whose ratio is above 3 are left out, the others are weighted by it. Costs a second forward."""
-    logp_difference_alarm: float = Field(0.1, gt=0)
+    logp_difference_alarm: float | None = Field(None, gt=0)
     """Mean difference in nats per token between vLLM's log-probabilities and the trainer's (`sampling/logp_difference`)
-    above which a warning says what to do."""
+    above which the run stops. null: that of the coarser data type of the two, 0.001 for float32, 0.02 for float16, 0.05
+    for bfloat16."""
 
 
 class HealthSection(Section):

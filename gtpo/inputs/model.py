@@ -87,15 +87,10 @@ def check_backend(config: TrainConfig) -> None:
         raise UserError(
             "model.backend unsloth needs a CUDA device; this machine has none. Set model.backend: transformers"
         )
-    if engine == "vllm_server":
+    if engine == "vllm_server" and not config.model.lora_rank:
         raise UserError(
             "rollout.engine vllm_server sends weights over NCCL, which needs GPUs on both sides; there is none here. "
-            "Set rollout.engine: vllm (in this process) or transformers"
-        )
-    if engine == "vllm" and config.model.load_in_4bit:
-        raise UserError(
-            "rollout.engine vllm cannot hold 4-bit weights without a CUDA device. Set rollout.engine: transformers, or "
-            "model.load_in_4bit: false"
+            "Set model.lora_rank (an adapter needs no NCCL), or rollout.engine: vllm (in this process) or transformers"
         )
 
 

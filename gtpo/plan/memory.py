@@ -218,9 +218,8 @@ def forecast(config: TrainConfig, shape: ModelShape) -> Forecast:
     engine = "none" if config.method == "sft" else config.rollout.engine.replace("auto", "transformers")
     if engine == "vllm":
         share = model.gpu_memory_utilization
-        # TRL has vLLM quantise its copy too where the trained model is in 4 bits.
-        copy = four_bit if model.load_in_4bit else shape.parameters * 2
-        weights = copy / config.rollout.tensor_parallel_size / GIB
+        # vLLM reads no bitsandbytes weights: its copy is in 16 bits also where the trained model is in 4.
+        weights = shape.parameters * 2 / config.rollout.tensor_parallel_size / GIB
     elif engine == "transformers":
         cached = (
             2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * (4 if kind == "float32" else 2)

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.common.packages import require
+from gtpo.common.vllm_environment import MAX_LORA_RANK
 from gtpo.config.schedule import one_step_per_rollout
 from gtpo.config.schema import BITSANDBYTES, TrainConfig
 from gtpo.inputs.dataset import TrainingProblems, to_row
@@ -99,6 +100,24 @@ def check_trl(config: TrainConfig) -> None:
         )
 
 
+def check_sampler(config: TrainConfig) -> None:
+    """Refuse an adapter that vLLM could not take by itself, as far as the config says. Raises UserError."""
+    model, engine = config.model, config.rollout.engine
+    if config.method == "sft" or not model.lora_rank or engine not in ("vllm", "vllm_server"):
+        return
+    if model.lora_rank > MAX_LORA_RANK:
+        raise UserError(
+            f"model.lora_rank {model.lora_rank}: vLLM takes adapters up to rank {MAX_LORA_RANK}; lower it, or set "
+            "rollout.engine: transformers"
+        )
+    if model.load_in_4bit and engine == "vllm_server":
+        raise UserError(
+            "rollout.engine vllm_server with model.load_in_4bit: a vLLM server reads no 4-bit weights, and would "
+            "sample from another base than the one that is trained on. Set rollout.engine: vllm (in this process) or "
+            "transformers, or model.load_in_4bit: false"
+        )
+
+
 def needed_packages(config: TrainConfig) -> Iterator[tuple[str, str, str]]:
     """Yield (what needs it, package, extra) for the optional packages without which the run would fail."""
     model, optimizer = config.model, config.training.optimizer
@@ -119,4 +138,5 @@ def preflight(config: TrainConfig, results: Path = Path("results")) -> RunInputs
     for purpose, package, extra in needed_packages(config):
         require(purpose, package, extra=extra)
     check_trl(config)
+    check_sampler(config)
     return RunInputs(find_weights(config.model, results), check_inputs(config))

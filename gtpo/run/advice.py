@@ -64,17 +64,6 @@ class Advice:
         if (equal := self._values("groups/zero_variance")) and min(equal) == 1:
             yield "equal", self._equal_rewards(since)
 
-        alarm = self.config.rollout.logp_difference_alarm
-        if (gap := self._values("sampling/logp_difference")) and sum(gap) / STEPS > alarm:
-            yield (
-                "sampling",
-                f"vLLM's log-probabilities differ from the trainer's by {sum(gap) / STEPS:.3f} nats per token {since} "
-                f"(rollout.logp_difference_alarm {alarm}): it samples from another policy than the one that is "
-                "trained. Compare with a few steps of --rollout.engine transformers; if those are well, its weights "
-                "are stale or of lower precision: set rollout.importance_sampling_correction true, or stay with "
-                "transformers, and report it with the output of gtpo doctor",
-            )
-
     def _equal_rewards(self, since: str) -> str:
         """Say that no group's rewards differ, and what their value makes likely."""
         means = {

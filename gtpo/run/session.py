@@ -174,6 +174,7 @@ class TrainingRun:
         self.trainer = build_trainer(kind, self.config.trainer.class_path, common)
         if self.config.model.load_in_4bit:
             widen_adapters(self.trainer.model)
+        self.trainer.logp_tolerance = self.config.rollout.logp_difference_alarm
         self.trainer.remove_callback(PrinterCallback)
         self.trainer.add_callback(RunCallback(self))
 

@@ -11,7 +11,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -24,7 +24,9 @@ from gtpo.completions import group_advantages, prepare_completions
 from gtpo.presets import LN2, PRESETS, Objective
 from gtpo.rewards.completions import completion_text
 from gtpo.rewards.format import format_score
+from gtpo.trainer.adapter_sync import adapters_by_themselves
 from gtpo.trainer.rollout import Rollout, Scores, to_batch
+from gtpo.trainer.sampler_check import SamplerCheck, tolerance_of
 from gtpo.trainer.vllm_on_cpu import reload_by_layers, without_compilation
 
 
@@ -58,13 +60,20 @@ class GroupLoggingTrainer(GRPOTrainer):
         self.rollouts: dict[str, Rollout] = {}
         """The round of sampling in use, by mode (train, eval)."""
         self._scores: Scores
-        beside_vllm = (
-            without_compilation() if is_vllm_available() and not torch.accelerator.is_available() else nullcontext()
-        )
-        with beside_vllm:
+        self.logp_tolerance: float | None = None
+        """Nats per token that vLLM's log-probabilities may differ by from the trainer's; None: that of the dtype."""
+        self._sampler_check: SamplerCheck | None = None
+        config: Any = kwargs.get("args")
+        with ExitStack() as patched:
+            if is_vllm_available() and getattr(config, "use_vllm", False):
+                patched.enter_context(adapters_by_themselves(config.output_dir))
+                if not torch.accelerator.is_available():
+                    patched.enter_context(without_compilation())
             super().__init__(*args, **kwargs)
-        if self.use_vllm and self.vllm_mode == "colocate" and self.accelerator.device.type == "cpu":
-            reload_by_layers(self.vllm_generation)
+        generation: Any = getattr(self, "vllm_generation", None)
+        beside = generation is not None and self.vllm_mode == "colocate"
+        if beside and self.accelerator.device.type == "cpu" and generation.adapter is None:
+            reload_by_layers(generation)
 
     @property
     def training_mode(self) -> bool:
@@ -239,9 +248,10 @@ class GroupLoggingTrainer(GRPOTrainer):
             rollout.keep_mask[where] = table[:, 2].bool()
 
     def _log_mismatch(self, logps: Tensor, inputs: dict[str, Any]) -> None:
-        """Log how far the trainer's log-probabilities [B, L] are from vLLM's: the alarm for stale weights.
+        """Log how far the trainer's log-probabilities [B, L] are from vLLM's; stop beyond the tolerance.
 
         They are compared under the policy that sampled, also where several optimiser steps share a rollout.
+        Raises UserError there.
         """
         sampled = inputs.get("sampling_per_token_logps")
         if sampled is None:
@@ -251,7 +261,11 @@ class GroupLoggingTrainer(GRPOTrainer):
         known = loss_mask(inputs).bool() & ~sampled.isnan()
         gap = torch.where(known, logps.detach() - sampled, 0.0).abs()
         totals = self.accelerator.gather(torch.stack([gap.sum(), known.sum().to(gap.dtype)])).view(-1, 2).sum(dim=0)
-        self._metrics[self._mode()]["sampling/logp_difference"].append((totals[0] / totals[1].clamp(min=1)).item())
+        difference, tokens = totals.tolist()
+        self._metrics[self._mode()]["sampling/logp_difference"].append(difference / max(tokens, 1))
+        if self._sampler_check is None:
+            self._sampler_check = SamplerCheck(self.logp_tolerance or tolerance_of(self))
+        self._sampler_check.observe(self.state.global_step + 1, difference, tokens)
 
 
 class ObservedGRPOTrainer(GroupLoggingTrainer):

@@ -1,0 +1,308 @@
+"""With LoRA, vLLM holds the base once and takes the adapter alone at each synchronisation; nothing is ever merged.
+
+TRL merges the adapter into the base, sends all weights, and takes it out again. In bfloat16 the base then drifts by a
+rounding at each synchronisation, and in 4 bits most of the adapter is rounded away and the base with it. Here vLLM
+starts with its LoRA layers, and A and B alone follow: in this process as tensors, to a server as a folder that it
+loads (`/v1/load_lora_adapter`). Each B travels times its layer's scaling, so rsLoRA and alpha patterns need no word.
+
+vLLM reads no bitsandbytes weights. Where the base is in 4 bits, it gets what the trainer computes with: the same
+numbers, unpacked, in the dtype they are unpacked to. They pass once, as it starts, through a folder.
+
+What vLLM has no LoRA for (`adapter_obstacle`) is merged as TRL does where the base is not quantized, with a warning,
+and refused where it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import is_peft_model
+from safetensors.torch import save_file
+from torch import Tensor
+from trl.generation import vllm_generation
+from trl.trainer import grpo_trainer
+
+from gtpo.common.errors import UserError
+from gtpo.common.log import LOG
+from gtpo.common.vllm_environment import MAX_LORA_RANK
+
+NAME, NUMBER = "policy", 1
+"""What the adapter is called in vLLM."""
+SHARD_BYTES = 2 << 30
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, MAX_LORA_RANK)
+"""Ranks that vLLM reserves memory for."""
+
+
+def adapter_obstacle(model: Any) -> str | None:
+    """Return why vLLM cannot take the adapter of a PeftModel by itself; None where it can."""
+    if len(model.active_adapters) != 1:
+        return f"{len(model.active_adapters)} adapters are active"
+    name = model.active_adapters[0]
+    config = model.peft_config[name]
+    if str(getattr(config.peft_type, "value", config.peft_type)) != "LORA":
+        return f"the adapter is {config.peft_type}, not LoRA"
+    if config.modules_to_save:
+        return f"modules_to_save ({', '.join(config.modules_to_save)}) are trained beside the adapter"
+    if getattr(config, "use_dora", False):
+        return "the adapter is DoRA"
+    if config.init_lora_weights not in (True, False, "gaussian", "orthogonal"):
+        return f"init_lora_weights {config.init_lora_weights!r} has changed the base in memory"
+    ranks = set()
+    for layer, module in _adapted(model, name):
+        if name in getattr(module, "lora_embedding_A", {}) or not hasattr(module.lora_A[name], "in_features"):
+            return f"{layer} is no linear layer"
+        ranks.add(module.r[name])
+    if len(ranks) != 1 or max(ranks) > MAX_LORA_RANK:
+        return f"its ranks are {', '.join(map(str, sorted(ranks)))}; vLLM takes one, up to {MAX_LORA_RANK}"
+    beside = [which for which, p in model.named_parameters() if p.requires_grad and "lora_" not in which]
+    if beside or config.bias != "none":
+        return f"{beside[0] if beside else 'a bias'} is trained beside the adapter"
+    return None
+
+
+def is_quantized(model: Any) -> bool:
+    """Return whether any weight is packed, so that merging into it would round."""
+    return any(type(p).__name__ in ("Params4bit", "Int8Params") for p in model.parameters())
+
+
+def _adapted(model: Any, adapter: str) -> list[tuple[str, Any]]:
+    """Return (name in the base model, layer) of each layer that has the adapter."""
+    base = model.get_base_model()
+    return [
+        (name, layer)
+        for name, layer in base.named_modules()
+        if adapter in getattr(layer, "lora_A", {}) or adapter in getattr(layer, "lora_embedding_A", {})
+    ]
+
+
+def _full(value: Tensor) -> Tensor:
+    """Return a whole tensor, also where FSDP2 has sharded it."""
+    whole: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return whole.detach()
+
+
+def adapter_tensors(model: Any) -> dict[str, Tensor]:
+    """Return A [r, d_in] and B [d_out, r] of each layer in float32, under the names that vLLM reads; B is scaled."""
+    name, tensors = model.active_adapters[0], {}
+    for layer, module in _adapted(model, name):
+        path = layer.replace("_fsdp_wrapped_module.", "").replace("_checkpoint_wrapped_module.", "")
+        tensors[f"base_model.model.{path}.lora_A.weight"] = _full(module.lora_A[name].weight).float()
+        tensors[f"base_model.model.{path}.lora_B.weight"] = (
+            _full(module.lora_B[name].weight).float() * module.scaling[name]
+        )
+    return tensors
+
+
+def write_unpacked(model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype) -> None:
+    """Write the base of a 4-bit PeftModel as vLLM reads it: each weight as the trainer computes with it, in `dtype`."""
+    from bitsandbytes.functional import dequantize_4bit
+
+    base, shard, size, where = model.get_base_model(), dict[str, Tensor](), 0, dict[str, str]()
+    config = copy.deepcopy(base.config)
+    del config.quantization_config
+    config.dtype = dtype
+
+    def flush() -> None:
+        file = f"model-{len(set(where.values())):05d}.safetensors"
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        where.update(dict.fromkeys(shard, file))
+        shard.clear()
+
+    for name, parameter in base.named_parameters():
+        if "lora_" in name:
+            continue
+        state = getattr(parameter, "quant_state", None)
+        value = parameter.data if state is None else dequantize_4bit(parameter.data, state)
+        shard[name.replace(".base_layer.", ".")] = value.to(dtype).cpu().contiguous()
+        size += value.numel() * dtype.itemsize
+        if size >= SHARD_BYTES:
+            flush()
+            size = 0
+    flush()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+class AdapterGeneration(vllm_generation.VLLMGeneration):
+    """TRL's VLLMGeneration; a LoRA adapter goes to vLLM by itself."""
+
+    adapter: str | None = None
+    """The adapter that goes to vLLM by itself; None where all weights do."""
+    rank: int
+    scratch: Path
+    """A folder that both the trainer and vLLM can read."""
+
+    def _init_vllm(self) -> None:
+        self.adapter = self._own_adapter()
+        if self.adapter is None:
+            super()._init_vllm()
+            return
+        ((_, layer), *_) = _adapted(self.model, self.adapter)
+        self.rank = layer.r[self.adapter]
+        if self.mode == "server":
+            self._connect()
+            return
+        options: dict[str, Any] = {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_cpu_loras": 1,
+            "max_lora_rank": next(rank for rank in RANKS if rank >= self.rank),
+        }
+        packed = is_quantized(self.model)
+        if packed:
+            options |= {"dtype": layer.get_base_layer().compute_dtype, "quantization": None}
+        elif self.accelerator.device.type == "cpu":  # vLLM would take bfloat16 where the trainer has float32
+            options["dtype"] = layer.get_base_layer().weight.dtype
+        with tempfile.TemporaryDirectory(prefix="vllm-base-", dir=self.scratch) as folder:
+            if packed:
+                write_unpacked(self.model, self.processing_class, Path(folder), options["dtype"])
+                options["model"] = folder
+            with _engine_options(options):
+                super()._init_vllm()
+        from vllm.lora.request import LoRARequest
+
+        self.manager = self.llm.llm_engine.model_executor.driver_worker.model_runner.lora_manager
+        self.manager._load_adapter = self._load
+        self.llm.generate = functools.partial(self.llm.generate, lora_request=LoRARequest(NAME, NUMBER, "in memory"))
+
+    def _own_adapter(self) -> str | None:
+        """Return the name of the adapter that vLLM takes by itself. Raises UserError where merging would round."""
+        if not is_peft_model(self.model):
+            return None
+        packed = is_quantized(self.model)
+        obstacle = adapter_obstacle(self.model)
+        if self.enable_sleep_mode:
+            obstacle = "vllm_enable_sleep_mode discards the base that vLLM holds"
+        if self._dist.is_fsdp and self._dist.fsdp_version == 1:
+            obstacle = "FSDP 1 does not give an adapter's weights by themselves (fsdp_version: 2 does)"
+        if packed and any(type(p).__name__ == "Int8Params" for p in self.model.parameters()):
+            obstacle = "the base is in 8 bits"
+        if packed and self.mode == "server":
+            obstacle = "a vLLM server reads no 4-bit weights, and its own base is not the one that is trained on"
+        if obstacle is None:
+            policy: Any = self.model
+            return str(policy.active_adapters[0])
+        said = f"vLLM cannot take the adapter by itself: {obstacle}"
+        if packed:
+            raise UserError(
+                f"{said}. Merged into quantized weights, it would be rounded away, and they would drift at each step. "
+                "Sample with the trainer's own model (rollout.engine: transformers; use_vllm=False), or load the base "
+                "in bfloat16 (model.load_in_4bit: false)"
+            )
+        if self.accelerator.is_main_process:
+            LOG.warning(f"{said}. It is merged into the base at each synchronisation, which rounds the base each time")
+        return None
+
+    def sync_weights(self) -> None:
+        """Hand vLLM the adapter as it is now."""
+        if self.adapter is None:
+            super().sync_weights()
+            return
+        layers = [layer for _, layer in _adapted(self.model, self.adapter)]
+        parts = [part.weight for layer in layers for part in (layer.lora_A[self.adapter], layer.lora_B[self.adapter])]
+        with self._dist.gather_params(parts):
+            self.tensors = adapter_tensors(self.model)
+        if self.mode == "server":
+            if self.accelerator.is_main_process:
+                self._post()
+            self.accelerator.wait_for_everyone()
+        else:
+            from vllm.lora.request import LoRARequest
+
+            self.manager.add_adapter(LoRARequest(NAME, NUMBER, "in memory", load_inplace=True))
+            self.llm.reset_prefix_cache()
+        del self.tensors
+
+    def _load(self, request: Any) -> Any:
+        """Stand for the manager's loading from a folder: make vLLM's adapter of the tensors at hand."""
+        from vllm.lora.lora_model import LoRAModel
+        from vllm.lora.peft_helper import PEFTHelper
+
+        manager, model = self.manager, self.manager._adapter_manager.model
+        mapper = getattr(model, "hf_to_vllm_mapper", None)
+        lora = LoRAModel.from_lora_tensors(
+            request.lora_int_id,
+            self.tensors,
+            PEFTHelper(r=self.rank, lora_alpha=self.rank, target_modules=[]),
+            device="cpu",
+            dtype=manager.lora_config.lora_dtype,
+            weights_mapper=None if mapper is None else mapper.get_rename_mapper(),
+        )
+        packed = manager._adapter_manager.packed_modules_mapping
+        known = {part for name in manager._adapter_manager.supported_lora_modules for part in packed.get(name, [name])}
+        if unknown := sorted({name.rpartition(".")[2] for name in lora.loras} - known):
+            raise UserError(
+                f"vLLM has no LoRA for {', '.join(unknown)} of this model, only for {', '.join(sorted(known))}: "
+                "leave them out of model.target_modules, or set rollout.engine: transformers"
+            )
+        return lora
+
+    # -- a server --------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        """Connect to a server that serves the base. No weights pass over NCCL, so no GPU is needed here."""
+        if self.accelerator.is_main_process:
+            self.vllm_client = vllm_generation.VLLMClient(
+                base_url=self.server_base_url or f"http://{self.server_host}:{self.server_port}",
+                connection_timeout=self.server_timeout,
+            )
+        self.accelerator.wait_for_everyone()
+
+    def _post(self) -> None:
+        """Let the server load the adapter from a folder, in the place of the last one."""
+        folder = Path(tempfile.mkdtemp(prefix="vllm-adapter-", dir=self.scratch)).resolve()
+        save_file(
+            {name: value.cpu().contiguous() for name, value in self.tensors.items()},
+            folder / "adapter_model.safetensors",
+        )
+        about = {"peft_type": "LORA", "r": self.rank, "lora_alpha": self.rank, "bias": "none"}
+        targets = sorted({name.split(".")[-3] for name in self.tensors})
+        (folder / "adapter_config.json").write_text(json.dumps({**about, "target_modules": targets}))
+        client = self.vllm_client
+        answer = client.session.post(
+            f"{client.base_url}/v1/load_lora_adapter",
+            json={"lora_name": NAME, "lora_path": str(folder), "load_inplace": True},
+        )
+        shutil.rmtree(folder)
+        if answer.status_code != 200:
+            raise UserError(
+                f"the vLLM server at {client.base_url} does not load the adapter ({answer.status_code}: "
+                f"{answer.text[:300]}). Start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora "
+                f"--max-lora-rank {next(rank for rank in RANKS if rank >= self.rank)}, where it can read {self.scratch}"
+            )
+        client.model = NAME
+        client.reset_prefix_cache()
+
+
+@contextmanager
+def _engine_options(options: dict[str, Any]) -> Iterator[None]:
+    """Let the vLLM engine that is built inside have `options` over what TRL gives it."""
+    plain: Any = vllm_generation.LLM
+    vllm_generation.LLM = lambda **given: plain(**given | options)
+    try:
+        yield
+    finally:
+        vllm_generation.LLM = plain
+
+
+@contextmanager
+def adapters_by_themselves(scratch: str | Path) -> Iterator[None]:
+    """Let the GRPOTrainer that is built inside sample with `AdapterGeneration`; `scratch` as there."""
+    Path(scratch).mkdir(parents=True, exist_ok=True)
+    module: Any = grpo_trainer
+    plain = module.VLLMGeneration
+    module.VLLMGeneration = type("AdapterGeneration", (AdapterGeneration,), {"scratch": Path(scratch)})
+    try:
+        yield
+    finally:
+        module.VLLMGeneration = plain

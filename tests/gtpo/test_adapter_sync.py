@@ -1,0 +1,167 @@
+"""Adapters reach vLLM by themselves: what it can take, that nothing is merged, and when a run stops."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from gtpo.common.errors import UserError
+from gtpo.config import BuiltModel, load_config
+from gtpo.inputs.tiny import build_tiny_model
+from gtpo.plan.preflight import check_sampler
+from gtpo.trainer.adapter_sync import adapter_obstacle, adapter_tensors, is_quantized
+from gtpo.trainer.sampler_check import TOLERANCE, SamplerCheck, coarsest
+
+SPEC = BuiltModel(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+
+
+def adapted(**settings: Any) -> Any:
+    model, _ = build_tiny_model(SPEC, max_seq_length=96, seed=0)
+    plain: dict[str, Any] = {
+        "r": 4,
+        "lora_alpha": 6,
+        "target_modules": ["q_proj", "down_proj"],
+        "task_type": "CAUSAL_LM",
+    }
+    return get_peft_model(model, LoraConfig(**{**plain, **settings}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, None),
+        ({"use_rslora": True}, None),
+        ({"alpha_pattern": {"q_proj": 1}}, None),
+        ({"use_dora": True}, "DoRA"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save (lm_head)"),
+        ({"bias": "lora_only"}, "trained beside the adapter"),
+        ({"init_lora_weights": "pissa"}, "has changed the base"),
+        ({"rank_pattern": {"q_proj": 2}}, "its ranks are 2, 4"),
+        ({"r": 600}, "its ranks are 600"),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, "embed_tokens is no linear layer"),
+    ],
+)  # fmt: skip
+def test_what_vllm_has_no_lora_for(settings: dict[str, Any], reason: str | None) -> None:
+    model = adapted(**settings)
+    found = adapter_obstacle(model)
+    assert not is_quantized(model)
+    assert found is None if reason is None else reason in str(found)
+
+
+def test_what_is_trained_beside_the_adapter_is_found() -> None:
+    model = adapted()
+    model.get_base_model().model.norm.weight.requires_grad_(True)
+    assert "norm.weight is trained beside" in str(adapter_obstacle(model))
+
+
+@pytest.mark.parametrize("settings", [{}, {"use_rslora": True}, {"alpha_pattern": {"q_proj": 1}}])
+def test_tensors_are_the_update_of_each_layer(settings: dict[str, Any]) -> None:
+    """B A as it travels is what PEFT would add to the weight, whatever its scaling."""
+    model = adapted(**settings)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    tensors = adapter_tensors(model)
+    assert len(tensors) == 4
+    layer = model.get_base_model().model.layers[0].self_attn.q_proj
+    path = "base_model.model.model.layers.0.self_attn.q_proj"
+    found = tensors[f"{path}.lora_B.weight"] @ tensors[f"{path}.lora_A.weight"]
+    torch.testing.assert_close(found, layer.get_delta_weight("default"))
+
+
+def test_check_sums_over_a_step_and_stops_beyond_the_tolerance() -> None:
+    check = SamplerCheck(0.05)
+    check.observe(1, 0.4, 10.0)
+    check.observe(2, 0.049 * 10, 10.0)  # a new step: the first one's sum is gone
+    check.observe(2, 0.0, 10.0)
+    with pytest.raises(UserError, match=r"step 3: .* by 0.06 nats per token over 10 tokens, the tolerance is 0.05"):
+        check.observe(3, 0.6, 10.0)
+    with pytest.raises(UserError, match="by nan"):
+        check.observe(4, math.nan, 10.0)
+    assert coarsest(torch.float32, torch.bfloat16) is torch.bfloat16
+    assert TOLERANCE[torch.float32] < TOLERANCE[torch.float16] < TOLERANCE[torch.bfloat16]
+
+
+def test_config_is_refused_before_the_start(root: Path) -> None:
+    paper = root / "configs/paper/llama-gsm8k-gtpo-g8.yaml"
+    check_sampler(load_config(paper, {}))
+    with pytest.raises(UserError, match=r"model.lora_rank 1024: vLLM takes adapters up to rank 512"):
+        check_sampler(load_config(paper, {"model.lora_rank": 1024}))
+    with pytest.raises(UserError, match="a vLLM server reads no 4-bit weights"):
+        check_sampler(load_config(paper, {"rollout.engine": "vllm_server"}))
+    check_sampler(load_config(paper, {"rollout.engine": "vllm_server", "model.load_in_4bit": False}))
+
+
+def environment(root: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+def bench(root: Path, folder: Path, *flags: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "bench.adapter_sync", *flags, "--out", str(folder / "found.json")]
+    done = subprocess.run(command, cwd=root, env=environment(root), capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return found
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("base", ["4bit", "bfloat16"])
+def test_fifty_synchronisations_leave_the_base_and_the_difference(root: Path, tmp_path: Path, base: str) -> None:
+    found = bench(root, tmp_path, "--base", base, "--rslora")
+    assert found["steps"] == 50
+    assert found["largest_b"] > 0.1, "the adapter moved"
+    assert found["base_unchanged"] == {"trainer": True, "vllm": True}
+    assert 0 < found["difference_largest"] < found["tolerance"]
+    assert found["difference_last"] < 3 * found["difference_first"]
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_null_merging_moves_a_bfloat16_base(root: Path, tmp_path: Path) -> None:
+    """TRL's own synchronisation fails the test above: what it measures can be seen."""
+    found = bench(root, tmp_path, "--base", "bfloat16", "--merge", "--steps", "5")
+    assert found["base_unchanged"] == {"trainer": False}
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("packed", [True, False])
+def test_paper_recipe_starts(root: Path, tmp_path: Path, packed: bool) -> None:
+    """The paper's recipe on a small model: `--dry-run` and a step, in 4 bits and in bfloat16."""
+    spec = BuiltModel(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+    for part in build_tiny_model(spec, max_seq_length=128, seed=0):
+        part.save_pretrained(tmp_path / "model")
+    flags = {
+        "model.model_name": str(tmp_path / "model"),
+        "model.max_seq_length": 128,
+        "model.load_in_4bit": packed,
+        "model.dtype": "auto" if packed else "bfloat16",
+        "training.max_completion_length": 16,
+        "training.max_prompt_length": 100,
+        "training.max_steps": 1,
+        "training.optimizer": "adamw_torch",
+        "objective.filter": "never",
+        "dataset.name": "arithmetic",
+        "dataset.system_instruction": "",
+        "dataset.limit": 16,
+    }
+    command = [sys.executable, str(root / "cli.py"), "train", str(root / "configs/paper/llama-gsm8k-gtpo-g8.yaml")]
+    for name, value in flags.items():
+        command += [f"--{name}", str(value).lower() if isinstance(value, bool) else str(value)]
+    for last in (["--dry-run"], []):
+        done = subprocess.run(
+            command + last, cwd=tmp_path, env=environment(root), capture_output=True, text=True, timeout=500
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+    (lines,) = tmp_path.glob("results/train/*/metrics.jsonl")
+    assert 0 < json.loads(lines.read_text())["sampling/logp_difference"] < (1e-3 if packed else 5e-2)
