@@ -181,7 +181,7 @@ def without_claim(cell: dict[str, Any]) -> str:
 
 
 def misses(cell: dict[str, Any]) -> bool:
-    """Whether a cell misses a mark, with no allowance for the simulation's noise."""
+    """Return whether a cell misses a mark, with no allowance for the simulation's noise."""
     rejects = [cell.get("rejects", 0.0), cell.get("rejects_over_seeds", 0.0)]
     if cell["what"] == DIFFERENCE:
         rejects.append(cell.get("rejects_over_questions", 0.0))

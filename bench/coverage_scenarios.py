@@ -31,7 +31,7 @@ class Scenario(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether every score is 0 or 1."""
+        """Return whether every score is 0 or 1."""
         return self.samples == 1
 
     def truth(self) -> tuple[float, float]:

@@ -113,7 +113,7 @@ class VLLMServer:
 
     @property
     def answers(self) -> bool:
-        """Whether it is up."""
+        """Return whether it is up."""
         with contextlib.suppress(httpx.HTTPError):
             return httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=1.0).status_code == 200
         return False

@@ -96,7 +96,7 @@ def _place(block: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def misses(report: dict[str, Any]) -> list[str]:
-    """Return a line for every mark of issue 20 that a block misses; blocks beside busy processes have none."""
+    """Return a line for every expected mark that a block misses; blocks beside busy processes have none."""
     lines = []
     for block in blocks(report):
         if block["busy"]:

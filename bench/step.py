@@ -1,7 +1,7 @@
 """One training step of GTPO against TRL's GRPO, without and with its KL term, on the same rollouts: time and memory.
 
 Both are the trainers as a user runs them: sampling is replaced by fixed completions, everything else (scoring, spans,
-forward, loss, backward, optimiser) is their own. Contenders take turns in random order inside one process; memory is
+forward, loss, backward, optimizer) is their own. Contenders take turns in random order inside one process; memory is
 the peak over a step beyond what the process held before it. The gate keeps every completion here, so that no row is
 skipped for it. Expected, written down before the first run: time <= 1.0 and memory <= 1.0 with a frozen head (LoRA),
 because the fused loss needs two matmuls of the vocabulary where TRL needs three; all weights trained: three against
@@ -11,7 +11,7 @@ between steps, so that copy is counted apart (`reference_bytes`).
 
 With --sample the trainers sample their own completions from the same seed, by transformers: a whole short run, whose
 steps hold sampling, scoring and training. The model is untrained, so completions have their full length. Expected at
-D 2048, V 32000, 64 tokens, one layer, before the first run (issue 20): a step 0.65 of GRPO's time with LoRA and 0.75
+D 2048, V 32000, 64 tokens, one layer, before the first run: a step 0.65 of GRPO's time with LoRA and 0.75
 with all weights, since the layer's own products are as many as the head's; 0.55 and 0.6 with the KL term; memory 0.3
 and 0.5. Of a whole run 0.8: sampling is the same for both.
 

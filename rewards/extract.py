@@ -325,12 +325,12 @@ def extract_both(text: str) -> tuple[str | None, str | None]:
 
 
 def _is_heading(line: str, rest: str) -> bool:
-    """Say whether `#### line` is a heading of markdown: more follows, and it has no number or an answer follows."""
+    """Return whether `#### line` is a heading of markdown: more follows, and it has no number or an answer follows."""
     return bool(rest.strip()) and (re.search(r"\d", line) is None or _LEAD_IN.search(rest) is not None)
 
 
 def _last_lines(text: str, characters: int = 200) -> str:
-    """Return the last whole lines of a text, `characters` of it or more: the last number stands there, if anywhere."""
+    """Return the last whole lines of a text, `characters` of it or more: the last number is in them, if anywhere."""
     return text[text.rfind("\n", 0, max(0, len(text) - characters)) + 1 :]
 
 
@@ -345,7 +345,7 @@ def _of_phrase(phrase: str) -> str:
 
 
 def _is_formula(text: str) -> bool:
-    """Whether a completion is nothing but one expression, on one line: no words, some digit or formula."""
+    """Return whether a completion is nothing but one expression, on one line: no words, some digit or formula."""
     bare = text.strip()
     if "\n" in bare.strip("$[]()\\ \n") or len(bare) > 2000 or not bare or bare.count("$") > 4:
         return False

@@ -12,7 +12,7 @@ FULL, PARTIAL, NONE = 10.0, 1.0, 0.0
 
 
 def format_ok(text: str) -> bool:
-    """Say whether both tag pairs stand in order, closed, once each, with nothing but space after the answer."""
+    """Return whether both tag pairs stand in order, closed, once each, with nothing but space after the answer."""
     return tuple(_TAG.findall(text)) == TAGS and text.rstrip().endswith("</answer>")
 
 

@@ -84,7 +84,7 @@ def _text(value: object) -> str:
 
 @lru_cache(maxsize=4096)
 def _is_usable(gold: str) -> bool:
-    """Say whether a gold can be compared with; kept, for it comes with every sample of its question."""
+    """Return whether a gold can be compared with; kept, for it comes with every sample of its question."""
     return bool(gold.strip()) and reject_reason(gold) is None
 
 

@@ -32,7 +32,7 @@ FORMER_NAMES = {"['rewards.final_reward']": ["gtpo.rewards.final_reward"]}
 
 
 def is_done(plan: Plan, run: Run) -> bool:
-    """Whether the run's record is there. UserError where it was made with another config than the plan's."""
+    """Return whether the run's record is there. UserError where it was made with another config than the plan's."""
     path = plan.record(run)
     if not path.is_file():
         return False

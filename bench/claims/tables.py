@@ -26,7 +26,7 @@ COLUMNS = ("pass@1", "maj@n", "pass@n", "hard: pass@1", "hard: pass@n", "format"
 
 
 def is_share(measure: str) -> bool:
-    """Whether a measure is a fraction, shown in percent and points."""
+    """Return whether a measure is a fraction, shown in percent and points."""
     return ":" in measure or measure in ("collapsed", "kept by the gate")
 
 

@@ -34,7 +34,7 @@ BREAK = re.compile(r"(?<=\w)([_/]+|\.(?!(?:py|md|yaml|jsonl?|parquet)\b))(?=[A-Z
 CODE = re.compile(r"<code>(?:[^<]|<wbr>)+</code>")
 FIGURE = re.compile(r'<img [^>]*?src="([^"]+)"[^>]*>')
 WIDE = {"architecture.md", "config.md", "paper_vs_code.md", "recipes.md"}
-"""Pages whose tables or figures need the room of the table of contents."""
+"""Pages whose tables or figures take the width of the table of contents."""
 LONGEST_PAGE = 200_000
 """Bytes above which a text is copied instead of shown."""
 

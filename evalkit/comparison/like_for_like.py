@@ -77,7 +77,7 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
             shared["n"] = int(n) if n.isdecimal() else n
     if problems and not allow:
         raise UserError(
-            f"these runs cannot be compared: {'; and '.join(problems)}. --allow-mismatch compares them all the same, "
+            f"these runs cannot be compared: {'; and '.join(problems)}. --allow-mismatch compares them anyway, "
             "with a note"
         )
     notes += [f"not like for like: {problem}" for problem in problems]
@@ -157,6 +157,6 @@ def unscored_notes(run: EvalRun, benchmark: str) -> list[str]:
 
 
 def _any_cut_off(runs: list[EvalRun]) -> bool:
-    """Whether any completion stopped at the token limit (or the run does not say)."""
+    """Return whether any completion stopped at the token limit (or the run does not say)."""
     rates = [entry.truncation_rate for run in runs for record in run.records for entry in record.benchmarks.values()]
     return any(rate is None or rate > 0 for rate in rates)

@@ -96,11 +96,11 @@ class Method:
 
     @property
     def trained(self) -> bool:
-        """Whether training made it, so that another seed could have come out otherwise."""
+        """Return whether training made it, so that another seed could have come out otherwise."""
         return any(member.train is not None or member.preset for member in self.members)
 
     def is_named(self, asked: str) -> bool:
-        """Whether `asked` is its name, its preset, or one of its runs by name or folder."""
+        """Return whether `asked` is its name, its preset, or one of its runs by name or folder."""
         if asked in (self.name, self.preset):
             return True
         path = Path(os.path.abspath(asked))

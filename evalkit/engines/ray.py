@@ -67,7 +67,7 @@ class _Copy:
 
     @property
     def ready(self) -> bool:
-        """Whether it takes questions."""
+        """Return whether it takes questions."""
         return self.starting is None and self.out is None
 
 

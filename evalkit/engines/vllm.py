@@ -162,7 +162,7 @@ class VLLMEngine:
 
     @property
     def unfinished(self) -> bool:
-        """Whether there is something to do for `step`."""
+        """Return whether there is something to do for `step`."""
         return bool(self._known or self._waiting)
 
     @property

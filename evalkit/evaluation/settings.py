@@ -206,7 +206,7 @@ class EvalSettings(BaseModel):
 
     @property
     def on_ray(self) -> bool:
-        """Whether the model runs in Ray actors."""
+        """Return whether the model runs in Ray actors."""
         return self.engine == "ray" or (self.engine == "vllm" and (self.data_parallel_size or 1) > 1)
 
     @property

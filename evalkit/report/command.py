@@ -126,7 +126,7 @@ def run_compare(settings: CompareSettings) -> None:
 
             written = write_figures(comparison, settings.figures)
             print(f"figures: {len(written)} files in {settings.figures}", file=sys.stderr)
-        except UserError as error:  # the page is written all the same
+        except UserError as error:  # the page is written nevertheless
             failed = error
         except ImportError as error:
             failed = UserError(f"--figures: matplotlib cannot be imported ({error}); pip install 'gtpo[report]'")

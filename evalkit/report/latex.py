@@ -39,7 +39,7 @@ def latex(text: str) -> str:
 
 
 def _accented(c: str) -> bool:
-    """Whether pdfLaTeX's default fonts can build the letter: a Latin one, with one common accent."""
+    """Return whether pdfLaTeX's default fonts can build the letter: a Latin one, with one common accent."""
     parts = unicodedata.normalize("NFD", c)
     return ord(c) < 0x180 and len(parts) == 2 and parts[0].isascii()
 

@@ -148,7 +148,7 @@ def _incomplete_train(train: TrainRun, allowed: bool, notes: list[str]) -> None:
 
 
 def _names_train_run(record: EvalRecord | None, folder: Path) -> bool:
-    """Whether an eval.json says that its model is this train run."""
+    """Return whether an eval.json says that its model is this train run."""
     named = record.model.train_run if record is not None else None
     if not named:
         return False
@@ -161,7 +161,7 @@ def _both(folder: Path) -> tuple[Path, Path]:
 
 
 def _lies_in(record: EvalRecord, folder: Path) -> bool:
-    """Whether the weights that were evaluated lay in a train run's folder."""
+    """Return whether the weights that were evaluated lay in a train run's folder."""
     places = [Path(place) for place in (record.model.adapter, record.model.source) if place]
     return any(place.resolve().is_relative_to(folder.resolve()) for place in places)
 

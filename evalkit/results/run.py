@@ -29,7 +29,7 @@ class TrainRun:
 
     @property
     def complete(self) -> bool:
-        """Whether training reached its end."""
+        """Return whether training reached its end."""
         return self.document.get("status") == "finished"
 
 

@@ -87,7 +87,7 @@ class EvalFolder:
         self._next = max(numbers, default=-1) + 1
 
     def close(self) -> None:
-        """Give up the lock; a folder in which nothing was written goes again."""
+        """Release the lock; remove a folder in which nothing was written."""
         if not {entry.name for entry in self.path.iterdir()} - LOCK_FILES:
             for name in LOCK_FILES:
                 (self.path / name).unlink(missing_ok=True)

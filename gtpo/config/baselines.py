@@ -24,7 +24,7 @@ SWITCHES = (
 """Keys of `training` that only TRL's GRPO has, under the names of its GRPOConfig."""
 
 CLIPPING = ("epsilon", "epsilon_high")
-"""Keys of `training` that act in grpo and gtpo alike, where several optimiser steps share a rollout."""
+"""Keys of `training` that act in grpo and gtpo alike, where several optimizer steps share a rollout."""
 
 _ADAPTIVE = ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target")
 _CLIPPED_LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "luspo")
@@ -84,7 +84,7 @@ def without_effect(config: TrainConfig, explicit_keys: Sequence[str]) -> Iterato
         yield among(*_ADAPTIVE), "without training.use_adaptive_entropy"
     if one_step_per_rollout(config):
         # CISPO's bound is the one that may be far from 1, but a ratio of 1 never reaches it either.
-        yield among(*CLIPPING, "delta"), "with one optimiser step per rollout, where every ratio is 1"
+        yield among(*CLIPPING, "delta"), "with one optimizer step per rollout, where every ratio is 1"
     elif config.method == "grpo" and training.loss_type == "cispo":
         yield among("epsilon", "delta"), "with loss_type cispo, which has an upper bound alone"
     elif config.method == "grpo" and training.loss_type not in _CLIPPED_LOSSES:
@@ -107,7 +107,7 @@ def coincidences(config: TrainConfig) -> Iterator[str]:
     if config.method != "grpo" or not one_step_per_rollout(config):
         return
     again = (
-        "every ratio is 1 with one optimiser step per rollout (training.steps_per_generation above "
+        "every ratio is 1 with one optimizer step per rollout (training.steps_per_generation above "
         "gradient_accumulation_steps, or training.num_iterations above 1, makes more)"
     )
     if training.importance_sampling_level == "sequence" and training.loss_type in (*_CLIPPED_LOSSES, "sapo"):

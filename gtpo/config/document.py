@@ -43,7 +43,7 @@ class Origin(NamedTuple):
 
     @property
     def is_flag(self) -> bool:
-        """Whether the key was set on the command line."""
+        """Return whether the key was set on the command line."""
         return self.typed.startswith("--")
 
 

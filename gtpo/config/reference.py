@@ -111,7 +111,7 @@ PUBLISHED_ROWS = (
         "`training.beta` above 0 with GTPO",
         "refused: GTPO has no KL term, and the key had no effect in the published code",
     ),
-    ("8-bit optimiser with an Adam beta above 0.9999", "the same optimiser with 32-bit states"),
+    ("8-bit optimizer with an Adam beta above 0.9999", "the same optimizer with 32-bit states"),
     ("the published trainer classes", "set `training.gradient_checkpointing: true`, as the published script did"),
     (
         "`training.temperature`, which none of the authors' files sets",

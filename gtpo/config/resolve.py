@@ -236,7 +236,7 @@ def _subsets(config: TrainConfig, findings: Findings) -> None:
 
 
 def _precision(config: TrainConfig, origin: OriginOf, findings: Findings) -> None:
-    """Widen optimiser states and weights in which an extreme Adam beta's updates would be rounded away."""
+    """Widen optimizer states and weights in which an extreme Adam beta's updates would be rounded away."""
     model, training = config.model, config.training
     beta = max(training.adam_beta1, training.adam_beta2)
     if beta <= LARGEST_8BIT_BETA:
@@ -249,7 +249,7 @@ def _precision(config: TrainConfig, origin: OriginOf, findings: Findings) -> Non
         training.optimizer = wide
     if not model.lora_rank and model.dtype in ("bfloat16", "float16"):
         findings.notices.append(
-            f"{origin('model.dtype')} {model.dtype} -> float32: optimiser states have the dtype of the trained "
+            f"{origin('model.dtype')} {model.dtype} -> float32: optimizer states have the dtype of the trained "
             f"weights, and with an Adam beta of {beta} 16-bit states would round the updates away"
         )
         model.dtype = "float32"

@@ -1,4 +1,4 @@
-"""How many processes train, how many prompts a rollout takes, how many optimiser steps a dataset makes."""
+"""How many processes train, how many prompts a rollout takes, how many optimizer steps a dataset makes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def micro_batches_per_rollout(config: TrainConfig) -> int:
 
 
 def one_step_per_rollout(config: TrainConfig) -> bool:
-    """Return whether each rollout feeds one optimiser step, so that the policy trained is the one that sampled."""
+    """Return whether each rollout feeds one optimizer step, so that the policy trained is the one that sampled."""
     per_rollout = micro_batches_per_rollout(config) * config.training.num_iterations
     return config.training.gradient_accumulation_steps % per_rollout == 0
 
@@ -32,8 +32,8 @@ def prompts_per_rollout(config: TrainConfig, world_size: int) -> int:
     return completions // training.num_generations
 
 
-def optimiser_steps(config: TrainConfig, rows: int, world_size: int) -> int:
-    """Return the optimiser steps that a run over `rows` usable rows takes."""
+def optimizer_steps(config: TrainConfig, rows: int, world_size: int) -> int:
+    """Return the optimizer steps that a run over `rows` usable rows takes."""
     training = config.training
     if training.max_steps > 0:
         return training.max_steps

@@ -39,7 +39,7 @@ Optimizer = Literal[
 BITSANDBYTES = frozenset(
     name for name in get_args(Optimizer) if name.startswith(("adamw_8bit", "adamw_bnb", "paged_", "lion_", "ademamix"))
 )
-"""Optimisers of the package bitsandbytes."""
+"""Optimizers of the package bitsandbytes."""
 Scheduler = Literal[
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
 ]
@@ -145,7 +145,7 @@ class DatasetSection(Section):
 
 
 class TrainingSection(Section):
-    """Optimisation and sampling. The names are those of transformers and TRL."""
+    """Optimization and sampling. The names are those of transformers and TRL."""
 
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate."""
@@ -160,7 +160,7 @@ class TrainingSection(Section):
     weight_decay: float = Field(0.1, ge=0)
     """Decoupled weight decay."""
     optimizer: Optimizer = "adamw_torch"
-    """Optimiser. With an Adam beta above 0.9999, 8-bit states are replaced by 32-bit states, with a warning."""
+    """Optimizer. With an Adam beta above 0.9999, 8-bit states are replaced by 32-bit states, with a warning."""
     max_grad_norm: float = Field(0.1, gt=0)
     """Maximum gradient norm (clipping)."""
     num_generations: int = Field(8, ge=1)
@@ -169,15 +169,15 @@ class TrainingSection(Section):
     """Completions (sft: examples) per device and micro-batch. If devices x this x accumulation is no multiple of G, it
     is raised to G, as in the published runs, with a warning."""
     gradient_accumulation_steps: int = Field(1, ge=1)
-    """Micro-batches per optimiser step."""
+    """Micro-batches per optimizer step."""
     steps_per_generation: int | None = Field(None, ge=1)
     """Micro-batches per rollout. Unset: equal to the accumulation (strictly on-policy)."""
     num_iterations: int = Field(1, ge=1)
-    """Optimisation passes over each rollout (mu in GRPO)."""
+    """Optimization passes over each rollout (mu in GRPO)."""
     num_train_epochs: float = Field(1, gt=0)
     """Passes over the dataset."""
     max_steps: int = Field(-1, ge=-1)
-    """Optimiser steps, at least 1. -1: given by `num_train_epochs`."""
+    """Optimizer steps, at least 1. -1: given by `num_train_epochs`."""
     max_prompt_length: int = Field(512, ge=1)
     """Maximum prompt length in tokens, chat template included. Longer prompts are left out and counted."""
     max_completion_length: int | None = Field(None, ge=1)
@@ -190,7 +190,7 @@ class TrainingSection(Section):
     """TRL's loss, only for method grpo. `grpo` divides by each completion's length, `dr_grpo` by a constant. `dapo`
     divides by the tokens of the step, `bnpo` by those of the micro-batch. The others are as in their papers."""
     epsilon: float = Field(0.2, gt=0, lt=1)
-    """Clipping of the ratio from below, at 1 - epsilon. Acts where several optimiser steps share a rollout."""
+    """Clipping of the ratio from below, at 1 - epsilon. Acts where several optimizer steps share a rollout."""
     epsilon_high: float | None = Field(None, gt=0)
     """Clipping from above, at 1 + epsilon_high (loss_type cispo: at epsilon_high). Unset: equal to epsilon."""
     delta: float | None = Field(None, gt=1)
@@ -208,27 +208,27 @@ class TrainingSection(Section):
     entropy_coef_max: float = Field(1.0, ge=0)
     """Upper bound of the adaptive entropy_coef."""
     entropy_coef_delta: float = Field(0.005, gt=0)
-    """Step of the adaptive entropy_coef, once per optimiser step."""
+    """Step of the adaptive entropy_coef, once per optimizer step."""
     entropy_target: float = Field(0.2, gt=0)
     """Entropy in nats that the adaptive entropy_coef aims at."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     logging_steps: int = Field(1, ge=1)
-    """Optimiser steps between lines of metrics.jsonl."""
+    """Optimizer steps between lines of metrics.jsonl."""
     eval_steps: int | None = Field(None, ge=1)
-    """Optimiser steps between validations: held-out problems, sampled as in training and scored by the same verifier.
+    """Optimizer steps between validations: held-out problems, sampled as in training and scored by the same verifier.
     `best/` then follows held-out pass@1. Unset: no validation."""
     eval_samples: int = Field(4, ge=1)
     """Samples per validation problem: pass@1 and maj@k for this k."""
     save_steps: int = Field(500, ge=1)
-    """Optimiser steps between checkpoints."""
+    """Optimizer steps between checkpoints."""
     save_total_limit: int | None = Field(2, ge=1)
     """Maximum number of checkpoints to keep. Unset: all."""
     log_kl_steps: int | None = Field(None, ge=1)
-    """Optimiser steps between measurements of the KL divergence from the untrained policy (`kl/untrained`), for any
+    """Optimizer steps between measurements of the KL divergence from the untrained policy (`kl/untrained`), for any
     method. Without adapters a second copy of the weights is held for it. Unset: never."""
     log_completions_steps: int = Field(10, ge=0)
-    """Optimiser steps between files of the completions log (always one for the first step). 0: no log."""
+    """Optimizer steps between files of the completions log (always one for the first step). 0: no log."""
     report_to: list[Literal["wandb", "tensorboard", "trackio"]] = []
     """Experiment trackers, in addition to metrics.jsonl."""
 

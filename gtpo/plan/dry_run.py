@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gtpo.common.errors import UserError
 from gtpo.common.files import read_json
 from gtpo.common.packages import install_command, installed
-from gtpo.config.schedule import launched_processes, optimiser_steps
+from gtpo.config.schedule import launched_processes, optimizer_steps
 from gtpo.config.schema import TrainConfig
 from gtpo.inputs.model_shape import Weights, find_shape, find_weights
 from gtpo.plan.memory import Forecast, forecast
@@ -67,7 +67,7 @@ def _steps(config: TrainConfig, rows: int | None, world_size: int) -> dict[str, 
             "tokens_per_step_at_most": examples * (completion + training.max_prompt_length),
         }
     if rows is not None or training.max_steps > 0:
-        steps["steps"] = optimiser_steps(config, rows or 0, world_size)
+        steps["steps"] = optimizer_steps(config, rows or 0, world_size)
     return steps
 
 

@@ -3,7 +3,7 @@
     weights      P parameters at the base's bytes each; 4-bit linear layers at 0.516 (NF4, double quantised)
     adapters     sum over target layers of r (d_in + d_out), held in float32 so that small updates are not rounded away
     gradients    one value per trainable parameter, in its dtype
-    optimiser    bytes per trainable parameter, by optimiser
+    optimizer    bytes per trainable parameter, by optimizer
     activations  of one micro-batch at full length; with checkpointing each layer's input and one layer in full
     loss         one chunk of logits with its gradient, and the gradient of the hidden states
     rollout      vLLM: its share of the GPU, which must hold its own copy of the weights; transformers: the KV cache
@@ -32,7 +32,7 @@ LOGITS_BYTES = {"cpu": 2**26, "cuda": 2**29}
 KEPT_ROWS = {"cpu": 512, "cuda": 4096}
 """By device, the most rows whose powers are kept for a trained lm_head (`gtpo.kernels.chunks.TRAINABLE_ROWS`)."""
 
-_OPTIMISER_BYTES = {
+_OPTIMIZER_BYTES = {
     "adamw_torch_8bit": 2.0,
     "adamw_8bit": 2.0,
     "adamw_bnb_8bit": 2.0,
@@ -56,7 +56,7 @@ been measured."""
 FRAGMENTED = 0.1
 """Of activations, loss and KV cache, which the allocator hands out in blocks of many sizes. An assumption."""
 
-_STEADY = ("base weights", "adapters", "gradients", "optimiser states", "reference model", "untrained model")
+_STEADY = ("base weights", "adapters", "gradients", "optimizer states", "reference model", "untrained model")
 
 
 class Part(NamedTuple):
@@ -183,8 +183,8 @@ def forecast(config: TrainConfig, shape: ModelShape) -> Forecast:
     else:
         trainable, trainable_size = shape.parameters, size
     part("gradients", trainable * trainable_size, f"{8 * trainable_size} bits per trainable parameter")
-    state = _OPTIMISER_BYTES.get(training.optimizer, 8.0)
-    part("optimiser states", trainable * state, f"{training.optimizer}, {state:g} bytes per trainable parameter")
+    state = _OPTIMIZER_BYTES.get(training.optimizer, 8.0)
+    part("optimizer states", trainable * state, f"{training.optimizer}, {state:g} bytes per trainable parameter")
 
     micro = training.per_device_train_batch_size
     length = model.max_seq_length
@@ -259,7 +259,7 @@ def memory_advice(config: TrainConfig, error: BaseException) -> str:
 
 
 def _smaller_batch(config: TrainConfig) -> str:
-    """Say how the completions of an optimiser step and of a rollout are split into more micro-batches."""
+    """Say how the completions of an optimizer step and of a rollout are split into more micro-batches."""
     training = config.training
     batch = training.per_device_train_batch_size
     parts = next(factor for factor in range(2, batch + 1) if batch % factor == 0)

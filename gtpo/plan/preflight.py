@@ -88,7 +88,7 @@ def check_trl(config: TrainConfig) -> None:
     if config.method == "grpo":
         what = "method grpo"
     elif config.method == "gtpo" and not one_step_per_rollout(config):
-        what = "several optimiser steps per rollout (training.num_iterations, training.steps_per_generation)"
+        what = "several optimizer steps per rollout (training.num_iterations, training.steps_per_generation)"
     else:
         return
     import torch

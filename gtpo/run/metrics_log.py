@@ -46,7 +46,7 @@ DROPPED = (
 def metrics_row(step: int, logs: Mapping[str, Any], method: str, *, ratios_move: bool = False) -> dict[str, Any]:
     """Return the line of a step from what transformers' Trainer logs, metrics of the user's own included.
 
-    ratios_move: several optimiser steps share a rollout, so that a ratio can be clipped.
+    ratios_move: several optimizer steps share a rollout, so that a ratio can be clipped.
     """
     row: dict[str, Any] = {"step": step}
     row |= {new: logs[old] for old, new in RENAMED.items() if old in logs}

@@ -44,7 +44,7 @@ def provide_base(loaded: LoadedModel, folder: TrainFolder, processes: Any) -> No
 
 
 def restore_best(trainer: Any, best: Path) -> None:
-    """Put the best weights back, clear the optimiser's moments and halve the learning rate.
+    """Put the best weights back, clear the optimizer's moments and halve the learning rate.
 
     What is left of the round of sampling in use goes: the policy that is taken back wrote it.
     """

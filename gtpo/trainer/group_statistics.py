@@ -226,7 +226,7 @@ class GroupLoggingTrainer(GRPOTrainer):
         return batch
 
     def weights_changed(self) -> None:
-        """Let vLLM take the weights anew before it samples next. Needed only where no optimiser step changed them."""
+        """Let vLLM take the weights anew before it samples next. Needed only where no optimizer step changed them."""
         self._last_loaded_step = -1
 
     # -- the loss --------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class GroupLoggingTrainer(GRPOTrainer):
     def _log_mismatch(self, logps: Tensor, inputs: dict[str, Any]) -> None:
         """Log how far the trainer's log-probabilities [B, L] are from vLLM's; stop beyond the tolerance.
 
-        They are compared under the policy that sampled, also where several optimiser steps share a rollout.
+        They are compared under the policy that sampled, also where several optimizer steps share a rollout.
         Raises UserError there.
         """
         sampled = inputs.get("sampling_per_token_logps")

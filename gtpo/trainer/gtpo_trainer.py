@@ -5,7 +5,7 @@ Objective (DESIGN section 2; arXiv 2508.03772, Eq. 4-7), per completion o_i of a
     loss_i = -A'_i / |o_i| / norm_i * sum_t rho_it lambda_it  (+ gamma <H>_i in entropy mode `loss`)
     A'_i   = delta_i (A_i - gamma <H>_i)
 
-rho = pi / stopgrad(pi) = 1 in value; it is pi / pi_old, clipped, only where several optimiser steps share one round
+rho = pi / stopgrad(pi) = 1 in value; it is pi / pi_old, clipped, only where several optimizer steps share one round
 of sampling. There is no reference model and no second forward.
 """
 
@@ -144,7 +144,7 @@ class GTPOTrainer(CalibratedTrainer):
         finally:
             self._scoring = False
         if self._behaviour_entropies is not None:
-            # Several optimiser steps share this round: the gate and the entropy term stay those of the policy that
+            # Several optimizer steps share this round: the gate and the entropy term stay those of the policy that
             # sampled it.
             mask = loss_mask(batch)
             total = (self._behaviour_entropies.float() * mask).sum(dim=1)

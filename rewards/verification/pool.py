@@ -140,7 +140,7 @@ class _Worker:
             deadline = time.monotonic() + (timeout_s if ahead else START_ALLOWANCE_S)
 
     def ended_by_its_clock(self) -> bool:
-        """Say whether the worker has ended because a task used up its processor time."""
+        """Return whether the worker has ended because a task used up its processor time."""
         return self.process.wait() == -signal.SIGPROF
 
     def kill(self) -> None:

@@ -106,7 +106,7 @@ def main() -> None:
             task = json.loads(line)
             outcome = exact_value(**task) if "text" in task else decide(**task, sympy_fallback=sympy_fallback)
         except MemoryError:
-            _send(replies, "retire", "REJECTED")  # a fresh process for the next: this heap may be in pieces
+            _send(replies, "retire", "REJECTED")  # a fresh process for the next: this one's memory may be fragmented
             os._exit(0)
         except (RecursionError, TooBig):
             outcome = "REJECTED"

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def is_defined(path: str, name: str) -> bool:
-    """Say whether a Python file defines `function`, `Class`, `Class.method` or a constant."""
+    """Return whether a Python file defines `function`, `Class`, `Class.method` or a constant."""
     source = (ROOT / path).read_text(encoding="utf-8")
     return all(
         re.search(rf"^\s*(?:(?:async )?def|class) {part}\b|^\s*{part}\s*(?::[^=\n]+)?=", source, re.MULTILINE)

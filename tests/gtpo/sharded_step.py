@@ -1,6 +1,6 @@
-"""One optimiser step of GTPOTrainer under `accelerate launch`: its weights afterwards, saved whole.
+"""One optimizer step of GTPOTrainer under `accelerate launch`: its weights afterwards, saved whole.
 
-Run by test_launch.py: sharded_step.py FOLDER PRESET BATCH. The optimiser is plain SGD at STEP, so that the gradient can
+Run by test_launch.py: sharded_step.py FOLDER PRESET BATCH. The optimizer is plain SGD at STEP, so that the gradient can
 be read off the weights whoever holds them: (before - after) / STEP.
 """
 

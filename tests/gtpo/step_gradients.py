@@ -1,4 +1,4 @@
-"""One optimiser step of GTPOTrainer on fixed rollouts: its gradient, saved for comparison.
+"""One optimizer step of GTPOTrainer on fixed rollouts: its gradient, saved for comparison.
 
 Run by test_gradients.py, in its own process or under torchrun: step_gradients.py FOLDER WORLD_SIZE
 PRESET:BATCH:ACCUMULATION...

@@ -73,7 +73,7 @@ def test_layer_trains_as_trls_own_trainer_does(
     assert found.largest_weight_difference() < 1e-6
 
 
-# -- one optimiser step per rollout ------------------------------------------------------------------------------------
+# -- one optimizer step per rollout ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ def test_config_in_which_two_methods_coincide_says_so(
     with logged() as notices:
         config_of(tmp_path, weights, layer, **{"training.gradient_accumulation_steps": 4})
     assert any(said in line for line in notices), notices
-    assert any("no effect with one optimiser step per rollout" in line for line in notices)
+    assert any("no effect with one optimizer step per rollout" in line for line in notices)
 
 
 def test_gtpo_without_its_parts_is_said_to_be_grpo(weights: Path, tmp_path: Path) -> None:

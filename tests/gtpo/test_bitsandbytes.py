@@ -1,4 +1,4 @@
-"""4-bit weights and 8-bit optimisers, for real: bitsandbytes computes on a CPU too."""
+"""4-bit weights and 8-bit optimizers, for real: bitsandbytes computes on a CPU too."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_baselines_run_on_the_same_weights(method: str, tmp_path: Path, base: Pa
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_8bit", "lion_8bit", "paged_lion_32bit", "ademamix_8bit"])
-def test_the_other_optimisers_step(optimizer: str, tmp_path: Path, base: Path) -> None:
+def test_the_other_optimizers_step(optimizer: str, tmp_path: Path, base: Path) -> None:
     changes = {"training.optimizer": optimizer, "training.max_steps": 2, "training.learning_rate": 1e-3}
     folder = run(tmp_path, base, **changes)
     weights = load_file(folder / "final/adapter_model.safetensors")

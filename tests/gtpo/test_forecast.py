@@ -135,9 +135,9 @@ def test_logits_bound_is_that_of_the_fused_loss() -> None:
 
 def test_parts_follow_the_config() -> None:
     base = parts(recipe())
-    assert base["optimiser states"] == pytest.approx(2 * base["gradients"])  # 8 bytes against float32
+    assert base["optimizer states"] == pytest.approx(2 * base["gradients"])  # 8 bytes against float32
     eight_bit = parts(recipe(training__adam_beta1=0.9, training__adam_beta2=0.95))
-    assert eight_bit["optimiser states"] == pytest.approx(base["optimiser states"] / 4)
+    assert eight_bit["optimizer states"] == pytest.approx(base["optimizer states"] / 4)
     assert parts(recipe(model__load_in_4bit=False))["base weights"] == pytest.approx(LLAMA.parameters * 2 / GIB)
     full = parts(recipe(model__load_in_4bit=False, model__lora_rank=0))
     assert "adapters" not in full

@@ -17,7 +17,7 @@ G = 4
 
 @pytest.fixture(autouse=True, params=["one-tile", "tiles", "tiles-of-threads"])
 def tiles(request, monkeypatch):
-    """Vocabularies here are small; `tiles` makes the kernels walk them in several steps all the same."""
+    """Vocabularies here are small; `tiles` makes the kernels walk them in several steps nevertheless."""
     if request.param != "one-tile":
         monkeypatch.setitem(vocabulary_tiles.TILE_COLUMNS, "cpu", (5, 9))
         monkeypatch.setattr(torch_rows, "TILE", 4)

@@ -1,4 +1,4 @@
-"""The gradient of an optimiser step does not depend on how its completions are split over batches and processes."""
+"""The gradient of an optimizer step does not depend on how its completions are split over batches and processes."""
 
 from __future__ import annotations
 

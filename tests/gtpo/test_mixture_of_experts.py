@@ -64,7 +64,7 @@ class _Gradients(TrainerCallback):
 
 
 def step(trainer_class: Any, arguments: Any, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """Return the gradient of one optimiser step of two micro-batches, and what it logged."""
+    """Return the gradient of one optimizer step of two micro-batches, and what it logged."""
     gradients = _Gradients()
     trainer = trainer_class(
         model=str(folder),

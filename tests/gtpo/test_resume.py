@@ -193,7 +193,7 @@ def test_rollback_within_a_round_samples_anew_from_the_restored_weights(
     changes = {**MANY_STEPS_A_ROUND, "health.on_collapse": "rollback", "health.smoothing_steps": 1}
     whole = run(tmp_path / "whole", **changes)
     assert sampled_at == [1, 4, 5]
-    # The checkpoint of the rollback lies within the round and has nothing sampled: it resumes all the same.
+    # The checkpoint of the rollback lies within the round and has nothing sampled: it resumes nevertheless.
     sampled_at.clear()
     with monkeypatch.context() as patched:
         crash_at_step_end(patched, 4)

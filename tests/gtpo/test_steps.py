@@ -1,4 +1,4 @@
-"""Prompts per round and optimiser steps, against what TRL and transformers make of the same config."""
+"""Prompts per round and optimizer steps, against what TRL and transformers make of the same config."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from gtpo.common.errors import UserError
 from gtpo.config import load_config
-from gtpo.config.schedule import optimiser_steps, prompts_per_rollout, require_a_rollout
+from gtpo.config.schedule import optimizer_steps, prompts_per_rollout, require_a_rollout
 
 
 def config_of(folder: Path, **overrides: Any) -> Any:
@@ -65,14 +65,14 @@ def test_steps_are_those_of_the_trainer(
     )
     loader = trainer.get_train_dataloader()
     _, _, _, _, _, _, steps = trainer.set_initial_training_values(arguments, loader)
-    assert optimiser_steps(config, rows, 1) == steps
+    assert optimizer_steps(config, rows, 1) == steps
 
 
 def test_sft_steps_and_max_steps(tmp_path: Path) -> None:
     config = config_of(tmp_path, method="sft", per_device_train_batch_size=4, gradient_accumulation_steps=2)
-    assert optimiser_steps(config, 33, 1) == 5  # 9 micro-batches, two a step
-    assert optimiser_steps(config, 33, 2) == 3
-    assert optimiser_steps(config_of(tmp_path, max_steps=7), 1000, 1) == 7
+    assert optimizer_steps(config, 33, 1) == 5  # 9 micro-batches, two a step
+    assert optimizer_steps(config, 33, 2) == 3
+    assert optimizer_steps(config_of(tmp_path, max_steps=7), 1000, 1) == 7
 
 
 def test_too_few_rows_for_a_round_are_refused(tmp_path: Path) -> None:

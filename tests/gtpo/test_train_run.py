@@ -56,7 +56,7 @@ PLAIN: dict[str, Any] = {
     "health": {"smoothing_steps": 2},
 }
 
-# A round of sampling that feeds four optimiser steps: checkpoints fall into its middle.
+# A round of sampling that feeds four optimizer steps: checkpoints fall into its middle.
 MANY_STEPS_A_ROUND = {
     "training.per_device_train_batch_size": 4,
     "training.gradient_accumulation_steps": 2,
@@ -91,7 +91,7 @@ def flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def assert_same_run(found: Path, expected: Path) -> None:
-    """Bit for bit: metrics, weights, optimiser, schedule, random numbers, the run's own state, best weights."""
+    """Bit for bit: metrics, weights, optimizer, schedule, random numbers, the run's own state, best weights."""
     assert metrics(found) == metrics(expected)
     last = f"checkpoints/checkpoint-{STEPS}"
     for name in ("model.safetensors", "gtpo_state.json"):

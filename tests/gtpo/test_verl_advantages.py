@@ -134,7 +134,7 @@ def test_unscored_and_truncated_completions_are_outside_the_loss() -> None:
 def test_a_batch_that_is_none_is_refused() -> None:
     given = batch(5, prompts=1)
     arguments = [given["completion_ids"], given["completion_mask"], given["rewards"], entropies(given["logits"])]
-    with pytest.raises(ValueError, match="more than one optimiser step"):
+    with pytest.raises(ValueError, match="more than one optimizer step"):
         token_advantages(PRESETS["grpo"], *arguments, ["a"] * G, batch_rows=4)
     arguments[1] = torch.zeros_like(arguments[1])
     with pytest.raises(ValueError, match="none of the 6 completions"):

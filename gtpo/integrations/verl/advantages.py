@@ -76,7 +76,7 @@ def token_advantages(
     if not by_size:
         raise ValueError(f"none of the {len(mask)} completions of the batch has a token")
     if len(mask) > batch_rows:
-        raise ValueError(f"{len(mask)} completions in a batch of {batch_rows}: more than one optimiser step's")
+        raise ValueError(f"{len(mask)} completions in a batch of {batch_rows}: more than one optimizer step's")
     groups = sum(len(rows) // size for size, rows in by_size.items())
     gate_active = filter_is_active(objective, initial_entropy)
     advantages = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)

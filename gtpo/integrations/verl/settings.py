@@ -1,6 +1,6 @@
 """The `gtpo` section of a verl config, and what verl's own settings must be for its loss to be GTPO's.
 
-verl's policy loss `vanilla` with `seq-mean-token-mean` computes, for one optimiser step per batch of sampling,
+verl's policy loss `vanilla` with `seq-mean-token-mean` computes, for one optimizer step per batch of sampling,
 
     loss = -1/N sum_i 1/|o_i| sum_t rho_it a_it                                 a_it: token-level advantages
 
@@ -41,12 +41,12 @@ class Settings:
     initial_entropy: float | None
     """H_ini in nats as given; None where it is not."""
     batch_rows: int
-    """N of verl's loss: the completions of one optimiser step, padding included."""
+    """N of verl's loss: the completions of one optimizer step, padding included."""
     max_completion_length: int
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether H_ini must be measured or read before the first step."""
+        """Return whether H_ini must be measured or read before the first step."""
         return self.objective.filter == "auto" and self.initial_entropy is None
 
 
@@ -114,11 +114,11 @@ def _requirements(objective: Objective, preset: str, config: Mapping[str, Any]) 
     yield f"{actor}.policy_loss.loss_mode", "vanilla", "the token-level advantages are made for this loss"
     yield f"{actor}.loss_agg_mode", "seq-mean-token-mean", "each completion is divided by its own length |o_i|"
     yield f"{actor}.entropy_coeff", coefficient, "gtpo.entropy_mode loss is this coefficient, other modes have none"
-    yield f"{actor}.ppo_epochs", 1, "one optimiser step per batch of sampling"
+    yield f"{actor}.ppo_epochs", 1, "one optimizer step per batch of sampling"
     yield (
         f"{actor}.ppo_mini_batch_size",
         _get(config, "data.train_batch_size"),
-        ("one optimiser step per batch of sampling: the mini-batch is data.train_batch_size"),
+        ("one optimizer step per batch of sampling: the mini-batch is data.train_batch_size"),
     )
     correction = "algorithm.rollout_correction"
     yield f"{correction}.bypass_mode", False, "the entropies come from the pass that this mode leaves out"

@@ -178,7 +178,7 @@ def subterms(term: Term) -> Iterator[Term]:
 
 
 def contains(term: Term, *marks: Any) -> bool:
-    """Say whether some part of a term is tagged or named so: `contains(t, "pm")`, `contains(t, "const", "i")`."""
+    """Return whether some part of a term is tagged or named so: `contains(t, "pm")`, `contains(t, "const", "i")`."""
     if term[: len(marks)] == marks:
         return True
     if term[0] == "mat":

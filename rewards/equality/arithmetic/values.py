@@ -72,7 +72,7 @@ class Magnitudes:
 
 
 def is_real(value: Value) -> bool:
-    """Say whether a value has no imaginary part."""
+    """Return whether a value has no imaginary part."""
     return not isinstance(value, mpmath.mpc) or value.imag == 0
 
 

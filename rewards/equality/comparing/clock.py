@@ -9,7 +9,7 @@ from gtpo.rewards.equality.reading.words import bare_text
 
 
 def is_clock(text: str) -> bool:
-    """Say whether a ratio is written as a time of day is."""
+    """Return whether a ratio is written as a time of day is."""
     return re.fullmatch(r"\d{1,2}:\d{2}", text) is not None
 
 

@@ -41,7 +41,7 @@ class Comparison:
         self.contract = problem.contract if problem else Contract()
 
     def equal(self, p: Answer, g: Answer) -> bool:
-        """Say whether prediction `p` equals gold `g`."""
+        """Return whether prediction `p` equals gold `g`."""
         if isinstance(p, Choice) or isinstance(g, Choice):
             return self._choices(p, g)
         if (wanted := assigned(g)) is not None and (given := assigned(p)) is not None:
@@ -84,7 +84,7 @@ class Comparison:
         return g.body is not None and self.equal(p, g.body)
 
     def _option_agrees(self, choice: Answer) -> bool:
-        """Say whether the text beside a letter is that option's, where the problem is known to have it."""
+        """Return whether the text beside a letter is that option's, where the problem is known to have it."""
         if not isinstance(choice, Choice) or choice.body is None or self.problem is None:
             return True
         option = self.problem.option(choice.letter)
@@ -115,7 +115,7 @@ class Comparison:
         return self.equal(named.value, other) if named is p else self.equal(other, named.value)
 
     def _says_of_unknown(self, p: Named) -> bool:
-        """Say whether an equation gives something of an unknown (`|x| = 5`) and not the unknown that is asked for."""
+        """Whether an equation gives something of an unknown (`|x| = 5`) and not the unknown that is asked for."""
         letters = set(re.findall(r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z(])", p.name))
         if p.name in letters or p.relation is None or letters.isdisjoint(self.contract.unknowns):
             return False
@@ -135,7 +135,7 @@ class Comparison:
         return self._values(p, hundredth(g)) or (asked is not False and self._values(p, g))
 
     def _units_agree(self, p: Unit, g: Unit) -> bool:
-        """Say whether the units fit: a measure that only one side names is left out, a word needs a reason."""
+        """Return whether the units fit: a measure that only one side names is left out, a word needs a reason."""
         vocabulary = self.problem.vocabulary if self.problem else frozenset()
         counted = self.problem.counted if self.problem else frozenset()
         if not p.nouns <= vocabulary | g.nouns or not p.amounts <= counted | g.amounts:
@@ -207,7 +207,7 @@ class Comparison:
         return self._unordered(p_items, g_items)
 
     def _in_asked_order(self, gold: Listing) -> bool:
-        """Say whether a gold stands in the order that its problem asks for; else that has been misread."""
+        """Return whether a gold stands in the order that its problem asks for; else that has been misread."""
         terms = [item.term for item in gold.items if isinstance(item, Scalar)]
         if len(terms) < len(gold.items):
             return self.contract.order == "as named" and not any(isinstance(item, Named) for item in gold.items)

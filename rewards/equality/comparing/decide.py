@@ -105,7 +105,7 @@ def decide(
 
 
 def _is_too_big(golds: list[Answer]) -> bool:
-    """Say whether a gold cannot be compared with itself: then the prediction is not to blame."""
+    """Return whether a gold cannot be compared with itself: then the prediction is not to blame."""
     Budget.refill()
     try:
         for gold in golds:

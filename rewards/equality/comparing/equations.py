@@ -21,7 +21,7 @@ def difference(relation: Relation) -> tuple[str, Term]:
 
 
 def is_graph(named: Named, equation: Relation) -> bool:
-    """Say whether an equation linear in y, such as x y = 1, has the solution y = 1/x."""
+    """Return whether an equation linear in y, such as x y = 1, has the solution y = 1/x."""
     if equation.ops != ("=",) or not isinstance(named.value, Scalar) or len(named.name) != 1:
         return False
     value, name = named.value.term, named.name
@@ -41,7 +41,7 @@ def is_graph(named: Named, equation: Relation) -> bool:
 
 
 def _share_factor(first: Term, second: Term) -> bool:
-    """Say whether two terms have a factor with variables in common: their values then do, at large integers."""
+    """Return whether two terms have a factor with variables in common: their values then do, at large integers."""
     names = sorted(symbols(first) | symbols(second))
     if not names or not symbols(first):
         return False

@@ -13,7 +13,7 @@ from gtpo.rewards.equality.reading.answers import Scalar
 
 
 def in_form(written: Sequence[Scalar], wanted: Sequence[Scalar], forms: frozenset[str]) -> bool:
-    """Say whether an answer has each of the forms that its problem asks for and its gold has (`Contract.forms`)."""
+    """Return whether an answer has each of the forms that its problem asks for and its gold has (`Contract.forms`)."""
     if len(written) != 1 or len(wanted) != 1:
         return True
     p, g = written[0].term, wanted[0].term
@@ -35,7 +35,7 @@ def _sums(term: Term) -> int:
 
 
 def has_product_of_sums(term: Term) -> bool:
-    """Say whether a product or power of a sum with variables could be expanded."""
+    """Return whether a product or power of a sum with variables could be expanded."""
     for part in subterms(term):
         if part[0] == "pow" and part[1][0] == "add" and symbols(part[1]) and part[2][0] == "num":
             return True
@@ -45,7 +45,7 @@ def has_product_of_sums(term: Term) -> bool:
 
 
 def _is_factored_as(p: Term, g: Term) -> bool:
-    """Say whether a product has the factors of the gold, up to their signs; a gold that is no product asks for none."""
+    """Whether a product has the factors of the gold, up to their signs; a gold that is no product asks for none."""
     ours, theirs = _all_factors(p), _all_factors(g)
     if len(theirs) < 2:
         return True

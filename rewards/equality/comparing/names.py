@@ -10,7 +10,7 @@ from gtpo.rewards.equality.reading.answers import Answer, Listing, Named, Scalar
 
 
 def same_quantity(first: str, second: str) -> bool:
-    r"""Say whether two names are of one quantity: `AB` and `|AB|`, `\angle A` and `m\angle A`; `x^2` is not `x`."""
+    r"""Return whether two names are of one quantity: `AB` and `|AB|`, `\angle A` and `m\angle A`; `x^2` is not `x`."""
     return _plain(first) == _plain(second)
 
 
@@ -50,7 +50,7 @@ def distinct_names(items: Sequence[Answer]) -> list[str] | None:
 
 
 def indexed(names: Sequence[str]) -> bool:
-    """Whether names are one letter with different indices: `x_1, x_2`, whose order says nothing."""
+    """Return whether names are one letter with different indices: `x_1, x_2`, whose order says nothing."""
     return len({re.sub(r"_.*|\d+$", "", name) for name in names}) == 1
 
 

@@ -69,7 +69,7 @@ def stable(decide: Callable[[], bool]) -> bool:
 
 
 def is_real_value(value: Value) -> bool:
-    """Say whether a value, or each entry of a matrix, is real up to rounding."""
+    """Return whether a value, or each entry of a matrix, is real up to rounding."""
     if isinstance(value, Matrix):
         return all(is_real_value(cell) for row in value for cell in row)
     tolerance = mp.mpf(10) ** (GUARD_DIGITS - mp.dps)
@@ -84,7 +84,7 @@ def point_for(names: set[str], index: int) -> dict[str, Value]:
 
 
 def equal_terms(a: Term, b: Term, sign: int = 1) -> bool:
-    """Say whether two terms have the same values wherever both are real. Raises TooBig."""
+    """Return whether two terms have the same values wherever both are real. Raises TooBig."""
     return a == b or stable(lambda: _same_values(a, b, sign))
 
 
@@ -115,7 +115,7 @@ def _same_values(a: Term, b: Term, sign: int) -> bool:
 
 
 def _steps_of_one(a: Term, b: Term) -> bool:
-    """Say whether a function with steps is taken of variables in one term and none of its kind in the other."""
+    """Return whether a function with steps is taken of variables in one term and none of its kind in the other."""
     first, second = (
         {part[1] for part in subterms(term) if part[0] == "fn" and part[1] in (*_STEPS, "abs") and symbols(part)}
         for term in (a, b)
@@ -165,7 +165,7 @@ def _far_points(a: Term, b: Term, names: set[str]) -> Iterator[dict[str, Value]]
 
 
 def proportional(a: Term, b: Term, positive: bool) -> bool:
-    """Say whether a = c b for a constant c != 0 (c > 0 if `positive`): then a = 0 and b = 0 say the same."""
+    """Return whether a = c b for a constant c != 0 (c > 0 if `positive`): then a = 0 and b = 0 say the same."""
     if symbols(a) != symbols(b) and not (contains(a, "opaque") or contains(b, "opaque")):
         return equal_terms(a, b)
     return stable(lambda: _proportional(a, b, positive))
@@ -207,7 +207,7 @@ def _product(x: Value, y: Value) -> Value:
 
 
 def terminates(value: Value) -> bool:
-    """Say whether a value is a fraction whose decimals end."""
+    """Return whether a value is a fraction whose decimals end."""
     if not isinstance(value, Fraction):
         return False
     denominator = value.denominator

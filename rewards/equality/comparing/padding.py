@@ -15,7 +15,7 @@ Values = tuple[Value, ...]
 
 
 def is_padded(term: Term) -> bool:
-    """Say whether something in an expression changes nothing.
+    """Return whether something in an expression changes nothing.
 
     A part of it is constant, or equals a part of its own, or some terms of a sum add up to 0, or two factors multiply
     to a number.
@@ -29,7 +29,7 @@ def is_padded(term: Term) -> bool:
 
 
 def same_values(a: Values, b: Values) -> bool:
-    """Say whether values agree point by point."""
+    """Return whether values agree point by point."""
     return all(map(close, a, b))
 
 
@@ -59,7 +59,7 @@ def _padding(term: Term, points: Sequence[dict[str, Value]]) -> list[Values] | N
 
 
 def _cancel(parts: list[Term], points: Sequence[dict[str, Value]]) -> bool:
-    """Say whether some addends in a row add up to 0."""
+    """Return whether some addends in a row add up to 0."""
     values = [tuple(evaluate(part, point) for point in points) for part in parts[:40]]
     for start in range(len(values)):
         total = values[start]
@@ -71,7 +71,7 @@ def _cancel(parts: list[Term], points: Sequence[dict[str, Value]]) -> bool:
 
 
 def _divide_out(term: Term, points: Sequence[dict[str, Value]]) -> bool:
-    """Say whether two factors with variables multiply to a number."""
+    """Return whether two factors with variables multiply to a number."""
     above, below, _ = factors(term)
     sides = [[tuple(evaluate(f, point) for point in points) for f in side if symbols(f)] for side in (above, below)]
     for number, first in enumerate(sides):

@@ -82,7 +82,7 @@ def finding(raw: str, prediction: str, p: Answer, gold: str, g: Answer, problem:
 
 
 def _has_foreign_symbols(p: Answer, g: Answer) -> bool:
-    """Say whether an answer has variables that its gold has not: its value does not depend on them."""
+    """Return whether an answer has variables that its gold has not: its value does not depend on them."""
     if isinstance(p, Named) and isinstance(g, Named) and len(p.variables) == len(g.variables):
         p = rename(p, g)
     elif isinstance(p, Named) and p.variables:
@@ -103,7 +103,7 @@ def _work(leaves: list[Scalar]) -> Count:
 
 
 def _states(problem: ProblemText, wanted: list[Scalar]) -> bool:
-    """Say whether the problem states the gold's number in another form: then that form is what it asks for."""
+    """Return whether the problem states the gold's number in another form: then that form is what it asks for."""
     own = {canonical(leaf.term) for leaf in wanted}
     given = [term for term in problem.expressions - own if not symbols(term)]
     return any(equal_terms(term, leaf.term) for leaf in wanted for term in given)
@@ -135,7 +135,7 @@ def _form_of(leaves: list[Scalar]) -> list[str]:
 
 
 def _repeats(prediction: str, p: Answer, problem: ProblemText) -> bool:
-    """Say whether an answer stands in the problem: a number by itself, anything else anywhere."""
+    """Return whether an answer stands in the problem: a number by itself, anything else anywhere."""
     term = _term(p)
     tokens = tokens_of(prediction)
     if term is not None and is_literal(term):

@@ -26,7 +26,7 @@ _CUT = re.compile(r"(?:[-+*/=<>^_×·÷]|\\(?:times|cdot|div))\s*$|<<")
 
 
 def _cut(text: str) -> bool:
-    """Say whether a text stops short, as a cut completion does: in an operator, or with brackets left open."""
+    """Return whether a text stops short, as a cut completion does: in an operator, or with brackets left open."""
     return _CUT.search(text) is not None or sum(map(text.count, "([{")) != sum(map(text.count, ")]}"))
 
 
@@ -90,7 +90,7 @@ def _parse(text: str) -> Any:
 
 
 def agree(prediction: str, gold: str, before: Callable[[], None] = lambda: None) -> bool:
-    """Say whether Math-Verify reads both texts and SymPy finds the readings equal; `before` runs before the import.
+    """Return whether Math-Verify reads both texts and SymPy finds the readings equal; `before` runs before the import.
 
     Raises TooBig where that takes more work than an answer is worth.
     """

@@ -136,7 +136,7 @@ def _is_integer(term: Term) -> bool:
 
 
 def is_rational(term: Term) -> bool:
-    """Say whether a term is one rational number as written: 3, 0.5, 2/3, 1 1/2, 2^10."""
+    """Return whether a term is one rational number as written: 3, 0.5, 2/3, 1 1/2, 2^10."""
     term, _ = _unsigned(term)
     if term[0] == "div":
         return all(_is_integer(_unsigned(part)[0]) for part in term[1:])
@@ -244,7 +244,7 @@ def _divides(divisor: Term, number: Term) -> bool:
 
 
 def _is_reducible(unit: Term) -> bool:
-    """Say whether a fraction of integers is not in lowest terms."""
+    """Return whether a fraction of integers is not in lowest terms."""
     unit, _ = _unsigned(unit)
     if unit[0] != "div":
         return False

@@ -9,7 +9,7 @@ from gtpo.rewards.equality.reading.tokens import NotMathematics
 
 
 def is_differential(term: Term) -> bool:
-    """Whether a side of a fraction is `d`, `dx`, `d^2 y` or the like with a curly d."""
+    """Return whether a side of a fraction is `d`, `dx`, `d^2 y` or the like with a curly d."""
     while term[0] in ("mul", "pow"):
         term = term[1]
     return term in (("sym", "d"), ("sym", "partial"))

@@ -33,7 +33,7 @@ def tokens_of(text: str) -> tuple[str, ...]:
 
 
 def occurs(part: tuple[str, ...], whole: tuple[str, ...]) -> bool:
-    """Say whether tokens stand in a row within others."""
+    """Return whether tokens stand in a row within others."""
     if not part:
         return False
     first, size = part[0], len(part)
@@ -41,7 +41,7 @@ def occurs(part: tuple[str, ...], whole: tuple[str, ...]) -> bool:
 
 
 def is_literal(term: Term) -> bool:
-    """Say whether a term is one number or name, with or without its sign: nothing in it can be computed."""
+    """Return whether a term is one number or name, with or without its sign: nothing in it can be computed."""
     if term[0] == "neg" or (term[0] == "mul" and len(term) == 3 and term[1] == _MINUS_ONE):
         return is_literal(term[-1])
     return term[0] in ("num", "sym", "const")

@@ -97,7 +97,7 @@ class Parser(Cursor):
         return self._power()
 
     def _starts_factor(self) -> bool:
-        """Whether a factor follows without a sign of multiplication. A number never does, except after `)`."""
+        """Return whether a factor follows without a sign of multiplication. A number never does, except after `)`."""
         kind, token = self._kind(), self._peek()
         if kind == "num":
             return self.tokens[self.at - 1][1] in (")", "\\rfloor", "\\rceil")

@@ -140,7 +140,7 @@ def _restated(text: str) -> frozenset[tuple[str, ...]]:
 
 
 def is_name_in(gold: str, problem: ProblemText) -> bool:
-    """Say whether a gold is one word of several letters that the problem uses as a word: a name, a day."""
+    """Return whether a gold is one word of several letters that the problem uses as a word: a name, a day."""
     return re.fullmatch(r"[A-Za-z]{2,}", gold.strip()) is not None and gold.strip().lower() in problem.vocabulary
 
 
@@ -177,7 +177,7 @@ def _spoken(text: str) -> list[str]:
 
 
 def _asks_percent(text: str) -> bool:
-    """Say whether a question or instruction speaks of a percentage without a number before it."""
+    """Return whether a question or instruction speaks of a percentage without a number before it."""
     for sentence in _SENTENCE.split(text):
         for match in _PERCENT.finditer(sentence):
             if re.search(r"\bas an? $", sentence[: match.start()]):

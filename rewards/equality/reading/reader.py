@@ -205,7 +205,7 @@ def _expand_signs(text: str, depth: int) -> Answer | None:
 
 
 def is_name(text: str) -> bool:
-    """Say whether a text only names something: letters, subscripts, primes, `f(x)`, `AB`, `|AB|`, words."""
+    """Return whether a text only names something: letters, subscripts, primes, `f(x)`, `AB`, `|AB|`, words."""
     text = re.sub(r"(?<=[a-zA-Z])\^\s*(?:\{\s*-1\s*\}|-1)", "", text.strip())  # f^{-1}(x)
     if not text or not re.search(r"[a-zA-Z]", text):
         return False
@@ -292,7 +292,7 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
 
 
 def _contradicts(parts: list[str]) -> bool:
-    """Say whether a chain has two numbers that differ (`41 = 42`): then it says nothing.
+    """Return whether a chain has two numbers that differ (`41 = 42`): then it says nothing.
 
     Units are converted, and a decimal may be rounded (`2 hours = 120 minutes`, `2/3 = 0.67`).
     """
@@ -373,7 +373,7 @@ def _read_set(inner: str, depth: int) -> Answer | None:
 
 
 def _closes(text: str, skip: int, width: int) -> bool:
-    """Whether the bracket that opens the text is the one that closes it."""
+    """Return whether the bracket that opens the text is the one that closes it."""
     level, position = 1, skip
     while position < len(text) - width:
         if text[position] == "\\":

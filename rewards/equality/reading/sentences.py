@@ -85,7 +85,7 @@ def sentence_value(text: str) -> str | None:
 
 
 def _states_a_number(before: str) -> bool:
-    """Say whether the words before a number state it: one clause, whose verb it follows, or "a total of" and the like.
+    """Whether the words before a number state it: one clause, whose verb it follows, or "a total of" and the like.
 
     `half of 20`, `the number after 42`, `twice as many as 42` and `I doubt that it is 42` do not.
     """

@@ -191,13 +191,13 @@ def scale_of(word: str) -> int | None:
 
 
 def is_unit_word(word: str) -> bool:
-    """Say whether a word typed next to a number is a unit of the table."""
+    """Return whether a word typed next to a number is a unit of the table."""
     lowered = word.lower().rstrip(".")
     return len(word) > 1 and (lowered in _COMPOUND or bool(_measure(lowered)))
 
 
 def is_noun(word: str) -> bool:
-    """Say whether a word is a noun that is commonly counted."""
+    """Return whether a word is a noun that is commonly counted."""
     return not COUNTED.isdisjoint((word, singular(word), word.removesuffix("s")))
 
 
