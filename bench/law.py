@@ -118,7 +118,7 @@ LOOKS: dict[str, Rewriting] = {
         if re.fullmatch(r"[^\\()\[\]]*\([^()\[\]]*\)[^()\[\]]*", text)
         else None
     ),
-    "bold": lambda text: f"**{text}**" if "*" not in text else None,
+    "bold": lambda text: f"**{text.strip()}**" if "*" not in text else None,
     "operators apart": lambda text: re.sub(r"(?<=[\w}])\+(?=[\w\\])", " + ", text) if "+" in text else None,
 }
 

@@ -141,13 +141,18 @@ class Comparison:
         if not p.nouns <= vocabulary | g.nouns or not p.amounts <= counted | g.amounts:
             return False
         if not g.name:
-            asked = self.contract.units
-            return not p.name or not asked or p.name in asked or {p.name, *asked} >= {"sterling", "pound"}
+            return self.has_asked_unit(p)
         if not p.name or p.name == g.name:
             return True
         if p.name.split("/")[0] == g.name.split("/")[0] in _MONEY:  # $12 and 12 dollars a week
             return True
         return {p.name, g.name} in ({"degree", "celsius"}, {"degree", "fahrenheit"})
+
+    def has_asked_unit(self, unit: Unit) -> bool:
+        """Return whether a unit is one that the problem asks for; none is, and any is where it asks for none."""
+        asked = {name.split("/")[0] for name in self.contract.units}  # `5 hours` where it asks how many a week
+        given = unit.name.split("/")[0]
+        return not given or not asked or given in asked or {given, *asked} >= {"sterling", "pound"}
 
     def _values(self, p: Scalar, g: Scalar) -> bool:
         if equal_terms(p.term, g.term):
@@ -177,7 +182,7 @@ class Comparison:
     # -- collections ---------------------------------------------------------------------------------------------
     def _listings(self, p: Listing, g: Listing) -> bool:
         kinds = {p.kind, g.kind}
-        if kinds == {"list"} and self.contract.order and self._in_asked_order(g):
+        if kinds == {"list"} and self.contract.order and self.in_asked_order(g):
             return self._ordered(p.items, g.items)
         if "ratio" in kinds:
             return kinds == {"ratio"} and self._ratios(p, g)
@@ -206,7 +211,7 @@ class Comparison:
             p_items, g_items = self._distinct(p_items), self._distinct(g_items)
         return self._unordered(p_items, g_items)
 
-    def _in_asked_order(self, gold: Listing) -> bool:
+    def in_asked_order(self, gold: Listing) -> bool:
         """Return whether a gold stands in the order that its problem asks for; else that has been misread."""
         terms = [item.term for item in gold.items if isinstance(item, Scalar)]
         if len(terms) < len(gold.items):

@@ -42,6 +42,11 @@ def _readings(text: str, gold: bool = False, known: bool = False) -> tuple[str, 
 _read = lru_cache(maxsize=KEPT)(read)
 
 
+def read_answer(gold: str) -> Answer:
+    """Return what a gold with a known problem is read as. Raises TooBig."""
+    return _read(_readings(gold, gold=True, known=True)[0])
+
+
 def _commas(cleaned: str, english: bool = False) -> list[str]:
     """Return the text and what its commas might mean: thousands separators, or a decimal comma.
 

@@ -10,6 +10,7 @@ from gtpo.rewards.equality.arithmetic.values import NoValue, multiply, noise
 from gtpo.rewards.equality.comparing.padding import same_values
 from gtpo.rewards.equality.comparing.work import ONE, factors
 from gtpo.rewards.equality.reading.answers import Scalar
+from gtpo.rewards.equality.reading.expressions import is_literal
 
 
 def in_form(written: Sequence[Scalar], wanted: Sequence[Scalar], forms: frozenset[str]) -> bool:
@@ -21,7 +22,7 @@ def in_form(written: Sequence[Scalar], wanted: Sequence[Scalar], forms: frozense
         return False
     if "expanded" in forms and has_product_of_sums(p) and not has_product_of_sums(g):
         return False
-    if "a decimal" in forms and wanted[0].digits and not (written[0].digits or p[0] == "num" or p[1:2] == ("num",)):
+    if "a decimal" in forms and wanted[0].digits and not (written[0].digits or is_literal(p)):
         return False
     if "one fraction" in forms and p[0] == "add" and g[0] != "add":
         return False
@@ -67,7 +68,7 @@ def _is_factored_as(p: Term, g: Term) -> bool:
 
 def _all_factors(term: Term) -> list[Term]:
     """Return the factors of a product, powers written out, a rational number as one."""
-    above, below, _ = factors(term)
+    above, below, *_ = factors(term)
     found: list[Term] = []
     for factor in above + [("pow", f, ("neg", ONE)) for f in below]:
         small = factor[0] == "pow" and factor[2][0] == "num" and factor[2][1] in range(2, 13)

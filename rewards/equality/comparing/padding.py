@@ -72,7 +72,7 @@ def _cancel(parts: list[Term], points: Sequence[dict[str, Value]]) -> bool:
 
 def _divide_out(term: Term, points: Sequence[dict[str, Value]]) -> bool:
     """Return whether two factors with variables multiply to a number."""
-    above, below, _ = factors(term)
+    above, below, *_ = factors(term)
     sides = [[tuple(evaluate(f, point) for point in points) for f in side if symbols(f)] for side in (above, below)]
     for number, first in enumerate(sides):
         for at, a in enumerate(first):

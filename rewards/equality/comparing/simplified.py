@@ -11,22 +11,26 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import pairwise
 
 from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate, symbols
-from gtpo.rewards.equality.arithmetic.values import NoValue
+from gtpo.rewards.equality.arithmetic.values import NoValue, TooBig
 from gtpo.rewards.equality.comparing.form import in_form
 from gtpo.rewards.equality.comparing.names import rename
 from gtpo.rewards.equality.comparing.numeric import equal_terms
 from gtpo.rewards.equality.comparing.padding import is_padded
-from gtpo.rewards.equality.comparing.work import ALWAYS, Count, Work, work_left
+from gtpo.rewards.equality.comparing.work import ALWAYS, Count, Work, is_rational, work_left
 from gtpo.rewards.equality.reading.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Union, Words
 from gtpo.rewards.equality.reading.clean import one_spelling
 from gtpo.rewards.equality.reading.expressions import canonical, is_literal, occurs, tokens_of
+from gtpo.rewards.equality.reading.grammar import parse
 from gtpo.rewards.equality.reading.problem import ProblemText
+from gtpo.rewards.equality.reading.tokens import NotMathematics
 
 ANALYSIS = re.compile(r"\\(?:int|iint|oint|lim|sum|prod|partial)(?![a-zA-Z])|\\frac\s*\{\s*d[^{}]*\}\s*\{\s*d")
 """Integrals, limits, sums, products and derivatives."""
 _OPERATIONS = Counter(dict.fromkeys(ALWAYS, 10**6))
+_HUNDRED: Term = ("num", Fraction(100))
 _RELATIONS = frozenset(("=", r"\equiv", r"\in", r"\approx"))
 """Tokens of what says something of a number."""
 
@@ -43,6 +47,8 @@ def finding(raw: str, prediction: str, p: Answer, gold: str, g: Answer, problem:
     said = (tokens, tokens_of(one_spelling(raw)))
     if problem is not None and not _RELATIONS.isdisjoint(tokens) and any(occurs(t, problem.tokens) for t in said):
         return "COPIED"  # what the problem says of a number, `f(2) = 3`, is not what it asks
+    if problem is not None and "=" in prediction and _restates(prediction, problem):
+        return "COPIED"
     if isinstance(g, Based):
         return "CORRECT" if isinstance(p, (Based, Scalar, Named)) else "UNEVALUATED"
     written, wanted = list(_leaves(p)), list(_leaves(g))
@@ -99,7 +105,12 @@ def _symbols(leaves: list[Scalar]) -> set[str]:
 
 
 def _work(leaves: list[Scalar]) -> Count:
-    return sum((work_left(leaf.unscaled or leaf.term) for leaf in leaves), Counter())
+    return sum((_leaf_work(leaf) for leaf in leaves), Counter())
+
+
+def _leaf_work(leaf: Scalar) -> Count:
+    term = leaf.unscaled or leaf.term
+    return work_left(("div", term, _HUNDRED) if leaf.percent and not is_rational(term) else term)
 
 
 def _states(problem: ProblemText, wanted: list[Scalar]) -> bool:
@@ -134,12 +145,28 @@ def _form_of(leaves: list[Scalar]) -> list[str]:
     return sorted(repr(canonical(leaf.unscaled or leaf.term)) for leaf in leaves)
 
 
+def _restates(prediction: str, problem: ProblemText) -> bool:
+    """Return whether an answer has an equation in it that the problem states, whatever its sides are written as."""
+    sides: list[Term] = []
+    for part in prediction.strip("() ").split("="):
+        try:
+            sides.append(parse(part.strip(" .,;")))
+        except (NotMathematics, TooBig):
+            return False
+    return any(
+        left[0] != "num" and equal_terms(left, given) and equal_terms(right, value)
+        for pair in pairwise(sides)
+        for left, right in (pair, pair[::-1])
+        for given, value in problem.statements
+    )
+
+
 def _repeats(prediction: str, p: Answer, problem: ProblemText) -> bool:
     """Return whether an answer stands in the problem: a number by itself, anything else anywhere."""
     term = _term(p)
     tokens = tokens_of(prediction)
     if term is not None and is_literal(term):
-        return tokens in problem.literals
+        return canonical(term) in problem.literals
     if term is not None and canonical(term) in problem.expressions:
         return True
     return len(tokens) > 1 and occurs(tokens, problem.tokens)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import chain
+from typing import NamedTuple
 
 from gtpo.rewards.equality.arithmetic.terms import Term, subterms, symbols
 from gtpo.rewards.equality.reading.expressions import canonical
@@ -97,34 +98,50 @@ def _sum(term: Term, found: Count) -> None:
 
 def _kind_of(addend: Term) -> str:
     """Return an addend without its rational coefficient: two of one kind can be put together."""
-    above, below, _ = factors(addend)
+    above, below, *_ = factors(addend)
     above, below = ([f for f in side if not is_rational(f)] for side in (above, below))
     inverted: list[Term] = [("pow", factor, ("neg", ONE)) for factor in below]
     return repr(canonical(("mul", ONE, *above, *inverted)))
 
 
 # -- products and powers -------------------------------------------------------------------------------------------
-def factors(term: Term) -> tuple[list[Term], list[Term], int]:
-    """Return the factors above and below a fraction line, and the number of signs; 1/2 and 2^3 are one factor."""
-    above: list[Term] = []
-    below: list[Term] = []
+class Factors(NamedTuple):
+    """Of a product or quotient; 1/2 and 2^3 are one factor."""
 
-    def collect(part: Term, side: list[Term], other: list[Term]) -> int:
+    above: list[Term]
+    below: list[Term]
+    signs: int
+    nested: int
+    """Fractions within denominators."""
+
+
+def factors(term: Term) -> Factors:
+    """Return the factors above and below the fraction line, with the signs and fractions that were between them."""
+    sides: tuple[list[Term], list[Term]] = ([], [])
+    signs = nested = 0
+
+    def collect(part: Term, side: int) -> None:
+        nonlocal signs, nested
         if part[0] == "mul":
-            return sum(collect(each, side, other) for each in part[1:])
-        if part[0] == "neg":
-            return 1 + collect(part[1], side, other)
-        if part[0] == "div" and not is_rational(part):
-            top, signs = _unsigned(part[1])
-            signs += 0 if top == ONE else collect(top, side, other)
-            return signs + collect(part[2], other, side)
-        if part[0] == "pow" and part[2] == ("neg", ONE) and not is_rational(part):
-            return collect(part[1], other, side)
-        side.append(part)
-        return 0
+            for each in part[1:]:
+                collect(each, side)
+        elif part[0] == "neg":
+            signs += 1
+            collect(part[1], side)
+        elif part[0] == "div" and not is_rational(part):
+            nested += side
+            top, sign = _unsigned(part[1])
+            signs += sign
+            if top != ONE:
+                collect(top, side)
+            collect(part[2], 1 - side)
+        elif part[0] == "pow" and part[2] == ("neg", ONE) and not is_rational(part):
+            collect(part[1], 1 - side)
+        else:
+            sides[side].append(part)
 
-    signs = collect(term, above, below)
-    return above, below, signs
+    collect(term, 0)
+    return Factors(*sides, signs, nested)
 
 
 def _unsigned(term: Term) -> tuple[Term, int]:
@@ -161,8 +178,9 @@ def _root_of(factor: Term) -> tuple[Term, Term] | None:
 
 
 def _product(term: Term, found: Count, whole: bool) -> None:
-    above, below, signs = factors(term)
+    above, below, signs, nested = factors(term)
     found[Work.SIGN] += max(0, signs - 1)
+    found[Work.PRODUCT] += nested
     tops, bottoms = ([f for f in side if is_rational(f)] for side in (above, below))
     others = [[f for f in side if not is_rational(f)] for side in (above, below)]
     alone = len(above) + len(below) == 1
@@ -184,7 +202,7 @@ def _product(term: Term, found: Count, whole: bool) -> None:
     bases = [repr(canonical(_base(f))) for f in others[0] + others[1]]
     found[Work.PRODUCT] += len(bases) - len(set(bases))
     for side in others:
-        degrees = [root[1] for f in side if (root := _root_of(f)) is not None and not symbols(root[0])]
+        degrees = [root[1] for f in side if (root := _root_of(f)) is not None]
         found[Work.PRODUCT] += len(degrees) - len(set(degrees))
     if not symbols(term):
         sums = sum(_base(f)[0] == "add" for f in others[0] + others[1])
@@ -213,6 +231,8 @@ def _factor(factor: Term, found: Count, whole: bool, below: bool) -> None:
     root = _root_of(factor)
     if root is not None:
         _root(*root, found, whole, below)
+        if factor[0] == "pow":
+            _visit(factor[2], found)
     elif factor[0] == "pow":
         _power(factor[1], factor[2], found)
     else:
@@ -276,7 +296,7 @@ def _root(radicand: Term, degree: Term, found: Count, whole: bool, below: bool) 
     if degree == ONE:
         found[Work.POWER] += 1
     if symbols(radicand):
-        above, under, _ = factors(radicand)
+        above, under, *_ = factors(radicand)
         if all(f[0] == "pow" and _divides(degree, f[2]) for f in above + under):
             found[Work.FUNCTION] += 1
     elif _is_integer(bare) and _is_integer(degree):
@@ -308,6 +328,8 @@ def _function(term: Term, found: Count) -> None:
     first = arguments[0]
     if name == "exp" and is_rational(first):
         return
+    if name == "det" and first[0] == "mat":
+        found[Work.FUNCTION] += 1
     numbers = not symbols(term) and not any(part[0] == "opaque" for part in subterms(term))
     undone = first[0] in ("fn", "pow") and (
         first[1] == _INVERSES.get(name) or (name == "ln" and first[1] == ("const", "e"))

@@ -115,7 +115,7 @@ def _units(prose: str) -> set[str]:
         spoken = phrase.lower().split()
         for size in range(len(spoken), 0, -1):
             unit = read_unit(" ".join(spoken[:size])) if is_unit_word(spoken[size - 1]) else None
-            if unit is not None and unit.name and not unit.nouns:
+            if unit is not None and unit.name and "*" not in unit.name and not unit.nouns:
                 found.add(unit.name)
                 break
     return found

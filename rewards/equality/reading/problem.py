@@ -22,6 +22,7 @@ from gtpo.rewards.equality.reading.units import singular
 MAX_CHARACTERS = 8_000
 """Of a problem's text that are looked at."""
 MAX_EXPRESSIONS = 400
+MAX_STATEMENTS = 40
 
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _MATHEMATICS = re.compile(
@@ -81,10 +82,13 @@ class ProblemText:
 
     tokens: tuple[str, ...]
     """Of the whole text in one spelling: where an answer's tokens are sought in a row."""
-    literals: frozenset[tuple[str, ...]]
-    """Tokens of the numbers and names that are to be written in another form, `0.5` in "write 0.5 as a fraction"."""
+    literals: frozenset[Term]
+    """Canonical terms of the numbers and names that are to be written in another form: `0.5` in
+    "write 0.5 as a fraction"."""
     expressions: frozenset[Term]
     """Canonical terms of the expressions and of their composite parts."""
+    statements: tuple[tuple[Term, Term], ...]
+    """(side, side) of its equations whose left side is no number."""
     asked: frozenset[Term]
     """Canonical terms of those that no relation of the problem gives a value, `m + n` of "find m + n"."""
     vocabulary: frozenset[str]
@@ -118,6 +122,7 @@ def read_problem(text: str) -> ProblemText:
         tokens_of(one_spelling(text)),
         _restated(text),
         frozenset(term for piece in cleaned for term in _terms(piece)),
+        _statements(formulas),
         _asked([*formulas, *runs]),
         frozenset(found) | frozenset(map(singular, found)),
         frozenset(singular(word) for phrase in _HOW_MANY.findall(prose) for word in phrase.lower().split()),
@@ -128,15 +133,37 @@ def read_problem(text: str) -> ProblemText:
     )
 
 
-def _restated(text: str) -> frozenset[tuple[str, ...]]:
+def _statements(formulas: list[str]) -> tuple[tuple[Term, Term], ...]:
+    found: list[tuple[Term, Term]] = []
+    for formula in formulas[:MAX_STATEMENTS]:
+        for part in re.split(r",|;|\\\\|\\q?quad", formula) if formula.count("=") > 1 else [formula]:
+            sides = part.split("=")
+            try:
+                terms = [parse(clean(side)) for side in sides] if len(sides) == 2 else []
+            except (NotMathematics, TooBig):
+                continue
+            if terms and terms[0][0] != "num":
+                found.append((terms[0], terms[1]))
+    return tuple(found)
+
+
+def _restated(text: str) -> frozenset[Term]:
     text = one_spelling(text)
     matches = [*_FORMULA.finditer(text), *_NUMERAL.finditer(text)]
     inner = [
         next((part for part in match.groups() if part is not None), match.group())
         for match in matches
-        if _RESTATED.search(text[: match.start()].rstrip("$ "))
+        if _RESTATED.search(text[max(0, match.start() - 60) : match.start()].rstrip("$ "))
     ]
-    return frozenset(tokens_of(clean(part)) for piece in inner for part in (piece, *_SEPARATOR.split(piece)))
+    return frozenset(term for piece in inner for part in (piece, *_SEPARATOR.split(piece)) for term in _literal(part))
+
+
+def _literal(text: str) -> set[Term]:
+    try:
+        term = parse(clean(text))
+    except (NotMathematics, TooBig):
+        return set()
+    return {canonical(term)} if is_literal(term) else set()
 
 
 def is_name_in(gold: str, problem: ProblemText) -> bool:

@@ -1,0 +1,175 @@
+"""The judge's law: what computes nothing earns nothing, and what changes only the look costs nothing."""
+
+from pathlib import Path
+
+import pytest
+from gtpo.rewards import Verdict, Verifier
+from gtpo.rewards.contracts import contradiction, read_contract
+from gtpo.rewards.equality.comparing.decide import decide
+from gtpo.rewards.equality.comparing.work import Work, work_left
+from gtpo.rewards.equality.reading.grammar import parse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.law import LOOKS, REWRITINGS, Case, embedded, judge, originals, problems, refused, rewritten
+from gtpo.common.files import read_jsonl
+
+COPIES = [
+    ("65-4", "61", "What is 65-4?"),
+    ("(x+2)(x+3)", "x^2+5x+6", "Expand $(x+2)(x+3)$."),
+    ("x^2+3x+2", "(x+1)(x+2)", "Factor $x^2+3x+2$."),
+    ("2x+3x", "5x", "Simplify $2x+3x$."),
+    (r"(1+\sqrt{2})^2", r"3+2\sqrt{2}", r"Simplify $(1+\sqrt{2})^2$."),
+    (r"\frac{84}{2}", "42", r"Simplify $\frac{84}{2}$."),
+    (r"\sqrt{48}", r"4\sqrt{3}", r"Simplify $\sqrt{48}$."),
+    ("2^{10}", "1024", "Compute $2^{10}$."),
+    (r"\frac{x^2-1}{x-1}", "x+1", r"Simplify $\frac{x^2-1}{x-1}$."),
+    ("3(2y-5)+4", "6y-11", "Write $3(2y-5)+4$ without brackets."),
+]
+"""(copy, gold, problem)"""
+GOLDS = [
+    "61", "-7", r"\frac{3}{4}", r"2\sqrt{3}", "x^2+2x+1", "(x+1)(x+2)", r"3+2\sqrt{2}", r"\frac{\pi}{6}", "(3,4)",
+    "2^{n+1}", r"\frac{1}{x+1}", r"12\pi", "0.25", "y=2x+1", "10!", r"\binom{10}{3}", "[1,2)", r"1+\frac{x}{2}",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    with Verifier(workers=2) as shared:
+        yield shared
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.sampled_from(COPIES), st.lists(st.sampled_from(sorted(REWRITINGS)), min_size=0, max_size=2))
+def test_no_rewriting_of_a_copy_is_paid(copy: tuple[str, str, str], rules: list[str]) -> None:
+    text, gold, problem = copy
+    for rule in rules:
+        text = REWRITINGS[rule](text) or text
+    assert decide(text, gold, problem) != "CORRECT"
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.sampled_from(GOLDS), st.lists(st.sampled_from(sorted(LOOKS)), min_size=1, max_size=2, unique=True))
+def test_no_look_costs_anything(gold: str, rules: list[str]) -> None:
+    text = gold
+    for rule in sorted(rules, key="bold".__eq__):  # markdown stands around TeX
+        text = LOOKS[rule](text) or text
+    assert decide(text, gold, "What is it?") == "CORRECT"
+
+
+@pytest.mark.shared
+def test_the_law_on_real_problems(shared_dir: Path, verifier: Verifier) -> None:
+    rows = problems(shared_dir, 40)
+    base = refused(list(originals([*rows, *embedded()[:20]])), verifier)
+    attacks = rewritten(base, REWRITINGS)
+    assert len(attacks) > 1000
+    assert [c for c, v in zip(attacks, judge(attacks, verifier), strict=True) if v is Verdict.CORRECT] == []
+    looks = rewritten([Case(i, "gold", gold, gold, problem) for i, problem, gold in rows], LOOKS)
+    assert [c for c, v in zip(looks, judge(looks, verifier), strict=True) if v is not Verdict.CORRECT] == []
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "problem", "correct"),
+    [
+        ("x(x+3)+2", "(x+1)(x+2)", "Factor $x^2+3x+2$.", False),
+        ("(2+x)(x+1)", "(x+1)(x+2)", "Factor $x^2+3x+2$.", True),
+        ("(2x+2)(x/2+1)", "(x+1)(x+2)", "Factor $x^2+3x+2$.", False),
+        ("2x+4", "2(x+2)", "Factor $2x+4$ completely.", False),
+        ("x(x+5)+6", "x^2+5x+6", "Expand $(x+2)(x+3)$.", False),
+        ("6+5x+x^2", "x^2+5x+6", "Expand $(x+2)(x+3)$.", True),
+        ("(x+1+1)(x+3)", "x^2+5x+6", "Multiply $(x+2)(x+3)$.", False),
+        ("6x-x", "5x", "Simplify $2x+3x$.", False),
+        (r"(2-1+\sqrt2)^2", r"3+2\sqrt2", r"Simplify $(1+\sqrt2)^2$.", False),
+        (r"2\sqrt2+3", r"3+2\sqrt2", r"Simplify $(1+\sqrt2)^2$.", True),
+        ("1/8", "0.125", "Write $\\frac{2}{16}$ as a decimal.", False),
+        ("5 minutes", "5", "How many hours does it take?", False),
+        ("5 hours", "5", "How many hours does it take?", True),
+        ("5", "5", "How many hours does it take?", True),
+        ("12 cm", "12", "What is the area, in square centimeters?", False),
+        ("3, 2, 1", "1, 2, 3", "List the roots in increasing order.", False),
+        ("3, 2, 1", "1, 2, 3", "List the roots, separated by commas.", True),
+        ("3, 2", "2, 3", "What are $a$ and $b$, respectively?", False),
+        ("408.044", "408.04", "How much does it cost?", False),
+        ("408.044", "408.04", "About how much does it cost? Round to the nearest cent.", True),
+        ("3.33", r"\frac{10}{3}", "What is it, to the nearest hundredth?", True),
+        ("3.33", r"\frac{10}{3}", "What is it?", False),
+        ("8.12", "8,12", "Find all values of $x$.", False),
+        ("x^2 = 25", "5, -5", "Solve for $x$: $x^2-25=0$.", False),
+        ("|x| = 5", "5", "Solve for $x$.", False),
+        ("x(y-2x-1)=0", "y=2x+1", "Find the equation of the line.", False),
+        ("xy-2x^2-x=0", "y=2x+1", "Find the equation of the line.", False),
+        ("2x-y+1=0", "y=2x+1", "Find the equation of the line.", True),
+        (r"\boxed{1} or \boxed{2} or \boxed{3}", "3", "How many are there?", False),
+        (r"\boxed{4} and \boxed{9}", "4, 9", "Find all values.", True),
+        ("0.5", r"\frac12", "It succeeds with probability $0.5$. What is the chance of failure?", True),
+        ("0.5", r"\frac12", "Write $0.5$ as a fraction.", False),
+    ],
+)  # fmt: skip
+def test_the_contract(prediction: str, gold: str, problem: str, correct: bool) -> None:
+    assert (decide(prediction, gold, problem) == "CORRECT") == correct
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold"),
+    [
+        ("USD 18", "18"), (r"\text{(even)}", r"\text{even}"), ("The correct option is C", "C"), ("A,B, and E", "A,B,E"),
+        ("A,B, and E", r"\text{A,B,E}"), ("2A_{16}", "2a_{16}"), (r"\mathbb{R} - \{2\}", r"(-\infty,2)\cup(2,\infty)"),
+        ("0x1F", "1F_{16}"), ("one half", r"\frac12"), ("two thirds", r"\frac23"), ("five million", "5000000"),
+        ("forty-two", "42"), ("three hundred and five", "305"), (r"1+2+\cdots+n", r"1+2+\ldots+n"),
+        (r"\sum_{k=1}^{10}k=55", "55"),
+    ],
+)  # fmt: skip
+def test_other_ways_to_say_it(prediction: str, gold: str) -> None:
+    assert decide(prediction, gold) == "CORRECT"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["I doubt that it is 42", "the number after 42", "twice as many as 42", "I doubt the answer is 42", "third 42",
+     "forty", "forty-twelve", "2a_5", "nobody thinks it was 42"],
+)  # fmt: skip
+def test_what_is_no_statement_of_42(text: str) -> None:
+    assert decide(text, "42") == "INCORRECT"
+
+
+def test_a_name_in_a_sentence(verifier: Verifier) -> None:
+    asked = "Who won, Evelyn or Al?"
+    assert verifier.verify("The answer is Evelyn", "Evelyn", problem=asked) is Verdict.CORRECT
+    assert verifier.verify("The answer is Al", "Evelyn", problem=asked) is Verdict.INCORRECT
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ("61", set()), (r"\frac{3}{4}", set()), (r"2\sqrt{3}", set()), ("(x+1)^2", set()), ("x^2+2x+1", set()),
+        (r"\frac{\pi}{6}", set()), (r"3.2 \times 10^5", set()), ("2^{10}", {Work.LITERAL_POWER}),
+        ("60+1", {Work.SUM, Work.LIKE}),
+        ("2x+3x", {Work.LIKE}), (r"2 \cdot 3", {Work.PRODUCT}), ("-(-x)", {Work.SIGN}), ("4!", {Work.FUNCTION}),
+        (r"\frac{6}{8}", {Work.FRACTION}), (r"\sqrt{8}", {Work.ROOT}), (r"\sum_{k=1}^n k", {Work.BOUND}),
+        ("(x^2)^3", {Work.POWER}),
+    ],
+)  # fmt: skip
+def test_work_left(text: str, kinds: set[Work]) -> None:
+    assert {kind for kind, count in work_left(parse(text)).items() if count} == kinds
+
+
+def test_contracts_are_read_and_printed() -> None:
+    read = read_contract(
+        "List the times in increasing order. How many hours is it, to the nearest tenth? Solve for $x$."
+    )
+    assert str(read) == "unit: hour; order: increasing; rounded to 1 decimals; unknown: x"
+    assert str(read_contract("Who won?")) == ""
+    assert contradiction("How many hours is it?", r"5\text{ minutes}") == "the unit is hour, and the gold's is minute"
+    assert (
+        contradiction("List them in increasing order.", "3, 2, 1")
+        == "the order is increasing, and the gold's is another"
+    )
+    assert contradiction("Find the two roots.", "1, 2, 3") == "2 answers are asked for, and the gold has 3"
+    assert contradiction("How many hours is it?", "5") is None
+
+
+@pytest.mark.shared
+def test_no_gold_contradicts_its_contract(shared_dir: Path) -> None:
+    rows = [row for name in ("math500", "aime24", "amc23") for _, row in read_jsonl(shared_dir / f"data/{name}.jsonl")]
+    assert [row["id"] for row in rows if contradiction(row["problem"], str(row["answer"]))] == []
+    assert sum(str(read_contract(row["problem"])) != "" for row in rows) > 150
