@@ -7,9 +7,8 @@ from pathlib import Path
 
 import torch
 
-from bench import loss, loss_roofline, loss_tables, loss_tiles, step
-from bench.loss_contenders import CONTENDERS, Contender
-from bench.loss_inputs import check_reference, float64_result, make_case
+from bench import loss, step
+from bench.loss_contenders import CONTENDERS, Contender, check_reference, float64_result, make_case
 
 torch.set_num_threads(1)
 
@@ -33,14 +32,14 @@ def test_a_contender_with_wrong_gradients_is_not_timed(monkeypatch) -> None:
 
 def test_the_pages_tables_are_the_published_measurements(root: Path) -> None:
     page = (root / "docs/one_pass.md").read_text()
-    for name, table in (
-        ("loss", loss_tables.page),
-        ("loss_narrow", loss_tables.page),
-        ("loss_tiles", loss_tiles.page),
-    ):
-        assert table(json.loads((root / f"results/published/bench/{name}.json").read_text())) in page, name
-    assert loss_roofline.table(*loss_roofline.H200) in page
-    assert loss_tables.misses(json.loads((root / "results/published/bench/loss.json").read_text())) == []
+    reports = {
+        name: json.loads((root / f"results/published/bench/{name}.json").read_text())
+        for name in ("loss", "loss_narrow", "loss_bfloat16")
+    }
+    for name, report in reports.items():
+        assert loss.page(report) in page, name
+    assert loss.accuracy(reports["loss_bfloat16"]) in page
+    assert loss.misses(reports["loss"]) == []
     assert "marks that are missed (none)" in page
     scale = (root / "docs/scale.md").read_text()
     for name in ("step", "step_wide", "step_wide_sampled"):
@@ -50,7 +49,7 @@ def test_the_pages_tables_are_the_published_measurements(root: Path) -> None:
 def test_a_missed_mark_is_named() -> None:
     rows = {"ours/torch": {"seconds": 1.2, "extra_bytes": 9}, "full logits": {"seconds": 1.1, "extra_bytes": 10}}
     block = {"shape": "1024x512x32000", "head": "frozen", "threads": 1, "contenders": rows}
-    lines = loss_tables.misses({"blocks": [block]})
+    lines = loss.misses({"blocks": [block]})
     assert [line.split(": ")[2] for line in lines] == [
         "seconds / full logits 1.09, mark 1.0",
         "extra_bytes / full logits 0.90, mark 0.25",
