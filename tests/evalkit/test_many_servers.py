@@ -192,6 +192,7 @@ def test_the_last_server_ends_the_run(serve) -> None:  # type: ignore[no-untyped
     assert all(g.error is None for g in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_deaths_at_random_moments(serve, seed: int) -> None:  # type: ignore[no-untyped-def]
     """Two of three servers are down now and then, dozens of times in all: the samples of one healthy server."""

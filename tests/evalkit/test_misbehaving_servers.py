@@ -262,6 +262,7 @@ def test_a_silent_server_is_seen(gtpo, serve, monkeypatch) -> None:  # type: ign
     assert "4 requests in flight, 4 without a first byte for up to" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c(gtpo, serve, whole: Path, tmp_path: Path, environment: dict[str, str], presses: int) -> None:  # type: ignore[no-untyped-def]
     """Ten completions served, the rest silent: the first press ends the run within two seconds, all ten stored."""

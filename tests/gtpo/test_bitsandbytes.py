@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -97,7 +96,7 @@ def test_run_resume_and_evaluation(tmp_path: Path, base: Path, root: Path, monke
 
     command = [sys.executable, str(root / "cli.py"), "eval", str(whole), "--benchmarks", "arithmetic", "--limit", "4"]
     command += ["--k", "2", "--max-tokens", "6", "--engine", "transformers", "--out", str(tmp_path / "eval"), "--quiet"]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "eval/eval.json").read_text())["status"] == "complete"
 

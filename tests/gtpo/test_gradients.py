@@ -56,7 +56,7 @@ def test_step_is_that_of_the_reference_loss(preset: str, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_two_processes(tmp_path: Path, root: Path) -> None:
     """Groups of 8 span both processes, whose batches are padded to different lengths."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"),
         *(str(HERE / "step_gradients.py"), str(tmp_path), "2", "gtpo:4:1", "gtpo-published:2:2"),

@@ -125,7 +125,7 @@ def test_flags_set_the_log_level_and_only_rank_0_speaks(
     done = subprocess.run(
         [sys.executable, str(root / "cli.py"), "train", "run.yaml", *flags],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(root), **environment},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=60,

@@ -37,7 +37,7 @@ def two_processes(folder: Path, root: Path, **environment: str) -> Iterator[subp
     flags += ["--training.max_steps", "500"]
     process = subprocess.Popen(
         [*launcher, str(root / "cli.py"), "train", "run.yaml", *flags],
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", **environment},
+        cwd=folder, env={**os.environ, **environment},
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     workers = psutil.Process(process.pid)

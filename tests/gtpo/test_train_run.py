@@ -192,8 +192,7 @@ def test_resumed_run_is_the_uninterrupted_one(
 def test_kill_9_and_the_same_command_again(tmp_path: Path, root: Path) -> None:
     config_of(tmp_path)
     command = [sys.executable, str(root / "cli.py"), "train", "run.yaml", "--quiet"]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment)
+    process = subprocess.Popen(command, cwd=tmp_path)
     folder, deadline = tmp_path / "results/train/run", time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
         if (folder / "checkpoints/checkpoint-2").exists():
@@ -213,7 +212,7 @@ def test_two_processes_make_one_run(tmp_path: Path, root: Path) -> None:
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(root / "cli.py")),
         *("train", "run.yaml", "--check-loss", "--training.per_device_train_batch_size", "4"),
     ]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
     folder = tmp_path / "results/train/run"
     assert (folder / "run.json").exists(), done.stderr[-3000:]
@@ -431,6 +430,7 @@ def test_metrics_of_the_users_own_and_clipped_ratios_are_in_metrics_jsonl(own_re
     assert not any(name.startswith("clip_ratio") for row in alone for name in row), "one step per rollout: no ratio"
 
 
+@pytest.mark.slow
 def test_trackers_write_into_the_run_folder(tmp_path: Path, root: Path) -> None:
     trackers = [name for name in ("tensorboard", "wandb", "trackio") if installed(name)]
     if not trackers:
@@ -441,7 +441,6 @@ def test_trackers_write_into_the_run_folder(tmp_path: Path, root: Path) -> None:
         "HOME": str(tmp_path / "home"),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
         "WANDB_MODE": "offline",
-        "PYTHONPATH": str(root),
     }
     environment = {name: value for name, value in os.environ.items() if name not in (*FOLDERS, "HF_HOME")} | home
     done = subprocess.run(

@@ -75,7 +75,7 @@ def command_of(folder: Path, *flags: str, start: tuple[str, ...] | None = None) 
     (folder / "my_reward.py").write_text(REWARD)
     environment = {
         **os.environ,
-        "PYTHONPATH": f"{root}:{folder}",
+        "PYTHONPATH": str(folder),
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
