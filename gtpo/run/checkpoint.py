@@ -16,7 +16,7 @@ from gtpo.common.files import read_json
 
 STATE_FILE = "gtpo_state.json"
 
-_STATE_KEYS = ("health", "micro_step", "tokens_seen")
+_STATE_KEYS = ("micro_step", "tokens_seen")
 """What every version has kept in it."""
 
 
@@ -50,27 +50,11 @@ def window_file(checkpoint: str | Path, rank: int) -> Path:
     return Path(checkpoint) / f"metrics_{rank}.pt"
 
 
-def open_window(trainer: Any) -> dict[str, Any] | None:
-    """Return what a process has gathered since the last line of metrics.jsonl; None at a line."""
-    if trainer._globalstep_last_logged >= trainer.state.global_step:
-        return None
-    return {
-        "last_logged": trainer._globalstep_last_logged,
-        "loss": trainer._tr_loss.cpu(),
-        "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
-    }
+def read_state(checkpoint: str | Path, *also: str) -> dict[str, Any]:
+    """Return gtpo_state.json. Raises UserError where it is missing or lacks what a run goes on from.
 
-
-def reopen_window(trainer: Any, window: dict[str, Any]) -> None:
-    """Go on gathering where `open_window` was. After the trainer has set its counters to 0."""
-    trainer._globalstep_last_logged = window["last_logged"]
-    trainer._tr_loss += window["loss"].to(trainer._tr_loss.device)
-    for name, values in window["metrics"].items():
-        trainer._metrics["train"][name] = values
-
-
-def read_state(checkpoint: str | Path) -> dict[str, Any]:
-    """Return gtpo_state.json. Raises UserError where it is missing or lacks what a run goes on from."""
+    also: keys that it must have besides those of every checkpoint.
+    """
     path = Path(checkpoint) / STATE_FILE
     if not path.is_file():
         raise damaged(checkpoint, f"has no {STATE_FILE}")
@@ -78,7 +62,7 @@ def read_state(checkpoint: str | Path) -> dict[str, Any]:
         state = read_json(path)
     except UserError as error:
         raise damaged(checkpoint, f"cannot be read ({error})") from None
-    missing = [key for key in _STATE_KEYS if not isinstance(state, dict) or key not in state]
+    missing = [key for key in (*also, *_STATE_KEYS) if not isinstance(state, dict) or key not in state]
     if missing:
         raise damaged(checkpoint, f"lacks {', '.join(missing)} in {STATE_FILE}")
     return dict(state)
@@ -87,7 +71,7 @@ def read_state(checkpoint: str | Path) -> dict[str, Any]:
 def check_checkpoint(checkpoint: Path, processes: int) -> None:
     """Raise UserError where a part of a checkpoint is missing that the trainer would do without in silence."""
     rounds = [round_file(checkpoint, rank) for rank in range(processes)]
-    if read_state(checkpoint).get("within_round"):  # an older checkpoint does not say
+    if read_state(checkpoint, "health").get("within_round"):  # an older checkpoint does not say
         for path in rounds:
             if not path.is_file():
                 raise damaged(checkpoint, f"has no {path.name}")

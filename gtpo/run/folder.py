@@ -80,6 +80,22 @@ def out_of_space(error: BaseException) -> bool:
     )
 
 
+def last_checkpoint(checkpoints: Path) -> Path | None:
+    """Return the whole checkpoint of the highest step in a folder, or None."""
+    found = [path for path in checkpoints.glob("checkpoint-*") if path.name.split("-")[1].isdigit()]
+    return max(found, key=lambda path: int(path.name.split("-")[1]), default=None)
+
+
+def no_room(checkpoints: Path, what: str) -> UserError:
+    """Return the error of a full disk, with what the run resumes from."""
+    kept = last_checkpoint(checkpoints)
+    return UserError(
+        f"no room on disk {what}. "
+        + (f"{kept.name} is whole: " if kept else "There is no checkpoint yet: ")
+        + "free some space; the same command resumes the run"
+    )
+
+
 class TrainFolder:
     """One run on disk. Anyone may read it; only the main process writes, and holds the lock."""
 
@@ -107,17 +123,11 @@ class TrainFolder:
 
     def last_checkpoint(self) -> Path | None:
         """Return the whole checkpoint of the highest step, or None."""
-        found = [path for path in self.checkpoints.glob("checkpoint-*") if path.name.split("-")[1].isdigit()]
-        return max(found, key=lambda path: int(path.name.split("-")[1]), default=None)
+        return last_checkpoint(self.checkpoints)
 
     def no_room(self, what: str) -> UserError:
         """Return the error of a full disk, with what the run resumes from."""
-        kept = self.last_checkpoint()
-        return UserError(
-            f"no room on disk {what}. "
-            + (f"{kept.name} is whole: " if kept else "There is no checkpoint yet: ")
-            + "free some space; the same command resumes the run"
-        )
+        return no_room(self.checkpoints, what)
 
     def stored_config(self) -> TrainConfig:
         """Return the run's config; a key that an earlier version did not have takes its default.

@@ -7,9 +7,12 @@ and shows the first traceback.
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from torch import Tensor
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
@@ -78,3 +81,27 @@ def guarded_rewards(paths: Sequence[str], weights: Sequence[float] | None = None
     """Import the functions of `trainer.reward_funcs`. Raises UserError for a path or signature that does not work."""
     loaded = load_rewards(paths, weights)
     return [GuardedReward(function, name) for function, name in zip(loaded.functions, loaded.names, strict=True)]
+
+
+def mark_unscored(trainer: Any, rewards: Tensor) -> Tensor:
+    """Make a completion unscored where any of its rewards could not be computed; stop at more than half.
+
+    Raises UserError there, and where a reward is beyond float32.
+    """
+    infinite = rewards.isinf().any(dim=0).tolist()
+    if any(infinite):  # what the function returned was finite: it was checked
+        names = [name for name, found in zip(trainer.reward_func_names, infinite, strict=True) if found]
+        raise UserError(
+            f"reward {', '.join(names)} is infinite in float32 for a completion of step "
+            f"{trainer.state.global_step + 1}: return numbers below 3e38, or None to leave the completion unscored"
+        )
+    unscored = rewards.isnan().any(dim=1)
+    if unscored.float().mean() > 0.5:
+        guarded = [f for f in trainer.reward_funcs if isinstance(f, GuardedReward)]
+        trace = next((g.first_traceback for g in guarded if g.first_traceback), None)
+        raise UserError(
+            f"{int(unscored.sum())} of {len(unscored)} completions at step {trainer.state.global_step + 1} could not "
+            f"be scored by {', '.join(str(g.__name__) for g in guarded)}; the run stops. "
+            + (f"The first traceback:\n{trace}" if trace else "The functions returned None.")
+        )
+    return rewards.masked_fill(unscored[:, None], math.nan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,8 +24,9 @@ from gtpo.run.advice import Advice
 from gtpo.run.callback import RunCallback
 from gtpo.run.checkpoint import check_checkpoint
 from gtpo.run.completions_log import completions_table, write_completions
+from gtpo.run.exact import CalibrationRecord, ExactCheckpoints
 from gtpo.run.folder import TrainFolder, out_of_space
-from gtpo.run.guarded_reward import guarded_rewards
+from gtpo.run.guarded_reward import guarded_rewards, mark_unscored
 from gtpo.run.health import MAX_ROLLBACKS, Health
 from gtpo.run.libraries import quiet_libraries, settle_on_cpu
 from gtpo.run.metrics_log import append_metrics, metrics_lines, metrics_row
@@ -38,7 +40,9 @@ from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.run.validation import METRIC as VALIDATION_METRIC
 from gtpo.run.validation import ScoreHeldOut, Validation
 from gtpo.run.weights import provide_base, restore_best, save_weights
-from gtpo.trainer.rollout import Rollout
+from gtpo.trainer import GTPOTrainer
+from gtpo.trainer.group_statistics import GroupLoggingTrainer
+from gtpo.trainer.trl_seam import seam_of
 from gtpo.trainer.vllm_on_cpu import vllm_failures_explained
 
 
@@ -165,37 +169,42 @@ class TrainingRun:
             "train_dataset": dataset,
             "processing_class": loaded.tokenizer,
             "peft_config": loaded.peft_config,
-            "run_folder": self.folder,
-            "extra_state": lambda: {"health": self.health.state(), "stopped_because": self.stopped_because},
-            "untrained_kl": self._untrained_kl(loaded),
         }
         if self.config.method != "sft":
             common["reward_funcs"] = list(rewards)
         self.trainer = build_trainer(kind, self.config.trainer.class_path, common)
         if self.config.model.load_in_4bit:
             widen_adapters(self.trainer.model)
-        self.trainer.logp_tolerance = self.config.rollout.logp_difference_alarm
-        self.trainer.remove_callback(PrinterCallback)
-        self.trainer.add_callback(RunCallback(self))
+        trainer = self.trainer
+        self.seam = seam_of(trainer)
+        self.exact = ExactCheckpoints(
+            trainer, lambda: {"health": self.health.state(), "stopped_because": self.stopped_because}
+        )
+        if isinstance(trainer, GroupLoggingTrainer):
+            trainer.logp_tolerance = self.config.rollout.logp_difference_alarm
+            trainer.mark_unscored = partial(mark_unscored, trainer)
+        if isinstance(trainer, GTPOTrainer):
+            trainer.calibration_file = CalibrationRecord(self.folder)
+        trainer.create_model_card = lambda *args, **kwargs: None  # run.json says what ran
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(self.exact)
+        if (every := self.config.training.log_kl_steps) is not None:
+            trainer.add_callback(UntrainedKL(trainer, every, self._untrained(loaded)))
+        trainer.add_callback(RunCallback(self))
 
-    def _untrained_kl(self, loaded: LoadedModel) -> UntrainedKL | None:
-        """Return what measures the distance from the untrained policy, with a second copy of it where one is needed."""
-        training = self.config.training
-        if training.log_kl_steps is None:
-            return None
-        if loaded.peft_config is not None or training.beta > 0:  # the adapter disabled, or TRL's own reference
-            return UntrainedKL(training.log_kl_steps)
-        # The weights that the run started from, also where it resumes.
-        return UntrainedKL(training.log_kl_steps, load_model(self.config, self.inputs.weights).model)
+    def _untrained(self, loaded: LoadedModel) -> Any:
+        """Return the weights that the run started from, also where it resumes; None where no second copy is needed."""
+        if loaded.peft_config is not None or self.config.training.beta > 0:
+            return None  # the adapter is disabled, or TRL's own reference serves
+        return load_model(self.config, self.inputs.weights).model
 
     # -- events ----------------------------------------------------------------------------------------------------
 
     def on_begin(self, state: Any) -> None:
         """Load the state of the checkpoint and start the progress display."""
-        if self.trainer.restored:
-            self.health.load(self.trainer.restored["health"])
-            self.stopped_because = self.trainer.restored.get("stopped_because")  # an older checkpoint lacks it
-            self.trainer.reopen_metrics(self.folder.checkpoints / f"checkpoint-{state.global_step}")
+        if restored := self.exact.restored:
+            self.health.load(restored["health"])
+            self.stopped_because = restored.get("stopped_because")  # an older checkpoint lacks it
         if self.main:
             self.folder.drop_after(state.global_step)
         self.progress.start(state.global_step, state.max_steps)
@@ -207,10 +216,8 @@ class TrainingRun:
         steps = max(1, len(self.step_seconds))
         row["time/step"] = sum(self.step_seconds) / steps
         self.step_seconds.clear()
-        stopwatch = getattr(self.trainer, "stopwatch", {})
+        stopwatch = self.seam.stopwatch
         row |= {name: seconds / steps for name, seconds in stopwatch.items()} | self.validated
-        if self.trainer.untrained_kl is not None:
-            row |= self.trainer.untrained_kl.take()
         stopwatch.clear()
         self.validated = {}
         if self.main:
@@ -238,9 +245,8 @@ class TrainingRun:
 
         cut: no later step trains on the rollout in use.
         """
-        every, rollouts = self.config.training.log_completions_steps, getattr(self.trainer, "rollouts", {})
-        rollout: Rollout | None = rollouts.get("train")
-        if not every or rollout is None or rollout.logged or (self.trainer.mid_round() and not cut):
+        every, rollout = self.config.training.log_completions_steps, self.seam.rollout
+        if not every or rollout is None or rollout.logged or (self.seam.mid_round() and not cut):
             return
         if rollout.step % every and rollout.step != 1:
             return

@@ -16,6 +16,9 @@ from typing import Any
 import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor
+from transformers import TrainerCallback
+
+from gtpo.trainer.trl_seam import around, seam_of
 
 METRIC = "kl/untrained"
 MAX_ROWS = 32
@@ -32,20 +35,31 @@ def token_kl(logits: Tensor, reference_logits: Tensor) -> Tensor:
     return torch.where(p.isneginf(), 0.0, p.exp() * (p - q)).sum(dim=-1)
 
 
-class UntrainedKL:
-    """Measures it every `every` steps. reference: the untrained model; None where adapters or TRL's own serve."""
+class UntrainedKL(TrainerCallback):
+    """Logs `kl/untrained` every `every` steps: `trainer.add_callback(UntrainedKL(trainer, every=10))`.
 
-    def __init__(self, every: int, reference: Any = None) -> None:
-        self.every, self.reference = every, reference
-        self._measured_for = -1
-        self._found: dict[str, float] = {}
+    trainer: a GTPOTrainer, or TRL's GRPOTrainer or SFTTrainer. reference: the untrained model; needed where the model
+    has no adapter to disable and TRL holds no reference of its own: ValueError there without it.
+    """
 
-    def take(self) -> dict[str, float]:
-        """Return the measurement for the step that ended, once; empty where none was due."""
-        found, self._found = self._found, {}
-        return found
+    def __init__(self, trainer: Any, every: int, reference: Any = None) -> None:
+        self.every, self._measured_for = every, -1
+        self.seam = seam_of(trainer)
+        self.reference = self.seam.reference_model
+        if self.reference is None and not is_peft_model(trainer.accelerator.unwrap_model(trainer.model)):
+            if reference is None:
+                raise ValueError("UntrainedKL: all weights are trained, so it needs reference=, the untrained model")
+            self.reference = reference
+        around(trainer, "compute_loss", self._compute_loss)
 
-    def observe(self, trainer: Any, model: Any, inputs: Mapping[str, Any]) -> None:
+    def _compute_loss(self, plain: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the loss; before it, note how far the policy has moved, where that is due."""
+        trainer = self.seam.trainer
+        if trainer.model.training:
+            self._observe(trainer, model, inputs)
+        return plain(model, inputs, *args, **kwargs)
+
+    def _observe(self, trainer: Any, model: Any, inputs: Mapping[str, Any]) -> None:
         """Measure on a micro-batch if its step is due and this is the first of it. All processes call it."""
         step = trainer.state.global_step + 1
         if step % self.every or step == self._measured_for:
@@ -53,10 +67,10 @@ class UntrainedKL:
         self._measured_for = step
         ids, attention, mask = _sequences(inputs)
         total = torch.zeros(2, dtype=torch.float64, device=ids.device)
-        reference, adapters = self._reference(trainer), trainer.accelerator.unwrap_model(model)
+        reference, adapters = self._on_device(trainer), trainer.accelerator.unwrap_model(model)
         width = trainer.model.config.get_text_config().vocab_size
         rows = max(1, CHUNK_BYTES // (4 * width * ids.shape[1]))
-        temperature = getattr(trainer, "temperature", 1.0)
+        temperature = self.seam.temperature
         with torch.no_grad(), trainer.accelerator.autocast():
             for start in range(0, len(ids), rows):
                 part = slice(start, start + rows)
@@ -67,16 +81,12 @@ class UntrainedKL:
                 total[0] += torch.where(mask[part], kl, 0.0).sum()
                 total[1] += mask[part].sum()
         summed = trainer.accelerator.reduce(total)
-        self._found = {METRIC: float(summed[0] / summed[1].clamp(min=1))}
+        self.seam.log(METRIC, float(summed[0] / summed[1].clamp(min=1)))
 
-    def _reference(self, trainer: Any) -> Any:
+    def _on_device(self, trainer: Any) -> Any:
         """Return the untrained model on the trainer's device, or None where the adapter is to be disabled."""
-        if getattr(trainer, "ref_model", None) is not None:
-            return trainer.ref_model
-        if self.reference is None:
-            assert is_peft_model(trainer.accelerator.unwrap_model(trainer.model))
-            return None
-        self.reference = self.reference.eval().requires_grad_(False).to(trainer.accelerator.device)
+        if self.reference is not None and self.reference is not self.seam.reference_model:
+            self.reference = self.reference.eval().requires_grad_(False).to(trainer.accelerator.device)
         return self.reference
 
 

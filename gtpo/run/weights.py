@@ -10,6 +10,7 @@ from gtpo.common.files import write_json
 from gtpo.common.log import LOG
 from gtpo.inputs.model import LoadedModel
 from gtpo.run.folder import PARTIAL, TrainFolder, replace_folder
+from gtpo.trainer.trl_seam import seam_of
 
 
 def save_weights(trainer: Any, target: Path, about: dict[str, Any] | None = None) -> None:
@@ -49,8 +50,7 @@ def restore_best(trainer: Any, best: Path) -> None:
     What is left of the round of sampling in use goes: the policy that is taken back wrote it.
     """
     trainer._load_from_checkpoint(str(best), trainer.model)
-    trainer.forget_round()
-    getattr(trainer, "weights_changed", lambda: None)()  # method sft samples nothing
+    seam_of(trainer).forget_round()
     getattr(trainer.optimizer, "optimizer", trainer.optimizer).state.clear()
     trainer.lr_scheduler.base_lrs = [rate / 2 for rate in trainer.lr_scheduler.base_lrs]
     trainer.lr_scheduler._last_lr = [rate / 2 for rate in trainer.lr_scheduler._last_lr]

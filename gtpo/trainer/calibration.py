@@ -40,6 +40,24 @@ class _CalibrateFirst(TrainerCallback):
         self.trainer.ensure_calibrated()
 
 
+class CalibrationFile:
+    """Where the calibration is kept for a resumed run: it must be that of the untrained policy."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def load(self, *, resumed: bool) -> Calibration | None:
+        """Return what is kept, or None: a new run in a used folder measures its own."""
+        return Calibration.from_record(read_json(self.path)) if resumed and self.path.is_file() else None
+
+    def store(self, calibration: Calibration) -> None:
+        """Keep a calibration."""
+        write_json(self.path, calibration.record())
+
+    def decided(self, gate: Mapping[str, Any]) -> None:
+        """Take note of the gate's decision: nothing here."""
+
+
 class CalibratedTrainer(GroupLoggingTrainer):
     """GroupLoggingTrainer with an objective whose entropy gate is decided before the first step.
 
@@ -55,6 +73,7 @@ class CalibratedTrainer(GroupLoggingTrainer):
         if self.aux_loss_enabled and (obstacle := router_loss_obstacle(policy.config, self.router_aux_loss_coef)):
             raise ValueError(f"GTPOTrainer: {obstacle}")
         add_policy_head(policy.get_base_model() if is_peft_model(policy) else policy)
+        self.calibration_file = CalibrationFile(Path(str(args.output_dir)) / CALIBRATION_FILE)
         self.add_callback(_CalibrateFirst(self))
 
     @property
@@ -65,21 +84,6 @@ class CalibratedTrainer(GroupLoggingTrainer):
     def gate_active(self) -> bool:
         """Return whether the entropy gate filters (Eq. 6). Raises ValueError before the calibration."""
         return filter_is_active(self.objective, self.initial_entropy)
-
-    @property
-    def calibration_file(self) -> Path:
-        """Where H_ini is kept for a resumed run."""
-        return Path(str(self.args.output_dir)) / CALIBRATION_FILE
-
-    def load_calibration(self) -> Calibration | None:
-        """Return the calibration of the run that is resumed, or None: a new run in a used folder measures its own."""
-        if not self.state.global_step or not self.calibration_file.is_file():
-            return None
-        return Calibration.from_record(read_json(self.calibration_file))
-
-    def store_calibration(self, calibration: Calibration) -> None:
-        """Keep the calibration for when the run is resumed: it must be that of the untrained policy."""
-        write_json(self.calibration_file, calibration.record())
 
     def report_calibration(self, done: int, total: int) -> None:
         """Show how many samples H_ini has been measured on."""
@@ -93,19 +97,23 @@ class CalibratedTrainer(GroupLoggingTrainer):
         arguments: Any = self.args
         main = self.accelerator.is_main_process
         if self.objective.filter == "auto" and arguments.initial_entropy is None:
-            stored = self.load_calibration()
+            stored = self.calibration_file.load(resumed=bool(self.state.global_step))
             if stored is None:
                 if self.state.global_step and main:
-                    LOG.warning(f"no H_ini in {self.calibration_file}; measuring it on the policy as it is now")
+                    LOG.warning(f"no H_ini in {self.calibration_file.path}; measuring it on the policy as it is now")
                 self.calibration = self.calibration or self._measure()
                 if main:
-                    self.store_calibration(self.calibration)
+                    self.calibration_file.store(self.calibration)
             else:
                 self.calibration = stored
                 if main:
-                    LOG.info(f"H_ini taken from {self.calibration_file}")
+                    LOG.info(f"H_ini taken from {self.calibration_file.path}")
         if main:
             LOG.info(describe_gate(self.objective, self.calibration))
+            objective = self.objective
+            self.calibration_file.decided(
+                {"filter": objective.filter, "active": self.gate_active(), "scope": objective.filter_scope}
+            )
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate; before any training the gate is decided by H_ini of the policy as it is now, which is not kept."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -59,6 +59,8 @@ class GroupLoggingTrainer(GRPOTrainer):
         """Seconds spent since the last logged step, by part."""
         self.rollouts: dict[str, Rollout] = {}
         """The round of sampling in use, by mode (train, eval)."""
+        self.mark_unscored: Callable[[Tensor], Tensor] = lambda rewards: rewards
+        """Makes whole rows NaN where a function failed (`gtpo train`); by itself TRL's meaning of None is kept."""
         self._scores: Scores
         self.logp_tolerance: float | None = None
         """Nats per token that vLLM's log-probabilities may differ by from the trainer's; None: that of the dtype."""
@@ -136,7 +138,7 @@ class GroupLoggingTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         begin = time.perf_counter()
-        rewards = self._mark_unscored(super()._calculate_rewards(inputs, prompts, completions, completion_ids_list))
+        rewards = self.mark_unscored(super()._calculate_rewards(inputs, prompts, completions, completion_ids_list))
         infinite = rewards.isinf().any(dim=0).tolist()
         if any(infinite):
             names = [name for name, found in zip(self.reward_func_names, infinite, strict=True) if found]
@@ -155,10 +157,6 @@ class GroupLoggingTrainer(GRPOTrainer):
         metrics["reward/unscored"].append(rewards.isnan().all(dim=1).float().mean().item())
         self._scores = Scores(prompts=prompts, rewards=rewards, format=form, accuracy=accuracy)
         self.stopwatch["time/reward"] += time.perf_counter() - begin
-        return rewards
-
-    def _mark_unscored(self, rewards: Tensor) -> Tensor:
-        """Hook: make whole rows NaN where a function failed. The public trainers keep TRL's meaning of None."""
         return rewards
 
     def _accuracy(self, rewards: Tensor, form: Tensor) -> Tensor | None:
@@ -224,10 +222,6 @@ class GroupLoggingTrainer(GRPOTrainer):
             keep_mask=torch.ones_like(advantages, dtype=torch.bool),
         )
         return batch
-
-    def weights_changed(self) -> None:
-        """Let vLLM take the weights anew before it samples next. Needed only where no optimizer step changed them."""
-        self._last_loaded_step = -1
 
     # -- the loss --------------------------------------------------------------------------------------------------
 

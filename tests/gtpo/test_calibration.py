@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +16,8 @@ from step_gradients import fixed_completion, reward, tiny_model
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.entropy import Calibration
 from gtpo.objective import PRESETS
+from gtpo.run.exact import CalibrationRecord
 from gtpo.run.folder import TrainFolder
-from gtpo.run.trainers import GTPORun
 
 PROMPTS = ["1 + 2", "30 - 4", "7", "8 - 5 - 1", "2 + 2"]
 
@@ -107,13 +106,13 @@ def test_nothing_is_measured_where_nothing_depends_on_it(tmp_path: Path) -> None
 
 
 def test_a_runs_record_is_what_its_resumed_run_takes_up(tmp_path: Path) -> None:
-    trainer: Any = SimpleNamespace(run_folder=TrainFolder(tmp_path))
-    assert GTPORun.load_calibration(trainer) is None
+    record = CalibrationRecord(TrainFolder(tmp_path))
+    assert record.load(resumed=False) is None
     measured = Calibration(0.42, 100, 0.012)
-    GTPORun.store_calibration(trainer, measured)
+    record.store(measured)
     document = json.loads((tmp_path / "run.json").read_text())
     assert document["initial_entropy"] == {"nats": 0.42, "samples": 100, "standard_error": 0.012}
-    assert GTPORun.load_calibration(trainer) == measured
+    assert record.load(resumed=False) == measured
 
 
 def test_new_run_in_a_used_folder_measures_its_own(tmp_path: Path) -> None:

@@ -12,23 +12,22 @@ import torch
 from logs import logged
 from test_train_run import MANY_STEPS_A_ROUND, _Crash, assert_same_run, config_of, metrics, run
 
-import gtpo.run.trainers
+from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
 from gtpo.run.callback import RunCallback
 from gtpo.run.health import Health, Verdict
-from gtpo.run.trainers import GTPORun
 
 
 def fail_at_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Let the GPU's memory run out in the step after `step`."""
-    plain = gtpo.run.trainers.GTPORun._compute_loss
+    plain = GTPOTrainer._compute_loss
 
     def full(self: Any, *args: Any) -> Any:
         if self.state.global_step == step:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity")
         return plain(self, *args)
 
-    monkeypatch.setattr(gtpo.run.trainers.GTPORun, "_compute_loss", full)
+    monkeypatch.setattr(GTPOTrainer, "_compute_loss", full)
 
 
 def test_start_that_made_no_step_is_replaced_by_the_corrected_command(
@@ -177,19 +176,19 @@ def test_rollback_within_a_round_samples_anew_from_the_restored_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A round feeds steps 1 to 4; the run collapses at step 3, and step 4 must not learn from what collapsed wrote."""
-    observe, prepare = Health.observe, GTPORun._generate_and_score_completions
+    observe, prepare = Health.observe, GTPOTrainer._generate_and_score_completions
     sampled_at: list[int] = []
 
     def collapsing(self: Health, step: int, row: dict[str, Any]) -> Verdict:
         verdict = observe(self, step, row)
         return Verdict("made up", verdict.new_best) if step == 3 else verdict
 
-    def sampling(self: GTPORun, inputs: Any) -> Any:
+    def sampling(self: GTPOTrainer, inputs: Any) -> Any:
         sampled_at.append(self.state.global_step + 1)
         return prepare(self, inputs)
 
     monkeypatch.setattr(Health, "observe", collapsing)
-    monkeypatch.setattr(GTPORun, "_generate_and_score_completions", sampling)
+    monkeypatch.setattr(GTPOTrainer, "_generate_and_score_completions", sampling)
     changes = {**MANY_STEPS_A_ROUND, "health.on_collapse": "rollback", "health.smoothing_steps": 1}
     whole = run(tmp_path / "whole", **changes)
     assert sampled_at == [1, 4, 5]

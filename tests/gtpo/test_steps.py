@@ -33,11 +33,11 @@ def test_steps_are_those_of_the_trainer(
 ) -> None:
     from gtpo.rewards.data.problem import Problem
 
+    from gtpo import GTPOTrainer
     from gtpo.inputs.dataset import TrainingProblems
     from gtpo.inputs.tiny import build_tiny_model
-    from gtpo.run.folder import TrainFolder
+    from gtpo.run.exact import ExactCheckpoints
     from gtpo.run.trainer_arguments import trainer_arguments
-    from gtpo.run.trainers import GTPORun
 
     config = config_of(
         tmp_path,
@@ -54,15 +54,14 @@ def test_steps_are_those_of_the_trainer(
     model, tokenizer = build_tiny_model(config.model.build, max_seq_length=96, seed=0)
     arguments = trainer_arguments(config, tmp_path / "checkpoints")
     assert arguments.generation_batch_size // arguments.num_generations == prompts_per_rollout(config, 1)
-    trainer = GTPORun(
+    trainer = GTPOTrainer(
         model=model,
         args=arguments,
         reward_funcs=[lambda completions, **columns: [0.0] * len(completions)],
         train_dataset=data,
         processing_class=tokenizer,
-        run_folder=TrainFolder(tmp_path),
-        extra_state=dict,
     )
+    trainer.add_callback(ExactCheckpoints(trainer))
     loader = trainer.get_train_dataloader()
     _, _, _, _, _, _, steps = trainer.set_initial_training_values(arguments, loader)
     assert optimizer_steps(config, rows, 1) == steps

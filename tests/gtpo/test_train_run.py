@@ -22,7 +22,7 @@ import yaml
 from logs import logged
 from safetensors.torch import load_file
 
-import gtpo.run.trainers
+from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
 from gtpo.common.packages import installed
 from gtpo.config import TrainConfig, load_config
@@ -224,7 +224,7 @@ def test_two_processes_make_one_run(tmp_path: Path, root: Path) -> None:
 
 
 def test_signal_stops_cleanly_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = gtpo.run.trainers.GTPORun._calculate_rewards
+    plain = GTPOTrainer._calculate_rewards
 
     def interrupted(self: Any, *args: Any) -> Any:
         if self.state.global_step == 2:
@@ -232,7 +232,7 @@ def test_signal_stops_cleanly_and_the_run_goes_on(tmp_path: Path, monkeypatch: p
         return plain(self, *args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(gtpo.run.trainers.GTPORun, "_calculate_rewards", interrupted)
+        patched.setattr(GTPOTrainer, "_calculate_rewards", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path)
     folder = tmp_path / "results/train/run"
@@ -367,7 +367,7 @@ def test_out_of_gpu_memory_says_what_to_lower(tmp_path: Path, monkeypatch: pytes
     def full(self: Any, *args: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity")
 
-    monkeypatch.setattr(gtpo.run.trainers.GTPORun, "_compute_loss", full)
+    monkeypatch.setattr(GTPOTrainer, "_compute_loss", full)
     with pytest.raises(UserError, match=r"2\.00 GiB.*per_device_train_batch_size 8 -> 4.*accumulation_steps 1 -> 2"):
         run(tmp_path)
 

@@ -6,13 +6,19 @@ A failure here names what changed upstream; everything else about a new release 
 from __future__ import annotations
 
 import inspect
+import re
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer, SFTTrainer
 from trl.trainer import utils
+
+import gtpo.run
+from gtpo import GTPOTrainer
+from gtpo.trainer.trl_seam import FIELDS, WRAPPED
 
 
 def test_trl_is_one_of_the_two_minor_versions() -> None:
@@ -40,6 +46,28 @@ def test_methods_that_are_overridden_or_called(owner: type, name: str, parameter
     assert hasattr(owner, name), f"{owner.__name__}.{name} is gone"
     found = list(inspect.signature(inspect.unwrap(getattr(owner, name))).parameters)
     assert found == parameters, f"{owner.__name__}.{name} now takes {found}"
+
+
+@pytest.mark.parametrize("trainer", [GTPOTrainer, GRPOTrainer, SFTTrainer])
+def test_what_parts_take_hold_of_is_there(trainer: type) -> None:
+    """Every private name of `gtpo.trainer.trl_seam`, for every class that a part takes."""
+    sampled = {"_generate_and_score_completions"}
+    for name, parameters in WRAPPED.items():
+        if name not in sampled or issubclass(trainer, GRPOTrainer):
+            found = list(inspect.signature(inspect.unwrap(getattr(trainer, name))).parameters)
+            assert found == ["self", *parameters], f"{trainer.__name__}.{name} now takes {found}"
+    sources = "".join(inspect.getsource(owner) for owner in trainer.__mro__ if owner is not object)
+    for field in FIELDS:
+        if field not in ("_step", "_buffered_inputs", "_last_loaded_step") or issubclass(trainer, GRPOTrainer):
+            assert re.search(rf"self\.{field}(: [^\n=]+)? = ", sources), f"{trainer.__name__}.{field} is gone"
+
+
+def test_private_names_are_taken_hold_of_in_the_seam_alone() -> None:
+    """Nothing in gtpo.run and gtpo.callbacks reads a private name of a trainer."""
+    folder = Path(gtpo.run.__file__).parent
+    for path in [*folder.glob("*.py"), folder.parent / "callbacks.py"]:
+        found = re.findall(r"trainer\._\w+", path.read_text())
+        assert set(found) <= {"trainer._load_from_checkpoint"}, (path.name, found)
 
 
 def test_a_resumed_run_trains_its_epochs_in_a_method_of_its_own() -> None:
