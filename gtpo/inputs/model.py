@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.config import ModelSection, TrainConfig
+from gtpo.config.resolve import LARGEST_8BIT_BETA
 from gtpo.inputs.model_shape import Weights, adapter_base, router_loss_obstacle
 from gtpo.rewards.data.prompt import plain_chat_template
 
@@ -204,6 +206,28 @@ def widen_adapters(model: Any) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
             parameter.data = parameter.data.float()
+
+
+def rounded_away(args: Any, model: Any) -> Iterator[str]:
+    """Yield what to say where an Adam beta is too close to 1 for the optimizer's states: updates would vanish in them.
+
+    args: transformers' TrainingArguments; model: with the dtypes that it trains in.
+    """
+    optimizer, beta = str(getattr(args.optim, "value", args.optim)), max(args.adam_beta1, args.adam_beta2)
+    if beta <= LARGEST_8BIT_BETA or "adam" not in optimizer:
+        return
+    if "8bit" in optimizer:
+        yield (
+            f"optim={optimizer!r} with an Adam beta of {beta} (> {LARGEST_8BIT_BETA}): 8-bit states round the updates "
+            "away; take a 32-bit optimizer (adamw_torch, paged_adamw_32bit) or a smaller beta"
+        )
+    narrow = {p.dtype for p in model.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
+    if narrow:
+        yield (
+            f"trained weights in {', '.join(str(dtype).removeprefix('torch.') for dtype in narrow)} with an Adam beta "
+            f"of {beta}: the optimizer's states have their dtype and round the updates away; load the model in "
+            "float32, or train adapters"
+        )
 
 
 def _load_transformers(section: ModelSection, source: Path, notes: list[str]) -> tuple[Any, bool]:

@@ -9,7 +9,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gtpo.config import TrainConfig
+from transformers import TrainerCallback
+
+from gtpo.common.log import LOG
 
 STEPS = 5
 """Logged steps that must agree before anything is said."""
@@ -18,16 +20,25 @@ TRUNCATED = 0.5
 """Mean share of truncated completions above which most of them are."""
 
 
-class Advice:
-    """Warnings about what learns nothing. Each is said once, and again only after it has passed."""
+class Advice(TrainerCallback):
+    """Warns of what learns nothing: `trainer.add_callback(Advice(trainer))`, for a GTPOTrainer or TRL's GRPOTrainer.
 
-    def __init__(self, config: TrainConfig) -> None:
-        self.config = config
+    Each thing is said once, and again only after it has passed.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
         self.recent: deque[Mapping[str, Any]] = deque(maxlen=STEPS)
         self.said: set[str] = set()
 
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Look at a line of metrics."""
+        if logs and "loss" in logs:
+            for text in self.observe(logs):
+                LOG.warning(text)
+
     def observe(self, row: Mapping[str, Any]) -> list[str]:
-        """Take in one line of metrics.jsonl; return what is to be said now."""
+        """Take in one line of metrics; return what is to be said now."""
         self.recent.append(row)
         if len(self.recent) < STEPS:
             return []
@@ -36,9 +47,9 @@ class Advice:
         self.said = set(found)
         return new
 
-    def _values(self, name: str) -> list[float]:
-        """Return a metric of the recent steps; none where a step lacks it."""
-        values = [row.get(name) for row in self.recent]
+    def _values(self, name: str, trls: str = "") -> list[float]:
+        """Return a metric of the recent steps, under our name or TRL's; none where a step lacks it."""
+        values = [row.get(name, row.get(trls)) for row in self.recent]
         return [] if None in values else [float(value) for value in values if value is not None]
 
     def _found(self) -> Iterator[tuple[str, str]]:
@@ -46,22 +57,24 @@ class Advice:
         if (kept := self._values("gate/kept")) and max(kept) == 0:
             entropy = self._values("entropy/mean")
             mean = sum(entropy) / len(entropy) if entropy else float("nan")
-            threshold = self.config.resolved_objective().entropy_threshold
+            threshold = self.trainer.objective.entropy_threshold
             yield (
                 "gate",
                 f"the entropy gate dropped every completion {since}: their entropy is {mean:.2f} nats, the threshold "
                 f"{threshold:.2f}, and nothing is learned. Raise objective.entropy_threshold, lower "
                 "training.temperature, or set objective.filter never (objective.preset gtpo-no-filter)",
             )
-        if (truncated := self._values("completions/truncated")) and sum(truncated) / STEPS > TRUNCATED:
-            share, longest = sum(truncated) / STEPS, self.config.training.max_completion_length
+        if (truncated := self._values("completions/truncated", "completions/clipped_ratio")) and sum(
+            truncated
+        ) / STEPS > TRUNCATED:
+            share, longest = sum(truncated) / STEPS, self.trainer.args.max_completion_length
             yield (
                 "truncated",
                 f"{share:.0%} of the completions were cut off at training.max_completion_length {longest} {since}, so "
                 "their answers are missing. Raise it (and model.max_seq_length), ask for shorter answers in "
                 "dataset.system_instruction, or leave them out of the loss with objective.mask_truncated true",
             )
-        if (equal := self._values("groups/zero_variance")) and min(equal) == 1:
+        if (equal := self._values("groups/zero_variance", "frac_reward_zero_std")) and min(equal) == 1:
             yield "equal", self._equal_rewards(since)
 
     def _equal_rewards(self, since: str) -> str:

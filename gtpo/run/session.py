@@ -33,7 +33,7 @@ from gtpo.run.metrics_log import append_metrics, metrics_lines, metrics_row
 from gtpo.run.progress import Progress
 from gtpo.run.provenance import provenance
 from gtpo.run.reward_table import reward_table
-from gtpo.run.stopping import Stop
+from gtpo.run.stopping import Stop, StoppedBeforeTraining
 from gtpo.run.trainer_arguments import rollout_engine, trainer_arguments
 from gtpo.run.trainers import build_trainer, trainer_class
 from gtpo.run.untrained_kl import UntrainedKL
@@ -78,7 +78,6 @@ class TrainingRun:
         self.main = self.processes.is_main_process
         self.progress = Progress(f"{config.run_name} ({config.method})", shown=self.main)
         self.health = Health(config.health, self._best_metric(), config.training.logging_steps)
-        self.advice = Advice(config)
         self.begin = time.monotonic()
         self.step_seconds: list[float] = []
         """Of the steps since the last line of metrics.jsonl."""
@@ -129,6 +128,11 @@ class TrainingRun:
                 try:
                     self.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
                     self._finish()
+                except StoppedBeforeTraining:
+                    if self.main:
+                        self.folder.update_run(status="interrupted", step=0)
+                        self.stop.forget()
+                    LOG.info("stopped before the first step; the same command starts the run")
                 finally:
                     self.progress.stop()
         except torch.OutOfMemoryError as error:
@@ -185,12 +189,18 @@ class TrainingRun:
             trainer.mark_unscored = partial(mark_unscored, trainer)
         if isinstance(trainer, GTPOTrainer):
             trainer.calibration_file = CalibrationRecord(self.folder)
+            trainer.between_batches = self._stop_before_training
         trainer.create_model_card = lambda *args, **kwargs: None  # run.json says what ran
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(self.exact)
         if (every := self.config.training.log_kl_steps) is not None:
             trainer.add_callback(UntrainedKL(trainer, every, self._untrained(loaded)))
         trainer.add_callback(RunCallback(self))
+        trainer.add_callback(Advice(trainer))
+
+    def _stop_before_training(self) -> None:
+        if self.stop.agree(self.trainer.accelerator):
+            raise StoppedBeforeTraining
 
     def _untrained(self, loaded: LoadedModel) -> Any:
         """Return the weights that the run started from, also where it resumes; None where no second copy is needed."""
@@ -223,8 +233,6 @@ class TrainingRun:
         if self.main:
             append_metrics(self.folder.metrics_jsonl, row)
         self.progress.step(state.global_step, row)
-        for text in self.advice.observe(row):
-            LOG.warning(text)
         verdict = self.health.observe(state.global_step, row)
         if verdict.new_best:
             self._save_best(state.global_step)

@@ -51,6 +51,10 @@ class Interrupt:
         signal.signal(number, self._before[number])
 
 
+class StoppedBeforeTraining(Exception):
+    """The run was asked to stop while H_ini was measured."""
+
+
 class Stop:
     """Whether the run stops after its step. interrupt: `asked` on any process counts; it is set on all of them."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gtpo.common.files import read_json, write_json
 from gtpo.common.log import LOG
 from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, describe_gate
 from gtpo.fused import fused_linear_gtpo_loss
+from gtpo.inputs.model import rounded_away, widen_adapters
 from gtpo.inputs.model_shape import router_loss_obstacle
 from gtpo.objective import PRESETS, filter_is_active
 from gtpo.trainer.group_statistics import GroupLoggingTrainer
@@ -26,18 +28,57 @@ from gtpo.trainer.gtpo_config import GTPOConfig
 from gtpo.trainer.policy_head import LMHead, PolicyOutput, add_policy_head
 
 CALIBRATION_FILE = "initial_entropy.json"
+OBJECTIVE_FILE = "objective.json"
+"""In each checkpoint: a run is resumed with the objective that it has."""
 REPORT_SECONDS = 5.0
 """Progress is reported at most this often."""
 
 
-class _CalibrateFirst(TrainerCallback):
-    """Calibrates when the model is wrapped and loaded, before the first step."""
+class _GateAndResume(TrainerCallback):
+    """Calibrates before the first step, and says what else a user would not see."""
 
     def __init__(self, trainer: CalibratedTrainer) -> None:
-        self.trainer = trainer
+        self.trainer, self.dropped = trainer, False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._check_resumed(args, state)
         self.trainer.ensure_calibrated()
+
+    def _check_resumed(self, args: Any, state: Any) -> None:
+        """Raise ValueError where the checkpoint is that of another objective; warn of a round that is lost."""
+        trainer, path = self.trainer, Path(args.output_dir) / f"checkpoint-{state.global_step}" / OBJECTIVE_FILE
+        if not state.global_step:
+            return
+        if path.is_file() and (found := read_json(path)) != (now := asdict(trainer.objective)):
+            changed = [
+                f"{name} {value!r}, now {now.get(name)!r}" for name, value in found.items() if value != now.get(name)
+            ]
+            raise ValueError(f"GTPOTrainer: {path.parent} was trained with another objective: {', '.join(changed)}")
+        round_steps = args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps
+        if round_steps > 1 and state.global_step % round_steps and trainer._buffered_inputs is None:
+            LOG.warning(
+                f"resumed at step {state.global_step}, within a round of sampling that feeds {round_steps} steps: the "
+                "rest of it is sampled anew (gtpo.callbacks.ExactCheckpoints keeps it)"
+            )
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep the objective beside the checkpoint: a run must not be resumed with another."""
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero and folder.is_dir():
+            write_json(folder / OBJECTIVE_FILE, asdict(self.trainer.objective))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Say that nothing was learned, once until something is again."""
+        dropped = bool(logs) and logs.get("gate/kept") == 0
+        if dropped and not self.dropped and state.is_world_process_zero:
+            objective = self.trainer.objective
+            LOG.warning(
+                f"step {state.global_step}: the entropy gate dropped every completion (mean entropy "
+                f"{logs.get('entropy/mean', float('nan')):.2f} nats, threshold {objective.entropy_threshold:.2f}): "
+                "nothing is learned from them"
+            )
+        if logs and "gate/kept" in logs:
+            self.dropped = dropped
 
 
 class CalibrationFile:
@@ -68,13 +109,19 @@ class CalibratedTrainer(GroupLoggingTrainer):
         self.objective = args.resolved_objective()
         self.calibration = None if args.initial_entropy is None else Calibration(args.initial_entropy)
         self._reported = 0.0
+        self.between_batches: Callable[[], None] = lambda: None
+        """Called after each batch of the calibration, by all processes; what it raises ends the training."""
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
         policy: Any = self.model
+        if getattr(policy, "is_quantized", False):
+            widen_adapters(policy)
+        for text in rounded_away(args, policy):
+            LOG.warning(text)
         if self.aux_loss_enabled and (obstacle := router_loss_obstacle(policy.config, self.router_aux_loss_coef)):
             raise ValueError(f"GTPOTrainer: {obstacle}")
         add_policy_head(policy.get_base_model() if is_peft_model(policy) else policy)
         self.calibration_file = CalibrationFile(Path(str(args.output_dir)) / CALIBRATION_FILE)
-        self.add_callback(_CalibrateFirst(self))
+        self.add_callback(_GateAndResume(self))
 
     @property
     def initial_entropy(self) -> float | None:
@@ -87,6 +134,7 @@ class CalibratedTrainer(GroupLoggingTrainer):
 
     def report_calibration(self, done: int, total: int) -> None:
         """Show how many samples H_ini has been measured on."""
+        self.between_batches()
         now = time.monotonic()
         if self.accelerator.is_main_process and (done == total or now - self._reported >= REPORT_SECONDS):
             self._reported = now

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
-from gtpo.config import load_config
+from gtpo.presets import PRESETS
 from gtpo.run.advice import STEPS, Advice
-
-PLAIN = {"run_name": "run", "model": {"model_name": "somewhere"}}
 
 
 @pytest.fixture
-def advice(tmp_path: Path) -> Advice:
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(PLAIN))
-    return Advice(load_config(tmp_path / "run.yaml"))
+def advice() -> Advice:
+    trainer = SimpleNamespace(args=SimpleNamespace(max_completion_length=1536), objective=PRESETS["gtpo"])
+    return Advice(trainer)
 
 
 GOOD = {"gate/kept": 0.9, "entropy/mean": 0.5, "completions/truncated": 0.1, "groups/zero_variance": 0.3}

@@ -1,0 +1,48 @@
+"""What makes `gtpo train` trustworthy, as parts for any script with a GTPOTrainer or TRL's own GRPOTrainer.
+
+Each is built for a trainer and added to it, before `train()`; `gtpo train` uses the same:
+
+    trainer.add_callback(ExactCheckpoints(trainer))
+
+ExactCheckpoints   a resumed run is the uninterrupted one, bit for bit, also within a round of sampling (SFTTrainer too)
+UntrainedKL        logs the distance from the untrained policy, without a KL term in the loss (SFTTrainer too)
+Advice             warns of settings that learn nothing
+CollapseWatch      warns of a run that collapses, or stops it
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from transformers import TrainerCallback
+
+from gtpo.common.log import LOG
+from gtpo.config import HealthSection
+from gtpo.run.advice import Advice
+from gtpo.run.exact import ExactCheckpoints
+from gtpo.run.health import Health
+from gtpo.run.metrics_log import metrics_row
+from gtpo.run.untrained_kl import UntrainedKL
+
+__all__ = ["Advice", "CollapseWatch", "ExactCheckpoints", "UntrainedKL"]
+
+
+class CollapseWatch(TrainerCallback):
+    """Watches the metrics of a run for collapse (`gtpo.run.health`, docs/training.md).
+
+    trainer: a GTPOTrainer, which logs what is watched. on_collapse: warn, or stop training after saving.
+    """
+
+    def __init__(self, trainer: Any, on_collapse: Literal["warn", "stop"] = "warn") -> None:
+        self.health = Health(HealthSection(), logging_steps=int(trainer.args.logging_steps))
+        self.stops = on_collapse == "stop"
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Judge a line of metrics."""
+        if not logs or "loss" not in logs:
+            return
+        verdict = self.health.observe(state.global_step, metrics_row(state.global_step, logs, "gtpo"))
+        if verdict.collapsed:
+            LOG.warning(f"collapse: {verdict.collapsed}")
+            control.should_training_stop = control.should_training_stop or self.stops
+            control.should_save = control.should_save or self.stops

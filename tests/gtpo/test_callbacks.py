@@ -1,0 +1,171 @@
+"""`gtpo.callbacks`: the parts of `gtpo train`, in a script with a GTPOTrainer or TRL's own GRPOTrainer."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from logs import logged
+from test_trainer import PROMPTS, arguments, folder, needs_trl_kernel  # noqa: F401  # folder is a fixture
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from gtpo import GTPOConfig, GTPOTrainer
+from gtpo.callbacks import Advice, CollapseWatch, ExactCheckpoints, UntrainedKL
+from gtpo.inputs.model import rounded_away
+from gtpo.run.health import Health, Verdict
+
+TWO_STEPS_A_ROUND = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "learning_rate": 1e-2}
+
+
+def reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    return [float(sum(ids) % 7) for ids in completion_ids]
+
+
+class StopAt(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_training_stop = state.global_step == self.step
+
+
+def trainer_of(method: str, folder: Path, out: Path, **changes: Any) -> Any:  # noqa: F811
+    given: dict[str, Any] = {
+        "output_dir": str(out),
+        "max_steps": 4,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        **changes,
+    }
+    settings: Any = arguments(out, **TWO_STEPS_A_ROUND, **given)
+    kind: Any = GTPOTrainer
+    if method == "grpo":
+        names = ("num_generations", "max_completion_length", "logging_steps", "bf16", "use_cpu", "report_to")
+        plain = {name: getattr(settings, name) for name in names}
+        kind, settings = GRPOTrainer, GRPOConfig(**plain, **{**TWO_STEPS_A_ROUND, **given}, disable_tqdm=True)
+    return kind(
+        model=AutoModelForCausalLM.from_pretrained(folder),
+        processing_class=AutoTokenizer.from_pretrained(folder),
+        reward_funcs=reward,
+        args=settings,
+        train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
+    )
+
+
+def weights(trainer: Any) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in trainer.model.parameters()]
+
+
+@needs_trl_kernel
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+def test_a_script_that_resumes_within_a_round_ends_where_the_whole_one_does(
+    method: str,
+    folder: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    def run(name: str, *, stop: int | None = None, exact: bool = True, resume: bool = False) -> list[torch.Tensor]:
+        trainer = trainer_of(method, folder, tmp_path / name)
+        if exact:
+            trainer.add_callback(ExactCheckpoints(trainer))
+        if stop:
+            trainer.add_callback(StopAt(stop))
+        trainer.train(resume_from_checkpoint=str(tmp_path / name / "checkpoint-3") if resume else None)
+        return weights(trainer)
+
+    whole = run("whole")
+    run("cut", stop=3)
+    assert all(map(torch.equal, run("cut", resume=True), whole))
+    # The same without the part: the round is lost, and the run another one.
+    run("plain", stop=3, exact=False)
+    with logged() as told:
+        lost = run("plain", exact=False, resume=True)
+    assert not all(map(torch.equal, lost, whole))
+    assert any("within a round of sampling" in line for line in told) == (method == "gtpo")
+
+
+@needs_trl_kernel
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+def test_distance_from_the_untrained_policy_is_logged(method: str, folder: Path, tmp_path: Path) -> None:  # noqa: F811
+    trainer = trainer_of(method, folder, tmp_path / "out", save_strategy="no")
+    with pytest.raises(ValueError, match="needs reference=, the untrained model"):
+        UntrainedKL(trainer, every=2)
+    untrained = AutoModelForCausalLM.from_pretrained(folder)
+    trainer.add_callback(UntrainedKL(trainer, every=2, reference=untrained))
+    trainer.train()
+    found = [(row["step"], row["kl/untrained"]) for row in trainer.state.log_history if "kl/untrained" in row]
+    assert [step for step, _ in found] == [2, 4]
+    assert all(kl > 0 for _, kl in found)
+
+
+def test_advice_reads_trls_own_names(folder: Path, tmp_path: Path) -> None:  # noqa: F811
+    trainer = trainer_of("grpo", folder, tmp_path / "out", max_steps=6, save_strategy="no", steps_per_generation=1)
+    trainer.add_callback(Advice(trainer))
+    trainer.reward_funcs[0] = lambda completions, **columns: [1.0] * len(completions)
+    with logged() as told:
+        trainer.train()
+    assert any("the reward does not vary within any group" in line for line in told)
+
+
+@pytest.mark.parametrize("action", ["warn", "stop"])
+def test_a_collapse_warns_or_stops(
+    action: Any,
+    folder: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trainer = trainer_of("gtpo", folder, tmp_path / "out", steps_per_generation=1)
+    trainer.add_callback(CollapseWatch(trainer, on_collapse=action))
+    said = "entropy rose" if action == "stop" else "accuracy fell"
+    monkeypatch.setattr(Health, "observe", lambda self, step, row: Verdict(collapsed=said if step == 2 else None))
+    with logged() as told:
+        trainer.train()
+    assert f"collapse: {said}" in "\n".join(told)
+    assert trainer.state.global_step == (2 if action == "stop" else 4)
+    assert (tmp_path / "out/checkpoint-2").is_dir()
+
+
+def test_a_step_whose_completions_were_all_dropped_is_named(folder: Path, tmp_path: Path) -> None:  # noqa: F811
+    objective = {"filter": "always", "entropy_threshold": 0.01}
+    trainer = trainer_of(
+        "gtpo", folder, tmp_path / "out", objective=objective, save_strategy="no", steps_per_generation=1
+    )
+    with logged(logging.WARNING) as told:
+        trainer.train()
+    said = [line for line in told if "dropped every completion" in line]
+    assert len(said) == 1, "once, not at every step"
+    assert said[0].startswith("step 1: ")
+    assert "threshold 0.01" in said[0]
+
+
+def test_resume_with_another_objective_is_refused(folder: Path, tmp_path: Path) -> None:  # noqa: F811
+    given = {"initial_entropy": 0.9, "max_steps": 1, "steps_per_generation": 1}
+    trainer_of("gtpo", folder, tmp_path / "out", **given).train()
+    other = trainer_of("gtpo", folder, tmp_path / "out", **given | {"max_steps": 2}, preset="gtpo-no-filter")
+    with pytest.raises(
+        ValueError, match=r"checkpoint-1 was trained with another objective: filter 'auto', now 'never'"
+    ):
+        other.train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize(
+    ("optim", "beta", "dtype", "words"),
+    [
+        ("adamw_8bit", 0.99999, torch.float32, "8-bit states round the updates away"),
+        ("adamw_torch", 0.99999, torch.bfloat16, "trained weights in bfloat16 with an Adam beta of 0.99999"),
+        ("adamw_torch", 0.99999, torch.float32, None),
+        ("adamw_8bit", 0.999, torch.bfloat16, None),
+        ("sgd", 0.99999, torch.bfloat16, None),
+    ],
+)
+def test_a_beta_that_the_states_cannot_carry_is_warned_of(
+    tmp_path: Path, optim: str, beta: float, dtype: torch.dtype, words: str | None
+) -> None:
+    settings: GTPOConfig = arguments(tmp_path, optim=optim, adam_beta2=beta)
+    told = list(rounded_away(settings, torch.nn.Linear(2, 2).to(dtype)))
+    assert len(told) == (words is not None)
+    assert words is None or words in told[0]
