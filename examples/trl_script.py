@@ -12,6 +12,7 @@ from gtpo.rewards import accuracy_reward, chat_messages, format_reward
 from gtpo.rewards.data.arithmetic import arithmetic_problems
 
 from gtpo import GTPOConfig, GTPOTrainer
+from gtpo.callbacks import Advice, CollapseWatch, ExactCheckpoints
 from gtpo.config import BuiltModel
 from gtpo.inputs.tiny import build_tiny_model
 
@@ -49,6 +50,8 @@ def main():
         train_dataset=rows,
         processing_class=tokenizer,
     )
+    for part in (ExactCheckpoints, Advice, CollapseWatch):  # optional: what `gtpo train` watches with
+        trainer.add_callback(part(trainer))
     trainer.train()
     for line in trainer.state.log_history:
         if "loss" in line:

@@ -35,19 +35,14 @@ class StopAt(TrainerCallback):
 
 
 def trainer_of(method: str, folder: Path, out: Path, **changes: Any) -> Any:  # noqa: F811
-    given: dict[str, Any] = {
-        "output_dir": str(out),
-        "max_steps": 4,
-        "save_strategy": "steps",
-        "save_steps": 1,
-        **changes,
-    }
-    settings: Any = arguments(out, **TWO_STEPS_A_ROUND, **given)
+    saving = {"output_dir": str(out), "max_steps": 4, "save_strategy": "steps", "save_steps": 1}
+    given: dict[str, Any] = {**TWO_STEPS_A_ROUND, **saving, **changes}
+    settings: Any = arguments(out, **given)
     kind: Any = GTPOTrainer
     if method == "grpo":
         names = ("num_generations", "max_completion_length", "logging_steps", "bf16", "use_cpu", "report_to")
         plain = {name: getattr(settings, name) for name in names}
-        kind, settings = GRPOTrainer, GRPOConfig(**plain, **{**TWO_STEPS_A_ROUND, **given}, disable_tqdm=True)
+        kind, settings = GRPOTrainer, GRPOConfig(**plain, **given, disable_tqdm=True)
     return kind(
         model=AutoModelForCausalLM.from_pretrained(folder),
         processing_class=AutoTokenizer.from_pretrained(folder),
