@@ -22,7 +22,8 @@ from gtpo.common.files import flatten
 NOT_SETTINGS = (
     "schema_version", "status", "name", "shard", "created", "wall_seconds", "benchmark_seconds", "command",
     "benchmarks", "scoring",
-    "model.source", "model.fingerprint", "model.train_run", "model.checkpoint", "model.method", "model.preset",
+    "model.source", "model.fingerprint", "model.weights", "model.tokenizer", "model.generation_config",
+    "model.train_run", "model.checkpoint", "model.method", "model.preset",
     "sampling.n", "sampling.temperature", "sampling.top_p", "sampling.top_k", "sampling.min_p", "sampling.max_tokens",
     "prompt.system", "prompt.hash", "prompt.chat_template_hash", "verifier.version",
 )  # fmt: skip

@@ -6,6 +6,7 @@ Its system prompt and its longest completion become the defaults of the evaluati
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shlex
@@ -16,9 +17,13 @@ from typing import Any
 import yaml
 
 from gtpo.common.errors import UserError, did_you_mean
-from gtpo.common.files import read_json_object
+from gtpo.common.files import read_json_object, write_text
+from gtpo.common.provenance import file_hash, text_hash
 
 TRAIN_RUNS = Path("results/train")
+
+REMEMBERED = 10_000_000
+"""Bytes of a file from which its hash is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,49 @@ def fingerprint(folder: Path) -> str:
                 handle.seek(offset)
                 digest.update(handle.read(65536))
     return digest.hexdigest()[:16]
+
+
+_TOKENIZER = (
+    "tokenizer*.json", "tokenizer.model", "vocab.*", "merges.txt", "added_tokens.json", "special_tokens_map.json",
+    "chat_template.jinja",
+)  # fmt: skip
+
+
+def content_hashes(ref: ModelRef) -> dict[str, str | None]:
+    """Return 16 hex digits for all that samples depend on: every byte of weights, of tokenizer, of generation_config.
+
+    Of an adapter too, and of its own tokenizer. None where there is no such file, and for what is not on this machine.
+    """
+    folders = [folder for folder in (ref.folder, ref.adapter) if folder is not None]
+    own = ref.adapter is not None and (ref.adapter / "tokenizer_config.json").is_file()
+    reader = ref.adapter if own else ref.folder
+    files = {
+        "weights": [p for f in folders for name in ("*.safetensors", "*config.json") for p in sorted(f.glob(name))],
+        "tokenizer": [p for name in _TOKENIZER for p in sorted(reader.glob(name))] if reader is not None else [],
+        "generation_config": [p for f in folders[:1] if (p := f / "generation_config.json").is_file()],
+    }
+    apart = {"tokenizer_config.json", "generation_config.json"}
+    files["weights"] = [p for p in files["weights"] if p.name not in apart]
+    return {
+        what: text_hash(*(f"{path.name} {_known_hash(path)}" for path in paths))[:16] if paths else None
+        for what, paths in files.items()
+    }
+
+
+def _known_hash(path: Path) -> str:
+    """Return the hash of a file, remembered by path, size and time: that of large weights takes minutes."""
+    state = path.stat()
+    key = f"{path.resolve()} {state.st_size} {state.st_mtime_ns}"
+    store = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gtpo/hashes"
+    entry = store / hashlib.sha256(key.encode()).hexdigest()
+    if state.st_size < REMEMBERED:
+        return file_hash(path)
+    with contextlib.suppress(OSError):
+        return entry.read_text()
+    found = file_hash(path)
+    with contextlib.suppress(OSError):  # a home that cannot be written to
+        write_text(entry, found)
+    return found
 
 
 def _read_config(path: Path) -> dict[str, dict[str, Any]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Prompt, Sampling, Task, check_context
-from gtpo.evalkit.engines.model_ref import ModelRef, fingerprint, resolve_model
+from gtpo.evalkit.engines.model_ref import ModelRef, content_hashes, fingerprint, resolve_model
 from gtpo.evalkit.evaluation.benchmarks import (
     check_questions,
     checksum,
@@ -296,6 +296,7 @@ def _model_record(ref: ModelRef) -> ModelRecord:
         source=ref.source,
         adapter=str(ref.adapter) if ref.adapter else None,
         fingerprint="-".join(fingerprint(folder) for folder in folders) or None,  # None: a Hub name or a server
+        **content_hashes(ref),
         train_run=ref.train_run,
         checkpoint=ref.checkpoint,
         method=ref.method,
@@ -304,7 +305,7 @@ def _model_record(ref: ModelRef) -> ModelRecord:
 
 
 class _Interrupt:
-    """Ctrl-C while sampling: the first ends it within two seconds, everything stored; the second ends the process."""
+    """Ctrl-C or SIGTERM while sampling: the first ends it within two seconds, all stored; the second at once."""
 
     def __init__(self, engine: Engine, pipeline: ScoringPipeline) -> None:
         self._engine, self._pipeline = engine, pipeline
@@ -313,12 +314,13 @@ class _Interrupt:
     def __enter__(self) -> _Interrupt:
         self._handled = threading.current_thread() is threading.main_thread()
         if self._handled:
-            self._before = signal.signal(signal.SIGINT, self._handle)
+            self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self._handled:
-            signal.signal(signal.SIGINT, self._before)
+            for number, before in self._before.items():
+                signal.signal(number, before)
 
     def _handle(self, *_: Any) -> None:
         if self.seen:

@@ -104,8 +104,14 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, asked: Asked, old: 
     for name, entry in old.benchmarks.items():
         if entry.content_checksum is None and name in stored:  # an older version wrote it
             entry.content_checksum = content_checksum(stored[name])
+    before = dict(old.benchmarks)
+    for name in asked.problems.keys() & stored.keys() & before.keys():
+        if grows(stored[name], asked.problems[name]):
+            LOG.info("%s: %d questions more than the run has", name, len(asked.problems[name]) - len(stored[name]))
+            before[name] = record.benchmarks[name].model_copy(update={"n": before[name].n})
+    old = old.model_copy(update={"benchmarks": before})
     check_identity(folder.path, old, record)
-    kept = dict(old.benchmarks)
+    kept = before
     if old.verifier.version != RULES_VERSION or old.scoring != record.scoring:  # metrics of other rules or headline
         kept = {name: entry.before_samples().model_copy(update={"n": entry.n}) for name, entry in kept.items()}
     for name in kept.keys() & record.benchmarks.keys():
@@ -124,6 +130,14 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, asked: Asked, old: 
             "engine": record.engine.model_copy(update=engine),
         }
     )
+
+
+def grows(stored: Sequence[Problem], asked: Sequence[Problem]) -> bool:
+    """Return whether what is asked for is all that is stored, as it is stored, and more."""
+    if len(asked) <= len(stored):
+        return False
+    known = {(p.id, p.problem, p.answer, p.answers) for p in asked}
+    return all((p.id, p.problem, p.answer, p.answers) in known for p in stored)
 
 
 def verify_again(folder: EvalFolder, asked: Asked, old: EvalRecord, verifier: Verifier) -> bool:

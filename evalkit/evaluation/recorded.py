@@ -7,6 +7,7 @@ The file is read twice, row by row: once to check all of it, once to score it in
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -84,6 +85,8 @@ def read_recorded(path: Path) -> Recorded:
             found.without_gold = found.without_gold or (number, identifier)
         elif not isinstance(gold, str | int | float) or isinstance(gold, bool):
             raise UserError(f"{where}: gold must be text, found {type(gold).__name__}")
+        elif isinstance(gold, float) and not math.isfinite(gold):
+            raise UserError(f"{where}: gold must be a number or text, found {gold}")
         elif found.golds.setdefault(identifier, str(gold)) != str(gold):
             raise UserError(f'{where}: id "{identifier}" had the gold "{found.golds[identifier]}" before, now "{gold}"')
         if first == 0 and gold is not None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from gtpo.evalkit.evaluation.benchmarks import checksum, content_checksum, find_benchmark, load_problems
 from gtpo.evalkit.evaluation.progress import Progress
-from gtpo.evalkit.evaluation.record import EVAL_RUNS, write_results
+from gtpo.evalkit.evaluation.record import EVAL_RUNS, Problems, write_results
 from gtpo.evalkit.evaluation.scoring import Row, verify_stored
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally
@@ -56,7 +58,14 @@ def rescore_run(settings: EvalSettings) -> tuple[Path, EvalRecord]:
             raise UserError(f"{folder.path} is incomplete; finish it first: {record.command}")
         headline = settings.scoring if "scoring" in settings.model_fields_set else record.scoring
         with Verifier() as verifier, Progress(headline) as progress:
-            asked = {(name, p.id): p for name, chosen in folder.problems().items() for p in chosen}
+            stored = folder.problems()
+            if settings.data_dir is not None:
+                stored = corrected(stored, settings.data_dir)
+                folder.add_problems(stored)
+                for benchmark, entry in record.benchmarks.items():
+                    entry.checksum = checksum(stored[benchmark])
+                    entry.content_checksum = content_checksum(stored[benchmark])
+            asked = {(name, p.id): p for name, chosen in stored.items() for p in chosen}
             for benchmark, entry in record.benchmarks.items():
                 progress.add(benchmark, entry.samples, 0)
             progress.start()
@@ -67,6 +76,25 @@ def rescore_run(settings: EvalSettings) -> tuple[Path, EvalRecord]:
         path = folder.path
     _print(changes)
     return path, record
+
+
+def corrected(stored: Problems, data_dir: Path) -> Problems:
+    """Return a run's problems with the golds that the data folder has today; print those that are others.
+
+    UserError where a question is not there, or has another text.
+    """
+    found: Problems = {}
+    for name, problems in stored.items():
+        today = {p.id: p for p in load_problems(find_benchmark(name), data_dir)}
+        for p in problems:
+            now = today.get(p.id)
+            if now is None or (p.problem and now.problem != p.problem):
+                what = "is not" if now is None else "has another text"
+                raise UserError(f"--rescore --data-dir: question {p.id} of {name} {what} in {data_dir}")
+            if now.answer != p.answer:
+                print(f"gold of {name} {p.id}: {p.answer} -> {now.answer}", file=sys.stderr)
+        found[name] = [replace(p, answer=today[p.id].answer) for p in problems]
+    return found
 
 
 def _changes(before: list[Row], after: list[Row]) -> list[Change]:

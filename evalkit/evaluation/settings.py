@@ -74,7 +74,9 @@ class EvalSettings(BaseModel):
     k: int = option(1, "Largest k of pass@k and maj@k.", modes=FILE, ge=1)
     samples: int | None = option(None, "Completions per question (default: k).")
     engine: Literal["auto", "vllm", "transformers", "openai", "ray"] = option("auto", "What samples.")
-    data_dir: Path | None = option(None, "Folder with local benchmark files.", modes=(*FILE, "check"))
+    data_dir: Path | None = option(
+        None, "Folder with local benchmark files; with --rescore their golds count.", modes=(*FILE, "check", "rescore")
+    )
     completions: Path | None = option(
         None, "Score the recorded completions of a JSONL file; no model is run.", modes=("completions",)
     )

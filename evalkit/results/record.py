@@ -152,6 +152,12 @@ class ModelRecord(_Block):
     """Folder of the LoRA adapter."""
     fingerprint: str | None = None
     """Hash of the weights' content: of the base, and of the adapter after a dash."""
+    weights: str | None = None
+    """Hash of every byte of the weights and their config; null for what is not on this machine."""
+    tokenizer: str | None = None
+    """Hash of the tokenizer's files and chat template."""
+    generation_config: str | None = None
+    """Hash of generation_config.json, which names the end tokens."""
     train_run: str | None = None
     """Train run that the weights come from."""
     checkpoint: str | None = None
@@ -327,7 +333,8 @@ def parse_record(document: Any, path: Path) -> EvalRecord:
 
 
 IDENTITY = (
-    "model.source", "model.adapter", "model.fingerprint", "engine.name", "engine.dtype",
+    "model.source", "model.adapter", "model.fingerprint", "model.weights", "model.tokenizer",
+    "model.generation_config", "engine.name", "engine.dtype",
     "engine.deterministic", "sampling.temperature", "sampling.top_p", "sampling.top_k", "sampling.min_p",
     "sampling.presence_penalty", "sampling.repetition_penalty", "sampling.max_tokens", "sampling.seed",
     "prompt.system", "prompt.chat_template_hash", "prompt.chat_template_kwargs", "shard",
@@ -335,17 +342,22 @@ IDENTITY = (
 """Settings that a run keeps for life: samples drawn under others would not be of one kind."""
 
 
-def check_identity(where: Path, old: EvalRecord, new: EvalRecord) -> None:
-    """Raise UserError that names each setting in which a run and a command differ."""
+_LATER = ("model.weights", "model.tokenizer", "model.generation_config")
+"""Settings that older versions did not record: unknown in one of two records, they are not compared."""
+
+
+def check_identity(where: Path, old: EvalRecord, new: EvalRecord, *, questions: bool = True) -> None:
+    """Raise UserError that names each setting in which a run and a command differ. questions: those as well."""
     moved = old.model.has_fingerprint and new.model.has_fingerprint  # then the weights count, not where they lie
     differing = [
         f"{key} ({_short(before)} there, {_short(now)} now)"
         for key in IDENTITY
         if (before := setting(old, key)) != (now := setting(new, key))
         and not (moved and key in ("model.source", "model.adapter"))
+        and not (key in _LATER and (before is None or now is None))
         and not (key == "engine.dtype" and before == "auto" and now == old.engine.compute_dtype)
     ]
-    for name, benchmark in new.benchmarks.items():
+    for name, benchmark in new.benchmarks.items() if questions else ():
         before = old.benchmarks.get(name)
         if before is None:
             continue

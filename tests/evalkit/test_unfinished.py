@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -189,3 +190,55 @@ def test_another_machine(sample) -> None:  # type: ignore[no-untyped-def]
     assert (record.status, record.engine.dtype, record.engine.hardware) == ("complete", "auto", "H200")
     assert [(e.hardware, e.versions) for e in record.engine.earlier] == [("cpu", {"torch": "1"})]
     assert sample(Scripted(), k=3).engine.earlier == [EarlierEngine(**elsewhere)]
+
+
+def test_the_limit_may_grow(sample, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """From 4 to 16 questions: 12 are sampled, and the figures are those of a run of 16. It does not shrink."""
+    sample(Scripted(right))
+    asked: list[Task] = []
+
+    class Watched(Scripted):
+        def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
+            asked.extend(tasks)
+            return super().generate(tasks)
+
+    record = sample(Watched(wrong), limit=16)
+    assert len({t.question_id for t in asked if t.missing}) == 12
+    entry = record.benchmarks["arithmetic"]
+    assert (record.status, entry.questions, entry.samples, entry.n) == ("complete", 16, 32, 2)
+    assert entry.pass_at_k[1].mean == pytest.approx(4 / 16)
+    with pytest.raises(UserError, match=r"the questions of arithmetic \(16 there, 4 now\)"):
+        sample(Scripted(wrong))
+    assert sample(Scripted(wrong), limit=16, k=4).benchmarks["arithmetic"].samples == 64
+
+
+def test_a_corrected_gold_needs_no_new_samples(gtpo, sample, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    def write(gold: str) -> None:
+        rows = [{"id": f"gsm8k/test/{i}", "problem": f"Say {i}.", "answer": gold if i == 1 else str(i)} for i in (0, 1)]
+        text = "".join(json.dumps({**row, "solution": f"#### {row['answer']}"}) + "\n" for row in rows)
+        (tmp_path / "data/gsm8k_test.jsonl").write_text(text)
+
+    (tmp_path / "data").mkdir()
+    write("7")
+    sample(Scripted(lambda question, index: "<answer>8</answer>"), "gsm8k", data_dir=tmp_path / "data")
+    write("8")
+    done = gtpo("eval", "run", "--rescore", "--data-dir", "data")
+    assert "gold of gsm8k gsm8k/test/1: 7 -> 8" in done.stderr
+    entry = read_record(tmp_path / "run").benchmarks["gsm8k"]
+    assert (entry.pass_at_k[1].mean, entry.samples) == (0.5, 4)
+    sample(Scripted(wrong), "gsm8k", k=3, data_dir=tmp_path / "data")  # and the run goes on with that gold
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json", "model.safetensors"])
+def test_all_of_the_model_is_its_identity(sample, tiny_model: Path, tmp_path: Path, name: str) -> None:  # type: ignore[no-untyped-def]
+    """One byte, wherever it lies: the run is refused by the name of what changed."""
+    shutil.copytree(tiny_model, tmp_path / "model")
+    sample(Scripted(), model=str(tmp_path / "model"))
+    content = bytearray((tmp_path / "model" / name).read_bytes())
+    content = content[:-1] + bytes([content[-1] ^ 1]) if name.endswith("safetensors") else content + b" "
+    (tmp_path / "model" / name).write_bytes(content)
+    what = {"tokenizer.json": "model.tokenizer", "model.safetensors": "model.weights"}.get(
+        name, "model.generation_config"
+    )
+    with pytest.raises(UserError, match=what):
+        sample(Scripted(), model=str(tmp_path / "model"), k=4)
