@@ -36,9 +36,12 @@ _VERBS = words(
     "save walk run find win"
 )
 """Verbs that a number may follow, besides those that end in s or ed."""
-_NO_VERBS = words(
-    "as plus minus times less its his this yes perhaps always besides towards versus across unless exceeds exceeded"
+_NO_VERBS = words("as plus minus times less its his this yes perhaps always besides towards versus across unless")
+_BOUNDS = words(
+    "over under above below beyond within exceeds exceed exceeded but half twice thrice double triple quadruple root "
+    "square cube nearly almost between multiple factor multiples factors as than besides towards versus across unless"
 )
+"""Words that make another number of the one that follows."""
 _LEADS = words(
     "so thus hence therefore then finally and now in total all altogether overall since because at after on for "
     "by from as with during to the end my our final correct we i you get got find found conclude know see have "
@@ -47,6 +50,8 @@ _LEADS = words(
 )
 """What a statement of an answer may begin with."""
 _PLACING = words("in after at by on for during with to before")
+_LOOSE = words("for at in with")
+"""Those that need not stand right after the verb: "he is away for 10 hours"."""
 _SUBJECTS = words("i we you he she it they there that this who which")
 _NO_PROSE = words("sin cos tan cot sec csc log ln lg exp sqrt pi mod gcd lcm max min det and")
 
@@ -97,16 +102,16 @@ def _states_a_number(before: str) -> bool:
         return False  # a clause within another, which may say anything of it
     while spoken and spoken[-1] in _ARTICLES:
         spoken.pop()
-    if len(spoken) > 2 and spoken[-1] in _PLACING and _is_verb(spoken[-2]):
+    if len(spoken) > 2 and spoken[-1] in _PLACING and (spoken[-1] in _LOOSE or _is_verb(spoken[-2])):
         spoken.pop()  # `leaves after 12 minutes`
     last, before_last = [*reversed(spoken), "", ""][:2]
     if last == "of":
         return not _MEASURED.isdisjoint((before_last, singular(before_last)))
     if last == "to" and before_last == "up":
         return spoken[-3:-2] in (["adds"], ["add"], ["sums"], ["sum"], ["comes"], ["come"])
-    if last in NUMBER_WORDS or scale_of(last) is not None:
+    if last in NUMBER_WORDS or scale_of(last) is not None or last in _BOUNDS or last in _PREPOSITIONS | _PLACING:
         return False
-    return _is_verb(last) or before.rstrip().endswith((":", "="))
+    return any(map(_is_verb, spoken)) or before.rstrip().endswith((":", "="))
 
 
 def _is_verb(word: str) -> bool:

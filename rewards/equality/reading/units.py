@@ -223,7 +223,9 @@ def read_unit(text: str) -> Unit | None:
                 continue  # `units^2`
             last = side.pop()
             (side if exponent > 0 else below).append(f"{last}^{abs(exponent)}" if abs(exponent) != 1 else last)
-        elif word in ("/", "per", "every") or (word in ("a", "an") and index and side is above and above):
+        elif word in ("/", "per", "every") or (
+            word in ("a", "an", "each") and index and side is above and _measure(following)
+        ):
             side = below
         elif word in ("*", "\\cdot", "'", '"', "-", ","):
             continue
