@@ -125,7 +125,8 @@ def test_other_ways_to_say_it(prediction: str, gold: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["I doubt that it is 42", "the number after 42", "twice as many as 42", "I doubt the answer is 42", "third 42", "It is the number after 42", "He has as many as 42",
+    ["I doubt that it is 42", "the number after 42", "twice as many as 42", "I doubt the answer is 42", "third 42",
+     "It is the number after 42", "He has as many as 42",
      "forty", "forty-twelve", "2a_5", "nobody thinks it was 42"],
 )  # fmt: skip
 def test_what_is_no_statement_of_42(text: str) -> None:
