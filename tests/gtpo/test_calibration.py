@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from datasets import Dataset
 from logs import logged
 from step_gradients import fixed_completion, reward, tiny_model
+from test_train_run import run
 
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.entropy import Calibration
@@ -141,3 +144,29 @@ def test_new_run_in_a_used_folder_measures_its_own(tmp_path: Path) -> None:
     assert resumed.calibration == second.calibration
     assert asked[:5] != PROMPTS
     assert "initial_entropy.json" in "\n".join(lines)
+
+
+def test_signal_while_it_measures_stops_the_run_after_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[int] = []
+    plain = GTPOTrainer._completion_entropies
+
+    def asked_to_stop(self: GTPOTrainer, prompts: Any) -> torch.Tensor:
+        measured.append(len(prompts))
+        os.kill(os.getpid(), signal.SIGTERM)
+        return plain(self, prompts)
+
+    # Four samples a batch, of eight: the second batch is not begun.
+    changes = {"training.per_device_train_batch_size": 4, "training.max_steps": 2}
+    with monkeypatch.context() as patched:
+        patched.setattr(GTPOTrainer, "_completion_entropies", asked_to_stop)
+        with logged(logging.INFO) as told, pytest.raises(KeyboardInterrupt):
+            run(tmp_path, **changes)
+    assert measured == [4]
+    assert any("stopped before the first step" in line for line in told)
+    record = json.loads((tmp_path / "results/train/run/run.json").read_text())
+    assert (record["status"], record["step"]) == ("interrupted", 0)
+    assert "initial_entropy" not in record
+    finished = json.loads((run(tmp_path, **changes) / "run.json").read_text())
+    assert (finished["status"], finished["initial_entropy"]["samples"]) == ("finished", 8)
