@@ -73,7 +73,7 @@ class _GateAndResume(TrainerCallback):
         if dropped and not self.dropped and state.is_world_process_zero:
             objective = self.trainer.objective
             LOG.warning(
-                f"step {state.global_step}: the entropy gate dropped every completion (mean entropy "
+                f"step {state.global_step}: every completion was left out by the entropy gate (mean entropy "
                 f"{logs.get('entropy/mean', float('nan')):.2f} nats, threshold {objective.entropy_threshold:.2f}): "
                 "nothing is learned from them"
             )

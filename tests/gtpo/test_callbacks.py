@@ -131,7 +131,7 @@ def test_a_step_whose_completions_were_all_dropped_is_named(folder: Path, tmp_pa
     )
     with logged(logging.WARNING) as told:
         trainer.train()
-    said = [line for line in told if "dropped every completion" in line]
+    said = [line for line in told if "left out by the entropy gate" in line]
     assert len(said) == 1, "once, not at every step"
     assert said[0].startswith("step 1: ")
     assert "threshold 0.01" in said[0]
