@@ -24,9 +24,11 @@ from transformers import TrainerCallback, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from gtpo.common.files import write_json
+from gtpo.common.log import LOG
 from gtpo.entropy import Calibration
 from gtpo.run.checkpoint import STATE_FILE, read_state, readable, round_file, window_file
 from gtpo.run.folder import PARTIAL, TrainFolder, no_room, out_of_space
+from gtpo.run.kept_calibrations import KeptCalibrations
 from gtpo.trainer.calibration import CalibrationFile
 from gtpo.trainer.rollout import Rollout
 from gtpo.trainer.trl_seam import around, seam_of
@@ -201,20 +203,26 @@ class ExactCheckpoints(TrainerCallback):
 
 
 class CalibrationRecord(CalibrationFile):
-    """H_ini and the gate's decision in run.json."""
+    """H_ini and the gate's decision in run.json; with a trainer, H_ini also beside the runs, for others to take up."""
 
-    def __init__(self, folder: TrainFolder) -> None:
+    def __init__(self, folder: TrainFolder, trainer: Any = None) -> None:
         super().__init__(folder.run_json)
-        self.folder = folder
+        self.folder, self.trainer = folder, trainer
+        self.kept = KeptCalibrations(folder.root.parent)
 
     def load(self, *, resumed: bool) -> Calibration | None:
         """Return what run.json holds: the folder is one run's, also where it stopped before its first checkpoint."""
         stored = self.folder.run().get("initial_entropy")
+        if stored is None and not resumed and self.trainer is not None and (stored := self.kept.find(self.trainer)):
+            self.folder.update_run(initial_entropy=stored)
+            LOG.info("H_ini was measured by an earlier run of the same model, data, prompt and temperature")
         return None if stored is None else Calibration.from_record(stored)
 
     def store(self, calibration: Calibration) -> None:
         """Put H_ini into run.json."""
         self.folder.update_run(initial_entropy=calibration.record())
+        if self.trainer is not None and not self.trainer.state.global_step:
+            self.kept.keep(self.trainer, calibration)
 
     def decided(self, gate: Mapping[str, Any]) -> None:
         """Note the gate's decision in run.json."""

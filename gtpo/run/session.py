@@ -188,8 +188,9 @@ class TrainingRun:
             trainer.logp_tolerance = self.config.rollout.logp_difference_alarm
             trainer.mark_unscored = partial(mark_unscored, trainer)
         if isinstance(trainer, GTPOTrainer):
-            trainer.calibration_file = CalibrationRecord(self.folder)
+            trainer.calibration_file = CalibrationRecord(self.folder, trainer)
             trainer.between_batches = self._stop_before_training
+            trainer.while_measuring = self.stop.at_once
         trainer.create_model_card = lambda *args, **kwargs: None  # run.json says what ran
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(self.exact)

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gtpo.common.log import LOG
+from gtpo.config.schedule import launched_processes
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -30,6 +33,8 @@ class Interrupt:
 
     def __init__(self, hint: str = "") -> None:
         self.asked = False
+        self.at_once = False
+        """Whether the first one stops at once: nothing has been trained that a step would lose."""
         self.hint = hint
         self._before: dict[int, Any] = {}
 
@@ -47,6 +52,8 @@ class Interrupt:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
+        if self.at_once:
+            raise StoppedBeforeTraining
         LOG.warning(f"stopping after this step (press again to stop at once){self.hint}")
         signal.signal(number, self._before[number])
 
@@ -64,6 +71,15 @@ class Stop:
         named = os.environ.get(STOP_FILE)
         self.files = [self.in_folder, *([Path(named)] if named else [])]
         self.agreed = False
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Let a signal stop the run at once in here, by StoppedBeforeTraining. Of one process: others would wait."""
+        self.interrupt.at_once = launched_processes() == 1
+        try:
+            yield
+        finally:
+            self.interrupt.at_once = False
 
     def forget(self) -> None:
         """Remove the run folder's stop file: the next start must not meet it. The main process calls it."""

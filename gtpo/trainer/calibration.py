@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,8 @@ class CalibratedTrainer(GroupLoggingTrainer):
         self._reported = 0.0
         self.between_batches: Callable[[], None] = lambda: None
         """Called after each batch of the calibration, by all processes; what it raises ends the training."""
+        self.while_measuring: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Entered around the calibration."""
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
         policy: Any = self.model
         if getattr(policy, "is_quantized", False):
@@ -171,17 +174,27 @@ class CalibratedTrainer(GroupLoggingTrainer):
                 LOG.info(describe_gate(self.objective, self.calibration))
         return super().evaluate(*args, **kwargs)
 
-    def _measure(self) -> Calibration:
-        """Sample and score the first training samples; leaves random numbers, metrics and counters as they were."""
+    def calibration_prompts(self) -> list[Any]:
+        """Return the prompts that H_ini is measured on."""
         rows: Any = self.train_dataset
         count = SAMPLES if isinstance(rows, IterableDataset) else min(SAMPLES, len(rows))
-        prompts = [row["prompt"] for row in itertools.islice(iter(rows), count)]
-        with self.sampling_aside(self.args.seed):
+        return [row["prompt"] for row in itertools.islice(iter(rows), count)]
+
+    def _measure(self) -> Calibration:
+        """Sample and score the first training samples; leaves random numbers, metrics and counters as they were.
+
+        vLLM samples all of them at once, and bounds its memory by itself. The trainer's own model samples a training
+        batch at a time: its cache of all of them could be larger than anything that the training holds.
+        """
+        prompts = self.calibration_prompts()
+        batch = self.args.per_device_train_batch_size * self.accelerator.num_processes
+        if self.use_vllm:
+            batch = len(prompts)
+            if self.accelerator.is_main_process:
+                LOG.info(f"measuring H_ini on the untrained policy: sampling {batch} completions")
+        with self.while_measuring(), self.sampling_aside(self.args.seed):
             return calibrate_initial_entropy(
-                self._completion_entropies,
-                prompts,
-                batch_size=self.args.per_device_train_batch_size * self.accelerator.num_processes,
-                progress=self.report_calibration,
+                self._completion_entropies, prompts, batch_size=batch, progress=self.report_calibration
             )
 
     def _completion_entropies(self, prompts: Sequence[Any]) -> Tensor:
@@ -194,13 +207,25 @@ class CalibratedTrainer(GroupLoggingTrainer):
         assert self.model is not None
         self.model.train()
         prompt_ids, completion_ids, *_ = self._generate(list(mine))
+        size = self.args.per_device_train_batch_size  # what a step's forward holds, without its gradients
+        local = []
+        for start in range(0, len(mine), size):
+            rows = slice(start, start + size)
+            local.append(self._entropies(prompt_ids[rows], completion_ids[rows]))
+            if self.use_vllm:
+                self.report_calibration(min((start + size) * world, len(prompts)), len(prompts))
+        ranks = accelerator.gather(torch.cat(local)).view(world, -1)
+        return ranks.T.reshape(-1)[: len(prompts)]
+
+    def _entropies(self, prompt_ids: Sequence[Any], completion_ids: Sequence[Any]) -> Tensor:
+        """Return <H>_i [n] in nats of n completions under the policy, in one forward."""
         padding = self._tokenizer.pad_token_id
         left = pad([torch.tensor(ids) for ids in prompt_ids], padding_value=padding, padding_side="left")
         right = pad([torch.tensor(ids) for ids in completion_ids], padding_value=padding, padding_side="right")
         left_mask = pad([torch.ones(len(ids), dtype=torch.long) for ids in prompt_ids], 0, "left")
         right_mask = pad([torch.ones(len(ids), dtype=torch.long) for ids in completion_ids], 0, "right")
         rows = {"prompt_ids": left, "prompt_mask": left_mask, "completion_ids": right, "completion_mask": right_mask}
-        batch = {name: value.to(accelerator.device) for name, value in rows.items()}
+        batch = {name: value.to(self.accelerator.device) for name, value in rows.items()}
 
         def mean_entropy(hidden: Tensor, head: LMHead) -> Tensor:
             # Of the distribution that was sampled, whatever the objective takes; no reward enters it.
@@ -211,9 +236,8 @@ class CalibratedTrainer(GroupLoggingTrainer):
             ).entropy  # fmt: skip
 
         with torch.no_grad():
-            local: Tensor = self.policy_forward(self.model_wrapped, batch, mean_entropy).value
-        ranks = accelerator.gather(local).view(world, -1)
-        return ranks.T.reshape(-1)[: len(prompts)]
+            entropies: Tensor = self.policy_forward(self.model_wrapped, batch, mean_entropy).value
+        return entropies
 
     def policy_forward(
         self, model: Any, batch: Mapping[str, Any], loss: Callable[[Tensor, LMHead], Any]

@@ -21,6 +21,8 @@ from gtpo.entropy import Calibration
 from gtpo.objective import PRESETS
 from gtpo.run.exact import CalibrationRecord
 from gtpo.run.folder import TrainFolder
+from gtpo.run.kept_calibrations import KeptCalibrations
+from gtpo.run.stopping import Interrupt, StoppedBeforeTraining
 
 PROMPTS = ["1 + 2", "30 - 4", "7", "8 - 5 - 1", "2 + 2"]
 
@@ -118,6 +120,34 @@ def test_a_runs_record_is_what_its_resumed_run_takes_up(tmp_path: Path) -> None:
     assert record.load(resumed=False) == measured
 
 
+def test_all_at_once_is_scored_in_parts(tmp_path: Path) -> None:
+    """As vLLM samples them: all completions in one batch, through the model a training batch at a time."""
+    model, tokenizer = tiny_model()
+    asked: list[str] = []
+    trainer = trainer_at(tmp_path, model, tokenizer, asked)
+    forwards, plain = [], trainer._entropies
+    trainer._entropies = lambda prompts, written: forwards.append(len(written)) or plain(prompts, written)  # type: ignore
+    found = trainer._completion_entropies(PROMPTS)
+    assert forwards == [2, 2, 1]
+    assert found.tolist() == pytest.approx(brute_force(model, tokenizer), abs=1e-5)
+
+
+def test_kept_for_the_next_start_of_the_same_policy(tmp_path: Path) -> None:
+    model, tokenizer = tiny_model()
+    trainer = trainer_at(tmp_path / "run", model, tokenizer, [])
+    kept, measured = KeptCalibrations(tmp_path), Calibration(0.42, 5, 0.012)
+    assert kept.find(trainer) is None
+    kept.keep(trainer, measured)
+    assert Calibration.from_record(kept.find(trainer) or {}) == measured
+    trainer.temperature = 0.9
+    assert kept.find(trainer) is None
+    warmer = trainer_at(tmp_path / "other", model, tokenizer, [])
+    assert kept.find(warmer) is not None
+    with torch.no_grad():
+        warmer.model.get_input_embeddings().weight[0, 0] += 1e-3
+    assert kept.find(warmer) is None, "another policy"
+
+
 def test_new_run_in_a_used_folder_measures_its_own(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 1e-2}
     model, tokenizer = tiny_model()
@@ -170,3 +200,11 @@ def test_signal_while_it_measures_stops_the_run_after_the_batch(
     assert "initial_entropy" not in record
     finished = json.loads((run(tmp_path, **changes) / "run.json").read_text())
     assert (finished["status"], finished["initial_entropy"]["samples"]) == ("finished", 8)
+
+
+def test_signal_during_the_calibration_stops_at_once() -> None:
+    with Interrupt() as interrupt:
+        interrupt.at_once = True
+        with pytest.raises(StoppedBeforeTraining):
+            signal.raise_signal(signal.SIGTERM)
+        assert interrupt.asked

@@ -1,0 +1,56 @@
+"""H_ini, kept for the next start from the same policy: measuring it takes minutes on a real model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gtpo.common.files import read_json_object, write_json
+from gtpo.entropy import Calibration
+
+FILE = ".initial_entropy.json"
+"""In the folder of the runs."""
+STRIDES = 4096
+"""Numbers of each weight that tell one model from another."""
+
+
+def policy_key(trainer: Any) -> str:
+    """Return a checksum of what H_ini depends on: weights, prompts, and how completions are drawn."""
+    drawn = {
+        "prompts": trainer.calibration_prompts(),
+        "template": getattr(trainer.processing_class, "chat_template", None),
+        "temperature": trainer.temperature,
+        "longest": trainer.max_completion_length,
+        "seed": trainer.args.seed,
+        "vllm": trainer.use_vllm,
+        "batch": None if trainer.use_vllm else trainer.args.per_device_train_batch_size,
+    }
+    found = hashlib.sha256(json.dumps(drawn, sort_keys=True, default=str).encode())
+    for name, weight in trainer.model.named_parameters():
+        some = weight.detach().flatten()[:: max(1, weight.numel() // STRIDES)].contiguous().cpu()
+        found.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode() + some.view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+class KeptCalibrations:
+    """The calibrations that the runs of a folder have made, of one process each: several could disagree on a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+
+    def find(self, trainer: Any) -> dict[str, Any] | None:
+        """Return the record of an earlier run with this trainer's policy, or None."""
+        if not self.path.is_file() or trainer.accelerator.num_processes > 1:
+            return None
+        record: dict[str, Any] | None = read_json_object(self.path).get(policy_key(trainer))
+        return record
+
+    def keep(self, trainer: Any, calibration: Calibration) -> None:
+        """Add a calibration."""
+        if trainer.accelerator.num_processes == 1:
+            known = read_json_object(self.path) if self.path.is_file() else {}
+            write_json(self.path, {**known, policy_key(trainer): calibration.record()})
