@@ -120,10 +120,8 @@ class OpenAIEngine:
         self._thread: threading.Thread | None = None
         self._results: queue.SimpleQueue[Generation | None] = queue.SimpleQueue()
         self._fatal: Exception | None = None
-        self._since: dict[SampleKey, float] = {}
-        """When each request in flight was sent."""
-        self._paced = (0, 0.0)
-        """Tokens of all replies, and the seconds that each took, summed."""
+        self._since: dict[SampleKey, float] = {}  # when each request in flight was sent
+        self._paced = (0, 0.0)  # tokens of all replies, and the seconds that each took, summed
 
     def describe(self) -> dict[str, Any]:
         """Return name, the servers' addresses and what they say of themselves."""
@@ -290,17 +288,11 @@ class OpenAIEngine:
                 if await self._stopped_within(max(pause, error.pause_s)):
                     return
                 continue
-            self._paced = (
-                self._paced[0] + (reply.tokens or 0),
-                self._paced[1] + time.monotonic() - self._since[key],
-            )
+            tokens, seconds = self._paced
+            self._paced = tokens + (reply.tokens or 0), seconds + time.monotonic() - self._since[key]
             server.served += 1
             server.failed_in_a_row = 0
-            text = self._key.redact(reply.text)
-            self._settle(
-                server,
-                Generation(task.benchmark, task.question_id, index, text, reply.tokens, reply.finish_reason, seed),
-            )
+            self._settle(server, Generation(*key, self._key.redact(reply.text), *reply[1:], seed))
             return
         if self._stop_at is not None and last.passing:
             return

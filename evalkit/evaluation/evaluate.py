@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Set
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Prompt, Sampling, Task, check_context
 from gtpo.evalkit.engines.model_ref import ModelRef, content_hashes, fingerprint, resolve_model
@@ -24,7 +20,7 @@ from gtpo.evalkit.evaluation.benchmarks import (
     select_problems,
 )
 from gtpo.evalkit.evaluation.engine import check_deterministic, choose_engine, make_engine
-from gtpo.evalkit.evaluation.pipeline import Incomplete, ScoringPipeline
+from gtpo.evalkit.evaluation.pipeline import Incomplete, Interrupt, ScoringPipeline
 from gtpo.evalkit.evaluation.progress import Progress
 from gtpo.evalkit.evaluation.record import (
     Asked,
@@ -64,9 +60,7 @@ SERVER_TOKENS = 4096
 """--max-tokens by default, where a server does not say what its context allows."""
 
 DRAIN_S = 30.0
-"""When a run stops, requests in flight may still be answered for so long; after Ctrl-C for INTERRUPT_S."""
-
-INTERRUPT_S = 0.3
+"""When a run stops, requests in flight may still be answered for so long; after Ctrl-C for `pipeline.INTERRUPT_S`."""
 
 NAMED_FAILURES = 3
 """Samples that failed and are named as they fail; all of them are counted."""
@@ -304,32 +298,6 @@ def _model_record(ref: ModelRef) -> ModelRecord:
     )
 
 
-class _Interrupt:
-    """Ctrl-C or SIGTERM while sampling: the first ends it within two seconds, all stored; the second at once."""
-
-    def __init__(self, engine: Engine, pipeline: ScoringPipeline) -> None:
-        self._engine, self._pipeline = engine, pipeline
-        self.seen = False
-
-    def __enter__(self) -> _Interrupt:
-        self._handled = threading.current_thread() is threading.main_thread()
-        if self._handled:
-            self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._handled:
-            for number, before in self._before.items():
-                signal.signal(number, before)
-
-    def _handle(self, *_: Any) -> None:
-        if self.seen:
-            os._exit(130)
-        self.seen = self._pipeline.hurry = True
-        self._engine.stop(INTERRUPT_S)
-        os.write(2, b"\ngtpo: stopping; Ctrl-C again ends at once\n")  # a handler must not use buffered streams
-
-
 def _engine_record(
     path: Path, settings: EvalSettings, engine: Engine, asked: EngineRecord, old: EvalRecord | None
 ) -> EngineRecord:
@@ -364,7 +332,7 @@ def _sample(
     tags = {(task.benchmark, task.question_id): opened_thought(task.prompt.text or "") for task in tasks}
     failed: list[Generation] = []
     stop: Incomplete | None = None
-    with _Interrupt(engine, pipeline) as interrupt:
+    with Interrupt(engine, pipeline) as interrupt:
         try:
             for generations in engine.generate(tasks):
                 progress.arrive(generations)

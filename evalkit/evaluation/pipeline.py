@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from typing import Any
 
-from gtpo.evalkit.engines.base import Generation
+from gtpo.evalkit.engines.base import Engine, Generation
 from gtpo.evalkit.evaluation.progress import Progress
 from gtpo.evalkit.evaluation.scoring import Row, score, unverified_row
 from gtpo.evalkit.evaluation.summary import Tally
@@ -29,6 +32,10 @@ step of an engine in the same process would take the interpreter from it every t
 
 WAITING_CHARACTERS = 32_000_000
 """Text that may wait for its verdicts before the engine has to."""
+
+
+INTERRUPT_S = 0.3
+"""After Ctrl-C, requests in flight may still be answered for so long."""
 
 
 class Incomplete(Exception):
@@ -174,6 +181,32 @@ class ScoringPipeline:
         of = self.tally.questions
         whole = [key for key in touched if len(of[key].indices) == self._wanted[key]]
         self.tally.count_votes([of[key] for key in whole], [self._problems[key] for key in whole])
+
+
+class Interrupt:
+    """Ctrl-C or SIGTERM while sampling: the first ends it within two seconds, all stored; the second at once."""
+
+    def __init__(self, engine: Engine, pipeline: ScoringPipeline) -> None:
+        self._engine, self._pipeline = engine, pipeline
+        self.seen = False
+
+    def __enter__(self) -> Interrupt:
+        self._handled = threading.current_thread() is threading.main_thread()
+        if self._handled:
+            self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._handled:
+            for number, before in self._before.items():
+                signal.signal(number, before)
+
+    def _handle(self, *_: Any) -> None:
+        if self.seen:
+            os._exit(130)
+        self.seen = self._pipeline.hurry = True
+        self._engine.stop(INTERRUPT_S)
+        os.write(2, b"\ngtpo: stopping; Ctrl-C again ends at once\n")  # a handler must not use buffered streams
 
 
 def _characters(generations: list[Generation]) -> int:
