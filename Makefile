@@ -128,8 +128,9 @@ $(VLLM_VENV)/.installed: pyproject.toml setup.py constraints-vllm.txt
 	@$(VLLM_VENV)/bin/python -m pip uninstall $(PIP_FLAGS) -y torchvision torchaudio torchcodec
 	@touch $@
 
+# One at a time: two trainings with vLLM beside them would want the same port.
 test-vllm: $(VLLM_VENV)/.installed  ## the tests that drive real vLLM, alone and on Ray, in an environment of its own
-	@$(VLLM_VENV)/bin/$(PYTEST) -m vllm
+	@$(VLLM_VENV)/bin/python -m pytest -m vllm
 
 # verl wants torch 2.11 and transformers < 5.11: an environment of its own. Not in CI: results/published/verl/ holds
 # what these tests printed, and the tests of the settings and of the advantages run in `make test`.
