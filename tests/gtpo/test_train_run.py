@@ -459,7 +459,8 @@ def test_trackers_write_into_the_run_folder(tmp_path: Path, root: Path) -> None:
     outside = [path for path in records if not path.is_relative_to(folder)]
     assert not outside
     assert {path for path in written if path.parts[0] == "work" and not path.is_relative_to(folder)} == {
-        Path("work/run.yaml")
+        Path("work/run.yaml"),
+        folder.parent / ".initial_entropy.json",
     }
 
 
