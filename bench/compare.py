@@ -131,6 +131,7 @@ def write_samples(folder: Path, benchmark: str, right: np.ndarray) -> None:
             "format_ok": [True] * len(chosen),
             "tokens": [200] * len(chosen),
             "finish_reason": ["stop"] * len(chosen),
+            "unfinished": [False] * len(chosen),
             "seed": [j for _, j in chosen],
             "error": [None] * len(chosen),
         }

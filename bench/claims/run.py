@@ -25,8 +25,13 @@ from gtpo.common.files import flatten
 from gtpo.config import load_config
 
 LOGS = Path("results/claims/logs")
-FREE_KEYS = ("training.save_steps", "training.save_total_limit", "training.log_completions_steps")
-"""Keys that change no number of a run."""
+FREE_KEYS = (
+    "training.save_steps",
+    "training.save_total_limit",
+    "training.log_completions_steps",
+    "rollout.logp_difference_alarm",
+)
+"""Keys that change no number of a run (the last one: of a run that samples without vLLM)."""
 FORMER_NAMES = {"['rewards.final_reward']": ["gtpo.rewards.final_reward"]}
 """What records say, by what it is called now."""
 

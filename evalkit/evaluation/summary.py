@@ -116,7 +116,9 @@ class Tally:
     def drop_failed(self, keys: Iterable[Key]) -> None:
         """Forget samples with an error: they are asked for again."""
         for *question, index in keys:
-            self.questions[question[0], question[1]].errors.pop(index, None)
+            samples = self.questions[question[0], question[1]]
+            samples.errors.pop(index, None)
+            samples.refused.discard(index)
 
     def first(self, name: str, problems: Sequence[Problem], n: int) -> list[QuestionSamples]:
         """Return the first n samples of each question of a benchmark."""

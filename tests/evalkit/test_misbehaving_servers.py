@@ -120,7 +120,10 @@ def test_what_stays_costs_its_own_sample(gtpo, serve, whole: Path, tmp_path: Pat
     assert "arithmetic: 1 samples have no completion and are unscored" in done.stderr
     entry = benchmarks(run)["arithmetic"]
     assert (entry["samples"], entry["unscored"], entry["unscored_reasons"]) == (23, 1, {row["error"]: 1})
-    assert list(entry["pass@k"]) == ["1", "2", "3"], "the question has three scored samples"
+    assert list(entry["pass@k"]) == ["1", "2", "3", "4"]
+    assert entry["lacking"] == {arithmetic_problems("test", 1)[0].id: 3}, "the question has three scored samples"
+    questions = [entry["pass@k"][k].get("questions", 6) for k in ("1", "2", "3", "4")]
+    assert questions == [6, 6, 6, 5], "pass@4 is of the questions that have four"
     server.behaviour = lambda payload, times: completion(payload)
     before = len(server.requests)
     gtpo(*EVAL, "--base-url", server.url, "--out", run)

@@ -234,7 +234,7 @@ def slurm_job(folder: Path, **stand_ins: str) -> dict[str, str]:
         (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}")
         (folder / "bin" / name).chmod(0o755)
     slurm = {"SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "node[7,9]", "SLURM_GPUS_PER_NODE": "8", "SLURM_JOB_ID": "12"}
-    return {**os.environ, **slurm, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+    return {**os.environ, **slurm, "PATH": f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
 @pytest.mark.parametrize("code", [0, 3])

@@ -178,9 +178,10 @@ def test_help_config_lists_every_flag() -> None:
         assert f"--{key}\n" in done.stdout
 
 
-def test_dry_run_of_a_model_that_is_not_there_is_refused(run: Path) -> None:
+def test_dry_run_of_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("model:\n  max_seq_length: 1024\n")
     for name in ("./no-such-folder", "/no/such/folder"):
-        done = gtpo("train", "run.yaml", "--model.model_name", name, "--dry-run", cwd=run.parent)
+        done = gtpo("train", "run.yaml", "--model.model_name", name, "--dry-run", cwd=tmp_path)
         assert done.returncode == 2
         assert f"model.model_name {name!r}: no such folder" in done.stderr
 
