@@ -69,11 +69,14 @@ clean-demo:  ## remove what the demo made
 # A check that prints nothing unless it fails.
 quietly = out=$$($(1) 2>&1) || { echo "$$out" >&2; exit 1; }
 
-# mypy and import-linter look for packages where they are imported from: .types holds them so.
-lint: $(VENV)/.installed-dev  ## ruff, mypy, the import contracts and the dependencies
+# mypy, import-linter and mkdocstrings look for packages where they are imported from: .types holds them so.
+.PHONY: types
+types:
+	@rm -rf .types && mkdir -p .types/gtpo && cd .types/gtpo && ln -s ../../gtpo/* ../../rewards ../../evalkit .
+
+lint: types $(VENV)/.installed-dev  ## ruff, mypy, the import contracts and the dependencies
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@rm -rf .types && mkdir -p .types/gtpo && cd .types/gtpo && ln -s ../../gtpo/* ../../rewards ../../evalkit .
 	@$(BIN)/mypy
 	@$(call quietly,cd .types && $(abspath $(BIN))/lint-imports --config ../pyproject.toml --no-cache --no-logo)
 	@$(call quietly,$(BIN)/deptry gtpo evalkit rewards)
@@ -95,7 +98,7 @@ $(VENV)/.installed-docs: $(VENV)/.installed-dev
 	@touch $@
 
 docs: export NO_MKDOCS_2_WARNING := 1
-docs: $(VENV)/.installed-docs  ## the documentation site in site/index.html, and the tests of its links, code blocks and notebook
+docs: $(VENV)/.installed-docs types  ## the documentation site in site/index.html, and the tests of its links, code blocks and notebook
 	@$(BIN)/python -m mkdocs build --quiet --strict
 	@$(BIN)/$(PYTEST) -m docs tests/docs/run_blocks.py $(wildcard tests/docs/test_*.py) tests/test_examples.py
 	@echo "==> site/index.html"
