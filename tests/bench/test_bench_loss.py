@@ -34,10 +34,11 @@ def test_the_pages_tables_are_the_published_measurements(root: Path) -> None:
     page = (root / "docs/one_pass.md").read_text()
     reports = {
         name: json.loads((root / f"results/published/bench/{name}.json").read_text())
-        for name in ("loss", "loss_narrow")
+        for name in ("loss", "loss_narrow", "loss_bfloat16")
     }
     for name, report in reports.items():
         assert loss.page(report) in page, name
+    assert loss.accuracy(reports["loss_bfloat16"]) in page
     assert loss.misses(reports["loss"]) == []
     assert "marks that are missed (none)" in page
     scale = (root / "docs/scale.md").read_text()
