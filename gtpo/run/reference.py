@@ -237,7 +237,7 @@ METRICS = (
     Metric(
         "sampling/logp_difference", "nats",
         "Mean difference per token between the log-probabilities of the sampling engine and those of the trainer.",
-        "below 1e-5 in float32, below 0.05 in bfloat16; above `rollout.logp_difference_alarm` the run stops",
+        "below 1e-5 in float32, below 0.1 in bfloat16; above `rollout.logp_difference_alarm` the run stops",
         "The engine samples from another policy than the one that is trained: stale weights, another dtype or "
         "another temperature.",
         when="gtpo and grpo, with rollouts by vLLM; not where the objective's temperature is not the sampling one",

@@ -1,8 +1,8 @@
 """Whether vLLM samples from the policy that is trained: its log-probabilities against the trainer's, token by token.
 
 In exact arithmetic they are equal. What rounding makes of them depends on the coarser of the two dtypes (measured:
-docs/scale.md), and `TOLERANCE` lies well above it. A mean beyond it means other
-weights: stale, merged, or another base.
+docs/scale.md), and `TOLERANCE` lies above it: an untrained adapter on a pretrained model of 135 million parameters in
+bfloat16 already differs by 0.04. A mean beyond it means other weights: stale, merged, or another base.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from gtpo.common.errors import UserError
 
-TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Mean difference in nats per token up to which two engines that hold the same weights may differ, by dtype."""
 
 

@@ -114,7 +114,8 @@ def test_vllm_samples_with_the_weights_of_the_step(whole: Path) -> None:
 
 def test_weights_that_stay_behind_stop_the_run(whole: Path, tmp_path: Path) -> None:
     """The same run with the weights synchronised once: it stops at the second step, with the numbers."""
-    said = gtpo(tmp_path, "--training.eval_steps", "null", start=("-c", STALE), code=2)
+    flags = ("--training.eval_steps", "null", "--rollout.logp_difference_alarm", str(ROUNDING))
+    said = gtpo(tmp_path, *flags, start=("-c", STALE), code=2)
     differences = [row["sampling/logp_difference"] for row in metrics(tmp_path)]
     assert differences == [pytest.approx(metrics(whole)[0]["sampling/logp_difference"], rel=1e-6)]
     assert "step 2: vLLM's log-probabilities differ from the trainer's by" in said
