@@ -45,7 +45,6 @@ from bench.loss_contenders import (
     Case,
     Contender,
     Result,
-    check_reference,
     errors,
     float64_result,
     make_case,
@@ -67,9 +66,9 @@ SHAPES = {
 }
 SLOW = 1.5
 """A contender that takes this many times as long as ours is timed once."""
-TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 5e-2}
 """Relative L2 error of a gradient against float64, above which a contender is not timed. torch's float32 log_softmax
-over 151936 columns is off by 6e-3 on CPU; another gate decision or weight is off by more than 0.1."""
+over 151936 columns is off by 6e-3 on CPU, bfloat16 logits by 2e-2; another gate decision or weight by more than 0.1."""
 BASES = {"trl": "trl fused lm_head", "liger": "liger grpo", "full": "full logits", "bare": "bare matmuls"}
 KEY = {"shape": "", "head": "", "threads": 1, "device": "cpu", "dtype": "float32", "gate": "on", "busy": 0,
        "completions": GROUP}  # fmt: skip
@@ -249,49 +248,12 @@ def ratio(block: dict[str, Any], other: str, key: str = "seconds") -> float | No
     return ours / theirs if ours is not None and theirs else None
 
 
-def table(report: dict[str, Any]) -> str:
-    """Return the report as text."""
-    lines = []
-    for block in (KEY | block for block in report["blocks"]):
-        rows = block["contenders"]
-        beside = f", beside {block['busy']} busy process(es)" if block["busy"] else ""
-        lines += [
-            "",
-            f"N x D x V {block['shape']} {block.get('model') or ''}, lm_head {block['head']}, gate {block['gate']} "
-            f"({block['completions_kept']} of {block['completions']} kept), {block['device']} {block['dtype']}, "
-            f"{block['threads']} thread(s){beside}, load average {block['load_average']:.1f}",
-            f"{'':27}{'ms':>9}{'min-max':>15}" + "".join(f"{'/' + key:>7}" for key in BASES) + f"{'extra MiB':>10}"
-            f"{'/full':>6}{'dlogp':>9}{'dH':>9}{'dhidden':>9}{'dlm_head':>9}",
-        ]
-        for name, row in rows.items():
-            if "seconds" not in row:
-                lines.append(f"{name:27}{row.get('failed') or row.get('skipped')}")
-                continue
-            times, error = row["all_seconds"], row.get("error_to_float64", {})
-            ratios = "".join(
-                f"{row['seconds'] / rows[base]['seconds']:7.2f}" if "seconds" in rows.get(base, {}) else f"{'-':>7}"
-                for base in BASES.values()
-            )
-            span = f"{min(times) * 1e3:.0f}-{max(times) * 1e3:.0f}"
-            full = rows.get("full logits", {}).get("extra_bytes")
-            memory = f"{row['extra_bytes'] / full:6.2f}" if full else f"{'-':>6}"
-            cells = "".join(
-                f"{error[key]:9.0e}" if key in error else f"{'-':>9}"
-                for key in ("logp", "entropy", "dhidden", "dlm_head")
-            )
-            lines.append(
-                f"{name:27}{row['seconds'] * 1e3:9.1f}{span:>15}{ratios}{row['extra_bytes'] / 2**20:10.1f}{memory}"
-                f"{cells}  {row['note']}"
-            )
-    return "\n".join([*lines, "", *(misses(report) or ["every mark is met"])])
-
-
 def page(report: dict[str, Any]) -> str:
-    """Return the table of docs/one_pass.md."""
+    """Return the blocks as a table of docs/one_pass.md; errors are the largest against float64, full logits' beside."""
     lines = [
         "| N x D x V | lm_head, threads | time / TRL's fused lm_head | / Liger | / full logits | / bare matmuls "
-        "| extra memory, MiB | / full logits | returned, MiB |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| extra memory, MiB | / full logits | returned, MiB | error of statistics (full logits) | of gradients |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for block in sorted((KEY | block for block in report["blocks"]), key=_place):
         ours = block["contenders"]["ours/torch"]
@@ -303,24 +265,29 @@ def page(report: dict[str, Any]) -> str:
         threads = f"{block['threads']}" + (f" beside {block['busy']} busy" if block["busy"] else "")
         returned = f"{ours['returned_bytes'] / 2**20:.0f}" if "returned_bytes" in ours else "-"
         model = f" ({block['model']})" if block.get("model") else ""
+        wrong = " | ".join(_worst(block, names) for names in (("logp", "entropy"), ("dhidden", "dlm_head")))
         lines.append(
             f"| {block['shape'].replace('x', ' x ')}{model} | {what}, {threads} | {times} "
-            f"| {ours['extra_bytes'] / 2**20:.0f} | {'-' if extra is None else f'{extra:.2f}'} | {returned} |"
+            f"| {ours['extra_bytes'] / 2**20:.0f} | {'-' if extra is None else f'{extra:.2f}'} | {returned} | {wrong} |"
         )
     return "\n".join(lines)
 
 
-def accuracy(report: dict[str, Any]) -> str:
-    """Return the errors against float64 of ours and of full logits, as a table of docs/one_pass.md."""
-    names = ("logp", "entropy", "dhidden", "dlm_head")
-    lines = ["| N x D x V | lm_head | error of | " + " | ".join(names) + " |", "|---|---|---|---|---|---|---|"]
-    for block in sorted((KEY | block for block in report["blocks"]), key=_place):
-        for who in ("ours/torch", "full logits"):
-            error = block["contenders"].get(who, {}).get("error_to_float64", {})
-            cells = " | ".join(f"{error[name]:.0e}" if name in error else "-" for name in names)
-            gate = ", gate off" if block["gate"] == "off" else ""
-            lines.append(f"| {block['shape'].replace('x', ' x ')} | {block['head']}{gate} | {who} | {cells} |")
-    return "\n".join(dict.fromkeys(lines))
+def _worst(block: dict[str, Any], names: tuple[str, str]) -> str:
+    """Return the larger of two errors, of ours and in brackets of full logits."""
+    errors = [block["contenders"].get(who, {}).get("error_to_float64", {}) for who in ("ours/torch", "full logits")]
+    cells = [f"{max(of[name] for name in names if name in of):.0e}" if of else "-" for of in errors]
+    return f"{cells[0]} ({cells[1]})"
+
+
+def left_out(report: dict[str, Any]) -> list[str]:
+    """Return a line for every contender that was not timed, with the reason."""
+    return [
+        f"{block['shape']} {block['head']}: {name}: {row.get('failed') or row.get('skipped')}"
+        for block in report["blocks"]
+        for name, row in block["contenders"].items()
+        if "seconds" not in row
+    ]
 
 
 def _place(block: dict[str, Any]) -> tuple[Any, ...]:
@@ -362,6 +329,11 @@ def misses(report: dict[str, Any]) -> list[str]:
     return lines
 
 
+def summary(report: dict[str, Any]) -> list[str]:
+    """Return what the command prints of a report."""
+    return [page(report), "", *left_out(report), *(misses(report) or ["every mark is met"])]
+
+
 def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -381,17 +353,16 @@ def main() -> None:
     parser.add_argument("--table", type=Path, metavar="FILE", help="print this file's table and stop")
     arguments = parser.parse_args()
     if arguments.table:
-        print(table(read_json(arguments.table)))
+        print("\n".join(summary(read_json(arguments.table))))
         return
     random.seed(SEED)
-    check_reference()
     warm, _ = float64_result(make_case(64, 64, 1000, True, getattr(torch, arguments.dtype), device))
     for contender in CONTENDERS:  # no import and no compilation is timed
         if contender.name in arguments.contenders and not reason_to_skip(contender, device):
             contender.run(warm)
     for shape in map(expand, arguments.shapes):
         report = merge(arguments.out, measure(shape, device, arguments))
-    print(table(report))
+    print("\n".join(summary(report)))
     note(f"wrote {arguments.out}; python -m bench.loss --table {arguments.out} prints it again")
 
 

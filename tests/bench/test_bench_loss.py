@@ -1,4 +1,4 @@
-"""bench.loss: its float64 formula is the specification, a wrong contender fails, and the page shows the files."""
+"""bench.loss: a wrong contender fails, a missed mark is named, and the pages show the files."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ from pathlib import Path
 import torch
 
 from bench import loss, step
-from bench.loss_contenders import CONTENDERS, Contender, check_reference, float64_result, make_case
+from bench.loss_contenders import CONTENDERS, Contender, float64_result, make_case
 
 torch.set_num_threads(1)
-
-
-def test_the_float64_formula_is_the_specification() -> None:
-    check_reference()
 
 
 def test_a_contender_with_wrong_gradients_is_not_timed(monkeypatch) -> None:
@@ -38,7 +34,6 @@ def test_the_pages_tables_are_the_published_measurements(root: Path) -> None:
     }
     for name, report in reports.items():
         assert loss.page(report) in page, name
-    assert loss.accuracy(reports["loss_bfloat16"]) in page
     assert loss.misses(reports["loss"]) == []
     assert "marks that are missed (none)" in page
     scale = (root / "docs/scale.md").read_text()
