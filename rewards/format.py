@@ -7,6 +7,8 @@ import re
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 _TAG = re.compile("|".join(TAGS))
 
+_FILLED = re.compile(r"\s*<reasoning>\s*\S.*</reasoning>\s*<answer>\s*\S.*</answer>\s*", re.DOTALL)
+
 FULL, PARTIAL, NONE = 10.0, 1.0, 0.0
 """The paper's format rewards: all tags, a part of them, none."""
 
@@ -21,3 +23,9 @@ def format_score(text: str) -> float:
     if format_ok(text):
         return FULL
     return PARTIAL if _TAG.search(text) else NONE
+
+
+def filled_score(text: str) -> float:
+    """Return `format_score`, with 10 only where both blocks hold something and nothing stands outside them."""
+    score = format_score(text)
+    return PARTIAL if score == FULL and _FILLED.fullmatch(text) is None else score

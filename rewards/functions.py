@@ -11,7 +11,8 @@ from typing import Any
 
 from gtpo.rewards.completions import Completion, completion_text, problem_text
 from gtpo.rewards.extract import extract_answer
-from gtpo.rewards.format import format_score
+from gtpo.rewards.format import filled_score, format_score
+from gtpo.rewards.text import AnswerText
 from gtpo.rewards.verify import Verdict, default_verifier
 
 CORRECT, INCORRECT = 10.0, 0.0
@@ -39,25 +40,34 @@ def format_reward(completions: Sequence[Completion], **kwargs: Any) -> list[floa
     return [format_score(completion_text(completion)) for completion in completions]
 
 
+def format_reward_filled(completions: Sequence[Completion], **kwargs: Any) -> list[float | None]:
+    """Return `format_reward`, with 10 only where both blocks hold something and nothing stands outside them.
+
+    The paper's pays 10 of 20 for empty blocks, and for any amount of text between and before them.
+    """
+    return [filled_score(completion_text(completion)) for completion in completions]
+
+
 def accuracy_reward(
     completions: Sequence[Completion],
-    answer: Sequence[str | None],
+    answer: Sequence[AnswerText],
     prompts: Sequence[Completion] | None = None,
     log_metric: Callable[[str, float], None] | None = None,
     **kwargs: Any,
 ) -> list[float | None]:
     """Return 10 where the answer inside the answer tags equals the gold `answer`, else 0; None if unscored.
 
-    `answer` is the dataset's column of bare gold answers, one per completion. `prompts` let the verifier see the
-    problem (the last user turn): an answer that only repeats an expression of it earns nothing. The shares of the
-    verdicts that want watching go to `log_metric`, which TRL provides. Raises ValueError if the lengths differ.
+    `answer` is the dataset's column of bare gold answers, text or numbers, one per completion. `prompts` let the
+    verifier see the problem (the last user turn): an answer that only repeats an expression of it earns nothing. The
+    shares of the verdicts that want watching go to `log_metric`, which TRL provides. Raises ValueError if the lengths
+    differ.
     """
     if len(completions) != len(answer):
         raise ValueError(f"{len(completions)} completions but {len(answer)} gold answers")
     if prompts is not None and len(prompts) != len(completions):
         raise ValueError(f"{len(completions)} completions but {len(prompts)} prompts")
     verdicts = default_verifier().verify_many(
-        [(extract_answer(completion_text(c)), gold or "") for c, gold in zip(completions, answer, strict=True)],
+        [(extract_answer(completion_text(c)), gold) for c, gold in zip(completions, answer, strict=True)],
         None if prompts is None else [problem_text(prompt) for prompt in prompts],
     )
     if log_metric is not None and verdicts:
@@ -66,7 +76,7 @@ def accuracy_reward(
     return [_SCORES[verdict] for verdict in verdicts]
 
 
-def final_reward(completions: Sequence[Completion], answer: Sequence[str | None], **kwargs: Any) -> list[float | None]:
+def final_reward(completions: Sequence[Completion], answer: Sequence[AnswerText], **kwargs: Any) -> list[float | None]:
     """Return `format_reward` + `accuracy_reward`; None where the accuracy could not be scored."""
     return [
         None if accuracy is None or form is None else form + accuracy

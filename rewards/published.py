@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gtpo.rewards.completions import Completion, completion_text
+from gtpo.rewards.text import AnswerText, as_text
 
 _ANSWER_SPAN = re.compile(r"<answer>(.*)</answer>", re.DOTALL)
 
@@ -56,17 +57,17 @@ def published_format_reward(completions: Sequence[Completion], **kwargs: Any) ->
 
 
 def published_correctness_reward(
-    completions: Sequence[Completion], answer: Sequence[str | None], **kwargs: Any
+    completions: Sequence[Completion], answer: Sequence[AnswerText], **kwargs: Any
 ) -> list[float | None]:
     """Score correctness as the authors' code did: 10 or 0; None where there is no gold."""
     return [
-        None if gold is None else published_correctness_score(completion_text(completion), gold)
+        None if gold is None else published_correctness_score(completion_text(completion), as_text(gold))
         for completion, gold in zip(completions, answer, strict=True)
     ]
 
 
 def published_final_reward(
-    completions: Sequence[Completion], answer: Sequence[str | None], **kwargs: Any
+    completions: Sequence[Completion], answer: Sequence[AnswerText], **kwargs: Any
 ) -> list[float | None]:
     """Return published format + correctness: one of 0, 1, 1.5, 10, 20; None where there is no gold."""
     scores = published_correctness_reward(completions, answer)

@@ -18,11 +18,12 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from gtpo.rewards.extract import Scoring
+from gtpo.rewards.text import AnswerText, as_text
 from gtpo.rewards.verification.exact import decide_exactly, plain_number
 from gtpo.rewards.verification.limits import reject_reason
 from gtpo.rewards.verification.pool import WorkerPool
 
-Pair = tuple[str | None, str]
+Pair = tuple[AnswerText, AnswerText]
 """(prediction, gold)"""
 Answers = Literal["mathematics", "text"]
 """What golds are: `text` is compared as text, without case and outer space."""
@@ -73,13 +74,6 @@ def usable_cpus() -> int:
 
 _EQUAL = frozenset((Verdict.CORRECT, Verdict.UNSIMPLIFIED))
 """Equal in value."""
-
-
-def _text(value: object) -> str:
-    """Return a prediction or gold as text: numbers as written, "" for anything else that is no text."""
-    if isinstance(value, str):
-        return value
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
 
 
 @lru_cache(maxsize=4096)
@@ -180,8 +174,8 @@ class Verifier:
 
     def verify(
         self,
-        prediction: str | None,
-        gold: str,
+        prediction: AnswerText,
+        gold: AnswerText,
         *,
         problem: str | None = None,
         scoring: Scoring = "strict",
@@ -213,7 +207,7 @@ class Verifier:
         if problems is not None and len(problems) != len(pairs):
             raise ValueError(f"{len(pairs)} pairs but {len(problems)} problems")
         keys: list[_Key] = [
-            (_text(prediction), _text(gold), problem or None, answers)
+            (as_text(prediction), as_text(gold), problem or None, answers)
             for (prediction, gold), problem in zip(pairs, problems or [None] * len(pairs), strict=True)
         ]
         findings = self._find(dict.fromkeys(keys))

@@ -48,6 +48,17 @@ class _Chunk:
     error: BaseException | None = None
 
 
+class NotStarted(RuntimeError):
+    """A worker that cannot start, or lacks what it needs."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"a verification worker did not start: {why}")
+
+
+class Stalled(Exception):
+    """A worker that does not begin a task in time: it was stopped, or the machine has no time for it."""
+
+
 class _Worker:
     """One interpreter: send a task, await its outcome until a deadline, or kill it."""
 
@@ -78,7 +89,8 @@ class _Worker:
         self._poll.register(self._stdout.fileno(), select.POLLIN | select.POLLHUP)
 
     def _line(self, deadline: float) -> list[Any]:
-        """Read one message. Raises TimeoutError at the deadline and EOFError when the worker is gone."""
+        """Read one message. Raises TimeoutError at the deadline, EOFError when the worker is gone, and NotStarted with
+        what it lacks."""
         while b"\n" not in self._buffer:
             remaining = deadline - time.monotonic()
             if remaining <= 0 or not self._poll.poll(remaining * 1000):
@@ -92,32 +104,36 @@ class _Worker:
         line, self._buffer = self._buffer.split(b"\n", 1)
         message = json.loads(line)
         assert isinstance(message, list)
+        if message[0] == "lacks":
+            raise NotStarted(message[1])
         return message
 
     def await_ready(self) -> None:
-        """Wait until the worker has imported what it needs. Raises RuntimeError if it cannot start."""
+        """Wait until the worker has imported what it needs. Raises NotStarted if it cannot start."""
         if self._ready:
             return
         try:
             self._line(time.monotonic() + START_ALLOWANCE_S)
-        except (EOFError, TimeoutError) as error:
-            self.process.kill()
-            raise RuntimeError(
-                f"a verification worker did not start (exit status {self.process.wait()}; its message stands on "
-                "stderr): check that sympy, mpmath and math-verify are installed and that memory_mb leaves room"
-            ) from error
+        except TimeoutError:
+            raise NotStarted(f"it said nothing for {START_ALLOWANCE_S:.0f} s") from None
+        except EOFError:
+            status = self.process.wait()
+            how = f"signal {-status}" if status < 0 else f"exit status {status}; its message stands on stderr"
+            raise NotStarted(f"it ended with {how}") from None
         self._ready = True
 
     def run(self, tasks: Sequence[Task], timeout_s: float) -> Iterator[tuple[str, bool]]:
         """Yield (outcome, whether the worker stays fit for use) of each task, in order.
 
         Tasks are sent ahead, so that the worker never waits for its caller; each still has its own time. Raises
-        TimeoutError or EOFError in place of the first outcome that does not come.
+        TimeoutError in place of an outcome that does not come in time, Stalled where the worker does not begin in
+        time, EOFError where it is gone.
         """
         self.await_ready()
         lines = [json.dumps(task).encode() + b"\n" for task in tasks]
         sent = ahead = 0
-        deadline = time.monotonic() + START_ALLOWANCE_S  # until it says that it has begun
+        deadline = time.monotonic() + timeout_s  # until it says that it has begun
+        begun = False
         for line in lines:
             # Never more than a pipe holds: a write that blocked would stop the clock.
             while sent < len(lines) and (ahead == 0 or ahead + len(lines[sent]) <= AHEAD_BYTES):
@@ -128,16 +144,21 @@ class _Worker:
                 ahead += len(lines[sent])
                 sent += 1
             while True:
-                kind, *rest = self._line(deadline)
+                try:
+                    kind, *rest = self._line(deadline)
+                except TimeoutError:
+                    if begun:
+                        raise
+                    raise Stalled from None
                 if kind == "load":  # imports what few tasks need, and begins again after it
                     deadline = time.monotonic() + START_ALLOWANCE_S
                 elif kind == "begin":
-                    deadline = time.monotonic() + timeout_s
+                    begun, deadline = True, time.monotonic() + timeout_s
                 else:
                     break
             ahead -= len(line)
             yield str(rest[0]), kind == "done"
-            deadline = time.monotonic() + (timeout_s if ahead else START_ALLOWANCE_S)
+            begun, deadline = ahead > 0, time.monotonic() + timeout_s
 
     def ended_by_its_clock(self) -> bool:
         """Return whether the worker has ended because a task used up its processor time."""
@@ -219,6 +240,7 @@ class WorkerPool:
     def _run_chunk(self, chunk: _Chunk, worker: _Worker | None) -> _Worker | None:
         outcomes = chunk.outcomes
         suspect = False  # the first task without an outcome has ended a worker already
+        replaced = stalled = False
         while len(outcomes) < len(chunk.tasks):
             worker = worker or self._start()
             try:
@@ -232,9 +254,15 @@ class WorkerPool:
             except TimeoutError:
                 outcomes.append("TIMEOUT")
                 suspect = False
-            except RuntimeError:
-                self._discard(worker)
-                raise
+            except NotStarted:
+                if replaced:
+                    self._discard(worker)
+                    raise
+                replaced = True
+            except Stalled:  # the task is not to blame: it gets a second worker
+                if stalled:
+                    outcomes.append("TIMEOUT")
+                stalled = not stalled
             except EOFError:
                 if worker.ended_by_its_clock():  # processor time, which no other work on the machine uses up
                     outcomes.append("REJECTED")

@@ -76,9 +76,16 @@ def main() -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     sys.setrecursionlimit(2000)
 
-    from gtpo.rewards.equality.arithmetic.values import TooBig
-    from gtpo.rewards.equality.comparing.decide import decide, exact_value
-    from gtpo.rewards.equality.comparing.sympy_fallback import agree, warm_up
+    try:
+        from gtpo.rewards.equality.arithmetic.values import TooBig
+        from gtpo.rewards.equality.comparing.decide import decide, exact_value
+        from gtpo.rewards.equality.comparing.sympy_fallback import agree, warm_up
+    except ImportError as error:
+        _send(replies, "lacks", f"{error}; install gtpo again with its dependencies")
+        os._exit(1)
+    except MemoryError:
+        _send(replies, "lacks", f"memory_mb {memory_mb} is too little")
+        os._exit(1)
 
     loaded = False
 
@@ -108,6 +115,9 @@ def main() -> None:
         except MemoryError:
             _send(replies, "retire", "REJECTED")  # a fresh process for the next: this one's memory may be fragmented
             os._exit(0)
+        except ImportError as error:  # what few answers need is not installed: no verdict on this one
+            _send(replies, "lacks", f"{error}; install gtpo again with its dependencies")
+            os._exit(1)
         except (RecursionError, TooBig):
             outcome = "REJECTED"
         except Exception:  # a fault of ours: said on stderr with the pair, and no reason to lose the worker

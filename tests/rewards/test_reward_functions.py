@@ -1,5 +1,17 @@
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
 import pytest
-from gtpo.rewards import accuracy_reward, final_reward, format_ok, format_reward, published_final_reward
+from gtpo.rewards import (
+    accuracy_reward,
+    final_reward,
+    format_ok,
+    format_reward,
+    format_reward_filled,
+    published_final_reward,
+)
 from gtpo.rewards.loading import load_reward, load_rewards
 
 from gtpo.common.errors import UserError
@@ -39,6 +51,52 @@ def test_accuracy_and_final() -> None:
     ]
     with pytest.raises(ValueError, match="gold answers"):
         accuracy_reward([GOOD], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "paper", "filled"),
+    [
+        (GOOD, 10.0, 10.0),
+        (f"\n{GOOD}\n ", 10.0, 10.0),
+        ("<reasoning></reasoning><answer></answer>", 10.0, 1.0),
+        ("<reasoning> \n</reasoning>\n<answer>12</answer>", 10.0, 1.0),
+        ("<reasoning>r</reasoning>\n<answer> </answer>", 10.0, 1.0),
+        (f"Well. {GOOD}", 10.0, 1.0),
+        ("<reasoning>r</reasoning> so <answer>12</answer>", 10.0, 1.0),
+        ("<reasoning>r</reasoning>", 1.0, 1.0),
+        ("12", 0.0, 0.0),
+    ],
+)
+def test_format_of_blocks_that_hold_something(text: str, paper: float, filled: float) -> None:
+    assert format_reward([text]) == [paper]
+    assert format_reward_filled([text]) == [filled]
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        (0, "0"),
+        (-3, "-3"),
+        (0.5, "1/2"),
+        (np.int64(0), "0"),
+        (np.int32(12), "12"),
+        (np.float64(2.5), "2.5"),
+        (np.float32(0.1), "0.1"),
+        (Decimal("12.50"), "12.5"),
+        (Fraction(3, 4), r"\frac{3}{4}"),
+        (Fraction(6, 3), "2"),
+    ],
+)
+def test_golds_that_are_numbers(gold: Any, answer: str) -> None:
+    text = f"<reasoning>r</reasoning><answer>{answer}</answer>"
+    assert accuracy_reward([text], [gold]) == [10.0]
+    assert accuracy_reward([text.replace(answer, "7")], [gold]) == [0.0]
+    assert published_final_reward([text], [gold])[0] is not None
+
+
+@pytest.mark.parametrize("gold", [None, "", " ", float("nan"), np.float64("nan"), float("inf"), True, ["1"]])
+def test_what_is_no_gold_is_unscored(gold: Any) -> None:
+    assert accuracy_reward([GOOD], [gold]) == [None]
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from gtpo.rewards import Verdict, Verifier, accuracy_reward
 from gtpo.rewards.golds import find_unverifiable
+from gtpo.rewards.verification import pool
 from gtpo.rewards.verification.limits import reject_reason
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -145,9 +147,53 @@ def test_memory_of_a_worker_is_bounded() -> None:
         assert verifier.verify("y+y", "2y") is Verdict.CORRECT
 
 
-def test_a_worker_that_cannot_start_is_an_error_and_no_verdict() -> None:
+def test_a_worker_that_cannot_start_is_an_error_and_no_verdict(monkeypatch) -> None:
     with Verifier(workers=1, memory_mb=8) as verifier, pytest.raises(RuntimeError, match="did not start"):
         verifier.verify("x+x", "2x")
+
+
+def test_what_a_worker_lacks_is_named(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "mpmath.py").write_text("raise ModuleNotFoundError(\"No module named 'mpmath'\")\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Verifier(workers=1) as verifier, pytest.raises(RuntimeError, match="No module named 'mpmath'; install gtpo"):
+        verifier.verify("x+x", "2x")
+    (tmp_path / "mpmath.py").rename(tmp_path / "latex2sympy2_extended.py")
+    with Verifier(workers=1) as verifier:
+        assert verifier.verify("x+x", "2x") is Verdict.CORRECT  # needs no SymPy
+        with pytest.raises(RuntimeError, match="No module named 'mpmath'"):
+            verifier.verify(r"\frac{d}{dx} x^2", "2x")
+
+
+def test_a_worker_killed_while_it_starts_is_replaced_once(monkeypatch) -> None:
+    started: list[pool._Worker] = []
+    initialise = pool._Worker.__init__
+    doomed = 1
+
+    def start(self: pool._Worker, *arguments: Any) -> None:
+        initialise(self, *arguments)
+        started.append(self)
+        if len(started) <= doomed:
+            self.process.kill()
+
+    monkeypatch.setattr(pool._Worker, "__init__", start)
+    with Verifier(workers=1) as verifier:
+        assert verifier.verify("x+x", "2x") is Verdict.CORRECT
+    assert len(started) == 2
+    started.clear()
+    doomed = 9
+    with Verifier(workers=1) as verifier, pytest.raises(RuntimeError, match="it ended with signal 9"):
+        verifier.verify("x+x", "2x")
+    assert len(started) == 2
+
+
+def test_a_stopped_worker_costs_at_most_the_timeout() -> None:
+    others = {process.pid for process in psutil.Process().children()}
+    with Verifier(workers=1, timeout_s=1) as verifier:
+        assert verifier.verify("x+x", "2x") is Verdict.CORRECT
+        next(process for process in psutil.Process().children() if process.pid not in others).suspend()
+        start = time.monotonic()
+        assert verifier.verify("y+y", "2y") is Verdict.CORRECT  # by the one that takes its place
+        assert time.monotonic() - start < 1 + SLACK_S
 
 
 def test_threads_share_the_workers_and_alarms_stay(verifier: Verifier) -> None:

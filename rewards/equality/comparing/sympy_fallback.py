@@ -116,7 +116,9 @@ def agree(prediction: str, gold: str, before: Callable[[], None] = lambda: None)
 
 
 def warm_up() -> None:
-    """Import SymPy and the parser and use both once: what that takes is no answer's doing."""
+    """Import SymPy and the parser and use both once: what that takes is no answer's doing. Raises ImportError."""
+    import latex2sympy2_extended  # noqa: F401
+
     agree(r"\frac{d}{dx} \sin(x)", r"\cos(x)")
 
 
