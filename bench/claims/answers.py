@@ -21,7 +21,7 @@ from scipy import stats
 from bench.claims.measures import MEASURES, Record, collapsed, evaluated
 from bench.claims.plan import Plan
 from bench.claims.questions import QUESTIONS, TASKS, PairedTest, Question
-from bench.claims.record import read_record, scores
+from bench.claims.record import find_record, scores
 from gtpo.common.files import read_json
 
 Records = Mapping[tuple[str, str], dict[int, Record]]
@@ -76,8 +76,9 @@ def read_records(plan: Plan) -> Records:
     """Read every committed record of the plan."""
     found: dict[tuple[str, str], dict[int, Record]] = {}
     for run in plan.runs:
-        if plan.record(run).is_file():
-            found.setdefault((run.regime, run.method), {})[run.seed] = read_record(plan.record(run))
+        record = find_record(plan, run)
+        if record is not None:
+            found.setdefault((run.regime, run.method), {})[run.seed] = record
     return found
 
 

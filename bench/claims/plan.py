@@ -67,6 +67,14 @@ class Plan:
     """What tells another process to load this plan."""
     seeds: dict[tuple[str, str], int]
     """(regime, method) -> seeds planned."""
+    packed: Path | None = None
+    """Where `bench.claims.pack` puts the records, a file a regime; None where each is committed as it is."""
+    thin: bool = False
+    """Whether records have no tags, and fewer points."""
+    clean: bool = False
+    """Whether the commit of every run has to be the whole truth: no uncommitted change."""
+    tests: list[dict[str, Any]] = field(default_factory=list)
+    """The primary tests, of a plan that names them itself (second.py)."""
 
     def record(self, run: Run) -> Path:
         """The committed record of a run."""
@@ -114,7 +122,7 @@ def load_plan(path: Path = PLAN, *, prefix: str | None = None, evidence: Path | 
         raise UserError(f"{path}: not a plan that can be read ({' '.join(str(error).split())})") from None
     own, prefix = document["prefix"], prefix or document["prefix"]
     runs: dict[str, Run] = {}
-    seeds: dict[tuple[str, str], int] = {}
+    seeds: dict[tuple[str, str], set[int]] = {}
 
     def defined(section: str, name: str) -> dict[str, Any]:
         if name not in document[section]:
@@ -135,7 +143,8 @@ def load_plan(path: Path = PLAN, *, prefix: str | None = None, evidence: Path | 
                 fragment = merge(defined("bases", regime["base"]), _identity(name, of_base))
                 folder = Path(committed["folder"]) / name if committed else TRAIN_RUNS / name / "final"
                 half = committed.get("dtype") == "float16"
-                base = Run(name, group, "base", of_base, fragment, scale.get("evaluate"), folder, half)
+                evaluate = scale.get("evaluate_base", scale.get("evaluate"))
+                base = Run(name, group, "base", of_base, fragment, evaluate, folder, half)
                 base = runs.setdefault(name, base)
             for method in phase["methods"]:
                 name = f"{prefix}-{phase['regime']}-{method}-s{seed}"
@@ -151,15 +160,29 @@ def load_plan(path: Path = PLAN, *, prefix: str | None = None, evidence: Path | 
                 )
                 run = Run(name, phase["regime"], method, seed, fragment, scale.get("evaluate"), base=base)
                 runs.setdefault(name, run)
-                seeds[phase["regime"], method] = max(seeds.get((phase["regime"], method), 0), seed)
+                seeds.setdefault((phase["regime"], method), set()).add(seed)
     environment = {key: str(value) for key, value in document.get("environment", {}).items()}
     evidence = evidence or Path(document["evidence"])
     arguments = ["--plan", str(path), "--prefix", prefix, "--evidence", str(evidence)]
-    return Plan(list(runs.values()), evidence, environment, arguments, seeds)
+    return Plan(
+        list(runs.values()),
+        evidence,
+        environment,
+        arguments,
+        {key: len(found) for key, found in seeds.items()},
+        Path(document["packed"]) if "packed" in document else None,
+        document.get("thin", False),
+        document.get("clean", False),
+        document.get("tests", []),
+    )
 
 
-def _seeds(given: int | list[int]) -> list[int]:
-    return list(range(1, given + 1)) if isinstance(given, int) else given
+def _seeds(given: int | str | list[int]) -> list[int]:
+    """3: the first three; "11-27": from, to; or a list."""
+    if isinstance(given, list):
+        return given
+    first, last = map(int, given.split("-")) if isinstance(given, str) else (1, given)
+    return list(range(first, last + 1))
 
 
 def _identity(name: str, seed: int) -> dict[str, Any]:

@@ -5,7 +5,9 @@ One JSON file of about 10 kB per run, written once. Everything in docs/results.m
 
 from __future__ import annotations
 
+import gzip
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ CURVES = (
     "completions/repeated",
     "kl/untrained",
     "clipped",
+    "validation/pass@1",
 )
 PROVENANCE = ("method", "preset", "parameters", "packages", "hardware", "git_commit", "started", "status", "step",
               "stopped_because", "initial_entropy", "gate", "wall_time_s")  # fmt: skip
@@ -57,7 +60,7 @@ def write_record(plan: Plan, run: Run, tags: dict[str, Any] | None, seconds: flo
         "train": {key: train.document[key] for key in PROVENANCE if train.document.get(key) is not None},
         "seconds": round(seconds, 1),
         "config": yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")),
-        "curves": thinned(folder),
+        "curves": thinned(folder, POINTS // 2 if plan.thin else POINTS),
         "tags": tags,
         "evaluation": evaluation(EVAL_RUNS / run.name) if run.evaluate else None,
     }
@@ -84,11 +87,46 @@ def read_record(path: Path) -> dict[str, Any]:
     return record
 
 
-def thinned(folder: Path) -> dict[str, Any]:
+def packed_records(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Run -> record, of those in the plan's packs; empty for a plan without."""
+    if plan.packed is None:
+        return {}
+    packs = sorted(plan.packed.glob("*.jsonl.gz"))
+    return dict(_unpacked(tuple((pack, pack.stat().st_mtime_ns) for pack in packs)))
+
+
+@cache
+def _unpacked(packs: tuple[tuple[Path, int], ...]) -> dict[str, dict[str, Any]]:
+    rows = (json.loads(line) for pack, _ in packs for line in gzip.decompress(pack.read_bytes()).splitlines())
+    return {row["run"]: row for row in rows}
+
+
+def find_record(plan: Plan, run: Run) -> dict[str, Any] | None:
+    """The record of a run: its own file, or its row of a pack; None where it has not been run."""
+    path = plan.record(run)
+    return read_record(path) if path.is_file() else packed_records(plan).get(run.name)
+
+
+def pack(plan: Plan) -> dict[str, int]:
+    """Write all records of a plan into one file a regime, in the order of the plan. Returns regime -> records."""
+    assert plan.packed is not None
+    found: dict[str, list[dict[str, Any]]] = {}
+    for run in plan.runs:
+        record = find_record(plan, run)
+        if record is not None:
+            found.setdefault(run.regime, []).append(record)
+    plan.packed.mkdir(parents=True, exist_ok=True)
+    for regime, rows in found.items():
+        text = "".join(json.dumps(row, separators=(",", ":"), allow_nan=False) + "\n" for row in rows)
+        (plan.packed / f"{regime}.jsonl.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+    return {regime: len(rows) for regime, rows in found.items()}
+
+
+def thinned(folder: Path, points: int = POINTS) -> dict[str, Any]:
     """The curves of a train run: per metric the mean of each block of steps, and its least and largest value."""
     found = {key: curve for key, curve in read_curves(read_train_run(folder)).items() if key in CURVES}
     last = int(max((curve.steps[-1] for curve in found.values()), default=0))
-    edges = np.unique(np.linspace(0, last, min(POINTS, last) + 1).astype(int))
+    edges = np.unique(np.linspace(0, last, min(points, last) + 1).astype(int))
     out: dict[str, Any] = {"last_step_of_block": edges[1:].tolist(), "metrics": {}}
     for key, curve in found.items():
         block = np.searchsorted(edges[1:], curve.steps)

@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.claims.plan import PLAN, TRAIN_RUNS, Plan, Run, load_plan
-from bench.claims.record import read_record, write_record
+from bench.claims.record import find_record, write_record
+from bench.claims.varied import FILE, write_varied
 from gtpo.common.errors import UserError
 from gtpo.common.files import flatten
+from gtpo.common.provenance import git_commit
 from gtpo.config import load_config
 
 LOGS = Path("results/claims/logs")
@@ -38,10 +40,10 @@ FORMER_NAMES = {"['rewards.final_reward']": ["gtpo.rewards.final_reward"]}
 
 def is_done(plan: Plan, run: Run) -> bool:
     """Return whether the run's record is there. UserError where it was made with another config than the plan's."""
-    path = plan.record(run)
-    if not path.is_file():
+    path, record = plan.record(run), find_record(plan, run)
+    if record is None:
         return False
-    before = flatten(read_record(path)["config"])
+    before = flatten(record["config"])
     before = {key: FORMER_NAMES.get(str(value), value) for key, value in before.items()}
     now = flatten(load_config(run.write_config()).as_dict())
     # A key that the record does not hold came later; the run took what is its default now.
@@ -62,6 +64,10 @@ def execute(plan: Plan, run: Run) -> None:
 
     if is_done(plan, run) and (run.weights is None or run.weights.is_dir()):
         return  # the checkpoints that its record was made from are gone
+    if plan.clean and (git_commit() or "+").endswith("+"):
+        raise UserError("this plan's runs come from a commit without changes: commit them, or run in a fresh worktree")
+    if not FILE.is_file():
+        write_varied()
     begin = time.monotonic()
     config = load_config(run.write_config())
     folder = TRAIN_RUNS / run.name
@@ -80,7 +86,7 @@ def execute(plan: Plan, run: Run) -> None:
     checkpoints = sorted((folder / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     steps: list[Any] = [int(path.name.split("-")[1]) for path in checkpoints]
     tags = None
-    if run.base is not None and config.dataset.name in TASKS:
+    if run.base is not None and config.dataset.name in TASKS and not plan.thin:
         assert run.base.weights is not None
         measured = tag_log_probabilities([run.base.weights, *checkpoints], config.dataset.name)
         tags = {"step": [0, *steps], **{tag: [row[tag] for row in measured] for tag in measured[0]}}
@@ -139,10 +145,21 @@ def run_all(plan: Plan, runs: list[Run], jobs: int) -> list[str]:
 
 def pending(plan: Plan, runs: list[Run]) -> list[Run]:
     """The runs without a record, with the bases whose weights they need and are not on this disk."""
-    todo = [run for run in runs if not is_done(plan, run)]
+    stopped = stopped_regimes(plan)
+    todo = [run for run in runs if not is_done(plan, run) and run.regime not in stopped]
     needed = {run.base.name for run in todo if run.base and run.base.weights and not run.base.weights.is_dir()}
     names = {run.name for run in todo} | needed
     return [run for run in runs if run.name in names]
+
+
+def stopped_regimes(plan: Plan) -> set[str]:
+    """The regimes that the look at half has decided; none of a plan without looks."""
+    if not plan.tests:
+        return set()
+    from bench.claims.answers import read_records
+    from bench.claims.second import settled
+
+    return settled(read_records(plan), plan)
 
 
 def main() -> None:
@@ -176,8 +193,8 @@ def estimate(plan: Plan, todo: list[Run]) -> float:
     """Seconds that the runs will take, from the records of their regime, or of all; 0 without any."""
     known: dict[str, list[float]] = {}
     for run in plan.runs:
-        if plan.record(run).is_file():
-            known.setdefault(run.regime, []).append(read_record(plan.record(run))["seconds"])
+        if (record := find_record(plan, run)) is not None:
+            known.setdefault(run.regime, []).append(record["seconds"])
     every = [seconds for found in known.values() for seconds in found]
     if not every:
         return 0.0

@@ -1,0 +1,149 @@
+"""The second experiment: its plan passes its gate, its looks have the size they say, its measures measure."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from bench.claims import second
+from bench.claims.plan import load_plan
+from bench.claims.sequential import bound, crossing, level_at, p_value
+from bench.claims.varied import remarks, solution
+from gtpo.common.files import read_json
+
+
+@pytest.fixture
+def plan(root, monkeypatch):
+    monkeypatch.chdir(root)
+    return load_plan(second.SECOND)
+
+
+def test_every_primary_measure_passes_its_placebos(plan):
+    """A plan whose gate fails, or that was changed after it, cannot be committed."""
+    rows = read_json(plan.packed / "null.json")["tests"]
+    tests = second.tests_of(plan)
+    planned = [json.loads(json.dumps(test._asdict())) for test in tests]
+    assert [{key: row[key] for key in second.Test._fields} for row in rows] == planned
+    for row in rows:
+        assert row["passes"] is True
+        assert row["labels" if "labels" in row else "noise"]["high"] <= second.PASSES
+
+
+def test_the_bounds_are_the_published_ones():
+    """Two equal looks at 5 %: 2.797 and 1.977 (O'Brien and Fleming)."""
+    c = bound(0.05, 0.5)
+    assert (c / math.sqrt(0.5), c) == (pytest.approx(2.797, abs=1e-3), pytest.approx(1.977, abs=1e-3))
+    assert level_at(0.05, 0.5, 0.5) == pytest.approx(2 * stats.norm.sf(2.797), abs=1e-5)
+    assert float(crossing(c, 0.5)) == pytest.approx(0.05)
+
+
+def test_the_p_value_over_both_looks_is_uniform_under_the_null():
+    rng = np.random.default_rng(4)
+    t = 17 / 33
+    first, rest = rng.standard_normal((2, 40_000))
+    second_z = math.sqrt(t) * first + math.sqrt(1 - t) * rest
+    p = p_value([2 * stats.norm.sf(abs(first)), 2 * stats.norm.sf(abs(second_z))], [t, 1.0])
+    for level in (0.01, 0.05, 0.2):
+        assert (p <= level).mean() == pytest.approx(level, abs=3.5 * math.sqrt(level / 40_000))
+    half = p_value([2 * stats.norm.sf(abs(first))], [t])
+    assert (half >= p - 1e-12).all()  # a second look never takes back what the first has shown
+
+
+def _record(accuracy: list[float], entropy: float, extra: dict | None = None) -> dict:
+    ends = list(range(10, 10 * len(accuracy) + 1, 10))
+    metrics = {"validation/pass@1": {"mean": accuracy}, "entropy/mean": {"mean": [entropy] * len(accuracy)}}
+    metrics |= {key: {"mean": values} for key, values in (extra or {}).items()}
+    return {"curves": {"last_step_of_block": ends, "metrics": metrics}}
+
+
+BASE = {"evaluation": {"arithmetic": {"n": 16, "correct": [8, 8], "maj": [1, 1], "format_ok": [16, 16]}}}
+
+
+def test_the_measures():
+    lost = _record([0.5, 0.4, 0.2, 0.1], 0.01)
+    kept = _record([0.5, 0.4, 0.3, 0.26], 0.02)
+    assert second.MEASURES["accuracy over training"](lost, BASE) == pytest.approx(0.3)
+    assert second.MEASURES["accuracy at the end"](kept, BASE) == 0.26
+    assert (second.lost_at(lost, BASE), second.lost_at(kept, BASE)) == (30, math.inf)
+    assert second.MEASURES["log time to half of the accuracy"](kept, BASE) == math.log(40)
+    ratio = [second.MEASURES["log entropy at the end"](record, BASE) for record in (lost, kept)]
+    assert math.exp(ratio[0] - ratio[1]) == pytest.approx(0.5)
+
+
+def _records(plan, test, seeds, shift: float, rng) -> dict:
+    made = {("base-micro", "base"): dict.fromkeys(seeds, BASE)}
+    for method, its in ((test.a, shift), (test.b, 0.0)):
+        made[test.regime, method] = {s: _record([0.4 + its + 0.02 * rng.standard_normal()] * 20, 0.1) for s in seeds}
+    return made
+
+
+def test_no_look_before_every_seed_of_it_is_in_and_no_second_half_after_a_verdict(plan):
+    test = second.tests_of(plan)[0]
+    half, every = second.looks(plan, test.regime)
+    assert (len(half), len(every), half[0]) == (17, 33, 11)
+    rng = np.random.default_rng(2)
+    early = second.look_at(_records(plan, test, half[:-1], 0.1, rng), plan, test)
+    assert (early.taken, early.seeds, early.p) == (0, 16, 1.0)
+    seen = second.look_at(_records(plan, test, half, 0.1, rng), plan, test)
+    assert seen.taken == 1
+    assert seen.low < 0.1 < seen.high
+    assert seen.p < 1e-3
+    others = [second.Look(other, 0, 0, 33) for other in second.tests_of(plan)[1:]]
+    assert second.verdicts([seen, *others])[:2] == ["holds", "no look taken"]
+    alike = second.look_at(_records(plan, test, half, 0.0, rng), plan, test)
+    assert second.verdicts([alike, *others])[0] == "equivalent"
+    # Its other primary tests have no look, so the regime goes on.
+    assert second.settled(_records(plan, test, half, 0.1, rng), plan) == set()
+    calm = second.tests_of(plan)[-2]
+    assert calm.regime == "calm"
+    half, _ = second.looks(plan, "calm")
+    assert second.settled(_records(plan, calm, half, 0.1, rng), plan) == {"calm"}
+
+
+def test_a_warning_is_found_and_noise_is_none():
+    rng = np.random.default_rng(7)
+    runs = []
+    for seed in range(30):
+        lost = 10.0 * rng.integers(8, 30)
+        ends = np.arange(10, 401, 10)
+        series = {
+            "entropy/mean": rng.standard_normal(40) + 3 * (ends > lost - 40),
+            "kl/untrained": rng.standard_normal(40),
+        }
+        accuracy = np.where(ends >= lost, 0.1, 0.5) + 0.02 * rng.standard_normal(40)
+        extra = {key: values.tolist() for key, values in series.items()}
+        runs.append(("grpo", seed, _record(accuracy.tolist(), 0.0, extra), lost))
+    auc, without = second.warning_auc(runs, ("entropy/mean", "kl/untrained"))
+    assert auc[0] > 0.8
+    assert 0.35 < auc[1] < 0.65
+    difference, error = second.compared_auc(auc, without, 0, 1)
+    assert difference > 3 * error > 0
+
+
+def test_varied_solutions_share_little(plan):
+    import random
+
+    known = remarks()
+    assert len({text.split()[0] for text in known}) == len(known) == 40
+    rng = random.Random(1)
+    texts = [solution("3+4=7", "7", rng, wrong=False) for _ in range(8)]
+    assert all(answer == "7" and "\n3+4=7\n" in text for text, answer in texts)
+    assert len({text.split()[0] for text, _ in texts}) > 5
+    text, answer = solution("30+4=34\n34+4=38", "38", rng, wrong=True)
+    assert answer != "38"
+    assert answer[0] == "3"
+    assert f"34+4={answer}" in text
+    assert "30+4=34" in text
+
+
+def test_a_run_from_changed_files_is_refused(plan, monkeypatch):
+    from bench.claims import run as runner
+    from gtpo.common.errors import UserError
+
+    monkeypatch.setattr(runner, "git_commit", lambda: "abc+")
+    with pytest.raises(UserError, match="come from a commit without changes"):
+        runner.execute(plan, next(run for run in plan.runs if run.name == "second-reuse-8-grpo-s43"))
