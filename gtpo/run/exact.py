@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,11 @@ from transformers import TrainerCallback, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from gtpo.common.files import write_json
-from gtpo.common.log import LOG
-from gtpo.entropy import Calibration
 from gtpo.run.checkpoint import STATE_FILE, read_state, readable, round_file, window_file
-from gtpo.run.folder import PARTIAL, TrainFolder, no_room, out_of_space
-from gtpo.run.kept_calibrations import KeptCalibrations
-from gtpo.trainer.calibration import CalibrationFile
+from gtpo.run.folder import PARTIAL, no_room, out_of_space
+from gtpo.trainer.group_statistics import GroupStatistics
 from gtpo.trainer.rollout import Rollout
-from gtpo.trainer.trl_seam import around, seam_of
+from gtpo.trainer.trl_seam import part_of, seam_of
 
 
 class EpochOrder(Sampler[int]):
@@ -76,14 +73,14 @@ class ExactCheckpoints(TrainerCallback):
         """gtpo_state.json of the checkpoint that the run resumes from."""
         self._staging: Path | None = None
         self._resumed_from: Path | None = None
-        around(trainer, "_get_train_sampler", self._order)
-        around(trainer, "_run_epoch", self._run_epoch)
-        around(trainer, "_get_output_dir", self._output_dir)
-        around(trainer, "_save_checkpoint", self._save)
-        around(trainer, "_load_from_checkpoint", self._load_weights)
-        around(trainer, "_load_optimizer_and_scheduler", self._load_state)
+        self.seam.around("order", self._order)
+        self.seam.around("epoch", self._run_epoch)
+        self.seam.around("output_folder", self._output_dir)
+        self.seam.around("save", self._save)
+        self.seam.around("load_weights", self._load_weights)
+        self.seam.around("load_state", self._load_state)
         if self.seam.samples:
-            around(trainer, "_generate_and_score_completions", self._sample)
+            self.seam.around("round", self._sample)
 
     # -- data and random numbers -------------------------------------------------------------------------------------
 
@@ -166,7 +163,8 @@ class ExactCheckpoints(TrainerCallback):
         if window := seam.open_window():
             torch.save(window, window_file(folder, rank))
         if inputs is not None:
-            kept = {"inputs": inputs} | ({"round": seam.rollout.state()} if seam.rollout else {})
+            groups = part_of(self.trainer, GroupStatistics)
+            kept = {"inputs": inputs} | ({"round": groups.rollout.state()} if groups and groups.rollout else {})
             torch.save(kept, round_file(folder, rank))
 
     # -- resuming ----------------------------------------------------------------------------------------------------
@@ -189,8 +187,8 @@ class ExactCheckpoints(TrainerCallback):
         if rounds.is_file():
             saved = torch.load(rounds, map_location=self.trainer.args.device, weights_only=True)
             self.seam.round_inputs = saved["inputs"]
-            if "round" in saved:
-                self.seam.rollout = Rollout.from_state(saved["round"])
+            if "round" in saved and (groups := part_of(self.trainer, GroupStatistics)):
+                groups.rollout = Rollout.from_state(saved["round"])
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take up what the line of the log that the checkpoint cut had gathered, where there was one."""
@@ -200,30 +198,3 @@ class ExactCheckpoints(TrainerCallback):
         if path.is_file():
             with readable(self._resumed_from):
                 self.seam.reopen_window(torch.load(path, map_location="cpu", weights_only=True))
-
-
-class CalibrationRecord(CalibrationFile):
-    """H_ini and the gate's decision in run.json; with a trainer, H_ini also beside the runs, for others to take up."""
-
-    def __init__(self, folder: TrainFolder, trainer: Any = None) -> None:
-        super().__init__(folder.run_json)
-        self.folder, self.trainer = folder, trainer
-        self.kept = KeptCalibrations(folder.root.parent)
-
-    def load(self, *, resumed: bool) -> Calibration | None:
-        """Return what run.json holds: the folder is one run's, also where it stopped before its first checkpoint."""
-        stored = self.folder.run().get("initial_entropy")
-        if stored is None and not resumed and self.trainer is not None and (stored := self.kept.find(self.trainer)):
-            self.folder.update_run(initial_entropy=stored)
-            LOG.info("H_ini was measured by an earlier run of the same model, data, prompt and temperature")
-        return None if stored is None else Calibration.from_record(stored)
-
-    def store(self, calibration: Calibration) -> None:
-        """Put H_ini into run.json."""
-        self.folder.update_run(initial_entropy=calibration.record())
-        if self.trainer is not None and not self.trainer.state.global_step:
-            self.kept.keep(self.trainer, calibration)
-
-    def decided(self, gate: Mapping[str, Any]) -> None:
-        """Note the gate's decision in run.json."""
-        self.folder.update_run(gate=dict(gate))

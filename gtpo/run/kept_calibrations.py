@@ -1,16 +1,20 @@
-"""H_ini, kept for the next start from the same policy: measuring it takes minutes on a real model."""
+"""H_ini in run.json, and kept for the next start from the same policy: measuring takes minutes on a real model."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gtpo.common.files import read_json_object, write_json
+from gtpo.common.log import LOG
 from gtpo.entropy import Calibration
+from gtpo.run.folder import TrainFolder
+from gtpo.trainer.calibration import CalibrationFile
 
 FILE = ".initial_entropy.json"
 """In the folder of the runs."""
@@ -21,7 +25,7 @@ STRIDES = 4096
 def policy_key(trainer: Any) -> str:
     """Return a checksum of what H_ini depends on: weights, prompts, and how completions are drawn."""
     drawn = {
-        "prompts": trainer.calibration_prompts(),
+        "prompts": trainer.gate.prompts(),
         "template": getattr(trainer.processing_class, "chat_template", None),
         "temperature": trainer.temperature,
         "longest": trainer.max_completion_length,
@@ -54,3 +58,30 @@ class KeptCalibrations:
         if trainer.accelerator.num_processes == 1:
             known = read_json_object(self.path) if self.path.is_file() else {}
             write_json(self.path, {**known, policy_key(trainer): calibration.record()})
+
+
+class CalibrationRecord(CalibrationFile):
+    """H_ini and the gate's decision in run.json; with a trainer, H_ini also beside the runs, for others to take up."""
+
+    def __init__(self, folder: TrainFolder, trainer: Any = None) -> None:
+        super().__init__(folder.run_json)
+        self.folder, self.trainer = folder, trainer
+        self.kept = KeptCalibrations(folder.root.parent)
+
+    def load(self, *, resumed: bool) -> Calibration | None:
+        """Return what run.json holds: the folder is one run's, also where it stopped before its first checkpoint."""
+        stored = self.folder.run().get("initial_entropy")
+        if stored is None and not resumed and self.trainer is not None and (stored := self.kept.find(self.trainer)):
+            self.folder.update_run(initial_entropy=stored)
+            LOG.info("H_ini was measured by an earlier run of the same model, data, prompt and temperature")
+        return None if stored is None else Calibration.from_record(stored)
+
+    def store(self, calibration: Calibration) -> None:
+        """Put H_ini into run.json."""
+        self.folder.update_run(initial_entropy=calibration.record())
+        if self.trainer is not None and not self.trainer.state.global_step:
+            self.kept.keep(self.trainer, calibration)
+
+    def decided(self, gate: Mapping[str, Any]) -> None:
+        """Note the gate's decision in run.json."""
+        self.folder.update_run(gate=dict(gate))

@@ -24,10 +24,11 @@ from gtpo.run.advice import Advice
 from gtpo.run.callback import RunCallback
 from gtpo.run.checkpoint import check_checkpoint
 from gtpo.run.completions_log import completions_table, write_completions
-from gtpo.run.exact import CalibrationRecord, ExactCheckpoints
+from gtpo.run.exact import ExactCheckpoints
 from gtpo.run.folder import TrainFolder, out_of_space
 from gtpo.run.guarded_reward import guarded_rewards, mark_unscored
 from gtpo.run.health import MAX_ROLLBACKS, Health
+from gtpo.run.kept_calibrations import CalibrationRecord
 from gtpo.run.libraries import quiet_libraries, settle_on_cpu
 from gtpo.run.metrics_log import append_metrics, metrics_lines, metrics_row
 from gtpo.run.progress import Progress
@@ -41,7 +42,8 @@ from gtpo.run.validation import METRIC as VALIDATION_METRIC
 from gtpo.run.validation import ScoreHeldOut, Validation
 from gtpo.run.weights import provide_base, restore_best, save_weights
 from gtpo.trainer import GTPOTrainer
-from gtpo.trainer.group_statistics import GroupLoggingTrainer
+from gtpo.trainer.adapter_sync import vllm_of
+from gtpo.trainer.group_statistics import GroupStatistics
 from gtpo.trainer.trl_seam import seam_of
 from gtpo.trainer.vllm_on_cpu import vllm_failures_explained
 
@@ -84,6 +86,8 @@ class TrainingRun:
         self.stopped_because: str | None = None
         self.beside_vllm = config.method != "sft" and rollout_engine(config) == "vllm"
         self.trainer: Any = None
+        self.groups: GroupStatistics | None = None
+        """What the trainer sampled; None where nothing is (sft)."""
         self.validation: Validation | None = None
         self.validated: dict[str, float] = {}
         """The validation of the step that just ended, for its line of metrics.jsonl."""
@@ -176,7 +180,8 @@ class TrainingRun:
         }
         if self.config.method != "sft":
             common["reward_funcs"] = list(rewards)
-        self.trainer = build_trainer(kind, self.config.trainer.class_path, common)
+        with vllm_of(common["args"]):
+            self.trainer = build_trainer(kind, self.config.trainer.class_path, common)
         if self.config.model.load_in_4bit:
             widen_adapters(self.trainer.model)
         trainer = self.trainer
@@ -184,13 +189,15 @@ class TrainingRun:
         self.exact = ExactCheckpoints(
             trainer, lambda: {"health": self.health.state(), "stopped_because": self.stopped_because}
         )
-        if isinstance(trainer, GroupLoggingTrainer):
-            trainer.logp_tolerance = self.config.rollout.logp_difference_alarm
-            trainer.mark_unscored = partial(mark_unscored, trainer)
         if isinstance(trainer, GTPOTrainer):
-            trainer.calibration_file = CalibrationRecord(self.folder, trainer)
-            trainer.between_batches = self._stop_before_training
-            trainer.while_measuring = self.stop.at_once
+            self.groups, gate = trainer.groups, trainer.gate
+            gate.file = CalibrationRecord(self.folder, trainer)
+            gate.between_batches, gate.while_measuring = self._stop_before_training, self.stop.at_once
+        elif self.seam.samples:
+            self.groups = GroupStatistics(trainer)
+        if self.groups is not None:
+            self.groups.logp_tolerance = self.config.rollout.logp_difference_alarm
+            self.groups.mark_unscored = partial(mark_unscored, trainer)
         trainer.create_model_card = lambda *args, **kwargs: None  # run.json says what ran
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(self.exact)
@@ -227,9 +234,10 @@ class TrainingRun:
         steps = max(1, len(self.step_seconds))
         row["time/step"] = sum(self.step_seconds) / steps
         self.step_seconds.clear()
-        stopwatch = self.seam.stopwatch
-        row |= {name: seconds / steps for name, seconds in stopwatch.items()} | self.validated
-        stopwatch.clear()
+        if self.groups is not None:
+            row |= {name: seconds / steps for name, seconds in self.groups.stopwatch.items()}
+            self.groups.stopwatch.clear()
+        row |= self.validated
         self.validated = {}
         if self.main:
             append_metrics(self.folder.metrics_jsonl, row)
@@ -247,14 +255,16 @@ class TrainingRun:
     def validate(self, state: Any) -> None:
         """Sample and score the held-out problems if they are due. All processes call it."""
         if self.validation is not None and self.validation.is_due(state.global_step, state.max_steps):
-            self.validated = self.validation.run(self.trainer, state.global_step)
+            assert self.groups is not None
+            self.validated = self.validation.run(self.groups, state.global_step)
 
     def log_completions(self, *, cut: bool = False) -> None:
         """Write the rollout that the last step completed, if it is due. All processes call it.
 
         cut: no later step trains on the rollout in use.
         """
-        every, rollout = self.config.training.log_completions_steps, self.seam.rollout
+        every = self.config.training.log_completions_steps
+        rollout = self.groups.rollout if self.groups is not None else None
         if not every or rollout is None or rollout.logged or (self.seam.mid_round() and not cut):
             return
         if rollout.step % every and rollout.step != 1:

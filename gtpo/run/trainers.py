@@ -1,7 +1,6 @@
 """Which class of trainer a config means, and how a run builds it; a class of the user's may stand at its place.
 
-The run's own concerns are parts beside the trainer (`gtpo.run.exact`, `gtpo.run.untrained_kl`), the same for every
-class: no method of a trainer is overridden for them.
+The run's own concerns are parts beside the trainer (`gtpo.callbacks`), the same for every class.
 """
 
 from __future__ import annotations
@@ -16,39 +15,32 @@ from gtpo.common.errors import UserError
 from gtpo.config import TrainConfig
 from gtpo.rewards.loading import import_dotted
 from gtpo.trainer import GTPOTrainer
-from gtpo.trainer.group_statistics import GroupLoggingTrainer, ObservedGRPOTrainer
 
-_METHODS: dict[str, tuple[type, type]] = {
-    "gtpo": (GTPOTrainer, GTPOTrainer),
-    "grpo": (ObservedGRPOTrainer, GRPOTrainer),
-    "sft": (SFTTrainer, SFTTrainer),
-}
-"""method -> (the class that trains, what a class of the user's must be)."""
+_METHODS: dict[str, type] = {"gtpo": GTPOTrainer, "grpo": GRPOTrainer, "sft": SFTTrainer}
+"""method -> the class that trains, and that a class of the user's must be."""
 
 
 def trainer_class(config: TrainConfig) -> Any:
     """Return the class to train with; that at `trainer.class_path`, where there is one.
 
-    A GRPOTrainer of the user's gets the metrics of the groups beside it.
-
     Raises UserError where the path does not import, or the class is no trainer of the config's method.
     """
-    ours, base = _METHODS[config.method]
+    ours = _METHODS[config.method]
     path = config.trainer.class_path
     if path is None:
         return ours
     theirs = import_dotted(path, "trainer.class_path")
     if not isinstance(theirs, type):
         raise UserError(f'trainer.class_path "{path}": {type(theirs).__name__}, not a class')
-    method = next((m for m in ("gtpo", "grpo", "sft") if issubclass(theirs, _METHODS[m][1])), None)
+    method = next((m for m in ("gtpo", "grpo", "sft") if issubclass(theirs, _METHODS[m])), None)
     if method is None:
         raise UserError(
             f'trainer.class_path "{path}": must be a subclass of gtpo.GTPOTrainer, trl.GRPOTrainer or trl.SFTTrainer'
         )
     if method != config.method:
         raise UserError(
-            f'trainer.class_path "{path}" is a subclass of {_METHODS[method][1].__name__}: set method: {method} '
-            f"(it is {config.method}), or derive it from {base.__name__}"
+            f'trainer.class_path "{path}" is a subclass of {_METHODS[method].__name__}: set method: {method} '
+            f"(it is {config.method}), or derive it from {ours.__name__}"
         )
     keywords = [*_KEYWORDS, *(() if method == "sft" else ("reward_funcs",))]
     try:
@@ -58,8 +50,6 @@ def trainer_class(config: TrainConfig) -> Any:
             f'trainer.class_path "{path}": {_init_of(theirs)}: {error}. It is called with the keywords '
             f"{', '.join(keywords)}: take **kwargs, and hand them on to super().__init__"
         ) from None
-    if method == "grpo" and not issubclass(theirs, GroupLoggingTrainer):
-        return type(theirs.__name__, (ours, theirs), {"__doc__": theirs.__doc__, "__wrapped__": theirs})
     return theirs
 
 
@@ -88,11 +78,10 @@ def build_trainer(kind: Any, path: str | None, arguments: Mapping[str, Any]) -> 
     """
     if path is None:
         return kind(**arguments)
-    theirs = vars(kind).get("__wrapped__", kind)
     try:
         trainer = kind(**arguments)
     except TypeError as error:
-        raise UserError(f'trainer.class_path "{path}": {_init_of(theirs)} raised TypeError: {error}') from error
+        raise UserError(f'trainer.class_path "{path}": {_init_of(kind)} raised TypeError: {error}') from error
     if not hasattr(trainer, "callback_handler"):
-        raise UserError(f'trainer.class_path "{path}": {_init_of(theirs)} does not call super().__init__(**kwargs)')
+        raise UserError(f'trainer.class_path "{path}": {_init_of(kind)} does not call super().__init__(**kwargs)')
     return trainer

@@ -18,7 +18,7 @@ from accelerate.utils import is_peft_model
 from torch import Tensor
 from transformers import TrainerCallback
 
-from gtpo.trainer.trl_seam import around, seam_of
+from gtpo.trainer.trl_seam import seam_of
 
 METRIC = "kl/untrained"
 MAX_ROWS = 32
@@ -50,7 +50,7 @@ class UntrainedKL(TrainerCallback):
             if reference is None:
                 raise ValueError("UntrainedKL: all weights are trained, so it needs reference=, the untrained model")
             self.reference = reference
-        around(trainer, "compute_loss", self._compute_loss)
+        self.seam.around("compute_loss", self._compute_loss)
 
     def _compute_loss(self, plain: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the loss; before it, note how far the policy has moved, where that is due."""

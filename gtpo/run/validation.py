@@ -12,6 +12,7 @@ from gtpo.common.log import LOG
 from gtpo.config import TrainConfig
 from gtpo.inputs.dataset import to_row
 from gtpo.rewards.data.problem import Problem
+from gtpo.trainer.group_statistics import GroupStatistics
 
 METRIC = "validation/pass@1"
 """What `best/` follows, a fraction."""
@@ -47,13 +48,13 @@ class Validation:
         assert self.every is not None
         return step % self.every == 0 or (step == last_step and step % self.logging_steps == 0)
 
-    def run(self, trainer: Any, step: int) -> dict[str, float]:
+    def run(self, groups: GroupStatistics, step: int) -> dict[str, float]:
         """Return the metrics of the policy as it is now. All processes must call it; the training does not notice."""
-        begin = time.perf_counter()
+        begin, accelerator = time.perf_counter(), groups.trainer.accelerator
         # Another stream for each step, and none that a round of sampling has.
-        texts = trainer.sample_texts(self.prompts, seed=(self.seed * 1_000_003 + step) % 2**31 + 2**31)
+        texts = groups.sample_texts(self.prompts, seed=(self.seed * 1_000_003 + step) % 2**31 + 2**31)
         row: list[dict[str, float]] = [{}]
-        if trainer.accelerator.is_main_process:
+        if accelerator.is_main_process:
             completions = [texts[at : at + self.samples] for at in range(0, len(texts), self.samples)]
             for name, found in self.score(self.problems, completions).items():
                 row[0][f"validation/{name}"] = found.mean
@@ -63,7 +64,7 @@ class Validation:
         self.seconds += seconds
         self.count += 1
         row[0]["time/validation"] = seconds
-        if trainer.accelerator.is_main_process:
+        if accelerator.is_main_process:
             LOG.info(self._line(step, row[0]))
         return row[0]
 

@@ -49,8 +49,9 @@ def restore_best(trainer: Any, best: Path) -> None:
 
     What is left of the round of sampling in use goes: the policy that is taken back wrote it.
     """
-    trainer._load_from_checkpoint(str(best), trainer.model)
-    seam_of(trainer).forget_round()
+    seam = seam_of(trainer)
+    seam.load_weights(str(best))
+    seam.forget_round()
     getattr(trainer.optimizer, "optimizer", trainer.optimizer).state.clear()
     trainer.lr_scheduler.base_lrs = [rate / 2 for rate in trainer.lr_scheduler.base_lrs]
     trainer.lr_scheduler._last_lr = [rate / 2 for rate in trainer.lr_scheduler._last_lr]

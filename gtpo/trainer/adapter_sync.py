@@ -19,8 +19,7 @@ import functools
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,14 @@ import torch
 from accelerate.utils import is_peft_model
 from safetensors.torch import save_file
 from torch import Tensor
-from trl.generation import vllm_generation
-from trl.trainer import grpo_trainer
+from trl.generation.vllm_client import VLLMClient
+from trl.import_utils import is_vllm_available
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.common.vllm_environment import MAX_LORA_RANK
+from gtpo.trainer.trl_seam import OwnEngine, engine_options, sampling_with
+from gtpo.trainer.vllm_on_cpu import reloaded_by_layers
 
 NAME, NUMBER = "policy", 1
 """What the adapter is called in vLLM."""
@@ -133,7 +134,7 @@ def write_unpacked(model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype)
     tokenizer.save_pretrained(folder)
 
 
-class AdapterGeneration(vllm_generation.VLLMGeneration):
+class AdapterGeneration(OwnEngine):
     """TRL's VLLMGeneration; a LoRA adapter goes to vLLM by itself."""
 
     adapter: str | None = None
@@ -142,17 +143,21 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
     scratch: Path
     """A folder that both the trainer and vLLM can read."""
 
-    def _init_vllm(self) -> None:
+    def start(self) -> None:
+        """Start the engine with its LoRA layers, where it takes the adapter by itself."""
         self.adapter = self._own_adapter()
+        # vLLM compiles for a minute at each start, which on a CPU gains nothing that a run would notice.
+        options: dict[str, Any] = {"enforce_eager": True} if self._on_cpu() else {}
         if self.adapter is None:
-            super()._init_vllm()
+            with engine_options(options):
+                super().start()
             return
         ((_, layer), *_) = _adapted(self.model, self.adapter)
         self.rank = layer.r[self.adapter]
         if self.mode == "server":
             self._connect()
             return
-        options: dict[str, Any] = {
+        options |= {
             "enable_lora": True,
             "max_loras": 1,
             "max_cpu_loras": 1,
@@ -161,19 +166,22 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
         packed = is_quantized(self.model)
         if packed:
             options |= {"dtype": layer.get_base_layer().compute_dtype, "quantization": None}
-        elif self.accelerator.device.type == "cpu":  # vLLM would take bfloat16 where the trainer has float32
+        elif self._on_cpu():  # vLLM would take bfloat16 where the trainer has float32
             options["dtype"] = layer.get_base_layer().weight.dtype
         with tempfile.TemporaryDirectory(prefix="vllm-base-", dir=self.scratch) as folder:
             if packed:
                 write_unpacked(self.model, self.processing_class, Path(folder), options["dtype"])
                 options["model"] = folder
-            with _engine_options(options):
-                super()._init_vllm()
+            with engine_options(options):
+                super().start()
         from vllm.lora.request import LoRARequest
 
         self.manager = self.llm.llm_engine.model_executor.driver_worker.model_runner.lora_manager
         self.manager._load_adapter = self._load
         self.llm.generate = functools.partial(self.llm.generate, lora_request=LoRARequest(NAME, NUMBER, "in memory"))
+
+    def _on_cpu(self) -> bool:
+        return self.mode == "colocate" and self.accelerator.device.type == "cpu"
 
     def _own_adapter(self) -> str | None:
         """Return the name of the adapter that vLLM takes by itself. Raises UserError where merging would round."""
@@ -183,7 +191,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
         obstacle = adapter_obstacle(self.model)
         if self.enable_sleep_mode:
             obstacle = "vllm_enable_sleep_mode discards the base that vLLM holds"
-        if self._dist.is_fsdp and self._dist.fsdp_version == 1:
+        if self.is_fsdp_1():
             obstacle = "FSDP 1 does not give an adapter's weights by themselves (fsdp_version: 2 does)"
         if packed and any(type(p).__name__ == "Int8Params" for p in self.model.parameters()):
             obstacle = "the base is in 8 bits"
@@ -204,13 +212,14 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
         return None
 
     def sync_weights(self) -> None:
-        """Hand vLLM the adapter as it is now."""
+        """Hand vLLM the adapter as it is now; all weights, where it does not take the adapter by itself."""
         if self.adapter is None:
-            super().sync_weights()
+            with reloaded_by_layers(self.llm) if self._on_cpu() else nullcontext():
+                super().sync_weights()
             return
         layers = [layer for _, layer in _adapted(self.model, self.adapter)]
         parts = [part.weight for layer in layers for part in (layer.lora_A[self.adapter], layer.lora_B[self.adapter])]
-        with self._dist.gather_params(parts):
+        with self.whole(parts):
             self.tensors = adapter_tensors(self.model)
         if self.mode == "server":
             if self.accelerator.is_main_process:
@@ -252,7 +261,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
     def _connect(self) -> None:
         """Connect to a server that serves the base. No weights pass over NCCL, so no GPU is needed here."""
         if self.accelerator.is_main_process:
-            self.vllm_client = vllm_generation.VLLMClient(
+            self.vllm_client = VLLMClient(
                 base_url=self.server_base_url or f"http://{self.server_host}:{self.server_port}",
                 connection_timeout=self.server_timeout,
             )
@@ -284,25 +293,9 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
         client.reset_prefix_cache()
 
 
-@contextmanager
-def _engine_options(options: dict[str, Any]) -> Iterator[None]:
-    """Let the vLLM engine that is built inside have `options` over what TRL gives it."""
-    plain: Any = vllm_generation.LLM
-    vllm_generation.LLM = lambda **given: plain(**given | options)
-    try:
-        yield
-    finally:
-        vllm_generation.LLM = plain
-
-
-@contextmanager
-def adapters_by_themselves(scratch: str | Path) -> Iterator[None]:
-    """Let the GRPOTrainer that is built inside sample with `AdapterGeneration`; `scratch` as there."""
-    Path(scratch).mkdir(parents=True, exist_ok=True)
-    module: Any = grpo_trainer
-    plain = module.VLLMGeneration
-    module.VLLMGeneration = type("AdapterGeneration", (AdapterGeneration,), {"scratch": Path(scratch)})
-    try:
-        yield
-    finally:
-        module.VLLMGeneration = plain
+def vllm_of(args: Any) -> AbstractContextManager[None]:
+    """Let the GRPOTrainer that is built inside sample with `AdapterGeneration`, where its arguments ask for vLLM."""
+    if not (getattr(args, "use_vllm", False) and is_vllm_available()):
+        return nullcontext()
+    Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+    return sampling_with(AdapterGeneration, scratch=Path(args.output_dir))

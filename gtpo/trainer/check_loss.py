@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gtpo.common.log import LOG
 from gtpo.fused import fused_linear_gtpo_loss
 from gtpo.objective import Objective, reference_loss
-from gtpo.trainer.policy_head import LMHead
+from gtpo.trainer.calibration import GateCalibration
+from gtpo.trainer.group_statistics import GroupStatistics
+from gtpo.trainer.policy_head import LMHead, policy_forward
+from gtpo.trainer.trl_seam import seam_of
 
 MAX_TOKENS = 128
 """Completions are cut to this many tokens for the comparison, which holds all their logits at once."""
@@ -98,3 +103,45 @@ def compare_losses(
         gradient=gradient,
         passed=gradient <= TOLERANCE.get(hidden.dtype, 2e-2),
     )
+
+
+class FirstGroupCheck:
+    """Compares the two on the first group of a trainer's first round. Raises ValueError where they differ."""
+
+    def __init__(self, trainer: Any, groups: GroupStatistics, gate: GateCalibration) -> None:
+        self.trainer, self.groups, self.gate, self.seam = trainer, groups, gate, seam_of(trainer)
+        self.done = False
+        self.seam.around("round", self._round)
+
+    def _round(self, plain: Any, inputs: Any) -> dict[str, Any]:
+        batch: dict[str, Any] = plain(inputs)
+        if not self.done:
+            self.done = True
+            found = self.compare(batch)
+            if self.trainer.accelerator.is_main_process:
+                LOG.info(found.line())
+            if not found.passed:
+                raise ValueError(found.line())
+        return batch
+
+    def compare(self, batch: dict[str, Any]) -> Check:
+        """Compare them on the first group of a round. All processes take part."""
+        accelerator, group, rows = self.trainer.accelerator, self.seam.group_size, {}
+        names = {"prompt_ids": True, "prompt_mask": True, "completion_ids": False, "completion_mask": False}
+        for name, left in names.items():
+            whole = accelerator.pad_across_processes(batch[name], dim=1, pad_first=left)
+            rows[name] = accelerator.gather(whole)[:group]
+        lengths = rows["completion_mask"].sum(dim=1)
+        loss = functools.partial(
+            compare_losses,
+            self.gate.objective,
+            completion_ids=rows["completion_ids"],
+            completion_mask=torch.arange(rows["completion_ids"].size(1), device=lengths.device) < lengths[:, None],
+            rewards=self.groups.total_rewards()[:group],
+            initial_entropy=self.gate.initial_entropy,
+            temperature=self.seam.temperature,
+            truncated=self.groups.rollouts[self.seam.mode].truncated[:group],
+        )
+        with torch.no_grad():
+            found: Check = policy_forward(self.trainer, self.trainer.model_wrapped, rows, loss).value
+        return found

@@ -1,8 +1,8 @@
 """What GTPO and the GRPO baseline both see of a round of sampling: group statistics under the same names.
 
-`GroupLoggingTrainer` observes TRL's GRPOTrainer and changes none of its numbers. It reads the rewards and ids of a
-round right after scoring, before TRL shuffles the completions into micro-batches, and lets what belongs to a
-completion travel as extra rows of the batch dict (`gtpo.trainer.rollout`).
+`GroupStatistics` observes a GRPOTrainer and changes none of its numbers; for GTPOTrainer it prepares the completions
+besides. It reads the rewards and ids of a round right after scoring, before TRL shuffles the completions into
+micro-batches, and lets what belongs to a completion travel as extra rows of the batch dict (`gtpo.trainer.rollout`).
 """
 
 from __future__ import annotations
@@ -11,23 +11,21 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from trl import GRPOTrainer
-from trl.import_utils import is_vllm_available
+from transformers import TrainerCallback
 
 from gtpo.completions import group_advantages, prepare_completions
 from gtpo.presets import LN2, PRESETS, Objective
 from gtpo.rewards.completions import completion_text
 from gtpo.rewards.format import format_score
-from gtpo.trainer.adapter_sync import adapters_by_themselves
 from gtpo.trainer.rollout import Rollout, Scores, to_batch
 from gtpo.trainer.sampler_check import SamplerCheck, tolerance_of
-from gtpo.trainer.vllm_on_cpu import reload_by_layers, without_compilation
+from gtpo.trainer.trl_seam import seam_of
 
 
 def loss_mask(batch: Mapping[str, Any]) -> Tensor:
@@ -48,73 +46,63 @@ def repeated_across_prompts(ids: Tensor, mask: Tensor, group: int) -> float:
     return sum(len(prompts[text]) > 1 for text in texts) / len(texts)
 
 
-class GroupLoggingTrainer(GRPOTrainer):
-    """GRPOTrainer that logs `reward/*`, `entropy/*`, `conflict/*`, `groups/*` and `completions/*`."""
+class GroupStatistics(TrainerCallback):
+    """Logs `reward/*`, `entropy/*`, `conflict/*`, `groups/*` and `completions/*`: `GroupStatistics(trainer)`.
 
-    objective: Objective = PRESETS["grpo"]
-    """Whose spans are logged; a subclass that trains with an objective sets its own."""
+    trainer: TRL's GRPOTrainer, whose loss and gradients stay its own: the spans logged are those that GTPO would see.
+    objective: of a trainer with a loss of its own, which hands over what it finds (`log_completions`).
+    """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, trainer: Any, objective: Objective | None = None) -> None:
+        self.trainer, self.seam = trainer, seam_of(trainer)
+        self.objective = objective or PRESETS["grpo"]
+        self.own_advantages = objective is not None and trainer.multi_objective_aggregation == "sum_then_normalize"
+        """Whether the objective's advantages are trained with: TRL's where each reward is normalised by itself."""
         self.stopwatch: dict[str, float] = defaultdict(float)
         """Seconds spent since the last logged step, by part."""
         self.rollouts: dict[str, Rollout] = {}
         """The round of sampling in use, by mode (train, eval)."""
         self.mark_unscored: Callable[[Tensor], Tensor] = lambda rewards: rewards
         """Makes whole rows NaN where a function failed (`gtpo train`); by itself TRL's meaning of None is kept."""
-        self._scores: Scores
         self.logp_tolerance: float | None = None
         """Nats per token that vLLM's log-probabilities may differ by from the trainer's; None: that of the dtype."""
+        self._scores: Scores
+        self._observed: dict[str, Any] = {}
         self._sampler_check: SamplerCheck | None = None
-        config: Any = kwargs.get("args")
-        with ExitStack() as patched:
-            if is_vllm_available() and getattr(config, "use_vllm", False):
-                patched.enter_context(adapters_by_themselves(config.output_dir))
-                if not torch.accelerator.is_available():
-                    patched.enter_context(without_compilation())
-            super().__init__(*args, **kwargs)
-        generation: Any = getattr(self, "vllm_generation", None)
-        beside = generation is not None and self.vllm_mode == "colocate"
-        if beside and self.accelerator.device.type == "cpu" and generation.adapter is None:
-            reload_by_layers(generation)
+        self.seam.around("generate", self._generate)
+        self.seam.around("rewards", self._calculate_rewards)
+        self.seam.around("round", self._round)
+        if objective is None:
+            self.seam.around("loss", self._loss)
+            self.seam.around("statistics", self._statistics)
+        trainer.add_callback(self)
 
     @property
-    def training_mode(self) -> bool:
-        """Whether the model is being trained (as opposed to evaluated)."""
-        return bool(self.model is not None and self.model.training)
+    def rollout(self) -> Rollout | None:
+        """The round of sampling that is trained on."""
+        return self.rollouts.get("train")
 
-    def _mode(self) -> str:
-        return "train" if self.training_mode else "eval"
-
-    def _group_size(self) -> int:
-        size = self.num_generations if self.training_mode else self.num_generations_eval
-        assert size is not None
-        return size
+    @rollout.setter
+    def rollout(self, rollout: Rollout) -> None:
+        self.rollouts["train"] = rollout
 
     # -- sampling beside the training ------------------------------------------------------------------------------
 
     @contextmanager
     def sampling_aside(self, seed: int) -> Iterator[None]:
-        """Let `_generate` sample one completion per prompt from its own random stream.
-
-        Random numbers, metrics, counters and times of the training are afterwards what they were.
-        """
-        generations, seen = self.num_generations, self.state.num_input_tokens_seen
-        metrics, times = self._metrics["train"], dict(self.stopwatch)
-        self.num_generations, self._metrics["train"] = 1, defaultdict(list)
+        """Let completions be sampled, one per prompt, from their own random stream; the training does not notice."""
+        times = dict(self.stopwatch)
         try:
-            with torch.random.fork_rng():
-                torch.manual_seed(seed + self.accelerator.process_index)
+            with self.seam.aside(seed):
                 yield
         finally:
-            self.num_generations, self._metrics["train"] = generations, metrics
-            self.state.num_input_tokens_seen = seen
             self.stopwatch.clear()
             self.stopwatch.update(times)
 
     def sample_texts(self, prompts: Sequence[Any], seed: int) -> list[str]:
         """Return one sampled completion per prompt, on every process; each samples its share of the prompts."""
-        accelerator, world = self.accelerator, self.accelerator.num_processes
-        arguments: Any = self.args
+        accelerator, arguments = self.trainer.accelerator, self.trainer.args
+        world = accelerator.num_processes
         batch = arguments.per_device_train_batch_size * arguments.steps_per_generation * world
         texts: list[str] = []
         with self.sampling_aside(seed):
@@ -124,44 +112,43 @@ class GroupLoggingTrainer(GRPOTrainer):
                 filled = asked + [asked[-1]] * (-len(asked) % world)
                 share = len(filled) // world
                 mine = filled[accelerator.process_index * share : (accelerator.process_index + 1) * share]
-                completions = self._generate(mine)[3]
+                completions = self.seam.sample(mine).completions
                 texts += gather_object([completion_text(completion) for completion in completions])[: len(asked)]
         return texts
 
     # -- sampling and scoring --------------------------------------------------------------------------------------
 
-    def _generate(self, prompts: list) -> Any:
+    def _generate(self, plain: Any, prompts: list) -> Any:
         begin = time.perf_counter()
-        generated = super()._generate(prompts)
+        generated = plain(prompts)
         self.stopwatch["time/generation"] += time.perf_counter() - begin
         return generated
 
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        begin = time.perf_counter()
-        rewards = self.mark_unscored(super()._calculate_rewards(inputs, prompts, completions, completion_ids_list))
+    def _calculate_rewards(self, plain: Any, inputs: Any, prompts: Any, completions: Any, ids: Any) -> Tensor:
+        begin, trainer = time.perf_counter(), self.trainer
+        rewards = self.mark_unscored(plain(inputs, prompts, completions, ids))
         infinite = rewards.isinf().any(dim=0).tolist()
         if any(infinite):
-            names = [name for name, found in zip(self.reward_func_names, infinite, strict=True) if found]
+            names = [name for name, found in zip(trainer.reward_func_names, infinite, strict=True) if found]
             raise ValueError(
-                f"reward {', '.join(names)} is infinite for a completion of step {self.state.global_step + 1}; "
+                f"reward {', '.join(names)} is infinite for a completion of step {trainer.state.global_step + 1}; "
                 "return a finite number, or None to leave the completion unscored"
             )
-        form = self.accelerator.gather(
+        form = trainer.accelerator.gather(
             torch.tensor([format_score(completion_text(text)) for text in completions], device=rewards.device)
         )
         accuracy = self._accuracy(rewards, form)
-        metrics = self._metrics[self._mode()]
-        metrics["reward/format"].append(form.mean().item())
+        self.seam.log("reward/format", form.mean().item())
         if accuracy is not None:
-            metrics["reward/accuracy"].append(accuracy.nanmean().item())
-        metrics["reward/unscored"].append(rewards.isnan().all(dim=1).float().mean().item())
+            self.seam.log("reward/accuracy", accuracy.nanmean().item())
+        self.seam.log("reward/unscored", rewards.isnan().all(dim=1).float().mean().item())
         self._scores = Scores(prompts=prompts, rewards=rewards, format=form, accuracy=accuracy)
         self.stopwatch["time/reward"] += time.perf_counter() - begin
         return rewards
 
     def _accuracy(self, rewards: Tensor, form: Tensor) -> Tensor | None:
         """Return the accuracy reward [N], from the column that holds it or as `final_reward` less the format part."""
-        names = self.reward_func_names
+        names = self.trainer.reward_func_names
         if "accuracy_reward" in names:
             return rewards[:, names.index("accuracy_reward")]
         if "final_reward" in names:
@@ -171,16 +158,13 @@ class GroupLoggingTrainer(GRPOTrainer):
     def total_rewards(self) -> Tensor:
         """Return the weighted sum of the round's rewards [N], NaN where no function gave one."""
         rewards = self._scores.rewards
-        total = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
+        total = (rewards * self.trainer.reward_weights.to(rewards.device)).nansum(dim=1)
         return total.masked_fill(rewards.isnan().all(dim=1), math.nan)
 
-    def _advantages(self, own: Tensor, trl: Tensor) -> Tensor:
-        """Hook: return the advantages [N] to train with: the objective's own, or those that TRL computed."""
-        return trl
-
-    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        batch = super()._generate_and_score_completions(inputs)
-        accelerator, group, objective = self.accelerator, self._group_size(), self.objective
+    def _round(self, plain: Any, inputs: Any) -> dict[str, Any]:
+        batch: dict[str, Any] = plain(inputs)
+        trainer, seam, group, objective = self.trainer, self.seam, self.seam.group_size, self.objective
+        accelerator = trainer.accelerator
         local, length = batch["completion_ids"].shape
 
         # A group may span ranks, so its ids are brought together before its spans are sought.
@@ -189,10 +173,10 @@ class GroupLoggingTrainer(GRPOTrainer):
         mask[:, 0] = True  # TRL empties the mask of truncated completions that it leaves out
         lengths = mask.sum(dim=1)
         last = ids.gather(1, lengths[:, None] - 1)
-        ends = torch.tensor([*self.eos_token_ids, self._tokenizer.pad_token_id], device=ids.device)
+        ends = torch.tensor([*trainer.eos_token_ids, seam.tokenizer.pad_token_id], device=ids.device)
         truncated = ~torch.isin(last, ends).squeeze(1)
         scored = group_advantages(objective, self.total_rewards(), group)
-        advantages = self._advantages(scored.advantages, accelerator.gather(batch["advantages"]))
+        advantages = scored.advantages if self.own_advantages else accelerator.gather(batch["advantages"])
         completions = prepare_completions(
             objective, scored._replace(advantages=advantages), ids, mask, group, truncated=truncated
         )
@@ -202,16 +186,15 @@ class GroupLoggingTrainer(GRPOTrainer):
         batch["row"] = torch.arange(len(ids), device=ids.device)[mine]
         batch |= to_batch(completions, mine, length)
 
-        metrics = self._metrics[self._mode()]
-        metrics["conflict/forward"].append(completions.forward.float().mean().item())
-        metrics["conflict/backward"].append(completions.backward.float().mean().item())
-        metrics["conflict/fraction"].append((completions.union.sum() / lengths.sum()).item())
-        metrics["groups/zero_variance"].append(scored.zero_variance.float().mean().item())
-        metrics["completions/length"].append(metrics["completions/mean_length"][-1])
-        metrics["completions/repeated"].append(repeated_across_prompts(ids, mask, group))
-        metrics["completions/truncated"].append(metrics["completions/clipped_ratio"][-1])
-        self.rollouts[self._mode()] = Rollout(
-            step=self.state.global_step + 1,
+        seam.log("conflict/forward", completions.forward.float().mean().item())
+        seam.log("conflict/backward", completions.backward.float().mean().item())
+        seam.log("conflict/fraction", (completions.union.sum() / lengths.sum()).item())
+        seam.log("groups/zero_variance", scored.zero_variance.float().mean().item())
+        seam.log("completions/length", seam.logged("completions/mean_length"))
+        seam.log("completions/repeated", repeated_across_prompts(ids, mask, group))
+        seam.log("completions/truncated", seam.logged("completions/clipped_ratio"))
+        self.rollouts[seam.mode] = Rollout(
+            step=trainer.state.global_step + 1,
             **self._scores._asdict(),
             ids=ids,
             mask=mask,
@@ -225,23 +208,22 @@ class GroupLoggingTrainer(GRPOTrainer):
 
     # -- the loss --------------------------------------------------------------------------------------------------
 
-    def _log_completions(self, rows: Tensor, entropy: Tensor, keep_mask: Tensor | None) -> None:
+    def log_completions(self, rows: Tensor, entropy: Tensor, keep_mask: Tensor | None) -> None:
         """Log the entropies [B] of a micro-batch (nats, mean over each completion's tokens) and the gate's choice."""
         columns = [rows.double(), entropy.double()] + ([keep_mask.double()] if keep_mask is not None else [])
-        table = self.accelerator.gather(torch.stack(columns, dim=1))
+        table = self.trainer.accelerator.gather(torch.stack(columns, dim=1))
         finite = table[:, 1][~table[:, 1].isnan()]
-        metrics = self._metrics[self._mode()]
         if len(finite):
-            metrics["entropy/mean"].append(finite.mean().item())
-            metrics["entropy/above_ln2"].append((finite > LN2).double().mean().item())
-        rollout = self.rollouts[self._mode()]
+            self.seam.log("entropy/mean", finite.mean().item())
+            self.seam.log("entropy/above_ln2", (finite > LN2).double().mean().item())
+        rollout = self.rollouts[self.seam.mode]
         where = table[:, 0].long()
         rollout.entropy[where] = table[:, 1].to(rollout.entropy.dtype)
         if keep_mask is not None:
-            metrics["gate/kept"].append(table[:, 2].mean().item())
+            self.seam.log("gate/kept", table[:, 2].mean().item())
             rollout.keep_mask[where] = table[:, 2].bool()
 
-    def _log_mismatch(self, logps: Tensor, inputs: dict[str, Any]) -> None:
+    def log_mismatch(self, logps: Tensor, inputs: dict[str, Any]) -> None:
         """Log how far the trainer's log-probabilities [B, L] are from vLLM's; stop beyond the tolerance.
 
         They are compared under the policy that sampled, also where several optimizer steps share a rollout.
@@ -254,29 +236,25 @@ class GroupLoggingTrainer(GRPOTrainer):
             logps = inputs["old_per_token_logps"]
         known = loss_mask(inputs).bool() & ~sampled.isnan()
         gap = torch.where(known, logps.detach() - sampled, 0.0).abs()
-        totals = self.accelerator.gather(torch.stack([gap.sum(), known.sum().to(gap.dtype)])).view(-1, 2).sum(dim=0)
-        difference, tokens = totals.tolist()
-        self._metrics[self._mode()]["sampling/logp_difference"].append(difference / max(tokens, 1))
+        totals = torch.stack([gap.sum(), known.sum().to(gap.dtype)])
+        difference, tokens = self.trainer.accelerator.gather(totals).view(-1, 2).sum(dim=0).tolist()
+        self.seam.log("sampling/logp_difference", difference / max(tokens, 1))
         if self._sampler_check is None:
-            self._sampler_check = SamplerCheck(self.logp_tolerance or tolerance_of(self))
-        self._sampler_check.observe(self.state.global_step + 1, difference, tokens)
+            self._sampler_check = SamplerCheck(self.logp_tolerance or tolerance_of(self.trainer))
+        self._sampler_check.observe(self.trainer.state.global_step + 1, difference, tokens)
 
+    # -- the loss of TRL's own trainer -----------------------------------------------------------------------------
 
-class ObservedGRPOTrainer(GroupLoggingTrainer):
-    """TRL's GRPO with the group statistics beside it: its loss and gradients are TRL's own.
-
-    Its `conflict/*` are those that GTPO would see; they weigh nothing here.
-    """
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+    def _loss(self, plain: Any, model: Any, inputs: dict[str, Any]) -> Tensor:
         self._observed = inputs
-        return super()._compute_loss(model, inputs)
+        loss: Tensor = plain(model, inputs)
+        return loss
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+    def _statistics(self, plain: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = plain(*args, **kwargs)
         if kwargs.get("compute_entropy") and outputs[1] is not None:
             mask = self._observed["completion_mask"]
             entropy = (outputs[1].detach() * mask).sum(dim=1) / mask.sum(dim=1)
-            self._log_completions(self._observed["row"], entropy, None)
-            self._log_mismatch(outputs[0], self._observed)
+            self.log_completions(self._observed["row"], entropy, None)
+            self.log_mismatch(outputs[0], self._observed)
         return outputs

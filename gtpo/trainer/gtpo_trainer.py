@@ -12,24 +12,28 @@ of sampling. There is no reference model and no second forward.
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from typing import Any
 
 import torch
+from accelerate.utils import is_peft_model
 from torch import Tensor
 from trl import GRPOTrainer
 
 from gtpo.common.log import LOG, start_logging
-from gtpo.completions import group_advantages, prepare_completions
 from gtpo.fused import FusedLoss, fused_loss
-from gtpo.objective import PRESETS, entropy_gate
-from gtpo.trainer.calibration import CalibratedTrainer
-from gtpo.trainer.check_inputs import check_inputs
-from gtpo.trainer.check_loss import Check, compare_losses
-from gtpo.trainer.group_statistics import loss_mask
+from gtpo.inputs.model import rounded_away, widen_adapters
+from gtpo.inputs.model_shape import router_loss_obstacle
+from gtpo.objective import Objective, entropy_gate
+from gtpo.trainer.adapter_sync import vllm_of
+from gtpo.trainer.behaviour import BehaviourStatistics
+from gtpo.trainer.calibration import GateCalibration
+from gtpo.trainer.check_inputs import ObjectiveGuard, check_inputs
+from gtpo.trainer.check_loss import FirstGroupCheck
+from gtpo.trainer.group_statistics import GroupStatistics, loss_mask
 from gtpo.trainer.gtpo_config import GTPOConfig
-from gtpo.trainer.policy_head import LMHead
+from gtpo.trainer.policy_head import LMHead, add_policy_head, policy_forward
 from gtpo.trainer.rollout import BATCH_ROWS, from_batch
+from gtpo.trainer.trl_seam import OwnLossTrainer, seam_of
 
 _TEXT_KEYS = frozenset(
     {
@@ -50,8 +54,11 @@ _CITATION = """\
 }"""
 
 
-class GTPOTrainer(CalibratedTrainer):
-    """GRPOTrainer with GTPO's objective. Same arguments; `args` is a GTPOConfig."""
+class GTPOTrainer(OwnLossTrainer):
+    """GRPOTrainer with GTPO's objective. Same arguments; `args` is a GTPOConfig.
+
+    It is the loss alone. What is measured, logged and checked around it are parts, each an attribute.
+    """
 
     _tag_names = ["trl", "gtpo"]  # noqa: RUF012  # TRL declares it so
     _name = "GTPO"
@@ -78,114 +85,58 @@ class GTPOTrainer(CalibratedTrainer):
         if train_dataset is not None and kwargs.get("environment_factory") is None:  # environments own their prompts
             prompts = (args.generation_batch_size or 0) // (args.num_generations or 1)
             check_inputs(reward_funcs, train_dataset, prompts=prompts)
-        self._scoring = False
-        self._behaviour_entropies: Tensor | None = None
-        self.check_loss = args.check_loss
-        super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
+        with vllm_of(args):
+            super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
+        self.objective: Objective = args.resolved_objective()
+        self._prepare_model(args)
+        self.seam = seam_of(self)
+        self.guard = ObjectiveGuard(self, self.objective)
+        self.groups = GroupStatistics(self, self.objective)
+        self.gate = GateCalibration(self, self.objective, self.groups)
+        self.behaviour = BehaviourStatistics(self, self.objective)
+        if args.check_loss:
+            FirstGroupCheck(self, self.groups, self.gate)
 
-    # -- the loss ----------------------------------------------------------------------------------------------------
+    def _prepare_model(self, args: GTPOConfig) -> None:
+        """Let the model take the loss in its forward, and hold adapters of 4-bit weights in float32."""
+        policy: Any = self.model
+        if getattr(policy, "is_quantized", False):
+            widen_adapters(policy)
+        for text in rounded_away(args, policy):
+            LOG.warning(text)
+        if self.aux_loss_enabled and (obstacle := router_loss_obstacle(policy.config, self.router_aux_loss_coef)):
+            raise ValueError(f"GTPOTrainer: {obstacle}")
+        add_policy_head(policy.get_base_model() if is_peft_model(policy) else policy)
 
-    def _advantages(self, own: Tensor, trl: Tensor) -> Tensor:
-        """Return A [N] of Eq. 1; TRL's where each reward function is to be normalised by itself."""
-        return own if self.multi_objective_aggregation == "sum_then_normalize" else trl
+    @property
+    def initial_entropy(self) -> float | None:
+        """H_ini in nats, None before the calibration."""
+        return self.gate.initial_entropy
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        """Outside scoring TRL's own; in it, statistics of the distribution that the objective takes them of."""
-        if not self._scoring:
-            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        if self._of_the_sampled_distribution() and not self.objective.log_clamp:
-            outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs, compute_entropy=True)
-        else:  # TRL's are at the sampling temperature: against them the ratio would not be 1 before any update
-            outputs = (*self._policy_statistics(*args, **kwargs), None)
-        self._behaviour_entropies = outputs[1]
-        return outputs
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate; before any training the gate is decided by H_ini of the policy as it is now."""
+        self.gate.ensure_for_evaluation()
+        return super().evaluate(*args, **kwargs)
 
-    def _of_the_sampled_distribution(self) -> bool:
-        """Return whether the objective takes its log-probabilities at the temperature that was sampled with."""
-        return self.objective.temperature(self.temperature) == self.temperature
-
-    def _policy_statistics(
-        self, model: Any, ids: Tensor, mask: Tensor, length: int, batch_size: int | None = None, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and entropies [N, length] of the last tokens of ids [N, T], as the loss has them."""
-        plain = replace(
-            PRESETS["grpo"],
-            log_clamp=self.objective.log_clamp,
-            entropy_temperature=self.objective.entropy_temperature,
-        )
-
-        def statistics(tokens: Tensor, written: Tensor, hidden: Tensor, head: LMHead) -> FusedLoss:
-            # No reward enters a statistic: any do, and every row is a group of its own.
-            scored = group_advantages(plain, torch.zeros(len(hidden), device=hidden.device), 1)
-            completions = prepare_completions(plain, scored, tokens, written, 1)
-            return fused_loss(
-                plain, hidden, head.weight, tokens, written, completions, 1, gate_active=False,
-                temperature=self.temperature, bias=head.bias, logit_scale=head.logit_scale, softcap=head.softcap,
-            )  # fmt: skip
-
-        found: list[FusedLoss] = []
-        size = batch_size or len(ids)
-        for rows, kept in zip(ids.split(size), mask.split(size), strict=True):
-            batch = {
-                "prompt_ids": rows[:, :-length],
-                "prompt_mask": kept[:, :-length],
-                "completion_ids": rows[:, -length:],
-                "completion_mask": kept[:, -length:].bool(),
-            }
-            loss = functools.partial(statistics, batch["completion_ids"], batch["completion_mask"])
-            with torch.no_grad():
-                found.append(self.policy_forward(model, batch, loss).value)
-        return torch.cat([part.logps for part in found]), torch.cat([part.token_entropies for part in found])
-
-    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        self._scoring, self._behaviour_entropies = True, None
-        try:
-            batch = super()._generate_and_score_completions(inputs)
-        finally:
-            self._scoring = False
-        if self._behaviour_entropies is not None:
-            # Several optimizer steps share this round: the gate and the entropy term stay those of the policy that
-            # sampled it.
-            mask = loss_mask(batch)
-            total = (self._behaviour_entropies.float() * mask).sum(dim=1)
-            batch["behaviour_entropy"] = total / mask.sum(dim=1).clamp(min=1)
-        if self.check_loss:
-            self.check_loss = False
-            found = self.check_first_group(batch)
-            if self.accelerator.is_main_process:
-                LOG.info(found.line())
-            if not found.passed:
-                raise ValueError(found.line())
-        return batch
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+    def policy_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """Return the loss (a scalar) of a micro-batch."""
         if unknown := set(inputs) - _TEXT_KEYS:
             raise ValueError(f"GTPOTrainer trains text models; this batch has {', '.join(sorted(unknown))}")
-        output, aux_loss = self.policy_forward(model, inputs, functools.partial(self._fused_loss, inputs))
-        mode = self._mode()
-        if self._of_the_sampled_distribution():  # vLLM's are: at another temperature they are not comparable
-            self._log_mismatch(output.logps, inputs)
-        if inputs.get("old_per_token_logps") is not None:
-            self._log_clipping(output, inputs)
-        entropy = inputs.get("behaviour_entropy", output.entropy)
-        self._log_completions(inputs["row"], entropy, output.kept)
-        tokens = self.accelerator.gather(loss_mask(inputs).sum()).sum()
-        self._metrics[mode]["entropy"].append(
-            (self.accelerator.gather(output.token_entropies.sum()).sum() / tokens).item()
-        )
+        output, aux_loss = policy_forward(self, model, inputs, functools.partial(self._fused_loss, inputs))
+        self._log(output, inputs)
         if aux_loss is None:
             loss: Tensor = output.loss
             return loss
-        self._metrics[mode]["aux_loss"].append(self.accelerator.gather(aux_loss.detach()).mean().item())
+        self.seam.log("aux_loss", self.accelerator.gather(aux_loss.detach()).mean().item())
         return output.loss + self.router_aux_loss_coef * aux_loss / self._accumulation()
 
     def _accumulation(self) -> int:
         """Return how many micro-batches make up the gradient that a micro-batch is a part of."""
-        return self.current_gradient_accumulation_steps if self.training_mode else 1
+        return self.current_gradient_accumulation_steps if self.seam.mode == "train" else 1
 
     def _fused_loss(self, inputs: dict[str, Any], hidden: Tensor, head: LMHead) -> FusedLoss:
         """Return the loss of a micro-batch from the hidden states [B, L, D] that predict its tokens."""
-        completions, gate_active = from_batch(inputs), self.gate_active()
+        completions, gate_active = from_batch(inputs), self.gate.active()
         if completions.old_entropy is not None:
             completions = completions._replace(
                 old_keep_mask=entropy_gate(
@@ -199,10 +150,10 @@ class GTPOTrainer(CalibratedTrainer):
             inputs["completion_ids"],
             loss_mask(inputs),
             completions,
-            self._group_size(),
+            self.seam.group_size,
             gate_active=gate_active,
             # The micro-batches of a step add up, the ranks are averaged: B of the step is this many per rank.
-            groups=len(completions.advantages) * self._accumulation() / self._group_size(),
+            groups=len(completions.advantages) * self._accumulation() / self.seam.group_size,
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
             temperature=self.temperature,
@@ -210,6 +161,16 @@ class GTPOTrainer(CalibratedTrainer):
             logit_scale=head.logit_scale,
             softcap=head.softcap,
         )
+
+    def _log(self, output: FusedLoss, inputs: dict[str, Any]) -> None:
+        """Log what the forward has found: entropies, the gate's choice, clipping, the distance from the sampler."""
+        if self.behaviour.of_the_sampled_distribution():  # vLLM's are: at another temperature they are not comparable
+            self.groups.log_mismatch(output.logps, inputs)
+        if inputs.get("old_per_token_logps") is not None:
+            self._log_clipping(output, inputs)
+        self.groups.log_completions(inputs["row"], inputs.get("behaviour_entropy", output.entropy), output.kept)
+        tokens = self.accelerator.gather(loss_mask(inputs).sum()).sum()
+        self.seam.log("entropy", (self.accelerator.gather(output.token_entropies.sum()).sum() / tokens).item())
 
     def _log_clipping(self, output: FusedLoss, inputs: dict[str, Any]) -> None:
         """Log the share of tokens whose policy gradient the clipping takes away, under TRL's names."""
@@ -220,27 +181,4 @@ class GTPOTrainer(CalibratedTrainer):
         counts = self.accelerator.gather(torch.stack([low.sum(), high.sum(), mask.sum()])).view(-1, 3).sum(dim=0)
         shares = (counts[:2] / counts[2].clamp(min=1)).tolist()
         for name, share in zip(("low_mean", "high_mean", "region_mean"), (*shares, sum(shares)), strict=True):
-            self._metrics[self._mode()][f"clip_ratio/{name}"].append(share)
-
-    def check_first_group(self, batch: dict[str, Any]) -> Check:
-        """Compare the fused loss with the reference on the first group of a round. All processes take part."""
-        group, rows = self._group_size(), {}
-        names = {"prompt_ids": True, "prompt_mask": True, "completion_ids": False, "completion_mask": False}
-        for name, left in names.items():
-            whole = self.accelerator.pad_across_processes(batch[name], dim=1, pad_first=left)
-            rows[name] = self.accelerator.gather(whole)[:group]
-        lengths = rows["completion_mask"].sum(dim=1)
-        truncated = self.rollouts[self._mode()].truncated[:group]
-        loss = functools.partial(
-            compare_losses,
-            self.objective,
-            completion_ids=rows["completion_ids"],
-            completion_mask=torch.arange(rows["completion_ids"].size(1), device=lengths.device) < lengths[:, None],
-            rewards=self.total_rewards()[:group],
-            initial_entropy=self.initial_entropy,
-            temperature=self.temperature,
-            truncated=truncated,
-        )
-        with torch.no_grad():
-            found: Check = self.policy_forward(self.model_wrapped, rows, loss).value
-        return found
+            self.seam.log(f"clip_ratio/{name}", share)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, NamedTuple, cast
 
@@ -102,3 +102,23 @@ def add_policy_head(model: Any) -> None:
             return PolicyOutput(policy_loss(hidden, whole), aux_loss)
 
     model.forward = types.MethodType(forward, model)
+
+
+def policy_forward(
+    trainer: Any, model: Any, batch: Mapping[str, Any], loss: Callable[[Tensor, LMHead], Any]
+) -> PolicyOutput:
+    """Run a model's forward as its trainer does; return what `loss` makes of the hidden states of the completions.
+
+    batch: prompt_ids, prompt_mask, completion_ids, completion_mask [B, .]; loss: of the hidden states [B, L, D] that
+    predict the completions' tokens.
+    """
+    length = batch["completion_ids"].size(1)
+    router = {"output_router_logits": True} if trainer.aux_loss_enabled else {}
+    with trainer.accelerator.autocast():
+        output: PolicyOutput = model(
+            input_ids=torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
+            attention_mask=torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
+            policy_loss=lambda hidden, head: loss(hidden[:, -length - 1 : -1], head),
+            **router,
+        )
+    return output

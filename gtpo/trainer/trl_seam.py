@@ -1,40 +1,80 @@
-"""What parts beside a trainer read, set and wrap of TRL's and transformers' private names: all of it, in one place.
+"""TRL's and transformers' private names, all of them in this file: what is wrapped, read, set and replaced.
 
-A part (`gtpo.callbacks`) never touches a private name by itself. It asks `seam_of(trainer)`, and lets a function of its
-own stand for a method of one trainer by `around`. TRL 1.15 and 1.16 agree in all of these; `WRAPPED` and `FIELDS` are
-what tests/gtpo/test_trl_contract.py compares with the release that is installed.
+A part (`gtpo.callbacks`) and GTPOTrainer ask `seam_of(trainer)`, which has names of ours. `Seam.around` lets a function
+stand for a method of one trainer, whatever its class. TRL 1.15 and 1.16 agree in every one of these names, so that one
+file serves both; `check_version` refuses another minor. tests/gtpo/test_trl_contract.py compares METHODS and FIELDS
+with the release that is installed.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import version
+from typing import Any, NamedTuple, TypeVar
 
+import torch
+from torch import Tensor
 from trl import GRPOTrainer
+from trl.generation import vllm_generation
+from trl.trainer import grpo_trainer
 
-from gtpo.trainer.group_statistics import GroupLoggingTrainer
-from gtpo.trainer.rollout import Rollout
+from gtpo.common.errors import UserError
 
-WRAPPED: dict[str, list[str]] = {
-    "_generate_and_score_completions": ["inputs"],
-    "_get_output_dir": ["trial"],
-    "_save_checkpoint": ["model", "trial"],
-    "_load_optimizer_and_scheduler": ["checkpoint"],
-    "_load_from_checkpoint": ["resume_from_checkpoint", "model"],
+MINORS = ("1.15", "1.16")
+"""The releases of TRL whose private names these are."""
+
+METHODS: dict[str, tuple[str, list[str]]] = {
+    "output_folder": ("_get_output_dir", ["trial"]),
+    "save": ("_save_checkpoint", ["model", "trial"]),
+    "load_state": ("_load_optimizer_and_scheduler", ["checkpoint"]),
+    "load_weights": ("_load_from_checkpoint", ["resume_from_checkpoint", "model"]),
+    "epoch": ("_run_epoch", []),
+    "order": ("_get_train_sampler", []),
+    "compute_loss": ("compute_loss", []),
+    "loss": ("_compute_loss", ["model", "inputs"]),
+    "round": ("_generate_and_score_completions", ["inputs"]),
+    "generate": ("_generate", ["prompts"]),
+    "rewards": ("_calculate_rewards", ["inputs", "prompts", "completions", "completion_ids_list"]),
+    "statistics": ("_get_per_token_logps_and_entropies", []),
 }
-"""Private methods that parts wrap -> their parameters; beside them `_get_train_sampler` and `_run_epoch`."""
+"""Our name of a method that is wrapped or called -> TRL's, and its parameters where they are relied upon."""
+
+SAMPLED = ("loss", "round", "generate", "rewards", "statistics")
+"""Methods that a GRPOTrainer alone has."""
 
 FIELDS = (
-    *("_step", "_buffered_inputs", "_last_loaded_step", "_total_train_tokens", "_metrics"),
-    *("_tr_loss", "_globalstep_last_logged"),
+    *("_total_train_tokens", "_metrics", "_tr_loss", "_globalstep_last_logged"),
+    *("_step", "_buffered_inputs", "_last_loaded_step", "_tokenizer"),
 )
-"""Private fields that parts read and set."""
+"""Private fields that are read and set; from `_step` on a GRPOTrainer's alone."""
+
+Part = TypeVar("Part")
 
 
-def around(trainer: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Let `wrapper(plain, ...)` stand for a method of this one trainer; `plain` is the method as it was."""
-    setattr(trainer, name, functools.partial(wrapper, getattr(trainer, name)))
+def check_version(found: str) -> None:
+    """Raise UserError where a release of TRL is none whose private names are known."""
+    if ".".join(found.split(".")[:2]) not in MINORS:
+        beyond = re.sub("[0-9]+$", lambda minor: str(int(minor[0]) + 1), MINORS[-1])
+        raise UserError(
+            f"gtpo knows the private methods of TRL {' and '.join(MINORS)}, found {found}: "
+            f"pip install 'trl>={MINORS[0]},<{beyond}'"
+        )
+
+
+check_version(version("trl"))
+
+
+class Sampled(NamedTuple):
+    """One completion per prompt."""
+
+    prompt_ids: list[list[int]]
+    completion_ids: list[list[int]]
+    completions: list[Any]
+    """As reward functions get them: text, or messages."""
 
 
 class Seam:
@@ -43,21 +83,24 @@ class Seam:
     samples = False
     micro_step = 0
     """Micro-batches so far, of one process."""
-    rollout: Rollout | None = None
-    """The round of sampling in use, where the trainer keeps it."""
     round_inputs: Any = None
     """The micro-batches of the round of sampling in use."""
     reference_model: Any = None
+    temperature = 1.0
+    """Of the sampling; 1 where nothing is sampled."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
-        self.stopwatch: dict[str, float] = trainer.stopwatch if isinstance(trainer, GroupLoggingTrainer) else {}
-        """Seconds since the last logged step, by part."""
+
+    def around(self, name: str, wrapper: Callable[..., Any]) -> None:
+        """Let `wrapper(plain, ...)` stand for a method of METHODS; `plain` is the method as it was."""
+        method = METHODS[name][0]
+        setattr(self.trainer, method, functools.partial(wrapper, getattr(self.trainer, method)))
 
     @property
-    def temperature(self) -> float:
-        """Of the sampling; 1 where nothing is sampled."""
-        return 1.0
+    def mode(self) -> str:
+        """`train` or `eval`."""
+        return "train" if self.trainer.model is not None and self.trainer.model.training else "eval"
 
     @property
     def tokens_seen(self) -> int:
@@ -75,9 +118,19 @@ class Seam:
     def forget_round(self) -> None:
         """Sample anew before the next step, also within a round, from the weights as they are now."""
 
+    def load_weights(self, folder: str) -> None:
+        """Put the weights of a folder into the trainer's model."""
+        self.trainer._load_from_checkpoint(folder, self.trainer.model)
+
+    # -- metrics -------------------------------------------------------------------------------------------------------
+
     def log(self, name: str, value: float) -> None:
         """Let the next line of the log have `value` in its mean of `name`."""
-        self.trainer._metrics["train"][name].append(value)
+        self.trainer._metrics[self.mode][name].append(value)
+
+    def logged(self, name: str) -> float:
+        """Return what was logged last under a name."""
+        return float(self.trainer._metrics[self.mode][name][-1])
 
     def open_window(self) -> dict[str, Any] | None:
         """Return what a process has gathered since the last line of the log; None at a line."""
@@ -123,24 +176,25 @@ class SampledSeam(Seam):
         self.trainer._buffered_inputs = inputs
 
     @property
-    def rollout(self) -> Rollout | None:
-        """The round of sampling in use; None for TRL's own trainer, which keeps none."""
-        return self.trainer.rollouts.get("train") if isinstance(self.trainer, GroupLoggingTrainer) else None
-
-    @rollout.setter
-    def rollout(self, rollout: Rollout | None) -> None:
-        assert rollout is not None
-        self.trainer.rollouts["train"] = rollout
-
-    @property
     def reference_model(self) -> Any:
         """TRL's reference of its KL term, where it has one as a model of its own."""
         return self.trainer.ref_model
 
     @property
-    def temperature(self) -> float:
+    def temperature(self) -> float:  # type: ignore[override]
         """Of the sampling."""
         return float(self.trainer.temperature)
+
+    @property
+    def group_size(self) -> int:
+        """Completions per prompt, of the mode that the model is in."""
+        trainer = self.trainer
+        return int(trainer.num_generations if self.mode == "train" else trainer.num_generations_eval)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer, also where the processing class is a processor around it."""
+        return self.trainer._tokenizer
 
     def mid_round(self) -> bool:
         """Return whether a round of sampling still feeds later steps."""
@@ -152,7 +206,89 @@ class SampledSeam(Seam):
         self.trainer._buffered_inputs = None
         self.trainer._last_loaded_step = -1  # vLLM takes the weights anew
 
+    def sample(self, prompts: Sequence[Any]) -> Sampled:
+        """Return a completion for each prompt of this process. All processes call it."""
+        generated = self.trainer._generate(list(prompts))
+        return Sampled(generated[0], generated[1], generated[3])
 
-def seam_of(trainer: Any) -> Seam:
-    """Return a trainer's seam."""
+    @contextmanager
+    def aside(self, seed: int) -> Iterator[None]:
+        """Let `sample` draw from its own random stream.
+
+        Random numbers, metrics and counters of the training are afterwards what they were.
+        """
+        trainer = self.trainer
+        generations, seen, metrics = trainer.num_generations, trainer.state.num_input_tokens_seen, trainer._metrics
+        trainer.num_generations, trainer._metrics = 1, {**metrics, "train": defaultdict(list)}
+        try:
+            with torch.random.fork_rng():
+                torch.manual_seed(seed + trainer.accelerator.process_index)
+                yield
+        finally:
+            trainer.num_generations, trainer._metrics = generations, metrics
+            trainer.state.num_input_tokens_seen = seen
+
+
+def seam_of(trainer: Any) -> Any:
+    """Return a trainer's seam: a SampledSeam for a GRPOTrainer, else a Seam."""
     return SampledSeam(trainer) if isinstance(trainer, GRPOTrainer) else Seam(trainer)
+
+
+def part_of(trainer: Any, kind: type[Part]) -> Part | None:
+    """Return the part of a class that a trainer has, or None."""
+    return next((part for part in trainer.callback_handler.callbacks if isinstance(part, kind)), None)
+
+
+class OwnLossTrainer(GRPOTrainer):
+    """GRPOTrainer whose loss is that of a subclass."""
+
+    def policy_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """Return the loss (a scalar) of a micro-batch."""
+        raise NotImplementedError
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        return self.policy_loss(model, inputs)
+
+
+class OwnEngine(vllm_generation.VLLMGeneration):
+    """VLLMGeneration whose engine and synchronisation a subclass may take over."""
+
+    def start(self) -> None:
+        """Start the engine, or connect to the server."""
+        super()._init_vllm()
+
+    def _init_vllm(self) -> None:
+        self.start()
+
+    def is_fsdp_1(self) -> bool:
+        """Return whether the weights are sharded by FSDP 1."""
+        return bool(self._dist.is_fsdp and self._dist.fsdp_version == 1)
+
+    def whole(self, parameters: list[Any]) -> AbstractContextManager[Any]:
+        """Let ZeRO-3's partitions of the parameters be whole inside."""
+        gathered: AbstractContextManager[Any] = self._dist.gather_params(parameters)
+        return gathered
+
+
+@contextmanager
+def sampling_with(engine: type[OwnEngine], **fields: Any) -> Iterator[None]:
+    """Let the GRPOTrainer that is built inside sample with an engine of this class; `fields` are set on it."""
+    module: Any = grpo_trainer
+    plain = module.VLLMGeneration
+    module.VLLMGeneration = type(engine.__name__, (engine,), fields)
+    try:
+        yield
+    finally:
+        module.VLLMGeneration = plain
+
+
+@contextmanager
+def engine_options(options: dict[str, Any]) -> Iterator[None]:
+    """Let the vLLM engine that is built inside have `options` over what TRL gives it."""
+    module: Any = vllm_generation
+    plain = module.LLM
+    module.LLM = lambda **given: plain(**given | options)
+    try:
+        yield
+    finally:
+        module.LLM = plain

@@ -19,10 +19,10 @@ from test_train_run import run
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.entropy import Calibration
 from gtpo.objective import PRESETS
-from gtpo.run.exact import CalibrationRecord
 from gtpo.run.folder import TrainFolder
-from gtpo.run.kept_calibrations import KeptCalibrations
+from gtpo.run.kept_calibrations import CalibrationRecord, KeptCalibrations
 from gtpo.run.stopping import Interrupt, StoppedBeforeTraining
+from gtpo.trainer.calibration import GateCalibration
 
 PROMPTS = ["1 + 2", "30 - 4", "7", "8 - 5 - 1", "2 + 2"]
 
@@ -68,18 +68,18 @@ def test_measured_once_and_reused_by_a_resumed_run(tmp_path: Path) -> None:
     first = trainer_at(tmp_path, model, tokenizer, asked)
     state = torch.get_rng_state()
     with logged(logging.INFO) as lines:
-        first.ensure_calibrated()
+        first.gate.ensure()
     assert torch.equal(torch.get_rng_state(), state), "the calibration leaves the run's random numbers as they were"
     assert asked == PROMPTS, "one completion for each sample, in the dataset's order"
     expected = brute_force(model, tokenizer)
-    assert first.calibration is not None
-    assert first.calibration.initial_entropy == pytest.approx(sum(expected) / 5, abs=1e-5)
-    assert first.calibration.samples == 5
+    assert first.gate.calibration is not None
+    assert first.gate.calibration.initial_entropy == pytest.approx(sum(expected) / 5, abs=1e-5)
+    assert first.gate.calibration.samples == 5
     told = "\n".join(lines)
     assert "5/5 samples" in told
     assert "entropy filter off: " in told, "this model starts above ln 2"
     assert "H_ini of 5 samples, all there are; the paper takes 100" in told
-    assert not first.gate_active()
+    assert not first.gate.active()
 
     # The policy has changed since; the resumed run must not look at it.
     with torch.no_grad():
@@ -89,24 +89,24 @@ def test_measured_once_and_reused_by_a_resumed_run(tmp_path: Path) -> None:
     again = trainer_at(tmp_path, model, tokenizer, asked)
     again.state.global_step = 3  # as `train(resume_from_checkpoint=...)` leaves it before the first step
     with logged(logging.INFO) as lines:
-        again.ensure_calibrated()
+        again.gate.ensure()
     assert asked == []
-    assert again.calibration == first.calibration
+    assert again.gate.calibration == first.gate.calibration
     told = "\n".join(lines)
     assert "measuring" not in told
     assert f"H_ini taken from {tmp_path / 'initial_entropy.json'}" in told
     (record,) = tmp_path.glob("*.json")
-    assert json.loads(record.read_text())["nats"] == first.calibration.initial_entropy
+    assert json.loads(record.read_text())["nats"] == first.gate.calibration.initial_entropy
 
 
 def test_nothing_is_measured_where_nothing_depends_on_it(tmp_path: Path) -> None:
     model, tokenizer = tiny_model()
     asked: list[str] = []
-    trainer_at(tmp_path, model, tokenizer, asked, preset="gtpo-no-filter").ensure_calibrated()
+    trainer_at(tmp_path, model, tokenizer, asked, preset="gtpo-no-filter").gate.ensure()
     given = trainer_at(tmp_path, model, tokenizer, asked, initial_entropy=0.42)
-    given.ensure_calibrated()
+    given.gate.ensure()
     assert asked == []
-    assert given.gate_active()
+    assert given.gate.active()
     assert given.objective == PRESETS["gtpo"]
 
 
@@ -125,9 +125,9 @@ def test_all_at_once_is_scored_in_parts(tmp_path: Path) -> None:
     model, tokenizer = tiny_model()
     asked: list[str] = []
     trainer = trainer_at(tmp_path, model, tokenizer, asked)
-    forwards, plain = [], trainer._entropies
-    trainer._entropies = lambda prompts, written: forwards.append(len(written)) or plain(prompts, written)  # type: ignore
-    found = trainer._completion_entropies(PROMPTS)
+    forwards, plain = [], trainer.gate._entropies
+    trainer.gate._entropies = lambda prompts, written: forwards.append(len(written)) or plain(prompts, written)  # type: ignore
+    found = trainer.gate._completion_entropies(PROMPTS)
     assert forwards == [2, 2, 1]
     assert found.tolist() == pytest.approx(brute_force(model, tokenizer), abs=1e-5)
 
@@ -171,7 +171,7 @@ def test_new_run_in_a_used_folder_measures_its_own(tmp_path: Path) -> None:
     with logged(logging.INFO) as lines:
         resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == 2
-    assert resumed.calibration == second.calibration
+    assert resumed.gate.calibration == second.gate.calibration
     assert asked[:5] != PROMPTS
     assert "initial_entropy.json" in "\n".join(lines)
 
@@ -180,9 +180,9 @@ def test_signal_while_it_measures_stops_the_run_after_the_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured: list[int] = []
-    plain = GTPOTrainer._completion_entropies
+    plain = GateCalibration._completion_entropies
 
-    def asked_to_stop(self: GTPOTrainer, prompts: Any) -> torch.Tensor:
+    def asked_to_stop(self: GateCalibration, prompts: Any) -> torch.Tensor:
         measured.append(len(prompts))
         os.kill(os.getpid(), signal.SIGTERM)
         return plain(self, prompts)
@@ -190,7 +190,7 @@ def test_signal_while_it_measures_stops_the_run_after_the_batch(
     # Four samples a batch, of eight: the second batch is not begun.
     changes = {"training.per_device_train_batch_size": 4, "training.max_steps": 2}
     with monkeypatch.context() as patched:
-        patched.setattr(GTPOTrainer, "_completion_entropies", asked_to_stop)
+        patched.setattr(GateCalibration, "_completion_entropies", asked_to_stop)
         with logged(logging.INFO) as told, pytest.raises(KeyboardInterrupt):
             run(tmp_path, **changes)
     assert measured == [4]

@@ -124,7 +124,7 @@ def test_no_old_policy_pass_where_a_round_feeds_one_step(
 
     class Counting(GTPOTrainer):
         def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-            calls.append(self._scoring)
+            calls.append(self.behaviour._scoring)
             return super()._get_per_token_logps_and_entropies(*args, **kwargs)
 
     def reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:
@@ -193,7 +193,7 @@ def test_what_the_objective_decides_is_refused_by_name(tmp_path: Path, changes: 
 
 def test_gate_needs_the_calibration(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="initial_entropy"):
-        untrained(folder, tmp_path).gate_active()
+        untrained(folder, tmp_path).gate.active()
 
 
 def test_objective_is_passed_whole_and_survives_json_and_pickle(tmp_path: Path) -> None:
@@ -263,8 +263,8 @@ def test_a_script_without_logging_of_its_own_sees_the_gates_decision(
     for name in ("handlers", "propagate", "level"):
         monkeypatch.setattr(LOG, name, [] if name == "handlers" else getattr(LOG, name))
     trainer = untrained(folder, tmp_path)
-    trainer.calibration = Calibration(0.1)
-    trainer.ensure_calibrated()
+    trainer.gate.calibration = Calibration(0.1)
+    trainer.gate.ensure()
     assert "entropy filter on: 0.100 < 0.693" in capsys.readouterr().err
 
 

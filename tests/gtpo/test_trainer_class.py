@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from test_train_run import config_of
-from trl import SFTTrainer
+from trl import GRPOTrainer, SFTTrainer
 
 from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
@@ -18,7 +18,6 @@ from gtpo.config import load_config
 from gtpo.plan.dry_run import gate_line
 from gtpo.run.command import train
 from gtpo.run.trainers import trainer_class
-from gtpo.trainer.group_statistics import ObservedGRPOTrainer
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = """\
@@ -65,15 +64,11 @@ def class_of(folder: Path, method: str, path: str | None) -> type:
 
 def test_a_method_has_its_class_and_a_users_class_takes_its_place(folder: Path) -> None:
     assert class_of(folder, "gtpo", None) is GTPOTrainer
-    assert class_of(folder, "grpo", None) is ObservedGRPOTrainer
+    assert class_of(folder, "grpo", None) is GRPOTrainer
     assert class_of(folder, "sft", None) is SFTTrainer
-    for method, name in (("gtpo", "Mine"), ("sft", "MySFT")):
+    for method, name in (("gtpo", "Mine"), ("grpo", "MyGRPO"), ("sft", "MySFT")):
         found = class_of(folder, method, name)
         assert (found.__module__, found.__name__) == ("my_trainers_of_the_test", name), "the class itself"
-    found = class_of(folder, "grpo", "MyGRPO")
-    order = [base.__name__ for base in found.__mro__]
-    assert order[:2] == ["MyGRPO", "ObservedGRPOTrainer"], "the groups' metrics are logged beside it"
-    assert order.index("ObservedGRPOTrainer") < order.index("MyGRPO", 1) < order.index("GRPOTrainer")
 
 
 @pytest.mark.parametrize(

@@ -14,60 +14,70 @@ from typing import Any
 import pytest
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer, SFTTrainer
+from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import utils
 
-import gtpo.run
+import gtpo
 from gtpo import GTPOTrainer
-from gtpo.trainer.trl_seam import FIELDS, WRAPPED
+from gtpo.common.errors import UserError
+from gtpo.trainer.trl_seam import FIELDS, METHODS, SAMPLED, check_version
 
 
 def test_trl_is_one_of_the_two_minor_versions() -> None:
     """The other one is tested by `make test-trl115`."""
-    assert version("trl").rsplit(".", 1)[0] in ("1.15", "1.16")
+    for known in ("1.15.0", "1.16.3", version("trl")):
+        check_version(known)
+    for unknown in ("1.14.2", "1.17.0", "2.0.0"):
+        with pytest.raises(UserError, match=rf"TRL 1.15 and 1.16, found {unknown}: pip install 'trl>=1.15,<1.17'"):
+            check_version(unknown)
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "parameters"),
     [
-        (GRPOTrainer, "_generate", ["self", "prompts"]),
-        (GRPOTrainer, "_calculate_rewards", ["self", "inputs", "prompts", "completions", "completion_ids_list"]),
-        (GRPOTrainer, "_generate_and_score_completions", ["self", "inputs"]),
-        (GRPOTrainer, "_compute_loss", ["self", "model", "inputs"]),
         (GRPOTrainer, "_get_train_sampler", ["self", "dataset"]),
         (GRPOTrainer, "_prepare_inputs", ["self", "generation_batch"]),
         (SFTTrainer, "_get_train_sampler", ["self", "train_dataset"]),
-        (Trainer, "_get_output_dir", ["self", "trial"]),
-        (Trainer, "_save_checkpoint", ["self", "model", "trial"]),
-        (Trainer, "_load_optimizer_and_scheduler", ["self", "checkpoint"]),
-        (Trainer, "_load_from_checkpoint", ["self", "resume_from_checkpoint", "model"]),
+        (VLLMGeneration, "_init_vllm", ["self"]),
+        (VLLMGeneration, "sync_weights", ["self"]),
     ],
 )
-def test_methods_that_are_overridden_or_called(owner: type, name: str, parameters: list[str]) -> None:
-    assert hasattr(owner, name), f"{owner.__name__}.{name} is gone"
+def test_methods_whose_parameters_differ_by_class(owner: type, name: str, parameters: list[str]) -> None:
     found = list(inspect.signature(inspect.unwrap(getattr(owner, name))).parameters)
     assert found == parameters, f"{owner.__name__}.{name} now takes {found}"
 
 
 @pytest.mark.parametrize("trainer", [GTPOTrainer, GRPOTrainer, SFTTrainer])
-def test_what_parts_take_hold_of_is_there(trainer: type) -> None:
-    """Every private name of `gtpo.trainer.trl_seam`, for every class that a part takes."""
-    sampled = {"_generate_and_score_completions"}
-    for name, parameters in WRAPPED.items():
-        if name not in sampled or issubclass(trainer, GRPOTrainer):
+def test_what_the_seam_takes_hold_of_is_there(trainer: type) -> None:
+    """Every private name of `gtpo.trainer.trl_seam`, for every class that it takes."""
+    for ours, (name, parameters) in METHODS.items():
+        if ours not in SAMPLED or issubclass(trainer, GRPOTrainer):
+            assert hasattr(trainer, name), f"{trainer.__name__}.{name} is gone"
             found = list(inspect.signature(inspect.unwrap(getattr(trainer, name))).parameters)
-            assert found == ["self", *parameters], f"{trainer.__name__}.{name} now takes {found}"
+            assert found[: 1 + len(parameters)] == ["self", *parameters], f"{trainer.__name__}.{name} now takes {found}"
+            assert not parameters or len(found) == 1 + len(parameters), f"{trainer.__name__}.{name} now takes {found}"
     sources = "".join(inspect.getsource(owner) for owner in trainer.__mro__ if owner is not object)
-    for field in FIELDS:
-        if field not in ("_step", "_buffered_inputs", "_last_loaded_step") or issubclass(trainer, GRPOTrainer):
-            assert re.search(rf"self\.{field}(: [^\n=]+)? = ", sources), f"{trainer.__name__}.{field} is gone"
+    for field in FIELDS if issubclass(trainer, GRPOTrainer) else FIELDS[: FIELDS.index("_step")]:
+        assert re.search(rf"self\.{field}(: [^\n=]+)? = ", sources), f"{trainer.__name__}.{field} is gone"
+
+
+def test_vllm_is_started_and_replaced_where_the_seam_does_it() -> None:
+    assert "self.vllm_generation = VLLMGeneration(" in inspect.getsource(GRPOTrainer)
+    source = inspect.getsource(VLLMGeneration)
+    assert "self.llm = LLM(" in source
+    assert "self._dist = DistributedBackend(accelerator)" in source
+    assert "self._dist.gather_params(" in source
+    assert "self._init_vllm()" in source
 
 
 def test_private_names_are_taken_hold_of_in_the_seam_alone() -> None:
-    """Nothing in gtpo.run and gtpo.callbacks reads a private name of a trainer."""
-    folder = Path(gtpo.run.__file__).parent
-    for path in [*folder.glob("*.py"), folder.parent / "callbacks.py"]:
-        found = re.findall(r"trainer\._\w+", path.read_text())
-        assert set(found) <= {"trainer._load_from_checkpoint"}, (path.name, found)
+    """No other module of gtpo calls a private name of a trainer, or names one."""
+    package = Path(gtpo.__file__).parent
+    names = [name for name, _ in METHODS.values() if name.startswith("_")] + list(FIELDS)
+    private = re.compile(rf"trainer\._\w+|super\(\)\._[a-z]\w+|[\"']({'|'.join(names)})[\"']|\._dist\b|_init_vllm")
+    for path in [*package.glob("trainer/*.py"), *package.glob("run/*.py"), package / "callbacks.py"]:
+        if path.name != "trl_seam.py":
+            assert not private.findall(path.read_text()), path.name
 
 
 def test_a_resumed_run_trains_its_epochs_in_a_method_of_its_own() -> None:

@@ -19,7 +19,6 @@ from trl import GRPOConfig, GRPOTrainer
 from gtpo.config import TrainConfig, load_config
 from gtpo.inputs.dataset import TrainingProblems
 from gtpo.run.command import train
-from gtpo.trainer.group_statistics import ObservedGRPOTrainer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,7 +64,7 @@ def replay(config: TrainConfig, weights: Path, results: Path, trl_arguments: dic
     """Train `config`, recording its rollouts; train TRL's own GRPOTrainer from `weights` on the same ones."""
     rollouts: list[tuple[Any, torch.Tensor]] = []
     ours: list[float] = []
-    generate, compute = ObservedGRPOTrainer._generate, ObservedGRPOTrainer._compute_loss
+    generate, compute = GRPOTrainer._generate, GRPOTrainer._compute_loss
 
     def recording_generate(self: Any, prompts: Any) -> Any:
         sampled = generate(self, prompts)
@@ -77,11 +76,11 @@ def replay(config: TrainConfig, weights: Path, results: Path, trl_arguments: dic
         ours.append(loss.item())
         return loss
 
-    ObservedGRPOTrainer._generate, ObservedGRPOTrainer._compute_loss = recording_generate, recording_loss
+    GRPOTrainer._generate, GRPOTrainer._compute_loss = recording_generate, recording_loss
     try:
         folder = train(config, results_dir=results)
     finally:
-        ObservedGRPOTrainer._generate, ObservedGRPOTrainer._compute_loss = generate, compute
+        GRPOTrainer._generate, GRPOTrainer._compute_loss = generate, compute
 
     theirs: list[float] = []
 
