@@ -29,8 +29,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
-import httpx
 import psutil
 import pyarrow.parquet as pq
 
@@ -114,8 +114,8 @@ class VLLMServer:
     @property
     def answers(self) -> bool:
         """Return whether it is up."""
-        with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=1.0).status_code == 200
+        with contextlib.suppress(OSError), urlopen(f"http://127.0.0.1:{self.port}/health", timeout=1.0) as answer:
+            return bool(answer.status == 200)
         return False
 
     def kill(self) -> None:

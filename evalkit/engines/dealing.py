@@ -37,6 +37,7 @@ class Dealer:
         self._waiting = deque(_Waiting(task, None) for task in tasks if task.missing)
         self._owed: dict[str, dict[SampleKey, Task]] = {}
         self._moves: Counter[SampleKey] = Counter()
+        self._shared: set[SampleKey] = set()  # what two workers owe
         self.left = sum(len(waiting.task.missing) for waiting in self._waiting)
         """Samples that are neither done nor failed."""
 
@@ -65,7 +66,33 @@ class Dealer:
         """Note that a sample is done, or has failed for good; False where the worker does not owe it (any more)."""
         if self._owed.get(worker, {}).pop(key, None) is None:
             return False
+        if key in self._shared:
+            self._shared.discard(key)
+            for owed in self._owed.values():
+                owed.pop(key, None)
         self.left -= 1
+        return True
+
+    def share(self, worker: str, other: str, key: SampleKey, *, keep: bool) -> None:
+        """Have another worker owe a sample: beside the first (`keep`; who is first settles it), or in its place."""
+        task = self._owed[worker][key] if keep else self._owed[worker].pop(key)
+        self._owed.setdefault(other, {})[key] = task
+        if keep:
+            self._shared.add(key)
+
+    def is_shared(self, key: SampleKey) -> bool:
+        """Return whether two workers owe a sample."""
+        return key in self._shared
+
+    def owes(self, worker: str, key: SampleKey) -> bool:
+        """Return whether a worker owes a sample (still)."""
+        return key in self._owed.get(worker, ())
+
+    def _only(self, key: SampleKey) -> bool:
+        """Return whether nobody owes a sample (any more)."""
+        if key in self._shared and any(key in owed for owed in self._owed.values()):
+            self._shared.discard(key)
+            return False
         return True
 
     def give_back(self, worker: str) -> int:
@@ -73,11 +100,12 @@ class Dealer:
         owed = self._owed.pop(worker, {})
         by_question: dict[tuple[str, str], list[int]] = {}
         for benchmark, question, index in owed:
-            by_question.setdefault((benchmark, question), []).append(index)
+            if self._only((benchmark, question, index)):
+                by_question.setdefault((benchmark, question), []).append(index)
         for (benchmark, question), indices in reversed(by_question.items()):
             task = replace(owed[benchmark, question, indices[0]], missing=tuple(sorted(indices)))
             self._waiting.appendleft(_Waiting(task, None))
-        return len(owed)
+        return sum(map(len, by_question.values()))
 
     def move(self, worker: str, key: SampleKey, most: int) -> bool:
         """Deal one sample again, after all else and to another worker; False where that was done `most` times."""
@@ -85,5 +113,7 @@ class Dealer:
             return False
         self._moves[key] += 1
         task = self._owed[worker].pop(key)
+        if not self._only(key):
+            return True
         self._waiting.append(_Waiting(replace(task, missing=(key[2],)), worker))
         return True

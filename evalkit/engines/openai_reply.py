@@ -1,12 +1,16 @@
-"""What an OpenAI-compatible server answers, checked field by field: a completion, or the reason why there is none."""
+"""What an OpenAI-compatible server answers, checked field by field: a completion, or the reason why there is none.
+
+A stream is put together from its events, a whole body is taken as its only one. What there is of a completion that
+came to no end is kept with the reason.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import email.utils
+import re
 import time
-from collections.abc import Mapping
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pydantic
 from pydantic import BaseModel, Field, StrictInt, StrictStr
@@ -16,6 +20,9 @@ LONGEST_MESSAGE = 300
 
 LONGEST_WAIT_S = 120.0
 """Most that a Retry-After header is followed."""
+
+LONGEST_BODY = 64 * 2**20
+"""Bytes of one answer."""
 
 _TRY_AGAIN = (408, 409, 425, 429)
 """Client errors that pass; every other one stays."""
@@ -29,7 +36,7 @@ CUT_OFF = frozenset({"length", "max_tokens", "max_output_tokens", "max_new_token
 class RequestError(Exception):
     """A request without a completion.
 
-    passing: another attempt may help, after pause_s. lost: the server itself may be gone.
+    passing: another attempt may help. lost: the server itself may be gone. pause_s: what it asks to wait.
     status: the HTTP status, where there was an answer. text: what there is of the completion.
     """
 
@@ -54,17 +61,37 @@ class Reply(NamedTuple):
     text: str
     tokens: int | None
     finish_reason: str
+    model: str | None = None
+    """The model that answered, as the server names it."""
+    fingerprint: str | None = None
+    """Its system_fingerprint."""
+
+
+class _Part(BaseModel):
+    """A part of a message: text, or thoughts that may have parts of their own."""
+
+    text: StrictStr | None = None
+    thinking: StrictStr | list[_Part] | None = None
+
+    def split(self) -> tuple[str, str]:
+        """Return text and thoughts."""
+        thoughts = self.thinking or ""
+        return self.text or "", thoughts if isinstance(thoughts, str) else "".join(p.text or "" for p in thoughts)
 
 
 class _Message(BaseModel):
-    content: StrictStr | None = None
+    content: StrictStr | list[_Part] | None = None
     reasoning_content: StrictStr | None = None
     reasoning: StrictStr | None = None
     refusal: StrictStr | None = None
 
 
 class _Choice(BaseModel):
-    message: _Message
+    index: int = 0
+    delta: _Message | None = None
+    message: _Message | None = None
+    text: StrictStr | None = None
+    """The completion, where it is not one of a chat."""
     finish_reason: StrictStr | None = None
 
 
@@ -72,40 +99,118 @@ class _Usage(BaseModel):
     completion_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
 
 
-class _ChatCompletion(BaseModel):
-    choices: Annotated[list[_Choice], Field(min_length=1)]
+class _Event(BaseModel):
+    choices: list[_Choice] | None = None
     usage: _Usage | None = None
+    model: StrictStr | None = None
+    system_fingerprint: StrictStr | None = None
+    error: Any = None
 
 
-def read_reply(status: int, headers: Mapping[str, str], body: bytes) -> Reply:
-    """Return the completion in an HTTP answer. Raises RequestError where it holds none."""
-    if status != 200:
-        passing = status >= 500 or status in _TRY_AGAIN
-        raise RequestError(
-            f"HTTP {status}: {error_message(body)}",
-            passing=passing,
-            lost=status >= 500,
-            pause_s=_retry_after(headers.get("retry-after", "")),
-            status=status,
-        )
-    try:
-        answer = _ChatCompletion.model_validate_json(body)
-    except pydantic.ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the body"
-        raise RequestError(f"malformed answer: {where}: {first['msg']}", passing=True) from None
-    choice = answer.choices[0]
-    reason, message = choice.finish_reason, choice.message
-    text = message.content or message.refusal or ""
-    thoughts = message.reasoning_content or message.reasoning
-    if thoughts:
-        text = f"<think>{thoughts}</think>{text}" if text or reason in ENDED else f"<think>{thoughts}"
-    if reason == "content_filter":
-        raise RequestError("the server's content filter withheld the completion", text=text)
-    if reason not in ENDED | CUT_OFF:
-        raise RequestError(f"the completion was not finished (finish_reason {reason})", passing=True, text=text)
-    tokens = answer.usage.completion_tokens if answer.usage is not None else None
-    return Reply(text, tokens, "length" if reason in CUT_OFF else "stop")
+class Answer:
+    """A completion that is being received. `feed` it what comes; `reply` when that is all. Both raise RequestError."""
+
+    def __init__(self) -> None:
+        self.deltas = 0
+        """Events that brought something: about as many as tokens."""
+        self._streamed: bool | None = None
+        self._body, self._size, self._events = b"", 0, 0
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._tokens: int | None = None
+        self._reason: str | None = None
+        self._model: str | None = None
+        self._fingerprint: str | None = None
+
+    def feed(self, part: bytes) -> bool:
+        """Take bytes of the body; return whether they brought anything new: an event, or the begin of a whole body."""
+        self._size += len(part)
+        if self._size > LONGEST_BODY:
+            raise RequestError(f"an answer of more than {LONGEST_BODY >> 20} MiB", text=self.text())
+        self._body += part
+        if self._streamed is None:  # by its first characters: servers send either under the other's content type
+            begin = self._body.lstrip()[:16]
+            if not begin or (len(begin) < 6 and re.fullmatch(rb"[a-z]+", begin)):
+                return False
+            self._streamed = re.match(rb"(data|event|id|retry)?:", begin) is not None
+            if not self._streamed:
+                return True
+        elif not self._streamed:
+            return False
+        *lines, self._body = self._body.split(b"\n")
+        before = self._events
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._add(line[5:].strip())
+        return self._events > before
+
+    def _add(self, document: bytes) -> None:
+        """Take one event."""
+        self._events += 1
+        if not document or document == b"[DONE]":
+            return
+        try:
+            event = _Event.model_validate_json(document)
+        except pydantic.ValidationError as error:
+            first = error.errors(include_input=False, include_url=False)[0]
+            where = ".".join(map(str, first["loc"])) or "the body"
+            message = f"malformed answer: {where}: {first['msg']}"
+            raise RequestError(message, passing=True, text=self.text()) from None
+        if event.error is not None:
+            said = event.error.get("message", event.error) if isinstance(event.error, dict) else event.error
+            raise RequestError(f"the server broke off: {one_line(str(said))}", passing=True, text=self.text())
+        self._model, self._fingerprint = event.model or self._model, event.system_fingerprint or self._fingerprint
+        if event.usage is not None and event.usage.completion_tokens is not None:
+            self._tokens = event.usage.completion_tokens
+        for choice in event.choices or ():
+            if choice.index != 0:  # one was asked for
+                continue
+            self._reason = choice.finish_reason or self._reason
+            said = choice.delta or choice.said or _Message(content=choice.text)
+            parts = [_Part(text=said.content)] if isinstance(said.content, str) else said.content or []
+            for text, thoughts in [part.split() for part in parts]:
+                self._texts.append(text)
+                self._thoughts.append(thoughts)
+            self._texts.append(said.refusal or "")
+            self._thoughts.append(said.reasoning_content or said.reasoning or "")
+            self.deltas += bool(parts or said.refusal or self._thoughts[-1])
+
+    def text(self) -> str:
+        """Return what there is of the completion, thoughts in their tags."""
+        text, thoughts = "".join(self._texts), "".join(self._thoughts)
+        if not thoughts:
+            return text
+        return f"<think>{thoughts}</think>{text}" if text or self._reason in ENDED else f"<think>{thoughts}"
+
+    def reply(self) -> Reply:
+        """Return the whole completion."""
+        if not self._streamed:
+            self._add(self._body.strip() or b"{")
+        elif self._body.startswith(b"data:"):
+            self._add(self._body[5:].strip())
+        text, reason = self.text(), self._reason
+        if reason == "content_filter":
+            raise RequestError("the server's content filter withheld the completion", text=text)
+        if reason not in ENDED | CUT_OFF:
+            if not self._streamed and not self._texts:
+                raise RequestError("malformed answer: choices: there are none", passing=True)
+            raise RequestError(f"the completion was not finished (finish_reason {reason})", passing=True, text=text)
+        ending = "length" if reason in CUT_OFF else "stop"
+        return Reply(text, self._tokens, ending, self._model, self._fingerprint)
+
+
+def refused(status: int, headers: Any, body: bytes) -> RequestError:
+    """Return the error in an HTTP answer whose status is not 200."""
+    if 300 <= status < 400:
+        where = one_line(str(headers.get("location", "?")))
+        return RequestError(f"HTTP {status}: it redirects to {where}; --base-url takes that address", status=status)
+    return RequestError(
+        f"HTTP {status}: {error_message(body)}",
+        passing=(status >= 500 or status in _TRY_AGAIN) and b"insufficient_quota" not in body,
+        lost=status >= 500,
+        pause_s=_retry_after(headers.get("retry-after", "")),
+        status=status,
+    )
 
 
 def error_message(body: bytes) -> str:

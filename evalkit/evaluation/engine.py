@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from gtpo.evalkit.engines.base import Engine, Sampling
+from gtpo.evalkit.engines.base import Engine, Sampling, Task
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.evalkit.evaluation.settings import EvalSettings
 
 from gtpo.common.errors import UserError
 from gtpo.common.packages import installed, require
+
+if TYPE_CHECKING:
+    from gtpo.evalkit.engines.openai_address import Access
 
 
 def choose_engine(settings: EvalSettings) -> str:
@@ -46,23 +50,42 @@ def check_deterministic(settings: EvalSettings, engine: str) -> None:
         check_batch_invariant()
 
 
+def servers(settings: EvalSettings, ref: ModelRef) -> tuple[list[str], Access]:
+    """Return the addresses of the servers, and how they are asked. UserError where they are not given, or wrong."""
+    from gtpo.evalkit.engines.openai_address import access, server_urls
+
+    urls = server_urls(ref, settings.base_url or (), settings.api_key_env)
+    return urls, access(settings.api_key_env, settings.header or (), settings.timeout, settings.total_timeout)
+
+
 def make_engine(
-    settings: EvalSettings, ref: ModelRef, sampling: Sampling, longest_prompt: int, rows: int | None = None
+    settings: EvalSettings,
+    ref: ModelRef,
+    sampling: Sampling,
+    longest_prompt: int,
+    rows: int | None = None,
+    first: Sequence[Task] = (),
 ) -> Engine:
-    """Start the engine. rows: the batch size that the run was begun with, for the transformers engine."""
+    """Start the engine.
+
+    rows: the batch size that the run was begun with, for the transformers engine. first: the first questions, which
+    servers are asked before all else.
+    """
     name = choose_engine(settings)
     if name == "openai":
         from gtpo.evalkit.engines.openai import OpenAIEngine
 
+        urls, access = servers(settings, ref)
         return OpenAIEngine(
             ref,
             sampling,
-            base_urls=settings.base_url or (),
-            api_key_env=settings.api_key_env,
+            urls,
+            access,
             concurrency=settings.concurrency,
-            timeout_s=settings.timeout,
             retries=settings.retries,
-            chat_template_kwargs=settings.template_kwargs(),
+            wait_s=settings.wait_for_server,
+            body=settings.request_body(),
+            first=first,
         )
     if name == "vllm":
         options: dict[str, Any] = {

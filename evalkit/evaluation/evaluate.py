@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Prompt, Sampling, Task, check_context
+from gtpo.evalkit.engines.canaries import change
 from gtpo.evalkit.engines.model_ref import ModelRef, content_hashes, fingerprint, resolve_model
 from gtpo.evalkit.evaluation.benchmarks import (
     check_questions,
@@ -19,7 +20,7 @@ from gtpo.evalkit.evaluation.benchmarks import (
     load_problems,
     select_problems,
 )
-from gtpo.evalkit.evaluation.engine import check_deterministic, choose_engine, make_engine
+from gtpo.evalkit.evaluation.engine import check_deterministic, choose_engine, make_engine, servers
 from gtpo.evalkit.evaluation.pipeline import Incomplete, Interrupt, ScoringPipeline
 from gtpo.evalkit.evaluation.progress import Progress
 from gtpo.evalkit.evaluation.record import (
@@ -95,7 +96,8 @@ class Plan:
             dtype=settings.dtype if self.engine != "openai" else None,
             deterministic=settings.deterministic,
         )
-        how = SamplingRecord(**asdict(sampling))
+        body = settings.request_body() if settings.extra_body else None
+        how = SamplingRecord(**asdict(sampling), **({"extra_body": body} if body else {}))
         return Asked(_model_record(self.ref), engine, how, self.prompt, self.benchmarks, self.problems)
 
     def tasks(self, n: int) -> list[Task]:
@@ -159,7 +161,9 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                         LOG.info("starting %s with %s", plan.engine, plan.ref.adapter or plan.ref.source)
                         loading = time.monotonic()
                         with libraries_aside():
-                            source = make_engine(settings, plan.ref, sampling, plan.longest_prompt, record.engine.rows)
+                            source = make_engine(
+                                settings, plan.ref, sampling, plan.longest_prompt, record.engine.rows, tasks
+                            )
                         stack.callback(source.close)
                         LOG.info("engine ready after %.0f s", time.monotonic() - loading)
                     assert source is not None
@@ -239,10 +243,10 @@ def plan_evaluation(settings: EvalSettings, verifier: Verifier, engine: str) -> 
 
     recommended = local.recommended_sampling(ref) if settings.sampling == "model" else {}
     if engine == "openai":
-        from gtpo.evalkit.engines.openai_server import served_context
+        from gtpo.evalkit.engines.openai_address import served_context
 
         prompts = {key: Prompt(conversation) for key, conversation in messages.items()}
-        template_hash, context = None, served_context(ref, settings.base_url or (), settings.api_key_env)
+        template_hash, context = None, served_context(ref, *servers(settings, ref), settings.wait_for_server)
     else:
         config = local.load_config(ref, trust_remote_code=settings.trust_remote_code)
         local.check_adapter(ref, config)
@@ -311,6 +315,12 @@ def _engine_record(
             f"{path} was sampled in {before}, and --dtype {settings.dtype} means {now.compute_dtype} on this machine: "
             f"repeat it with --dtype {before}, or choose another --out"
         )
+    if old.engine.canaries is not None and now.canaries is not None:
+        refused, named = change(old.engine.canaries, now.canaries)
+        if refused is not None:
+            raise UserError(f"{path} was sampled from another model: {refused}. Choose another --out")
+        for said in named:
+            LOG.warning("the server has changed since %s was begun: %s", path, said)
     if earlier := old.engine.followed_by(now):
         now.earlier = earlier
         LOG.warning("the samples are of several versions or machines; eval.json lists them under engine.earlier")

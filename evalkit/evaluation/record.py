@@ -80,6 +80,8 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, asked: Asked, old: 
     Metrics stay in the record until better ones are known: a raise of k that stops leaves those of the smaller k.
     """
     command = command_line()
+    for header in settings.header or ():  # it may be a key
+        command = command.replace(value, "***") if (value := header.partition(":")[2].strip()) else command
     of_this: dict[str, Any] = {"n_asked": asked.sampling.n, "finish_with": command}
     record = EvalRecord(
         schema_version=EVAL_SCHEMA_VERSION,

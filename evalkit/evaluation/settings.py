@@ -126,7 +126,20 @@ class EvalSettings(BaseModel):
     )
     api_key_env: str = option("OPENAI_API_KEY", "Environment variable that holds the API key.", engines=SERVERS)
     concurrency: int = option(64, "Maximum requests in flight at each server.", engines=SERVERS, ge=1)
-    timeout: float = option(600.0, "Seconds without a byte until a request fails.", engines=SERVERS, gt=0.0)
+    timeout: float = option(600.0, "Seconds without a new token until a request fails.", engines=SERVERS, gt=0.0)
+    total_timeout: float | None = option(
+        None, "Seconds until a request fails in any case (default: 60 times --timeout).", engines=SERVERS, gt=0.0
+    )
+    wait_for_server: float = option(
+        0.0, "Seconds to wait where no server answers, at the start or in between.", engines=SERVERS, ge=0.0
+    )
+    extra_body: str | None = option(
+        None, "JSON object of further fields for every request, e.g. '{\"reasoning_effort\": \"low\"}'.",
+        engines=SERVERS,
+    )  # fmt: skip
+    header: Sequence[str] | None = option(
+        None, "Further header 'Name: value' (repeatable); '$NAME' stands for an environment variable.", engines=SERVERS
+    )
     retries: int = option(5, "Further attempts of a failed request.", engines=SERVERS, ge=0)
     fail_on_error: str = option("5%", "Stop when more samples than this fail: a number, or a share (0.05 or 5%).")
     deterministic: bool = option(False, "Samples that do not depend on what shares their batch.")
@@ -175,7 +188,7 @@ class EvalSettings(BaseModel):
             raise UserError(f"--{'samples' if self.samples else 'k'} must be at most {MAX_SAMPLES}, found {self.n}")
         self.check_greedy(self.temperature)
         self.failure_limit(1)
-        self.template_kwargs()
+        self.request_body()
         self.shard_of()
         if self.completions is None and self.model is None:
             raise UserError("gtpo eval needs a MODEL (Hub name, folder or train run), or --completions FILE")
@@ -249,15 +262,16 @@ class EvalSettings(BaseModel):
 
     def template_kwargs(self) -> dict[str, Any] | None:
         """Return --chat-template-kwargs. UserError unless it is a JSON object."""
-        if self.chat_template_kwargs is None:
-            return None
-        try:
-            found = json.loads(self.chat_template_kwargs)
-        except ValueError as error:
-            raise UserError(f"--chat-template-kwargs is not valid JSON ({error})") from None
-        if not isinstance(found, dict):
-            raise UserError("--chat-template-kwargs must be a JSON object, e.g. '{\"enable_thinking\": true}'")
-        return found
+        return _json_object("--chat-template-kwargs", self.chat_template_kwargs, '{"enable_thinking": true}')
+
+    def request_body(self) -> dict[str, Any] | None:
+        """Return --extra-body, with --chat-template-kwargs. UserError unless it is a JSON object of other fields."""
+        body = _json_object("--extra-body", self.extra_body, '{"reasoning_effort": "low"}')
+        taken = (*SAMPLING_DEFAULTS, "model", "messages", "prompt", "max_tokens", "seed", "stream", "n")
+        if own := sorted(set(body or ()) & set(taken)):
+            raise UserError(f"--extra-body: {', '.join(own)} is set by gtpo eval itself, or by an option of its own")
+        kwargs = self.template_kwargs()
+        return {**(body or {}), "chat_template_kwargs": kwargs} if kwargs else body
 
     def shard_of(self) -> Shard | None:
         """Return the shard asked for; UserError unless it is i/n with 1 <= i <= n."""
@@ -267,6 +281,17 @@ class EvalSettings(BaseModel):
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
             raise UserError(f'--shard is i/n, e.g. 1/4 to 4/4, found "{self.shard}"')
         return Shard(int(match[1]), int(match[2]))
+
+
+def _json_object(flag: str, text: str | None, example: str) -> dict[str, Any] | None:
+    """Return the object in an option's text. UserError where there is none."""
+    try:
+        found = None if text is None else json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{flag} is not valid JSON ({error})") from None
+    if text is not None and not isinstance(found, dict):
+        raise UserError(f"{flag} must be a JSON object, e.g. '{example}'")
+    return found
 
 
 def flag_of(name: str) -> str:

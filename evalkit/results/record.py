@@ -199,6 +199,9 @@ class EngineRecord(_Block):
     """Batch rows, engine transformers: its samples' rounding depends on them."""
     deterministic: bool = False
     """Whether a sample does not depend on what shares its batch, by --deterministic."""
+    canaries: dict[str, Any] | None = None
+    """Servers: which models and system_fingerprints answer, whether seeds matter and repeat, and hashes of first texts.
+    """
     earlier: list[EarlierEngine] = []
     """What else the run's samples were made on: versions and hardware of earlier sessions."""
 
@@ -230,6 +233,8 @@ class SamplingRecord(_Block):
     """0 is off."""
     repetition_penalty: float = 1.0
     """1 is off."""
+    extra_body: dict[str, Any] | None = None
+    """Further fields of every request to a server."""
 
 
 class PromptRecord(_Block):
@@ -337,6 +342,7 @@ IDENTITY = (
     "model.generation_config", "engine.name", "engine.dtype",
     "engine.deterministic", "sampling.temperature", "sampling.top_p", "sampling.top_k", "sampling.min_p",
     "sampling.presence_penalty", "sampling.repetition_penalty", "sampling.max_tokens", "sampling.seed",
+    "sampling.extra_body",
     "prompt.system", "prompt.chat_template_hash", "prompt.chat_template_kwargs", "shard",
 )  # fmt: skip
 """Settings that a run keeps for life: samples drawn under others would not be of one kind."""

@@ -11,6 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from gtpo.evalkit.engines import canaries
+
 
 class Reply(NamedTuple):
     """What the server sends, and how badly."""
@@ -43,6 +45,8 @@ class Server:
 
     def __init__(self, behaviour: Behaviour | None = None, model: str = "m") -> None:
         self.behaviour: Behaviour = behaviour or (lambda payload, times: completion(payload))
+        self.canary: Behaviour = lambda payload, times: completion(payload)
+        """Replies to what is asked before a session; it is not in the log."""
         self.requests: list[dict[str, Any]] = []
         self.served: set[int] = set()
         self.times: Counter[int] = Counter()
@@ -59,6 +63,9 @@ class Server:
 
             def do_POST(self) -> None:
                 payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if payload.get("max_tokens", payload.get("max_completion_tokens")) == canaries.TOKENS:
+                    self._answer(outer.canary(payload, 1))
+                    return
                 with outer._lock:
                     outer.requests.append({**payload, "authorization": self.headers.get("Authorization")})
                     outer.times[payload["seed"]] += 1

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gtpo.evalkit.engines.openai as engine
+import gtpo.evalkit.engines.openai_dispatch as dispatch
 import pytest
-from gtpo.evalkit.engines.base import Generation, Prompt, Sampling, Task
+from gtpo.evalkit.engines.base import EngineStopped, Generation, Prompt, Sampling, Task
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.engines.openai import OpenAIEngine
-from gtpo.evalkit.engines.openai_server import server_urls
+from gtpo.evalkit.engines.openai_address import access, server_urls
 from servers import Behaviour, Reply, Server, completion
 from test_misbehaving_servers import EVAL, QUESTIONS, SAMPLES, rows
 
@@ -29,9 +29,9 @@ GONE = Reply(503, {"error": "down"})
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "LONGEST_PAUSE_S", 0.02)
-    monkeypatch.setattr(engine, "REJOIN_S", 0.2)
-    monkeypatch.setattr(engine, "LONGEST_REJOIN_S", 0.4)
+    monkeypatch.setattr(dispatch, "LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(dispatch, "REJOIN_S", 0.2)
+    monkeypatch.setattr(dispatch, "LONGEST_REJOIN_S", 0.4)
 
 
 def slow(seconds: float = 0.01) -> Behaviour:
@@ -48,7 +48,8 @@ def tasks(questions: int, samples: int) -> list[Task]:
 def make(*servers: Server, **options: Any) -> OpenAIEngine:
     sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=8, n=4, seed=0)
     urls = [server.url for server in servers]
-    return OpenAIEngine(resolve_model("m", served=True), sampling, base_urls=urls, **{"concurrency": 4, **options})
+    asked = access("OPENAI_API_KEY", (), options.pop("timeout_s", 600.0))
+    return OpenAIEngine(resolve_model("m", served=True), sampling, urls, asked, **{"concurrency": 4, **options})
 
 
 def collect(source: OpenAIEngine, wanted: list[Task]) -> dict[int | None, Generation]:
@@ -75,7 +76,8 @@ def test_questions_are_dealt_and_stay_on_a_server(serve) -> None:  # type: ignor
     assert collect(source, wanted) == undisturbed(serve, wanted)
     questions = [set(asked(server)) for server in servers]
     assert all(questions), "each server gets some"
-    assert sum(map(len, questions)) == 30, "and no question is asked of two"
+    assert 30 <= sum(map(len, questions)) <= 36, "and questions are split at the end alone"
+    assert sum(len(server.requests) for server in servers) == 150, "no sample is asked for twice"
     shown = source.throughput()
     assert [t.name for t in shown] == [server.url for server in servers]
     assert [t.samples for t in shown] == [len(server.requests) for server in servers]
@@ -131,31 +133,28 @@ def test_a_server_that_comes_back_is_used_again(serve) -> None:  # type: ignore[
     assert len(first.requests) > 30
 
 
-def test_a_server_that_hangs_is_left_out(serve, monkeypatch, caplog) -> None:  # type: ignore[no-untyped-def]
-    """Silent where it is asked anything, long before the timeout of a request."""
-    monkeypatch.setattr(engine, "SILENT_S", 0.5)
-    monkeypatch.setattr(engine, "PROBES", 1)
-    monkeypatch.setattr("gtpo.evalkit.engines.openai_server.PROBE_S", 0.3)
+@pytest.mark.parametrize("lists", [True, False])
+def test_a_server_that_hangs_is_not_waited_for(serve, lists: bool) -> None:  # type: ignore[no-untyped-def]
+    """Silent to completions, or to everything: what it has is asked of the other, long before its timeout."""
 
     def behaviour(payload: dict[str, Any], times: int) -> Reply:
         if len(hung.requests) <= 6:
             return completion(payload)
-        hung.models = hung.models._replace(hang_before_s=60.0)
+        if not lists:
+            hung.models = hung.models._replace(hang_before_s=60.0)
         return completion(payload)._replace(hang_before_s=60.0)
 
     hung, healthy = serve(behaviour), serve(slow())
     wanted, began = tasks(20, 4), time.monotonic()
-    with caplog.at_level("WARNING", logger="gtpo"):
-        assert collect(make(hung, healthy, timeout_s=60.0), wanted) == undisturbed(serve, wanted)
-    assert time.monotonic() - began < 55
-    assert f"the server at {hung.url} has sent nothing for" in caplog.text
+    assert collect(make(hung, healthy, timeout_s=60.0), wanted) == undisturbed(serve, wanted)
+    assert time.monotonic() - began < 20
 
 
-def test_a_slow_server_that_says_it_is_there_is_kept(serve, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(engine, "SILENT_S", 0.3)
+def test_slow_servers_are_kept(serve) -> None:  # type: ignore[no-untyped-def]
     patient, other = serve(slow(1.0)), serve(slow(1.0))
     collect(make(patient, other), tasks(4, 4))
-    assert len(patient.requests) == len(other.requests) == 8, "nobody was asked twice"
+    assert len(patient.requests) + len(other.requests) == 16, "nothing was asked twice"
+    assert min(len(patient.requests), len(other.requests)) >= 4
 
 
 def test_a_sample_that_fails_everywhere_fails_alone(serve) -> None:  # type: ignore[no-untyped-def]
@@ -185,7 +184,7 @@ def test_the_last_server_ends_the_run(serve) -> None:  # type: ignore[no-untyped
     for server in servers:
         server.behaviour = behaviour(server)
     found: list[Generation] = []
-    with pytest.raises(engine.EngineStopped) as stop:
+    with pytest.raises(EngineStopped) as stop:
         found.extend(g for lot in make(*servers, retries=1).generate(tasks(30, 4)) for g in lot)
     assert all(server.url in str(stop.value) for server in servers)
     assert {g.seed for g in found} == servers[0].served | servers[1].served, "all that was served is handed on"
@@ -224,7 +223,7 @@ def test_a_server_that_is_down_at_the_start_is_left_out(serve, caplog) -> None: 
     down.close()
     with caplog.at_level("WARNING", logger="gtpo"):
         assert len(collect(make(down, healthy), tasks(5, 4))) == 20
-    assert f"no server answers at {down.url} (ConnectError" in caplog.text
+    assert f"no server answers at {down.url} (ClientConnectorError" in caplog.text
     assert "left out, and asked again later" in caplog.text
     with pytest.raises(UserError, match=f"no server answers at {down.url}"):
         make(down)

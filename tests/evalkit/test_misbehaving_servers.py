@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gtpo.evalkit.engines.openai as engine
+import gtpo.evalkit.engines.openai_dispatch as dispatch
 import pyarrow.parquet as pq
 import pytest
 from gtpo.evalkit.engines.base import sample_seed
@@ -30,7 +31,7 @@ FIRST = sample_seed(0, "arithmetic", arithmetic_problems("test", 1)[0].id, 0)
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(dispatch, "LONGEST_PAUSE_S", 0.02)
 
 
 def rows(run: Path) -> dict[int, dict[str, Any]]:
@@ -81,7 +82,6 @@ PASSING = {
     "a list": Reply(body=[1, 2]),
     "no choices": Reply(body={"choices": []}),
     "choices of the wrong type": Reply(body={"choices": {"0": 1}}),
-    "content as a list": bad(message={"content": [{"type": "text", "text": "x"}]}),
     "content as a number": bad(message={"content": 7}),
     "tokens as text": Reply(body={**completion({"seed": 1}).body, "usage": {"completion_tokens": "seven"}}),
     "a deep body": Reply(body=b'{"a":' * 5000),
@@ -104,7 +104,7 @@ def test_what_passes_costs_nothing(gtpo, serve, whole: Path, tmp_path: Path, nam
     assert benchmarks(tmp_path / "run") == benchmarks(whole)
 
 
-@pytest.mark.parametrize("name", [*PASSING, *STAYING])
+@pytest.mark.parametrize("name", [*(name for name in PASSING if not name.startswith("429")), *STAYING])
 def test_what_stays_costs_its_own_sample(gtpo, serve, whole: Path, tmp_path: Path, name: str) -> None:  # type: ignore[no-untyped-def]
     """One request of 24 fails for good: 4 %, within the default. The next call asks for it alone."""
     fault, message = STAYING.get(name, (PASSING.get(name), ""))
@@ -133,10 +133,10 @@ def test_what_stays_costs_its_own_sample(gtpo, serve, whole: Path, tmp_path: Pat
 
 
 FOR_GOOD = {
-    "resetting": (Reply(body=b"x" * 100, send=0.0), "RemoteProtocolError: peer closed connection"),
+    "resetting": (Reply(body=b"x" * 100, send=0.0), "ClientPayloadError: Response payload is not completed"),
     "silent": (Reply(body={}, hang_before_s=30.0), "no byte within 0.6 s (--timeout)"),
     "503": (Reply(503, {"error": "loading"}), "HTTP 503"),
-    "no completion in it": (Reply(body={"data": 1}), "malformed answer: choices: Field required"),
+    "no completion in it": (Reply(body={"data": 1}), "malformed answer: choices: there are none"),
     "refusing": (Reply(400, {"error": {"message": "no such model"}}), "HTTP 400: no such model"),
 }
 

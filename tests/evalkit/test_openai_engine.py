@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gtpo.evalkit.engines.openai as module
-import gtpo.evalkit.engines.openai_server as server_module
+import gtpo.evalkit.engines.openai_dispatch as dispatch
+import gtpo.evalkit.engines.openai_reply as reply_module
 import pyarrow.parquet as pq
 import pytest
 from gtpo.evalkit.engines.base import EngineStopped, Generation, Prompt, Sampling, Task, sample_seed
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.engines.openai import OpenAIEngine
-from gtpo.evalkit.engines.openai_reply import RequestError, read_reply
+from gtpo.evalkit.engines.openai_address import access, server_urls
+from gtpo.evalkit.engines.openai_reply import Answer, refused
 from gtpo.evalkit.results.record import read_record
 from servers import Reply, Server, completion, text_of
 
@@ -39,9 +40,9 @@ def tasks(questions: int, samples: int) -> list[Task]:
 
 def engine(url: str, *, sampling: dict[str, Any] | None = None, **options: Any) -> OpenAIEngine:
     settings = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 33, "n": 4, "seed": 5, **(sampling or {})}
-    return OpenAIEngine(
-        resolve_model("m", served=True), Sampling(**settings), base_urls=[url], **{"concurrency": 4, **options}
-    )
+    ref = resolve_model("m", served=True)
+    urls = server_urls(ref, [url], "OPENAI_API_KEY")
+    return OpenAIEngine(ref, Sampling(**settings), urls, access("OPENAI_API_KEY", ()), **{"concurrency": 4, **options})
 
 
 def collect(source: OpenAIEngine, wanted: list[Task]) -> list[Generation]:
@@ -71,12 +72,13 @@ def test_sampling_options(server: Server, owner: str) -> None:
     """A server that is not vLLM gets what was asked for, and no parameter that it may not know without need."""
     server.models = Reply(body={"data": [{"id": "m", "owned_by": owner}]})
     options = {"top_k": 20, "presence_penalty": 1.5}
-    collect(engine(server.url, sampling=options, chat_template_kwargs={"enable_thinking": True}), tasks(1, 1))
+    collect(engine(server.url, sampling=options, body={"chat_template_kwargs": {"enable_thinking": True}}), tasks(1, 1))
     (request,) = server.requests
     expected = {**options, "chat_template_kwargs": {"enable_thinking": True}}
     if owner == "vllm":
         expected |= {"min_p": 0.0, "repetition_penalty": 1.0}
     beyond = {"model", "messages", "temperature", "top_p", "max_tokens", "seed", "authorization"}
+    beyond |= {"stream", "stream_options"}
     assert {key: value for key, value in request.items() if key not in beyond} == expected
 
 
@@ -97,7 +99,7 @@ def test_what_no_request_can_mend_is_told_at_once(server: Server, monkeypatch, r
 
 def test_many_failures_in_a_row_stop_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was completed is handed on first, and so are the failures."""
-    monkeypatch.setattr(module, "LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(dispatch, "LONGEST_PAUSE_S", 0.01)
     server.behaviour = lambda payload, times: (
         completion(payload) if len(server.requests) <= 10 else Reply(500, {"error": "broken"})
     )
@@ -109,7 +111,7 @@ def test_many_failures_in_a_row_stop_it(server: Server, monkeypatch: pytest.Monk
 
 
 def test_an_answer_that_is_too_long(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "LONGEST_BODY", 1000)
+    monkeypatch.setattr(reply_module, "LONGEST_BODY", 1000)
     server.behaviour = lambda payload, times: completion(payload, content="x" * (2000 if times else 0))
     (found,) = collect(engine(server.url), tasks(1, 1))
     assert found.error is not None
@@ -120,14 +122,15 @@ def test_an_answer_that_is_too_long(server: Server, monkeypatch: pytest.MonkeyPa
 def test_thoughts_are_kept_apart() -> None:
     message = {"content": "<answer>4</answer>", "reasoning_content": "is it <answer>5</answer>?"}
     body = json.dumps({"choices": [{"message": message, "finish_reason": "length"}]}).encode()
-    assert read_reply(200, {}, body) == ("<think>is it <answer>5</answer>?</think><answer>4</answer>", None, "length")
+    answer = Answer()
+    answer.feed(body)
+    assert answer.reply()[:3] == ("<think>is it <answer>5</answer>?</think><answer>4</answer>", None, "length")
 
 
 @pytest.mark.parametrize(("header", "expected"), [("7", 7.0), ("1e9", 120.0), ("-3", 0.0), ("soon", 0.0), ("", 0.0)])
 def test_retry_after(header: str, expected: float) -> None:
-    with pytest.raises(RequestError) as error:
-        read_reply(429, {"retry-after": header}, b"")
-    assert (error.value.pause_s, error.value.passing) == (expected, True)
+    error = refused(429, {"retry-after": header}, b"")
+    assert (error.pause_s, error.passing) == (expected, True)
 
 
 def test_addresses_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:

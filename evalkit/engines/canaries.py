@@ -1,0 +1,99 @@
+"""Canaries: the first questions, asked of every server before a session samples.
+
+Each is asked with several seeds and once more with the first: does the seed matter, does the same seed give the same
+text, and which model answers? A later session compares: another model is refused, another text is named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+QUESTIONS = 2
+SEEDS = 4
+TOKENS = 48
+"""Most tokens of a canary."""
+
+
+class Sung(NamedTuple):
+    """The completion of a canary: its question, seed, and text."""
+
+    server: str
+    question: str
+    seed: int
+    text: str
+
+
+def judge(sung: Iterable[Sung], models: Iterable[str], fingerprints: Iterable[str]) -> dict[str, Any]:
+    """Return what eval.json keeps. seed_matters and repeats are None where nothing can be said.
+
+    Texts are kept as hashes, those of several servers side by side. Empty ones (thoughts that are not shown) say
+    nothing.
+    """
+    by_request: dict[tuple[str, str, int], list[str]] = {}
+    for one in sung:
+        if one.text.strip():
+            by_request.setdefault((one.server, one.question, one.seed), []).append(one.text)
+    by_question: dict[tuple[str, str], set[str]] = {}
+    many = False
+    texts: dict[str, set[str]] = {}
+    for (server, question, seed), found in by_request.items():
+        known = by_question.setdefault((server, question), set())
+        many |= bool(known) or any(s != seed and (u, q) == (server, question) for u, q, s in by_request)
+        known |= set(found)
+        texts.setdefault(f"{question} {seed}", set()).update(map(_hash, found))
+    twice = [found for found in by_request.values() if len(found) > 1]
+    return {
+        "models": sorted(set(models)),
+        "fingerprints": sorted(set(fingerprints)),
+        "seed_matters": any(len(found) > 1 for found in by_question.values()) if many else None,
+        "repeats": all(len(set(found)) == 1 for found in twice) if twice else None,
+        "texts": {key: sorted(found) for key, found in sorted(texts.items())},
+    }
+
+
+def concerns(found: Mapping[str, Any], temperature: float) -> list[str]:
+    """Return what the user should know before sampling."""
+    said = []
+    if temperature > 0 and found["seed_matters"] is False:
+        said.append(
+            f"{SEEDS} requests with different seeds got the same text, for every question that was tried: the samples "
+            "of a question may be copies of one (a cache, or a seed that the server sets itself)"
+        )
+    if found["repeats"] is False and found["seed_matters"] is not False:
+        said.append("the same seed gave different texts: the server's samples cannot be repeated")
+    return said
+
+
+def change(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str | None, list[str]]:
+    """Return why a session must not go on with another one's samples, if it must not, and what else has changed."""
+    if before["models"] and now["models"] and set(before["models"]) != set(now["models"]):
+        return f"{', '.join(now['models'])} answers, and {', '.join(before['models'])} did before", []
+    named = []
+    if before["fingerprints"] != now["fingerprints"] and before["fingerprints"]:
+        named.append(
+            f"system_fingerprint was {', '.join(before['fingerprints'])} and is "
+            f"{', '.join(now['fingerprints']) or 'not given'}"
+        )
+    common = before["texts"].keys() & now["texts"].keys()
+    other = [key for key in common if not set(before["texts"][key]) & set(now["texts"][key])]
+    if common and before["repeats"] and now["repeats"]:
+        if len(other) == len(common) > 1:
+            return f"all of the {len(common)} first texts are others than they were for the same seeds", []
+        if other:
+            named.append(f"{len(other)} of {len(common)} first texts are others than they were for the same seeds")
+    return None, named
+
+
+def copies(texts: Mapping[tuple[str, str], Sequence[int]]) -> tuple[int, int]:
+    """Return (questions whose samples are all one text, questions) of those with four samples or more.
+
+    texts: question -> a hash of each sample's text.
+    """
+    several = [found for found in texts.values() if len(found) >= SEEDS]
+    return sum(len(set(found)) == 1 for found in several), len(several)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,229 @@
+"""The addresses of OpenAI-compatible servers, the headers that they are asked with, and the models that they list."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import time
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+from gtpo.evalkit.engines.model_ref import ModelRef, serve_command
+from gtpo.evalkit.engines.openai_reply import one_line
+
+from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.log import LOG
+
+CONNECT_S = 10.0
+POLL_S = 1.0
+"""While no server answers at the start, they are asked so often."""
+
+SHORTEST_KEY = 4
+"""Characters of a key that is taken out of what a server echoes."""
+
+GONE = (502, 503, 504)
+"""What a proxy says of a server that is not there."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What every request carries beside its question. The key comes from the environment and is stored nowhere."""
+
+    variable: str
+    key: str
+    headers: dict[str, str]
+    timeout_s: float
+    """Seconds without anything new after which a request has failed."""
+    total_s: float
+    """Seconds after which it has failed in any case."""
+
+    def redact(self, text: str) -> str:
+        """Take the key, and the values of further headers, out of what a server echoes."""
+        for secret in (self.key, *self.headers.values()):
+            text = text.replace(secret, "***") if len(secret) >= SHORTEST_KEY else text
+        return text
+
+    def session(self, connections: int = 100) -> aiohttp.ClientSession:
+        """Return a client, to be closed."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=min(CONNECT_S, self.timeout_s))
+        connector = aiohttp.TCPConnector(limit=connections)
+        return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self.headers, trust_env=True)
+
+
+def access(variable: str, headers: Sequence[str], timeout_s: float = 600.0, total_s: float | None = None) -> Access:
+    """Return how servers are asked: the key in an environment variable, and further headers as `Name: value`.
+
+    `$NAME` in a header is an environment variable. UserError where a value fits no HTTP header.
+    """
+    key = os.environ.get(variable, "").strip()
+    found = {"Authorization": f"Bearer {key}"} if key else {}
+    for header in headers:
+        name, colon, value = header.partition(":")
+        if not colon or not re.fullmatch(r"[\w-]+", name.strip()):
+            raise UserError(f"--header is 'Name: value', found {name!r}")
+        found[name.strip()] = os.path.expandvars(value.strip())
+    for value in found.values():
+        if not (value.isascii() and value.isprintable()):
+            where = variable if value.startswith("Bearer ") else "--header"
+            raise UserError(f"the key in {where} has characters that no HTTP header can carry")
+    return Access(variable, key, found, timeout_s, total_s or 60 * timeout_s)
+
+
+def apart(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine to its end; the caller may itself be in an event loop (a notebook)."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
+
+
+def server_urls(ref: ModelRef, given: Sequence[str], key_name: str) -> list[str]:
+    """Return the servers' base URLs, checked; given: the values of --base-url, else OPENAI_BASE_URL counts.
+
+    Each value is a URL, several with commas between them, or a file with one on each line (`#` begins a comment).
+    UserError says what is wrong with which.
+    """
+    values = list(given) or [os.environ.get("OPENAI_BASE_URL", "")]
+    entries = [entry for value in values for entry in _entries(value.strip())]
+    if not entries:
+        command = serve_command(ref)
+        start = f". The server for this run: {command}" if command else ""
+        raise UserError(f"--engine openai needs --base-url (or OPENAI_BASE_URL), e.g. http://127.0.0.1:8000/v1{start}")
+    urls: dict[str, str] = {}
+    for place, entry in entries:
+        url = _checked(place, entry, key_name)
+        if url in urls:
+            raise UserError(f"{place}: {url} is given twice (before: {urls[url]})")
+        urls[url] = place
+    return list(urls)
+
+
+def _entries(value: str) -> list[tuple[str, str]]:
+    """Return (where it stands, URL) for each server in one value of --base-url."""
+    if "://" in value or not Path(value).is_file():
+        return [("--base-url", part.strip()) for part in value.split(",") if part.strip()]
+    try:
+        lines = Path(value).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--base-url {value}: not a readable list of servers ({error})") from None
+    stripped = [(f"{value}:{number}", line.partition("#")[0].strip()) for number, line in enumerate(lines, 1)]
+    if not any(line for _, line in stripped):
+        raise UserError(f"--base-url {value}: the file lists no server; write one URL on each line")
+    return [(place, line) for place, line in stripped if line]
+
+
+def _checked(place: str, url: str, key_name: str) -> str:
+    form = "must start with http:// or https://, e.g. http://127.0.0.1:8000/v1"
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise UserError(f"{place}: {one_line(url)} is no URL ({error})") from None
+    if parts.username or parts.password or parts.query:
+        raise UserError(f"{place} must hold no credentials: put the key in the environment variable {key_name}")
+    if parts.scheme not in ("http", "https") or not host:
+        hint = "" if "://" in url else ", and there is no file of that name"
+        found = "" if "@" in url else f"; found {one_line(url)}{hint}"  # what stands before an @ may be a password
+        raise UserError(f"{place} {form}{found}")
+    if any(c.isspace() for c in url):
+        raise UserError(f"{place}: one URL on a line, or commas between them; found {one_line(url)}")
+    return url.rstrip("/")
+
+
+class Unreachable(Exception):
+    """Nothing answers at a server's address."""
+
+
+async def listed_models(
+    session: aiohttp.ClientSession, url: str, timeout_s: float, access: Access
+) -> list[dict[str, Any]]:
+    """Return what a server lists under /models; empty where it does not list its models.
+
+    Raises Unreachable; UserError where it refuses the key.
+    """
+    try:
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
+        async with session.get(f"{url}/models", timeout=timeout) as response:
+            status, body = response.status, await response.read()
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise Unreachable(access.redact(f"{type(error).__name__}: {one_line(str(error))}")) from None
+    if status in GONE:
+        raise Unreachable(f"HTTP {status}")
+    if status in (401, 403):
+        raise UserError(refusal(url, access, status, ""))
+    try:
+        listed = json.loads(body)["data"] if status == 200 else []
+        return [entry for entry in listed if isinstance(entry, dict) and "id" in entry]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
+
+
+def list_models(
+    urls: Sequence[str], access: Access, wait_s: float = 0.0
+) -> dict[str, list[dict[str, Any]] | Unreachable]:
+    """Return URL -> what the server lists, or why it cannot be reached.
+
+    Waits up to wait_s for one that can. UserError where none can be, or one refuses the key.
+    """
+
+    async def ask_all() -> dict[str, list[dict[str, Any]] | Unreachable]:
+        end, told = time.monotonic() + wait_s, False
+        async with access.session() as session:
+            while True:
+                asked = (listed_models(session, url, 30.0, access) for url in urls)
+                answers = await asyncio.gather(*asked, return_exceptions=True)
+                for answer in answers:
+                    if isinstance(answer, BaseException) and not isinstance(answer, Unreachable):
+                        raise answer
+                found: dict[str, Any] = dict(zip(urls, answers, strict=True))
+                if not all(isinstance(answer, Unreachable) for answer in answers):
+                    return found
+                if time.monotonic() > end:
+                    raise UserError("; ".join(f"no server answers at {url} ({why})" for url, why in found.items()))
+                if not told:
+                    LOG.warning("no server answers yet: waiting for up to %.0f s (--wait-for-server)", wait_s)
+                told = True
+                await asyncio.sleep(POLL_S)
+
+    return apart(ask_all())
+
+
+def owner_of(url: str, listed: Sequence[dict[str, Any]], ref: ModelRef) -> str | None:
+    """Return who made the server (`vllm`, ...), if it says so. UserError where it does not serve the model."""
+    served = [str(entry["id"]) for entry in listed]
+    if served and ref.served_name not in served:
+        command = serve_command(ref)
+        start = f". For this run start it with: {command}" if command else ""
+        raise UserError(
+            f'{url} does not serve "{ref.served_name}".{did_you_mean(ref.served_name, served)} '
+            f"It serves: {', '.join(map(one_line, served[:8]))}{start}"
+        )
+    owners = [str(entry.get("owned_by")) for entry in listed if entry["id"] == ref.served_name]
+    return owners[0] if owners else None
+
+
+def served_context(ref: ModelRef, urls: Sequence[str], access: Access, wait_s: float) -> int | None:
+    """Return the tokens that the model takes on every server, as vLLM lists it; None where no server says."""
+    lengths = [
+        entry["max_model_len"]
+        for listed in list_models(urls, access, wait_s).values()
+        if not isinstance(listed, Unreachable)
+        for entry in listed
+        if entry["id"] == ref.served_name and isinstance(entry.get("max_model_len"), int)
+    ]
+    return min(lengths, default=None)
+
+
+def refusal(url: str, access: Access, status: int | None, text: str) -> str:
+    """Return what to tell of a server that refuses the key or has no chat completions."""
+    if status in (401, 403):
+        state = f"the key in {access.variable}" if access.key else f"a request without a key; set {access.variable}"
+        return f"{url} refuses {state} (HTTP {status})"
+    return f"{url}/chat/completions is not there ({text})"
