@@ -154,8 +154,8 @@ class Answer:
         except pydantic.ValidationError as error:
             first = error.errors(include_input=False, include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or "the body"
-            message = f"malformed answer: {where}: {first['msg']}"
-            raise RequestError(message, passing=True, text=self.text()) from None
+            why = f"malformed answer: {where}: {first['msg']}"
+            raise RequestError(why, passing=True, text=self.text()) from None
         if event.error is not None:
             said = event.error.get("message", event.error) if isinstance(event.error, dict) else event.error
             raise RequestError(f"the server broke off: {one_line(str(said))}", passing=True, text=self.text())
@@ -166,14 +166,14 @@ class Answer:
             if choice.index != 0:  # one was asked for
                 continue
             self._reason = choice.finish_reason or self._reason
-            said = choice.delta or choice.said or _Message(content=choice.text)
-            parts = [_Part(text=said.content)] if isinstance(said.content, str) else said.content or []
+            message = choice.delta or choice.message or _Message(content=choice.text)
+            parts = [_Part(text=message.content)] if isinstance(message.content, str) else message.content or []
             for text, thoughts in [part.split() for part in parts]:
                 self._texts.append(text)
                 self._thoughts.append(thoughts)
-            self._texts.append(said.refusal or "")
-            self._thoughts.append(said.reasoning_content or said.reasoning or "")
-            self.deltas += bool(parts or said.refusal or self._thoughts[-1])
+            self._texts.append(message.refusal or "")
+            self._thoughts.append(message.reasoning_content or message.reasoning or "")
+            self.deltas += bool(parts or message.refusal or self._thoughts[-1])
 
     def text(self) -> str:
         """Return what there is of the completion, thoughts in their tags."""
