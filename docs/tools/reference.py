@@ -22,7 +22,7 @@ from gtpo.evalkit.results.record import (
     LabelAgreement,
     ScoringMetrics,
 )
-from gtpo.evalkit.results.schema import PROBLEM_COLUMNS, QUESTION_COLUMNS, SAMPLE_COLUMNS, Columns
+from gtpo.evalkit.results.schema import PROBLEM_COLUMNS, PROMPT_COLUMNS, QUESTION_COLUMNS, SAMPLE_COLUMNS, Columns
 from pydantic import BaseModel
 
 from gtpo import cli
@@ -226,6 +226,8 @@ def files() -> str:
         columns(QUESTION_COLUMNS),
         "## problems.parquet\n\nOne row per question.\n",
         columns(PROBLEM_COLUMNS),
+        "## prompts.parquet\n\nOne row per question, written once.\n",
+        columns(PROMPT_COLUMNS),
     ]
     return "\n".join(parts)
 

@@ -25,7 +25,8 @@ NOT_SETTINGS = (
     "model.source", "model.fingerprint", "model.weights", "model.tokenizer", "model.generation_config",
     "model.train_run", "model.checkpoint", "model.method", "model.preset",
     "sampling.n", "sampling.temperature", "sampling.top_p", "sampling.top_k", "sampling.min_p", "sampling.max_tokens",
-    "prompt.system", "prompt.hash", "prompt.chat_template_hash", "verifier.version",
+    "sampling.stop", "prompt.protocol", "prompt.system", "prompt.user", "prompt.fewshot", "prompt.api", "prompt.hash",
+    "prompt.chat_template_hash", "verifier.version",
 )  # fmt: skip
 """Keys of eval.json that identify a run, count its work, or are compared elsewhere."""
 

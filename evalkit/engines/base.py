@@ -19,8 +19,9 @@ class Prompt(NamedTuple):
     """One question as an engine sees it."""
 
     messages: list[dict[str, str]]
+    """The conversation; empty where the prompt is one text for a base model."""
     text: str | None = None
-    """The chat template applied; None where a server applies its own."""
+    """The text as the model reads it; None where a server applies its chat template and does not show it."""
     ids: list[int] | None = None
 
 
@@ -52,6 +53,8 @@ class Sampling:
     """Subtracted from the logits of tokens that the completion already has."""
     repetition_penalty: float = 1.0
     """Divides (multiplies, where negative) the logits of tokens that prompt or completion already have."""
+    stop: tuple[str, ...] = ()
+    """Texts at which a completion may end early; what stands from the first of them on is cut off later."""
 
 
 class Generation(NamedTuple):

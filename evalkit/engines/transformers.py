@@ -289,6 +289,7 @@ class TransformersEngine:
             tokens = draw_tokens(penalties.apply(logits.float()) if penalties else logits, drawn, self.sampling)
             written[alive, step] = tokens
             ended = torch.isin(tokens, ends) & ~finished
+            ended |= self._at_stop(written[alive, : step + 1], finished)
             lengths[alive[ended]] = step + 1
             finished |= ended
             left = int((~finished).sum())
@@ -317,6 +318,18 @@ class TransformersEngine:
             logits = out.logits[:, -1]
         table, ends_at = written.cpu().tolist(), lengths.cpu().tolist()
         return [row[:length] for row, length in zip(table, ends_at, strict=True)]
+
+    def _at_stop(self, written: torch.Tensor, finished: torch.Tensor) -> torch.Tensor:
+        """Return which rows [rows, steps] have reached a stop text with their last token."""
+        import torch
+
+        reached = torch.zeros_like(finished)
+        if self.sampling.stop:
+            last = written[:, -(max(map(len, self.sampling.stop)) + 1) :]
+            for row in (~finished).nonzero().flatten().tolist():
+                text = self.tokenizer.decode(last[row].tolist(), skip_special_tokens=True)
+                reached[row] = any(stop in text for stop in self.sampling.stop)
+        return reached
 
     def throughput(self) -> tuple[()]:
         """Return nothing: there is one copy."""

@@ -207,6 +207,7 @@ class VLLMEngine:
             presence_penalty=s.presence_penalty,
             repetition_penalty=s.repetition_penalty,
             max_tokens=s.max_tokens,
+            stop=list(s.stop),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         prompt = TokensPrompt(prompt_token_ids=task.prompt.ids or [])

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from gtpo.evalkit.evaluation.settings import Shard
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import (
@@ -34,9 +33,10 @@ from gtpo.rewards.data.problems import (
     read_rows,
 )
 from gtpo.rewards.extract import gsm8k_gold
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.yaml_file import read_yaml, validate_yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,23 +143,7 @@ _GOLD: dict[str, Callable[[str], str]] = {
 
 
 def _from_yaml(path: Path) -> Benchmark:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
-    try:
-        spec = YamlBenchmark.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "the file"
-        near = did_you_mean(key, YamlBenchmark.model_fields) if first["type"] == "extra_forbidden" else ""
-        raise UserError(f"{path}: {key}: {first['msg']}.{near}") from None
+    spec = validate_yaml(YamlBenchmark, path, *read_yaml(path))
     if (spec.file is None) == (spec.hub is None):
         raise UserError(f"{path}: give either file or hub, to say where the problems of {spec.name} lie")
 

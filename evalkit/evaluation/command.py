@@ -22,7 +22,7 @@ def run_eval(settings: EvalSettings) -> int:
         printing.print_benchmarks()
         return COMPLETE
     if settings.check is not None:
-        printing.print_check(settings.check, settings.data_dir)
+        printing.print_check(settings)
         return COMPLETE
     from gtpo.evalkit.evaluation.pipeline import Incomplete
 

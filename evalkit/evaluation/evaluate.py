@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Set
@@ -20,9 +19,11 @@ from gtpo.evalkit.evaluation.benchmarks import (
     load_problems,
     select_problems,
 )
-from gtpo.evalkit.evaluation.engine import check_deterministic, choose_engine, make_engine, servers
+from gtpo.evalkit.evaluation.engine import check_deterministic, choose_engine, make_engine
 from gtpo.evalkit.evaluation.pipeline import Incomplete, Interrupt, ScoringPipeline
 from gtpo.evalkit.evaluation.progress import Progress
+from gtpo.evalkit.evaluation.prompts import Question, check_same, render_prompts
+from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol
 from gtpo.evalkit.evaluation.record import (
     Asked,
     Problems,
@@ -31,6 +32,7 @@ from gtpo.evalkit.evaluation.record import (
     default_folder,
     drop_unverifiable,
     previous_record,
+    reuse,
     verify_again,
     write_results,
 )
@@ -46,13 +48,10 @@ from gtpo.evalkit.results.record import (
     SamplingRecord,
 )
 from gtpo.evalkit.results.store import EvalFolder, Key, QuestionKey
-from gtpo.rewards.data.prompt import SYSTEM_INSTRUCTION, chat_messages
-from gtpo.rewards.extract import opened_thought
 from gtpo.rewards.verify import Verifier, usable_cpus
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG, libraries_aside
-from gtpo.common.provenance import text_hash
 
 MOST_TOKENS = 32_768
 """--max-tokens by default, where the context allows it."""
@@ -72,6 +71,7 @@ class Plan:
     """What is asked of which model: everything that is known before the run's folder and the engine."""
 
     ref: ModelRef
+    protocol: Protocol
     engine: str
     problems: Problems
     benchmarks: dict[str, BenchmarkRecord]
@@ -86,7 +86,8 @@ class Plan:
     def longest_prompt(self) -> int:
         """Tokens of the longest prompt; an upper bound where a server tokenises."""
         if self.engine == "openai":
-            return max(sum(len(m["content"].encode()) + 64 for m in p.messages) for p in self.prompts.values())
+            texts = ((p.text or "", *(m["content"] + 64 * " " for m in p.messages)) for p in self.prompts.values())
+            return max(sum(len(text.encode()) for text in each) for each in texts)
         return max(len(prompt.ids or ()) for prompt in self.prompts.values())
 
     def asked(self, settings: EvalSettings, sampling: Sampling) -> Asked:
@@ -125,6 +126,8 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
     where the run stopped early: what was sampled until then is stored.
     """
     started = time.monotonic()
+    if settings.completions is None:
+        settings = find_protocol(settings.protocol).applied(settings)
     workers = max(1, usable_cpus() - 1)  # one is left for the engine, which verification runs beside
     with Verifier(workers) as verifier, Progress(settings.scoring) as progress:
         plan: Plan | None = None
@@ -144,8 +147,19 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
             record = begin_record(folder, settings, asked, old)
             if old is not None and verify_again(folder, asked, old, verifier):
                 tally = Tally(folder, verifier)
-            have, failed = tally.keys(), tally.keys(failed=True)
             wanted = {(task.benchmark, task.question_id): len(task.missing) for task in tasks}
+            if plan is not None:
+                check_same(str(folder.path), folder.prompts(), plan.prompts)
+            before_now = old.engine if old is not None else None
+            folder.begin(record if before_now is None else record.model_copy(update={"engine": before_now}))
+            folder.add_problems(asked.problems)
+            if plan is not None:
+                folder.add_prompts(plan.prompts)
+            for other in settings.reuse or ():
+                engine_there = reuse(folder, record, other, wanted, tally)
+                before_now = before_now or engine_there
+                tally = Tally(folder, verifier)
+            have, failed = tally.keys(), tally.keys(failed=True)
             lacking = still_missing(tasks, have, failed)
             before = (old.wall_seconds if old is not None else None) or 0.0
 
@@ -167,18 +181,17 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                         stack.callback(source.close)
                         LOG.info("engine ready after %.0f s", time.monotonic() - loading)
                     assert source is not None
-                    now = _engine_record(folder.path, settings, source, record.engine, old)
+                    now = _engine_record(folder.path, settings, source, record.engine, before_now)
                     record = record.model_copy(update={"engine": now})
                     again = {key for key in failed if key[2] < wanted.get(key[:2], 0)}
                     folder.drop_failed(again)
                     tally.drop_failed(again)
-                    folder.add_problems(asked.problems)
-                    folder.begin(record)
+                    folder.begin(record, lambda: clock()["wall_seconds"])
                     _add_benchmarks(progress, folder.path, wanted, have)
                     pipeline = ScoringPipeline(folder, asked.questions, wanted, tally, verifier, progress)
                     progress.start(source, asked.sampling.max_tokens)
                     try:
-                        _sample(settings, lacking, source, pipeline, progress, sum(wanted.values()))
+                        _sample(settings, plan, lacking, source, pipeline, progress, sum(wanted.values()))
                     finally:
                         progress.tell_throughput()
                         if plan is not None:
@@ -186,8 +199,8 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                             times = {name: round(value, 2) for name, value in sampled.items()}
                             record = record.model_copy(update={"benchmark_seconds": times})
                         record.model_copy(update=clock()).write(folder.path)
-            elif old is not None:
-                record = record.model_copy(update={"engine": old.engine})
+            elif before_now is not None:
+                record = record.model_copy(update={"engine": before_now})
             if labels:
                 entry = record.benchmarks[tasks[0].benchmark]
                 entry.labels = agreement(tally, tasks[0].benchmark, labels)
@@ -217,6 +230,8 @@ def plan_evaluation(settings: EvalSettings, verifier: Verifier, engine: str) -> 
     records: dict[str, BenchmarkRecord] = {}
     loaded = {benchmark.name: load_problems(benchmark, settings.data_dir) for benchmark in benchmarks}
     check_questions(loaded, settings.questions)
+    protocol = find_protocol(settings.protocol)
+    asked: dict[QuestionKey, Question] = {}
     for benchmark in benchmarks:
         every = loaded[benchmark.name]
         if benchmark.checksum and checksum(every) != benchmark.checksum:
@@ -230,41 +245,15 @@ def plan_evaluation(settings: EvalSettings, verifier: Verifier, engine: str) -> 
         problems[benchmark.name], records[benchmark.name] = drop_unverifiable(
             benchmark.name, benchmark.source, chosen, verifier
         )
-    system = settings.prompt
-    if system is None:
-        system = SYSTEM_INSTRUCTION if ref.system is None else ref.system
-    messages = {
-        (name, p.id): chat_messages(p.problem, system) for name, chosen in problems.items() for p in chosen
-    }  # fmt: skip
-    template_kwargs = settings.template_kwargs()
+        examples = protocol.examples(every, settings.data_dir)
+        asked |= {(benchmark.name, p.id): Question(p, examples[p.id]) for p in problems[benchmark.name]}
     if settings.deterministic:
         check_deterministic(settings, engine)
     from gtpo.evalkit.engines import local
 
     recommended = local.recommended_sampling(ref) if settings.sampling == "model" else {}
-    if engine == "openai":
-        from gtpo.evalkit.engines.openai_address import served_context
-
-        prompts = {key: Prompt(conversation) for key, conversation in messages.items()}
-        template_hash, context = None, served_context(ref, *servers(settings, ref), settings.wait_for_server)
-    else:
-        config = local.load_config(ref, trust_remote_code=settings.trust_remote_code)
-        local.check_adapter(ref, config)
-        tokenizer = local.load_tokenizer(ref, trust_remote_code=settings.trust_remote_code)
-        template = local.chat_template(tokenizer, settings.chat_template)
-        prompts = {
-            key: local.render(tokenizer, template, conversation, template_kwargs)
-            for key, conversation in messages.items()
-        }
-        template_hash, context = text_hash(template), local.context_length(config)
-    kwargs = json.dumps(template_kwargs, sort_keys=True) if template_kwargs else None
-    prompt = PromptRecord(
-        system=system,
-        chat_template_hash=template_hash,
-        chat_template_kwargs=template_kwargs,
-        hash=text_hash(system, template_hash, *([kwargs] if kwargs else [])),
-    )
-    return Plan(ref, engine, problems, records, prompts, prompt, context, recommended)
+    prompts, prompt, context = render_prompts(settings, protocol, ref, engine, asked)
+    return Plan(ref, protocol, engine, problems, records, prompts, prompt, context, recommended)
 
 
 def choose_sampling(settings: EvalSettings, plan: Plan, old: EvalRecord | None = None) -> Sampling:
@@ -273,11 +262,14 @@ def choose_sampling(settings: EvalSettings, plan: Plan, old: EvalRecord | None =
     if most is None and old is not None:
         most = old.sampling.max_tokens
     if most is None:
-        most, why = plan.ref.max_tokens or MOST_TOKENS, "as the model was trained" if plan.ref.max_tokens else "default"
-        if plan.context is None:
-            if not plan.ref.max_tokens:
-                most, why = SERVER_TOKENS, "the server does not say what its context allows"
-        elif 0 < plan.context - plan.longest_prompt < most:
+        default = SERVER_TOKENS if plan.context is None else MOST_TOKENS
+        wishes = (
+            (plan.protocol.sampling.max_tokens, f"as protocol {plan.protocol.name} says"),
+            (plan.ref.max_tokens, "as the model was trained"),
+            (default, "default" if plan.context else "the server does not say what its context allows"),
+        )
+        most, why = next((wish, said) for wish, said in wishes if wish)
+        if plan.context is not None and 0 < plan.context - plan.longest_prompt < most:
             most, why = plan.context - plan.longest_prompt, f"what the context of {plan.context} tokens leaves"
         LOG.info("--max-tokens is %d: %s", most, why)
     if plan.engine != "openai":
@@ -285,7 +277,8 @@ def choose_sampling(settings: EvalSettings, plan: Plan, old: EvalRecord | None =
     values = settings.sampling_values(plan.recommended)
     if plan.recommended:
         LOG.info("sampling: %s", ", ".join(f"{name} {value:g}" for name, value in values.items()))
-    return Sampling(max_tokens=most, n=settings.n, seed=settings.seed, **values)
+    stop = tuple(plan.protocol.stop)
+    return Sampling(max_tokens=most, n=settings.n, seed=settings.seed, stop=stop, **values)
 
 
 def _model_record(ref: ModelRef) -> ModelRecord:
@@ -303,25 +296,25 @@ def _model_record(ref: ModelRef) -> ModelRecord:
 
 
 def _engine_record(
-    path: Path, settings: EvalSettings, engine: Engine, asked: EngineRecord, old: EvalRecord | None
+    path: Path, settings: EvalSettings, engine: Engine, asked: EngineRecord, old: EngineRecord | None
 ) -> EngineRecord:
     """Return what samples from now on. UserError where its data type is not that of the samples that are stored."""
     now = EngineRecord(**engine.describe(), **asked.model_dump(include={"dtype", "deterministic"}, exclude_unset=True))
     if old is None:
         return now
-    before = old.engine.compute_dtype
+    before = old.compute_dtype
     if before is not None and now.compute_dtype != before:
         raise UserError(
             f"{path} was sampled in {before}, and --dtype {settings.dtype} means {now.compute_dtype} on this machine: "
             f"repeat it with --dtype {before}, or choose another --out"
         )
-    if old.engine.canaries is not None and now.canaries is not None:
-        refused, named = change(old.engine.canaries, now.canaries)
+    if old.canaries is not None and now.canaries is not None:
+        refused, named = change(old.canaries, now.canaries)
         if refused is not None:
             raise UserError(f"{path} was sampled from another model: {refused}. Choose another --out")
         for said in named:
             LOG.warning("the server has changed since %s was begun: %s", path, said)
-    if earlier := old.engine.followed_by(now):
+    if earlier := old.followed_by(now):
         now.earlier = earlier
         LOG.warning("the samples are of several versions or machines; eval.json lists them under engine.earlier")
     return now
@@ -329,6 +322,7 @@ def _engine_record(
 
 def _sample(
     settings: EvalSettings,
+    plan: Plan | None,
     tasks: list[Task],
     engine: Engine,
     pipeline: ScoringPipeline,
@@ -339,16 +333,19 @@ def _sample(
 
     total: samples of the whole run, of which --fail-on-error allows a share to fail.
     """
-    tags = {(task.benchmark, task.question_id): opened_thought(task.prompt.text or "") for task in tasks}
+    begins = {key: (plan.protocol.begins(p), p.text is not None) for key, p in plan.prompts.items()} if plan else {}
+
+    def stored(g: Generation) -> Generation:
+        key = g.benchmark, g.question_id
+        return plan.protocol.completion(g, *begins[key]) if plan is not None else g
+
     failed: list[Generation] = []
     stop: Incomplete | None = None
     with Interrupt(engine, pipeline) as interrupt:
         try:
             for generations in engine.generate(tasks):
                 progress.arrive(generations)
-                pipeline.put(
-                    [g._replace(text=_with_tag(g.text, tags[g.benchmark, g.question_id])) for g in generations]
-                )
+                pipeline.put([stored(g) for g in generations])
                 _name_failures(failed, [g for g in generations if g.error is not None])
                 if stop is None and len(failed) > settings.failure_limit(total):
                     stop = _too_many(failed, total, settings.fail_on_error)
@@ -364,11 +361,6 @@ def _sample(
         pipeline.close()
     if stop is not None:
         raise stop
-
-
-def _with_tag(text: str, tag: str) -> str:
-    """Return a completion after the tag of a thought that its prompt opened: what it wrote belongs to that thought."""
-    return text if not tag or text.lstrip().startswith(tag) else tag + text
 
 
 def _name_failures(failed: list[Generation], new: list[Generation]) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS, checksum, find_benchmark, load_problems
 from gtpo.evalkit.evaluation.progress import duration
+from gtpo.evalkit.evaluation.prompts import Question, conversation, render_prompts
+from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol, presets
+from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.metrics import DEFINITIONS
 from gtpo.evalkit.results.record import SCORINGS, BenchmarkRecord, EvalRecord, Interval
+from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring
 from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verify import Verifier
@@ -216,7 +222,7 @@ def _groups(entry: BenchmarkRecord, k: int) -> Any:
 
 
 def print_benchmarks() -> None:
-    """Print the benchmarks that are built in (gtpo eval --list)."""
+    """Print the benchmarks and the protocols that are built in (gtpo eval --list)."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -230,18 +236,28 @@ def print_benchmarks() -> None:
     console.print(table)
     console.print(
         "Local files are read from --data-dir or GTPO_DATA_DIR. Your own: a .jsonl, .parquet or .yaml file, or "
-        "package.module:NAME."
+        "package.module:NAME.\n"
     )
+    table = Table(box=None, pad_edge=False)
+    for column in ("protocol", "", "source"):
+        table.add_column(column, no_wrap=True)
+    for protocol in presets().values():
+        table.add_row(protocol.name, protocol.title, protocol.source)
+    console.print(table)
+    console.print("Your own protocol: a .yaml file, which may extend one of these.")
 
 
-def print_check(name: str, data_dir: Path | None) -> None:
-    """Print what a benchmark holds: three problems with their golds, and which golds cannot be verified."""
-    benchmark = find_benchmark(name)
-    problems = load_problems(benchmark, data_dir)
+def print_check(settings: EvalSettings) -> None:
+    """Print what a benchmark holds, how a model is asked, and which golds cannot be verified."""
+    protocol = find_protocol(settings.protocol)
+    benchmark = find_benchmark(settings.check or "")
+    problems = load_problems(benchmark, settings.data_dir)
     print(f"{benchmark.name}: {len(problems)} problems from {benchmark.source}")
     for problem in problems[:3]:
         extra = "".join(f", {key} {value}" for key in ("subject", "level") if (value := getattr(problem, key)))
         print(f"\n{problem.id}{extra}\n{problem.problem}\ngold: {problem.answer}")
+    if settings.model is not None or settings.protocol != "gtpo":
+        _print_prompt(protocol.applied(settings), protocol, problems)
     with Verifier() as verifier:
         failures = find_unverifiable([(p.id, p.answer) for p in problems], verifier)
     print(f"\nself-test: {len(problems) - len(failures)} of {len(problems)} golds verify against themselves")
@@ -254,3 +270,20 @@ def print_check(name: str, data_dir: Path | None) -> None:
         print(f"checksum of ids and golds: {'as published' if same else 'not that of the published set'}")
     else:
         print(f"checksum of ids and golds: {checksum(problems)}")
+
+
+def _print_prompt(settings: EvalSettings, protocol: Protocol, problems: Sequence[Problem]) -> None:
+    """Print the prompt of the first question: as the model reads it, with its tokens, else the conversation."""
+    first = problems[0]
+    question = Question(first, protocol.examples(problems, settings.data_dir)[first.id])
+    print(f"\nprotocol {protocol.name}, the prompt of {first.id}:")
+    if settings.model is None:
+        prompt = conversation(protocol, question, settings.prompt or "")
+        print(prompt.text or json.dumps(prompt.messages, indent=2, ensure_ascii=False))
+        return
+    ref = resolve_model(settings.model, checkpoint=settings.checkpoint)
+    key = (settings.check or "", first.id)
+    prompt = render_prompts(settings, protocol, ref, "transformers", {key: question}).prompts[key]
+    inside = protocol.begins(prompt)
+    print(f"{prompt.text}\n\n{len(prompt.ids or ())} tokens: {' '.join(map(str, prompt.ids or ()))}")
+    print(f"completions begin inside a thought ({inside})" if inside else "completions do not begin inside a thought")

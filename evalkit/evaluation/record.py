@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gtpo.evalkit.evaluation.benchmarks import checksum, content_checksum
+from gtpo.evalkit.evaluation.prompts import check_same
 from gtpo.evalkit.evaluation.scoring import RULES_VERSION, verify_stored
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally, summarise
@@ -102,18 +103,15 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, asked: Asked, old: 
     )
     if old is None:
         return record
-    stored = folder.problems()
-    for name, entry in old.benchmarks.items():
-        if entry.content_checksum is None and name in stored:  # an older version wrote it
-            entry.content_checksum = content_checksum(stored[name])
-    before = dict(old.benchmarks)
-    for name in asked.problems.keys() & stored.keys() & before.keys():
-        if grows(stored[name], asked.problems[name]):
-            LOG.info("%s: %d questions more than the run has", name, len(asked.problems[name]) - len(stored[name]))
-            before[name] = record.benchmarks[name].model_copy(update={"n": before[name].n})
-    old = old.model_copy(update={"benchmarks": before})
-    check_identity(folder.path, old, record)
-    kept = before
+    stored, shown = folder.problems(everything=True), folder.problems()
+    kept = dict(old.benchmarks)
+    others: list[str] = []
+    for name in asked.problems.keys() & stored.keys() & kept.keys():
+        others += _changed(name, stored[name], asked.problems[name])
+        if {p.id for p in shown.get(name, ())} != {p.id for p in asked.problems[name]}:
+            LOG.info("%s: %d questions, of %d that are stored", name, len(asked.problems[name]), len(stored[name]))
+            kept[name] = record.benchmarks[name].model_copy(update={"n": kept[name].n})
+    check_identity(folder.path, old, record, others)
     if old.verifier.version != RULES_VERSION or old.scoring != record.scoring:  # metrics of other rules or headline
         kept = {name: entry.before_samples().model_copy(update={"n": entry.n}) for name, entry in kept.items()}
     for name in kept.keys() & record.benchmarks.keys():
@@ -134,12 +132,14 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, asked: Asked, old: 
     )
 
 
-def grows(stored: Sequence[Problem], asked: Sequence[Problem]) -> bool:
-    """Return whether what is asked for is all that is stored, as it is stored, and more."""
-    if len(asked) <= len(stored):
-        return False
-    known = {(p.id, p.problem, p.answer, p.answers) for p in asked}
-    return all((p.id, p.problem, p.answer, p.answers) in known for p in stored)
+def _changed(name: str, stored: Sequence[Problem], asked: Sequence[Problem]) -> list[str]:
+    """Say which questions are asked for that have samples, and are others now."""
+    now = {p.id: p for p in asked}
+    pairs = [(p, now[p.id]) for p in stored if p.id in now]
+    golds = [p.id for p, other in pairs if p.answer != other.answer]
+    texts = [p.id for p, other in pairs if p.problem and (p.problem, p.answers) != (other.problem, other.answers)]
+    said = [("golds", golds), ("texts, or the ways in which answers are compared,", texts)]
+    return [f"the {what} of {len(ids)} questions of {name} (first: {ids[0]})" for what, ids in said if ids]
 
 
 def verify_again(folder: EvalFolder, asked: Asked, old: EvalRecord, verifier: Verifier) -> bool:
@@ -147,7 +147,7 @@ def verify_again(folder: EvalFolder, asked: Asked, old: EvalRecord, verifier: Ve
     changed = old.verifier.version != RULES_VERSION
     if changed:
         LOG.warning("the rules of scoring have changed: the stored completions are verified again")
-    problems = {(name, p.id): p for name, chosen in folder.problems().items() for p in chosen}
+    problems = {(name, p.id): p for name, chosen in folder.problems(everything=True).items() for p in chosen}
     parts = verify_stored(folder, {**problems, **asked.questions}, verifier, everything=changed)
     return bool(deque(parts, maxlen=1))
 
@@ -213,6 +213,47 @@ def _limit(record: EvalRecord, tally: Tally, name: str, n: int) -> int:
             "them", name, further, n,
         )  # fmt: skip
     return n
+
+
+def reuse(
+    folder: EvalFolder, record: EvalRecord, other: str, wanted: Mapping[QuestionKey, int], tally: Tally
+) -> EngineRecord:
+    """Store the samples of another run that this one wants and lacks; return what they were sampled with.
+
+    UserError where it is no run, or its samples are not of one kind with those of `record`.
+    """
+    path = find_run(other, "--reuse")
+    with EvalFolder(path) as source:
+        old = source.record()
+        assert old is not None
+        stored = source.problems(everything=True)
+        here = folder.problems()
+        changed = [said for name in stored.keys() & here.keys() for said in _changed(name, stored[name], here[name])]
+        check_identity(path, old, record, changed)
+        check_same(str(path), source.prompts(), folder.prompts())
+        have, taken = tally.keys(), 0
+        folder.begin(record.model_copy(update={"engine": old.engine}))
+        for _, table in source.tables():
+            rows = [
+                row
+                for row in table.to_pylist()
+                if row["error"] is None
+                and row["sample_index"] < wanted.get((row["benchmark"], row["question_id"]), 0)
+                and (row["benchmark"], row["question_id"], row["sample_index"]) not in have
+            ]
+            have |= {(row["benchmark"], row["question_id"], row["sample_index"]) for row in rows}
+            folder.append(rows)
+            taken += len(rows)
+    LOG.info("%s: %d samples taken from %s", folder.path, taken, path)
+    return old.engine
+
+
+def find_run(name: str | None, flag: str) -> Path:
+    """Return the folder of an eval run given by path or name. UserError where there is none."""
+    for path in (Path(name or ""), EVAL_RUNS / (name or "")):
+        if name and (path / "eval.json").is_file():
+            return path
+    raise UserError(f'{flag} needs an eval run: no eval.json in "{name}" or {EVAL_RUNS / (name or "")}')
 
 
 def agreement(tally: Tally, name: str, labels: dict[tuple[str, int], bool]) -> LabelAgreement:

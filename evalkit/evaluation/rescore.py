@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gtpo.evalkit.evaluation.benchmarks import checksum, content_checksum, find_benchmark, load_problems
 from gtpo.evalkit.evaluation.progress import Progress
-from gtpo.evalkit.evaluation.record import EVAL_RUNS, Problems, write_results
+from gtpo.evalkit.evaluation.record import Problems, find_run, write_results
 from gtpo.evalkit.evaluation.scoring import Row, verify_stored
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally
@@ -37,34 +37,26 @@ class Change(NamedTuple):
     after: str
 
 
-def find_run(name: str | None) -> Path:
-    """Return the folder of an eval run given by path or name. UserError where there is none."""
-    for path in (Path(name or ""), EVAL_RUNS / (name or "")):
-        if name and (path / "eval.json").is_file():
-            return path
-    raise UserError(f'--rescore needs an eval run: no eval.json in "{name}" or {EVAL_RUNS / (name or "")}')
-
-
 def rescore_run(settings: EvalSettings) -> tuple[Path, EvalRecord]:
     """Score every stored completion of a run again; print the changes; return folder and eval.json.
 
     The headline stays the one that the run has, unless --scoring asks for another.
     """
     changes: list[Change] = []
-    with EvalFolder(find_run(settings.model)) as folder:
+    with EvalFolder(find_run(settings.model, "--rescore")) as folder:
         record = folder.record()
         assert record is not None
         if record.status != "complete":
             raise UserError(f"{folder.path} is incomplete; finish it first: {record.command}")
         headline = settings.scoring if "scoring" in settings.model_fields_set else record.scoring
         with Verifier() as verifier, Progress(headline) as progress:
-            stored = folder.problems()
+            stored = folder.problems(everything=True)
             if settings.data_dir is not None:
                 stored = corrected(stored, settings.data_dir)
-                folder.add_problems(stored)
-                for benchmark, entry in record.benchmarks.items():
-                    entry.checksum = checksum(stored[benchmark])
-                    entry.content_checksum = content_checksum(stored[benchmark])
+                folder.add_problems(stored, corrected=True)
+                for benchmark, shown in folder.problems().items():
+                    entry = record.benchmarks[benchmark]
+                    entry.checksum, entry.content_checksum = checksum(shown), content_checksum(shown)
             asked = {(name, p.id): p for name, chosen in stored.items() for p in chosen}
             for benchmark, entry in record.benchmarks.items():
                 progress.add(benchmark, entry.samples, 0)

@@ -81,9 +81,12 @@ class EvalSettings(BaseModel):
         None, "Score the recorded completions of a JSONL file; no model is run.", modes=("completions",)
     )
     out: Path | None = option(None, "Run folder (default: results/eval/NAME).", modes=FILE)
+    reuse: Sequence[str] | None = option(
+        None, "Take the samples of this run that are wanted here: same weights, prompts, sampling, seed (repeatable)."
+    )
     list_benchmarks: bool = option(False, "List the benchmarks and exit.", "--list", modes=("list",))
     check: str | None = option(
-        None, "Print three problems of this benchmark, verify all golds, and exit.", modes=("check",)
+        None, "Print three problems of this benchmark and, of a MODEL, the prompt; verify all golds.", modes=("check",)
     )
     rescore: bool = option(
         False, "Verify the stored completions of an eval run again; print changes.", modes=("rescore",)
@@ -93,6 +96,9 @@ class EvalSettings(BaseModel):
         None, "Use only the question with this id (repeatable).", "--question", modes=FILE
     )
     shard: str | None = option(None, "i/n: part i of n of the questions, for n machines.", modes=FILE)
+    protocol: str = option(
+        "gtpo", "How the model is asked: a name (gtpo eval --list) or a YAML file.", modes=("model", "check")
+    )
     temperature: float | None = option(None, "Sampling temperature; 0 is greedy (default: 1).", ge=0.0)
     top_p: float | None = option(None, "Nucleus sampling (default: 1, off).", gt=0.0, le=1.0)
     top_k: int | None = option(None, "Only the k likeliest tokens (default: 0, off).", ge=0)
@@ -108,11 +114,16 @@ class EvalSettings(BaseModel):
         None, "Maximum tokens per completion (default: the train run's, else what fits, up to 32768).", ge=1
     )
     seed: int = option(0, "Seed of the run; every sample's own seed is derived from it.")
-    prompt: str | None = option(None, "System prompt (default: the train run's, else ours); '' for none.")
-    chat_template: Path | None = option(
-        None, "Jinja file that replaces the tokenizer's chat template; a server applies its own.", engines=LOCAL
+    prompt: str | None = option(
+        None, "System prompt (default: the train run's, else the protocol's); '' for none.", modes=("model", "check")
     )
-    chat_template_kwargs: str | None = option(None, "JSON for the chat template, e.g. '{\"enable_thinking\": true}'.")
+    chat_template: Path | None = option(
+        None, "Jinja file that replaces the tokenizer's chat template; a server applies its own.", engines=LOCAL,
+        modes=("model", "check"),
+    )  # fmt: skip
+    chat_template_kwargs: str | None = option(
+        None, "JSON for the chat template, e.g. '{\"enable_thinking\": true}'.", modes=("model", "check")
+    )
     checkpoint: str | None = option(None, "Weights of a train run: best, final, or a checkpoint (default: best).")
     scoring: Literal["strict", "lenient"] = option(
         "strict", "Headline scoring (with --rescore: the run's own). Both are stored.", modes=(*FILE, "rescore")
@@ -152,7 +163,9 @@ class EvalSettings(BaseModel):
         None, "Ray cluster to join: auto, or HOST:PORT of its head (default: starts one here).", engines=("ray",)
     )
     gpu_memory_utilization: float = option(0.9, "Share of GPU memory to use.", engines=VLLM, gt=0.0, le=1.0)
-    trust_remote_code: bool = option(False, "Run code from the model's repository.", engines=LOCAL)
+    trust_remote_code: bool = option(
+        False, "Run code from the model's repository.", engines=LOCAL, modes=("model", "check")
+    )
     quiet: bool = option(False, "Show warnings and the result only.", modes=tuple(MODES))
     verbose: bool = option(False, "Show details that help to find a fault.", modes=tuple(MODES))
     json_output: bool = option(False, "Print eval.json on stdout.", "--json", modes=tuple(MODES))

@@ -215,7 +215,7 @@ def _train_run_of(run: EvalRun) -> TrainRun | None:
 
 SETTINGS = (
     "scoring", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty", "max_tokens",
-    "prompt", "chat template", "chat template kwargs", "verifier",
+    "stop", "prompt", "user template", "few-shot examples", "api", "chat template", "chat template kwargs", "verifier",
 )  # fmt: skip
 
 
@@ -224,8 +224,11 @@ def settings(run: EvalRun) -> dict[str, Any]:
     record = run.record
     return {
         "scoring": record.scoring,
-        **{key: getattr(record.sampling, key, None) for key in SETTINGS[1:8]},
+        **{key: getattr(record.sampling, key, None) for key in SETTINGS[1:9]},
         "prompt": record.prompt.hash if record.prompt.system is None else record.prompt.system,
+        "user template": record.prompt.user,
+        "few-shot examples": record.prompt.fewshot,
+        "api": record.prompt.api,
         "chat template": record.prompt.chat_template_hash,
         "chat template kwargs": record.prompt.chat_template_kwargs,
         "verifier": record.verifier.version,

@@ -5,6 +5,7 @@ Rates and metrics are fractions in [0, 1]. A key that a file of this schema vers
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -235,13 +236,29 @@ class SamplingRecord(_Block):
     """1 is off."""
     extra_body: dict[str, Any] | None = None
     """Further fields of every request to a server."""
+    stop: list[str] = []
+    """A completion ends before the first of these texts."""
 
 
 class PromptRecord(_Block):
     """What came before the question."""
 
+    protocol: str = "gtpo"
+    """Name of the protocol."""
     system: str | None = None
     """The system prompt."""
+    system_role: str = "system"
+    """Role of its message."""
+    user: str = "{problem}"
+    """Template of the question."""
+    fewshot: dict[str, Any] | None = None
+    """Worked examples: their source, how many, how they are chosen and shown."""
+    api: str = "chat"
+    """chat, or completions: one text without a chat template."""
+    thoughts: list[tuple[str, str]] = []
+    """Delimiters of thoughts beside <think> and <thinking>."""
+    begins_in_thought: bool = False
+    """Whether completions are taken to begin in a thought where the rendered prompt is not known."""
     chat_template_hash: str | None = None
     """Of the chat template."""
     chat_template_kwargs: dict[str, Any] | None = None
@@ -342,8 +359,8 @@ IDENTITY = (
     "model.generation_config", "engine.name", "engine.dtype",
     "engine.deterministic", "sampling.temperature", "sampling.top_p", "sampling.top_k", "sampling.min_p",
     "sampling.presence_penalty", "sampling.repetition_penalty", "sampling.max_tokens", "sampling.seed",
-    "sampling.extra_body",
-    "prompt.system", "prompt.chat_template_hash", "prompt.chat_template_kwargs", "shard",
+    "sampling.extra_body", "sampling.stop", "prompt.system", "prompt.system_role", "prompt.user", "prompt.fewshot", "prompt.api",
+    "prompt.thoughts", "prompt.begins_in_thought", "prompt.chat_template_hash", "prompt.chat_template_kwargs",
 )  # fmt: skip
 """Settings that a run keeps for life: samples drawn under others would not be of one kind."""
 
@@ -352,8 +369,11 @@ _LATER = ("model.weights", "model.tokenizer", "model.generation_config")
 """Settings that older versions did not record: unknown in one of two records, they are not compared."""
 
 
-def check_identity(where: Path, old: EvalRecord, new: EvalRecord, *, questions: bool = True) -> None:
-    """Raise UserError that names each setting in which a run and a command differ. questions: those as well."""
+def check_identity(where: Path, old: EvalRecord, new: EvalRecord, also: Sequence[str] = ()) -> None:
+    """Raise UserError that names each setting in which a run and a command differ. also: other differences, in words.
+
+    The questions are none of them: a subset or a shard is a view on what is stored.
+    """
     moved = old.model.has_fingerprint and new.model.has_fingerprint  # then the weights count, not where they lie
     differing = [
         f"{key} ({_short(before)} there, {_short(now)} now)"
@@ -363,17 +383,7 @@ def check_identity(where: Path, old: EvalRecord, new: EvalRecord, *, questions: 
         and not (key in _LATER and (before is None or now is None))
         and not (key == "engine.dtype" and before == "auto" and now == old.engine.compute_dtype)
     ]
-    for name, benchmark in new.benchmarks.items() if questions else ():
-        before = old.benchmarks.get(name)
-        if before is None:
-            continue
-        if before.checksum != benchmark.checksum:
-            differing.append(f"the questions of {name} ({before.questions} there, {benchmark.questions} now)")
-        elif None not in (known := {before.content_checksum, benchmark.content_checksum}) and len(known) > 1:
-            differing.append(
-                f"the questions of {name} (ids and golds are the same, but their text, or how answers are compared, is "
-                "another)"
-            )
+    differing += also
     if differing:
         raise UserError(
             f"{where} was made with other settings: {'; '.join(differing)}. Repeat those, or choose another --out"

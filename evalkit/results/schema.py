@@ -4,6 +4,7 @@ results/eval/<run>/
     eval.json            settings, provenance, aggregated metrics (evalkit/results/record.py)
     questions.parquet    one row per question and scoring: the per-question figures that paired tests need
     problems.parquet     the questions and golds that the samples answer
+    prompts.parquet      what the model read of each question, once
     samples/*.parquet    one row per sample, in parts written by write-then-rename
 """
 
@@ -75,6 +76,17 @@ PROBLEM_COLUMNS: Columns = (
     ("subject", pa.string(), "Its subject, where there is one."),
     ("level", pa.int32(), "Its level, where there is one."),
     ("answers", pa.string(), "`text` where answers are compared as text."),
+    ("asked", pa.bool_(), "Whether the last command asked for it: the metrics are of these questions."),
 )
 PROBLEM_SCHEMA = _schema(PROBLEM_COLUMNS)
+"""One question: its text and gold."""
+
+PROMPT_COLUMNS: Columns = (
+    ("benchmark", pa.string(), "Name of the benchmark."),
+    ("id", pa.string(), "The question."),
+    ("messages", pa.string(), "The conversation, as JSON; null where the prompt is one text for a base model."),
+    ("prompt", pa.string(), "The text as the model reads it; null where a server does not show it."),
+    ("tokens", pa.list_(pa.int32()), "Its tokens; null as above."),
+)
+PROMPT_SCHEMA = _schema(PROMPT_COLUMNS)
 """One question as it was asked."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from gtpo.evalkit.results.record import EVAL_SCHEMA_VERSION, EvalRecord, check_identity, parse_record
-from gtpo.evalkit.results.schema import PROBLEM_SCHEMA, QUESTION_SCHEMA, SAMPLE_SCHEMA
+from gtpo.evalkit.results.schema import PROBLEM_SCHEMA, PROMPT_SCHEMA, QUESTION_SCHEMA, SAMPLE_SCHEMA
 from gtpo.rewards.data.problem import Problem
 
 from gtpo.common.errors import UserError
@@ -26,8 +26,13 @@ QuestionKey = tuple[str, str]
 Key = tuple[str, str, int]
 """(benchmark, question id, sample index)"""
 
+StoredPrompt = tuple[list[dict[str, str]], str | None, list[int] | None]
+"""Messages, text as the model reads it, its tokens: `engines.base.Prompt`."""
+
 RUN = b"gtpo_run"
 """Metadata of a part: the record of its run (`EvalRecord.header`)."""
+WALL = b"gtpo_wall_seconds"
+"""Metadata of a part: wall time of the run when it was written, which outlives a kill."""
 
 
 def _schema(path: Path) -> pa.Schema:
@@ -80,6 +85,7 @@ class EvalFolder:
         self._lock = lock_folder(path)
         self._writing = threading.Lock()
         self._sample_schema = SAMPLE_SCHEMA
+        self._clock: Callable[[], float] | None = None
         self.samples = path / "samples"
         for leftover in self.samples.glob(".*.tmp"):  # a writer that was killed; its part was never renamed
             leftover.unlink()
@@ -114,8 +120,11 @@ class EvalFolder:
             except UserError as error:
                 fault = f"is damaged ({error})"
         headers: dict[bytes, tuple[Path, EvalRecord]] = {}
+        wall = 0.0
         for part in self.parts():
-            found = _schema(part).metadata.get(RUN)
+            metadata = _schema(part).metadata
+            wall = max(wall, float(metadata.get(WALL, b"0")))
+            found = metadata.get(RUN)
             if found is not None and found not in headers:
                 headers[found] = part, parse_record(json.loads(found), part)
         if record is None and self.parts():
@@ -128,15 +137,18 @@ class EvalFolder:
             LOG.warning("%s %s: rebuilt from the samples", path, fault)
         for part, header in headers.values():
             assert record is not None
-            check_identity(part, header, record, questions=False)  # they may have grown, or a gold been corrected
+            check_identity(part, header, record)
+        if record is not None and wall > (record.wall_seconds or 0.0):  # it was killed
+            record.wall_seconds = wall
         return record
 
     def parts(self) -> list[Path]:
         """Return the sample parts in the order in which they were written."""
         return sorted(self.samples.glob("part-*.parquet"))
 
-    def begin(self, record: EvalRecord) -> None:
-        """Write eval.json of a run that goes on; parts written from now on carry it."""
+    def begin(self, record: EvalRecord, clock: Callable[[], float] | None = None) -> None:
+        """Write eval.json of a run that goes on; parts written from now on carry it, and the wall time of the run."""
+        self._clock = clock
         self._sample_schema = SAMPLE_SCHEMA.with_metadata(
             {**SAMPLE_SCHEMA.metadata, RUN: json.dumps(record.header().as_json()).encode()}
         )
@@ -147,6 +159,8 @@ class EvalFolder:
         if not rows:
             return
         table = pa.Table.from_pylist(list(rows), schema=self._sample_schema)
+        if self._clock is not None:
+            table = table.replace_schema_metadata({**table.schema.metadata, WALL: str(self._clock()).encode()})
         with self._writing:
             write_parquet(self.samples / f"part-{self._next:06d}.parquet", table)
             self._next += 1
@@ -181,23 +195,51 @@ class EvalFolder:
         """Return a whole part."""
         return _read_table(path)
 
-    def problems(self) -> dict[str, list[Problem]]:
-        """Return the problems of the run by benchmark: what its samples answer, golds included."""
-        path = self.path / "problems.parquet"
+    def problems(self, *, everything: bool = False) -> dict[str, list[Problem]]:
+        """Return the problems that the last command asked for, by benchmark; everything: all that have samples."""
         found: dict[str, list[Problem]] = {}
-        if path.is_file():
-            for row in _read_table(path).to_pylist():
-                found.setdefault(row.pop("benchmark"), []).append(Problem(**row))
+        for name, problem, asked in self._problems():
+            if asked or everything:
+                found.setdefault(name, []).append(problem)
         return found
 
-    def add_problems(self, problems: dict[str, list[Problem]]) -> None:
-        """Write problems.parquet: these benchmarks beside those that are there."""
-        rows = [
-            {"benchmark": name, **{key: getattr(p, key) for key in PROBLEM_SCHEMA.names[1:]}}
-            for name, chosen in {**self.problems(), **problems}.items()
-            for p in chosen
+    def _problems(self) -> list[tuple[str, Problem, bool]]:
+        path = self.path / "problems.parquet"
+        rows = _read_table(path).to_pylist() if path.is_file() else []
+        return [(row.pop("benchmark"), Problem(**row), asked) for row in rows for asked in [row.pop("asked", True)]]
+
+    def add_problems(self, problems: dict[str, list[Problem]], *, corrected: bool = False) -> None:
+        """Write problems.parquet: these as what is asked for of their benchmarks, before the others that are there.
+
+        corrected: they take the place of those that are there, and what is asked for stays.
+        """
+        before = {(name, p.id): (p, asked) for name, p, asked in self._problems()}
+        now = {(name, p.id): p for name, chosen in problems.items() for p in chosen}
+        rows = {key: (p, before[key][1] if corrected else True) for key, p in now.items()}
+        rows |= {key: (p, asked and key[0] not in problems) for key, (p, asked) in before.items() if key not in now}
+        fields = PROBLEM_SCHEMA.names[1:-1]
+        table = [
+            {"benchmark": name, **{field: getattr(p, field) for field in fields}, "asked": asked}
+            for (name, _), (p, asked) in rows.items()
         ]
-        write_parquet(self.path / "problems.parquet", pa.Table.from_pylist(rows, schema=PROBLEM_SCHEMA))
+        write_parquet(self.path / "problems.parquet", pa.Table.from_pylist(table, schema=PROBLEM_SCHEMA))
+
+    def prompts(self) -> dict[QuestionKey, StoredPrompt]:
+        """Return what the model read of each question, as far as the run holds it."""
+        path = self.path / "prompts.parquet"
+        return {
+            (row["benchmark"], row["id"]): (json.loads(row["messages"] or "[]"), row["prompt"], row["tokens"])
+            for row in (_read_table(path).to_pylist() if path.is_file() else ())
+        }
+
+    def add_prompts(self, prompts: Mapping[QuestionKey, StoredPrompt]) -> None:
+        """Write prompts.parquet: these beside those that are there."""
+        rows = [
+            (*key, json.dumps(prompt[0], ensure_ascii=False) if prompt[0] else None, *prompt[1:])
+            for key, prompt in {**self.prompts(), **prompts}.items()
+        ]
+        columns = [list(column) for column in zip(*rows, strict=True)] or [[]] * len(PROMPT_SCHEMA)
+        write_parquet(self.path / "prompts.parquet", pa.table(columns, schema=PROMPT_SCHEMA))
 
     def write_questions(self, rows: Iterable[dict[str, Any]]) -> None:
         """Write questions.parquet."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from gtpo.evalkit.engines.base import EngineStopped, Generation, Task, Throughput
 from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS
@@ -151,7 +152,10 @@ def test_questions_with_another_text_are_other_questions(gtpo, sample, tmp_path:
         (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (tmp_path / "own.yaml").write_text(f"name: own\nfile: own.jsonl\nanswers: {answers}\n")
 
-    own, message = str(tmp_path / "own.yaml"), r"questions of own \(ids and golds are the same, but their text"
+    own, message = (
+        str(tmp_path / "own.yaml"),
+        r"the texts, or the ways in which answers are compared, of 3 questions of own",
+    )
     write("Compute")
     sample(Scripted(), own)
     for words, answers in (("Guess", "mathematics"), ("Compute", "text")):
@@ -193,7 +197,7 @@ def test_another_machine(sample) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_the_limit_may_grow(sample, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """From 4 to 16 questions: 12 are sampled, and the figures are those of a run of 16. It does not shrink."""
+    """From 4 to 16 questions: 12 are sampled, and the figures are those of a run of 16."""
     sample(Scripted(right))
     asked: list[Task] = []
 
@@ -207,9 +211,53 @@ def test_the_limit_may_grow(sample, tmp_path: Path) -> None:  # type: ignore[no-
     entry = record.benchmarks["arithmetic"]
     assert (record.status, entry.questions, entry.samples, entry.n) == ("complete", 16, 32, 2)
     assert entry.pass_at_k[1].mean == pytest.approx(4 / 16)
-    with pytest.raises(UserError, match=r"the questions of arithmetic \(16 there, 4 now\)"):
-        sample(Scripted(wrong))
     assert sample(Scripted(wrong), limit=16, k=4).benchmarks["arithmetic"].samples == 64
+
+
+def test_subsets_and_shards_are_views(sample, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """What is stored is never sampled again, whatever part of it is asked for; the metrics are of what was asked."""
+    whole = sample(Scripted(right), limit=8)
+    nothing = Scripted(wrong, most=0)
+    fewer = sample(nothing, limit=3).benchmarks["arithmetic"]
+    assert (fewer.questions, fewer.samples, fewer.pass_at_k[1].mean) == (3, 6, 1.0)
+    shard = sample(nothing, limit=8, shard="2/4")
+    assert (shard.shard, shard.benchmarks["arithmetic"].questions) == ("2/4", 2)
+    one = sample(nothing, limit=None, questions=["arithmetic/test/5"]).benchmarks["arithmetic"]
+    assert (one.questions, one.samples) == (1, 2)
+    again = sample(nothing, limit=8)
+    assert again.benchmarks == {
+        name: e.model_copy(update={"finish_with": again.benchmarks[name].finish_with})
+        for name, e in whole.benchmarks.items()
+    }
+    assert len(pq.read_table(tmp_path / "run/problems.parquet")) == 8
+
+
+def test_samples_of_another_run_are_taken(sample, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Two shards of two machines become one run without sampling; what is of another kind is refused by name."""
+    for part in (1, 2):
+        sample(Scripted(right), limit=8, shard=f"{part}/2", out=tmp_path / f"shard-{part}")
+    shards = [str(tmp_path / f"shard-{part}") for part in (1, 2)]
+    whole = sample(Scripted(wrong, most=0), limit=8, reuse=shards)
+    entry = whole.benchmarks["arithmetic"]
+    assert (whole.status, entry.questions, entry.samples, entry.pass_at_k[1].mean) == ("complete", 8, 16, 1.0)
+    assert whole.engine.versions == {"torch": "1"}
+    with pytest.raises(UserError, match=r"sampling.temperature \(1.0 there, 0.5 now\)"):
+        sample(Scripted(right), limit=8, reuse=shards[:1], temperature=0.5, out=tmp_path / "warm")
+    with pytest.raises(UserError, match="--reuse needs an eval run"):
+        sample(Scripted(right), reuse=["nowhere"], out=tmp_path / "other")
+
+
+def test_the_wall_time_survives_a_kill(sample, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """The time of a session that was killed is in its parts; eval.json says so at the next one."""
+    sample(Scripted(right))
+    document = json.loads((tmp_path / "run/eval.json").read_text())
+    (part,) = (tmp_path / "run/samples").glob("*.parquet")
+    in_part = float(pq.read_schema(part).metadata[b"gtpo_wall_seconds"])
+    assert 0 < in_part <= document["wall_seconds"]
+    table = pq.read_table(part)
+    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"gtpo_wall_seconds": b"700.0"}), part)
+    (tmp_path / "run/eval.json").write_text(json.dumps(document | {"wall_seconds": None}))
+    assert sample(Scripted(right), k=3).wall_seconds > 700
 
 
 def test_a_corrected_gold_needs_no_new_samples(gtpo, sample, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -1,0 +1,105 @@
+"""The prompts of a run, rendered as the model reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gtpo.evalkit.engines.base import Prompt
+from gtpo.evalkit.engines.model_ref import ModelRef
+from gtpo.evalkit.evaluation.protocol import Protocol
+from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.evalkit.results.record import PromptRecord
+from gtpo.evalkit.results.store import QuestionKey, StoredPrompt
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.data.prompt import SYSTEM_INSTRUCTION
+
+from gtpo.common.errors import UserError
+from gtpo.common.provenance import text_hash
+
+
+class Question(NamedTuple):
+    """A question and the examples that are shown before it."""
+
+    problem: Problem
+    examples: list[Problem]
+
+
+class Rendered(NamedTuple):
+    """The prompts of all questions, and what they were made with."""
+
+    prompts: dict[QuestionKey, Prompt]
+    record: PromptRecord
+    context: int | None
+    """Tokens that the model takes, None where unknown."""
+
+
+def conversation(protocol: Protocol, question: Question, system: str) -> Prompt:
+    """Return the prompt before any chat template: messages, or the text for a base model."""
+    if protocol.api == "completions":
+        return Prompt([], protocol.text(question.problem, system, question.examples))
+    return Prompt(protocol.messages(question.problem, system, question.examples))
+
+
+def render_prompts(
+    settings: EvalSettings, protocol: Protocol, ref: ModelRef, engine: str, asked: Mapping[QuestionKey, Question]
+) -> Rendered:
+    """Render every question for the engine. Raises UserError for a model or template that cannot be used."""
+    system = settings.prompt
+    if system is None:
+        system = "" if protocol.api == "completions" else SYSTEM_INSTRUCTION if ref.system is None else ref.system
+    prompts = {key: conversation(protocol, question, system) for key, question in asked.items()}
+    kwargs, template_hash = settings.template_kwargs(), None
+    if engine == "openai":
+        from gtpo.evalkit.engines.openai_address import served_context
+        from gtpo.evalkit.evaluation.engine import servers
+
+        context = served_context(ref, *servers(settings, ref), settings.wait_for_server)
+    else:
+        from gtpo.evalkit.engines import local
+
+        config = local.load_config(ref, trust_remote_code=settings.trust_remote_code)
+        local.check_adapter(ref, config)
+        tokenizer = local.load_tokenizer(ref, trust_remote_code=settings.trust_remote_code)
+        context = local.context_length(config)
+        if protocol.api == "completions":
+            prompts = {
+                key: prompt._replace(ids=list(tokenizer(prompt.text)["input_ids"])) for key, prompt in prompts.items()
+            }
+        else:
+            template = local.chat_template(tokenizer, settings.chat_template)
+            prompts = {key: local.render(tokenizer, template, p.messages, kwargs) for key, p in prompts.items()}
+            template_hash = text_hash(template)
+    record = PromptRecord(
+        protocol=protocol.name,
+        system=system,
+        system_role=protocol.system_role,
+        user=protocol.user,
+        fewshot=protocol.fewshot.model_dump() if protocol.fewshot else None,
+        api=protocol.api,
+        thoughts=protocol.thoughts,
+        begins_in_thought=protocol.begins_in_thought,
+        chat_template_hash=template_hash,
+        chat_template_kwargs=kwargs,
+    )
+    plain = PromptRecord(protocol=protocol.name)
+    other = {key: value for key in ("user", "fewshot", "api") if (value := getattr(record, key)) != getattr(plain, key)}
+    further = [json.dumps(what, sort_keys=True) for what in (kwargs, other) if what]
+    return Rendered(prompts, record.model_copy(update={"hash": text_hash(system, template_hash, *further)}), context)
+
+
+def check_same(where: str, stored: Mapping[QuestionKey, StoredPrompt], now: Mapping[QuestionKey, StoredPrompt]) -> None:
+    """Raise UserError where a question that has samples would now be asked in other words."""
+    for key in stored.keys() & now.keys():
+        before, after = Prompt(*stored[key]), Prompt(*now[key])
+        one, other = before.text, after.text
+        if one is None or other is None:
+            one, other = json.dumps(before.messages), json.dumps(after.messages)
+        if one != other:
+            at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+            shown = slice(max(0, at - 20), at + 20)
+            raise UserError(
+                f"{where}: the prompt of {key[0]} {key[1]} is another than it was when it was sampled: {one[shown]!r} "
+                f"there, {other[shown]!r} now. Repeat the protocol, data and template, or choose another --out"
+            )

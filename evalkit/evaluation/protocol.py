@@ -1,0 +1,224 @@
+"""How a model is asked: user template, examples, system prompt, thoughts, API and sampling, declared in one place.
+
+`--protocol NAME` takes one of protocols.yaml, `--protocol FILE.yaml` one's own, which may extend another by name. What
+a protocol says of an option (system prompt, sampling, scoring) is that option's default: a flag wins.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from gtpo.evalkit.engines.base import Generation, Prompt
+from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.data.problems import load_source
+from gtpo.rewards.extract import opened_thought
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.yaml_file import read_yaml, validate_yaml
+
+_PRESETS = Path(__file__).with_name("protocols.yaml")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Sampling(_Section):
+    """Defaults of the sampling flags of the same names."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+
+
+class FewShot(_Section):
+    """Worked examples before the question, from a training split of the user's data."""
+
+    data: str
+    """A source as in --data-dir (gsm8k_train), or a .jsonl or .parquet file with problem, answer and solution."""
+    count: int = Field(ge=1)
+    choice: Literal["first", "random"] = "first"
+    """random: drawn anew for each question of the benchmark in its order, by Python's random.Random(seed).sample."""
+    seed: int = 1234
+    answer: str = "{solution}"
+    between: str = "\n\n"
+    """Between examples, where they are one text; in a chat each is a turn of user and assistant."""
+
+
+class Protocol(_Section):
+    """How a model is asked. {problem}, {answer} and {solution} in a template stand for a problem's fields."""
+
+    name: str = "gtpo"
+    title: str = ""
+    source: str = ""
+    """Where the facts are from."""
+    extends: str | None = None
+    """A protocol of ours whose keys hold where this one has none."""
+    system: str | None = None
+    """'' for none. Absent: that of the train run, else ours."""
+    system_role: Literal["system", "developer"] = "system"
+    user: str = "{problem}"
+    fewshot: FewShot | None = None
+    api: Literal["chat", "completions"] = "chat"
+    """completions: one text without a chat template, for base models."""
+    thoughts: list[tuple[str, str]] = []
+    """Delimiters of thoughts beside <think> and <thinking>; stored completions have <think> in their place."""
+    begins_in_thought: bool = False
+    """Whether the model's template opens a thought. Counts where a server does not show the rendered prompt."""
+    stop: list[str] = []
+    """A completion ends before the first of them."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    sampling: Sampling = Sampling()
+    scoring: Literal["strict", "lenient"] = "strict"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pairs(cls, values: Any) -> Any:
+        """Take lists, which is what YAML has, for pairs."""
+        if isinstance(values, dict) and isinstance(values.get("thoughts"), list):
+            values = values | {"thoughts": [tuple(p) if isinstance(p, list) else p for p in values["thoughts"]]}
+        return values
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        if "{problem}" not in self.user:
+            raise ValueError("user: the template must hold {problem}")
+        if self.api == "completions" and self.chat_template_kwargs:
+            raise ValueError("chat_template_kwargs have no effect with api: completions")
+        return self
+
+    def applied(self, settings: EvalSettings) -> EvalSettings:
+        """Return settings in which what was not given is as the protocol says. UserError for a value out of range."""
+        said: dict[str, Any] = {"scoring": self.scoring, "prompt": self.system}
+        if settings.sampling == "default":
+            said |= self.sampling.model_dump(exclude={"max_tokens"})
+        if self.chat_template_kwargs is not None:
+            said["chat_template_kwargs"] = json.dumps(self.chat_template_kwargs)
+        modes = {name: EvalSettings.extra(name)["modes"] for name in said}
+        ours = {name: value for name, value in said.items() if value is not None and settings.mode in modes[name]}
+        given = {name: getattr(settings, name) for name in settings.model_fields_set}
+        try:
+            return EvalSettings(**{**ours, **given})
+        except UserError as error:
+            raise UserError(f"protocol {self.name}: {error}") from None
+
+    def messages(self, problem: Problem, system: str, examples: Sequence[Problem]) -> list[dict[str, str]]:
+        """Return the conversation of one question."""
+        begin = [{"role": self.system_role, "content": system}] if system else []
+        for example in examples:
+            begin.append({"role": "user", "content": _filled(self.user, example)})
+            begin.append({"role": "assistant", "content": _filled(self._answer, example).strip()})
+        return [*begin, {"role": "user", "content": _filled(self.user, problem)}]
+
+    def text(self, problem: Problem, system: str, examples: Sequence[Problem]) -> str:
+        """Return the question as one text, for a base model."""
+        between = self.fewshot.between if self.fewshot else "\n\n"
+        shown = [_filled(self.user, example) + _filled(self._answer, example) for example in examples]
+        return between.join([*([system] if system else []), *shown, _filled(self.user, problem)])
+
+    @property
+    def _answer(self) -> str:
+        return self.fewshot.answer if self.fewshot else ""
+
+    def examples(self, problems: Sequence[Problem], data_dir: Path | None) -> dict[str, list[Problem]]:
+        """Return the examples of each question of a benchmark, by its id. problems: all of them, in their order."""
+        if self.fewshot is None:
+            return {p.id: [] for p in problems}
+        pool = load_source(self.fewshot.data, data_dir=data_dir)
+        if len(pool) < self.fewshot.count:
+            raise UserError(f"protocol {self.name}: {self.fewshot.data} has only {len(pool)} examples")
+        if "{solution}" in self._answer and not all(p.solution for p in pool):
+            raise UserError(f"protocol {self.name}: {self.fewshot.data} has problems without a solution to show")
+        if asked := {p.problem for p in problems} & {p.problem for p in pool}:
+            raise UserError(
+                f"protocol {self.name}: {len(asked)} questions of the benchmark are among its examples in "
+                f"{self.fewshot.data}; take a training split"
+            )
+        if self.fewshot.choice == "first":
+            return {p.id: pool[: self.fewshot.count] for p in problems}
+        draw = random.Random(self.fewshot.seed)
+        return {p.id: draw.sample(pool, self.fewshot.count) for p in problems}
+
+    def begins(self, prompt: Prompt) -> str:
+        """Return the tag of the thought in which a completion of this prompt begins; empty where it does not."""
+        return opened_thought(self._plain(prompt.text or ""))
+
+    def completion(self, g: Generation, begins: str, known: bool) -> Generation:
+        """Return a completion as it is stored: thoughts in <think>, from where they begin, cut before a stop text.
+
+        begins: what `begins` said of its prompt. known: whether that prompt is known as the model reads it.
+        """
+        text = self._plain(g.text)
+        closed = next((f"<{tag}>" for tag in ("think", "thinking") if f"</{tag}>" in text), "<think>")
+        if not known and self.begins_in_thought and (g.finish_reason == "length" or closed.replace("<", "</") in text):
+            begins = closed
+        if begins and not text.lstrip().startswith(begins):
+            text = begins + text
+        ends = [at for stop in self.stop if (at := text.find(stop)) >= 0]
+        if ends:
+            return g._replace(text=text[: min(ends)], finish_reason="stop" if g.error is None else g.finish_reason)
+        return g._replace(text=text)
+
+    def _plain(self, text: str) -> str:
+        for opening, closing in self.thoughts:
+            text = text.replace(opening, "<think>").replace(closing, "</think>")
+        return text
+
+    def described(self) -> dict[str, Any]:
+        """Return what eval.json keeps of it beside the options that it set."""
+        fields = {"name", "system_role", "user", "fewshot", "api", "thoughts", "begins_in_thought", "stop"}
+        return self.model_dump(include=fields, mode="json")
+
+
+def _filled(template: str, problem: Problem) -> str:
+    for name in ("problem", "answer", "solution"):
+        template = template.replace(f"{{{name}}}", f"\0{name}\0")  # first, so that no field's text is read as another
+    for name in ("problem", "answer", "solution"):
+        template = template.replace(f"\0{name}\0", getattr(problem, name))
+    return template
+
+
+@cache
+def presets() -> dict[str, Protocol]:
+    """Return the protocols that come with gtpo eval."""
+    values, _ = read_yaml(_PRESETS)
+    return {name: _resolved(_PRESETS, {"name": name, **found}, values) for name, found in values.items()}
+
+
+def find_protocol(name: str) -> Protocol:
+    """Return a protocol by its name or file. UserError with the nearest name, or with the line of a mistake."""
+    if not name.endswith((".yaml", ".yml")):
+        if name not in presets():
+            raise UserError(
+                f'--protocol: there is no "{name}".{did_you_mean(name, presets())} Known: {", ".join(presets())}; your '
+                "own: a .yaml file"
+            )
+        return presets()[name]
+    path = Path(name)
+    values, lines = read_yaml(path)
+    known, _ = read_yaml(_PRESETS)
+    base = values.get("extends")
+    if base is not None and base not in known:
+        raise UserError(
+            f'{path}:{lines["extends",]}: extends: there is no protocol "{base}"; known: {", ".join(known)}'
+        )
+    return _resolved(path, {"name": path.stem, **values}, known, lines)
+
+
+def _resolved(
+    path: Path, values: dict[str, Any], known: Mapping[str, Any], lines: dict[tuple[str, ...], int] | None = None
+) -> Protocol:
+    base = values.get("extends")
+    below = {key: value for key, value in known[base].items() if key not in ("title", "source")} if base else {}
+    return validate_yaml(Protocol, path, {**below, **values}, lines)

@@ -1,0 +1,78 @@
+"""A YAML file that a user wrote, checked against a pydantic model: every mistake is named with file, line and key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from gtpo.common.errors import UserError, did_you_mean
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read_yaml(path: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
+    """Return the mapping in a file, and the line of each of its keys. UserError where there is none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        node = yaml.compose(text, yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise UserError(f"{place}: not valid YAML ({getattr(error, 'problem', None) or error})") from None
+    except RecursionError:
+        raise UserError(f"{path}: nested too deeply") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected keys with values, found {type(values).__name__}")
+    lines: dict[tuple[str, ...], int] = {}
+    _note_lines(path, node, (), lines)
+    return values, lines
+
+
+def _note_lines(path: Path, node: Any, above: tuple[str, ...], lines: dict[tuple[str, ...], int]) -> None:
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key_node, value in node.value:
+        key, line = (*above, str(key_node.value)), key_node.start_mark.line + 1
+        if key in lines:
+            raise UserError(f'{path}:{line}: duplicate key "{".".join(key)}" (first at line {lines[key]})')
+        lines[key] = line
+        _note_lines(path, value, key, lines)
+
+
+def validate_yaml(
+    model: type[Model], path: Path, values: dict[str, Any], lines: dict[tuple[str, ...], int] | None = None
+) -> Model:
+    """Return the model of a file's values. UserError that names the line and key of the first mistake."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = tuple(str(part) for part in first["loc"])
+        line = next((f":{lines[key[:i]]}" for i in range(len(key), 0, -1) if key[:i] in lines), "") if lines else ""
+        known = _fields(model, key[:-1])
+        near = did_you_mean(key[-1], known) if first["type"] == "extra_forbidden" and known else ""
+        said = "no such key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+        found = f", found {first['input']!r:.60}" if first["type"] not in ("extra_forbidden", "missing") else ""
+        raise UserError(f"{path}{line}: {'.'.join(key) or 'the file'}: {said}{found}.{near}") from None
+
+
+def _fields(model: type[BaseModel], key: tuple[str, ...]) -> list[str]:
+    """Return the keys that a section may have; empty where they are not fixed."""
+    for part in key:
+        field = model.model_fields.get(part)
+        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
+        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        if inner is None:
+            return []
+        model = inner
+    return list(model.model_fields)

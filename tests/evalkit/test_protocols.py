@@ -1,0 +1,172 @@
+"""Protocols: what a model is asked, and how what it writes is read."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from gtpo.evalkit.engines.base import Generation, Prompt
+from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol, presets
+from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.rewards.data.problem import Problem
+
+from gtpo.common.errors import UserError
+
+QUESTION = Problem("q", "What is {answer}?", "4", solution="2+2\n#### 4")
+
+
+def test_every_preset_names_its_source() -> None:
+    assert set(presets()) >= {
+        *("gtpo", "boxed", "lm-eval-gsm8k", "lm-eval-gsm8k-cot-zeroshot", "deepseek-r1", "qwen3-thinking", "qwen3"),
+        *("qwen-math", "o-series"),
+    }
+    assert all(protocol.source.startswith("https://") and protocol.title for protocol in presets().values())
+    r1 = presets()["deepseek-r1"]
+    assert (r1.system, r1.user, r1.scoring) == ("", presets()["boxed"].user, "lenient")  # of what it extends
+
+
+def settings(**given: Any) -> EvalSettings:
+    return EvalSettings(model="m", benchmarks="arithmetic", **given)
+
+
+def test_a_flag_wins_over_the_protocol() -> None:
+    protocol = presets()["qwen3"]
+    found = protocol.applied(settings(top_p=0.5))
+    assert (found.temperature, found.top_p, found.top_k, found.scoring, found.prompt) == (0.7, 0.5, 20, "lenient", "")
+    assert found.template_kwargs() == {"enable_thinking": False}
+    assert protocol.applied(settings(scoring="strict", prompt="Hi")).scoring == "strict"
+    assert protocol.applied(settings(sampling="model")).temperature is None  # what the model recommends
+    assert presets()["gtpo"].applied(settings()) == settings(scoring="strict")
+    with pytest.raises(UserError, match="protocol qwen-math: --temperature 0 gives the same completion every time"):
+        presets()["qwen-math"].applied(settings(k=4))
+
+
+def test_fields_are_filled_once() -> None:
+    """The text of a field that looks like a field is left as it is."""
+    protocol = Protocol(user="{problem} {answer} {x}")
+    assert protocol.messages(QUESTION, "", []) == [{"role": "user", "content": "What is {answer}? 4 {x}"}]
+    roles = [m["role"] for m in Protocol(system_role="developer").messages(QUESTION, "Do.", [QUESTION])]
+    assert roles == ["developer", "user", "assistant", "user"]
+
+
+def test_examples_are_those_that_lm_eval_draws(tmp_path: Path) -> None:
+    """For each question anew, in the order of the benchmark, whatever part of it is asked for."""
+    rows = [{"id": f"t{i}", "problem": f"P{i}?", "answer": str(i), "solution": f"S{i}"} for i in range(9)]
+    (tmp_path / "gsm8k_train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    protocol = presets()["lm-eval-gsm8k"]
+    problems = [Problem(f"q{i}", f"Q{i}?", "1") for i in range(3)]
+    draw = random.Random(1234)
+    expected = [draw.sample([f"t{i}" for i in range(9)], 5) for _ in problems]
+    found = protocol.examples(problems, tmp_path)
+    assert [[e.id for e in found[p.id]] for p in problems] == expected
+    text = protocol.text(problems[0], "", found["q0"])
+    number = expected[0][0][1:]
+    assert text.startswith(f"Question: P{number}?\nAnswer: S{number}\n\nQuestion: ")
+    assert text.endswith("\n\nQuestion: Q0?\nAnswer:")
+    with pytest.raises(UserError, match="1 questions of the benchmark are among its examples"):
+        protocol.examples([Problem("q", "P3?", "3")], tmp_path)
+
+
+def done(text: str, reason: str = "stop") -> Generation:
+    return Generation("b", "q", 0, text, 5, reason, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "begins", "known", "stored"),
+    [
+        ("so \\boxed{5}. But wait", "length", "<think>", True, "<think>so \\boxed{5}. But wait"),
+        ("<think>so", "length", "<think>", True, "<think>so"),
+        ("so</think>5", "stop", "<think>", True, "<think>so</think>5"),
+        (
+            "so \\boxed{5}. But wait",
+            "length",
+            "",
+            False,
+            "<think>so \\boxed{5}. But wait",
+        ),  # a server, template unknown
+        ("so</think>5", "stop", "", False, "<think>so</think>5"),
+        ("\\boxed{5}", "stop", "", False, "\\boxed{5}"),  # the server keeps the thoughts to itself
+        ("\\boxed{5}", "length", "", True, "\\boxed{5}"),  # the prompt is known, and opens none
+        ("[T]so[/T]5", "stop", "", True, "<think>so</think>5"),
+        ("5 Q: and", "length", "", True, "5 "),
+    ],
+)
+def test_thoughts_and_stops(text: str, reason: str, begins: str, known: bool, stored: str) -> None:
+    protocol = Protocol(begins_in_thought=True, thoughts=[("[T]", "[/T]")], stop=["Q:"])
+    found = protocol.completion(done(text, reason), begins, known)
+    assert found.text == stored
+    assert found.finish_reason == ("stop" if "Q:" in text else reason)
+
+
+def test_a_thought_is_known_from_the_prompt() -> None:
+    protocol = Protocol(thoughts=[("[T]", "[/T]")])
+    assert protocol.begins(Prompt([], "User: hi\nModel: <think>\n")) == "<think>"
+    assert protocol.begins(Prompt([], "Model: [T]")) == "<think>"
+    assert protocol.begins(Prompt([], "Model: <think>\n\n</think>\n")) == ""
+    assert protocol.begins(Prompt([])) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "user: '{problem}'\nsampling:\n  temprature: 0\n",
+            "own.yaml:3: sampling.temprature: no such key.*\"temperature",
+        ),
+        ("user: hello\n", "own.yaml: the file: user: the template must hold {problem}"),
+        ("api: chats\n", "own.yaml:1: api: Input should be 'chat' or 'completions', found 'chats'"),
+        ("title: x\nextends: boxxed\n", 'own.yaml:2: extends: there is no protocol "boxxed"'),
+        ("extends: boxed\nstop: 'Q:'\n", "own.yaml:2: stop: Input should be a valid list, found 'Q:'"),
+        ("fewshot: {data: x, count: 0}\n", "own.yaml:1: fewshot.count: Input should be greater than or equal to 1"),
+        ("a: [\n", "own.yaml:2: not valid YAML"),
+        ("title: a\ntitle: b\n", 'own.yaml:2: duplicate key "title" \\(first at line 1\\)'),
+    ],
+)
+def test_mistakes_are_named_with_their_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "own.yaml").write_text(text)
+    with pytest.raises(UserError, match=said):
+        find_protocol(str(tmp_path / "own.yaml"))
+
+
+def test_an_unknown_protocol_is_told_the_nearest() -> None:
+    with pytest.raises(UserError, match=r'there is no "qwen3-think".*Did you mean "qwen3-thinking"'):
+        find_protocol("qwen3-think")
+
+
+def test_the_prompt_is_stored_and_shown(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "own.yaml").write_text('extends: boxed\nsystem: Be brief.\nuser: "Say {problem}"\n')
+    evaluate = ("eval", tiny_model, "--protocol", "own.yaml", "--max-tokens", "4", "--limit", "2", "--out", "run")
+    gtpo(*evaluate, "--benchmarks", "arithmetic")
+    first, _ = pq.read_table(tmp_path / "run/prompts.parquet").to_pylist()
+    assert json.loads(first["messages"])[0] == {"role": "system", "content": "Be brief."}
+    assert "Say " in first["prompt"]
+    assert first["tokens"]
+    record = json.loads((tmp_path / "run/eval.json").read_text())
+    assert record["prompt"]["user"] == "Say {problem}"
+    assert (record["prompt"]["protocol"], record["scoring"]) == ("own", "lenient")
+    shown = gtpo("eval", tiny_model, "--check", "arithmetic", "--protocol", "own.yaml").stdout
+    assert first["prompt"] in shown
+    assert f"{len(first['tokens'])} tokens: {' '.join(map(str, first['tokens']))}" in shown
+    (tmp_path / "own.yaml").write_text('extends: boxed\nsystem: Be brief.\nuser: "Tell {problem}"\n')
+    said = gtpo(*evaluate, "--benchmarks", "arithmetic", code=2).stderr
+    assert "prompt.user (Say {problem} there, Tell {problem} now)" in said
+
+
+def test_base_models_read_one_text(gtpo: Callable[..., Any], tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text('api: completions\nuser: "Q: {problem}\\nA:"\nstop: ["1"]\nscoring: lenient\n')
+    run = ("eval", tiny_model, "--benchmarks", "arithmetic", "--limit", "8", "--max-tokens", "40", "--out", "run")
+    gtpo(*run, "--protocol", "own.yaml")
+    first = pq.read_table(tmp_path / "run/prompts.parquet").to_pylist()[0]
+    assert first["messages"] is None
+    assert first["prompt"].startswith("Q: ")
+    assert first["prompt"].endswith("\nA:")
+    rows = [row for part in (tmp_path / "run/samples").glob("*") for row in pq.read_table(part).to_pylist()]
+    assert not any("1" in row["completion"] for row in rows)
+    stopped = [row for row in rows if row["finish_reason"] == "stop"]
+    assert stopped  # the engine ends where the text does
+    assert min(row["tokens"] for row in stopped) < 40
