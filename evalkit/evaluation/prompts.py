@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -97,7 +98,7 @@ def check_same(where: str, stored: Mapping[QuestionKey, StoredPrompt], now: Mapp
         if one is None or other is None:
             one, other = json.dumps(before.messages), json.dumps(after.messages)
         if one != other:
-            at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+            at = len(os.path.commonprefix([one, other]))
             shown = slice(max(0, at - 20), at + 20)
             raise UserError(
                 f"{where}: the prompt of {key[0]} {key[1]} is another than it was when it was sampled: {one[shown]!r} "
