@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -98,7 +97,7 @@ def check_same(where: str, stored: Mapping[QuestionKey, StoredPrompt], now: Mapp
         if one is None or other is None:
             one, other = json.dumps(before.messages), json.dumps(after.messages)
         if one != other:
-            at = len(os.path.commonprefix([one, other]))
+            at = next((i for i, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), len(one))
             shown = slice(max(0, at - 20), at + 20)
             raise UserError(
                 f"{where}: the prompt of {key[0]} {key[1]} is another than it was when it was sampled: {one[shown]!r} "
