@@ -116,7 +116,7 @@ def test_a_thought_is_known_from_the_prompt() -> None:
     [
         (
             "user: '{problem}'\nsampling:\n  temprature: 0\n",
-            "own.yaml:3: sampling.temprature: no such key.*\"temperature",
+            'own.yaml:3: sampling.temprature: no such key.*"temperature',
         ),
         ("user: hello\n", "own.yaml: the file: user: the template must hold {problem}"),
         ("api: chats\n", "own.yaml:1: api: Input should be 'chat' or 'completions', found 'chats'"),
