@@ -219,6 +219,7 @@ def payload(request: Request, sampling: Sampling, ref: ModelRef, owner: str | No
         "top_p": sampling.top_p,
         "max_tokens": sampling.max_tokens,
         "seed": request.seed,
+        **({"stop": list(sampling.stop)} if sampling.stop else {}),
         "stream": True,
         "stream_options": {"include_usage": True},
         **sampling_extras(sampling, owner),

@@ -359,8 +359,8 @@ IDENTITY = (
     "model.generation_config", "engine.name", "engine.dtype",
     "engine.deterministic", "sampling.temperature", "sampling.top_p", "sampling.top_k", "sampling.min_p",
     "sampling.presence_penalty", "sampling.repetition_penalty", "sampling.max_tokens", "sampling.seed",
-    "sampling.extra_body", "sampling.stop", "prompt.system", "prompt.system_role", "prompt.user", "prompt.fewshot", "prompt.api",
-    "prompt.thoughts", "prompt.begins_in_thought", "prompt.chat_template_hash", "prompt.chat_template_kwargs",
+    "sampling.extra_body", "sampling.stop", "prompt.system", "prompt.system_role", "prompt.user",
+    "prompt.fewshot", "prompt.api", "prompt.thoughts", "prompt.begins_in_thought", "prompt.chat_template_hash", "prompt.chat_template_kwargs",
 )  # fmt: skip
 """Settings that a run keeps for life: samples drawn under others would not be of one kind."""
 
