@@ -360,7 +360,8 @@ IDENTITY = (
     "engine.deterministic", "sampling.temperature", "sampling.top_p", "sampling.top_k", "sampling.min_p",
     "sampling.presence_penalty", "sampling.repetition_penalty", "sampling.max_tokens", "sampling.seed",
     "sampling.extra_body", "sampling.stop", "prompt.system", "prompt.system_role", "prompt.user",
-    "prompt.fewshot", "prompt.api", "prompt.thoughts", "prompt.begins_in_thought", "prompt.chat_template_hash", "prompt.chat_template_kwargs",
+    "prompt.fewshot", "prompt.api", "prompt.thoughts", "prompt.begins_in_thought",
+    "prompt.chat_template_hash", "prompt.chat_template_kwargs",
 )  # fmt: skip
 """Settings that a run keeps for life: samples drawn under others would not be of one kind."""
 
