@@ -20,7 +20,7 @@ from scipy import stats
 
 from bench.claims.measures import MEASURES, Record, collapsed, evaluated
 from bench.claims.plan import Plan
-from bench.claims.questions import QUESTIONS, TASKS, PairedTest, Question
+from bench.claims.questions import TASKS, PairedTest, Question, primaries
 from bench.claims.record import find_record, scores
 from gtpo.common.files import read_json
 
@@ -146,11 +146,8 @@ def answers(records: Records, plan: Plan) -> list[Answer]:
     """Every question at every scale, with Holm's correction over the primary tests of the scale, and over all."""
     null = read_null(plan)
     found: list[tuple[str, Question, list[Effect]]] = []
-    for scale in TASKS:
-        for question in QUESTIONS:
-            effects = [effect(records, plan, test) for test in question.tests if test.scale == scale]
-            if effects:
-                found.append((scale, question, effects))
+    for scale, question, _ in primaries():
+        found.append((scale, question, [effect(records, plan, test) for test in question.tests if test.scale == scale]))
     joint = _holm([effects[0].p for _, _, effects in found])
     of_scale: list[float | None] = []
     for name in TASKS:

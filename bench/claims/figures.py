@@ -13,11 +13,10 @@ from gtpo.evalkit.comparison.training_curves import LN2
 from gtpo.evalkit.report.figures import COLOURS, DASHES, STYLE
 
 from bench.claims.answers import Answer, Records, effect, pairs
-from bench.claims.exploratory import entropy_at_start, regimes_with_baselines
 from bench.claims.measures import Record, curve, evaluated, tag_means
 from bench.claims.plan import Plan
-from bench.claims.questions import BASELINES, TASKS, PairedTest
-from bench.claims.tables import compared, is_share, unit
+from bench.claims.questions import BASELINES, PairedTest
+from bench.claims.tables import compared, is_share, regimes_with_baselines, unit
 from gtpo.common.files import write_bytes
 
 SHOWN = ("grpo", "gtpo", "gtpo-conflict-only", "gtpo-no-filter", "sft")
@@ -46,7 +45,6 @@ def write_figures(records: Records, plan: Plan, found: list[Answer]) -> list[Pat
             ("gtpo-against-grpo", _gtpo_against_grpo(records, plan)),
             ("primary-tests", _primary_tests(found, records)),
             ("baselines", _baselines(records, plan)),
-            ("entropy-at-start", _entropy_at_start(records)),
         ):
             written.append(plan.evidence / "figures" / f"{name}.png")
             write_bytes(written[-1], drawn)
@@ -153,36 +151,6 @@ def _baselines(records: Records, plan: Plan) -> bytes:
         axis.set_xlim(0, 100)
         axis.set_title(f"{regime}, {len(shared)} seed{'s' * (len(shared) != 1)}")
         axis.set_xlabel("pass@1 (%)", fontsize=7.5)
-    return _png(figure)
-
-
-def _entropy_at_start(records: Records) -> bytes:
-    """The entropy at the start of every run without a gate, by regime; filled where the run collapsed."""
-    from matplotlib import pyplot as plt
-    from matplotlib.ticker import FixedLocator, NullLocator
-
-    runs = [run for scale in TASKS for run in entropy_at_start(records, scale)]
-    regimes = list(dict.fromkeys(regime for regime, _, _, _ in runs))
-    figure, axis = plt.subplots(figsize=(7.5, 0.9 + 0.3 * len(regimes)), layout="constrained")
-    for outcome, name in ((True, "collapsed"), (False, "did not")):
-        shown = [(entropy, regimes.index(regime)) for regime, _, entropy, lost in runs if lost is outcome]
-        if shown:
-            # Those that did not collapse a little below the line, so that none hides another.
-            x, y = np.array(shown).T
-            face = COLOURS[1] if outcome else "none"
-            axis.plot(x, y + 0.12 * (1 - 2 * outcome), "o", markeredgecolor=COLOURS[1], markerfacecolor=face,
-                      markersize=4, linestyle="", label=name)  # fmt: skip
-    axis.axvline(LN2, color="#555", linewidth=0.8, linestyle=(0, (2, 2)))
-    axis.annotate("ln 2", (LN2, -0.4), xytext=(3, 0), textcoords="offset points", fontsize=7.5, color="#555")
-    axis.set_xscale("log")
-    axis.xaxis.set_major_locator(FixedLocator([0.1, 0.2, 0.5, 1.0]))
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.xaxis.set_major_formatter("{x:g}")
-    axis.set_yticks(range(len(regimes)), regimes)
-    axis.set_ylim(len(regimes) - 0.5, -0.6)
-    axis.set_xlabel("mean token entropy at the start (nats)")
-    if runs:
-        figure.legend(fontsize=7.5, ncols=2, loc="outside upper right")
     return _png(figure)
 
 

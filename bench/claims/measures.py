@@ -98,13 +98,8 @@ def lead_over_kl(record: Record) -> float:
     return float(halves[1] - halves[0])
 
 
-def tags_at_end(record: Record) -> float:
-    """Mean log-probability of the four tags and the end at the last checkpoint."""
-    return float(tag_means(record)[-1])
-
-
 def tags_over_training(record: Record) -> float:
-    """The same, averaged over the checkpoints after the start."""
+    """Mean log-probability of the four tags and the end, averaged over the checkpoints after the start."""
     return float(tag_means(record)[1:].mean())
 
 
@@ -132,7 +127,6 @@ def evaluated(benchmark: str, metric: str) -> Callable[[Record], float]:
 
 
 MEASURES: dict[str, Callable[[Record], float]] = {
-    "accuracy reward at the end": at_end("reward/accuracy"),
     "format reward at the end": at_end("reward/format"),
     "entropy at the end": at_end("entropy/mean"),
     "entropy over training": mean_of("entropy/mean"),
@@ -140,7 +134,6 @@ MEASURES: dict[str, Callable[[Record], float]] = {
     "kept by the gate": mean_of("gate/kept"),
     "collapsed": collapsed,
     "lead of entropy over KL": lead_over_kl,
-    "tags at the end": tags_at_end,
     "tags over training": tags_over_training,
 }
 """Name -> measure, for the tests of questions.py."""

@@ -32,7 +32,7 @@ from scipy import stats
 from bench.claims.answers import ALPHA, Records, effect, evaluation_of, pairs, read_records
 from bench.claims.measures import Record, collapsed, curve
 from bench.claims.plan import PLAN, Plan, load_plan
-from bench.claims.questions import QUESTIONS, TASKS, PairedTest
+from bench.claims.questions import PairedTest, primaries
 from bench.claims.record import scores
 from bench.claims.run import as_program
 from bench.claims.tables import PASSES
@@ -229,12 +229,9 @@ def null_gate(records: Records, plan: Plan, runs: int) -> dict[str, Any]:
     """Every primary test and the alarm of every regime."""
     rng = np.random.default_rng(0)
     tests = []
-    for scale in TASKS:
-        for question in QUESTIONS:
-            test = next((test for test in question.tests if test.scale == scale), None)
-            if test is not None:
-                row = of_test(records, plan, test, rng, runs)
-                tests.append({"question": question.name, **row, "passes": passes(row)})
+    for _, question, test in primaries():
+        row = of_test(records, plan, test, rng, runs)
+        tests.append({"question": question.name, **row, "passes": passes(row)})
     regimes = dict.fromkeys(regime for regime, method in plan.seeds if method == "grpo")
     alarms = {regime: false_collapses(records, plan, regime, rng, runs) for regime in regimes}
     return {"simulations": runs, "passes_at": PASSES, "tests": tests, "collapsed": alarms}

@@ -11,20 +11,23 @@ import re
 from pathlib import Path
 
 from bench.claims.answers import Answer, Effect, Records, answers, as_json, read_records
-from bench.claims.exploratory import against_baselines, apart_from_zero, at_every_scale, entropy_as_predictor, secondary
 from bench.claims.measures import MEASURES, curve, running
 from bench.claims.plan import PLAN, Plan, load_plan
-from bench.claims.questions import QUESTIONS, TASKS
-from bench.claims.record import read_record
+from bench.claims.questions import TASKS, primaries
+from bench.claims.record import find_record
 from bench.claims.run import as_program
 from bench.claims.second import SECOND, gate_table, results_lines
 from bench.claims.tables import (
     ORDER,
     alarm_notes,
+    apart_from_zero,
+    at_every_scale,
+    bare,
     baselines_table,
     compared,
     compute_table,
     effects_table,
+    entropy_as_predictor,
     fewer_seeds_notes,
     floors,
     interval,
@@ -33,6 +36,8 @@ from bench.claims.tables import (
     null_table,
     provenance_lines,
     questions_table,
+    secondary,
+    table,
     unit,
 )
 from gtpo.common.errors import UserError
@@ -51,7 +56,7 @@ def readme_section(records: Records, plan: Plan, found: list[Answer]) -> str:
     for verdict, meaning in ORDER.items():
         claims: dict[str, list[Answer]] = {}
         for answer in found:
-            if answer.verdict.removeprefix("interim: ") == verdict:
+            if bare(answer.verdict) == verdict:
                 claims.setdefault(answer.question.short, []).append(answer)
         if claims:
             said = "; ".join(
@@ -150,7 +155,7 @@ def results_section(records: Records, plan: Plan, found: list[Answer]) -> str:
         "",
         "**Where GTPO stands among the baselines**: its pass@1 minus theirs, in points [95 %].",
         "",
-        *baselines_table(against_baselines(records, plan)),
+        *baselines_table(records, plan),
         "",
         f"![pass@1 of every method, a dot per seed]({figures}/baselines.png)",
         "",
@@ -164,8 +169,6 @@ def results_section(records: Records, plan: Plan, found: list[Answer]) -> str:
         "collapsed began with the higher entropy; 0.5 is none. [95 %] by resampling seeds.",
         "",
         *filter(None, (predictor_line(records, scale) for scale in TASKS)),
-        "",
-        f"![Entropy at the start, by regime and outcome]({figures}/entropy-at-start.png)",
         "",
         "### Compute",
         "",
@@ -203,53 +206,62 @@ def effects_page(found: list[Answer], plan: Plan) -> str:
 
 def search_page(plan: Plan) -> str:
     """summary.md of the search: what every run of it did, in the order of its plan."""
-    rows = [
+    rows = []
+    for run in plan.runs:
+        record = None if run.method == "base" else find_record(plan, run)
+        if record is None:
+            continue
+        steps, accuracy = curve(record, "reward/accuracy")
+        _, entropy = curve(record, "entropy/mean")
+        smooth, nats = running(accuracy), running(entropy)
+        above = max(running(curve(record, "entropy/above_ln2")[1]))
+        form, kl = (MEASURES[name](record) for name in ("format reward at the end", "KL at the end"))
+        rows.append((
+            run.regime,
+            run.method,
+            f"{int(steps[-1])}",
+            f"{accuracy[0]:.1f}, {smooth.max():.1f}, {smooth[-1]:.1f}",
+            f"{form:.1f}",
+            f"{entropy[0]:.2f}, {nats.max():.2f}, {nats[-1]:.2f}",
+            f"{100 * above:.0f} %",
+            f"{kl:.2f}",
+        ))  # fmt: skip
+    columns = (">steps", ">accuracy: start, best, end", ">format: end", ">entropy: start, highest, end (nats)",
+               ">most completions above ln 2", ">KL: end")  # fmt: skip
+    lines = [
         "# The search for regimes: every run",
         "",
         "One seed, training alone; no evidence about a method. Rewards: points of 10. Best, highest, most and end are",
         "of a running mean over a twentieth of the run. KL: from the base, in nats.",
         "",
-        "| regime | method | steps | accuracy: start, best, end | format: end | entropy: start, highest, end (nats) | "
-        "most completions above ln 2 | KL: end |",
-        "|:--|:--|--:|--:|--:|--:|--:|--:|",
+        *table(("regime", "method", *columns), rows),
     ]
-    for run in plan.runs:
-        if run.method == "base" or not plan.record(run).is_file():
-            continue
-        record = read_record(plan.record(run))
-        steps, accuracy = curve(record, "reward/accuracy")
-        _, entropy = curve(record, "entropy/mean")
-        smooth, nats = running(accuracy), running(entropy)
-        above = max(running(curve(record, "entropy/above_ln2")[1]))
-        ends = [MEASURES[name](record) for name in ("format reward at the end", "KL at the end")]
-        rewards = f"{accuracy[0]:.1f}, {smooth.max():.1f}, {smooth[-1]:.1f} | {ends[0]:.1f}"
-        entropies = f"{entropy[0]:.2f}, {nats.max():.2f}, {nats[-1]:.2f} | {100 * above:.0f} %"
-        rows.append(f"| {run.regime} | {run.method} | {int(steps[-1])} | {rewards} | {entropies} | {ends[1]:.2f} |")
-    return "\n".join(rows) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def plan_section(plan: Plan) -> str:
-    """The generated part of docs/claims-plan.md: the primary tests and the runs."""
-    rows = ["| question | claim | primary test (paired by seed) | seeds |", "|:--|:--|:--|--:|"]
-    for scale in TASKS:
-        for question in QUESTIONS:
-            test = next((test for test in question.tests if test.scale == scale), None)
-            if test is None:
-                continue
-            seeds = min(plan.seeds.get((test.regime, name), 0) for name in (test.a, test.b or test.a))
-            rows.append(
-                f"| {question.asks} | {question.claim} | {test.regime}: {compared(test)}, {measure_name(test, plan)} | "
-                f"{seeds or 'not planned yet'} |"
-            )
-    rows += ["", "| regime | method | seeds |", "|:--|:--|--:|"]
-    null = read_json(plan.evidence / "null.json")
+    """The generated part of docs/claims-plan.md: the primary tests, the runs, the gates of both experiments."""
+    tests = [
+        (question.asks, question.claim, f"{test.regime}: {compared(test)}, {measure_name(test, plan)}",
+         f"{min(plan.seeds[test.regime, name] for name in (test.a, test.b or test.a))}")
+        for _, question, test in primaries()
+    ]  # fmt: skip
     by_seeds: dict[tuple[str, int], list[str]] = {}
     for (regime, method), seeds in plan.seeds.items():
         by_seeds.setdefault((regime, seeds), []).append(method)
-    rows += [f"| {regime} | {', '.join(methods)} | {seeds} |" for (regime, seeds), methods in by_seeds.items()]
-    rows += ["", *null_table(null, plan)]
-    rows += ["", "The second experiment:", "", *gate_table(load_plan(SECOND))]
-    return "\n".join(rows)
+    runs = [(regime, ", ".join(methods), f"{seeds}") for (regime, seeds), methods in by_seeds.items()]
+    parts = [
+        *table(("question", "claim", "primary test (paired by seed)", ">seeds"), tests),
+        "",
+        *table(("regime", "method", ">seeds"), runs),
+        "",
+        *null_table(read_json(plan.evidence / "null.json"), plan),
+        "",
+        "The second experiment:",
+        "",
+        *gate_table(load_plan(SECOND)),
+    ]
+    return "\n".join(parts)
 
 
 def replaced(page: Path, section: str) -> str:

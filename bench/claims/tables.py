@@ -1,14 +1,21 @@
-"""The tables of the experiment's pages, and how their numbers are written."""
+"""The tables of the experiment's pages, and how their numbers are written.
+
+What has no pre-stated test stands at the end: it is marked exploratory on the page.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
-from bench.claims.answers import Answer, Effect, Records
-from bench.claims.measures import MEASURES, collapsed, evaluated
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from bench.claims.answers import Answer, Effect, Records, effect
+from bench.claims.measures import MEASURES, collapsed, evaluated, initial_entropy
 from bench.claims.plan import Plan
-from bench.claims.questions import PairedTest
+from bench.claims.questions import BASELINES, TASKS, PairedTest
 from gtpo.common.files import read_json
 
 ORDER = {
@@ -22,7 +29,17 @@ ORDER = {
 """Verdict -> what it means. What did not hold comes first."""
 PASSES = 0.065
 """The upper end of the 95 % interval of a share of false rejections must not lie above this."""
+RESAMPLES = 2000
+WITHOUT_GATE = ("grpo", "gtpo-no-filter")
 COLUMNS = ("pass@1", "maj@n", "pass@n", "hard: pass@1", "hard: pass@n", "format")
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """A Markdown table; a column whose name begins with > is aligned to the right."""
+    columns = list(columns)
+    marks = "|".join("--:" if name.startswith(">") else ":--" for name in columns)
+    lines = [" | ".join(cells) for cells in ((name.removeprefix(">") for name in columns), *rows)]
+    return [f"| {lines[0]} |", f"|{marks}|", *(f"| {line} |" for line in lines[1:])]
 
 
 def is_share(measure: str) -> bool:
@@ -72,52 +89,53 @@ def p_value(p: float | None) -> str:
     return "-" if p is None else "< 0.001" if p < 0.001 else f"{p:.2g}"
 
 
-def rank(answer: Answer) -> int:
-    return list(ORDER).index(answer.verdict.removeprefix("interim: "))
+def bare(verdict: str) -> str:
+    """A verdict without "interim: "."""
+    return verdict.removeprefix("interim: ")
 
 
 def questions_table(found: list[Answer], plan: Plan) -> list[str]:
     """The primary test of each question, what did not hold first."""
-    rows = [
-        "| claim | primary test | difference [95 %] | 80 % power finds | p (Holm: scale, both) | seeds | verdict |",
-        "|:--|:--|--:|--:|--:|--:|:--|",
-    ]
-    for answer in sorted(found, key=rank):
+    rows = []
+    for answer in sorted(found, key=lambda each: list(ORDER).index(bare(each.verdict))):
         primary = answer.effects[0]
         test = primary.test
-        seeds = f"{primary.seeds} of {primary.planned}" if primary.planned else "not planned yet"
-        rows.append(
-            f"| {answer.question.short} | {test.regime}: {compared(test)}, {measure_name(test, plan)} | "
-            f"{interval(primary)} | {number(answer.detectable, test.measure)} | {p_value(answer.p_corrected)}, "
-            f"{p_value(answer.p_joint)} | {seeds} | **{answer.verdict}** |"
-        )
-    return rows
+        rows.append((
+            answer.question.short,
+            f"{test.regime}: {compared(test)}, {measure_name(test, plan)}",
+            interval(primary),
+            number(answer.detectable, test.measure),
+            f"{p_value(answer.p_corrected)}, {p_value(answer.p_joint)}",
+            f"{primary.seeds} of {primary.planned}",
+            f"**{answer.verdict}**",
+        ))  # fmt: skip
+    columns = ("claim", "primary test", ">difference [95 %]", ">80 % power finds", ">p (Holm: scale, both)", ">seeds")
+    return table((*columns, "verdict"), rows)
 
 
 def effects_table(effects: Iterable[Effect], plan: Plan) -> list[str]:
     """A row per test that has an interval, each test once."""
-    rows = ["| regime | comparison | measure | a | b | difference [95 %] | seeds |", "|:--|:--|:--|--:|--:|--:|--:|"]
-    for test, effect in {effect.test: effect for effect in effects if effect.difference is not None}.items():
-        fine = max(abs(value or 0.0) for value in (effect.a, effect.b)) < 0.01
-        means = " | ".join(number(value, test.measure, fine=fine) for value in (effect.a, effect.b))
-        rows.append(
-            f"| {test.regime} | {compared(test)} | {measure_name(test, plan)} | {means} | {interval(effect)} | "
-            f"{effect.seeds} |"
-        )
-    return rows
+    rows = []
+    for test, its in {each.test: each for each in effects if each.difference is not None}.items():
+        fine = max(abs(value or 0.0) for value in (its.a, its.b)) < 0.01
+        means = (number(value, test.measure, fine=fine) for value in (its.a, its.b))
+        names = (test.regime, compared(test), measure_name(test, plan))
+        rows.append((*names, *means, interval(its), f"{its.seeds}"))
+    return table(("regime", "comparison", "measure", ">a", ">b", ">difference [95 %]", ">seeds"), rows)
 
 
-def baselines_table(found: dict[str, dict[str, Effect]]) -> list[str]:
-    """GTPO minus each baseline, a column per regime; how many seeds, where some are missing."""
-    rows = ["| GTPO minus | " + " | ".join(found) + " |", "|:--|" + "--:|" * len(found)]
-    for name in dict.fromkeys(name for effects in found.values() for name in effects):
+def baselines_table(records: Records, plan: Plan) -> list[str]:
+    """pass@1 of GTPO minus each baseline's, a column per regime; how many seeds, where some are missing."""
+    regimes, rows = regimes_with_baselines(plan), []
+    for name in dict.fromkeys(name for regime in regimes for name in BASELINES if (regime, name) in plan.seeds):
         cells = []
-        for effect in (effects.get(name) for effects in found.values()):
-            known = effect is not None and effect.difference is not None
-            some = f" ({effect.seeds} of {effect.planned} seeds)" if known and not effect.complete else ""
-            cells.append(interval(effect) + some if known else "-")
-        rows.append(f"| {name} | " + " | ".join(cells) + " |")
-    return rows
+        for regime in regimes:
+            its = effect(records, plan, PairedTest(regime, "gtpo", name, f"{plan.evaluation(regime)[0]}:pass@1"))
+            known = its.difference is not None
+            some = f" ({its.seeds} of {its.planned} seeds)" if known and not its.complete else ""
+            cells.append(interval(its) + some if known else "-")
+        rows.append((name, *cells))
+    return table(("GTPO minus", *(f">{regime}" for regime in regimes)), rows)
 
 
 def methods_table(records: Records, plan: Plan, regime: str) -> list[str]:
@@ -129,35 +147,29 @@ def methods_table(records: Records, plan: Plan, regime: str) -> list[str]:
     ]
     if not lines:
         return []
-    base = next((run.base for run in plan.runs if run.regime == regime and run.base), None)
-    if base is not None and (base.regime, "base") in records:
-        bases = {run.base.name for run in plan.runs if run.regime == regime and run.base}
-        lines.insert(0, ("(base)", records[base.regime, "base"], len(bases)))
+    bases = {run.base.name: run.base for run in plan.runs if run.regime == regime and run.base}
+    for base in list(bases.values())[:1]:
+        if (base.regime, "base") in records:
+            lines.insert(0, ("(base)", records[base.regime, "base"], len(bases)))
     benchmark, k = plan.evaluation(regime)
-    columns = []
+    measures = []
     for name in COLUMNS:
         _, hard, metric = name.rpartition("hard: ")
-        columns.append((name.replace("@n", f"@{k}"), evaluated(benchmark + ("_hard" if hard else ""), metric)))
-    rows = [
-        "| method | seeds | " + " | ".join(name for name, _ in columns) + " | entropy at the end | collapsed |",
-        "|:--|--:|" + "--:|" * (len(columns) + 2),
-    ]
+        measures.append(evaluated(benchmark + ("_hard" if hard else ""), metric))
+    rows = []
     for method, seeds, planned in lines:
         found = [record for _, record in sorted(seeds.items())]
-        cells = [f"{100 * sum(map(measure, found)) / len(found):.1f}" for _, measure in columns]
-        entropies = [MEASURES["entropy at the end"](record) for record in found]
+        cells = [f"{100 * sum(map(measure, found)) / len(found):.1f}" for measure in measures]
+        entropy = sum(map(MEASURES["entropy at the end"], found)) / len(found)
         lost = "-" if method in ("(base)", "sft") else f"{int(sum(map(collapsed, found)))}"
-        rows.append(
-            f"| {method} | {len(found)} of {planned} | " + " | ".join(cells)
-            + f" | {sum(entropies) / len(entropies):.3f} | {lost} |"
-        )  # fmt: skip
-    return rows
+        rows.append((method, f"{len(found)} of {planned}", *cells, f"{entropy:.3f}", lost))
+    names = (f">{name.replace('@n', f'@{k}')}" for name in COLUMNS)
+    return table(("method", ">seeds", *names, ">entropy at the end", ">collapsed"), rows)
 
 
 def fewer_seeds_notes(records: Records, plan: Plan, regime: str) -> list[str]:
     """What GTPO has on the seeds of each method with fewer: seeds differ by more than methods do."""
-    benchmark, _ = plan.evaluation(regime)
-    measure = evaluated(benchmark, "pass@1")
+    measure = evaluated(plan.evaluation(regime)[0], "pass@1")
     reference = records.get((regime, "gtpo"), {})
     notes = []
     for method in (method for its, method in plan.seeds if its == regime):
@@ -174,17 +186,12 @@ def fewer_seeds_notes(records: Records, plan: Plan, regime: str) -> list[str]:
 
 def compute_table(records: Records, plan: Plan) -> list[str]:
     """Runs and core hours by regime."""
-    planned: dict[str, int] = {}
-    for run in plan.runs:
-        planned[run.regime] = planned.get(run.regime, 0) + 1
-    rows = ["| regime | runs recorded | planned | hours of one core, by the clock |", "|:--|--:|--:|--:|"]
-    for regime, count in planned.items():
-        found = [r for (its, _), seeds in records.items() if its == regime for r in seeds.values()]
-        rows.append(f"| {regime} | {len(found)} | {count} | {sum(r['seconds'] for r in found) / 3600:.2f} |")
-    everything = [r for seeds in records.values() for r in seeds.values()]
-    hours = sum(r["seconds"] for r in everything) / 3600
-    rows.append(f"| all | {len(everything)} | {sum(planned.values())} | {hours:.2f} |")
-    return rows
+    rows = []
+    for regime in (*dict.fromkeys(run.regime for run in plan.runs), "all"):
+        planned = sum(regime in (run.regime, "all") for run in plan.runs)
+        found = [r for (its, _), seeds in records.items() if regime in (its, "all") for r in seeds.values()]
+        rows.append((regime, f"{len(found)}", f"{planned}", f"{sum(r['seconds'] for r in found) / 3600:.2f}"))
+    return table(("regime", ">runs recorded", ">planned", ">hours of one core, by the clock"), rows)
 
 
 FLOOR = 0.05
@@ -225,24 +232,18 @@ def alarm_notes(plan: Plan, regime: str) -> list[str]:
 
 def null_table(null: dict[str, Any], plan: Plan) -> list[str]:
     """What each primary test says of its placebos, and the smallest difference that it finds."""
-
-    def rejected(row: dict[str, Any], name: str) -> str:
-        return f"{100 * row[name]['share']:.1f}" if name in row else "-"
-
-    rows = [
-        "| primary test | rejects, in % of placebos: labels | unchanged | trendless | accelerating | "
-        "80 % power finds | passes |",
-        "|:--|--:|--:|--:|--:|--:|:--|",
-    ]
+    kinds = ("labels", "unchanged", "trendless", "accelerating")
+    rows = []
     for row in null["tests"]:
         test = PairedTest(*(row[name] for name in PairedTest._fields))
-        shares = " | ".join(rejected(row, name) for name in ("labels", "unchanged", "trendless", "accelerating"))
-        rows.append(
-            f"| {test.regime}: {compared(test)}, {measure_name(test, plan)} | {shares} | "
-            f"{number(row.get('detectable'), test.measure)} {unit(test.measure)} | "
-            f"{'yes' if row['passes'] else '**no**'} |"
-        )
-    return rows
+        rows.append((
+            f"{test.regime}: {compared(test)}, {measure_name(test, plan)}",
+            *(f"{100 * row[kind]['share']:.1f}" if kind in row else "-" for kind in kinds),
+            f"{number(row.get('detectable'), test.measure)} {unit(test.measure)}",
+            "yes" if row["passes"] else "**no**",
+        ))  # fmt: skip
+    columns = (">rejects, in % of placebos: labels", ">unchanged", ">trendless", ">accelerating", ">80 % power finds")
+    return table(("primary test", *columns, "passes"), rows)
 
 
 def provenance_lines(records: Records) -> list[str]:
@@ -253,3 +254,98 @@ def provenance_lines(records: Records) -> list[str]:
         f"{changed} of {len(commits)} records come from trees with uncommitted changes (the record's `git_commit` ends",
         "in `+`). The commit of the small base's record is not in the history. Runs made again are below.",
     ]
+
+
+def secondary(found: list[Answer]) -> list[Effect]:
+    """Every test but the primary and the withdrawn ones, each once, with an interval and all planned seeds recorded."""
+    tests: dict[PairedTest, Effect] = {}
+    for answer in found:
+        if answer.verdict == "withdrawn":
+            continue
+        for each in answer.effects[1:]:
+            if each.difference is not None and each.complete:
+                tests.setdefault(each.test, each)
+    return list(tests.values())
+
+
+def apart_from_zero(effects: list[Effect]) -> list[Effect]:
+    """Those whose 95 % interval excludes 0. A width of 0 says that all seeds agree, not that the interval is known."""
+    return [each for each in effects if (each.low or 0.0) * (each.high or 0.0) > 0 and each.low != each.high]
+
+
+def at_every_scale(effects: list[Effect]) -> list[list[Effect]]:
+    """Those of them that are found at every scale, with the same sign: one list per comparison."""
+    alike: dict[tuple[str, str, str | None, str, bool], list[Effect]] = {}
+    for each in effects:
+        regime = each.test.regime.removeprefix(f"{each.test.scale}-")
+        measure = each.test.measure.removeprefix(TASKS[each.test.scale])
+        key = (regime, each.test.a, each.test.b, measure, (each.difference or 0.0) > 0)
+        alike.setdefault(key, []).append(each)
+    return [found for found in alike.values() if len(found) == len(TASKS)]
+
+
+def regimes_with_baselines(plan: Plan) -> list[str]:
+    """The regimes that run three baselines or more."""
+    regimes = dict.fromkeys(regime for regime, _ in plan.seeds)
+    return [regime for regime in regimes if sum((regime, name) in plan.seeds for name in BASELINES) >= 3]
+
+
+class Predictor(NamedTuple):
+    """How well the entropy at the start tells which runs of a regime collapse."""
+
+    runs: int
+    collapsed: int
+    in_collapsed: float
+    """Mean entropy at the start, in nats."""
+    in_others: float
+    auc: float | None
+    """Chance that of two runs of one regime the one that collapsed began with the higher entropy.
+
+    None where in every regime all or none collapsed.
+    """
+    low: float | None
+    high: float | None
+    """95 % interval by resampling seeds."""
+
+
+def entropy_at_start(records: Records, scale: str) -> list[tuple[str, int, float, bool]]:
+    """(regime, seed, entropy at the start in nats, whether it collapsed) of a scale's runs without a gate."""
+    return [
+        (regime, seed, initial_entropy(record), bool(collapsed(record)))
+        for (regime, method), found in records.items()
+        if method in WITHOUT_GATE and regime.startswith(f"{scale}-")
+        for seed, record in found.items()
+    ]
+
+
+def entropy_as_predictor(records: Records, scale: str) -> Predictor | None:
+    """The AUC of the entropy at the start within a scale's regimes, over runs without a gate; None without runs."""
+    runs = entropy_at_start(records, scale)
+    if not runs:
+        return None
+    regimes = np.array([regime for regime, _, _, _ in runs])
+    seeds = np.array([seed for _, seed, _, _ in runs])
+    entropy = np.array([value for _, _, value, _ in runs])
+    lost = np.array([state for _, _, _, state in runs])
+    auc = _auc(entropy, lost, regimes)
+    drawn = []
+    generator = np.random.default_rng(0)
+    by_seed = [np.flatnonzero(seeds == seed) for seed in np.unique(seeds)]
+    for choice in generator.integers(len(by_seed), size=(RESAMPLES if auc is not None else 0, len(by_seed))):
+        rows = np.concatenate([by_seed[i] for i in choice])
+        drawn.append(_auc(entropy[rows], lost[rows], regimes[rows]))
+    known = [value for value in drawn if value is not None]
+    low, high = np.percentile(known, [2.5, 97.5]) if known else (None, None)
+    means = (float(entropy[part].mean()) if part.any() else float("nan") for part in (lost, ~lost))
+    return Predictor(len(runs), int(lost.sum()), *means, auc, low, high)
+
+
+def _auc(values: NDArray[np.float64], positive: NDArray[np.bool_], groups: NDArray[np.str_]) -> float | None:
+    """The AUC over the pairs within a group. Regimes differ in more than entropy, so pairs across them say nothing."""
+    ordered, compared = 0.0, 0
+    for group in np.unique(groups):
+        one, other = values[(groups == group) & positive], values[(groups == group) & ~positive]
+        if one.size and other.size:
+            ordered += float(stats.mannwhitneyu(one, other).statistic)
+            compared += one.size * other.size
+    return ordered / compared if compared else None

@@ -15,13 +15,12 @@ import yaml
 from bench.claims import measures, null
 from bench.claims.again import spread
 from bench.claims.answers import Effect, answers, as_json, effect, read_records
-from bench.claims.exploratory import apart_from_zero, at_every_scale, entropy_as_predictor, secondary
 from bench.claims.page import pages
 from bench.claims.plan import load_plan, merge
 from bench.claims.questions import QUESTIONS, TASKS, PairedTest
 from bench.claims.record import POINTS, find_record, packed_records, read_record
 from bench.claims.run import is_done
-from bench.claims.tables import fewer_seeds_notes
+from bench.claims.tables import apart_from_zero, at_every_scale, entropy_as_predictor, fewer_seeds_notes, secondary
 from gtpo.common.errors import UserError
 from gtpo.common.files import read_json
 from gtpo.config import load_config

@@ -44,11 +44,11 @@ def test_the_bounds_are_the_published_ones():
 def test_the_p_value_over_both_looks_is_uniform_under_the_null():
     rng = np.random.default_rng(4)
     t = 17 / 33
-    first, rest = rng.standard_normal((2, 40_000))
+    first, rest = rng.standard_normal((2, 10_000))
     second_z = math.sqrt(t) * first + math.sqrt(1 - t) * rest
     p = p_value([2 * stats.norm.sf(abs(first)), 2 * stats.norm.sf(abs(second_z))], [t, 1.0])
     for level in (0.01, 0.05, 0.2):
-        assert (p <= level).mean() == pytest.approx(level, abs=3.5 * math.sqrt(level / 40_000))
+        assert (p <= level).mean() == pytest.approx(level, abs=3.5 * math.sqrt(level / 10_000))
     half = p_value([2 * stats.norm.sf(abs(first))], [t])
     assert (half >= p - 1e-12).all()  # a second look never takes back what the first has shown
 
@@ -102,6 +102,22 @@ def test_no_look_before_every_seed_of_it_is_in_and_no_second_half_after_a_verdic
     assert calm.regime == "calm"
     half, _ = second.looks(plan, "calm")
     assert second.settled(_records(plan, calm, half, 0.1, rng), plan) == {"calm"}
+
+
+def test_the_page_tells_what_a_look_has_seen_and_nothing_before(plan):
+    test = second.tests_of(plan)[0]
+    half, _ = second.looks(plan, test.regime)
+    rng = np.random.default_rng(5)
+    early = "\n".join(second.results_lines(_records(plan, test, half[:-1], 0.1, rng), plan))
+    assert "**Interim: 48 of 786 runs, no look taken.**" in early
+    assert "Means over seeds" not in early
+    records = _records(plan, test, half, 0.1, rng)
+    records["reuse-4", "gtpo-conflict-only"] = records["reuse-4", "grpo"]
+    text = "\n".join(second.results_lines(records, plan))
+    assert "3 of 12 tests looked at" in text  # accuracy, conflict correction alone, entropy
+    row = next(line for line in text.splitlines() if line.startswith("| reuse-4 | gtpo | 17 |"))
+    assert float(row.split("|")[4]) == pytest.approx(0.5, abs=0.02)
+    assert row.split("|")[-2].strip() == "17"  # every run kept half of its base's accuracy
 
 
 def test_a_warning_is_found_and_noise_is_none():
