@@ -192,6 +192,12 @@ def compare(
     scoring: Annotated[str | None, typer.Option(help="strict or lenient. Default: the runs' own headline.")] = None,
     format: Annotated[str, typer.Option("--format", help="table, markdown, latex, csv or json.")] = "table",
     per_subject: Annotated[bool, typer.Option("--per-subject", help="Also one table per subject and level.")] = False,
+    verifiers: Annotated[
+        bool,
+        typer.Option(
+            "--verifiers", help="Only list the samples on which gtpo and Math-Verify differ (--verifier both)."
+        ),
+    ] = False,
     allow_mismatch: Annotated[
         bool,
         typer.Option("--allow-mismatch", help="Compare unlike or incomplete runs on what they share, with a note."),
@@ -229,6 +235,7 @@ def compare(
             figures=figures,
             html=html,
             samples_mb=samples_mb,
+            verifiers=verifiers,
         )
     )
 

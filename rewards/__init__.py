@@ -3,7 +3,13 @@
 from gtpo.rewards.data.prompt import chat_messages
 from gtpo.rewards.extract import extract_answer, gsm8k_gold, last_boxed
 from gtpo.rewards.format import format_ok
-from gtpo.rewards.functions import accuracy_reward, final_reward, format_reward, format_reward_filled
+from gtpo.rewards.functions import (
+    accuracy_reward,
+    final_reward,
+    format_reward,
+    format_reward_filled,
+    math_verify_reward,
+)
 from gtpo.rewards.published import published_correctness_reward, published_final_reward, published_format_reward
 from gtpo.rewards.verify import Verdict, Verifier, default_verifier
 
@@ -20,6 +26,7 @@ __all__ = [
     "format_reward_filled",
     "gsm8k_gold",
     "last_boxed",
+    "math_verify_reward",
     "published_correctness_reward",
     "published_final_reward",
     "published_format_reward",

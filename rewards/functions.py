@@ -76,6 +76,28 @@ def accuracy_reward(
     return [_SCORES[verdict] for verdict in verdicts]
 
 
+def math_verify_text(completion: str, answer: str | None) -> str:
+    """Return what Math-Verify is to judge: the strict answer in dollars, as it wants LaTeX, else the completion."""
+    return completion if answer is None else f"${answer}$"
+
+
+def math_verify_reward(
+    completions: Sequence[Completion], answer: Sequence[AnswerText], **kwargs: Any
+) -> list[float | None]:
+    """Return 10 where Math-Verify finds an answer equal to the gold `answer`, else 0; None if unscored.
+
+    Beside `accuracy_reward`, or to compare with others' runs. It does not see the problem: what is copied from it pays.
+    Raises ValueError if the lengths differ.
+    """
+    if len(completions) != len(answer):
+        raise ValueError(f"{len(completions)} completions but {len(answer)} gold answers")
+    texts = [completion_text(completion) for completion in completions]
+    verdicts = default_verifier().math_verify_many(
+        [(math_verify_text(text, extract_answer(text)), gold) for text, gold in zip(texts, answer, strict=True)]
+    )
+    return [_SCORES[verdict] for verdict in verdicts]
+
+
 def final_reward(completions: Sequence[Completion], answer: Sequence[AnswerText], **kwargs: Any) -> list[float | None]:
     """Return `format_reward` + `accuracy_reward`; None where the accuracy could not be scored."""
     return [

@@ -27,8 +27,10 @@ Pair = tuple[AnswerText, AnswerText]
 """(prediction, gold)"""
 Answers = Literal["mathematics", "text"]
 """What golds are: `text` is compared as text, without case and outer space."""
-_Key = tuple[str, str, str | None, Answers]
-"""(prediction, gold, problem, answers)"""
+_Key = tuple[str, str, str | None, Literal["mathematics", "text", "math-verify"]]
+"""(prediction, gold, problem, answers); `math-verify`: a text that Math-Verify judges."""
+MATH_VERIFY_REACH = 10_000
+"""Characters of a completion that Math-Verify is given, counted from its end."""
 
 
 class Verdict(enum.StrEnum):
@@ -82,12 +84,14 @@ def _is_usable(gold: str) -> bool:
     return bool(gold.strip()) and reject_reason(gold) is None
 
 
-def _decide_here(prediction: str, gold: str, problem: str | None, answers: Answers) -> str | None:
+def _decide_here(prediction: str, gold: str, problem: str | None, answers: str) -> str | None:
     """Decide without a worker, where that is exact: unusable golds, empty and hostile answers, numbers, texts."""
     if not _is_usable(gold):
         return Verdict.UNUSABLE_GOLD
     if not prediction.strip():
         return Verdict.NO_ANSWER
+    if answers == "math-verify":
+        return None
     if reject_reason(prediction) is not None:
         return Verdict.REJECTED
     if answers == "text":
@@ -214,6 +218,18 @@ class Verifier:
         verdicts = _VERDICTS[scoring]
         return [verdicts[findings[key]] for key in keys]
 
+    def math_verify_many(self, pairs: Sequence[Pair]) -> list[Verdict]:
+        """Return Math-Verify's verdicts on (text, gold) pairs, in order: its own extraction and comparison.
+
+        A text is a completion, of which it is given the last `MATH_VERIFY_REACH` characters, or an answer in dollars.
+        It runs in the same workers, under their bounds. NO_ANSWER: it finds none. UNUSABLE_GOLD: it cannot read it.
+        """
+        keys: list[_Key] = [
+            (as_text(text)[-MATH_VERIFY_REACH:], as_text(gold), None, "math-verify") for text, gold in pairs
+        ]
+        findings = self._find(dict.fromkeys(keys))
+        return [Verdict(findings[key]) for key in keys]
+
     def _find(self, keys: Iterable[_Key]) -> dict[_Key, str]:
         """Return what each key comes to: from the cache, by exact arithmetic, or from the workers."""
         findings: dict[_Key, str] = {}
@@ -233,7 +249,12 @@ class Verifier:
                 found[key] = decided
         open_keys = [key for key in unknown if key not in found]
         if open_keys:
-            tasks = [{"prediction": p, "gold": g, "problem": problem} for p, g, problem, _ in open_keys]
+            tasks = [
+                {"text": p, "gold": g, "by": kind}
+                if kind == "math-verify"
+                else {"prediction": p, "gold": g, "problem": problem}
+                for p, g, problem, kind in open_keys
+            ]
             found |= zip(open_keys, self._pool.run(tasks), strict=True)
         with self._lock:
             self._cache.update((key, finding) for key, finding in found.items() if finding != "TIMEOUT")

@@ -27,6 +27,7 @@ NOT_SETTINGS = (
     "sampling.n", "sampling.temperature", "sampling.top_p", "sampling.top_k", "sampling.min_p", "sampling.max_tokens",
     "sampling.stop", "prompt.protocol", "prompt.system", "prompt.user", "prompt.fewshot", "prompt.api", "prompt.hash",
     "prompt.chat_template_hash", "verifier.version",
+    "verifier.name", "verifier.math_verify",
 )  # fmt: skip
 """Keys of eval.json that identify a run, count its work, or are compared elsewhere."""
 

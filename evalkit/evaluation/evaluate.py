@@ -188,7 +188,9 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                     tally.drop_failed(again)
                     folder.begin(record, lambda: clock()["wall_seconds"])
                     _add_benchmarks(progress, folder.path, wanted, have)
-                    pipeline = ScoringPipeline(folder, asked.questions, wanted, tally, verifier, progress)
+                    pipeline = ScoringPipeline(
+                        folder, asked.questions, wanted, tally, verifier, progress, settings.verifier
+                    )
                     progress.start(source, asked.sampling.max_tokens)
                     try:
                         _sample(settings, plan, lacking, source, pipeline, progress, sum(wanted.values()))

@@ -12,7 +12,7 @@ from typing import Any
 
 from gtpo.evalkit.engines.base import Engine, Generation
 from gtpo.evalkit.evaluation.progress import Progress
-from gtpo.evalkit.evaluation.scoring import Row, score, unverified_row
+from gtpo.evalkit.evaluation.scoring import Judges, Row, score, unverified_row
 from gtpo.evalkit.evaluation.summary import Tally
 from gtpo.evalkit.results.store import EvalFolder, QuestionKey
 from gtpo.rewards.data.problem import Problem
@@ -64,7 +64,9 @@ class ScoringPipeline:
         tally: Tally,
         verifier: Verifier,
         progress: Progress,
+        judges: Judges = "gtpo",
     ) -> None:
+        self._judges: Judges = judges
         self._folder, self._problems, self._verifier, self._progress = folder, problems, verifier, progress
         self._wanted, self.tally = wanted, tally
         self._waiting: deque[list[Generation]] = deque()
@@ -133,7 +135,7 @@ class ScoringPipeline:
             last = False
             while not last:
                 generations, last = self._take()
-                rows = score(generations, self._problems, self._verifier) if generations else []
+                rows = score(generations, self._problems, self._verifier, self._judges) if generations else []
                 with self._storing:
                     if self._cut:
                         return

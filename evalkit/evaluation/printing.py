@@ -74,6 +74,8 @@ def print_summary(folder: Path, record: EvalRecord, k: int | None = None) -> Non
     for name, entry in done.items():
         console.print(_details(name, entry, record.scoring, k))
         console.print(_line(record.scoring, entry), markup=False)
+        if entry.judged_correct_by is not None:
+            console.print(_beside(folder, entry.judged_correct_by), markup=False)
         if entry.questions >= GROUPS_FROM and (entry.by_level or entry.by_subject):
             console.print(_groups(entry, _largest(entry, k)))
     console.print(
@@ -98,7 +100,8 @@ def _overview(record: EvalRecord, done: Mapping[str, BenchmarkRecord], k: int | 
     largest = max(_largest(entry, k) for entry in done.values())
     fewest = {len(entry.pass_at_k) for entry in done.values()}
     average = f"avg@{fewest.pop()}" if len(fewest) == 1 else "avg@n"
-    title = f"{record.name}, {record.scoring} scoring, %"
+    by = f" by {record.verifier.math_verify_alone}" if record.verifier.math_verify_alone else ""
+    title = f"{record.name}, {record.scoring} scoring{by}, %"
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("benchmark", no_wrap=True)
     at_k = [f"pass@{largest}", f"maj@{largest}"] if largest > 1 else []
@@ -205,6 +208,13 @@ def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
             f"{agree['strict']} (strict)"
         )
     return ", ".join(parts)
+
+
+def _beside(folder: Path, judged: Mapping[str, int]) -> str:
+    total, differ = sum(judged.values()), judged["gtpo"] + judged["math-verify"]
+    theirs = 100 * (judged["both"] + judged["math-verify"]) / total
+    line = f"Math-Verify beside it: pass@1 {theirs:.1f} %; {100 - 100 * differ / total:.1f} % of {total} samples agree"
+    return f"{line}; {differ} differ: list them with gtpo compare {folder} --verifiers" if differ else line
 
 
 def _groups(entry: BenchmarkRecord, k: int) -> Any:

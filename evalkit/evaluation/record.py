@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from gtpo.evalkit.evaluation.benchmarks import checksum, content_checksum
 from gtpo.evalkit.evaluation.prompts import check_same
-from gtpo.evalkit.evaluation.scoring import RULES_VERSION, verify_stored
+from gtpo.evalkit.evaluation.scoring import RULES_VERSION, Judges, judged_correct, verify_stored
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally, summarise
+from gtpo.evalkit.results.identity import check_identity
 from gtpo.evalkit.results.record import (
     EVAL_SCHEMA_VERSION,
     SCORINGS,
@@ -24,7 +26,6 @@ from gtpo.evalkit.results.record import (
     PromptRecord,
     SamplingRecord,
     VerifierRecord,
-    check_identity,
 )
 from gtpo.evalkit.results.store import EvalFolder, QuestionKey
 from gtpo.rewards.data.problem import Problem
@@ -56,6 +57,12 @@ class Asked:
     def questions(self) -> dict[QuestionKey, Problem]:
         """(benchmark, question id) -> problem."""
         return {(name, p.id): p for name, chosen in self.problems.items() for p in chosen}
+
+
+def verifier_record(judges: Judges, timeout_s: float | None = None) -> VerifierRecord:
+    """Return who judges, by today's rules."""
+    theirs = None if judges == "gtpo" else version("math-verify")
+    return VerifierRecord(version=RULES_VERSION, timeout_s=timeout_s, name=judges, math_verify=theirs)
 
 
 def default_folder(name: str, settings: EvalSettings) -> Path:
@@ -94,7 +101,7 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, asked: Asked, old: 
         prompt=asked.prompt,
         scoring=settings.scoring,
         shard=settings.shard,
-        verifier=VerifierRecord(version=RULES_VERSION),
+        verifier=verifier_record(settings.verifier),
         created=now(),
         wall_seconds=None,
         command=command,
@@ -103,6 +110,11 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, asked: Asked, old: 
     )
     if old is None:
         return record
+    if old.verifier.name != settings.verifier:
+        raise UserError(
+            f"{folder.path} was judged with --verifier {old.verifier.name}: repeat that, or judge its samples anew: "
+            f"gtpo eval {folder.path} --rescore --verifier {settings.verifier}"
+        )
     stored, shown = folder.problems(everything=True), folder.problems()
     kept = dict(old.benchmarks)
     others: list[str] = []
@@ -148,7 +160,7 @@ def verify_again(folder: EvalFolder, asked: Asked, old: EvalRecord, verifier: Ve
     if changed:
         LOG.warning("the rules of scoring have changed: the stored completions are verified again")
     problems = {(name, p.id): p for name, chosen in folder.problems(everything=True).items() for p in chosen}
-    parts = verify_stored(folder, {**problems, **asked.questions}, verifier, everything=changed)
+    parts = verify_stored(folder, {**problems, **asked.questions}, verifier, old.verifier.name, everything=changed)
     return bool(deque(parts, maxlen=1))
 
 
@@ -162,9 +174,8 @@ def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier:
     begun: the record without the metrics. known: other fields of the record that are settled now.
     """
     problems = folder.problems()
-    record = begun.model_copy(
-        update={**known, "verifier": VerifierRecord(version=RULES_VERSION, timeout_s=verifier.timeout_s)}
-    )
+    record = begun.model_copy(update={**known, "verifier": verifier_record(begun.verifier.name, verifier.timeout_s)})
+    judged = judged_correct(folder, record.scoring) if record.verifier.name == "both" else {}
     benchmarks: dict[str, BenchmarkRecord] = {}
     rows: list[dict[str, Any]] = []
     unscorable: UserError | None = None
@@ -183,7 +194,8 @@ def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier:
         except UserError as error:
             unscorable, n = error, None
         left = None if n == asked else entry.finish_with or record.command
-        benchmarks[name] = found.model_copy(update={"n": n, "n_asked": asked, "finish_with": left})
+        by: dict[str, Any] = {"judged_correct_by": judged[name]} if name in judged and n is not None else {}
+        benchmarks[name] = found.model_copy(update={"n": n, "n_asked": asked, "finish_with": left, **by})
     if unscorable is not None and not rows:
         raise unscorable
     left = next((entry.finish_with for entry in benchmarks.values() if entry.finish_with is not None), None)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gtpo.evalkit.evaluation.benchmarks import checksum, content_checksum, find_benchmark, load_problems
 from gtpo.evalkit.evaluation.progress import Progress
-from gtpo.evalkit.evaluation.record import Problems, find_run, write_results
+from gtpo.evalkit.evaluation.record import Problems, find_run, verifier_record, write_results
 from gtpo.evalkit.evaluation.scoring import Row, verify_stored
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally
@@ -49,6 +49,8 @@ def rescore_run(settings: EvalSettings) -> tuple[Path, EvalRecord]:
         if record.status != "complete":
             raise UserError(f"{folder.path} is incomplete; finish it first: {record.command}")
         headline = settings.scoring if "scoring" in settings.model_fields_set else record.scoring
+        judges = settings.verifier if "verifier" in settings.model_fields_set else record.verifier.name
+        record = record.model_copy(update={"verifier": verifier_record(judges)})
         with Verifier() as verifier, Progress(headline) as progress:
             stored = folder.problems(everything=True)
             if settings.data_dir is not None:
@@ -61,7 +63,7 @@ def rescore_run(settings: EvalSettings) -> tuple[Path, EvalRecord]:
             for benchmark, entry in record.benchmarks.items():
                 progress.add(benchmark, entry.samples, 0)
             progress.start()
-            for before, after in verify_stored(folder, asked, verifier, everything=True):
+            for before, after in verify_stored(folder, asked, verifier, judges, everything=True):
                 changes += _changes(before, after)
                 progress.count(after)
             record = write_results(folder, record, Tally(folder, verifier), verifier, scoring=headline)

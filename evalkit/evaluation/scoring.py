@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gtpo.evalkit.engines.base import Generation
 from gtpo.evalkit.results.record import SCORINGS
@@ -12,10 +12,14 @@ from gtpo.evalkit.results.store import EvalFolder, QuestionKey
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_both, unfinished_thought
 from gtpo.rewards.format import format_ok
+from gtpo.rewards.functions import math_verify_text
 from gtpo.rewards.verify import Verdict, Verifier
 
 RULES_VERSION = 5
 """Version of extraction and verification as eval.json records it; raised with a change that moves verdicts."""
+
+Judges = Literal["gtpo", "math-verify", "both"]
+"""Whose verdicts are stored."""
 
 Row = dict[str, Any]
 """One row of SAMPLE_SCHEMA."""
@@ -24,10 +28,16 @@ _STORED = ("benchmark", "question_id", "sample_index", "completion", "tokens", "
 """The columns that make a `Generation`."""
 
 
-def score(generations: Sequence[Generation], problems: Mapping[QuestionKey, Problem], verifier: Verifier) -> list[Row]:
+def score(
+    generations: Sequence[Generation],
+    problems: Mapping[QuestionKey, Problem],
+    verifier: Verifier,
+    judges: Judges = "gtpo",
+) -> list[Row]:
     """Return one row per generation, in order; those with an error are unscored.
 
-    problems: (benchmark, question id) -> problem with its gold answer.
+    problems: (benchmark, question id) -> problem with its gold answer. Math-Verify judges the answer in the answer
+    tags, and where there is none, the completion; as the one judge, in strict scoring the tags alone.
     """
     answered = [g for g in generations if g.error is None]
     extracted = [extract_both(g.text) for g in answered]
@@ -36,6 +46,14 @@ def score(generations: Sequence[Generation], problems: Mapping[QuestionKey, Prob
         scoring: verify([answers[i] for answers in extracted], asked, scoring, verifier)
         for i, scoring in enumerate(SCORINGS)
     }
+    theirs: list[Verdict] | list[None] = [None] * len(answered)
+    if judges != "gtpo":
+        texts = [math_verify_text(g.text, strict) for g, (strict, _) in zip(answered, extracted, strict=True)]
+        theirs = _by_math_verify(texts, asked, verdicts["lenient"], verifier)
+        if judges == "math-verify":
+            pairs = zip(extracted, theirs, strict=True)
+            verdicts["strict"] = [Verdict.NO_ANSWER if strict is None else verdict for (strict, _), verdict in pairs]
+            verdicts["lenient"] = theirs
     scored = [
         {
             **unverified_row(g),
@@ -43,6 +61,7 @@ def score(generations: Sequence[Generation], problems: Mapping[QuestionKey, Prob
             "answer_lenient": _storable(lenient),
             "verdict_strict": str(verdicts["strict"][i]),
             "verdict_lenient": str(verdicts["lenient"][i]),
+            "verdict_math_verify": theirs[i] and str(theirs[i]),
             "format_ok": format_ok(g.text),
             "unfinished": unfinished_thought(g.text),
         }
@@ -60,7 +79,13 @@ def unverified_row(g: Generation) -> Row:
         "sample_index": g.sample_index,
         "completion": _storable(g.text),
         **dict.fromkeys(
-            ("answer_strict", "verdict_strict", "answer_lenient", "verdict_lenient", "format_ok", "unfinished"), None
+            (
+                *(f"{what}_{scoring}" for what in ("answer", "verdict") for scoring in SCORINGS),
+                "format_ok",
+                "verdict_math_verify",
+                "unfinished",
+            ),
+            None,
         ),
         "tokens": g.tokens,
         "finish_reason": g.finish_reason,
@@ -70,7 +95,12 @@ def unverified_row(g: Generation) -> Row:
 
 
 def verify_stored(
-    folder: EvalFolder, problems: Mapping[QuestionKey, Problem], verifier: Verifier, *, everything: bool
+    folder: EvalFolder,
+    problems: Mapping[QuestionKey, Problem],
+    verifier: Verifier,
+    judges: Judges,
+    *,
+    everything: bool,
 ) -> Iterator[tuple[list[Row], list[Row]]]:
     """Verify stored completions, part by part, and yield each part's rows before and after.
 
@@ -79,10 +109,37 @@ def verify_stored(
     for part, light in folder.tables(["verdict_strict", "error"]):
         if everything or light.column("verdict_strict").null_count > light.num_rows - light.column("error").null_count:
             before = folder.part(part).to_pylist()
-            after = score([Generation(*(row[field] for field in _STORED)) for row in before], problems, verifier)
+            after = score(
+                [Generation(*(row[field] for field in _STORED)) for row in before], problems, verifier, judges
+            )
             if before != after:
                 folder.replace_part(part, after)
             yield before, after
+
+
+def _by_math_verify(
+    texts: Sequence[str], problems: Sequence[Problem], ours: Sequence[Verdict], verifier: Verifier
+) -> list[Verdict]:
+    """Return Math-Verify's verdicts; ours where answers are text, which it does not know."""
+    found = iter(
+        verifier.math_verify_many(
+            [(text, p.answer) for text, p in zip(texts, problems, strict=True) if p.answers == "mathematics"]
+        )
+    )
+    return [next(found) if p.answers == "mathematics" else own for p, own in zip(problems, ours, strict=True)]
+
+
+def judged_correct(folder: EvalFolder, headline: Scoring) -> dict[str, dict[str, int]]:
+    """Return benchmark -> by whom samples are called correct, where gtpo and Math-Verify judged both."""
+    names = {(True, True): "both", (True, False): "gtpo", (False, True): "math-verify", (False, False): "neither"}
+    found: dict[str, dict[str, int]] = {}
+    columns = ["benchmark", f"verdict_{headline}", "verdict_math_verify"]
+    for _, table in folder.tables(columns):
+        for benchmark, ours, theirs in zip(*(table.column(column).to_pylist() for column in columns), strict=True):
+            if ours is not None and theirs is not None:
+                counts = found.setdefault(benchmark, dict.fromkeys(names.values(), 0))
+                counts[names[ours == Verdict.CORRECT, theirs == Verdict.CORRECT]] += 1
+    return found
 
 
 def verify(

@@ -128,6 +128,10 @@ class EvalSettings(BaseModel):
     scoring: Literal["strict", "lenient"] = option(
         "strict", "Headline scoring (with --rescore: the run's own). Both are stored.", modes=(*FILE, "rescore")
     )
+    verifier: Literal["gtpo", "math-verify", "both"] = option(
+        "gtpo", "Who judges (with --rescore: as the run was). both: gtpo, with Math-Verify's verdicts beside.",
+        modes=(*FILE, "rescore"),
+    )  # fmt: skip
     batch_size: int | None = option(None, "Rows per batch.", engines=("auto", "transformers"), ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", "Data type.", engines=LOCAL)
     base_url: Sequence[str] | None = option(

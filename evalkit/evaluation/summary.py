@@ -233,7 +233,7 @@ def _groups(problems: Sequence[Problem], key: Callable[[Problem], Any]) -> dict[
 
 _WHERE_THERE_ARE_ANY = {
     *("unscored", "unscored_reasons", "unscored_questions", "refused", "lacking", "unfinished_rate"),
-    *("by_subject", "by_level"),
+    *("by_subject", "by_level", "judged_correct_by"),
 }
 
 

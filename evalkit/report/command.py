@@ -36,6 +36,7 @@ class CompareSettings:
     figures: Path | None = None
     html: Path | None = None
     samples_mb: float = 1.5
+    verifiers: bool = False
 
     def __post_init__(self) -> None:
         """Raise UserError for a value out of range, or a place that cannot be written to."""
@@ -83,6 +84,11 @@ def run_compare(settings: CompareSettings) -> None:
     """Run the command. The comparison goes to stdout, everything else to stderr. Raises UserError."""
     ks, metrics = parse_ks(settings.k), parse_metrics(settings.metrics)
     runs, trains, notes = find_runs(settings.runs, allow_incomplete=settings.allow_mismatch)
+    if settings.verifiers:
+        from gtpo.evalkit.report.verifiers import print_differences
+
+        print_differences(runs, settings.scoring)
+        return
     # Here, not above: a mistake in the arguments is told before the statistics are loaded.
     from gtpo.evalkit.comparison.compare import Column, compare
     from gtpo.evalkit.report.latex import as_latex

@@ -13,8 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from gtpo.evalkit.results.identity import IDENTITY, setting
 from gtpo.evalkit.results.questions import load_questions
-from gtpo.evalkit.results.record import IDENTITY, EvalRecord, read_record, setting
+from gtpo.evalkit.results.record import EvalRecord, read_record
 from gtpo.evalkit.results.run import EvalRun, TrainRun
 
 from gtpo.common.errors import UserError, did_you_mean
@@ -231,7 +232,7 @@ def settings(run: EvalRun) -> dict[str, Any]:
         "api": record.prompt.api,
         "chat template": record.prompt.chat_template_hash,
         "chat template kwargs": record.prompt.chat_template_kwargs,
-        "verifier": record.verifier.version,
+        "verifier": record.verifier.math_verify_alone or record.verifier.version,
     }
 
 

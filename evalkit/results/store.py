@@ -13,7 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from gtpo.evalkit.results.record import EVAL_SCHEMA_VERSION, EvalRecord, check_identity, parse_record
+from gtpo.evalkit.results.identity import check_identity
+from gtpo.evalkit.results.record import EVAL_SCHEMA_VERSION, EvalRecord, parse_record
 from gtpo.evalkit.results.schema import PROBLEM_SCHEMA, PROMPT_SCHEMA, QUESTION_SCHEMA, SAMPLE_SCHEMA
 from gtpo.rewards.data.problem import Problem
 

@@ -80,6 +80,7 @@ def main() -> None:
         from gtpo.rewards.equality.arithmetic.values import TooBig
         from gtpo.rewards.equality.comparing.decide import decide, exact_value
         from gtpo.rewards.equality.comparing.sympy_fallback import agree, warm_up
+        from gtpo.rewards.verification.math_verify import math_verify_outcome
     except ImportError as error:
         _send(replies, "lacks", f"{error}; install gtpo again with its dependencies")
         os._exit(1)
@@ -111,7 +112,11 @@ def main() -> None:
         _arm(timeout_s)
         try:
             task = json.loads(line)
-            outcome = exact_value(**task) if "text" in task else decide(**task, sympy_fallback=sympy_fallback)
+            if task.pop("by", None) == "math-verify":
+                load()
+                outcome = math_verify_outcome(**task)
+            else:
+                outcome = exact_value(**task) if "gold" not in task else decide(**task, sympy_fallback=sympy_fallback)
         except MemoryError:
             _send(replies, "retire", "REJECTED")  # a fresh process for the next: this one's memory may be fragmented
             os._exit(0)

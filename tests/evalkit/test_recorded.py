@@ -169,3 +169,30 @@ def test_memory_does_not_grow_with_the_file(environment: dict[str, str], tmp_pat
     assert done.returncode == 0, done.stderr
     assert "250 questions, 2000 samples" in done.stdout
     assert int(done.stdout.split("MB")[-1]) < 500
+
+
+def test_math_verify_beside_our_verdicts(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    rows = [
+        {"id": "q1", "problem": "What is 65-4?", "gold": "61", "completions": ["<answer>61</answer>", r"\boxed{65-4}"]},
+        {"id": "q2", "gold": r"1-1/\mathrm e", "completions": [r"<answer>1+1/\mathrm e</answer>", "I do not know."]},
+    ]
+    write(tmp_path / "mine.jsonl", rows)
+    command = ("eval", "--completions", "mine.jsonl", "--k", "2", "--scoring", "lenient")
+    done = gtpo(*command, "--verifier", "both")
+    assert "pass@1 75.0 %; 50.0 % of 4 samples agree; 2 differ: list them with gtpo compare" in done.stdout
+    _, entry = benchmark(tmp_path / "results/eval/mine")
+    assert entry["judged_correct_by"] == {"both": 1, "gtpo": 0, "math-verify": 2, "neither": 1}
+    assert entry["pass@k"]["1"]["mean"] == 0.25, "the headline stays ours"
+    listed = gtpo("compare", "mine", "--verifiers").stdout
+    assert "mine: 2 samples differ (lenient scoring; gtpo, then Math-Verify)" in listed
+    assert "mine q1 #1  UNSIMPLIFIED, CORRECT  '65-4' | gold '61'" in listed
+
+    assert "was judged with --verifier both: repeat that, or" in gtpo(*command, code=2).stderr
+    assert "3 verdicts changed" in gtpo("eval", "mine", "--rescore", "--verifier", "math-verify").stderr
+    record = json.loads((tmp_path / "results/eval/mine/eval.json").read_text())
+    assert record["verifier"]["name"] == "math-verify"
+    assert record["benchmarks"]["mine"]["pass@k"]["1"]["mean"] == 0.75
+    assert "judged_correct_by" not in record["benchmarks"]["mine"]
+    assert "has no verdicts of both" in gtpo("compare", "mine", "--verifiers", code=2).stderr
+    gtpo("eval", "mine", "--rescore")  # as it was judged
+    assert pq.read_table(tmp_path / "results/eval/mine/samples").column("verdict_strict").to_pylist()[0] == "CORRECT"

@@ -15,7 +15,8 @@ from gtpo.evalkit.evaluation.pipeline import ScoringPipeline
 from gtpo.evalkit.evaluation.progress import Progress
 from gtpo.evalkit.evaluation.scoring import count_votes, score
 from gtpo.evalkit.evaluation.summary import Tally
-from gtpo.evalkit.results.record import EvalRecord, check_identity, read_record
+from gtpo.evalkit.results.identity import check_identity
+from gtpo.evalkit.results.record import EvalRecord, read_record
 from gtpo.evalkit.results.store import EvalFolder
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier

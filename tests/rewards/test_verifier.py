@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from gtpo.rewards import Verdict, Verifier, accuracy_reward
+from gtpo.rewards import Verdict, Verifier, accuracy_reward, math_verify_reward
 from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verification import pool
 from gtpo.rewards.verification.limits import reject_reason
@@ -402,7 +402,7 @@ ELSEWHERE = """
 import os, sys
 import gtpo.common.provenance  # with the standard library's modules that ask which system this is
 {missing}
-from gtpo.rewards import Verdict, Verifier, accuracy_reward
+from gtpo.rewards import Verdict, Verifier, accuracy_reward, math_verify_reward
 print(accuracy_reward(["<answer>5</answer>"], ["5"]))
 try:
     print(Verifier(workers=1).verify("x+x", "2x"))
@@ -438,3 +438,16 @@ def test_a_forked_child_starts_its_own_workers(verifier: Verifier) -> None:
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert verifier.verify("v+v", "2v") is Verdict.CORRECT
+
+
+def test_math_verify_runs_under_the_same_bounds(verifier: Verifier) -> None:
+    pairs = [(r"so $x = \frac{1}{2}$.", "0.5"), ("$3$", "4"), ("I do not know.", "4"), ("$4$", ""), ("", "4")]
+    expected = [Verdict.CORRECT, Verdict.INCORRECT, Verdict.NO_ANSWER, Verdict.UNUSABLE_GOLD, Verdict.NO_ANSWER]
+    assert verifier.math_verify_many(pairs) == expected
+    with Verifier(workers=1, timeout_s=1) as hasty:
+        start = time.monotonic()
+        verdict, after = hasty.math_verify_many([(r"$\Gamma(10^9)$", "4"), ("$4$", "4")])
+        assert verdict in (Verdict.REJECTED, Verdict.TIMEOUT, Verdict.INCORRECT)
+        assert after is Verdict.CORRECT
+        assert time.monotonic() - start < 1 + 2 * SLACK_S
+    assert math_verify_reward(["<answer>1/2</answer>", "3"], [0.5, None]) == [10.0, None]
