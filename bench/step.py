@@ -210,12 +210,17 @@ def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict
     generator = torch.Generator().manual_seed(1)
     completions = torch.randint(10, config.vocab_size, (GROUP, shape.tokens), generator=generator)
     completions[:, :3] = torch.tensor([11, 12, 13])  # a shared start, as formatted answers have
-    completions[:, -1] = tokenizer.eos_token_id
+    lengths = [shape.tokens] * GROUP
+    if shape.ragged:  # from an eighth of the longest, evenly
+        lengths = [shape.tokens * (row + 1) // GROUP for row in range(GROUP)]
+    texts = [
+        [*row[: size - 1], tokenizer.eos_token_id] for row, size in zip(completions.tolist(), lengths, strict=True)
+    ]
 
     def rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
         return {
             "prompt_ids": [list(range(20, 20 + PROMPT))] * len(prompts),
-            "completion_ids": [completions[place % GROUP].tolist() for place in range(len(prompts))],
+            "completion_ids": [texts[place % GROUP] for place in range(len(prompts))],
             "logprobs": None,
         }
 
@@ -248,7 +253,8 @@ def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict
         else None,
     }
     if kind == "gtpo":
-        arguments = GTPOConfig(**shared, initial_entropy=0.5, objective={"entropy_threshold": 1e3})
+        gate = {"entropy_threshold": 1e3}
+        arguments = GTPOConfig(**shared, initial_entropy=0.5, objective=gate, max_padding=shape.max_padding)
         trainer: GRPOTrainer = GTPOTrainer(args=arguments, **common)
     else:
         beta = BETA if kind == "grpo-kl" else 0.0
@@ -279,8 +285,8 @@ def apart(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, Any]:
         f"--{name}={getattr(shape, name)}" for name in ("tokens", "hidden", "vocabulary", "layers", "threads", "steps")
     ]
     sizes += [f"--dtype={shape.dtype}", *([f"--model={shape.model}"] if shape.model else [])]
-    flags = [f"--{name}" for name, given in (("lora", lora), ("sample", shape.sample), ("profile", shape.profile))
-             if given]  # fmt: skip
+    flags = [f"--{name}" for name in ("sample", "profile", "ragged") if getattr(shape, name)]
+    flags += ["--lora"] * lora + ([] if shape.max_padding is None else [f"--max-padding={shape.max_padding}"])
     command = [sys.executable, "-m", "bench.step", *sizes, "--turn", kind, *flags]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -358,6 +364,8 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, help="A real model's architecture instead of these sizes.")
     default = "bfloat16" if torch.cuda.is_available() else "float32"
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default=default, help="Of the frozen weights.")
+    parser.add_argument("--ragged", action="store_true", help="Completions of an eighth of --tokens up to all.")
+    parser.add_argument("--max-padding", type=float, help="GTPO's max_padding.")
     parser.add_argument("--profile", action="store_true", help="Where the last step's time goes, on a CPU.")
     parser.add_argument("--out", type=Path, default=Path("results/bench/step.json"))
     parser.add_argument("--threads", type=int, default=1, help="Torch threads, on a CPU.")
@@ -387,6 +395,8 @@ def main() -> None:
             "layers": shape.layers,
             "model": shape.model,
             "dtype": shape.dtype,
+            "ragged": shape.ragged,
+            "max_padding": shape.max_padding,
             "sampled": shape.sample,
             "rounds": shape.rounds,
             "counted_steps": shape.steps - 1,

@@ -62,6 +62,8 @@ def without_effect(config: TrainConfig, source: str, explicit_keys: Sequence[str
         yield among("training.num_train_epochs"), f"with training.max_steps {training.max_steps}"
     if training.optimizer in ("adafactor", "sgd"):
         yield among("training.adam_beta1", "training.adam_beta2"), f"with optimizer {training.optimizer}"
+    if config.method != "gtpo":
+        yield among("training.max_padding"), f"with method {config.method}"
     if config.method == "sft":
         yield [key for key in explicit_keys if key.startswith(_WITHOUT_EFFECT_IN_SFT)], "with method sft"
         return

@@ -170,6 +170,9 @@ class TrainingSection(Section):
     is raised to G, as in the published runs, with a warning."""
     gradient_accumulation_steps: int = Field(1, ge=1)
     """Micro-batches per optimizer step."""
+    max_padding: float | None = Field(None, ge=0, lt=1)
+    """gtpo, one process: split a micro-batch into parts of like length, so that at most this share of what goes through
+    the model is padding. Same loss, other rounding. Unset: one part."""
     steps_per_generation: int | None = Field(None, ge=1)
     """Micro-batches per rollout. Unset: equal to the accumulation (strictly on-policy)."""
     num_iterations: int = Field(1, ge=1)

@@ -97,7 +97,13 @@ def trainer_arguments(config: TrainConfig, output: Path, *, check_loss: bool = F
         objective = config.resolved_objective()
         if config.method == "gtpo":
             arguments.pop("beta")
-            return GTPOConfig(**arguments, preset=config.preset_name(), objective=objective, check_loss=check_loss)
+            return GTPOConfig(
+                **arguments,
+                preset=config.preset_name(),
+                objective=objective,
+                check_loss=check_loss,
+                max_padding=config.training.max_padding,
+            )
         return GRPOConfig(
             **arguments,
             **{name: getattr(config.training, name) for name in SWITCHES},
