@@ -202,6 +202,16 @@ def compare(
         bool,
         typer.Option("--allow-mismatch", help="Compare unlike or incomplete runs on what they share, with a note."),
     ] = False,
+    margin: Annotated[
+        float | None,
+        typer.Option(help="Points within which methods count as equivalent; tested in the same corrected family."),
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print what a comparison of these methods takes: seeds, questions, samples.")
+    ] = False,
+    difference: Annotated[
+        float | None, typer.Option(help="With --plan: the difference to be found, in points. Default: 2.")
+    ] = None,
     figures: Annotated[
         Path | None, typer.Option(help="Write figures to this folder, as PDF, SVG and PNG (extra: report).")
     ] = None,
@@ -232,6 +242,9 @@ def compare(
             format=format,
             per_subject=per_subject,
             allow_mismatch=allow_mismatch,
+            margin=margin,
+            plan=plan,
+            difference=difference,
             figures=figures,
             html=html,
             samples_mb=samples_mb,

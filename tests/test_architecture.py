@@ -108,7 +108,16 @@ def test_the_check_of_dependencies_finds_what_it_is_for(copy):
     assert found == {("DEP003", "pandas"), ("DEP004", "pytest"), ("DEP002", "leftpad")}
 
 
-STRICT = ("objective", "conflict", "entropy", "fused", "evalkit.metrics", "evalkit.statistics")
+STRICT = (
+    "objective",
+    "conflict",
+    "entropy",
+    "fused",
+    "evalkit.metrics",
+    "evalkit.statistics",
+    "evalkit.training_variance",
+    "evalkit.differences",
+)
 LOOSE = """
 import json
 class Box(dict): ...

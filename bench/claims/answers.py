@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from gtpo.evalkit.differences import differences, holm
 from gtpo.evalkit.permutation import sign_flip_p
-from gtpo.evalkit.statistics import SEEDS_NEEDED, differences, holm
+from gtpo.evalkit.training_variance import SEEDS_NEEDED
 from numpy.typing import NDArray
 from scipy import stats
 

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from gtpo.evalkit.differences import differences
 from gtpo.evalkit.permutation import sign_flip_p
-from gtpo.evalkit.statistics import differences
 from numpy.typing import NDArray
 from scipy import stats
 

@@ -1,13 +1,8 @@
 """Methods against methods on the questions they share: one table a benchmark, every difference paired by question.
 
-A method is one run, or several that differ only in their training seed (evalkit/comparison/methods.py). The family of
-primary comparisons is declared beforehand: one method against the baseline, in the primary metric (the first of
-`metrics`), on every benchmark. Holm's correction covers that family, jointly over the benchmarks, and every interval
-in it is given at the level at which Holm's procedure tests it. A difference is marked where its interval excludes 0,
-which implies that Holm's procedure rejects it. Not the other way round: with few questions the score interval may
-contain 0 where the exact test rejects.
-A family belongs to one method, so that a verdict depends neither on what else is compared nor on what else is shown.
-Every other difference is exploratory: shown with its own 95 % interval and p-value, and never marked.
+A method is one run, or several that differ only in their training seed (evalkit/comparison/methods.py). What is said of
+it against the baseline, and how that is corrected, is in evalkit/comparison/verdicts.py. A method's verdict does not
+depend on which columns are shown. Other methods of the table lend it what their seeds say of training, nothing else.
 """
 
 from __future__ import annotations
@@ -16,51 +11,23 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gtpo.evalkit.comparison.like_for_like import check_settings, common_scoring
 from gtpo.evalkit.comparison.methods import Method, group, members_of
+from gtpo.evalkit.comparison.plan import plan_for
 from gtpo.evalkit.comparison.questions import Shared, shared_questions
+from gtpo.evalkit.comparison.scores import FORMAT, MAJ, PASS, Column, differ, pairing_note, scores, training_noise
+from gtpo.evalkit.comparison.verdicts import ALPHA, UNDECIDED, Cell, corrected
 from gtpo.evalkit.results.run import EvalRun, TrainRun
-from gtpo.evalkit.statistics import SEEDS_NEEDED, MethodMean, PairedDifference, differences, holm, method_mean
-from numpy.typing import NDArray
+from gtpo.evalkit.statistics import method_mean
+from gtpo.evalkit.training_variance import FREEDOM_NEEDED, SeedVariance
 
 from gtpo.common.errors import UserError, did_you_mean
 
-ALPHA = 0.05
-"""Family-wise error rate of one method's primary comparisons."""
-PASS, MAJ, FORMAT = "pass@k", "maj@k", "format"
 BASELINE_ORDER = ("grpo", "sft", "")
 """The default baseline: the first of these presets (none: a model that was not trained here), else the first given."""
-
-
-class Column(NamedTuple):
-    """One measured quantity: pass@k or maj@k at a k, or the format rate (k = 0)."""
-
-    metric: str
-    k: int
-
-    @property
-    def label(self) -> str:
-        """`pass@8`, `maj@64`, `format`."""
-        return self.metric.replace("@k", f"@{self.k}")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One method's value of one column, and how it differs from the baseline (None for the baseline itself)."""
-
-    value: MethodMean
-    paired: PairedDifference | None = None
-    primary: bool = False
-    p_corrected: float | None = None
-    """Holm's, within the method's primary comparisons; None for an exploratory difference."""
-
-    @property
-    def direction(self) -> int:
-        """1: shown to be better than the baseline, -1: worse, 0: not shown, or exploratory."""
-        return self.paired.shown if self.primary and self.paired is not None else 0
 
 
 @dataclass(frozen=True)
@@ -83,6 +50,8 @@ class Table:
     notes: list[str]
     shared: Shared = field(repr=False)
     """The per-question scores behind the cells."""
+    pools: dict[Column, SeedVariance | None] = field(repr=False)
+    """The variance of training in each column, over all methods of the table."""
 
     @property
     def title(self) -> str:
@@ -108,6 +77,8 @@ class Comparison:
     notes: list[str]
     """What the reader must know: mismatches, missing parts, what is not covered."""
     shared_settings: dict[str, Any]
+    margin: float | None = None
+    """Of equivalence, as a fraction; None: not asked for."""
 
     @property
     def benchmarks(self) -> list[Table]:
@@ -153,6 +124,7 @@ def compare(
     details: bool = True,
     per_subject: bool = False,
     allow_mismatch: bool = False,
+    margin: float | None = None,
     notes: Iterable[str] = (),
 ) -> Comparison:
     """Compare eval runs. Raises UserError where they cannot be compared, naming the setting that differs.
@@ -185,21 +157,43 @@ def compare(
         columns.sort(key=lambda column: ((PASS, MAJ, FORMAT).index(column.metric), column.k))
         parts.append((shared, columns))
         if per_subject:
-            parts += [(part, columns) for part in shared.groups()]
+            parts += [(part, [c for c in columns if c.k <= part.samples]) for part in shared.groups()]
     tables = [_table(shared, columns, chosen, shown) for shared, columns in parts]
-    tables = _corrected(tables, shown[0])
-    few = [f"{m.name} ({_seeds(len(m.runs))})" for m in methods if m.trained and len(m.runs) < SEEDS_NEEDED]
-    if few:
-        notes.append(
-            f"training variance is not covered for {', '.join(few)}: another training seed could come out otherwise; "
-            f"from {SEEDS_NEEDED} seeds on it is part of interval and test"
-        )
+    tables = _corrected(tables, shown[0], margin)
+    notes += _noise_notes(methods, tables, shown[0])
     trained = [method for method in grouped if method.trains]
-    return Comparison(runs, methods, trained, scoring, chosen, reason, shown, tables, notes, shared_settings)
+    return Comparison(runs, methods, trained, scoring, chosen, reason, shown, tables, notes, shared_settings, margin)
 
 
-def _seeds(count: int) -> str:
-    return f"{count} seed" + "s" * (count != 1)
+def _noise_notes(methods: list[Method], tables: list[Table], primary: Column) -> list[str]:
+    """What the reader must know of training noise: where it is borrowed, unequal or unknown; and of failed runs."""
+    notes = []
+    whole = [table for table in tables if not table.group and primary in table.columns]
+    pools = [pool for table in whole if (pool := table.pools.get(primary)) is not None]
+    alone = [m.name for m in methods if m.trained and len(m.runs) < 2]
+    known = any(pool.total >= FREEDOM_NEEDED for pool in pools)
+    if alone and not known:
+        notes.append(
+            f"these are comparisons of weights, not of methods: another training seed of {', '.join(alone)} could "
+            f"come out otherwise, and too few seeds are here to say how far ({FREEDOM_NEEDED} more runs than methods "
+            "are the fewest; gtpo compare --plan says how many a difference takes)"
+        )
+    elif alone:
+        notes.append(
+            f"one training seed of {', '.join(alone)}: how far seeds lie apart is taken from the methods that have more"
+        )
+    unequal = [t.benchmark for t in whole if (p := t.pools.get(primary)) is not None and p.freedom[0] < p.total]
+    if unequal:
+        notes.append(
+            f"the methods' seeds do not vary alike on {', '.join(unequal)}: where a variance is borrowed, it is the "
+            "largest of them"
+        )
+    for method in methods:
+        lost = [str(m.train.name) for m in method.members if m.train is not None and m.train.collapsed]
+        if lost:
+            count = f"{len(lost)} of {len(method.members)} training runs"
+            notes.append(f"{method.name}: {count} collapsed ({', '.join(lost)}); they are compared as they are")
+    return notes
 
 
 def choose_baseline(methods: list[Method], asked: str | None) -> tuple[str | None, str]:
@@ -227,32 +221,6 @@ def choose_baseline(methods: list[Method], asked: str | None) -> tuple[str | Non
     return methods[0].name, "the first given; choose another with --baseline"
 
 
-def pairing(a: Method, b: Method, benchmark: str) -> tuple[list[int], bool]:
-    """(order of b's runs, whether its seeds pair with a's): they do where both trained the same seeds, each once."""
-    of_a, of_b = ([m.seed for m in method.members if m.run and benchmark in m.run.benchmarks] for method in (a, b))
-    same = len(of_a) > 1 and None not in of_a and len(set(of_a)) == len(of_a) and sorted(map(str, of_a)) == sorted(
-        map(str, of_b)
-    )  # fmt: skip
-    return ([of_b.index(seed) for seed in of_a] if same else list(range(len(of_b)))), same
-
-
-def differ(shared: Shared, a: str, b: str, columns: Sequence[Column]) -> list[PairedDifference]:
-    """The differences of two methods in several columns, as their own 95 % comparisons."""
-    order, paired = pairing(shared.method(a), shared.method(b), shared.benchmark)
-    left = np.stack([scores(shared, a, column) for column in columns])
-    right = np.stack([scores(shared, b, column)[order] for column in columns])
-    return differences(left, right, seeds_paired=paired)
-
-
-def scores(shared: Shared, method: str, column: Column) -> NDArray[np.float64]:
-    """[S, Q] per-question scores of one column, one row per training seed."""
-    return np.stack([
-        part.format_ok / part.n if column.metric == FORMAT
-        else np.clip((part.pass_at_k if column.metric == PASS else part.maj_at_k)[:, column.k - 1], 0.0, 1.0)
-        for part in shared.parts[method]
-    ])  # fmt: skip
-
-
 def _table(
     shared: Shared,
     columns: list[Column],
@@ -262,21 +230,27 @@ def _table(
 ) -> Table:
     """Fill a table; `known`: cells of the same questions against another baseline, whose means are the same."""
     names, notes = list(shared.parts), list(shared.notes)
+    pools = training_noise(shared, columns)
+    by_column = dict(zip(columns, pools, strict=True))
     if baseline is not None and baseline not in names:
         notes.append(f"no differences here: the baseline {baseline} was not evaluated on {shared.benchmark}")
         baseline = None
     elif len(names) < 2:
         baseline = None
     cells = {
-        key: Cell(known[key].value if key in known else method_mean(scores(shared, *key)))
+        key: replace(known[key], paired=None, primary=False, p_corrected=None, p_equivalent=None, plan=None)
+        if key in known
+        else _mean_cell(shared, *key, by_column[key[1]])
         for key in itertools.product(names, columns)
     }
     if baseline is not None:
         for name in names:
             if name != baseline:
-                for column, found in zip(columns, differ(shared, name, baseline, columns), strict=True):
-                    cells[name, column] = Cell(cells[name, column].value, found)
-    best = {column: _ranks(shared, column, cells) for column in shown} if not shared.group else {}
+                for column, found in zip(columns, differ(shared, name, baseline, columns, pools), strict=True):
+                    cells[name, column] = replace(cells[name, column], paired=found)
+                note = pairing_note(shared.method(name), shared.method(baseline), shared.benchmark)
+                notes += [note] if note and not shared.group else []
+    best = {column: _ranks(shared, column, cells, by_column[column]) for column in shown} if not shared.group else {}
     return Table(
         benchmark=shared.benchmark,
         group=shared.group,
@@ -289,7 +263,16 @@ def _table(
         best=best,
         notes=notes,
         shared=shared,
+        pools=by_column,
     )
+
+
+def _mean_cell(shared: Shared, name: str, column: Column, pool: SeedVariance | None) -> Cell:
+    """A method's mean with its interval, and with its bounds where samples are missing."""
+    value = method_mean(scores(shared, name, column), pool if shared.method(name).trained else None)
+    if shared.group or column.metric == FORMAT:
+        return Cell(value)
+    return Cell(value, bounds=shared.bounds(name, column.metric, column.k))
 
 
 def rebased(comparison: Comparison, baseline: str, columns: Sequence[list[Column]]) -> list[Table]:
@@ -298,10 +281,12 @@ def rebased(comparison: Comparison, baseline: str, columns: Sequence[list[Column
         replace(_table(table.shared, chosen, baseline, [], table.cells), notes=table.notes)
         for table, chosen in zip(comparison.tables, columns, strict=True)
     ]
-    return _corrected(tables, comparison.metrics[0])
+    return _corrected(tables, comparison.metrics[0], comparison.margin)
 
 
-def _ranks(shared: Shared, column: Column, cells: dict[tuple[str, Column], Cell]) -> tuple[str | None, str | None]:
+def _ranks(
+    shared: Shared, column: Column, cells: dict[tuple[str, Column], Cell], pool: SeedVariance | None
+) -> tuple[str | None, str | None]:
     """(best, second best), each only where its test against the next one shows it, two-sided at ALPHA.
 
     Comparing the winner with the runner-up alone, uncorrected, keeps the level (Hung and Fithian 2019, "Rank
@@ -310,34 +295,26 @@ def _ranks(shared: Shared, column: Column, cells: dict[tuple[str, Column], Cell]
     order = sorted(shared.parts, key=lambda name: -cells[name, column].value.mean)
     found: list[str | None] = [None, None]
     for place in range(min(2, len(order) - 1)):
-        if differ(shared, order[place], order[place + 1], [column])[0].shown != 1:
+        if differ(shared, order[place], order[place + 1], [column], [pool])[0].shown != 1:
             break
         found[place] = order[place]
     return found[0], found[1]
 
 
-def _corrected(tables: list[Table], primary: Column) -> list[Table]:
-    """The tables with each method's primary comparisons corrected jointly over the benchmarks, and marked."""
-    methods = dict.fromkeys(name for table in tables for name in table.methods)
+def _corrected(tables: list[Table], primary: Column, margin: float | None) -> list[Table]:
+    """The tables with each method's primary comparisons corrected jointly over the benchmarks, marked and planned."""
     cells = [dict(table.cells) for table in tables]
-    for method in methods:
+    for method in dict.fromkeys(name for table in tables for name in table.methods):
         at = [
-            i
-            for i, table in enumerate(tables)
+            table
+            for table in tables
             if not table.group and (cell := table.cells.get((method, primary))) is not None and cell.paired is not None
         ]
-        family = [tables[i].cells[method, primary] for i in at]
-        p = np.array([cell.paired.p_value for cell in family if cell.paired is not None])
-        for i, cell, adjusted, level in zip(at, family, holm(p), holm_levels(p), strict=True):
-            assert cell.paired is not None
-            cells[i][method, primary] = Cell(cell.value, cell.paired.at_level(float(level)), True, float(adjusted))
+        for table, cell in zip(at, corrected([table.cells[method, primary] for table in at], margin), strict=True):
+            found = cell
+            if cell.verdict == UNDECIDED and cell.paired is not None:
+                level = cell.paired.level if cell.paired.judged else 1 - ALPHA
+                plan = plan_for(table.shared, method, table.baseline, primary, table.pools[primary], float(1 - level))
+                found = replace(cell, plan=plan)
+            cells[tables.index(table)][method, primary] = found
     return [replace(table, cells=new) for table, new in zip(tables, cells, strict=True)]
-
-
-def holm_levels(p: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The confidence level of each comparison such that p <= 1 - level exactly where Holm's procedure rejects it."""
-    order = np.argsort(p, kind="stable")
-    stepped = np.maximum.accumulate(np.maximum(p[order], 1e-300) * np.arange(p.size, 0, -1))
-    levels = np.empty_like(p)
-    levels[order] = 1 - ALPHA * np.maximum(p[order], 1e-300) / stepped
-    return levels

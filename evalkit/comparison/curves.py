@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from gtpo.evalkit.comparison.compare import MAJ, PASS, Column, Table, scores
+from gtpo.evalkit.comparison.compare import Table
+from gtpo.evalkit.comparison.scores import MAJ, PASS, Column, scores
 from gtpo.evalkit.statistics import method_mean
 
 Points = list[tuple[float, float, float]]
@@ -12,8 +13,8 @@ Points = list[tuple[float, float, float]]
 def curves_over_k(table: Table) -> dict[str, dict[str, Points]]:
     """method -> metric -> (mean, low, high) for k = 1..n of that method; the band is that of the tables."""
     out: dict[str, dict[str, Points]] = {}
-    for name, parts in table.shared.parts.items():
-        largest = min(part.pass_at_k.shape[1] for part in parts)
+    for name in table.shared.parts:
+        largest = table.shared.samples
         out[name] = {
             metric: [_point(table, name, Column(metric, int(k))) for k in _ks(largest)] for metric in (PASS, MAJ)
         }
@@ -28,9 +29,7 @@ def _point(table: Table, name: str, column: Column) -> tuple[float, float, float
 
 def curve_ks(table: Table) -> dict[str, list[int]]:
     """method -> the k of its points."""
-    return {
-        name: _ks(min(part.pass_at_k.shape[1] for part in parts)).tolist() for name, parts in table.shared.parts.items()
-    }
+    return {name: _ks(table.shared.samples).tolist() for name in table.shared.parts}
 
 
 def _ks(largest: int) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from gtpo.evalkit.comparison.like_for_like import by_run, unscored_notes
 from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.results.questions import Questions, load_problems, load_questions
 from gtpo.evalkit.results.run import EvalRun
+from numpy.typing import NDArray
 
 from gtpo.common.errors import UserError
 
@@ -26,6 +28,7 @@ class Shared:
     """method -> one entry per run."""
     runs: dict[str, list[EvalRun]] = field(repr=False)
     notes: list[str]
+    scoring: str = "strict"
 
     @property
     def questions(self) -> int:
@@ -34,8 +37,31 @@ class Shared:
 
     @property
     def samples(self) -> int:
-        """Samples per question: the least over runs and their questions, those that are not shared included."""
-        return min(part.pass_at_k.shape[1] for parts in self.parts.values() for part in parts)
+        """Samples per question: the most that every run has of one."""
+        return int(self._least.max())
+
+    def having(self, k: int) -> NDArray[np.bool_]:
+        """[Q] The questions of which every run has k scored samples."""
+        return self._least >= k
+
+    @cached_property
+    def _least(self) -> NDArray[np.int32]:
+        return np.minimum.reduce([part.n for parts in self.parts.values() for part in parts])
+
+    def bounds(self, name: str, metric: str, k: int) -> tuple[float, float] | None:
+        """A method's mean if every missing sample were wrong, and if it were right; None where none is missing."""
+        ends = []
+        for run in self.runs[name]:
+            for record in run.records:
+                entry = record.benchmarks.get(self.benchmark)
+                of_scoring = getattr(entry, self.scoring, None) or entry
+                found = getattr(of_scoring, metric.replace("@", "_at_"), {}).get(k) if of_scoring is not None else None
+                if found is not None:
+                    ends.append((found.mean, found.worst, found.best))
+        if len(ends) < len(self.runs[name]) or all(worst is None for _, worst, _ in ends):
+            return None
+        worst, best = ([mean if end[i] is None else end[i] for mean, *end in ends] for i in (0, 1))
+        return float(np.mean(worst)), float(np.mean(best))
 
     def method(self, name: str) -> Method:
         """The method of a name."""
@@ -74,6 +100,13 @@ def shared_questions(benchmark: str, methods: list[Method], scoring: str, allow:
     notes += [note for _, run, _ in loaded for note in unscored_notes(run, benchmark)]
     first = loaded[0][2]
     same_ids = all(np.array_equal(first.ids, part.ids) for _, _, part in loaded)
+    if not same_ids and _only_unscored(benchmark, [(run, part) for _, run, part in loaded]):
+        every = set.intersection(*(set(part.ids) for _, _, part in loaded))
+        loaded = [(name, run, part.take(np.isin(part.ids, list(every)))) for name, run, part in loaded]
+        first, same_ids = loaded[0][2], True
+        if first.ids.size == 0:
+            raise UserError(f"no question of {benchmark} has a scored sample in every run; gtpo eval tries them again")
+        notes.append(f"compared on the {first.ids.size} questions of which every run has a scored sample")
     other_golds = _other_golds(benchmark, [run for _, run, _ in loaded])
     common: Any = first.ids
     if not same_ids or other_golds:
@@ -95,7 +128,24 @@ def shared_questions(benchmark: str, methods: list[Method], scoring: str, allow:
     parts: dict[str, list[Questions]] = {name: [] for name in runs}
     for name, _, part in loaded:
         parts[name].append(part if part.ids.size == common.size else part.take(np.isin(part.ids, common)))
-    return Shared(benchmark, "", methods, parts, runs, notes)
+    shared = Shared(benchmark, "", methods, parts, runs, notes, scoring)
+    short = int((~shared.having(shared.samples)).sum())
+    if short:
+        notes.append(
+            f"{short} of {shared.questions} questions have fewer than {shared.samples} scored samples in some run: "
+            f"they count up to the k that they have"
+        )
+    return shared
+
+
+def _only_unscored(benchmark: str, parts: list[tuple[EvalRun, Questions]]) -> bool:
+    """Return whether what a run lacks of the others' questions are those that its record names as unscored."""
+    every = {question for _, part in parts for question in part.ids}
+    for run, part in parts:
+        entries = [record.benchmarks[benchmark] for record in run.records if benchmark in record.benchmarks]
+        if every - set(part.ids) - {question for entry in entries for question in entry.unscored_questions}:
+            return False
+    return True
 
 
 def _other_golds(benchmark: str, runs: list[EvalRun]) -> str:

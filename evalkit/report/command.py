@@ -6,6 +6,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gtpo.evalkit.results.find import find_runs
 from gtpo.evalkit.results.record import SCORINGS
@@ -13,6 +14,9 @@ from gtpo.evalkit.results.record import SCORINGS
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import check_writable
 from gtpo.common.packages import require
+
+if TYPE_CHECKING:
+    from gtpo.evalkit.comparison.compare import Comparison
 
 MOST_MB = 200
 FORMATS = ("table", "markdown", "latex", "csv", "json")
@@ -37,6 +41,11 @@ class CompareSettings:
     html: Path | None = None
     samples_mb: float = 1.5
     verifiers: bool = False
+    margin: float | None = None
+    """Of equivalence, in points."""
+    plan: bool = False
+    difference: float | None = None
+    """What is planned for, in points."""
 
     def __post_init__(self) -> None:
         """Raise UserError for a value out of range, or a place that cannot be written to."""
@@ -50,6 +59,13 @@ class CompareSettings:
             raise UserError(
                 f"--samples-mb {self.samples_mb:g}: from 0 to {MOST_MB}; a browser reads a page of that size whole"
             )
+        for name, value in (("--margin", self.margin), ("--difference", self.difference)):
+            if value is not None and not 0 < value < 100:
+                raise UserError(f"{name} {value:g}: expected points between 0 and 100, e.g. {name} 2")
+        if self.difference is not None and not self.plan:
+            raise UserError("--difference says what --plan plans for: gtpo compare --plan RUN... --difference 2")
+        if self.plan and self.format not in ("table", "json"):
+            raise UserError(f"--plan is printed as a table or as JSON, not as {self.format}")
         if self.html is not None:
             check_writable("--html", self.html, folder=False)
         if self.figures is not None:
@@ -90,7 +106,8 @@ def run_compare(settings: CompareSettings) -> None:
         print_differences(runs, settings.scoring)
         return
     # Here, not above: a mistake in the arguments is told before the statistics are loaded.
-    from gtpo.evalkit.comparison.compare import Column, compare
+    from gtpo.evalkit.comparison.compare import compare
+    from gtpo.evalkit.comparison.scores import Column
     from gtpo.evalkit.report.latex import as_latex
     from gtpo.evalkit.report.records import as_csv, as_json
     from gtpo.evalkit.report.tables import as_markdown, as_rich
@@ -109,8 +126,11 @@ def run_compare(settings: CompareSettings) -> None:
         details=details or settings.html is not None or settings.figures is not None,
         per_subject=settings.per_subject,
         allow_mismatch=settings.allow_mismatch,
+        margin=None if settings.margin is None else settings.margin / 100,
         notes=notes,
     )
+    if settings.plan:
+        return _print_plan(comparison, settings)
     if settings.format == "table":
         from rich.console import Console
 
@@ -143,3 +163,17 @@ def run_compare(settings: CompareSettings) -> None:
         print(f"page: {settings.html} ({size / 1e6:.1f} MB), open it in any browser", file=sys.stderr)
     if failed is not None:
         raise failed
+
+
+def _print_plan(comparison: Comparison, settings: CompareSettings) -> None:
+    from gtpo.evalkit.comparison.plan import TARGET
+    from gtpo.evalkit.report.records import plan_as_json
+    from gtpo.evalkit.report.tables import plan_as_rich
+
+    target = TARGET if settings.difference is None else settings.difference / 100
+    if settings.format == "json":
+        sys.stdout.write(plan_as_json(comparison, target))
+        return
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(plan_as_rich(comparison, target))

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import unicodedata
 
-from gtpo.evalkit.comparison.compare import Cell, Column, Comparison, Table
-from gtpo.evalkit.report.summary import caption, legend
+from gtpo.evalkit.comparison.compare import Comparison, Table
+from gtpo.evalkit.comparison.scores import Column
+from gtpo.evalkit.comparison.verdicts import EQUIVALENT, UNDECIDED, Cell
+from gtpo.evalkit.report.summary import caption, legend, sentences
 from gtpo.evalkit.report.tables import average_text, name_text
-from gtpo.evalkit.report.text import difference, interval, percent, spread, visible
+from gtpo.evalkit.report.text import bounds, difference, interval, percent, spread, visible
 
 STARS = ((0.001, 3), (0.01, 2), (0.05, 1))
 _MARKUP = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
     ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}", "`": r"\textasciigrave{}",
     "'": r"\textquotesingle{}", "·": r"$\cdot$", "±": r"$\pm$", "×": r"$\times$", "–": "--", "-": "{-}",
-    "▲": r"$\uparrow$", "▼": r"$\downarrow$", "†": r"$\dagger$",
+    "▲": r"$\uparrow$", "≈": r"$\approx$", "▼": r"$\downarrow$", "†": r"$\dagger$",
 }  # fmt: skip
 _GREEK_NAMES = (
     "alpha beta gamma delta varepsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon varphi chi "
@@ -61,6 +63,7 @@ def as_latex(comparison: Comparison, *, details: bool = False) -> str:
     """The tables for a paper, and with `details` one of every k per benchmark."""
     lines = [r"% \usepackage{booktabs,graphicx,textcomp}"]
     lines += [f"% note: {visible(note)}" for note in comparison.all_notes]
+    lines += [f"% verdict: {one.text}" for one in sentences(comparison)]
     for column in comparison.metrics if comparison.tables else []:
         lines += ["", *_paper_table(comparison, column)]
     for table in comparison.tables if details else [table for table in comparison.tables if table.group]:
@@ -79,7 +82,7 @@ def _paper_table(comparison: Comparison, column: Column) -> list[str]:
         values = [_value(table, method.name, column, cell) for table, cell in cells]
         values += [latex(average_text(comparison, method.name, column))] * average
         body.append(f"{latex(name_text(comparison, method.name))} & {' & '.join(values)} \\\\")
-        below = ["" if cell is None else rf"{{\scriptsize {interval(cell.value)}}}" for _, cell in cells]
+        below = ["" if cell is None else rf"{{\scriptsize {latex(_below(cell))}}}" for _, cell in cells]
         body.append(f" & {' & '.join(below + [''] * average)} \\\\")
         if any(cell is not None and cell.paired is not None for _, cell in cells):
             change = [_change(cell) for _, cell in cells]
@@ -94,8 +97,14 @@ def _marks(comparison: Comparison) -> str:
     if comparison.baseline is None:
         return ""
     return (
-        "* better, † worse: corrected p <= 0.05 and the interval excludes 0; doubled for p <= 0.01, tripled for 0.001. "
+        "* better, † worse: corrected p <= 0.05 and the interval excludes 0; doubled for p <= 0.01, tripled for 0.001; "
+        + "≈ equivalent; " * (comparison.margin is not None)
+        + "? undecided. "
     )
+
+
+def _below(cell: Cell) -> str:
+    return f"{interval(cell.value)} {bounds(cell)}".rstrip()
 
 
 def _value(table: Table, method: str, column: Column, cell: Cell | None) -> str:
@@ -107,6 +116,8 @@ def _value(table: Table, method: str, column: Column, cell: Cell | None) -> str:
     if cell.direction and cell.p_corrected is not None:
         count = next((stars for level, stars in STARS if cell.p_corrected <= level), 0)
         value += f"$^{{{('*' if cell.direction > 0 else chr(92) + 'dagger ') * count}}}$"
+    elif cell.verdict in (EQUIVALENT, UNDECIDED):
+        value += r"$^{\approx}$" if cell.verdict == EQUIVALENT else "$^{?}$"
     return value + (rf" {{\scriptsize {latex(spread(cell.value))}}}" if spread(cell.value) else "")
 
 

@@ -7,14 +7,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-from gtpo.evalkit.comparison.compare import FORMAT, MAJ, PASS, Column, Comparison, Table, rebased
+from gtpo.evalkit.comparison.compare import Comparison, Table, rebased
 from gtpo.evalkit.comparison.curves import curve_ks, curves_over_k
+from gtpo.evalkit.comparison.scores import FORMAT, MAJ, PASS, Column
 from gtpo.evalkit.comparison.training_curves import LN2, METRICS, gate, initial_entropy, method_bands
 from gtpo.evalkit.report.excerpts import Excerpt, choose_groups, choose_samples
 from gtpo.evalkit.report.latex import as_latex
 from gtpo.evalkit.report.maths import segments
 from gtpo.evalkit.report.records import as_csv
-from gtpo.evalkit.report.summary import legend
+from gtpo.evalkit.report.summary import legend, said
 from gtpo.evalkit.report.tables import as_markdown
 from gtpo.evalkit.report.text import TESTS, covers, header, visible
 
@@ -34,18 +35,18 @@ def _cells(table: Table) -> dict[str, list[list[Any]]]:
     """method -> [mean, low, high, sd over seeds, seed means] of each column, unrounded: the page rounds once."""
     return {
         name: [
-            [*cell.value[:3], cell.value.seed_sd, [_short(v) for v in cell.value.seed_means]]
+            [*cell.value[:3], cell.value.seed_sd, [_short(v) for v in cell.value.seed_means], cell.bounds]
             for cell in (table.cells[name, column] for column in table.columns)
         ]
         for name in table.methods
     }
 
 
-def _differences(table: Table, columns: list[Column]) -> dict[str, list[dict[str, Any] | None]]:
+def _differences(comparison: Comparison, table: Table, columns: list[Column]) -> dict[str, list[Any]]:
     """method -> the difference of each column, None where it was not computed."""
-    out: dict[str, list[dict[str, Any] | None]] = {}
+    out: dict[str, list[Any]] = {}
     for name in table.methods:
-        row: list[dict[str, Any] | None] = []
+        row: list[Any] = []
         for column in columns:
             cell = table.cells.get((name, column))
             if cell is None or cell.paired is None:
@@ -56,7 +57,10 @@ def _differences(table: Table, columns: list[Column]) -> dict[str, list[dict[str
                 "d": d.difference, "low": d.low, "high": d.high, "p": d.p_value, "holm": cell.p_corrected,
                 "level": _short(d.level, 4), "detect": _short(d.detectable), "test": TESTS[d.test], "covers": covers(d),
                 "pq": d.p_questions, "ps": d.p_seeds, "psmin": d.smallest_p_seeds, "shown": cell.direction,
+                "verdict": cell.verdict, "pe": cell.p_equivalent,
             })  # fmt: skip
+            one = said(comparison, table, name, str(table.baseline)) if cell.verdict else None
+            row[-1] |= {"said": [one.head, one.rest]} if one else {}
         out[name] = row
     return out
 
@@ -105,7 +109,7 @@ def payload(comparison: Comparison, *, samples_bytes: int) -> tuple[dict[str, An
             "cells": _cells(table),
             "best": {column.label: list(found) for column, found in table.best.items()},
             "versus": {
-                base: _differences(versus[base][i], table.columns)
+                base: _differences(comparison, versus[base][i], table.columns)
                 for base in (method.name for method in comparison.methods)
                 if base in versus and versus[base][i].baseline == base
             },
@@ -140,6 +144,7 @@ def payload(comparison: Comparison, *, samples_bytes: int) -> tuple[dict[str, An
         "baseline": comparison.baseline,
         "baseline_reason": comparison.baseline_reason,
         "metrics": [column.label for column in comparison.metrics],
+        "margin": comparison.margin,
         "methods": [_method(method) for method in comparison.methods],
         "averages": {
             m.name: {column.label: comparison.average(m.name, column) for column in comparison.metrics}
@@ -161,6 +166,7 @@ def _method(method: Any) -> dict[str, Any]:
         "preset": visible(method.preset),
         "trained": method.trained,
         "runs": [[visible(m.name), m.seed] for m in method.members if m.run is not None],
+        "collapsed": sum(train.collapsed for train in method.trains),
     }
 
 

@@ -6,14 +6,19 @@ import csv
 import io
 import json
 import math
+from dataclasses import asdict
 from typing import Any
 
-from gtpo.evalkit.comparison.compare import ALPHA, Comparison
+from gtpo.evalkit.comparison.compare import Comparison
+from gtpo.evalkit.comparison.plan import SAMPLES, TARGET
+from gtpo.evalkit.comparison.plan import table as plan_table
 from gtpo.evalkit.comparison.training_curves import summary
-from gtpo.evalkit.report.summary import legend, verdicts
+from gtpo.evalkit.comparison.verdicts import ALPHA
+from gtpo.evalkit.report.summary import legend, plan_rows, sentences
 from gtpo.evalkit.report.text import covers, visible
+from gtpo.evalkit.score_interval import POWER
 
-JSON_SCHEMA_VERSION = 2
+JSON_SCHEMA_VERSION = 3
 
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:
@@ -38,10 +43,16 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
                 "mean": cell.value.mean,
                 "low": cell.value.low,
                 "high": cell.value.high,
+                "covers_training": cell.value.covers_training,
+                "worst": cell.bounds[0] if cell.bounds else None,
+                "best": cell.bounds[1] if cell.bounds else None,
                 "seed_sd": cell.value.seed_sd,
                 "rank_shown": 1 if name == best else 2 if name == second else None,
                 "baseline": table.baseline if d else None,
                 "family": ("primary" if cell.primary else "exploratory") if d else None,
+                "verdict": cell.verdict,
+                "speaks_of": d.scope if d else None,
+                "judged": d.judged if d else None,
                 "difference": d.difference if d else None,
                 "se": d.se if d else None,
                 "difference_low": d.low if d else None,
@@ -51,6 +62,8 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
                 "covers": covers(d) if d else None,
                 "p": d.p_value if d else None,
                 "p_holm": cell.p_corrected,
+                "margin": comparison.margin if cell.primary else None,
+                "p_equivalent": cell.p_equivalent,
                 "p_questions": d.p_questions if d else None,
                 "p_seeds": d.p_seeds if d else None,
                 "smallest_p_seeds": d.smallest_p_seeds if d else None,
@@ -59,6 +72,7 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
                 "only_method": d.only_a if d else None,
                 "only_baseline": d.only_b if d else None,
                 "detectable": d.detectable if d else None,
+                "seeds_needed": cell.plan.seeds(comparison.margin or TARGET) if cell.plan else None,
             }
             out.append({key: _finite(value) for key, value in record.items()})
     return out
@@ -94,6 +108,7 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
         "baseline": comparison.baseline,
         "baseline_reason": comparison.baseline_reason,
         "alpha": ALPHA,
+        "margin": comparison.margin,
         "metrics": [column.label for column in comparison.metrics],
         "primary_metric": comparison.metrics[0].label,
         "notes": comparison.notes,
@@ -108,6 +123,7 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
                         "seed": member.seed,
                         "folders": [str(folder) for folder in member.run.folders] if member.run else [],
                         "train_run": member.train.name if member.train else None,
+                        "collapsed": member.train.collapsed if member.train else None,
                     }
                     for member in method.members
                 ],
@@ -129,7 +145,7 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
             for table in comparison.tables
         ],
         "records": records(comparison),
-        "verdicts": dict(verdicts(comparison)),
+        "verdicts": [one._asdict() for one in sentences(comparison)],
         "averages": {
             method.name: {column.label: comparison.average(method.name, column) for column in comparison.metrics}
             for method in comparison.methods
@@ -143,6 +159,20 @@ def as_json(comparison: Comparison, *, details: bool = False) -> str:
     """`as_document` as text; no NaN, and marks of writing direction as escapes."""
     text = json.dumps(as_document(comparison), indent=2, ensure_ascii=False, allow_nan=False)
     return "".join(c if c == "\n" or visible(c) == c else _escape(c) for c in text) + "\n"
+
+
+def plan_as_json(comparison: Comparison, target: float) -> str:
+    """What a comparison would take, for programs: seeds of each method by benchmark, questions and samples."""
+    out = []
+    for (_, plan, _), table in zip(plan_rows(comparison, target), comparison.benchmarks, strict=True):
+        rows = [
+            {"questions": questions, "samples": samples, "seeds": seeds}
+            for questions, found in plan_table(plan, target)
+            for samples, seeds in zip(SAMPLES, found, strict=True)
+        ]
+        out.append({"benchmark": table.benchmark, "noise": asdict(plan), "plans": rows})
+    document = {"schema_version": JSON_SCHEMA_VERSION, "difference": target, "power": POWER, "benchmarks": out}
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
 def _escape(character: str) -> str:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from html import escape
 
-from gtpo.evalkit.comparison.compare import Column, Comparison, Table
-from gtpo.evalkit.report.summary import caption, legend, training_rows, verdicts
+from gtpo.evalkit.comparison.compare import Comparison, Table
+from gtpo.evalkit.comparison.scores import Column
+from gtpo.evalkit.report.summary import caption, legend, sentences, training_rows
 from gtpo.evalkit.report.tables import average_text, name_text
-from gtpo.evalkit.report.text import change, interval, p_text, percent, spread, visible
+from gtpo.evalkit.report.text import bounds, change, interval, p_text, percent, spread, visible
 
 
 def static_tables(comparison: Comparison) -> str:
     """Notes, one table per metric, verdicts, training, legend."""
     parts = [f'<p class="note">{_text(note)}</p>' for note in comparison.all_notes]
-    for column in comparison.metrics if comparison.tables else []:
-        parts.append(_paper_table(comparison, column))
-    for method, words in verdicts(comparison):
-        said = "; ".join(f"{word}: {', '.join(phrases)}" for word, phrases in words.items())
-        against = f"{_text(method)}</b> against {_text(str(comparison.baseline))}, in points: {_text(said)}."
-        parts.append(f"<p><b>{against}</p>")
+    parts += [f"<p><b>{_text(one.head)}</b> {_text(one.rest)}</p>" for one in sentences(comparison)]
+    parts += [_paper_table(comparison, column) for column in comparison.metrics if comparison.tables]
     if comparison.trained:
         head, rows = training_rows(comparison)
         parts.append(
@@ -64,7 +61,7 @@ def _cell(table: Table, method: str, column: Column) -> str:
     best, second = table.best.get(column, (None, None))
     value = percent(cell.value.mean)
     value = f"<b>{value}</b>" if method == best else f"<u>{value}</u>" if method == second else value
-    text = f"{value} {spread(cell.value)} <small>{interval(cell.value)}</small>"
+    text = f"{value} {spread(cell.value)} <small>{interval(cell.value)} {bounds(cell)}</small>"
     if cell.paired is None:
         return text
     p = f", {p_text(cell.p_corrected)}" if cell.p_corrected is not None else ""

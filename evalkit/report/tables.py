@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gtpo.evalkit.comparison.compare import FORMAT, MAJ, PASS, Cell, Column, Comparison, Table
-from gtpo.evalkit.report.summary import caption, legend, test_rows, training_rows, verdicts
-from gtpo.evalkit.report.text import change, header, interval, p_text, percent, spread, visible
+from gtpo.evalkit.comparison.compare import Comparison, Table
+from gtpo.evalkit.comparison.scores import FORMAT, MAJ, PASS, Column
+from gtpo.evalkit.comparison.verdicts import BETTER, EQUIVALENT, WORSE, Cell
+from gtpo.evalkit.report.summary import caption, legend, plan_rows, sentences, test_rows, training_rows
+from gtpo.evalkit.report.text import bounds, change, header, interval, p_text, percent, spread, visible
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.table import Table as Grid
     from rich.text import Text
 
+STYLES = {BETTER: "bold green", WORSE: "bold red", EQUIVALENT: "bold"}
 SECTIONS = {PASS: "pass@k", MAJ: "maj@k", FORMAT: "format rate"}
 
 
@@ -38,6 +41,8 @@ def name_text(comparison: Comparison, method: str) -> str:
         label += f" ({visible(found.preset)})"
     if len(found.runs) > 1:
         label += f" · {len(found.runs)} seeds"
+    lost = sum(train.collapsed for train in found.trains)
+    label += f" · {lost} collapsed" * bool(lost)
     return label + ("  (baseline)" if method == comparison.baseline else "")
 
 
@@ -50,12 +55,8 @@ def as_rich(comparison: Comparison, width: int = 160, *, details: bool = False) 
     if comparison.tables:
         for column in comparison.metrics:
             parts += [Text(""), *_paper_grids(comparison, column, width)]
-        for method, words in verdicts(comparison):
-            against = visible(str(comparison.baseline))
-            parts.append(Text.assemble((visible(method), "bold"), f" against {against}, in points:"))
-            for word, phrases in words.items():
-                style = {"better": "bold green", "worse": "bold red"}.get(word, "dim")
-                parts += [Text.assemble((f"  {word:20}", style), phrase) for phrase in phrases]
+        for one in sentences(comparison):
+            parts.append(Text.assemble((one.head, STYLES.get(one.verdict, "default")), f" {one.rest}"))
     if details:
         head, rows = test_rows(comparison)
         if rows:
@@ -108,11 +109,13 @@ def _paper_cell(table: Table, method: str, column: Column) -> Text:
 def _rich_cell(cell: Cell, emphasis: str = "") -> Text:
     from rich.text import Text
 
-    style = {1: "bold green", -1: "bold red", 0: ""}[cell.direction]
+    style = STYLES.get(cell.verdict or "", "")
     seeds = f" {spread(cell.value)}" if cell.value.seed_sd is not None else ""
     text = Text.assemble(
         (percent(cell.value.mean), emphasis.strip() or "default"), seeds, " ", (interval(cell.value), "dim")
     )
+    if cell.bounds is not None:
+        text.append(f" {bounds(cell)}", style="dim")
     if cell.paired is not None:
         text.append(f"\n{change(cell)}", style=style or "dim")
     return text
@@ -145,7 +148,7 @@ def _grid(title: str, head: list[str], rows: list[list[str]]) -> Grid:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    grid = Grid(title=title, title_justify="left", title_style="bold")
+    grid = Grid(title=title or None, title_justify="left", title_style="bold")
     for name in head:
         grid.add_column(name, overflow="fold")
     for row in rows:
@@ -174,9 +177,7 @@ def as_markdown(comparison: Comparison, *, details: bool = False) -> str:
             cells += [average_text(comparison, method.name, column)] * average
             lines.append(_row([escaped(name_text(comparison, method.name)), *cells]))
     lines.append("")
-    for name, words in verdicts(comparison):
-        sentence = "; ".join(f"{word}: {escaped(', '.join(phrases))}" for word, phrases in words.items())
-        lines.append(f"- **{escaped(name)}** against {escaped(str(comparison.baseline))}, in points: {sentence}.")
+    lines += [f"- **{escaped(one.head)}** {escaped(one.rest)}" for one in sentences(comparison)]
     head, rows = test_rows(comparison)
     if details and rows:
         lines += ["", "### Primary comparisons: what each test covers", "", *_rows(head)]
@@ -212,8 +213,20 @@ def _markdown_cell(table: Table, method: str, column: Column) -> str:
     best, second = table.best.get(column, (None, None))
     value = percent(cell.value.mean)
     value = f"**{value}**" if method == best else f"<u>{value}</u>" if method == second else value
-    text = " ".join(part for part in (value, spread(cell.value), interval(cell.value)) if part)
+    text = " ".join(part for part in (value, spread(cell.value), interval(cell.value), bounds(cell)) if part)
     if cell.paired is None:
         return text
     p = f", {p_text(cell.p_corrected)}" if cell.p_corrected is not None else ""
     return f"{text}<br>**{change(cell)}**{p}" if cell.direction else f"{text}<br>{change(cell)}{p}"
+
+
+def plan_as_rich(comparison: Comparison, target: float) -> Group:
+    """What a comparison of these methods would take, one table a benchmark."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(f"note: {visible(note)}", style="yellow") for note in comparison.notes]
+    for title, _, (head, rows) in plan_rows(comparison, target):
+        parts += [Text(""), Text(title, style="bold"), _grid("", head, rows)]
+    parts.append(Text("–: not with 64 seeds of each. Both methods are trained with so many seeds.", style="dim"))
+    return Group(*parts)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import unicodedata
 
-from gtpo.evalkit.comparison.compare import Cell, Table
-from gtpo.evalkit.statistics import SEEDS_NEEDED, MethodMean, PairedDifference
+from gtpo.evalkit.comparison.compare import Table
+from gtpo.evalkit.comparison.verdicts import BETTER, EQUIVALENT, WORSE, Cell
+from gtpo.evalkit.differences import METHODS, PairedDifference
+from gtpo.evalkit.statistics import MethodMean
 
-ARROWS = {1: "▲", -1: "▼", 0: ""}
-VERDICTS = {1: "better", -1: "worse", 0: "no difference shown"}
+MARKS = {BETTER: "▲", WORSE: "▼", EQUIVALENT: "≈"}
 
 
 def visible(text: str) -> str:
@@ -37,6 +38,16 @@ def signed(value: float) -> str:
     return ("-" if value < 0 and text != "0.0" else "+") + text
 
 
+def points(value: float) -> str:
+    """2 for 0.02, 0.5 for 0.005: a margin or a planned difference as it was given."""
+    return f"{100 * value:.4g}"
+
+
+def bounds(cell: Cell) -> str:
+    """{61.2 to 61.9}: what missing samples could make of a value; empty where none is missing."""
+    return "" if cell.bounds is None else f"{{{percent(cell.bounds[0])} to {percent(cell.bounds[1])}}}"
+
+
 def p_text(p: float) -> str:
     """`p = 0.031`, `p = 0.0004`, `p < 0.0001`."""
     return "p < 0.0001" if p < 1e-4 else f"p = {rounded(p, 2 if p >= 0.1 else 3 if p >= 0.001 else 4)}"
@@ -61,7 +72,7 @@ def change(cell: Cell) -> str:
     """+2.1 [+0.7, +3.5] ▲; empty for the baseline."""
     if cell.paired is None:
         return ""
-    return f"{difference(cell.paired)} {ARROWS[cell.direction]}".rstrip()
+    return f"{difference(cell.paired)} {MARKS.get(cell.verdict or '', '')}".rstrip()
 
 
 def header(table: Table) -> str:
@@ -79,6 +90,4 @@ TESTS = {
 
 def covers(paired: PairedDifference) -> str:
     """What the marked test of a difference covers."""
-    if paired.test != "seeds-x-questions":
-        return "questions, samples"
-    return ("" if min(paired.seeds) >= SEEDS_NEEDED else "one side's ") + "seeds, questions, samples"
+    return "seeds, questions, samples" if paired.scope == METHODS else "questions, samples"

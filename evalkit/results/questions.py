@@ -26,7 +26,7 @@ class Questions:
     """Per-question figures of one run on one benchmark under one scoring, sorted by question id.
 
     ids [Q] str; subject [Q] str; level [Q] int (0: none); n, correct, format_ok, truncated [Q] counts;
-    pass_at_k, maj_at_k [Q, K] for k = 1..K, K the least n of the benchmark.
+    pass_at_k, maj_at_k [Q, K] for k = 1..K, K the largest n of a question; NaN where a question has fewer than k.
     """
 
     ids: NDArray[np.object_]
@@ -64,11 +64,11 @@ def load_questions(run: EvalRun, benchmark: str, scoring: str) -> Questions:
         raise UserError(f"{run.name}: {benchmark} was not evaluated")
     if len(parts) == 1:
         return parts[0]
-    least = min(part.pass_at_k.shape[1] for part in parts)
+    most = max(part.pass_at_k.shape[1] for part in parts)
     joined = {}
     for name in Questions.__dataclass_fields__:
         columns = [getattr(part, name) for part in parts]
-        joined[name] = np.concatenate([c[:, :least] if c.ndim == 2 else c for c in columns])
+        joined[name] = np.concatenate([_widened(c, most) if c.ndim == 2 else c for c in columns])
     whole = Questions(**joined)
     return whole.take(np.argsort(whole.ids))
 
@@ -123,27 +123,38 @@ class _File:
             raise UserError(f"{self.path}: no {scoring} scores of {benchmark}; write them again: gtpo eval --rescore")
         rows = rows[np.argsort(self.ids[rows])]
         counts = {name: column[rows] for name, column in self.counts.items()}
-        least = int(counts["n"].min())
-        if np.any(self.offsets[rows + 1] - self.offsets[rows] < least):
+        most = int(counts["n"].max())
+        if np.any(self.offsets[rows + 1] - self.offsets[rows] < counts["n"]):
             raise UserError(f"{self.path}: maj_at_k is shorter than n; write the file again: gtpo eval --rescore")
         codes, words = self.coded["subject"]
         return Questions(
             ids=self.ids[rows],
             subject=np.array([*words, ""], dtype=object)[codes[rows]],
             mean_tokens=self.tokens[rows],
-            pass_at_k=_pass_at_k(counts["n"], counts["correct"], least),
-            maj_at_k=self.maj_at_k[self.offsets[rows][:, None] + np.arange(least)],
+            pass_at_k=_pass_at_k(counts["n"], counts["correct"], most),
+            maj_at_k=self._maj_at_k(rows, counts["n"], most),
             **counts,
         )
 
+    def _maj_at_k(self, rows: NDArray[Any], n: NDArray[np.int32], most: int) -> NDArray[np.float64]:
+        places = self.offsets[rows][:, None] + np.arange(most)
+        if n.min() == most:
+            return self.maj_at_k[places]
+        there = np.arange(most) < n[:, None]
+        return np.where(there, self.maj_at_k[np.where(there, places, 0)], np.nan)
 
-def _pass_at_k(n: NDArray[np.int32], correct: NDArray[np.int32], least: int) -> NDArray[np.float64]:
-    """pass@k [Q, least] from the counts: the same table for all questions of one n, so it need not be read."""
-    out = np.empty((n.size, least))
+
+def _widened(values: NDArray[np.float64], most: int) -> NDArray[np.float64]:
+    return np.pad(values, ((0, 0), (0, most - values.shape[1])), constant_values=np.nan)
+
+
+def _pass_at_k(n: NDArray[np.int32], correct: NDArray[np.int32], most: int) -> NDArray[np.float64]:
+    """pass@k [Q, most] from the counts: the same table for all questions of one n, so it need not be read."""
+    out = np.full((n.size, most), np.nan)
     for samples in set(n.tolist()):
         rows = n == samples
         table = pass_at_all_k([samples] * (samples + 1), range(samples + 1))
-        out[rows] = table[correct[rows], :least]
+        out[rows, :samples] = table[correct[rows]]
     return out
 
 

@@ -8,6 +8,9 @@ from typing import Any
 
 from gtpo.evalkit.results.record import EvalRecord
 
+COLLAPSED = "collapsed"
+"""The status in run.json of a training whose policy collapsed."""
+
 
 @dataclass(frozen=True)
 class TrainRun:
@@ -30,7 +33,12 @@ class TrainRun:
     @property
     def complete(self) -> bool:
         """Return whether training reached its end."""
-        return self.document.get("status") == "finished"
+        return self.document.get("status") in ("finished", COLLAPSED)
+
+    @property
+    def collapsed(self) -> bool:
+        """Return whether training was seen to collapse."""
+        return self.document.get("status") == COLLAPSED
 
 
 @dataclass(frozen=True)

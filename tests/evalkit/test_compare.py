@@ -14,11 +14,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from forks import command_line
-from gtpo.evalkit.comparison.compare import ALPHA, Column, choose_ks, compare, holm_levels
+from gtpo.evalkit.comparison.compare import choose_ks, compare
+from gtpo.evalkit.comparison.scores import Column
+from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE
+from gtpo.evalkit.differences import METHODS, WEIGHTS, differences, holm, holm_factors, paired_difference
 from gtpo.evalkit.report.tables import as_rich
 from gtpo.evalkit.results.find import find_runs
 from gtpo.evalkit.results.questions import load_questions
-from gtpo.evalkit.statistics import differences, holm, mean_interval, paired_difference
+from gtpo.evalkit.statistics import mean_interval
 from run_folders import write_eval, write_train
 
 from gtpo.common.errors import UserError
@@ -39,6 +42,16 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for i, method in enumerate((None, "sft", "grpo", "gtpo")):
         name = f"demo-{method or 'base'}"
         write_eval(runs / name, skill=0.6 * i, seed=i, method=method, benchmarks=sizes, subjects=("sum", "product"))
+    return home
+
+
+@pytest.fixture(scope="module")
+def weights_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four models that were not trained here, on two benchmarks."""
+    home = tmp_path_factory.mktemp("weights")
+    for i in range(4):
+        write_eval(home / f"results/eval/model-{i}", skill=0.6 * i, seed=i, method=None,
+                   benchmarks={"arithmetic": 120, "hard": 30})  # fmt: skip
     return home
 
 
@@ -77,25 +90,28 @@ def test_tables_are_the_direct_calculation(home: Path) -> None:
             assert cell.primary == (column == Column("pass@k", 1))
             if cell.primary:
                 by_hand[name].append(wanted.p_value)
+                # Two trained methods of one seed each: shown, and nothing said. A model that was not trained: weights.
+                assert (cell.paired.scope, cell.paired.judged) == (WEIGHTS, name == "demo-base")
             else:
                 assert (cell.paired.low, cell.paired.high) == pytest.approx((wanted.low, wanted.high))
                 assert (cell.p_corrected, cell.direction) == (None, 0)
     for name, p in by_hand.items():
         corrected = [table.cells[name, Column("pass@k", 1)].p_corrected for table in found.tables]
-        assert corrected == pytest.approx(holm(p).tolist())
+        assert corrected == (pytest.approx(holm(p).tolist()) if name == "demo-base" else [None, None])
 
 
-def test_a_mark_implies_correction_and_interval(home: Path, tmp_path: Path) -> None:
-    """Marked exactly where the interval excludes 0, and only where the corrected p-value is at most 5 %.
+def test_a_mark_implies_correction_and_interval(weights_home: Path, tmp_path: Path) -> None:
+    """Weights: marked exactly where the interval excludes 0, and only where the corrected p-value is at most 5 %.
 
     The other way round does not hold: with few questions the interval may contain 0 where the exact test rejects.
     """
     for count in (6, 10):
         for i, skill in enumerate((-2.0, 0.0, 1.5, 4.0)):
-            write_eval(tmp_path / f"results/eval/{count}-{i}", skill=skill, seed=i, benchmarks={"few": count}, n=4)
+            write_eval(tmp_path / f"results/eval/{count}-{i}", skill=skill, seed=i, benchmarks={"few": count}, n=4,
+                       method=None)  # fmt: skip
     marked, unmarked = 0, 0
     for where, names in (
-        (home, ("demo-base", "demo-sft", "demo-grpo", "demo-gtpo")),
+        (weights_home, tuple(f"model-{i}" for i in range(4))),
         (tmp_path, tuple(f"6-{i}" for i in range(4))),
         (tmp_path, tuple(f"10-{i}" for i in range(4))),
     ):
@@ -108,17 +124,31 @@ def test_a_mark_implies_correction_and_interval(home: Path, tmp_path: Path) -> N
                     assert cell.paired.level >= 1 - ALPHA
                     if cell.direction:
                         assert cell.p_corrected <= ALPHA
+                        assert cell.verdict in (BETTER, WORSE)
                         marked += 1
                     unmarked += cell.direction == 0 and cell.p_corrected <= ALPHA
     assert marked > 5
     assert unmarked > 0, "no case in which test and interval part: the legend could say less"
 
 
+def test_methods_of_one_seed_are_never_marked(home: Path) -> None:
+    """However large the difference: it may be the seed's. The interval is that of questions and samples."""
+    names = ("demo-sft", "demo-grpo", "demo-gtpo")
+    for baseline in names:
+        found = compared(home, *names, baseline=baseline, margin=0.5)
+        cells = [c for t in found.tables for c in t.cells.values() if c.primary]
+        assert {(c.verdict, c.direction, c.p_corrected) for c in cells} == {(UNDECIDED, 0, None)}
+        assert any(not c.paired.low <= 0 <= c.paired.high for c in cells if c.paired)
+        assert {best for t in found.tables for best in t.best.values()} == {(None, None)}
+        assert any("comparisons of weights, not of methods" in note for note in found.notes)
+        assert all(c.plan is not None and c.plan.of_training is None for c in cells)
+
+
 def test_holm_levels_reject_where_holm_rejects() -> None:
     rng = np.random.default_rng(20261121)
     for _ in range(500):
         p = rng.beta(0.4, 4, size=rng.integers(1, 7))
-        levels = holm_levels(p)
+        levels = 1 - ALPHA / holm_factors(p)
         assert np.array_equal(p <= (1 - levels) * (1 + 1e-9), holm(p) <= ALPHA)
         assert np.all(levels <= 1 - ALPHA / p.size + 1e-12)
         assert np.all(levels >= 1 - ALPHA - 1e-12)
@@ -148,11 +178,14 @@ def test_means_are_those_of_eval_json(home: Path) -> None:
 
 def test_equal_runs_are_never_emphasised(tmp_path: Path) -> None:
     for i in range(2):
-        write_eval(tmp_path / f"twin-{i}", seed=5)
+        write_eval(tmp_path / f"twin-{i}", seed=5, method=None)
     runs, trains, _ = find_runs([str(tmp_path / f"twin-{i}") for i in range(2)])
     (table,) = compare(runs, trains).tables
     assert {cell.direction for cell in table.cells.values()} == {0}
     assert {cell.p_corrected for cell in table.cells.values()} == {None, 1.0}
+    assert table.cells["twin-1", Column("pass@k", 1)].verdict == UNDECIDED
+    (table,) = compare(runs, trains, margin=0.05).tables
+    assert table.cells["twin-1", Column("pass@k", 1)].verdict == EQUIVALENT
     assert table.best[Column("pass@k", 1)] == (None, None)
 
 
@@ -172,17 +205,19 @@ def test_default_baseline_is_stated(home: Path) -> None:
     assert "exactly where" not in said
 
 
-def test_table_shows_emphasis_only_where_significant(home: Path) -> None:
-    found = compared(home, "demo-base", "demo-grpo", "demo-gtpo")
-    ran = gtpo("compare", "demo-base", "demo-grpo", "demo-gtpo", cwd=home)
+def test_table_shows_emphasis_only_where_significant(weights_home: Path) -> None:
+    names = ("model-0", "model-1", "model-3")
+    found = compared(weights_home, *names)
+    ran = gtpo("compare", *names, cwd=weights_home)
     assert ran.returncode == 0, ran.stderr
     directions = [cell.direction for table in found.tables for cell in table.cells.values()]
     body = ran.stdout.split("Percent, scoring")[0]
     assert body.count("▲") == directions.count(1) > 0
-    assert body.count("▼") == directions.count(-1) > 0
+    assert body.count("▼") == directions.count(-1)
     assert 0 in directions
     assert "exploratory: nothing is marked" in body
-    details = gtpo("compare", "demo-base", "demo-grpo", "demo-gtpo", "--details", cwd=home).stdout
+    assert "model-3 (these weights) is better than model-0 on arithmetic by" in body
+    details = gtpo("compare", *names, "--details", cwd=weights_home).stdout
     assert "detectable" in details
     assert "pass@4" in details
 
@@ -214,7 +249,7 @@ def test_formats_agree(home: Path) -> None:
         assert float(row["mean"]) == record["mean"]
         assert (row["p"] == "") == (record["p"] is None) == (record["method"] == "demo-grpo")
     one = next(r for r in document["records"] if (r["method"], r["metric"], r["k"]) == ("demo-gtpo", "pass@k", 1))
-    assert (one["significant"], one["family"]) == (True, "primary")
+    assert (one["verdict"], one["significant"], one["family"]) == (UNDECIDED, False, "primary")
     assert f"{100 * one['mean']:.1f}" in out["markdown"]
     assert f"{100 * one['mean']:.1f}" in out["latex"]
     assert out["latex"].count(r"\toprule") == out["latex"].count(r"\bottomrule") == 2 + 2
@@ -299,7 +334,7 @@ def test_seeds_are_one_method(seeds_home: Path) -> None:
         ("grpo", list("01234")), ("gtpo", list("01234"))
     ]  # fmt: skip
     assert document["baseline"] == "grpo"
-    assert not any("training variance" in note for note in document["notes"])
+    assert not any("of weights, not of methods" in note for note in document["notes"])
     scores = {}
     for name in ALL:
         rows = pq.read_table(seeds_home / f"results/eval/{name}-eval/questions.parquet").to_pylist()
@@ -326,8 +361,63 @@ def test_seeds_are_one_method(seeds_home: Path) -> None:
 
 def test_one_seed_is_said_not_to_cover_training(seeds_home: Path) -> None:
     out = gtpo("compare", "grpo-s0", "gtpo-s0", "base", "--baseline", "grpo", cwd=seeds_home).stdout
-    assert "training variance is not covered for grpo-s0 (1 seed), gtpo-s0 (1 seed)" in " ".join(out.split())
-    assert "base (1 seed)" not in out
+    assert "another training seed of grpo-s0, gtpo-s0 could come out otherwise" in " ".join(out.split())
+    assert "gtpo-s0 against grpo-s0 is undecided on arithmetic" in " ".join(out.split())
+    assert "base (these weights) is worse than grpo-s0 on arithmetic by" in " ".join(out.split())
+
+
+def test_seeds_of_other_methods_lend_their_variance(seeds_home: Path) -> None:
+    """One seed of one method against five of another is judged, and by a wider interval than these weights alone."""
+    runs, trains, _ = find_runs([str(seeds_home / f"results/eval/{n}-eval") for n in (*ALL[:5], "gtpo-s0")])
+    alone = list(find_runs([str(seeds_home / f"results/eval/{n}-eval") for n in ("grpo-s0", "gtpo-s0")])[:2])
+    lent, weights = (
+        next(c.paired for (name, _), c in compare(*found).tables[0].cells.items() if c.primary and c.paired)
+        for found in ((runs, trains), alone)
+    )
+    assert lent is not None
+    assert weights is not None
+    assert (lent.scope, lent.judged, lent.seeds) == (METHODS, True, (1, 5))
+    assert (weights.scope, weights.judged) == (WEIGHTS, False)
+    assert lent.high - lent.low > 1.3 * (weights.high - weights.low)
+
+
+def test_a_missing_seed_keeps_the_others_paired(seeds_home: Path) -> None:
+    def width(*names: str) -> tuple[float, list[str]]:
+        runs, trains, _ = find_runs([str(seeds_home / f"results/eval/{name}-eval") for name in names])
+        (table, _) = compare(runs, trains).tables
+        found = table.cells["gtpo", Column("pass@k", 1)].paired
+        assert found is not None
+        assert found.seeds_paired
+        return found.high - found.low, table.notes
+
+    four, _ = width(*(n for n in ALL if not n.endswith("s4")))
+    dropped, notes = width(*ALL[:-1])
+    assert dropped == four  # the fifth seed of the other method neither widens nor narrows it
+    assert any("grpo seed 4" in note and "left out of the difference" in note for note in notes)
+
+
+def test_plan_says_what_a_difference_takes(seeds_home: Path) -> None:
+    ran = gtpo("compare", *ALL, "--plan", "--difference", "5", "--format", "json", cwd=seeds_home)
+    document = json.loads(ran.stdout)
+    assert document["difference"] == 0.05
+    (plans, _) = (entry["plans"] for entry in document["benchmarks"])
+    by = {(row["questions"], row["samples"]): row["seeds"] or 10**6 for row in plans}
+    assert by[5000, 64] <= by[300, 64] <= by[300, 1]
+    assert by[5000, 64] >= 3
+    text = " ".join(gtpo("compare", *ALL, "--plan", cwd=seeds_home).stdout.split())
+    assert "seeds of each method that find 2 points of pass@1 with 80 % power" in text
+    assert "40 (this one)" in text
+    assert_refused(gtpo("compare", *ALL, "--difference", "5", cwd=seeds_home), "--difference says what --plan plans")
+    assert_refused(gtpo("compare", *ALL, "--margin", "0", cwd=seeds_home), "--margin 0", "between 0 and 100")
+
+
+def test_a_collapsed_run_is_shown_as_such(tmp_path: Path) -> None:
+    seeded(tmp_path, "gtpo", range(2), skill=0.0)
+    place = tmp_path / "results/train/gtpo-s1/run.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"status": "collapsed"}))
+    out = " ".join(gtpo("compare", "gtpo-s0", "gtpo-s1", cwd=tmp_path).stdout.split())
+    assert "gtpo: 1 of 2 training runs collapsed (gtpo-s1)" in out
+    assert "gtpo · 2 seeds · 1 collapsed" in out
 
 
 def test_other_settings_are_never_merged_in_silence(seeds_home: Path) -> None:
@@ -513,9 +603,30 @@ def test_unscored_samples_are_named_with_their_counts(tmp_path: Path) -> None:
     ran = gtpo("compare", tmp_path / "one", tmp_path / "two", "--format", "csv", cwd=tmp_path)
     assert f"note: arithmetic: {note}" in ran.stderr
     runs, trains, _ = find_runs([str(tmp_path / "one"), str(tmp_path / "three")])
-    (table,) = compare(runs, trains, allow_mismatch=True).tables
+    (table,) = compare(runs, trains).tables
     assert any("three: 8 of 80 samples" in text and "1 question without a scored sample is left out" in text
                for text in table.notes)  # fmt: skip
+    assert table.questions == 9
+    assert any("compared on the 9 questions of which every run has a scored sample" in text for text in table.notes)
+
+
+def test_missing_samples_leave_bounds_and_every_k(tmp_path: Path) -> None:
+    """One failed sample costs its question the largest k, nothing else; the figures say what it could have changed."""
+    write_eval(tmp_path / "one", benchmarks={"arithmetic": 10}, method="grpo", failed=((3, 7),))
+    write_eval(tmp_path / "two", benchmarks={"arithmetic": 10}, skill=1)
+    runs, trains, _ = find_runs([str(tmp_path / "one"), str(tmp_path / "two")])
+    (table,) = compare(runs, trains, ks=[1, 8]).tables
+    assert (table.samples, table.questions) == (8, 10)
+    cells = {(name, column.label): cell for (name, column), cell in table.cells.items()}
+    assert cells["two", "pass@1"].paired.questions == 10
+    assert cells["two", "pass@8"].paired.questions == cells["two", "maj@8"].paired.questions == 9
+    low, high = cells["one", "pass@1"].bounds
+    assert 0 < high - low <= 1 / 80 + 1e-12
+    assert low <= cells["one", "pass@1"].value.mean <= high + 1e-3
+    assert cells["two", "pass@1"].bounds is None
+    assert any("1 of 10 questions have fewer than 8 scored samples" in note for note in table.notes)
+    out = " ".join(gtpo("compare", tmp_path / "one", tmp_path / "two", cwd=tmp_path).stdout.split())
+    assert "if every missing sample were wrong, and if it were right" in out
 
 
 def test_other_questions(tmp_path: Path) -> None:

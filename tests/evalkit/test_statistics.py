@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gtpo.evalkit.differences import WEIGHTS, differences, holm, paired_difference
 from gtpo.evalkit.permutation import regroup_p, sign_flip_p
 from gtpo.evalkit.score_interval import Student
-from gtpo.evalkit.statistics import differences, holm, mean_interval, method_mean, paired_difference
+from gtpo.evalkit.statistics import mean_interval, method_mean
+from gtpo.evalkit.training_variance import borrowed, seed_variance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -397,12 +399,80 @@ def test_more_seeds_than_can_be_enumerated_still_depend_on_themselves_alone() ->
     )
 
 
-def test_two_seeds_are_too_few_to_cover_training() -> None:
-    scores = np.random.default_rng(SEED).random((2, 2, 30))
-    (got,) = differences(scores[:1], scores[1:])
-    assert got.test == "sign-flip"
-    assert got.p_seeds is not None
-    assert got.extra == 0
+def test_too_few_seeds_are_shown_and_not_judged() -> None:
+    """Two against two: an interval from two degrees of freedom, and no verdict; the same borrowed from others."""
+    rng = np.random.default_rng(SEED)
+    scores = rng.random((2, 2, 30))
+    (got,) = differences(scores[:1], scores[1:] * 0.1)
+    assert (got.test, got.judged, got.shown) == ("seeds-x-questions", False, 0)
+    pool = borrowed([seed_variance(rng.random((1, 4, 30))) for _ in range(2)])
+    (lent,) = differences(scores[:1], scores[1:] * 0.1, pool=pool)
+    assert (lent.judged, lent.shown) == (True, 1)
+    (weights,) = differences(scores[:1, :1], scores[1:, :1] * 0.1, trained=(False, False))
+    assert (weights.test, weights.scope, weights.judged) == ("sign-flip", WEIGHTS, True)
+    (one_each,) = differences(scores[:1, :1], scores[1:, :1] * 0.1)
+    assert (one_each.scope, one_each.judged, one_each.shown) == (WEIGHTS, False, 0)
+    assert (one_each.low, one_each.high) == (weights.low, weights.high)
+
+
+def test_variances_are_pooled_unless_they_differ() -> None:
+    """Bartlett's test is SciPy's; where it rejects, the largest variance stands for all."""
+    rng = np.random.default_rng(SEED)
+    sets = [rng.random((1, seeds, 20)) + scale * rng.normal(size=(1, seeds, 1))
+            for seeds, scale in ((4, 0.1), (6, 0.12), (3, 0.11))]  # fmt: skip
+    parts = [seed_variance(x) for x in sets]
+    means = [x[0].mean(axis=1) for x in sets]
+    assert stats.bartlett(*means).pvalue > 0.05
+    pool = borrowed(parts)
+    assert pool is not None
+    assert (pool.freedom[0], pool.total) == (10, 10)
+    assert pool.between[0] == pytest.approx(sum((m.size - 1) * m.var(ddof=1) for m in means) / 10)
+    wild = rng.random((1, 5, 20)) + 2 * rng.normal(size=(1, 5, 1))
+    assert stats.bartlett(*means, wild[0].mean(axis=1)).pvalue < 0.05
+    pool = borrowed([*parts, seed_variance(wild)])
+    assert pool is not None
+    assert (pool.between[0], pool.freedom[0], pool.total) == (pytest.approx(wild[0].mean(axis=1).var(ddof=1)), 4, 14)
+    assert borrowed([]) is None
+
+
+def test_two_estimates_of_training_must_agree() -> None:
+    """Three runs that came out alike against ten of which half collapsed: the pooled variance keeps the mark away."""
+    rng = np.random.default_rng(SEED)
+    a = 0.8 + 0.01 * rng.normal(size=(1, 3, 50))
+    b = np.where(np.arange(10)[:, None] < 5, 0.8, 0.2) + 0.01 * rng.normal(size=(1, 10, 50))
+    (got,) = differences(a, b)
+    assert len(got.references) == 2
+    ends = [[float(x) for x in got.fit.bounds(r.student.quantile(0.975), r.extra)] for r in got.references]
+    low, high = zip(*ends, strict=True)
+    assert (got.low, got.high) == pytest.approx((min(low), max(high)))
+    p = [float(r.student.p_value(got.fit.statistic(np.array(0.0), r.extra))) for r in got.references]
+    assert got.p_value == pytest.approx(max(p))
+    assert min(p) < 0.05 < max(p)
+
+
+def test_equivalence_is_two_one_sided_tests() -> None:
+    """Rejected at 5 % exactly where the 90 % interval lies within the margin; and never for certain."""
+    rng = np.random.default_rng(SEED)
+    found = 0
+    for _ in range(60):
+        a = rng.binomial(8, rng.random((1, 1, 60)), size=(1, 4, 60)) / 8
+        b = np.clip(a + 0.02 * rng.normal(size=(1, 4, 60)) + rng.choice([0, 0.05]), 0, 1)
+        (got,) = differences(a, b, exact_too=False)
+        wide = got.at_level(0.9)
+        inside = wide.low > -0.05 and wide.high < 0.05
+        assert (got.equivalence_p(0.05) < 0.05) == inside
+        found += inside
+    assert 5 < found < 55
+    (same,) = differences(a[:, :1], a[:, :1], trained=(False, False))
+    assert same.equivalence_p(0.2) < 0.05 < same.equivalence_p(0.005)
+
+
+def test_a_margin_joins_the_family() -> None:
+    """At most one hypothesis of a comparison is true: a step counts the comparisons that are still open."""
+    p = [0.001, 0.04, 0.9, 0.012]
+    assert holm(p, [0, 1, 0, 1]) == pytest.approx([0.002, 0.08, 0.9, 0.024])
+    assert holm([0.01, 0.02, 0.03, 0.04], [0, 0, 1, 1]) == pytest.approx([0.02, 0.04, 0.04, 0.04])
+    assert holm(p[:2]) == pytest.approx([0.002, 0.04])
 
 
 def test_method_mean_covers_seeds_and_keeps_a_width() -> None:
