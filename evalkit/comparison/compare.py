@@ -87,8 +87,12 @@ class Comparison:
 
     @property
     def all_notes(self) -> list[str]:
-        """The notes, and those of each benchmark under its name."""
-        return [*self.notes, *(f"{table.benchmark}: {note}" for table in self.benchmarks for note in table.notes)]
+        """The notes, and those of benchmarks under their names."""
+        where: dict[str, list[str]] = {}
+        for table in self.benchmarks:
+            for note in table.notes:
+                where.setdefault(note, []).append(table.benchmark)
+        return [*self.notes, *(f"{', '.join(names)}: {note}" for note, names in where.items())]
 
     def average(self, method: str, column: Column) -> tuple[float, float | None] | None:
         """(mean over the benchmarks, its standard deviation over seeds or None); None where one is missing."""

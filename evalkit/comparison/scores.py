@@ -72,8 +72,8 @@ def pairing_note(a: Method, b: Method, benchmark: str) -> str | None:
     if not left:
         return None
     return (
-        f"{a.name} against {b.name}: the {len(pair[0])} seeds that both trained are compared; {' and '.join(left)} "
-        + ("stands alone and is left out of the difference")
+        f"{a.name} against {b.name}: the {len(pair[0])} seeds that both trained are compared, without "
+        f"{' and '.join(left)}"
     )
 
 

@@ -139,7 +139,7 @@ def payload(comparison: Comparison, *, samples_bytes: int) -> tuple[dict[str, An
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "scoring": comparison.scoring,
         "settings": {k: visible(str(v)) for k, v in comparison.shared_settings.items() if v is not None},
-        "notes": [visible(note) for note in comparison.notes],
+        "notes": [visible(note) for note in comparison.all_notes],
         "legend": legend(comparison) if tables else [],
         "baseline": comparison.baseline,
         "baseline_reason": comparison.baseline_reason,

@@ -393,7 +393,7 @@ def test_a_missing_seed_keeps_the_others_paired(seeds_home: Path) -> None:
     four, _ = width(*(n for n in ALL if not n.endswith("s4")))
     dropped, notes = width(*ALL[:-1])
     assert dropped == four  # the fifth seed of the other method neither widens nor narrows it
-    assert any("grpo seed 4" in note and "left out of the difference" in note for note in notes)
+    assert any("the 4 seeds that both trained are compared, without grpo seed 4" in note for note in notes)
 
 
 def test_plan_says_what_a_difference_takes(seeds_home: Path) -> None:

@@ -12,15 +12,17 @@ function keyColumns(table) {
 }
 const rank = (table, i) => { const at = data.metrics.indexOf(table.columns[i][2]); return at < 0 ? 10 + i : at; };
 const primary = (table) => table.columns.findIndex((c) => c[2] === data.metrics[0]);
-const kindOf = (d) => (d.shown > 0 ? "good" : d.shown < 0 ? "bad" : "none");
-const arrow = (d) => (d.shown > 0 ? "\u00a0▲" : d.shown < 0 ? "\u00a0▼" : "");
+const MARK = { better: "▲", worse: "▼", equivalent: "≈", undecided: "?" };
+const ORDER = Object.keys(MARK);
+const kindOf = (d) => ({ better: "good", worse: "bad", equivalent: "equal" })[d.verdict] || "none";
+const arrow = (d) => (d.verdict && d.verdict !== "undecided" ? `\u00a0${MARK[d.verdict]}` : "");
 const shownP = (d) => (d.holm === null ? pText(d.p) : pText(d.holm));
 
 function valueCell(table, name, i) {
-  const [mean, low, high, sd] = table.cells[name][i];
+  const [mean, low, high, sd, , bounds] = table.cells[name][i];
   const [best, second] = table.best[table.columns[i][2]] || [];
   return [el("span", { class: `v ${name === best ? "best" : name === second ? "second" : ""}` }, percent(mean)), sd === null ? null : el("span", { class: "soft" }, ` ±${percent(sd)}`),
-    el("small", {}, `${percent(low)} to ${percent(high)}`)];
+    el("small", {}, `${percent(low)} to ${percent(high)}`), bounds && el("small", {}, `missing samples: ${percent(bounds[0])} to ${percent(bounds[1])}`)];
 }
 function changeText(d) {
   return d && el("span", { class: `d ${kindOf(d)}` }, `${signed(d.d)}${arrow(d)}`, el("small", {}, `${signed(d.low)} to ${signed(d.high)}`), el("small", {}, shownP(d)));
@@ -29,7 +31,6 @@ function changeText(d) {
 function paperTable(metric) {
   const tables = data.benchmarks.filter((t) => !t.group);
   const average = tables.length > 1;
-  const role = metric === data.metrics[0] ? "primary metric" : "exploratory: nothing is marked";
   const rows = data.methods.map((m) => {
     const cells = tables.map((table) => {
       const i = table.columns.findIndex((c) => c[2] === metric);
@@ -41,58 +42,57 @@ function paperTable(metric) {
       cells, average ? el("td", {}, mean ? el("span", { class: "v" }, percent(mean[0])) : "–", mean && mean[1] !== null ? el("span", { class: "soft" }, ` ±${percent(mean[1])}`) : null) : null);
   });
   return el("div", { class: "scroll" }, el("table", { class: "numbers paper" },
-    el("caption", {}, `${metric}, % (${role})`),
     el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "method"), tables.map((t) => el("th", { scope: "col" }, t.name, el("small", {}, plural(t.questions, "question")))), average ? el("th", { scope: "col" }, "average") : null)),
     el("tbody", {}, rows)));
 }
 
-/** One line per method: what it is against the baseline, by how much, and how sure. */
-function headline(table) {
-  const found = versus(table);
-  if (!found) return el("p", { class: "headline" }, table.methods.length > 1 ? "No baseline here, so no differences." : "One method: nothing to compare with.");
-  const column = primary(table);
-  const lines = table.methods.filter((name) => found[name]?.[column]).map((name) => [name, found[name][column]]);
-  lines.sort(([, a], [, b]) => b.shown - a.shown || b.d - a.d);
-  return el("ul", { class: "headline" }, lines.map(([name, d]) => {
-    const range = `interval ${signed(d.low)} to ${signed(d.high)}`;
-    const small = (text) => el("span", { class: "soft" }, text);
-    return el("li", { class: kindOf(d) }, d.shown
-      ? [el("b", {}, `${label(name)} is ${d.shown > 0 ? "better" : "worse"}`), ` than ${label(state.baseline)} by `, el("b", {}, `${percent(Math.abs(d.d))}\u00a0points`), small(` of ${data.metrics[0]} (${range}, ${shownP(d)})`)]
-      : [el("b", {}, `${label(name)}: no difference`), ` to ${label(state.baseline)} shown in ${data.metrics[0]}`, small(` (${signed(d.d)}, ${range}, ${shownP(d)}); a difference under about ${percent(d.detect)}\u00a0points stays hidden here`)],
-      small(`. Covers ${d.covers}${d.ps === null ? "" : `; over seeds alone ${pText(d.ps)}, at best ${pText(d.psmin).slice(4)}`}.`));
-  }));
+/** Every verdict as a sentence, what is shown first; of many undecided ones the rest is folded. */
+function headline(tables) {
+  const found = tables.flatMap((table) => Object.values(versus(table) || {}).map((row) => row[primary(table)])).filter((d) => d?.said);
+  if (!found.length) return el("p", { class: "headline" }, tables.some((t) => t.methods.length > 1) ? "No baseline here, so no differences." : "One method: nothing to compare with.");
+  found.sort((a, b) => ORDER.indexOf(a.verdict) - ORDER.indexOf(b.verdict) || b.d - a.d);
+  const line = (d) => el("li", { class: `${kindOf(d)} ${d.verdict}` }, el("b", {}, d.said[0]), " ", el("span", { class: "soft" }, d.said[1]));
+  const shown = innerWidth > 760 ? Math.max(8, found.filter((d) => d.verdict !== "undecided").length) : 6;
+  const rest = found.slice(shown);
+  return el("div", {}, el("ul", { class: "headline" }, found.slice(0, shown).map(line)),
+    rest.length ? el("details", { class: "screenonly" }, el("summary", { class: "soft" }, `${rest.length} more${rest.every((d) => d.verdict === "undecided") ? ", undecided" : ""}`), el("ul", { class: "headline" }, rest.map(line))) : null);
 }
 
-function forest(table) {
-  const found = versus(table);
-  if (!found) return null;
-  const columns = keyColumns(table);
-  const others = table.methods.filter((name) => name !== state.baseline);
-  const rows = others.flatMap((name) => columns.map((c) => found[name]?.[c])).filter(Boolean);
+/** Differences with their intervals: a row per method, a column per benchmark or metric; one scale for all of them. */
+function forest(names, columns) {
+  const rows = names.flatMap((name) => columns.map((c) => c.of(name))).filter(Boolean);
   if (!rows.length) return null;
-  // One scale for the whole card, so that lengths compare across columns; zero is always in it.
-  const zone = Math.min(0.25, Math.max(...rows.map((d) => d.detect)));
-  const left = Math.min(-0.005, -zone * 0.6, ...rows.map((d) => d.low)) * 1.08, right = Math.max(0.005, zone * 0.6, ...rows.map((d) => d.high)) * 1.08;
+  const zone = data.margin ?? Math.min(0.25, Math.max(...rows.map((d) => d.detect)));
+  const left = Math.min(-0.005, -zone * 0.6, -(data.margin ?? 0) * 1.2, ...rows.map((d) => d.low)) * 1.08;
+  const right = Math.max(0.005, zone * 0.6, (data.margin ?? 0) * 1.2, ...rows.map((d) => d.high)) * 1.08;
   const at = (v) => (100 * (Math.min(right, Math.max(left, v)) - left)) / (right - left);
   const x = (v) => `${at(v).toFixed(2)}%`;
   const cell = (name, c) => {
-    const d = found[name]?.[c];
-    if (!d) return el("td", { "data-label": table.columns[c][2] });
+    const d = c.of(name);
+    if (!d) return el("td", { "data-label": c.head });
+    const field = data.margin ?? d.detect;
+    const edge = (v) => svg("line", { class: "margin", x1: x(v), x2: x(v), y1: 1, y2: 25 });
     const plot = svg("svg", { class: colour(name), "aria-hidden": true },
-      svg("rect", { class: "zone", x: x(-d.detect), width: `${(at(d.detect) - at(-d.detect)).toFixed(2)}%`, y: 3, height: 20, rx: 3 }),
+      svg("rect", { class: "zone", x: x(-field), width: `${(at(field) - at(-field)).toFixed(2)}%`, y: 3, height: 20, rx: data.margin ? 0 : 3 }),
+      data.margin ? [edge(-field), edge(field)] : null,
       svg("line", { class: "zero", x1: x(0), x2: x(0), y1: 0, y2: 26 }),
       svg("line", { class: "whisker", x1: x(d.low), x2: x(d.high), y1: 13, y2: 13 }),
-      svg("circle", { class: d.shown ? "dot" : "dot open", cx: x(d.d), cy: 13, r: 5 }));
-    const value = el("span", { class: `value ${kindOf(d)}` }, `${signed(d.d)}${arrow(d)}`, el("small", {}, shownP(d)));
-    return tipped(el("td", { "data-label": table.columns[c][2], tabindex: 0 }, el("div", { class: "row" }, plot, value)), table, name, c);
+      svg("circle", { class: d.verdict && d.verdict !== "undecided" ? "dot" : "dot open", cx: x(d.d), cy: 13, r: 5 }));
+    const value = el("span", { class: `value ${kindOf(d)}` }, `${signed(d.d)}${arrow(d)}`, el("small", {}, d.verdict || shownP(d)));
+    return tipped(el("td", { "data-label": c.head, tabindex: 0 }, el("div", { class: "row" }, plot, value)), c.table, name, c.i);
   };
   const axis = () => svg("svg", { class: "axis", "aria-hidden": true }, ticks(100 * left, 100 * right, 3).map((t) => [
     svg("line", { x1: x(t / 100), x2: x(t / 100), y1: 0, y2: 4 }), svg("text", { x: x(t / 100), y: 16, "text-anchor": "middle" }, signed(t / 100, 0))]).flat());
   return el("table", { class: "forest" },
-    el("thead", {}, el("tr", {}, el("th", {}, `points against ${label(state.baseline)}`), columns.map((c) => el("th", { scope: "col" }, table.columns[c][2], table.columns[c][2] === data.metrics[0] ? null : el("small", {}, " exploratory"))))),
-    el("tbody", {}, others.map((name) => el("tr", {}, el("th", { scope: "row" }, swatch(name), label(name)), columns.map((c) => cell(name, c))))),
+    el("thead", {}, el("tr", {}, el("th", {}, `points against ${label(state.baseline)}`), columns.map((c) => el("th", { scope: "col" }, c.head, el("small", {}, ` ${c.note}`))))),
+    el("tbody", {}, names.filter((name) => columns.some((c) => c.of(name))).map((name) => el("tr", {}, el("th", { scope: "row" }, swatch(name), label(name)), columns.map((c) => cell(name, c))))),
     el("tfoot", {}, el("tr", {}, el("td", {}), columns.map(() => el("td", {}, el("div", { class: "row" }, axis(), el("span", { class: "value" })))))));
 }
+const others = () => data.methods.map((m) => m.name).filter((name) => name !== state.baseline);
+/** The primary metric on every benchmark. */
+const primaryForest = (tables) => forest(others(), tables.map((table) => ({ head: table.name, note: data.metrics[0], table, i: primary(table), of: (name) => versus(table)?.[name]?.[primary(table)] })));
+/** The other metrics of one benchmark. */
+const otherForest = (table) => forest(others(), keyColumns(table).filter((i) => i !== primary(table)).map((i) => ({ head: table.columns[i][2], note: "exploratory", table, i, of: (name) => versus(table)?.[name]?.[i] })));
 
 /** Everything about one cell, on hover and on focus. */
 function tipped(node, table, name, c) {
@@ -106,7 +106,8 @@ function tipped(node, table, name, c) {
       if (d.holm !== null) rows.push(["Holm-corrected", pText(d.holm)]);
       rows.push(["uncorrected", pText(d.p)], ["test", d.test], ["covers", d.covers], ["over questions", pText(d.pq)]);
       if (d.ps !== null) rows.push(["over seeds", `${pText(d.ps)} (at best ${pText(d.psmin).slice(4)})`]);
-      rows.push(["detectable", `±${percent(d.detect)}`], ["", d.holm === null ? "exploratory" : d.shown ? "shown after correction" : "no difference shown"]);
+      if (d.pe !== null) rows.push(["equivalent, corrected", pText(d.pe)]);
+      rows.push(["detectable", `±${percent(d.detect)}`], ["", d.verdict || "exploratory"]);
     }
     const box = node.getBoundingClientRect();
     showTip(event.clientX || box.left + 20, event.clientY || box.bottom, `${label(name)}, ${table.columns[c][2]}`, rows);
@@ -127,15 +128,18 @@ function drawAnswer() {
     el("span", { class: "soft" }, state.baseline === data.baseline ? data.baseline_reason : ""));
   }
   const exports = block("exports");
-  controls.append(el("span", { class: "spread" }), ...Object.keys(exports).map((name) => copyButton(`Copy ${name}`, () => exports[name])),
-    saveButton("Save CSV", "gtpo-compare.csv", () => exports.CSV), copyButton("Copy link", () => location.href));
-  root.append(controls, el("div", { class: "card" }, data.metrics.map(paperTable)));
-  tables.forEach((table, i) => {
-    root.append(el("details", { class: "card", open: i === 0 || innerWidth > 760 },
-      el("summary", {}, el("h3", {}, table.name), el("span", { class: "soft small" }, `${plural(table.questions, "question")}, ${plural(table.samples, "sample")} each, scoring ${data.scoring}`)),
-      table.notes.map((note) => el("p", { class: "note" }, note)),
-      headline(table), forest(table),
-      versus(table) && el("p", { class: "soft small" }, `Dot: difference, filled where it is shown. Line: its interval, paired by question. Grey field: differences too small for these questions to show with 80 % power. Marked: ${data.metrics[0]} only, where p <= 0.05 after Holm's correction over the benchmarks and the interval excludes 0.`)));
-  });
+  const field = data.margin === null ? "Grey field: differences too small for this design to show with 80 % power." : `Field: the margin of equivalence, ±${percent(data.margin)} points.`;
+    root.append(headline(tables),
+    versus(tables[0]) ? el("div", { class: "card" }, el("h3", {}, `${data.metrics[0]}: differences to ${label(state.baseline)}`), primaryForest(tables),
+      el("p", { class: "soft small" }, `Dot: difference, filled where a verdict is shown. Line: its interval. ${field}`)) : "",
+    controls,
+    ...data.metrics.map((metric, i) => el("details", { class: "card", open: i === 0 || innerWidth > 760 }, el("summary", {}, el("h3", {}, `${metric}, %`), el("span", { class: "soft small" }, i === 0 ? "primary metric" : "exploratory: nothing is marked")), paperTable(metric))));
+  const more = tables.map((table) => [table, otherForest(table)]).filter(([, plot]) => plot);
+  if (more.length) {
+    root.append(el("details", { class: "card screenonly" }, el("summary", {}, el("h3", {}, "Other metrics"), el("span", { class: "soft small" }, "exploratory: nothing is marked")),
+      more.map(([table, plot]) => [el("h3", {}, table.name), plot])));
+  }
+  root.append(el("div", { class: "controls" }, ...Object.keys(exports).map((name) => copyButton(`Copy ${name}`, () => exports[name])),
+      saveButton("Save CSV", "gtpo-compare.csv", () => exports.CSV), copyButton("Copy link", () => location.href)));
 }
 on("baseline", drawAnswer);

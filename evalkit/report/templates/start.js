@@ -9,14 +9,14 @@ function drawHeader() {
         if (!state.hidden.delete(name)) state.hidden.add(name);
         chip.setAttribute("aria-pressed", String(!state.hidden.has(name)));
         changed("hidden");
-      } }, el("i", {}), m.label, count > 1 ? el("em", {}, seedsText(count)) : null, name === data.baseline ? el("em", {}, "baseline") : null);
+      } }, el("i", {}), m.label, count > 1 ? el("em", {}, seedsText(count)) : null, m.collapsed ? el("em", { class: "lost" }, `${m.collapsed} collapsed`) : null, name === data.baseline ? el("em", {}, "baseline") : null);
     row.append(chip);
   }
   byId("notes").append(...data.notes.map((note) => el("p", { class: "note" }, note)));
   const settings = Object.entries(data.settings).map(([key, value]) => `${key}: ${value === "" ? "none" : value}`);
   const seeds = data.methods.filter((m) => m.runs.length > 1).map((m) => `${m.label}: ${m.runs.map(([run, seed]) => `${run}${seed ? ` (seed ${seed})` : ""}`).join(", ")}`);
-  byId("legend").append(...data.legend.map((line) => el("p", {}, line)), ...(seeds.length ? [el("p", {}, `Training seeds: ${seeds.join("; ")}.`)] : []),
-    settings.length ? el("p", {}, `All runs share ${settings.join("; ")}.`) : "", el("p", { class: "soft" }, `Made ${data.created} by gtpo compare.`));
+  byId("legend").append(el("details", { open: innerWidth > 760 }, el("summary", {}, "How to read this"), ...data.legend.map((line) => el("p", {}, line)), ...(seeds.length ? [el("p", {}, `Training seeds: ${seeds.join("; ")}.`)] : []),
+    settings.length ? el("p", {}, `All runs share ${settings.join("; ")}.`) : ""), el("p", { class: "soft" }, `Made ${data.created} by gtpo compare.`));
 }
 const stored = (() => { try { return localStorage.getItem("gtpo-theme"); } catch { return null; } })();
 if (stored) document.documentElement.dataset.theme = stored;

@@ -1,7 +1,5 @@
 // Every number of one benchmark: pass@k, maj@k for every k, format rate.
 let shownTable = Math.max(0, Number(address.get("table")) || 0);
-let printAll = () => {};
-addEventListener("beforeprint", () => printAll());
 function numbers(table) {
   const found = versus(table);
   const rows = [];
@@ -21,16 +19,14 @@ function numbers(table) {
 function drawTables() {
   const root = clear(body("tables"));
   if (!data.benchmarks.length) { byId("tables").hidden = true; return; }
-  const card = el("div", { class: "card screenonly" });
-  const whole = el("div", { class: "printonly" });  // on paper there is nothing to choose: every table is printed
-  printAll = () => clear(whole).append(...data.benchmarks.map((table) => el("div", { class: "card" }, content(table))));
+  const card = el("div", { class: "card" });
   const content = (table) => [
     el("p", { class: "soft small" }, `${table.title}. Percent with the 95 % interval below${state.baseline === null ? "" : `, and the difference to ${label(state.baseline)}`}. Marked: ${data.metrics[0]} only; the rest is exploratory.`),
-    ...table.notes.map((n) => el("p", { class: "note" }, n)), numbers(table)];
+    numbers(table)];
   const draw = (i) => { shownTable = i; clear(card).append(...content(data.benchmarks[i])); };
   const titles = data.benchmarks.map((t) => (t.group ? `${t.name} · ${t.group}` : t.name));
   if (titles.length > 1) root.append(el("div", { class: "controls" }, tabs("Benchmark", titles, Math.min(shownTable, titles.length - 1), (i) => { remember("table", String(i), "0", "tables"); draw(i); })));
-  root.append(card, whole);
+  root.append(card);
   draw(Math.min(shownTable, titles.length - 1));
 }
 on("baseline", drawTables);
