@@ -93,8 +93,15 @@ class PairedDifference(NamedTuple):
 
     def equivalence_p(self, margin: float) -> float:
         """The p-value of two one-sided tests (Schuirmann 1987): small where the difference lies within +-margin."""
-        both, mean, se = (*self.references, *self.doubts), np.array(self.difference), np.array(self.se)
-        return max(float(_one_sided_p(self.fit, mean, se, one, side * margin)) for one in both for side in (-1, 1))
+        if self.questions < 2:
+            return 1.0
+        found = []
+        for one in (*self.references, *self.doubts):
+            for side in (-1, 1):
+                statistic = _beyond(self.fit, np.array(self.difference), np.array(self.se), one, side * margin)
+                p = float(one.student.p_value(statistic)) / 2
+                found.append(p if statistic * -side > 0 else 1 - p)
+        return max(found)
 
     def _with_detectable(self) -> PairedDifference:
         return self._replace(detectable=_detectable(self))
@@ -197,14 +204,17 @@ class Columns(NamedTuple):
         """1: a is shown to be better, -1: b is, 0: neither."""
         return ((self.low > 0).astype(int) - (self.high < 0)) * self.basis.judged
 
-    def equivalence_p(self, margin: float) -> Array:
-        """The p-values of two one-sided tests (Schuirmann 1987): small where the difference lies within +-margin."""
-        both = (*self.basis.references, *self.basis.doubts)
+    def equivalent(self, margin: float, alpha: float) -> NDArray[np.bool_]:
+        """Whether two one-sided tests at `alpha` show that the difference lies within +-margin."""
         mean = self.d.mean(axis=1)
-        p: Array = np.maximum.reduce(
-            [_one_sided_p(self.fit, mean, self.se, one, side * margin) for one in both for side in (-1, 1)]
+        both: NDArray[np.bool_] = np.logical_and.reduce(
+            [
+                -side * _beyond(self.fit, mean, self.se, one, side * margin) >= one.student.quantile(1 - alpha)
+                for one in (*self.basis.references, *self.basis.doubts)
+                for side in (-1, 1)
+            ]
         )
-        return p
+        return both
 
 
 def compare_columns(
@@ -215,8 +225,9 @@ def compare_columns(
     exact_too: bool = True,
     trained: tuple[bool, bool] = (True, True),
     pool: SeedVariance | None = None,
+    p_too: bool = True,
 ) -> Columns:
-    """`differences` as arrays, for many columns."""
+    """`differences` as arrays, for many columns. p_too: also the p-values of the crossed test, which take longest."""
     if a.shape[2] != b.shape[2] or a.shape[0] != b.shape[0]:
         raise ValueError(f"a and b must score the same questions, got shapes {a.shape} and {b.shape}")
     if seeds_paired and a.shape[1] != b.shape[1]:
@@ -238,8 +249,12 @@ def compare_columns(
     if questions > 1:
         se = np.sqrt(d.var(axis=1, ddof=1) / questions + np.maximum.reduce([one.extra for one in basis.references]))
     if basis.covered:
-        p_values = np.maximum.reduce(
-            [one.student.p_value(fit.statistic(np.zeros(tests), one.extra)) for one in basis.references]
+        p_values = (
+            np.full(tests, np.nan)
+            if not p_too
+            else np.maximum.reduce(
+                [one.student.p_value(fit.statistic(np.zeros(tests), one.extra)) for one in basis.references]
+            )
         )
         names = np.full(tests, "seeds-x-questions")
     low, high = _bounds(fit, basis.references, p_values, np.full(tests, LEVEL))
@@ -277,16 +292,12 @@ def _bounds(fit: Trinomial, references: Sequence[Reference], p: Array, level: Ar
     return np.where(kept, np.minimum(low, 0.0), low), np.where(kept, np.maximum(high, 0.0), high)
 
 
-def _one_sided_p(fit: Trinomial, mean: Array, se: Array, one: Reference, limit: float) -> Array:
-    """The p-values of "the difference lies beyond `limit`", on its side of 0."""
-    if fit.questions < 2:
-        return np.ones_like(mean)
+def _beyond(fit: Trinomial, mean: Array, se: Array, one: Reference, limit: float) -> Array:
+    """The statistic of "the difference is `limit`": far from 0 on the side of 0 where it is smaller."""
     # Where no difference on a question is as large as the limit, the trinomial of that mean has no variance.
     within = abs(limit) < fit.scale
     score = fit.statistic(np.where(within, limit, 0.0), one.extra)
-    statistic = np.where(within, score, (mean - limit) / np.maximum(se, 1e-12))
-    p = one.student.p_value(statistic) / 2
-    return np.where(statistic * -limit > 0, p, 1 - p)
+    return np.where(within, score, (mean - limit) / np.maximum(se, 1e-12))
 
 
 def _over_seeds(a: Array, b: Array, paired: bool) -> tuple[float | None, float | None]:

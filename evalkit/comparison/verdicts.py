@@ -81,7 +81,7 @@ def why_undecided(paired: PairedDifference) -> str:
         return ""
     seeds = f"{paired.seeds[0]} against {paired.seeds[1]} training seed{'s' * (max(paired.seeds) > 1)}"
     if max(paired.seeds) == 1:
-        return f"{seeds}: these two sets of weights are compared, nothing is said about the methods"
+        return f"{seeds}: these weights are compared, nothing is said about the methods"
     return (
         f"{seeds}: training that fails now and then would show as a difference too often; {FREEDOM_NEEDED + 2} runs of "
         "two methods are the fewest to judge by"

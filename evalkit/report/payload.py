@@ -57,7 +57,7 @@ def _differences(comparison: Comparison, table: Table, columns: list[Column]) ->
                 "d": d.difference, "low": d.low, "high": d.high, "p": d.p_value, "holm": cell.p_corrected,
                 "level": _short(d.level, 4), "detect": _short(d.detectable), "test": TESTS[d.test], "covers": covers(d),
                 "pq": d.p_questions, "ps": d.p_seeds, "psmin": d.smallest_p_seeds, "shown": cell.direction,
-                "verdict": cell.verdict, "pe": cell.p_equivalent,
+                "verdict": cell.verdict, "pe": cell.p_equivalent, "judged": d.judged,
             })  # fmt: skip
             one = said(comparison, table, name, str(table.baseline)) if cell.verdict else None
             row[-1] |= {"said": [one.head, one.rest]} if one else {}

@@ -77,7 +77,19 @@ const count = () => Number(document.querySelector("#explorer [role=status]").tex
 
 
 def test_sections_are_drawn(page: Any) -> None:
-    assert page("return document.querySelectorAll('#answer .forest').length") == 2
+    assert page("return document.querySelectorAll('#answer .forest').length") == 1 + 2  # the primary metric; the others
+    said = page("return [...document.querySelectorAll('#answer .headline li')].map(n => n.textContent)")
+    assert len(said) == 3 * 2
+    assert "gtpo against grpo is undecided on arithmetic" in " ".join(said)
+    assert "<b>x</b> (these weights) is better than grpo on arithmetic by" in said[0]
+    first = page("return document.querySelector('#answer .headline').getBoundingClientRect().top")
+    assert first < 300  # the verdicts are what the page begins with
+    sizes = page("""
+      const size = (q) => parseFloat(getComputedStyle(document.querySelector(q)).fontSize);
+      return [size('.paper .v'), size('.paper td small'), size('.paper tbody th'), size('.paper th small'),
+              size('.forest .value'), size('.forest .value small'),
+              size('.headline li b'), size('.headline li .soft')]""")
+    assert all(figure > below for figure, below in zip(sizes[::2], sizes[1::2], strict=True))
     assert page("return document.querySelectorAll('#answer .paper').length") == 2
     assert page("return document.querySelectorAll('#curves svg path.line').length") == 8
     assert page("return document.querySelectorAll('#training svg').length") >= 8
@@ -260,10 +272,11 @@ def test_mathematics_is_set(page: Any) -> None:
 
 
 def test_printed_pages_are_full(driver: Any, page: Any, home: Path, tmp_path: Path) -> None:
-    """A4: the first page has the answer on it, every table is in, nothing interactive is."""
+    """A4, at most five: the first page has the answer on it, the tables for a paper are in, nothing interactive is."""
+    made = driver.execute_cdp_cmd("Page.printToPDF", {"paperWidth": 8.27, "paperHeight": 11.69})
+    assert 1 < len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(made["data"]))) <= 5
     if not shutil.which("pdftotext"):
         pytest.skip("pdftotext (poppler-utils) reads the printed page")
-    made = driver.execute_cdp_cmd("Page.printToPDF", {"paperWidth": 8.27, "paperHeight": 11.69})
     (tmp_path / "page.pdf").write_bytes(base64.b64decode(made["data"]))
     text = subprocess.run(["pdftotext", "-layout", tmp_path / "page.pdf", "-"], capture_output=True, text=True).stdout
     first, *rest = text.split("\f")
@@ -284,7 +297,7 @@ def test_phone_width_fits(page: Any, driver: Any) -> None:
         deadline = time.monotonic() + 20
         while not page("return document.documentElement.dataset.complete") and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert page("return document.documentElement.scrollHeight") < 8 * 844
+        assert page("return document.documentElement.scrollHeight") <= 4 * 844
         assert page("return [...document.querySelectorAll('main > details[open]')].map(n => n.id)") == ["answer"]
     finally:
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -25,7 +25,7 @@ function valueCell(table, name, i) {
     el("small", {}, `${percent(low)} to ${percent(high)}`), bounds && el("small", {}, `missing samples: ${percent(bounds[0])} to ${percent(bounds[1])}`)];
 }
 function changeText(d) {
-  return d && el("span", { class: `d ${kindOf(d)}` }, `${signed(d.d)}${arrow(d)}`, el("small", {}, `${signed(d.low)} to ${signed(d.high)}`), el("small", {}, shownP(d)));
+  return d && el("span", { class: `d ${kindOf(d)}` }, `${signed(d.d)}${arrow(d)}`, el("small", {}, `${signed(d.low)} to ${signed(d.high)}`), el("small", {}, d.judged ? shownP(d) : "these weights only"));
 }
 /** Methods x benchmarks, one metric: what a paper prints. */
 function paperTable(metric) {
@@ -129,8 +129,9 @@ function drawAnswer() {
   }
   const exports = block("exports");
   const field = data.margin === null ? "Grey field: differences too small for this design to show with 80 % power." : `Field: the margin of equivalence, ±${percent(data.margin)} points.`;
-    root.append(headline(tables),
-    versus(tables[0]) ? el("div", { class: "card" }, el("h3", {}, `${data.metrics[0]}: differences to ${label(state.baseline)}`), primaryForest(tables),
+    const plot = primaryForest(tables);
+  root.append(headline(tables), ...data.notes.map((note) => el("p", { class: "note" }, note)),
+    plot ? el("details", { class: "card", open: innerWidth > 760 || tables.length * others().length <= 16 }, el("summary", {}, el("h3", {}, `${data.metrics[0]}: differences to ${label(state.baseline)}`)), plot,
       el("p", { class: "soft small" }, `Dot: difference, filled where a verdict is shown. Line: its interval. ${field}`)) : "",
     controls,
     ...data.metrics.map((metric, i) => el("details", { class: "card", open: i === 0 || innerWidth > 760 }, el("summary", {}, el("h3", {}, `${metric}, %`), el("span", { class: "soft small" }, i === 0 ? "primary metric" : "exploratory: nothing is marked")), paperTable(metric))));

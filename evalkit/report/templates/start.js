@@ -12,7 +12,7 @@ function drawHeader() {
       } }, el("i", {}), m.label, count > 1 ? el("em", {}, seedsText(count)) : null, m.collapsed ? el("em", { class: "lost" }, `${m.collapsed} collapsed`) : null, name === data.baseline ? el("em", {}, "baseline") : null);
     row.append(chip);
   }
-  byId("notes").append(...data.notes.map((note) => el("p", { class: "note" }, note)));
+  if (!data.benchmarks.length) byId("notes").append(...data.notes.map((note) => el("p", { class: "note" }, note)));
   const settings = Object.entries(data.settings).map(([key, value]) => `${key}: ${value === "" ? "none" : value}`);
   const seeds = data.methods.filter((m) => m.runs.length > 1).map((m) => `${m.label}: ${m.runs.map(([run, seed]) => `${run}${seed ? ` (seed ${seed})` : ""}`).join(", ")}`);
   byId("legend").append(el("details", { open: innerWidth > 760 }, el("summary", {}, "How to read this"), ...data.legend.map((line) => el("p", {}, line)), ...(seeds.length ? [el("p", {}, `Training seeds: ${seeds.join("; ")}.`)] : []),
