@@ -111,6 +111,7 @@ def _other_differences(runs: list[EvalRun]) -> list[str]:
 
 def _other_settings(record: EvalRecord) -> dict[str, Any]:
     keys = flatten(record.as_json())
+    keys = {k: v for k, v in keys.items() if not k.startswith("engine.canaries.texts")}
     kept = {k: v for k, v in keys.items() if k not in NOT_SETTINGS and k.split(".")[0] not in NOT_SETTINGS}
     adapter = kept.pop("model.adapter", None)
     return kept | {"adapter": "yes" if adapter else "no"}

@@ -37,6 +37,9 @@ from gtpo.common.provenance import package_versions
 STALL_S = 5.0
 """Without a byte for so long, the user is told; then after twice the time, and so on."""
 
+CANARIES_S = 20.0
+"""A server that has not answered the first questions within this time samples without having been tried."""
+
 GATHER_S = 0.5
 """Completions that arrive within this time are handed on together."""
 
@@ -134,10 +137,12 @@ class OpenAIEngine:
                 return
 
         async def sing(server: Server, task: Task) -> None:
-            await ask(server, task, 0)
-            if sung:  # a server that answers nothing is not asked for more
-                again = range(canaries.SEEDS) if self.sampling.temperature > 0 else (0,)
-                await asyncio.gather(*(ask(server, task, index) for index in again))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CANARIES_S):
+                    await ask(server, task, 0)
+                    again = range(canaries.SEEDS) if self.sampling.temperature > 0 else (0,)
+                    if any(one.server == server.url for one in sung):  # else it is not asked for more
+                        await asyncio.gather(*(ask(server, task, index) for index in again))
 
         async with self._asked.access.session() as session:
             there = [server for server in self.servers.values() if server.out is None]

@@ -132,7 +132,7 @@ class Server:
         base = {"id": "x", "object": "chat.completion.chunk", "model": "m", "system_fingerprint": "fp"}
         if fault == "other-model" or (mode == "renamed") or (mode == "switches" and self.answered > 20):
             base["model"] = "m-0613"
-        if fault in ("hang-before",):
+        if fault == "hang-before" or mode == "hangs":
             await asyncio.sleep(60)
         if fault == "error-500":
             self.note(seed, 500, False)
