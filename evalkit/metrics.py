@@ -5,6 +5,8 @@ a samples abstain (no answer). k of the n samples are drawn without replacement.
 
     pass@k = 1 - C(n-c, k) / C(n, k)                                                  (Chen et al. 2021, eq. 1)
 
+    pass^k = C(c, k) / C(n, k), the chance that all k are right                       (Yao et al. 2024, tau-bench)
+
     maj@k  = 1/C(n, k) * sum_{j=1..c} C(c, j) * [x^{k-j}] (1+x)^a
              * integral_0^1  prod_i ( sum_{v<j} C(n_i, v) x^v  +  y C(n_i, j) x^j )  dy
 
@@ -31,8 +33,9 @@ MAX_SAMPLES = 1000
 """Most samples a question may have: beyond it 2^-n times a binomial leaves the range of a float64."""
 
 DEFINITIONS = (
-    "pass@k: chance that k samples drawn from the n hold a right one (unbiased). maj@k: chance that the most frequent "
-    "answer of k samples is right, over all k-subsets; ties are shared evenly, samples without an answer do not vote."
+    "pass@k: chance that k samples drawn from the n hold a right one (unbiased); pass^k: that all k are right. "
+    "maj@k: chance that the most frequent answer of k samples is right, over all k-subsets; ties are shared evenly, "
+    "samples without an answer do not vote."
 )
 """What every table says beside its numbers."""
 
@@ -82,6 +85,24 @@ def pass_at_all_k(n: Sequence[int], c: Sequence[int]) -> Array:
             _check(samples, samples)
             out[q, :samples] = _pass_table(samples)[right]
     return out
+
+
+def all_pass_at_all_k(n: Sequence[int], c: Sequence[int]) -> tuple[Array, Array]:
+    """Return pass^k of Q questions for every k, and its sampling variance by the jackknife: each [Q, max n].
+
+    NaN where k exceeds a question's n; the variance is NaN for n = 1, and that of k = n is that of k = n - 1.
+    """
+    values = 1 - pass_at_all_k(n, [samples - right for samples, right in zip(n, c, strict=True)])
+    variance = np.full_like(values, np.nan)
+    for q, (samples, right) in enumerate(zip(n, c, strict=True)):
+        if samples > 1:
+            table = 1 - _pass_table(samples - 1)[::-1]  # row c: pass^k with c of n - 1 right
+            fewer, same = table[max(0, right - 1)], table[min(right, samples - 1)]
+            share = right / samples
+            mean = share * fewer + (1 - share) * same
+            spread = (samples - 1) * (share * (fewer - mean) ** 2 + (1 - share) * (same - mean) ** 2)
+            variance[q, :samples] = [*spread, spread[-1]]
+    return values, variance
 
 
 @lru_cache(maxsize=8)

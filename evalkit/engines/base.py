@@ -71,6 +71,8 @@ class Generation(NamedTuple):
     seed: int | None
     error: str | None = None
     """Why there is no completion: the sample is unscored, and the next call asks for it again."""
+    prompt_tokens: int | None = None
+    """Tokens of the prompt as a server counts them; None where it does not say, or the prompt is known itself."""
 
 
 class Running(NamedTuple):

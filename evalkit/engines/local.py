@@ -33,8 +33,10 @@ def load_config(ref: ModelRef, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoConfig
 
     if ref.folder is not None:
-        if (ref.folder / "config.json").is_file():
-            read_json_object(ref.folder / "config.json")
+        for path in (ref.folder / "config.json", ref.folder / "generation_config.json"):
+            ends = read_json_object(path).get("eos_token_id") if path.is_file() else None
+            if not all(isinstance(end, int | None) for end in (ends if isinstance(ends, list) else [ends])):
+                raise UserError(f"{path}: eos_token_id must be a token or a list of tokens, found {str(ends)[:60]}")
         for path in sorted(ref.folder.glob("*.safetensors")):
             safetensors_shapes(path)
     try:

@@ -228,7 +228,10 @@ class Dispatch:
         server.seconds += time.monotonic() - request.sent
         server.tokens += request.answer.deltas or reply.tokens or 0
         text = self._access.redact(reply.text)
-        self._settle(server, Generation(*request.key, text, reply.tokens, reply.finish_reason, request.seed))
+        read = reply.prompt_tokens
+        self._settle(
+            server, Generation(*request.key, text, reply.tokens, reply.finish_reason, request.seed, None, read)
+        )
 
     async def _failed(self, server: Server, request: Request, error: RequestError) -> None:
         # Where the server is gone the others need not wait for it.

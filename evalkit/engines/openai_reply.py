@@ -64,6 +64,7 @@ class Reply(NamedTuple):
     model: str | None = None
     """The model that answered, as the server names it."""
     fingerprint: str | None = None
+    prompt_tokens: int | None = None
     """Its system_fingerprint."""
 
 
@@ -97,6 +98,7 @@ class _Choice(BaseModel):
 
 class _Usage(BaseModel):
     completion_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
+    prompt_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
 
 
 class _Event(BaseModel):
@@ -118,6 +120,7 @@ class Answer:
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._tokens: int | None = None
+        self._prompt_tokens: int | None = None
         self._reason: str | None = None
         self._model: str | None = None
         self._fingerprint: str | None = None
@@ -161,7 +164,7 @@ class Answer:
             raise RequestError(f"the server broke off: {one_line(str(said))}", passing=True, text=self.text())
         self._model, self._fingerprint = event.model or self._model, event.system_fingerprint or self._fingerprint
         if event.usage is not None and event.usage.completion_tokens is not None:
-            self._tokens = event.usage.completion_tokens
+            self._tokens, self._prompt_tokens = event.usage.completion_tokens, event.usage.prompt_tokens
         for choice in event.choices or ():
             if choice.index != 0:  # one was asked for
                 continue
@@ -196,7 +199,7 @@ class Answer:
                 raise RequestError("malformed answer: choices: there are none", passing=True)
             raise RequestError(f"the completion was not finished (finish_reason {reason})", passing=True, text=text)
         ending = "length" if reason in CUT_OFF else "stop"
-        return Reply(text, self._tokens, ending, self._model, self._fingerprint)
+        return Reply(text, self._tokens, ending, self._model, self._fingerprint, self._prompt_tokens)
 
 
 def refused(status: int, headers: Any, body: bytes) -> RequestError:

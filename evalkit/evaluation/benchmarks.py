@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import inspect
 import json
+import math
 import re
 import sys
 import traceback
@@ -152,7 +153,7 @@ def _from_yaml(path: Path) -> Benchmark:
         needed = ours in spec.fields or ours in ("problem", "answer")
         value = row.get(theirs)
         if needed and (theirs not in row or (ours in ("problem", "answer") and not _is_text(value))):
-            found = type(value).__name__ if theirs in row else "missing"
+            found = (str(value) if isinstance(value, float) else type(value).__name__) if theirs in row else "missing"
             raise UserError(
                 f'{where}: field "{theirs}" ({ours}) must be text, found {found}; fields here: {", ".join(row)}'
             )
@@ -198,7 +199,8 @@ def _from_yaml(path: Path) -> Benchmark:
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str | int | float) and not isinstance(value, bool)
+    finite = not isinstance(value, float) or math.isfinite(value)
+    return isinstance(value, str | int | float) and not isinstance(value, bool) and finite
 
 
 def _from_dotted(path: str) -> Benchmark:

@@ -206,7 +206,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
             if labels:
                 entry = record.benchmarks[tasks[0].benchmark]
                 entry.labels = agreement(tally, tasks[0].benchmark, labels)
-            return folder.path, write_results(folder, record, tally, verifier, **clock())
+            return folder.path, write_results(folder, record, tally, verifier, settings.prices(), **clock())
 
 
 def _add_benchmarks(progress: Progress, path: Path, wanted: dict[QuestionKey, int], have: Set[Key]) -> None:
@@ -339,7 +339,11 @@ def _sample(
 
     def stored(g: Generation) -> Generation:
         key = g.benchmark, g.question_id
-        return plan.protocol.completion(g, *begins[key]) if plan is not None else g
+        if plan is None:
+            return g
+        read = plan.prompts[key].ids
+        found = g if read is None else g._replace(prompt_tokens=len(read))
+        return plan.protocol.completion(found, *begins[key])
 
     failed: list[Generation] = []
     stop: Incomplete | None = None
@@ -349,7 +353,7 @@ def _sample(
                 progress.arrive(generations)
                 pipeline.put([stored(g) for g in generations])
                 _name_failures(failed, [g for g in generations if g.error is not None])
-                if stop is None and len(failed) > settings.failure_limit(total):
+                if stop is None and plan is not None and len(failed) > settings.failure_limit(total):
                     stop = _too_many(failed, total, settings.fail_on_error)
                     engine.stop(DRAIN_S)
         except EngineStopped as error:

@@ -133,11 +133,13 @@ def _details(name: str, entry: BenchmarkRecord, scoring: Scoring, k: int | None)
 
     title = f"{name}: {entry.questions} questions, {entry.samples} samples, {scoring} scoring"
     table = Table(title=title, title_justify="left", title_style="bold")
-    for column in ("k", "pass@k, %", "maj@k, %"):
+    for column in ("k", "pass@k, %", "pass^k, %", "maj@k, %"):
         table.add_column(column, justify="right", no_wrap=True)
     largest = _largest(entry, k)
     for size in shown_ks(len(entry.pass_at_k), largest):
-        table.add_row(str(size), _cell(entry.pass_at_k[size]), _cell(entry.maj_at_k[size]))
+        every = entry.all_pass_at_k.get(size)  # an older version did not write it
+        cells = _cell(entry.pass_at_k[size]), _cell(every) if every else "", _cell(entry.maj_at_k[size])
+        table.add_row(str(size), *cells)
     return table
 
 
@@ -167,9 +169,9 @@ def warn(record: EvalRecord) -> None:
             LOG.warning("%s: unfinished thoughts %.0f %%: they have no answer", name, 100 * entry.unfinished_rate)
         if record.scoring == "strict" and (entry.no_answer_rate or 0.0) > NO_ANSWER and entry.lenient is not None:
             LOG.warning(
-                "%s: no answer in the answer tags in %.0f %% of the completions (lenient: none in %.0f %%): "
-                "perhaps the model does not know the layout of the system prompt; --scoring lenient takes other forms",
-                name, 100 * (entry.no_answer_rate or 0.0), 100 * (entry.lenient.no_answer_rate or 0.0),
+                "%s: no answer in %.0f %% of the completions under strict scoring, which reads the answer tags "
+                "(lenient: %.0f %%). Likely cause: %s", name, 100 * (entry.no_answer_rate or 0.0),
+                100 * (entry.lenient.no_answer_rate or 0.0), _likely_cause(record, entry),
             )  # fmt: skip
         if entry.truncation_rate is not None and entry.truncation_rate > CUT_OFF:
             LOG.warning(
@@ -177,6 +179,25 @@ def warn(record: EvalRecord) -> None:
                 "--max-tokens, with another --out",
                 name, 100 * entry.truncation_rate, record.sampling.max_tokens,
             )  # fmt: skip
+
+
+def _likely_cause(record: EvalRecord, entry: BenchmarkRecord) -> str:
+    """Say why most completions have no answer under strict scoring, from the shares of what else is the matter."""
+    none = entry.no_answer_rate or 0.0
+    silent = (entry.lenient.no_answer_rate or 0.0) if entry.lenient is not None else 0.0
+    if (entry.unfinished_rate or 0.0) > none / 2:
+        return "thoughts do not end within --max-tokens"
+    if (entry.truncation_rate or 0.0) > none / 2:
+        return "completions are cut off before their answer: set a larger --max-tokens"
+    if silent < none / 2:
+        asked = (
+            "the system prompt asks for them" if "<answer>" in (record.prompt.system or "") else "nothing asks for them"
+        )
+        return f"the model answers in another form, and {asked}: --protocol boxed, or --scoring lenient"
+    return (
+        "the completions hold no answer in any form. Look at one in samples/; a base model wants few-shot examples and "
+        "no chat template (--protocol lm-eval-gsm8k)"
+    )
 
 
 def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
@@ -193,6 +214,10 @@ def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
     ]
     if entry.mean_tokens is not None:
         parts.append(f"{entry.mean_tokens:.0f} tokens on average")
+    if entry.prompt_tokens is not None:
+        parts.append(f"{entry.prompt_tokens:,} prompt and {entry.completion_tokens or 0:,} completion tokens")
+    if entry.cost is not None:
+        parts.append(f"cost {entry.cost:.4g}")
     parts.append(f"pass@1 under {other} scoring {100 * entry.by_scoring(other).pass_at_k[1].mean:.1f} %")
     undecided = sum(entry.verdicts.get(verdict, 0) for verdict in UNDECIDED)
     if undecided:

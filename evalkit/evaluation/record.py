@@ -164,14 +164,22 @@ def verify_again(folder: EvalFolder, asked: Asked, old: EvalRecord, verifier: Ve
     return bool(deque(parts, maxlen=1))
 
 
-def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier: Verifier, **known: Any) -> EvalRecord:
+def write_results(
+    folder: EvalFolder,
+    begun: EvalRecord,
+    tally: Tally,
+    verifier: Verifier,
+    prices: tuple[float, float] | None = None,
+    **known: Any,
+) -> EvalRecord:
     """Compute the metrics of what is in the tally; write questions.parquet and eval.json, and return its record.
 
     A benchmark is summarised by the first n samples of each of its questions: all that were asked for, or, while these
     are not all there, the n of its last summary. More would be those that came first, which are the short ones. Without
     any n it has no metrics; the run is complete when every benchmark has all that was asked for.
 
-    begun: the record without the metrics. known: other fields of the record that are settled now.
+    begun: the record without the metrics. prices: of a million tokens, of prompt and completion. known: other fields of
+    the record that are settled now.
     """
     problems = folder.problems()
     record = begun.model_copy(update={**known, "verifier": verifier_record(begun.verifier.name, verifier.timeout_s)})
@@ -191,6 +199,9 @@ def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier:
                 samples = tally.first(name, problems[name], _limit(record, tally, name, n))
                 found, of_benchmark = summarise(name, entry, problems[name], samples, record.scoring, tally, n)
                 rows += of_benchmark
+                if prices is not None:
+                    used = found.prompt_tokens or 0, found.completion_tokens or 0
+                    found.cost = sum(price * tokens / 1e6 for price, tokens in zip(prices, used, strict=True))
         except UserError as error:
             unscorable, n = error, None
         left = None if n == asked else entry.finish_with or record.command

@@ -1,13 +1,10 @@
 """`gtpo eval --completions FILE`: score what a model wrote elsewhere, without model or GPU.
 
-A row holds `id`, `completion` or `completions` (a list), and `gold` unless the id is one of a known benchmark's.
-Rows with the same id are further samples of it. `label` or `labels` (the owner's verdicts) are compared with ours.
-The file is read twice, row by row: once to check all of it, once to score it in bounded memory.
+The file is read twice, row by row (`readers`): once to check all of it, once to score it in bounded memory.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,15 +21,15 @@ from gtpo.evalkit.evaluation.benchmarks import (
     load_problems,
     select_problems,
 )
+from gtpo.evalkit.evaluation.readers import read_completions
 from gtpo.evalkit.evaluation.record import Asked, drop_unverifiable
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.results.record import EngineRecord, ModelRecord, PromptRecord, SamplingRecord
 from gtpo.rewards.data.problem import Problem
-from gtpo.rewards.data.problems import data_folder, parse_level
+from gtpo.rewards.data.problems import data_folder
 from gtpo.rewards.verify import Verifier
 
 from gtpo.common.errors import UserError
-from gtpo.common.files import read_jsonl
 from gtpo.common.log import LOG
 from gtpo.common.provenance import file_hash
 
@@ -50,63 +47,27 @@ class Recorded:
     """id -> samples."""
     labels: dict[tuple[str, int], bool] = field(default_factory=dict)
     """(id, sample) -> the owner's verdict."""
-    without_gold: tuple[int, str] | None = None
-    """(line, id) of the first row that has no gold."""
-
-
-def _completions(row: dict[str, Any], where: str) -> list[str]:
-    if ("completion" in row) == ("completions" in row):
-        raise UserError(f'{where}: expected either "completion" or "completions"; fields here: {", ".join(row)}')
-    found = row["completions"] if "completions" in row else [row["completion"]]
-    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
-        raise UserError(f"{where}: completions must be text")
-    if not found:
-        raise UserError(f"{where}: completions is empty")
-    return found
-
-
-def _identifier(row: dict[str, Any], where: str) -> str:
-    if not isinstance(row.get("id"), str | int):
-        raise UserError(f'{where}: field "id" must be text, fields here: {", ".join(row)}')
-    return str(row["id"])
+    without_gold: tuple[str, str] | None = None
+    """(place, id) of the first row that has no gold and does not say so."""
+    no_gold: set[str] = field(default_factory=set)
+    """Questions whose rows say that there is no gold."""
 
 
 def read_recorded(path: Path) -> Recorded:
     """Check every row of a file. UserError with file and line on the first that is wrong."""
     found = Recorded()
-    for number, row in read_jsonl(path):
-        where = f"{path}:{number}"
-        identifier = _identifier(row, where)
-        completions = _completions(row, where)
-        first = found.counts.get(identifier, 0)
-        found.counts[identifier] = first + len(completions)
-        gold = row.get("gold", row.get("answer"))
-        if gold is None:
-            found.without_gold = found.without_gold or (number, identifier)
-        elif not isinstance(gold, str | int | float) or isinstance(gold, bool):
-            raise UserError(f"{where}: gold must be text, found {type(gold).__name__}")
-        elif isinstance(gold, float) and not math.isfinite(gold):
-            raise UserError(f"{where}: gold must be a number or text, found {gold}")
-        elif found.golds.setdefault(identifier, str(gold)) != str(gold):
-            raise UserError(f'{where}: id "{identifier}" had the gold "{found.golds[identifier]}" before, now "{gold}"')
-        if first == 0 and gold is not None:
-            found.problems[identifier] = Problem(
-                identifier,
-                str(row.get("problem") or ""),
-                str(gold).strip(),
-                subject=str(row.get("subject") or ""),
-                level=parse_level(row.get("level")),
-            )
-        labels = row.get("labels", [row["label"]] if "label" in row else [])
-        if labels:
-            if not isinstance(labels, list):
-                raise UserError(f"{where}: labels must be a list, found {type(labels).__name__}")
-            if len(labels) != len(completions):
-                raise UserError(f"{where}: {len(completions)} completions but {len(labels)} labels")
-            for i, label in enumerate(labels):
-                if not isinstance(label, bool | int | float) or label not in (0, 1):
-                    raise UserError(f"{where}: a label must be true or false (or 1 or 0), found {label!r:.40}")
-                found.labels[identifier, first + i] = bool(label)
+    for row in read_completions(path):
+        first = found.counts.get(row.id, 0)
+        found.counts[row.id] = first + len(row.samples)
+        if row.gold is None and row.no_gold:
+            found.no_gold.add(row.id)
+        elif row.gold is None:
+            found.without_gold = found.without_gold or (row.where, row.id)
+        elif found.golds.setdefault(row.id, row.gold) != row.gold:
+            raise UserError(f'{row.where}: id "{row.id}" had the gold "{found.golds[row.id]}" before, now "{row.gold}"')
+        if row.problem is not None:
+            found.problems.setdefault(row.id, row.problem)
+        found.labels |= {(row.id, first + i): label for i, label in enumerate(row.labels)}
     return found
 
 
@@ -128,12 +89,12 @@ def _identify(settings: EvalSettings, path: Path, found: Recorded) -> tuple[str,
         benchmark: Benchmark | None = asked[0]
     else:
         benchmark = _recognise(list(found.counts))
-    complete = found.without_gold is None
+    complete = found.without_gold is None and (benchmark is None or not found.no_gold)
     if benchmark is None:
         if not complete:
-            line, identifier = found.without_gold or (0, "")
+            where, identifier = found.without_gold or ("", "")
             raise UserError(
-                f'{path}:{line}: no gold, and "{identifier}" is no id of a known benchmark; '
+                f'{where}: no gold, and "{identifier}" is no id of a known benchmark; '
                 "add gold to the rows, or name the benchmark with --benchmarks"
             )
         return stem, str(path), found.problems
@@ -166,7 +127,12 @@ class RecordedFile:
         assert path is not None
         found = read_recorded(path)
         benchmark, source, known = _identify(settings, path, found)
-        every = [known[identifier] for identifier in found.counts]
+        every = [known[identifier] for identifier in found.counts if identifier in known]
+        lacking = sorted(found.no_gold - known.keys())
+        if lacking:
+            LOG.warning("%s: %d questions have no gold and are left out (first: %s)", path, len(lacking), lacking[0])
+        if not every:
+            raise UserError(f"{path}: no question has a gold")
         check_questions({benchmark: every}, settings.questions)
         chosen = select_problems(every, settings.limit, settings.questions, settings.shard_of())
         if not chosen:
@@ -178,6 +144,7 @@ class RecordedFile:
                 f'--k {settings.k} needs {settings.k} samples of every question; {path} has {fewest} of "{short}"'
             )
         kept, entry = drop_unverifiable(benchmark, source, chosen, verifier)
+        entry.excluded = [*entry.excluded, *lacking]
         self.name = settings.model or _stem(path)
         self.labels = found.labels
         self.tasks = [Task(benchmark, p.id, Prompt([]), tuple(range(found.counts[p.id]))) for p in kept]
@@ -208,13 +175,13 @@ class RecordedEngine:
         wanted = {(task.question_id, index): task.benchmark for task in tasks for index in task.missing}
         counts: Counter[str] = Counter()
         chunk: list[Generation] = []
-        for _, row in read_jsonl(self._path):
-            identifier = str(row["id"])
-            for text in row["completions"] if "completions" in row else [row["completion"]]:
-                key = identifier, counts[identifier]
-                counts[identifier] += 1
+        for row in read_completions(self._path):
+            for sample in row.samples:
+                key = row.id, counts[row.id]
+                counts[row.id] += 1
                 if key in wanted:
-                    chunk.append(Generation(wanted[key], *key, text, None, None, None))
+                    reason = "error" if sample.error else sample.finish_reason
+                    chunk.append(Generation(wanted[key], *key, sample.text, sample.tokens, reason, None, sample.error))
             if len(chunk) >= CHUNK:
                 yield chunk
                 chunk = []
@@ -239,4 +206,4 @@ class RecordedEngine:
 
 
 def _stem(path: Path) -> str:
-    return re.sub(r"\.jsonl(\.gz)?$", "", path.name)
+    return re.sub(r"\.(jsonl(\.gz)?|json|eval)$", "", path.name)

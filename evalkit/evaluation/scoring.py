@@ -24,7 +24,10 @@ Judges = Literal["gtpo", "math-verify", "both"]
 Row = dict[str, Any]
 """One row of SAMPLE_SCHEMA."""
 
-_STORED = ("benchmark", "question_id", "sample_index", "completion", "tokens", "finish_reason", "seed", "error")
+_STORED = (
+    "benchmark", "question_id", "sample_index", "completion", "tokens", "finish_reason", "seed", "error",
+    "prompt_tokens",
+)  # fmt: skip
 """The columns that make a `Generation`."""
 
 
@@ -91,6 +94,7 @@ def unverified_row(g: Generation) -> Row:
         "finish_reason": g.finish_reason,
         "seed": g.seed,
         "error": _storable(g.error),
+        "prompt_tokens": g.prompt_tokens,
     }
 
 

@@ -7,6 +7,7 @@ imports this module: pydantic is the heaviest thing that it may load.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ MODES = {
     "list": "--list prints the benchmarks",
     "check": "--check looks at a benchmark",
     "rescore": "--rescore scores again what a run has stored",
+    "export": "--export writes what a run has stored",
     "completions": "--completions samples nothing",
 }
 """What a command may be, and what is said where an option has no effect there."""
@@ -91,6 +93,10 @@ class EvalSettings(BaseModel):
     rescore: bool = option(
         False, "Verify the stored completions of an eval run again; print changes.", modes=("rescore",)
     )
+    export: str | None = option(
+        None, "jsonl: write the stored samples of an eval run to its folder, as --completions reads them.",
+        modes=("export",),
+    )  # fmt: skip
     limit: int | None = option(None, "Use only the first N questions of each benchmark.", modes=FILE, ge=1)
     questions: Sequence[str] | None = option(
         None, "Use only the question with this id (repeatable).", "--question", modes=FILE
@@ -156,6 +162,10 @@ class EvalSettings(BaseModel):
         None, "Further header 'Name: value' (repeatable); '$NAME' stands for an environment variable.", engines=SERVERS
     )
     retries: int = option(5, "Further attempts of a failed request.", engines=SERVERS, ge=0)
+    price: str | None = option(
+        None, "Price of a million tokens, of prompt and completion: 0.15,0.60. The summary then has the cost.",
+        modes=(*FILE, "rescore"),
+    )  # fmt: skip
     fail_on_error: str = option("5%", "Stop when more samples than this fail: a number, or a share (0.05 or 5%).")
     deterministic: bool = option(False, "Samples that do not depend on what shares their batch.")
     tensor_parallel_size: int = option(1, "GPUs per model copy.", engines=VLLM, ge=1)
@@ -189,6 +199,9 @@ class EvalSettings(BaseModel):
         idle = sorted(flag_of(name) for name, extra in given.items() if self.mode not in extra["modes"])
         if idle and self.mode != "model":
             raise UserError(f"{MODES[self.mode]}, and {', '.join(idle)} would have no effect: leave out what has none")
+        self.prices()
+        if self.export not in (None, "jsonl"):
+            raise UserError(f'--export is jsonl, found "{self.export}"')
         if self.mode not in FILE:
             return self
         for name, extra in given.items():
@@ -227,6 +240,7 @@ class EvalSettings(BaseModel):
             "list": self.list_benchmarks,
             "check": self.check is not None,
             "rescore": self.rescore,
+            "export": self.export is not None,
             "completions": self.completions is not None,
         }
         return next((mode for mode, asked in chosen.items() if asked), "model")
@@ -289,6 +303,20 @@ class EvalSettings(BaseModel):
             raise UserError(f"--extra-body: {', '.join(own)} is set by gtpo eval itself, or by an option of its own")
         kwargs = self.template_kwargs()
         return {**(body or {}), "chat_template_kwargs": kwargs} if kwargs else body
+
+    def prices(self) -> tuple[float, float] | None:
+        """Return the prices of a million tokens, of prompt and completion. UserError unless they are two numbers."""
+        if self.price is None:
+            return None
+        try:
+            prompt, completion = (float(part) for part in self.price.split(","))
+        except ValueError:
+            prompt = completion = -1.0
+        if not (0 <= prompt < math.inf and 0 <= completion < math.inf):
+            raise UserError(
+                f'--price is two prices per million tokens, prompt and completion: 0.15,0.60, found "{self.price}"'
+            )
+        return prompt, completion
 
     def shard_of(self) -> Shard | None:
         """Return the shard asked for; UserError unless it is i/n with 1 <= i <= n."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from gtpo.evalkit.evaluation.scoring import Row, Votes, count_votes, verify
-from gtpo.evalkit.metrics import jackknife_variance, maj_at_all_k, pass_at_all_k
+from gtpo.evalkit.metrics import all_pass_at_all_k, jackknife_variance, maj_at_all_k, pass_at_all_k
 from gtpo.evalkit.results.record import SCORINGS, BenchmarkRecord, GroupMetrics, Interval, ScoringMetrics
 from gtpo.evalkit.results.store import EvalFolder, Key, QuestionKey
 from gtpo.evalkit.statistics import Interval as MeanInterval
@@ -26,6 +26,7 @@ Array = npt.NDArray[np.float64]
 
 _COLUMNS = [
     "benchmark", "question_id", "sample_index", "error", "finish_reason", "format_ok", "unfinished", "tokens",
+    "prompt_tokens",
     *(f"answer_{scoring}" for scoring in SCORINGS), *(f"verdict_{scoring}" for scoring in SCORINGS),
 ]  # fmt: skip
 
@@ -40,6 +41,7 @@ class QuestionSamples:
     format_ok: list[bool] = field(default_factory=list)
     unfinished: list[bool] = field(default_factory=list)
     tokens: list[int | None] = field(default_factory=list)
+    prompt_tokens: list[int | None] = field(default_factory=list)
     reasons: list[str | None] = field(default_factory=list)
     """How they ended; None where it is not known: a file of recorded completions need not say."""
     votes: dict[str, Votes] = field(default_factory=dict)
@@ -55,13 +57,21 @@ class QuestionSamples:
         return next(i for i in range(len(there) + 1) if i not in there)
 
     def add(
-        self, index: int, reason: str | None, format_ok: bool, unfinished: bool, tokens: int | None, *both: str | None
+        self,
+        index: int,
+        reason: str | None,
+        format_ok: bool,
+        unfinished: bool,
+        tokens: int | None,
+        prompt_tokens: int | None,
+        *both: str | None,
     ) -> None:
         """Count one sample; both: its answers, then its verdicts, in the order of SCORINGS."""
         self.indices.append(index)
         self.format_ok.append(format_ok)
         self.unfinished.append(bool(unfinished))
         self.tokens.append(tokens)
+        self.prompt_tokens.append(prompt_tokens)
         self.reasons.append(reason)
         for i, scoring in enumerate(SCORINGS):
             self.answers[scoring].append(both[i])
@@ -75,7 +85,8 @@ class QuestionSamples:
             errors={i: why for i, why in self.errors.items() if i < n}, refused={i for i in self.refused if i < n}
         )
         both = (*(self.answers[s] for s in SCORINGS), *(self.verdicts[s] for s in SCORINGS))
-        for sample in zip(self.indices, self.reasons, self.format_ok, self.unfinished, self.tokens, *both, strict=True):
+        each = self.indices, self.reasons, self.format_ok, self.unfinished, self.tokens, self.prompt_tokens
+        for sample in zip(*each, *both, strict=True):
             if sample[0] < n:
                 chosen.add(*sample)
         return chosen
@@ -147,6 +158,8 @@ class Scored(NamedTuple):
     maj_at: Array
     pass_variance: Array
     maj_variance: Array
+    all_at: Array
+    all_variance: Array
     """Arrays [questions, most samples of one]: column k - 1 is for k."""
 
 
@@ -155,7 +168,9 @@ def _score(samples: Sequence[QuestionSamples]) -> dict[Scoring, Scored]:
     votes = [sample.votes[scoring] for scoring in SCORINGS for sample in samples]
     n = [len(sample.indices) for sample in samples]
     counts = [v.wrong for v in votes], [v.correct for v in votes], [v.abstentions for v in votes]
-    arrays = pass_at_all_k(n * len(SCORINGS), counts[1]), maj_at_all_k(*counts), *jackknife_variance(*counts)
+    every = n * len(SCORINGS)
+    arrays = pass_at_all_k(every, counts[1]), maj_at_all_k(*counts), *jackknife_variance(*counts)
+    arrays += all_pass_at_all_k(every, counts[1])
     return {
         scoring: Scored(n, votes[rows], *(array[rows] for array in arrays))
         for scoring, rows in ((s, slice(i * len(n), (i + 1) * len(n))) for i, s in enumerate(SCORINGS))
@@ -180,6 +195,7 @@ def _bounds(
     total = [max(n, v.total) for v in known]
     tables = {
         "pass": (pass_at_all_k(total, right), pass_at_all_k(total, most)),
+        "all": (all_pass_at_all_k(total, right)[0], all_pass_at_all_k(total, most)[0]),
         "maj": (maj_at_all_k(wrong, right, silent), maj_at_all_k([v.wrong for v in known], most, silent)),
     }
     return lambda metric, k: {
@@ -205,6 +221,7 @@ def _metrics(scored: Scored, samples: Sequence[QuestionSamples], scoring: Scorin
 
     return ScoringMetrics(
         pass_at_k=intervals("pass", scored.pass_at, scored.pass_variance),
+        all_pass_at_k=intervals("all", scored.all_at, scored.all_variance),
         maj_at_k=intervals("maj", scored.maj_at, scored.maj_variance),
         no_answer_rate=sum(votes.abstentions for votes in scored.votes) / sum(scored.n),
         unsimplified_rate=verdicts[Verdict.UNSIMPLIFIED] / sum(scored.n),
@@ -232,6 +249,7 @@ def _groups(problems: Sequence[Problem], key: Callable[[Problem], Any]) -> dict[
 
 
 _WHERE_THERE_ARE_ANY = {
+    *("completion_tokens", "prompt_tokens", "cost"),
     *("unscored", "unscored_reasons", "unscored_questions", "refused", "lacking", "unfinished_rate"),
     *("by_subject", "by_level", "judged_correct_by"),
 }
@@ -273,6 +291,7 @@ def summarise(
         metrics[scoring] = _metrics(scored, samples, scoring, n, len(failed))
         rows += [_row(name, scoring, p, s, scored, i) for i, (p, s) in enumerate(asked)]
     tokens = [t for s in samples for t in s.tokens if t is not None]
+    read = [t for s in samples for t in s.prompt_tokens if t is not None]
     total = sum(len(s.indices) for s in samples)
     lacking = {p.id: len(s.indices) for p, s in asked if len(s.indices) < n}
     unfinished = sum(sum(s.unfinished) for s in samples)
@@ -288,6 +307,8 @@ def summarise(
         "format_rate": sum(sum(s.format_ok) for s in samples) / total,
         "truncation_rate": ended.count("length") / len(ended) if ended else None,
         "mean_tokens": float(np.mean(tokens)) if tokens else None,
+        **({"completion_tokens": sum(tokens)} if tokens else {}),
+        **({"prompt_tokens": sum(read)} if read else {}),
         **{str(scoring): of_scoring for scoring, of_scoring in metrics.items()},
     }
     for label, key in (("by_subject", lambda p: p.subject), ("by_level", lambda p: p.level)):

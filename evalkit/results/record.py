@@ -51,6 +51,8 @@ class ScoringMetrics(_Block):
 
     pass_at_k: dict[int, Interval] = Field({}, alias="pass@k")
     """By k, from 1 to the number of samples: chance that k samples hold a right one."""
+    all_pass_at_k: dict[int, Interval] = Field({}, alias="pass^k")
+    """By k: chance that k samples are all right."""
     maj_at_k: dict[int, Interval] = Field({}, alias="maj@k")
     """By k: chance that the most frequent answer among k samples is right."""
     no_answer_rate: float | None = None
@@ -120,6 +122,12 @@ class BenchmarkRecord(ScoringMetrics):
     """Share of samples cut off at the token limit; null where it is not known how they ended."""
     mean_tokens: float | None = None
     """Tokens of a completion."""
+    completion_tokens: int | None = None
+    """Of all scored samples, as far as they are known."""
+    prompt_tokens: int | None = None
+    """Of the prompts of all samples, each counted once a sample."""
+    cost: float | None = None
+    """Of both, at the prices of --price."""
     strict: ScoringMetrics | None = None
     """The metrics where the answer must stand in the answer tags."""
     lenient: ScoringMetrics | None = None

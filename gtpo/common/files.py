@@ -69,6 +69,8 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}:{error.lineno}:{error.colno}: not valid JSON ({error.msg})") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except ValueError as error:  # a number of more than 4,300 digits
+        raise UserError(f"{path}: not valid JSON ({str(error).split(';')[0]})") from None
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -93,8 +95,8 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     continue
                 try:
                     row = json.loads(line.decode("utf-8"))
-                except (json.JSONDecodeError, UnicodeDecodeError) as error:
-                    raise UserError(f"{path}:{number}: not a JSON object ({error})") from None
+                except ValueError as error:  # a number of more than 4,300 digits is one too
+                    raise UserError(f"{path}:{number}: not a JSON object ({str(error).split(';')[0]})") from None
                 if not isinstance(row, dict):
                     raise UserError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
                 rows += 1

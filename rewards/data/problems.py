@@ -8,6 +8,7 @@ Hugging Face Hub otherwise; both give the same ids and the same golds.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -174,6 +175,8 @@ def _problem_of(row: dict[str, Any], position: int, stem: str, where: str) -> Pr
         if not isinstance(value, str | int | float) or isinstance(value, bool):
             found = "missing" if value is None else f"{type(value).__name__}"
             raise UserError(f'{where}: field "{field}" must be text, found {found}; fields here: {", ".join(row)}')
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f'{where}: field "{field}" must be a number or text, found {value}')
     return Problem(
         id=str(row.get("id") if row.get("id") is not None else f"{stem}/{position}"),
         problem=str(row["problem"]),

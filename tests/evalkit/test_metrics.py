@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gtpo.evalkit.metrics import jackknife_variance, maj_at_all_k, maj_at_k, pass_at_all_k, pass_at_k
+from gtpo.evalkit.metrics import all_pass_at_all_k, jackknife_variance, maj_at_all_k, maj_at_k, pass_at_all_k, pass_at_k
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -163,3 +163,23 @@ def test_reference_values_of_recorded_completions(shared_dir: Path) -> None:
     for k, sums in total.items():
         assert sums["pass@k"] == pytest.approx(expected["k"][str(k)]["pass@k"], abs=1e-9)
         assert sums["maj@k"] == pytest.approx(expected["k"][str(k)]["maj@k_expect_tie_avg"], abs=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 9), st.data())
+def test_all_right_is_equal_to_full_enumeration(n: int, data: st.DataObject) -> None:
+    """pass^k, and its jackknife by leaving out every sample in turn."""
+    c = data.draw(st.integers(0, n))
+    samples = [1] * c + [0] * (n - c)
+
+    def share(of: list[int], k: int) -> float:
+        subsets = list(itertools.combinations(of, k))
+        return sum(all(subset) for subset in subsets) / len(subsets)
+
+    values, variance = all_pass_at_all_k([n], [c])
+    for k in range(1, n + 1):
+        assert values[0, k - 1] == pytest.approx(share(samples, k), abs=1e-12)
+        if k < n:
+            left = [share(samples[:i] + samples[i + 1 :], k) for i in range(n)]
+            assert variance[0, k - 1] == pytest.approx((n - 1) * np.var(left), abs=1e-12)
+    assert np.isnan(variance).all() == (n == 1)

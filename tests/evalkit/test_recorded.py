@@ -196,3 +196,87 @@ def test_math_verify_beside_our_verdicts(gtpo, tmp_path: Path) -> None:  # type:
     assert "has no verdicts of both" in gtpo("compare", "mine", "--verifiers", code=2).stderr
     gtpo("eval", "mine", "--rescore")  # as it was judged
     assert pq.read_table(tmp_path / "results/eval/mine/samples").column("verdict_strict").to_pylist()[0] == "CORRECT"
+
+
+def test_recorded_failures_and_missing_golds(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """A failed sample is missing data, not a wrong answer; a question that says it has no gold is left out by name."""
+    rows = [
+        {"id": "a", "gold": "1", "completions": ["<answer>1</answer>", None], "errors": [None, "HTTP 500"]},
+        {
+            "id": "b",
+            "gold": 2,
+            "completions": ["<answer>2</answer>", "<answer>3"],
+            "finish_reasons": ["stop", "length"],
+        },
+        {"id": "c", "gold": None, "completion": "<answer>1</answer>"},
+        {"id": "b", "gold": 2, "completion": None},
+    ]
+    write(tmp_path / "mine.jsonl", rows)
+    done = gtpo("eval", "--completions", "mine.jsonl")
+    assert "1 questions have no gold and are left out (first: c)" in done.stderr
+    entry = benchmark(tmp_path / "results/eval/mine")[1]
+    assert (entry["questions"], entry["samples"], entry["unscored"], entry["excluded"]) == (2, 3, 2, ["c"])
+    assert entry["unscored_reasons"] == {"HTTP 500": 1, "no completion was recorded": 1}
+    assert entry["truncation_rate"] == pytest.approx(1 / 2)  # of two it is known how they ended
+    first = entry["pass@k"]["1"]
+    assert (first["mean"], first["worst"], first["best"]) == pytest.approx((0.75, 0.5, 0.75))
+    del rows[2]["gold"]
+    write(tmp_path / "mine.jsonl", rows)
+    assert "mine.jsonl:3: no gold" in gtpo("eval", "--completions", "mine.jsonl", "--out", "x", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("gold", "said"),
+    [("NaN", "gold must be a number or text, found nan"), ("7" * 5000, "Exceeds the limit (4300 digits)")],
+)
+def test_golds_that_are_no_golds(gtpo, tmp_path: Path, gold: str, said: str) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "mine.jsonl").write_text(f'{{"id": "a", "gold": {gold}, "completion": "7"}}\n')
+    found = gtpo("eval", "--completions", "mine.jsonl", code=2).stderr
+    assert "mine.jsonl:1" in found
+    assert said in found
+    (tmp_path / "data.jsonl").write_text(f'{{"problem": "?", "answer": {gold}}}\n')
+    found = gtpo("eval", "--check", "data.jsonl", code=2).stderr
+    assert "data.jsonl:1" in found
+    assert found.count("\n") == 1
+
+
+def test_a_sample_log_of_lm_eval(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    def row(number: int, filter: str, text: str, right: float) -> dict[str, Any]:
+        doc = {"question": f"What is {number}?", "answer": f"It is.\n#### {number}"}
+        logged = {"doc_id": number, "doc": doc, "target": doc["answer"], "resps": [[text]], "filter": filter}
+        return {**logged, "filtered_resps": ["?"], "exact_match": right}
+
+    texts = ["#### 0", "#### 7"]
+    rows = [row(i, name, text, float(i == 0)) for name in ("strict-match", "flexible") for i, text in enumerate(texts)]
+    write(tmp_path / "samples_gsm8k_2026-01-01T00-00-00.1.jsonl", rows)
+    command = ("eval", "--completions", "samples_gsm8k_2026-01-01T00-00-00.1.jsonl", "--scoring", "lenient")
+    gtpo(*command, "--out", "run", "--quiet")
+    name, entry = benchmark(tmp_path / "run")
+    assert (name, entry["questions"], entry["samples"], entry["pass@k"]["1"]["mean"]) == ("gsm8k", 2, 2, 0.5)
+    assert entry["labels"]["agree"]["lenient"] == entry["labels"]["compared"] == 2
+    assert pq.read_table(tmp_path / "run/problems.parquet")["problem"].to_pylist() == ["What is 0?", "What is 1?"]
+    del rows[1]["doc"]
+    write(tmp_path / "bad.jsonl", rows)
+    assert (
+        "bad.jsonl:2: not a row of lm-eval's sample logs" in gtpo("eval", "--completions", "bad.jsonl", code=2).stderr
+    )
+
+
+def test_what_is_exported_is_read_again(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    rows = [
+        {"id": "a", "gold": "1/2", "problem": "Half?", "completions": ["<answer>0.5</answer>", None, "\u2028 7"]},
+        {"id": "b", "gold": "2", "completions": ["<answer>2</answer>", "2", "<answer>3</answer>"], "tokens": [4, 5, 6]},
+    ]
+    write(tmp_path / "mine.jsonl", rows)
+    gtpo("eval", "--completions", "mine.jsonl", "--k", "2", "--quiet", "--price", "1,10")
+    done = gtpo("eval", "mine", "--export", "jsonl")
+    file = tmp_path / "results/eval/mine/mine.jsonl"
+    assert done.stdout.strip() == str(file.relative_to(tmp_path))
+    gtpo("eval", "--completions", file, "--k", "2", "--quiet", "--price", "1,10", "--out", "again")
+    first, again = (benchmark(tmp_path / run)[1] for run in ("results/eval/mine", "again"))
+    for name in ("source", "checksum"):
+        first.pop(name), again.pop(name)
+    assert first == again
+    assert first["cost"] == pytest.approx(15 * 10 / 1e6)
+    said = gtpo("eval", "mine", "--export", "csv", code=2).stderr
+    assert '--export is jsonl, found "csv"' in said

@@ -1,0 +1,185 @@
+"""Files of completions from elsewhere, row by row: plain JSONL, lm-eval's sample logs, inspect_ai's logs.
+
+Which of them a file is follows from its ending and its first row. A completion that failed is read as one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.data.problems import math_gold, parse_level
+from gtpo.rewards.extract import gsm8k_gold
+
+from gtpo.common.errors import UserError
+from gtpo.common.files import read_jsonl
+from gtpo.common.packages import require
+
+CUT_OFF = ("length", "max_tokens", "model_length")
+
+
+@dataclass(slots=True)
+class Sample:
+    """One completion, or why there is none."""
+
+    text: str
+    error: str | None = None
+    finish_reason: str | None = None
+    tokens: int | None = None
+
+
+@dataclass(slots=True)
+class Row:
+    """Samples of one question. Rows of the same id are further samples of it."""
+
+    where: str
+    id: str
+    samples: list[Sample]
+    gold: str | None = None
+    no_gold: bool = False
+    """Whether the row itself says that there is no gold."""
+    problem: Problem | None = None
+    """With the gold; None without one."""
+    labels: list[bool] = field(default_factory=list)
+    """The owner's verdicts, one a sample or none."""
+
+
+def read_completions(path: Path) -> Iterator[Row]:
+    """Yield the rows of a file. Raises UserError with file and line on the first that is wrong."""
+    if path.suffix in (".eval", ".json"):
+        return _inspect(path)
+    rows = ((f"{path}:{number}", row) for number, row in read_jsonl(path))
+    first = next(rows)
+    rows = itertools.chain([first], rows)
+    return _lm_eval(path, rows) if {"doc_id", "resps"} <= first[1].keys() else (_plain(*row) for row in rows)
+
+
+def _row(
+    where: str, identifier: str, samples: list[Sample], gold: Any, about: dict[str, Any], labels: list[bool]
+) -> Row:
+    """Return a row with its problem; about: the fields of the problem beside its gold."""
+    if gold is None:
+        return Row(where, identifier, samples, labels=labels)
+    if not isinstance(gold, str | int | float) or isinstance(gold, bool):
+        raise UserError(f"{where}: gold must be text, found {type(gold).__name__}")
+    if isinstance(gold, float) and not math.isfinite(gold):
+        raise UserError(f"{where}: gold must be a number or text, found {gold}")
+    problem = Problem(
+        identifier,
+        str(about.get("problem") or ""),
+        str(gold).strip(),
+        subject=str(about.get("subject") or ""),
+        level=parse_level(about.get("level")),
+    )
+    return Row(where, identifier, samples, str(gold), problem=problem, labels=labels)
+
+
+def _plain(where: str, row: dict[str, Any]) -> Row:
+    if not isinstance(row.get("id"), str | int):
+        raise UserError(f'{where}: field "id" must be text, fields here: {", ".join(row)}')
+    if ("completion" in row) == ("completions" in row):
+        raise UserError(f'{where}: expected either "completion" or "completions"; fields here: {", ".join(row)}')
+    texts = row["completions"] if "completions" in row else [row["completion"]]
+    if not isinstance(texts, list) or not all(isinstance(text, str | None) for text in texts):
+        raise UserError(f"{where}: completions must be text, or null where they failed")
+    if not texts:
+        raise UserError(f"{where}: completions is empty")
+    each = {name: _each(where, row, name, len(texts)) for name in ("error", "finish_reason", "tokens", "label")}
+    samples = []
+    for text, error, reason, tokens in zip(texts, each["error"], each["finish_reason"], each["tokens"], strict=True):
+        if not isinstance(reason, str | None) or not isinstance(tokens, int | None):
+            raise UserError(
+                f"{where}: finish_reason is text and tokens are a number, found {reason!r:.40}, {tokens!r:.40}"
+            )
+        failed = str(error) if error else "no completion was recorded" if text is None else None
+        samples.append(Sample(text or "", failed, _reason(reason), tokens))
+    labels = [] if each["label"] == [None] * len(texts) else each["label"]
+    for label in labels:
+        if not isinstance(label, bool | int | float) or label not in (0, 1):
+            raise UserError(f"{where}: a label must be true or false (or 1 or 0), found {label!r:.40}")
+    found = _row(where, str(row["id"]), samples, row.get("gold", row.get("answer")), row, [bool(x) for x in labels])
+    found.no_gold = "gold" in row and row["gold"] is None
+    return found
+
+
+def _each(where: str, row: dict[str, Any], name: str, count: int) -> list[Any]:
+    """Return a field of each completion: a list under its plural, or its one value."""
+    plural = name if name == "tokens" else f"{name}s"
+    value = row.get(plural, [row[name]] if name in row and name != plural else None)
+    if value is None:
+        return [None] * count
+    if name == "tokens" and not isinstance(value, list):
+        value = [value]
+    if not isinstance(value, list):
+        raise UserError(f"{where}: {plural} must be a list, found {type(value).__name__}")
+    if len(value) != count:
+        raise UserError(f"{where}: {count} completions but {len(value)} {plural}")
+    return value
+
+
+def _reason(reason: str | None) -> str | None:
+    return reason if reason is None else "length" if reason in CUT_OFF else "stop"
+
+
+def _lm_eval(path: Path, rows: Iterator[tuple[str, dict[str, Any]]]) -> Iterator[Row]:
+    """Yield the rows of lm-eval's samples_TASK_DATE.jsonl: those of its first filter, which stand for all."""
+    match = re.match(r"samples_(.+?)_\d{4}-\d\d-\d\d", path.name)
+    task = match[1] if match else path.name.partition(".")[0]
+    chosen = None
+    for where, row in rows:
+        chosen = chosen if chosen is not None else row.get("filter")
+        if row.get("filter") != chosen:
+            continue
+        try:
+            doc, target = row["doc"], str(row["target"])
+            texts = row["resps"][0]
+            if not isinstance(doc, dict) or not all(isinstance(text, str) for text in texts):
+                raise TypeError("a doc and generated texts are expected; log generate_until tasks")
+            gold = gsm8k_gold(target) if "####" in target else math_gold(target) if "\\boxed" in target else target
+            number = row["doc_id"]
+        except (KeyError, TypeError, IndexError) as error:
+            raise UserError(f"{where}: not a row of lm-eval's sample logs ({type(error).__name__}: {error})") from None
+        identifier = f"gsm8k/test/{number}" if task.startswith("gsm8k") else f"{task}/{number}"
+        label = row.get("exact_match", row.get("acc"))
+        labels = [label == 1] if isinstance(label, int | float) and len(texts) == 1 else []
+        about = {"problem": doc.get("question") or doc.get("problem")}
+        yield _row(where, identifier, [Sample(text) for text in texts], gold, about, labels)
+
+
+def _inspect(path: Path) -> Iterator[Row]:
+    """Yield the samples of an inspect_ai log, read by their package."""
+    require(f"--completions {path}", "inspect_ai", extra="inspect_ai")
+    from inspect_ai.log import read_eval_log
+
+    try:
+        log = read_eval_log(str(path))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except Exception as error:  # whatever their reader raises
+        first = str(error).split("\n")[0][:200]
+        raise UserError(f"{path}: not a log of inspect_ai ({type(error).__name__}: {first})") from None
+    if not log.samples:
+        raise UserError(f"{path}: the log holds no samples (status {log.status})")
+    for sample in sorted(log.samples, key=lambda sample: sample.epoch):
+        where = f"{path}, sample {sample.id}, epoch {sample.epoch}"
+        output, error = sample.output, sample.error.message if sample.error else None
+        text = output.completion if output.choices else ""
+        if error is None and not output.choices:
+            error = output.error or "no completion was recorded"
+        usage, message = output.usage, sample.input
+        if not isinstance(message, str):
+            message = next((m.text for m in reversed(message) if m.role == "user"), "")
+        scores = [score.value for score in (sample.scores or {}).values()]
+        right = {"C": True, "I": False, 1: True, 0: False}.get(scores[0]) if scores and error is None else None  # type: ignore[call-overload]
+        gold = sample.target if isinstance(sample.target, str) else ", ".join(sample.target)
+        found = Sample(text, error, _reason(str(output.stop_reason)), usage.output_tokens if usage else None)
+        labels = [] if right is None else [right]
+        yield _row(
+            where, str(sample.id), [found], gold or None, {"problem": message, **(sample.metadata or {})}, labels
+        )
