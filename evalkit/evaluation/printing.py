@@ -10,7 +10,6 @@ from typing import Any
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS, checksum, find_benchmark, load_problems
 from gtpo.evalkit.evaluation.progress import duration
-from gtpo.evalkit.evaluation.prompts import Question, conversation, render_prompts
 from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol, presets
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.metrics import DEFINITIONS
@@ -309,6 +308,8 @@ def print_check(settings: EvalSettings) -> None:
 
 def _print_prompt(settings: EvalSettings, protocol: Protocol, problems: Sequence[Problem]) -> None:
     """Print the prompt of the first question: as the model reads it, with its tokens, else the conversation."""
+    from gtpo.evalkit.evaluation.prompts import Question, conversation, render_prompts
+
     first = problems[0]
     question = Question(first, protocol.examples(problems, settings.data_dir)[first.id])
     print(f"\nprotocol {protocol.name}, the prompt of {first.id}:")

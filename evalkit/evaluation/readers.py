@@ -54,9 +54,9 @@ def read_completions(path: Path) -> Iterator[Row]:
     """Yield the rows of a file. Raises UserError with file and line on the first that is wrong."""
     if path.suffix in (".eval", ".json"):
         return _inspect(path)
-    rows = ((f"{path}:{number}", row) for number, row in read_jsonl(path))
-    first = next(rows)
-    rows = itertools.chain([first], rows)
+    rest = ((f"{path}:{number}", row) for number, row in read_jsonl(path))
+    first = next(rest)
+    rows = itertools.chain([first], rest)
     return _lm_eval(path, rows) if {"doc_id", "resps"} <= first[1].keys() else (_plain(*row) for row in rows)
 
 
@@ -168,17 +168,17 @@ def _inspect(path: Path) -> Iterator[Row]:
         raise UserError(f"{path}: the log holds no samples (status {log.status})")
     for sample in sorted(log.samples, key=lambda sample: sample.epoch):
         where = f"{path}, sample {sample.id}, epoch {sample.epoch}"
-        output, error = sample.output, sample.error.message if sample.error else None
+        output, failed = sample.output, sample.error.message if sample.error else None
         text = output.completion if output.choices else ""
-        if error is None and not output.choices:
-            error = output.error or "no completion was recorded"
+        if failed is None and not output.choices:
+            failed = output.error or "no completion was recorded"
         usage, message = output.usage, sample.input
         if not isinstance(message, str):
             message = next((m.text for m in reversed(message) if m.role == "user"), "")
         scores = [score.value for score in (sample.scores or {}).values()]
-        right = {"C": True, "I": False, 1: True, 0: False}.get(scores[0]) if scores and error is None else None  # type: ignore[call-overload]
+        right = {"C": True, "I": False, 1: True, 0: False}.get(scores[0]) if scores and failed is None else None
         gold = sample.target if isinstance(sample.target, str) else ", ".join(sample.target)
-        found = Sample(text, error, _reason(str(output.stop_reason)), usage.output_tokens if usage else None)
+        found = Sample(text, failed, _reason(str(output.stop_reason)), usage.output_tokens if usage else None)
         labels = [] if right is None else [right]
         yield _row(
             where, str(sample.id), [found], gold or None, {"problem": message, **(sample.metadata or {})}, labels

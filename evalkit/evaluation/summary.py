@@ -85,8 +85,9 @@ class QuestionSamples:
             errors={i: why for i, why in self.errors.items() if i < n}, refused={i for i in self.refused if i < n}
         )
         both = (*(self.answers[s] for s in SCORINGS), *(self.verdicts[s] for s in SCORINGS))
-        each = self.indices, self.reasons, self.format_ok, self.unfinished, self.tokens, self.prompt_tokens
-        for sample in zip(*each, *both, strict=True):
+        of_all: list[Sequence[Any]] = [self.indices, self.reasons, self.format_ok, self.unfinished, self.tokens]
+        of_all += [self.prompt_tokens, *both]
+        for sample in zip(*of_all, strict=True):
             if sample[0] < n:
                 chosen.add(*sample)
         return chosen
@@ -169,7 +170,7 @@ def _score(samples: Sequence[QuestionSamples]) -> dict[Scoring, Scored]:
     n = [len(sample.indices) for sample in samples]
     counts = [v.wrong for v in votes], [v.correct for v in votes], [v.abstentions for v in votes]
     every = n * len(SCORINGS)
-    arrays = pass_at_all_k(every, counts[1]), maj_at_all_k(*counts), *jackknife_variance(*counts)
+    arrays: list[Array] = [pass_at_all_k(every, counts[1]), maj_at_all_k(*counts), *jackknife_variance(*counts)]
     arrays += all_pass_at_all_k(every, counts[1])
     return {
         scoring: Scored(n, votes[rows], *(array[rows] for array in arrays))

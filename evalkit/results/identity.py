@@ -1,4 +1,4 @@
-"""Which settings make an eval run what it is: two records of one run agree in them."""
+"""What makes the samples of two runs, or of two sessions of one, of one kind."""
 
 from __future__ import annotations
 
