@@ -84,10 +84,9 @@ class QuestionSamples:
         chosen = QuestionSamples(
             errors={i: why for i, why in self.errors.items() if i < n}, refused={i for i in self.refused if i < n}
         )
-        both = (*(self.answers[s] for s in SCORINGS), *(self.verdicts[s] for s in SCORINGS))
-        of_all: list[Sequence[Any]] = [self.indices, self.reasons, self.format_ok, self.unfinished, self.tokens]
-        of_all += [self.prompt_tokens, *both]
-        for sample in zip(*of_all, strict=True):
+        each: list[list[Any]] = [self.indices, self.reasons, self.format_ok, self.unfinished, self.tokens]
+        each += [self.prompt_tokens, *(self.answers[s] for s in SCORINGS), *(self.verdicts[s] for s in SCORINGS)]
+        for sample in zip(*each, strict=True):
             if sample[0] < n:
                 chosen.add(*sample)
         return chosen
