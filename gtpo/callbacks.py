@@ -4,6 +4,7 @@ Each is built for a trainer and added to it, before `train()`; `gtpo train` uses
 
     trainer.add_callback(ExactCheckpoints(trainer))
 
+GroupStatistics    logs the metrics of the groups with TRL's GRPOTrainer too, under GTPOTrainer's names
 ExactCheckpoints   a resumed run is the uninterrupted one, bit for bit, also within a round of sampling (SFTTrainer too)
 UntrainedKL        logs the distance from the untrained policy, without a KL term in the loss (SFTTrainer too)
 Advice             warns of settings that learn nothing
@@ -23,14 +24,16 @@ from gtpo.run.exact import ExactCheckpoints
 from gtpo.run.health import Health
 from gtpo.run.metrics_log import metrics_row
 from gtpo.run.untrained_kl import UntrainedKL
+from gtpo.trainer.group_statistics import GroupStatistics
 
-__all__ = ["Advice", "CollapseWatch", "ExactCheckpoints", "UntrainedKL"]
+__all__ = ["Advice", "CollapseWatch", "ExactCheckpoints", "GroupStatistics", "UntrainedKL"]
 
 
 class CollapseWatch(TrainerCallback):
     """Watches the metrics of a run for collapse (`gtpo.run.health`, docs/training.md).
 
-    trainer: a GTPOTrainer, which logs what is watched. on_collapse: warn, or stop training after saving.
+    trainer: a GTPOTrainer, or a GRPOTrainer with GroupStatistics: it logs what is watched.
+    on_collapse: warn, or stop training after saving.
     """
 
     def __init__(self, trainer: Any, on_collapse: Literal["warn", "stop"] = "warn") -> None:

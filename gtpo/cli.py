@@ -113,7 +113,7 @@ def train(
         from gtpo.evalkit.evaluation.summary import score_held_out as scorer
     run(config, json_output=json_output, check_loss=check_loss, score_held_out=scorer)
     if launched_processes() > 1:
-        from gtpo.run.processes import end_process
+        from gtpo.run.environment import end_process
 
         end_process()
 

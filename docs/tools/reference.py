@@ -1,7 +1,6 @@
-"""Write the reference pages that the code declares: docs/cli.md, docs/metrics.md, docs/files.md.
+"""Write the reference pages that the code declares: docs/cli.md, docs/config.md, docs/metrics.md, docs/files.md.
 
-`python docs/tools/reference.py` writes them; a test holds them current. docs/config.md comes from
-`python -m gtpo.config.reference`.
+`python docs/tools/reference.py` writes them; a test holds them current.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from config_page import as_markdown
 from gtpo.evalkit.results.record import (
     BenchmarkRecord,
     EvalRecord,
@@ -24,9 +24,9 @@ from gtpo.evalkit.results.record import (
 )
 from gtpo.evalkit.results.schema import PROBLEM_COLUMNS, PROMPT_COLUMNS, QUESTION_COLUMNS, SAMPLE_COLUMNS, Columns
 from pydantic import BaseModel
+from run_reference import BEST_JSON, COMPLETION_COLUMNS, METRICS, RUN_JSON, Field
 
 from gtpo import cli
-from gtpo.run.reference import BEST_JSON, COMPLETION_COLUMNS, METRICS, RUN_JSON, Field
 
 DOCS = Path(__file__).resolve().parents[1]
 HEADER = "<!-- Written by `python docs/tools/reference.py` from {}. Edit that, not this file. -->\n"
@@ -116,7 +116,7 @@ def metrics() -> str:
         groups.setdefault(metric.name.partition("/")[0] if "/" in metric.name else "The step and its loss", []).append(
             metric
         )
-    parts = [HEADER.format("gtpo/run/reference.py"), METRICS_INTRODUCTION]
+    parts = [HEADER.format("docs/tools/run_reference.py"), METRICS_INTRODUCTION]
     for group, members in groups.items():
         parts.append(f"## {group}\n")
         for metric in members:
@@ -204,7 +204,7 @@ def files() -> str:
     sub = (("Interval", Interval, "in `pass@k` and `maj@k`"), ("Scoring", ScoringMetrics, "`strict` and `lenient`"))
     sub += (("Group", GroupMetrics, "in `by_subject` and `by_level`"), ("Labels", LabelAgreement, "`labels`"))
     parts = [
-        HEADER.format("gtpo/run/reference.py, evalkit/results/record.py and evalkit/results/schema.py"),
+        HEADER.format("docs/tools/run_reference.py, evalkit/results/record.py and evalkit/results/schema.py"),
         FILES_INTRODUCTION,
         "## run.json\n",
         fields(RUN_JSON),
@@ -232,7 +232,12 @@ def files() -> str:
     return "\n".join(parts)
 
 
-PAGES: dict[str, Callable[[], str]] = {"cli.md": command_line, "metrics.md": metrics, "files.md": files}
+PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": command_line,
+    "config.md": as_markdown,
+    "metrics.md": metrics,
+    "files.md": files,
+}
 
 
 def main() -> None:

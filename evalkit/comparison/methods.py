@@ -21,8 +21,7 @@ from gtpo.evalkit.results.run import EvalRun, TrainRun
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import flatten
 
-SEED_KEYS = ("seed", "random_seed", "data_seed")
-"""Last parts of the config keys that hold a training seed."""
+SEED_KEY = "model.random_seed"
 NAME_KEYS = ("run_name",)
 WHERE_KEYS = ("env.CUDA_VISIBLE_DEVICES", "rollout.server_host", "rollout.server_port")
 """Where a run ran: seeds of one method may differ here, which is noted."""
@@ -49,9 +48,8 @@ class Member:
 
     @property
     def seed(self) -> str | None:
-        """Its training seed, or seeds; None where unknown."""
-        found = {key: v for key, v in (self.config or {}).items() if key.rpartition(".")[2] in SEED_KEYS}
-        return ", ".join(str(value) for value in found.values()) or None
+        """Its training seed; None where unknown."""
+        return None if self.train is None or self.train.seed is None else str(self.train.seed)
 
     @property
     def checkpoint(self) -> str | None:
@@ -63,7 +61,7 @@ class Member:
         if self.config is None:
             return None
         skipped = (*NAME_KEYS, *WHERE_KEYS)
-        return {k: v for k, v in self.config.items() if k not in skipped and k.rpartition(".")[2] not in SEED_KEYS}
+        return {k: v for k, v in self.config.items() if k not in skipped and k != SEED_KEY}
 
 
 @dataclass(frozen=True)
@@ -253,7 +251,7 @@ def _differing(members: Sequence[Member], ignored: Iterable[str] = ()) -> dict[s
         key: [config.get(key) for config in configs]
         for key in keys
         if key not in (*NAME_KEYS, *ignored)
-        and key.rpartition(".")[2] not in SEED_KEYS
+        and key != SEED_KEY
         and len({str(config.get(key)) for config in configs}) > 1
     }
 

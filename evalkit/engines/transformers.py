@@ -21,6 +21,7 @@ from gtpo.evalkit.engines.local import check_all_loaded, context_length, load_co
 from gtpo.evalkit.engines.model_ref import ModelRef
 
 from gtpo.common.errors import UserError
+from gtpo.common.processor import dtype_on_cpu
 from gtpo.common.provenance import package_versions
 
 if TYPE_CHECKING:
@@ -155,11 +156,10 @@ class TransformersEngine:
         logging.set_verbosity_error()  # its table of missing weights: `check_all_loaded` says it in a sentence
         self.ref, self.tokenizer, self.sampling = ref, tokenizer, sampling
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        if dtype == "auto":
-            bf16 = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
-            dtype = "bfloat16" if bf16 else "float32"
-        self.dtype = dtype
         self.config = load_config(ref, trust_remote_code=trust_remote_code)
+        if dtype == "auto" and self.device.type == "cuda":
+            dtype = "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
+        self.dtype = dtype = dtype_on_cpu(self.config) if dtype == "auto" else dtype
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 ref.source,

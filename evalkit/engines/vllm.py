@@ -15,9 +15,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gtpo.evalkit.engines.base import EngineStopped, Generation, Running, Sampling, Task, sample_seed
+from gtpo.evalkit.engines.local import load_config
 from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank, lora_rank_slot
 
 from gtpo.common.errors import UserError
+from gtpo.common.processor import dtype_on_cpu
 from gtpo.common.provenance import package_versions
 from gtpo.common.vllm_environment import quiet_vllm
 
@@ -83,12 +85,11 @@ class VLLMEngine:
         self.ref, self.sampling = ref, sampling
         self.hardware = "cpu" if on_cpu else f"{tensor_parallel_size} x {torch.cuda.get_device_name()}"
         own_tokenizer = ref.adapter is not None and (ref.adapter / "tokenizer_config.json").is_file()
-        rank = adapter_rank(ref)
+        rank, config = adapter_rank(ref), load_config(ref, trust_remote_code=trust_remote_code)
         arguments: dict[str, Any] = {
             "model": ref.source,
             "tokenizer": str(ref.adapter) if own_tokenizer else ref.source,
-            # bfloat16 costs CPUs time and digits; the default for a model evaluated on one is float32
-            "dtype": "float32" if dtype == "auto" and on_cpu else dtype,
+            "dtype": dtype_on_cpu(config) if dtype == "auto" and on_cpu else dtype,
             "max_model_len": longest_prompt + sampling.max_tokens,
             "tensor_parallel_size": tensor_parallel_size,
             "enable_prefix_caching": True,

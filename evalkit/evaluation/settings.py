@@ -139,7 +139,11 @@ class EvalSettings(BaseModel):
         modes=(*FILE, "rescore"),
     )  # fmt: skip
     batch_size: int | None = option(None, "Rows per batch.", engines=("auto", "transformers"), ge=1)
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", "Data type.", engines=LOCAL)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto",
+        "Data type. auto on a CPU: bfloat16 where the weights are stored in it and the CPU multiplies it.",
+        engines=LOCAL,
+    )
     base_url: Sequence[str] | None = option(
         None,
         "Server URL (repeatable, or a comma list, or a file with one on each line; default: OPENAI_BASE_URL).",

@@ -31,6 +31,13 @@ class TrainRun:
         return str(self.document.get("preset") or "")
 
     @property
+    def seed(self) -> int | None:
+        """Its seed; None where unknown."""
+        published = self.document.get("seeds") or {}
+        seed = self.document.get("seed", published.get("random_seed"))
+        return None if seed is None else int(seed)
+
+    @property
     def complete(self) -> bool:
         """Return whether training reached its end."""
         return self.document.get("status") in ("finished", COLLAPSED)

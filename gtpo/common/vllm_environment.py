@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
+
+from gtpo.common.log import LOG
 
 MAX_LORA_RANK = 512
 """The largest rank that vLLM takes an adapter of."""
 
 
 def quiet_vllm(*, on_cpu: bool) -> None:
-    """Set what vLLM reads, unless the user has: no usage reports, few log lines; on a CPU one process, 1 GiB of cache,
-    and no attention whose rounding depends on what shares a batch.
+    """Set what vLLM reads, unless the user has: no usage reports, no log lines without --verbose; on a CPU one process,
+    1 GiB of cache, and no attention whose rounding depends on what shares a batch.
 
     With several threads vLLM's CPU attention cuts the sequences that lie where one thread's share ends and the next
     one's begins; which those are depends on the batch, and the sum of the pieces rounds otherwise than the whole.
@@ -18,7 +21,7 @@ def quiet_vllm(*, on_cpu: bool) -> None:
     Must be called before vLLM (or trl.generation) is imported.
     """
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if LOG.isEnabledFor(logging.DEBUG) else "ERROR")
     if on_cpu:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")

@@ -99,8 +99,9 @@ class ModelSection(Section):
     backend: Literal["transformers", "unsloth"] = "transformers"
     """Library that loads the model. `unsloth` needs the package unsloth and a GPU."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Data type of the base weights. `auto`: float32 on a CPU. On a GPU: bfloat16 for frozen weights (LoRA); float32
-    with bfloat16 autocast for trained weights, so that small updates are not rounded away."""
+    """Data type of the base weights. `auto`: float32 for trained weights, so that small updates are not rounded away,
+    on a GPU with bfloat16 autocast. For frozen weights (LoRA) bfloat16; on a CPU where they are stored in it and the
+    CPU multiplies it (AVX512_BF16, AMX), else float32."""
     max_seq_length: int = Field(2048, ge=16)
     """Maximum length of prompt and completion together, in tokens."""
     lora_rank: int = Field(0, ge=0)

@@ -11,6 +11,7 @@ import torch
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
+from gtpo.common.processor import dtype_on_cpu
 from gtpo.config import ModelSection, TrainConfig
 from gtpo.config.resolve import LARGEST_8BIT_BETA
 from gtpo.inputs.model_shape import Weights, adapter_base, router_loss_obstacle
@@ -34,18 +35,25 @@ class LoadedModel:
     notes: list[str] = field(default_factory=list)
     """What was done that the user should know, a sentence each."""
 
+    @property
+    def dtype(self) -> str:
+        """The dtype of its weights that are not packed."""
+        return str(self.model.dtype).removeprefix("torch.")
 
-def resolve_dtype(section: ModelSection) -> torch.dtype:
-    """Return the dtype the weights are held in.
 
-    `auto` on a GPU: bfloat16 for frozen weights (LoRA). Weights that are trained stay in float32, where the updates
-    of a learning rate of 1e-6 are not rounded away, and compute in bfloat16.
+def resolve_dtype(section: ModelSection, stored: Any) -> torch.dtype:
+    """Return the dtype the weights are held in; stored: the transformers config that they were saved with.
+
+    `auto`: bfloat16 for frozen weights (LoRA), on a CPU as `dtype_on_cpu` has it. Weights that are trained stay in
+    float32, where the updates of a learning rate of 1e-6 are not rounded away, and on a GPU compute in bfloat16.
     """
-    if section.dtype != "auto":
-        dtype: torch.dtype = getattr(torch, section.dtype)
-        return dtype
-    frozen = section.lora_rank > 0
-    return torch.bfloat16 if frozen and torch.cuda.is_available() and torch.cuda.is_bf16_supported() else torch.float32
+    name = section.dtype
+    if name == "auto" and (not section.lora_rank or (section.load_in_4bit and not torch.cuda.is_available())):
+        name = "float32"  # the second: what 4-bit weights are unpacked to there
+    elif name == "auto" and torch.cuda.is_available():
+        name = "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
+    dtype: torch.dtype = getattr(torch, dtype_on_cpu(stored) if name == "auto" else name)
+    return dtype
 
 
 def compute_precision(section: ModelSection) -> dict[str, bool]:
@@ -243,7 +251,7 @@ def _load_transformers(section: ModelSection, source: Path, notes: list[str]) ->
             f"model.model_name {section.model_name!r} is a LoRA adapter, which cannot be merged into 4-bit "
             "weights; set model.load_in_4bit: false"
         )
-    options: dict[str, Any] = {"dtype": resolve_dtype(section), "trust_remote_code": section.trust_remote_code}
+    options: dict[str, Any] = {"trust_remote_code": section.trust_remote_code}
     if section.load_in_4bit:
         from transformers import BitsAndBytesConfig
 
@@ -257,6 +265,7 @@ def _load_transformers(section: ModelSection, source: Path, notes: list[str]) ->
         settings = AutoConfig.from_pretrained(base, trust_remote_code=section.trust_remote_code)
         if obstacle := router_loss_obstacle(settings):
             raise UserError(f"model.model_name {section.model_name!r}: {obstacle}")
+        options["dtype"] = resolve_dtype(section, settings)
         model = AutoModelForCausalLM.from_pretrained(base, use_safetensors=True, **options)
     except SafetensorError as error:
         raise UserError(
@@ -296,7 +305,7 @@ def _load_unsloth(config: TrainConfig, weights: Weights) -> LoadedModel:
         model_name=weights.source,
         max_seq_length=section.max_seq_length,
         load_in_4bit=section.load_in_4bit,
-        dtype=None if section.dtype == "auto" else resolve_dtype(section),
+        dtype=None if section.dtype == "auto" else getattr(torch, section.dtype),
         trust_remote_code=section.trust_remote_code,
     )
     if section.lora_rank:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from gtpo.common.log import LOG
+from gtpo.common.log import LOG, libraries_aside
 from gtpo.common.vllm_environment import quiet_vllm
 from gtpo.config import TrainConfig
 from gtpo.config.schedule import launched_processes
 from gtpo.plan.preflight import preflight
+from gtpo.run.environment import trackers_write_to
 from gtpo.run.folder import TrainFolder
 from gtpo.run.stopping import Interrupt
-from gtpo.run.trackers import trackers_write_to
 
 if TYPE_CHECKING:
     from gtpo.run.validation import ScoreHeldOut
@@ -57,7 +57,8 @@ def train(
 
         quiet_vllm(on_cpu=not torch.cuda.is_available())  # before TRL imports vLLM
     with Interrupt(_launcher_limit(folder.root)) as interrupt, trackers_write_to(folder.root):
-        from gtpo.run.session import TrainingRun
+        with libraries_aside():
+            from gtpo.run.session import TrainingRun
 
         run = TrainingRun(
             config, folder, inputs, interrupt=interrupt, check_loss=check_loss, score_held_out=score_held_out

@@ -180,6 +180,15 @@ class TrainFolder:
                 f"the number. Resume it with {before}, or choose another run_name (--run-name)"
             )
 
+    def check_dtype(self, dtype: str) -> None:
+        """Refuse to resume in another dtype: `auto` may come to another one here. Raises UserError naming both."""
+        before = self.run().get("dtype")
+        if before not in (None, dtype):  # a published run does not say
+            raise UserError(
+                f"{self.root} was trained in {before}, and model.dtype means {dtype} on this machine: resume it where "
+                "it ran, or choose another run_name (--run-name)"
+            )
+
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def lock(self) -> None:

@@ -91,6 +91,13 @@ class Progress:
             left = (now - self._begin) / max(step - self._first_step, 1) * (self.total - step)
             LOG.info(f"{self.title} {step}/{self.total}  {summary(row)}  ({left:.0f} s left)")
 
+    def note(self, text: str) -> None:
+        """Show what is going on within a step."""
+        if self._bar is not None:
+            self._bar.update(self._task, status=text)
+        elif self.shown:
+            LOG.info(f"{self.title}  {text}")
+
     def stop(self) -> None:
         """Take the live line down."""
         if self._bar is not None:

@@ -1,4 +1,4 @@
-"""What ran where: package versions, hardware and commit, for run.json."""
+"""What ran where, for run.json: method, model, seed, package versions, hardware and commit."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from gtpo.common.provenance import git_commit, package_versions
+from gtpo.config import TrainConfig
+from gtpo.inputs.model import LoadedModel
 
 _PACKAGES = (
     "gtpo",
@@ -23,10 +25,21 @@ _PACKAGES = (
 )
 
 
-def provenance() -> dict[str, Any]:
-    """Return packages, python, hardware and git_commit."""
-    versions = package_versions(*_PACKAGES)
+def describe_run(config: TrainConfig, loaded: LoadedModel, model: Any) -> dict[str, Any]:
+    """Return what run.json says of a run before its first step; model: as it is trained."""
+    versions, parameters = package_versions(*_PACKAGES), list(model.parameters())
     return {
+        "run_name": config.run_name,
+        "method": config.method,
+        "preset": None if config.method == "sft" else config.preset_name(),
+        "seed": config.model.random_seed,
+        "base_model": loaded.base,
+        "dtype": loaded.dtype,
+        "parameters": {
+            "all": sum(p.numel() for p in parameters),
+            "trained": sum(p.numel() for p in parameters if p.requires_grad),
+        },
+        "notes": loaded.notes,
         "python": versions.pop("python"),
         "packages": versions,
         "hardware": _hardware(),

@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 from transformers import PrinterCallback
 
 from gtpo.common.errors import UserError
-from gtpo.common.log import LOG
+from gtpo.common.log import LOG, libraries_aside
 from gtpo.common.provenance import now
 from gtpo.config import TrainConfig
 from gtpo.config.schedule import one_step_per_rollout
@@ -24,16 +24,17 @@ from gtpo.run.advice import Advice
 from gtpo.run.callback import RunCallback
 from gtpo.run.checkpoint import check_checkpoint
 from gtpo.run.completions_log import completions_table, write_completions
+from gtpo.run.environment import quiet_libraries, settle_on_cpu
 from gtpo.run.exact import ExactCheckpoints
 from gtpo.run.folder import TrainFolder, out_of_space
 from gtpo.run.guarded_reward import guarded_rewards, mark_unscored
 from gtpo.run.health import MAX_ROLLBACKS, Health
 from gtpo.run.kept_calibrations import CalibrationRecord
-from gtpo.run.libraries import quiet_libraries, settle_on_cpu
 from gtpo.run.metrics_log import append_metrics, metrics_lines, metrics_row
 from gtpo.run.progress import Progress
-from gtpo.run.provenance import provenance
+from gtpo.run.provenance import describe_run
 from gtpo.run.reward_table import reward_table
+from gtpo.run.sampling_progress import SamplingProgress
 from gtpo.run.stopping import Stop, StoppedBeforeTraining
 from gtpo.run.trainer_arguments import rollout_engine, trainer_arguments
 from gtpo.run.trainers import build_trainer, trainer_class
@@ -113,7 +114,10 @@ class TrainingRun:
             if checkpoint is not None:
                 self.folder.check_processes(self.processes.num_processes)
                 check_checkpoint(checkpoint, self.processes.num_processes)
-            loaded = load_model(self.config, self.inputs.weights)
+            with libraries_aside():
+                loaded = load_model(self.config, self.inputs.weights)
+            if checkpoint is not None:
+                self.folder.check_dtype(loaded.dtype)
             dataset, report = self.inputs.problems.dataset(loaded.tokenizer)
             if self.score_held_out is not None and self.config.training.eval_steps is not None:
                 held_out = self.inputs.problems.validation(loaded.tokenizer)
@@ -126,7 +130,12 @@ class TrainingRun:
             with vllm_failures_explained(loaded.model) if self.beside_vllm else nullcontext():
                 self._build(kind, loaded, dataset, rewards)
                 if self.main:
-                    self._describe(loaded, report.as_dict())
+                    about = describe_run(self.config, loaded, self.trainer.model)
+                    started = self.folder.run().get("started") or now()
+                    processes = self.processes.num_processes
+                    self.folder.update_run(
+                        **about, dataset=report.as_dict(), processes=processes, started=started, status="running"
+                    )
                 if checkpoint is not None:
                     LOG.info(f"resuming from {checkpoint}")
                 try:
@@ -180,8 +189,13 @@ class TrainingRun:
         }
         if self.config.method != "sft":
             common["reward_funcs"] = list(rewards)
-        with vllm_of(common["args"]):
+        loading = time.monotonic()
+        if self.beside_vllm:
+            LOG.info(f"starting vLLM with {loaded.base}")
+        with vllm_of(common["args"]), libraries_aside():
             self.trainer = build_trainer(kind, self.config.trainer.class_path, common)
+        if self.beside_vllm:
+            LOG.info(f"vLLM is ready after {time.monotonic() - loading:.0f} s")
         if self.config.model.load_in_4bit:
             widen_adapters(self.trainer.model)
         trainer = self.trainer
@@ -195,9 +209,11 @@ class TrainingRun:
             gate.between_batches, gate.while_measuring = self._stop_before_training, self.stop.at_once
         elif self.seam.samples:
             self.groups = GroupStatistics(trainer)
+            trainer.add_callback(self.groups)
         if self.groups is not None:
             self.groups.logp_tolerance = self.config.rollout.logp_difference_alarm
             self.groups.mark_unscored = partial(mark_unscored, trainer)
+            SamplingProgress(trainer, self.progress)
         trainer.create_model_card = lambda *args, **kwargs: None  # run.json says what ran
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(self.exact)
@@ -374,23 +390,3 @@ class TrainingRun:
                 "share_of_session": round(cost.seconds / seconds, 4),
             }
         }
-
-    def _describe(self, loaded: LoadedModel, dataset: dict[str, Any]) -> None:
-        config, parameters = self.config, list(self.trainer.model.parameters())
-        self.folder.update_run(
-            run_name=config.run_name,
-            method=config.method,
-            preset=None if config.method == "sft" else config.preset_name(),
-            base_model=loaded.base,
-            parameters={
-                "all": sum(p.numel() for p in parameters),
-                "trained": sum(p.numel() for p in parameters if p.requires_grad),
-            },
-            notes=loaded.notes,
-            dataset=dataset,
-            seeds={"random_seed": config.model.random_seed},
-            **provenance(),
-            processes=self.processes.num_processes,
-            started=self.folder.run().get("started") or now(),
-            status="running",
-        )

@@ -60,7 +60,6 @@ class GateCalibration(TrainerCallback):
         self.while_measuring: Callable[[], AbstractContextManager[None]] = nullcontext
         """Entered around the calibration."""
         self._reported = 0.0
-        trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Decide."""

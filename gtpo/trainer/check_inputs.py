@@ -58,7 +58,6 @@ class ObjectiveGuard(TrainerCallback):
 
     def __init__(self, trainer: Any, objective: Objective) -> None:
         self.objective, self.seam, self.dropped = objective, seam_of(trainer), False
-        trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Raise ValueError where the checkpoint is that of another objective; warn of a round that is lost."""

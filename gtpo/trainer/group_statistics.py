@@ -47,7 +47,7 @@ def repeated_across_prompts(ids: Tensor, mask: Tensor, group: int) -> float:
 
 
 class GroupStatistics(TrainerCallback):
-    """Logs `reward/*`, `entropy/*`, `conflict/*`, `groups/*` and `completions/*`: `GroupStatistics(trainer)`.
+    """Logs `reward/*`, `entropy/*`, `conflict/*`, `groups/*` and `completions/*`.
 
     trainer: TRL's GRPOTrainer, whose loss and gradients stay its own: the spans logged are those that GTPO would see.
     objective: of a trainer with a loss of its own, which hands over what it finds (`log_completions`).
@@ -75,7 +75,6 @@ class GroupStatistics(TrainerCallback):
         if objective is None:
             self.seam.around("loss", self._loss)
             self.seam.around("statistics", self._statistics)
-        trainer.add_callback(self)
 
     @property
     def rollout(self) -> Rollout | None:

@@ -96,6 +96,8 @@ class GTPOTrainer(OwnLossTrainer):
         self.groups = GroupStatistics(self, self.objective)
         self.gate = GateCalibration(self, self.objective, self.groups)
         self.behaviour = BehaviourStatistics(self, self.objective)
+        for part in (self.guard, self.groups, self.gate):
+            self.add_callback(part)
         if args.check_loss:
             FirstGroupCheck(self, self.groups, self.gate)
 

@@ -17,7 +17,7 @@ def reference(root):
     return module
 
 
-@pytest.mark.parametrize("name", ["cli.md", "metrics.md", "files.md"])
+@pytest.mark.parametrize("name", ["cli.md", "config.md", "metrics.md", "files.md"])
 def test_the_page_is_current(reference, root, name):
     written = (root / "docs" / name).read_text(encoding="utf-8")
     assert written == reference.PAGES[name]().rstrip() + "\n", "run: python docs/tools/reference.py"

@@ -135,6 +135,7 @@ def write_train(
         "run_name": folder.name,
         "method": "gtpo" if method.startswith("gtpo") else method,
         "preset": None if method == "sft" else method,
+        "seed": seed,
         "status": "finished",
         "initial_entropy": {"nats": 0.52, "samples": 100},
         "gate": {"filter": "auto", "active": True, "scope": "all"},

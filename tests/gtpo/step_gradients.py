@@ -45,9 +45,15 @@ def tiny_model() -> tuple[Any, Any]:
     return build_tiny_model(spec, max_seq_length=64, seed=1)
 
 
-def group(prompt: str) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the model, its logits for the group's completions [G, L, V], their ids and mask [G, L]."""
+def group(
+    prompt: str, dtype: torch.dtype = torch.float32, trained: Any = None
+) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the model, its logits for the group's completions [G, L, V], their ids and mask [G, L].
+
+    trained: the model, where it is no longer the untrained one.
+    """
     model, tokenizer = tiny_model()
+    model = trained or model.to(dtype)
     rows = [fixed_completion(prompt, place, len(tokenizer), tokenizer.eos_token_id) for place in range(GROUP)]
     longest = max(map(len, rows))
     ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
@@ -79,7 +85,7 @@ class _Gradients(TrainerCallback):
 def step_gradients(
     out: Path, preset: str, batch: int, accumulation: int, *, weights: Path | None = None, **settings: Any
 ) -> dict[str, torch.Tensor]:
-    """Return the gradient of one step and save it to `out`; or save the weights after the step to `weights`."""
+    """Return the gradient of the last step and save it to `out`; or save the weights after it to `weights`."""
     model, tokenizer = tiny_model()
 
     def rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
@@ -90,6 +96,7 @@ def step_gradients(
         ]
         return {"prompt_ids": tokenizer(prompts)["input_ids"], "completion_ids": completions, "logprobs": None}
 
+    settings = {"max_steps": 1} | settings
     arguments = GTPOConfig(
         output_dir=str(out.parent / "ignored"),
         preset=preset,
@@ -99,7 +106,6 @@ def step_gradients(
         per_device_train_batch_size=batch,
         gradient_accumulation_steps=accumulation,
         max_grad_norm=0.0,
-        max_steps=1,
         max_completion_length=32,
         bf16=False,
         use_cpu=True,

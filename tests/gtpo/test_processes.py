@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import atexit, sys, threading, time
-from gtpo.run.processes import end_process
+from gtpo.run.environment import end_process
 threading.Thread(target=time.sleep, args=(600,)).start()  # Python's own end would wait for it
 atexit.register(print, "closed")
 print("said")

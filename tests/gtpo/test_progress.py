@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import pty
 import struct
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import pytest
+from datasets import Dataset
+from logs import logged
+from step_gradients import reward, tiny_model
 
-from gtpo.run.progress import SHOWN, summary
+from gtpo import GTPOConfig, GTPOTrainer
+from gtpo.run import sampling_progress
+from gtpo.run.progress import SHOWN, Progress, summary
 
 ROW = {name: 123.456 for name, _, _ in SHOWN}
 
@@ -73,3 +80,30 @@ def test_summary_keeps_whole_metrics_within_the_width() -> None:
         assert whole.startswith(short)
         assert whole[len(short) :].startswith("  "), "cut between metrics"
     assert summary({}) == ""
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_long_round_of_sampling_says_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: bool
+) -> None:
+    monkeypatch.setattr(sampling_progress, "SAMPLING_SECONDS", 0.01)
+    model, tokenizer = tiny_model()
+    arguments = GTPOConfig(
+        output_dir=str(tmp_path), num_generations=4, per_device_train_batch_size=4, max_completion_length=48,
+        bf16=False, use_cpu=True, report_to="none", disable_tqdm=True, gradient_checkpointing=False, max_steps=1,
+        initial_entropy=0.5, save_strategy="no",
+    )  # fmt: skip
+    trainer = GTPOTrainer(
+        model=model, reward_funcs=reward, args=arguments, processing_class=tokenizer,
+        train_dataset=Dataset.from_dict({"prompt": ["1 + 2", "7"]}),
+    )  # fmt: skip
+    with logged(logging.INFO) as told:
+        sampling_progress.SamplingProgress(trainer, Progress("run (gtpo)", shown=shown))
+        trainer.train()
+    said = [line for line in told if "sampling" in line]
+    assert bool(said) == shown
+    assert all(line.startswith("run (gtpo)  sampling 4 completions for 0 s") for line in said)
+    tokens = [int(line.split("token ")[1].split()[0]) for line in said if "of at most 48" in line]
+    assert tokens == sorted(tokens)
+    assert bool(tokens) == shown
+    assert not model._forward_pre_hooks, "nothing is left on the model"

@@ -1,4 +1,4 @@
-"""gtpo/run/reference.py declares what real runs write, all of it and nothing else."""
+"""docs/tools/run_reference.py declares what real runs write, all of it and nothing else."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from gtpo.evalkit.evaluation.summary import score_held_out
+from run_reference import BEST_JSON, COMPLETION_COLUMNS, METRICS, RUN_JSON
 from test_train_run import MANY_STEPS_A_ROUND, config_of
 
 from gtpo.run.command import train
-from gtpo.run.reference import BEST_JSON, COMPLETION_COLUMNS, METRICS, RUN_JSON
 
 VALIDATED = {"training.eval_steps": 2, "dataset.validation_problems": 2, "training.log_kl_steps": 1}
 RUNS: dict[str, dict[str, Any]] = {

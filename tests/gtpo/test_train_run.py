@@ -30,9 +30,9 @@ from gtpo.inputs.model import prepare_tokenizer
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.plan.preflight import needed_packages
 from gtpo.run.command import train
+from gtpo.run.environment import FOLDERS, trackers_write_to
 from gtpo.run.health import Health, Verdict
 from gtpo.run.session import TrainingRun
-from gtpo.run.trackers import FOLDERS, trackers_write_to
 
 STEPS = 6
 PLAIN: dict[str, Any] = {
@@ -113,7 +113,7 @@ def test_run_folder_and_names_shared_by_the_methods(tmp_path: Path) -> None:
     for method, folder in folders.items():
         about = json.loads((folder / "run.json").read_text())
         assert (about["status"], about["method"], about["step"]) == ("finished", method, STEPS)
-        for key in ("packages", "hardware", "seeds", "dataset", "base_model", "wall_time_s", "schema_version"):
+        for key in ("packages", "hardware", "seed", "dataset", "base_model", "wall_time_s", "schema_version"):
             assert about[key], key
         assert [row["step"] for row in metrics(folder)] == list(range(1, STEPS + 1))
         assert load_config(folder / "config.yaml").method == method

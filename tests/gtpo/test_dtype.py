@@ -1,0 +1,49 @@
+"""What `dtype: auto` comes to on a CPU, for training and for evaluation, and that a resumed run keeps to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gtpo.common import processor
+from gtpo.common.errors import UserError
+from gtpo.config import ModelSection
+from gtpo.inputs.model import resolve_dtype
+from gtpo.run.folder import TrainFolder
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="of machines without a GPU")
+
+
+@pytest.mark.parametrize(
+    ("multiplies", "stored", "given", "expected"),
+    [
+        (True, torch.bfloat16, {"lora_rank": 4}, torch.bfloat16),
+        (True, "bfloat16", {"lora_rank": 4}, torch.bfloat16),
+        (False, torch.bfloat16, {"lora_rank": 4}, torch.float32),
+        (True, torch.float32, {"lora_rank": 4}, torch.float32),
+        (True, None, {"lora_rank": 4}, torch.float32),
+        (True, torch.bfloat16, {}, torch.float32),
+        (True, torch.bfloat16, {"lora_rank": 4, "load_in_4bit": True}, torch.float32),
+        (True, torch.bfloat16, {"lora_rank": 4, "dtype": "float32"}, torch.float32),
+        (False, torch.float32, {"dtype": "bfloat16"}, torch.bfloat16),
+    ],
+)
+def test_auto_takes_bfloat16_where_it_is_stored_frozen_and_multiplied(
+    monkeypatch: pytest.MonkeyPatch, multiplies: bool, stored: Any, given: dict[str, Any], expected: torch.dtype
+) -> None:
+    monkeypatch.setattr(processor, "has_bfloat16", lambda: multiplies)
+    assert resolve_dtype(ModelSection(**given), SimpleNamespace(dtype=stored)) == expected
+
+
+def test_a_run_is_not_resumed_in_another_dtype(tmp_path: Path) -> None:
+    folder = TrainFolder(tmp_path / "run")
+    folder.root.mkdir()
+    folder.check_dtype("bfloat16")
+    folder.update_run(dtype="float32")
+    folder.check_dtype("float32")
+    with pytest.raises(UserError, match=r"was trained in float32, and model\.dtype means bfloat16 on this machine"):
+        folder.check_dtype("bfloat16")
