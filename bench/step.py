@@ -57,7 +57,7 @@ from trl import GRPOConfig, GRPOTrainer
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.common.files import write_json
 from gtpo.inputs.tiny import build_tokenizer
-from gtpo.run.libraries import quiet_libraries
+from gtpo.run.environment import quiet_libraries
 
 GROUP = 8
 PROMPT = 16
