@@ -74,12 +74,13 @@ class Answer:
 
 
 def read_records(plan: Plan) -> Records:
-    """Read every committed record of the plan."""
+    """Every record of the plan; under `of_base` that of the base it started from, where there is one."""
     found: dict[tuple[str, str], dict[int, Record]] = {}
     for run in plan.runs:
         record = find_record(plan, run)
         if record is not None:
-            found.setdefault((run.regime, run.method), {})[run.seed] = record
+            of_base = found.get((run.base.regime, "base"), {}).get(run.base.seed) if run.base else None
+            found.setdefault((run.regime, run.method), {})[run.seed] = {**record, "of_base": of_base}
     return found
 
 

@@ -15,8 +15,8 @@ from gtpo.evalkit.report.figures import COLOURS, DASHES, STYLE
 from bench.claims.answers import Answer, Records, effect, pairs
 from bench.claims.measures import Record, curve, evaluated, tag_means
 from bench.claims.plan import Plan
-from bench.claims.questions import BASELINES, PairedTest
-from bench.claims.tables import compared, is_share, regimes_with_baselines, unit
+from bench.claims.questions import PairedTest
+from bench.claims.tables import compared, is_share, unit
 from gtpo.common.files import write_bytes
 
 SHOWN = ("grpo", "gtpo", "gtpo-conflict-only", "gtpo-no-filter", "sft")
@@ -44,7 +44,6 @@ def write_figures(records: Records, plan: Plan, found: list[Answer]) -> list[Pat
         for name, drawn in (
             ("gtpo-against-grpo", _gtpo_against_grpo(records, plan)),
             ("primary-tests", _primary_tests(found, records)),
-            ("baselines", _baselines(records, plan)),
         ):
             written.append(plan.evidence / "figures" / f"{name}.png")
             write_bytes(written[-1], drawn)
@@ -65,11 +64,10 @@ def _gtpo_against_grpo(records: Records, plan: Plan) -> bytes:
         regime = each.test.regime
         measure = evaluated(plan.evaluation(regime)[0], "pass@1")
         seeds = sorted(set(records[regime, "gtpo"]) & set(records[regime, "grpo"]))
-        base = next(run.base for run in plan.runs if run.regime == regime)
         shown = {"gtpo": records[regime, "gtpo"], "grpo": records[regime, "grpo"]}
-        if base is not None:
-            bases = records[base.regime, "base"]  # one for all seeds, or one each
-            shown["base"] = {seed: bases.get(seed, bases[base.seed]) for seed in seeds}
+        bases = {seed: record["of_base"] for seed, record in shown["gtpo"].items()}
+        if None not in bases.values():
+            shown["base"] = bases
         values = {name: np.array([100 * measure(runs[seed]) for seed in seeds]) for name, runs in shown.items()}
         for name, marker, colour in (("base", "|", "#777"), ("grpo", "o", COLOURS[0]), ("gtpo", "s", COLOURS[1])):
             if name in values:
@@ -121,36 +119,6 @@ def _primary_tests(found: list[Answer], records: Records) -> bytes:
         missing = "" if primary.complete else f", {primary.seeds} of {primary.planned} seeds"
         axis.set_title(f"{test.regime}: {compared(test)}", fontsize=7)
         axis.set_xlabel(f"{re.sub('[_:]', ' ', test.measure)}, {unit(test.measure)}{missing}", fontsize=7.5)
-    return _png(figure)
-
-
-def _baselines(records: Records, plan: Plan) -> bytes:
-    """pass@1 of GTPO and of every baseline in the regimes that have several: a dot per seed, a line at the mean."""
-    from matplotlib import pyplot as plt
-
-    regimes = regimes_with_baselines(plan)
-    rows = max(1, -(-len(regimes) // 2))
-    figure, axes = plt.subplots(rows, 2, figsize=(9, 2.6 * rows), layout="constrained", squeeze=False)
-    for axis in axes.flat[len(regimes) :]:
-        axis.set_visible(False)
-    for axis, regime in zip(axes.flat, regimes, strict=False):
-        measure = evaluated(plan.evaluation(regime)[0], "pass@1")
-        names = [name for name in ("gtpo", *BASELINES) if (regime, name) in records]
-        # While some are missing: seeds differ by more than methods do.
-        shared = set.intersection(*(set(records[regime, name]) for name in names))
-        values = {name: [100 * measure(records[regime, name][seed]) for seed in sorted(shared)] for name in names}
-        if not shared:
-            axis.set_visible(False)
-            continue
-        names.sort(key=lambda name: float(np.mean(values[name])))
-        for row, name in enumerate(names):
-            colour = COLOURS[1] if name == "gtpo" else COLOURS[0]
-            axis.plot(values[name], np.full(len(values[name]), row), "o", color=colour, markersize=3, alpha=0.5)
-            axis.plot([np.mean(values[name])] * 2, [row - 0.35, row + 0.35], color=colour, linewidth=2)
-        axis.set_yticks(range(len(names)), names, fontsize=7.5)
-        axis.set_xlim(0, 100)
-        axis.set_title(f"{regime}, {len(shared)} seed{'s' * (len(shared) != 1)}")
-        axis.set_xlabel("pass@1 (%)", fontsize=7.5)
     return _png(figure)
 
 

@@ -19,6 +19,9 @@ RUNNING = 4
 LOST = 0.5
 """A run has collapsed once the running mean of its accuracy reward is below this share of its best, and ends there."""
 
+VALIDATION = "validation/pass@1"
+"""Held-out accuracy, at the steps of the validations."""
+
 Record = dict[str, Any]
 
 
@@ -126,6 +129,18 @@ def evaluated(benchmark: str, metric: str) -> Callable[[Record], float]:
     return measure
 
 
+def lost_at(record: Record) -> float:
+    """The step of the first validation below half of the base's accuracy; infinite where there is none."""
+    steps, values = curve(record, VALIDATION)
+    below = np.flatnonzero(values < LOST * scores(record["of_base"], "arithmetic", "pass@1").mean())
+    return float(steps[below[0]]) if below.size else math.inf
+
+
+def time_to_half(record: Record) -> float:
+    """The same, and the last step where there is none."""
+    return min(lost_at(record), float(curve(record, VALIDATION)[0][-1]))
+
+
 MEASURES: dict[str, Callable[[Record], float]] = {
     "format reward at the end": at_end("reward/format"),
     "entropy at the end": at_end("entropy/mean"),
@@ -135,5 +150,9 @@ MEASURES: dict[str, Callable[[Record], float]] = {
     "collapsed": collapsed,
     "lead of entropy over KL": lead_over_kl,
     "tags over training": tags_over_training,
+    "accuracy over training": lambda record: float(curve(record, VALIDATION)[1].mean()),
+    "accuracy at the end": lambda record: float(curve(record, VALIDATION)[1][-1]),
+    "log entropy at the end": lambda record: math.log(max(at_end("entropy/mean")(record), 1e-4)),
+    "log time to half of the accuracy": lambda record: math.log(time_to_half(record)),
 }
-"""Name -> measure, for the tests of questions.py."""
+"""Name -> measure, for the tests of both plans. The difference of two logarithms is that of a ratio."""

@@ -95,15 +95,12 @@ def detectable(records: Records, test: PairedTest, signs: Array, largest: float)
     return high
 
 
-def unchanged(records: Records, plan: Plan, test: PairedTest, rng: np.random.Generator, runs: int) -> Share | None:
+def unchanged(records: Records, test: PairedTest, rng: np.random.Generator, runs: int) -> Share | None:
     """Both methods left as the base: rejections of the accuracy test. None for another measure, or without a base."""
     scored = evaluation_of(test.measure)
-    base = next((run.base for run in plan.runs if run.regime == test.regime and run.base), None)
-    if scored is None or scored[1] != "pass@1" or base is None or (base.regime, "base") not in records:
+    rows = [record["of_base"] for _, record in sorted(records[test.regime, test.a].items())]
+    if scored is None or scored[1] != "pass@1" or None in rows:
         return None
-    of_base = records[base.regime, "base"]
-    seeds = plan.seeds[test.regime, test.a]
-    rows = [of_base.get(seed, next(iter(of_base.values()))) for seed in range(1, seeds + 1)]
     n = rows[0]["evaluation"][scored[0]]["n"]
     p = np.stack([scores(row, *scored) for row in rows])
     a, b = (rng.binomial(n, p, size=(runs, *p.shape)) / n for _ in range(2))
@@ -207,7 +204,7 @@ def of_test(records: Records, plan: Plan, test: PairedTest, rng: np.random.Gener
     signs = rng.choice([-1.0, 1.0], size=(runs, len(seeds.seeds)))
     if len(seeds.seeds) >= LABELS:
         found["labels"] = share(paired_rejections(records, test, signs, 0.0))._asdict()
-    bases = unchanged(records, plan, test, rng, runs)
+    bases = unchanged(records, test, rng, runs)
     if bases is not None:
         found["unchanged"] = bases._asdict()
     level = float(np.abs(seeds.b).mean())

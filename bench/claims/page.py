@@ -1,6 +1,6 @@
 """`python -m bench.claims.page`: from the committed records to answers.json, the figures, and the pages' own sections.
 
-What it writes stands between two comments in docs/results.md and docs/claims-plan.md; a test writes it again and
+What it writes stands between comments in README.md, docs/results.md and docs/claims-plan.md; a test writes it again and
 compares.
 """
 
@@ -47,7 +47,7 @@ README, RESULTS, PREREGISTERED = Path("README.md"), Path("docs/results.md"), Pat
 SEARCH, SEARCHED = Path("bench/claims/search.yaml"), Path("results/published/claims/search")
 
 
-def readme_section(records: Records, plan: Plan, found: list[Answer]) -> str:
+def readme_lines(records: Records, plan: Plan, found: list[Answer]) -> list[str]:
     """The generated part of the README: a line per verdict with its claims, what did not hold first."""
     recorded, planned = sum(len(seeds) for seeds in records.values()), len(plan.runs)
     lines = (
@@ -63,7 +63,7 @@ def readme_section(records: Records, plan: Plan, found: list[Answer]) -> str:
                 f'"{short}" ({", ".join(answer.scale for answer in its)})' for short, its in claims.items()
             )
             lines.append(f"- **{verdict.capitalize()}** ({meaning}): {said}.")
-    return "\n".join(lines)
+    return lines
 
 
 def withdrawn_lines(plan: Plan, found: list[Answer]) -> list[str]:
@@ -115,79 +115,51 @@ def repeated_lines(repeated: list[list[Effect]], plan: Plan) -> list[str]:
     return [*lines, ""]
 
 
-def results_section(records: Records, plan: Plan, found: list[Answer]) -> str:
-    """The generated part of docs/results.md."""
+def methods_lines(records: Records, plan: Plan) -> list[str]:
+    """Regime by regime: the table of its methods, what to mind about it, the figure of its training."""
+    parts = []
+    for regime in dict.fromkeys(regime for regime, _ in plan.seeds):
+        if rows := methods_table(records, plan, regime):
+            parts += [f"**{regime}**", "", *rows, ""]
+            for note in [*alarm_notes(plan, regime), *fewer_seeds_notes(records, plan, regime)]:
+                parts += [note, ""]
+            parts += [f"![Training in {regime}](../{plan.evidence}/figures/training-{regime}.png)", ""]
+    return parts[:-1]
+
+
+def results_blocks(records: Records, plan: Plan, found: list[Answer]) -> dict[str, list[str]]:
+    """The generated parts of docs/results.md."""
     recorded, planned = sum(len(seeds) for seeds in records.values()), len(plan.runs)
-    figures = f"../{plan.evidence}/figures"
-    state = "All planned runs are recorded." if recorded == planned else (
-        f"**Interim: {recorded} of {planned} planned runs are recorded.** Where fewer seeds than planned are in, the\n"
-        "pre-stated test has not been reached: its row says so, and may change."
-    )  # fmt: skip
     others = secondary(found)
     seen = apart_from_zero(others)
-    parts = [
-        *withdrawn_lines(plan, found),
-        state,
-        "",
-        *(f"- **{verdict}**: {meaning}." for verdict, meaning in ORDER.items() if verdict != "no answer yet"),
-        "",
-        *questions_table(found, plan),
-        "",
-        *floors(records, plan),
-        f"![The primary tests, a dot per seed]({figures}/primary-tests.png)",
-        "",
-        "### The methods, regime by regime",
-        "",
-        "Means over seeds in percent; entropy in nats. What the regimes are: [claims-plan.md](claims-plan.md).",
-        "",
-    ]
-    for regime in dict.fromkeys(regime for regime, _ in plan.seeds):
-        table = methods_table(records, plan, regime)
-        if table:
-            parts += [f"**{regime}**", "", *table, ""]
-            notes = [*alarm_notes(plan, regime), *fewer_seeds_notes(records, plan, regime)]
-            parts += [line for note in notes for line in (note, "")]
-            parts += [f"![Training in {regime}]({figures}/training-{regime}.png)", ""]
-    parts += [
-        "### Exploratory",
-        "",
-        "Looked at without a pre-stated test. Intervals are of one comparison each, uncorrected.",
-        "",
-        "**Where GTPO stands among the baselines**: its pass@1 minus theirs, in points [95 %].",
-        "",
-        *baselines_table(records, plan),
-        "",
-        f"![pass@1 of every method, a dot per seed]({figures}/baselines.png)",
-        "",
-        f"**Other tests whose interval excludes 0.** {len(seen)} of {len(others)}; about {len(others) / 20:.0f} would "
-        f"by chance alone. All of them: [effects.md](../{plan.evidence}/effects.md).",
-        "",
-        *effects_table(seen, plan),
-        "",
-        *repeated_lines(at_every_scale(seen), plan),
-        "**Does H_ini predict which runs collapse?** AUC: the chance that of two runs of one regime the one that",
-        "collapsed began with the higher entropy; 0.5 is none. [95 %] by resampling seeds.",
-        "",
-        *filter(None, (predictor_line(records, scale) for scale in TASKS)),
-        "",
-        "### Compute",
-        "",
-        *compute_table(records, plan),
-        "",
-        "### The second experiment",
-        "",
-        "Fresh seeds, bases of their own, a plan written first, runs from clean commits. Accuracy: fractions; entropy",
-        "and time: natural logarithms of a ratio; warnings: AUC. In the regimes `reuse-2`, `-4`, `-8`, `dose`, `calm`",
-        "some 40 % of the tokens are conflict tokens, in `reuse-varied` 3 %. What is tested how, and what a look is:",
-        "[claims-plan.md](claims-plan.md#the-second-experiment).",
-        "",
-        *results_lines(read_records(load_plan(SECOND)), load_plan(SECOND)),
-        "",
-        "### Provenance",
-        "",
-        *provenance_lines(records),
-    ]
-    return "\n".join(parts)
+    second = load_plan(SECOND)
+    return {
+        "verdicts": [
+            *withdrawn_lines(plan, found),
+            "All planned runs are recorded." if recorded == planned else
+            f"**Interim: {recorded} of {planned} planned runs are recorded.** Rows with missing seeds say so.",
+            "",
+            *(f"- **{verdict}**: {meaning}." for verdict, meaning in ORDER.items() if verdict != "no answer yet"),
+            "",
+            *questions_table(found, plan),
+            "",
+            *floors(records, plan),
+        ],
+        "methods": methods_lines(records, plan),
+        "baselines": baselines_table(records, plan),
+        "others": [
+            f"**Other tests whose interval excludes 0.** {len(seen)} of {len(others)}; about {len(others) / 20:.0f} "
+            f"would by chance alone. All of them: [effects.md](../{plan.evidence}/effects.md).",
+            "",
+            *effects_table(seen, plan),
+            "",
+            *repeated_lines(at_every_scale(seen), plan),
+        ],
+        "predictor": [line for scale in TASKS if (line := predictor_line(records, scale))],
+        "compute": compute_table(records, plan),
+        "second": results_lines(read_records(second), second),
+        "provenance": provenance_lines(records),
+    }  # fmt: skip
 
 
 def effects_page(found: list[Answer], plan: Plan) -> str:
@@ -239,7 +211,7 @@ def search_page(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plan_section(plan: Plan) -> str:
+def plan_lines(plan: Plan) -> list[str]:
     """The generated part of docs/claims-plan.md: the primary tests, the runs, the gates of both experiments."""
     tests = [
         (question.asks, question.claim, f"{test.regime}: {compared(test)}, {measure_name(test, plan)}",
@@ -250,7 +222,7 @@ def plan_section(plan: Plan) -> str:
     for (regime, method), seeds in plan.seeds.items():
         by_seeds.setdefault((regime, seeds), []).append(method)
     runs = [(regime, ", ".join(methods), f"{seeds}") for (regime, seeds), methods in by_seeds.items()]
-    parts = [
+    return [
         *table(("question", "claim", "primary test (paired by seed)", ">seeds"), tests),
         "",
         *table(("regime", "method", ">seeds"), runs),
@@ -261,29 +233,28 @@ def plan_section(plan: Plan) -> str:
         "",
         *gate_table(load_plan(SECOND)),
     ]
-    return "\n".join(parts)
 
 
-def replaced(page: Path, section: str) -> str:
-    """The page with what stands between its two comments replaced. UserError where they are missing."""
-    text = page.read_text(encoding="utf-8")
-    new, count = re.subn(
-        r"(<!-- claims: [^\n]* -->\n).*?(<!-- claims: end -->)",
-        lambda match: f"{match[1]}\n{section}\n\n{match[2]}",
+def replaced(page: Path, blocks: dict[str, list[str]]) -> str:
+    """The page with what stands between `<!-- claims: NAME -->` and `<!-- claims: end -->` written anew."""
+    text, left = page.read_text(encoding="utf-8"), dict(blocks)
+    new = re.sub(
+        r"(<!-- claims: (\w+)[^\n]* -->\n\n).*?\n\n(<!-- claims: end -->)",
+        lambda match: match[1] + "\n".join(left.pop(match[2])).rstrip("\n") + "\n\n" + match[3],
         text,
         flags=re.DOTALL,
     )
-    if count != 1:
-        raise UserError(f"{page}: expected one section between <!-- claims: ... --> and <!-- claims: end -->")
+    if left:
+        raise UserError(f"{page}: expected <!-- claims: NAME --> ... <!-- claims: end --> for {', '.join(left)}")
     return new
 
 
 def pages(records: Records, plan: Plan, found: list[Answer]) -> dict[Path, str]:
-    """Every page with its section written anew."""
+    """Every page with its sections written anew."""
     return {
-        README: replaced(README, readme_section(records, plan, found)),
-        RESULTS: replaced(RESULTS, results_section(records, plan, found)),
-        PREREGISTERED: replaced(PREREGISTERED, plan_section(plan)),
+        README: replaced(README, {"verdicts": readme_lines(records, plan, found)}),
+        RESULTS: replaced(RESULTS, results_blocks(records, plan, found)),
+        PREREGISTERED: replaced(PREREGISTERED, {"tests": plan_lines(plan)}),
         plan.evidence / "effects.md": effects_page(found, plan),
         SEARCHED / "summary.md": search_page(load_plan(SEARCH)),
     }

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +19,11 @@ from gtpo.evalkit.statistics import holm
 from numpy.typing import NDArray
 from scipy import stats
 
-from bench.claims.answers import ALPHA, Records, read_records
-from bench.claims.measures import Record, at_end, curve, running
+from bench.claims.answers import ALPHA, Records, pairs, read_records
+from bench.claims.measures import MEASURES, VALIDATION, Record, at_end, curve, lost_at, running
 from bench.claims.null import share
 from bench.claims.plan import PLAN, Plan, load_plan
+from bench.claims.questions import PairedTest
 from bench.claims.record import pack, scores
 from bench.claims.run import as_program
 from bench.claims.sequential import level_at, p_value
@@ -33,7 +33,6 @@ from gtpo.common.files import read_json, write_json
 Array = NDArray[np.float64]
 SECOND = Path("bench/claims/second.yaml")
 SIMULATIONS = 20_000
-VALIDATION = "validation/pass@1"
 WARNING = "entropy against KL as a warning"
 HORIZON = 20
 """Steps within which a loss counts as announced."""
@@ -61,45 +60,6 @@ class Test(NamedTuple):
 def tests_of(plan: Plan) -> list[Test]:
     """The primary tests of the plan, in its order."""
     return [Test(**{"source" if key == "from" else key: value for key, value in row.items()}) for row in plan.tests]
-
-
-def validated(record: Record) -> Array:
-    """Held-out accuracy, validation after validation."""
-    return curve(record, VALIDATION)[1]
-
-
-def lost_at(record: Record, base: Record) -> float:
-    """The step of the first validation below half of the base's accuracy; infinite where there is none."""
-    steps, values = curve(record, VALIDATION)
-    below = np.flatnonzero(values < 0.5 * float(scores(base, "arithmetic", "pass@1").mean()))
-    return float(steps[below[0]]) if below.size else math.inf
-
-
-def time_to_half(record: Record, base: Record) -> float:
-    """The same, and the last step where there is none."""
-    return min(lost_at(record, base), float(curve(record, VALIDATION)[0][-1]))
-
-
-MEASURES: dict[str, Callable[[Record, Record], float]] = {
-    "accuracy over training": lambda record, base: float(validated(record).mean()),
-    "accuracy at the end": lambda record, base: float(validated(record)[-1]),
-    "log entropy at the end": lambda record, base: math.log(max(at_end("entropy/mean")(record), 1e-4)),
-    "log time to half of the accuracy": lambda record, base: math.log(time_to_half(record, base)),
-}
-"""Each takes a record and its base's. Logarithms: their difference is that of a ratio."""
-
-
-def differences_of(records: Records, plan: Plan, test: Test) -> dict[int, float]:
-    """seed -> a - b, of the seeds that both have."""
-    base_of = {run.seed: run.base for run in plan.runs if run.regime == test.regime and run.base}
-    a, b = (records.get((test.regime, name), {}) for name in (test.a, test.b))
-    measure, out = MEASURES[test.measure], {}
-    for seed in sorted(set(a) & set(b)):
-        base = base_of[seed]
-        assert base is not None
-        of_base = records[base.regime, "base"][base.seed]
-        out[seed] = measure(a[seed], of_base) - measure(b[seed], of_base)
-    return out
 
 
 def looks(plan: Plan, regime: str) -> tuple[list[int], list[int]]:
@@ -146,7 +106,7 @@ def estimates(records: Records, plan: Plan, test: Test) -> tuple[int, list[tuple
     """(seeds recorded, of each look whose seeds all are: (difference, standard error, seeds))."""
     half, every = looks(plan, test.regime)
     if test.measure == WARNING:
-        runs = warning_runs(records, plan, test.regime)
+        runs = warning_runs(records, test.regime)
         methods = [method for regime, method in plan.seeds if regime == test.regime]
         seeds = set.intersection(*(set(records.get((test.regime, method), {})) for method in methods))
 
@@ -154,8 +114,9 @@ def estimates(records: Records, plan: Plan, test: Test) -> tuple[int, list[tuple
             auc, without = warning_auc([run for run in runs if run[1] in chosen], (test.a, test.b))
             return *compared_auc(auc, without, 0, 1), len(chosen)
     else:
-        found = differences_of(records, plan, test)
-        seeds = set(found)
+        _, its, a, b = pairs(records, PairedTest(test.regime, test.a, test.b, test.measure))
+        found = dict(zip(its, a - b, strict=True))
+        seeds = set(its)
 
         def estimate(chosen: list[int]) -> tuple[float, float, int]:
             d = np.array([found[seed] for seed in chosen])
@@ -253,17 +214,10 @@ def compared_auc(auc: Array, without: Array, i: int, j: int) -> tuple[float, flo
     return float(auc[i] - auc[j]), math.sqrt((n - 1) / n * float(((parts - parts.mean()) ** 2).sum()))
 
 
-def warning_runs(records: Records, plan: Plan, regime: str) -> list[tuple[Any, int, Record, float]]:
+def warning_runs(records: Records, regime: str) -> list[tuple[Any, int, Record, float]]:
     """Every run of a regime for warning_auc; a stratum is a method."""
-    base_of = {run.seed: run.base for run in plan.runs if run.regime == regime and run.base}
-    out: list[tuple[Any, int, Record, float]] = []
-    for (its, method), seeds in records.items():
-        if its == regime:
-            for seed, record in seeds.items():
-                base = base_of[seed]
-                assert base is not None
-                out.append((method, seed, record, lost_at(record, records[base.regime, "base"][base.seed])))
-    return out
+    found = ((method, seeds) for (its, method), seeds in records.items() if its == regime)
+    return [(method, seed, record, lost_at(record)) for method, seeds in found for seed, record in seeds.items()]
 
 
 # --- the gate
@@ -274,31 +228,23 @@ def stand_in(record: Record, slower: float, rng: np.random.Generator, horizon: i
     steps, rewards = curve(record, "reward/accuracy")
     at = np.arange(10, horizon + 1, 10)
     p = np.clip(np.interp(at, slower * steps, running(rewards) / 10), 0, 1)
-    metrics = {**record["curves"]["metrics"], VALIDATION: {"mean": (rng.binomial(256, p) / 256).tolist()}}
-    return {"curves": {"last_step_of_block": at.tolist(), "metrics": {VALIDATION: metrics[VALIDATION]}}, "old": record}
+    metrics = {VALIDATION: {"mean": (rng.binomial(256, p) / 256).tolist()}}
+    return {**record, "curves": {"last_step_of_block": at.tolist(), "metrics": metrics}, "old": record}
 
 
-def pool(records: Records, plan: Plan, test: Test, rng: np.random.Generator) -> Array:
+def pool(records: Records, test: Test, rng: np.random.Generator) -> Array:
     """Differences of the first experiment's seeds, several draws of the validations each."""
-    base_of = {run.seed: run.base for run in plan.runs if run.regime == test.source and run.base}
     a, b = (records[test.source, name] for name in (test.a, test.b))
-    out = []
-    for seed in sorted(set(a) & set(b)):
-        base = base_of[seed]
-        assert base is not None
-        of_base = records[base.regime, "base"][base.seed]
-        horizon = 400 if test.source == "micro-unstable" else 200
-        for _ in range(20):
-            values = []
-            for record in (a[seed], b[seed]):
-                if test.measure == "log entropy at the end":
-                    values.append(MEASURES[test.measure](record, of_base))
-                elif test.measure == "accuracy at the end":
-                    values.append(float(rng.binomial(4096, scores(record, "arithmetic", "pass@1").mean())) / 4096)
-                else:
-                    values.append(MEASURES[test.measure](stand_in(record, test.slower, rng, horizon), of_base))
-            out.append(values[0] - values[1])
-    return np.array(out)
+    horizon = 400 if test.source == "micro-unstable" else 200
+
+    def drawn(record: Record) -> float:
+        if test.measure == "accuracy at the end":
+            return float(rng.binomial(4096, scores(record, "arithmetic", "pass@1").mean())) / 4096
+        of = record if "entropy" in test.measure else stand_in(record, test.slower, rng, horizon)
+        return MEASURES[test.measure](of)
+
+    seeds = sorted(set(a) & set(b))
+    return np.array([drawn(a[seed]) - drawn(b[seed]) for seed in seeds for _ in range(20)])
 
 
 def unchanged_pool(records: Records, test: Test, rng: np.random.Generator, size: int) -> Array | None:
@@ -355,22 +301,17 @@ def warning_placebo(runs: list[tuple[Any, int, Record, float]], kind: str, rng: 
     return compared_auc(*warning_auc(made, (test.a, test.b)), 0, 1)
 
 
-def warning_gate(
-    old: Records, first: Plan, plan: Plan, test: Test, rng: np.random.Generator, runs: int
-) -> dict[str, Any]:
+def warning_gate(old: Records, plan: Plan, test: Test, rng: np.random.Generator, runs: int) -> dict[str, Any]:
     """The warning's test on its placebos, as at the last look."""
     found: dict[str, Any] = test._asdict()
-    base_of = {run.seed: run.base for run in first.runs if run.regime == test.source and run.base}
-    made: list[tuple[Any, int, Record, float]] = []
-    for method in ("gtpo", "grpo", "gtpo-conflict-only"):
-        for seed, record in old[test.source, method].items():
-            base = base_of[seed]
-            assert base is not None
-            its = stand_in(record, test.slower, rng, 400)
-            made.append((method, seed, its, lost_at(its, old[base.regime, "base"][base.seed])))
+    made = {
+        (test.source, method): {s: stand_in(r, test.slower, rng, 400) for s, r in old[test.source, method].items()}
+        for method in ("gtpo", "grpo", "gtpo-conflict-only")
+    }
+    runs_made = warning_runs(made, test.source)
     n = len(looks(plan, test.regime)[1])
     for kind in (*PLACEBOS, "planted"):
-        d, error = np.array([warning_placebo(made, kind, rng, test, n) for _ in range(runs)]).T
+        d, error = np.array([warning_placebo(runs_made, kind, rng, test, n) for _ in range(runs)]).T
         hits = two_sided(d, error, n) <= ALPHA
         found[kind] = {**share(hits)._asdict(), "difference": float(d.mean())}
     found["power"] = found["planted"]["share"]
@@ -378,12 +319,12 @@ def warning_gate(
     return found
 
 
-def gate_of(old: Records, first: Plan, plan: Plan, test: Test, rng: np.random.Generator, runs: int) -> dict[str, Any]:
+def gate_of(old: Records, plan: Plan, test: Test, rng: np.random.Generator, runs: int) -> dict[str, Any]:
     """One primary test on its placebos and its planted difference."""
     if test.measure == WARNING:
-        return warning_gate(old, first, plan, test, rng, min(runs, 2000))
+        return warning_gate(old, plan, test, rng, min(runs, 2000))
     n = len(looks(plan, test.regime)[1])
-    differences = pool(old, first, test, rng)
+    differences = pool(old, test, rng)
     centred = differences - differences.mean()
     signs = rng.choice([-1.0, 1.0], size=(runs, n))
     null = signs * rng.choice(centred, size=(runs, n))
@@ -431,11 +372,11 @@ def means_table(records: Records, plan: Plan, found: list[Look]) -> list[str]:
     rows = []
     for regime, taken in {look.test.regime: look.taken for look in found if look.taken}.items():
         seeds = looks(plan, regime)[taken - 1]
-        lost = {(method, seed): step for method, seed, _, step in warning_runs(records, plan, regime)}
+        lost = {(method, seed): step for method, seed, _, step in warning_runs(records, regime)}
         for method in (method for its, method in plan.seeds if its == regime):
             runs = [records[regime, method][seed] for seed in seeds]
             accuracy = [MEASURES[f"accuracy {when}"] for when in ("over training", "at the end")]
-            values = [[measure(run, {}) for run in runs] for measure in accuracy]
+            values = [[measure(run) for run in runs] for measure in accuracy]
             values += [[at_end(key)(run) for run in runs] for key in SHOWN]
             shown = [f"{np.mean(column):.3f}" for column in values]
             survive = sum(lost[method, seed] == math.inf for seed in seeds)
@@ -449,7 +390,7 @@ def warnings_table(records: Records, plan: Plan, found: list[Look]) -> list[str]
     rows = []
     for regime, taken in {look.test.regime: look.taken for look in found if look.taken}.items():
         seeds = looks(plan, regime)[taken - 1]
-        auc, without = warning_auc([run for run in warning_runs(records, plan, regime) if run[1] in seeds], INDICATORS)
+        auc, without = warning_auc([run for run in warning_runs(records, regime) if run[1] in seeds], INDICATORS)
         errors = (len(seeds) - 1) / math.sqrt(len(seeds)) * without.std(0, ddof=0)
         if not np.isnan(auc).any():
             rows.append((regime, *(f"{a:.2f} ± {1.96 * e:.2f}" for a, e in zip(auc, errors, strict=True))))
@@ -495,13 +436,13 @@ def main() -> None:
     parser.add_argument("--simulations", type=int, default=SIMULATIONS)
     parser.add_argument("--pack", action="store_true", help="put the records into the repository, and do nothing else")
     asked = parser.parse_args()
-    plan, first = load_plan(SECOND), load_plan(PLAN)
+    plan = load_plan(SECOND)
     if asked.pack:
         print(", ".join(f"{regime}: {count} runs" for regime, count in pack(plan).items()))
         return
-    old = read_records(first)
+    old = read_records(load_plan(PLAN))
     rng = np.random.default_rng(0)
-    rows = [gate_of(old, first, plan, test, rng, asked.simulations) for test in tests_of(plan)]
+    rows = [gate_of(old, plan, test, rng, asked.simulations) for test in tests_of(plan)]
     assert plan.packed is not None
     write_json(plan.packed / "null.json", {"simulations": asked.simulations, "passes_at": PASSES, "tests": rows})
     for row in rows:

@@ -237,7 +237,7 @@ def test_the_placebos_are_what_the_records_give(plan):
     assert lead["completions/length"]["p"] < 0.05
     assert not null.passes(lead)
     sound = tests["stability", "micro-unstable"]
-    quiet = null.unchanged(records, plan, sound, rng, 300)
+    quiet = null.unchanged(records, sound, rng, 300)
     assert quiet.share < 0.07
     signs = rng.choice([-1.0, 1.0], size=(200, 10))
     assert null.paired_rejections(records, sound, signs, 0.0).mean() < 0.07

@@ -57,7 +57,7 @@ def _record(accuracy: list[float], entropy: float, extra: dict | None = None) ->
     ends = list(range(10, 10 * len(accuracy) + 1, 10))
     metrics = {"validation/pass@1": {"mean": accuracy}, "entropy/mean": {"mean": [entropy] * len(accuracy)}}
     metrics |= {key: {"mean": values} for key, values in (extra or {}).items()}
-    return {"curves": {"last_step_of_block": ends, "metrics": metrics}}
+    return {"curves": {"last_step_of_block": ends, "metrics": metrics}, "of_base": BASE}
 
 
 BASE = {"evaluation": {"arithmetic": {"n": 16, "correct": [8, 8], "maj": [1, 1], "format_ok": [16, 16]}}}
@@ -66,11 +66,11 @@ BASE = {"evaluation": {"arithmetic": {"n": 16, "correct": [8, 8], "maj": [1, 1],
 def test_the_measures():
     lost = _record([0.5, 0.4, 0.2, 0.1], 0.01)
     kept = _record([0.5, 0.4, 0.3, 0.26], 0.02)
-    assert second.MEASURES["accuracy over training"](lost, BASE) == pytest.approx(0.3)
-    assert second.MEASURES["accuracy at the end"](kept, BASE) == 0.26
-    assert (second.lost_at(lost, BASE), second.lost_at(kept, BASE)) == (30, math.inf)
-    assert second.MEASURES["log time to half of the accuracy"](kept, BASE) == math.log(40)
-    ratio = [second.MEASURES["log entropy at the end"](record, BASE) for record in (lost, kept)]
+    assert second.MEASURES["accuracy over training"](lost) == pytest.approx(0.3)
+    assert second.MEASURES["accuracy at the end"](kept) == 0.26
+    assert (second.lost_at(lost), second.lost_at(kept)) == (30, math.inf)
+    assert second.MEASURES["log time to half of the accuracy"](kept) == math.log(40)
+    ratio = [second.MEASURES["log entropy at the end"](record) for record in (lost, kept)]
     assert math.exp(ratio[0] - ratio[1]) == pytest.approx(0.5)
 
 
