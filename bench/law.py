@@ -28,13 +28,25 @@ from typing import Any, NamedTuple
 from gtpo.rewards import Verdict, Verifier
 from gtpo.rewards.data.arithmetic import arithmetic_problems
 
-from bench.copying import formulas
 from gtpo.common.files import read_jsonl, write_json
 
+_MATH = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_PART = re.compile(r"<=|>=|\\leq?|\\geq?|\\neq|\\approx|\\equiv|[=<>,;]|\\qquad|\\quad|\\\\|&")
+_PLAIN = re.compile(r"(?<![\w.])\d[\d.,]*(?:\s*[-+*/x×÷^]\s*\d[\d.,]*)+")
 SETS = ("math_test", "math_train", "aime24", "aime25", "amc23")
 Rewriting = Callable[[str], str | None]
 """Returns None where it does not apply."""
 _INTEGER = re.compile(r"(?<![\d.,\\a-zA-Z_{])\d{1,6}(?![\d.,}])")
+
+
+def formulas(text: str, *, dollars: bool = False) -> list[str]:
+    """Return what could be copied from a problem, each once, in order; `dollars`: `$` is money, not mathematics."""
+    found: list[str] = []
+    for match in () if dollars else _MATH.finditer(text):
+        inner = next(group for group in match.groups() if group is not None)
+        found += [inner, *_PART.split(inner)]
+    found += _PLAIN.findall(text)
+    return list(dict.fromkeys(stripped for piece in found if (stripped := piece.strip())))
 
 
 def _around(before: str, after: str) -> Rewriting:

@@ -12,7 +12,7 @@ from typing import Any
 from gtpo.rewards.completions import Completion, completion_text, problem_text
 from gtpo.rewards.extract import extract_answer
 from gtpo.rewards.format import filled_score, format_score
-from gtpo.rewards.text import AnswerText
+from gtpo.rewards.text import AnswerText, as_text, without_spaces
 from gtpo.rewards.verify import Verdict, default_verifier
 
 CORRECT, INCORRECT = 10.0, 0.0
@@ -59,21 +59,31 @@ def accuracy_reward(
 
     `answer` is the dataset's column of bare gold answers, text or numbers, one per completion. `prompts` let the
     verifier see the problem (the last user turn): an answer that only repeats an expression of it earns nothing. The
-    shares of the verdicts that want watching go to `log_metric`, which TRL provides. Raises ValueError if the lengths
-    differ.
+    shares of the verdicts that want watching, and of the paid answers that say more than their gold, go to
+    `log_metric`, which TRL provides. Raises ValueError if the lengths differ.
     """
     if len(completions) != len(answer):
         raise ValueError(f"{len(completions)} completions but {len(answer)} gold answers")
     if prompts is not None and len(prompts) != len(completions):
         raise ValueError(f"{len(completions)} completions but {len(prompts)} prompts")
+    pairs = [(extract_answer(completion_text(c)), as_text(gold)) for c, gold in zip(completions, answer, strict=True)]
     verdicts = default_verifier().verify_many(
-        [(extract_answer(completion_text(c)), gold) for c, gold in zip(completions, answer, strict=True)],
+        pairs,
         None if prompts is None else [problem_text(prompt) for prompt in prompts],
     )
     if log_metric is not None and verdicts:
         for name, verdict in _LOGGED.items():
             log_metric(name, verdicts.count(verdict) / len(verdicts))
+        paid = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict is Verdict.CORRECT]
+        if paid:
+            log_metric("reward/paid_longer", sum(_says_more(*pair) for pair in paid) / len(paid))
     return [_SCORES[verdict] for verdict in verdicts]
+
+
+def _says_more(answer: str | None, gold: str) -> bool:
+    """Return whether an answer is longer than its gold, or has a symbol that the gold has not, spaces apart."""
+    bare, wanted = (without_spaces(text or "") for text in (answer, gold))
+    return len(bare) > len(wanted) or not set(bare) <= set(wanted)
 
 
 def math_verify_text(completion: str, answer: str | None) -> str:

@@ -73,6 +73,13 @@ METRICS = (
         when="gtpo and grpo, with an accuracy reward",
     ),
     Metric(
+        "reward/paid_longer", "fraction",
+        "Paid answers that are longer than their gold, or hold symbols that it lacks.",
+        "steady",
+        "Rising: the policy writes around the verifier; read the answers in `completions/`.",
+        when="gtpo and grpo, with an accuracy reward; absent where nothing was paid",
+    ),
+    Metric(
         "reward/rejected", "fraction",
         "Answers beyond the verifier's limits on length, nesting or work. They earn 0.",
         "below 0.02",

@@ -14,6 +14,7 @@ from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol, presets
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.metrics import DEFINITIONS
 from gtpo.evalkit.results.record import SCORINGS, BenchmarkRecord, EvalRecord, Interval
+from gtpo.rewards.contracts import contradiction, read_contract
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring
 from gtpo.rewards.golds import find_unverifiable
@@ -299,6 +300,16 @@ def print_check(settings: EvalSettings) -> None:
         print(f"  {failure.id}: {failure.reason}")
     if len(failures) > 20:
         print(f"  ... and {len(failures) - 20} more")
+    contracts = [read_contract(p.problem) for p in problems]
+    against = [(p, found) for p in problems if (found := contradiction(p.problem, p.answer)) is not None]
+    print(f"answer contracts: {sum(map(bool, map(str, contracts)))} problems say what their answer must be")
+    for problem, contract in list(zip(problems, contracts, strict=True))[:3]:
+        print(f"  {problem.id}: {str(contract) or 'nothing in particular'}")
+    print(f"contracts that the gold contradicts: {len(against)}")
+    for problem, found in against[:20]:
+        print(f"  {problem.id}: {found}")
+    if len(against) > 20:
+        print(f"  ... and {len(against) - 20} more")
     if benchmark.checksum:
         same = checksum(problems) == benchmark.checksum
         print(f"checksum of ids and golds: {'as published' if same else 'not that of the published set'}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gtpo.rewards.equality.reading.answers import Answer, Listing, Words
+from gtpo.rewards.equality.reading.answers import Answer, Listing, Scalar, Words
 from gtpo.rewards.equality.reading.words import bare_text
 
 
@@ -15,6 +15,8 @@ def is_clock(text: str) -> bool:
 
 def time_of_day(answer: Answer) -> tuple[str, str] | None:
     """Return a time of day as (`h:mm`, `a` or `p` or empty), or None."""
+    if isinstance(answer, Scalar) and answer.unit.name in ("am", "pm") and answer.term[0] == "num":
+        return f"{answer.term[1]}:00", answer.unit.name[0]
     text = answer.text if isinstance(answer, Words) else answer.brackets if isinstance(answer, Listing) else ""
     match = re.fullmatch(r"0?(\d{1,2}:\d{2})\s*(?:([ap])\.?\s*m\.?)?", bare_text(text).lower())
     return (match[1], match[2] or "") if match else None

@@ -29,7 +29,7 @@ from gtpo.rewards.equality.reading.contract import Contract
 from gtpo.rewards.equality.reading.expressions import canonical
 from gtpo.rewards.equality.reading.problem import ProblemText
 from gtpo.rewards.equality.reading.reader import read
-from gtpo.rewards.equality.reading.units import Unit, singular
+from gtpo.rewards.equality.reading.units import Unit, is_noun, singular
 from gtpo.rewards.equality.reading.words import same_words
 
 
@@ -140,6 +140,8 @@ class Comparison:
         counted = self.problem.counted if self.problem else frozenset()
         if not p.nouns <= vocabulary | g.nouns or not p.amounts <= counted | g.amounts:
             return False
+        if p.things and not g.things and p.things <= vocabulary - counted and any(map(is_noun, counted)):
+            return False  # `5 boys` where the problem asks how many girls
         if not g.name:
             return self.has_asked_unit(p)
         if not p.name or p.name == g.name:
@@ -274,6 +276,9 @@ class Comparison:
         """One answer beside a list or set of one; a ratio of two beside its quotient."""
         for whole, part in ((p, g), (g, p)):
             if isinstance(whole, Listing) and isinstance(part, Scalar):
+                times = time_of_day(whole), time_of_day(part)
+                if times[0] is not None and times[1] is not None:  # 5 p.m. is 5:00 p.m.
+                    return same_time(times[0], times[1])
                 whole_number = part.term[0] == "num" and part.term[1].denominator == 1
                 if (
                     whole.kind == "ratio"

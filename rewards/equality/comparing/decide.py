@@ -21,6 +21,8 @@ from gtpo.rewards.equality.reading.words import same_name, same_words
 from gtpo.rewards.extract import boxed_together, extract_answer, without_thoughts
 from mpmath import mp
 
+_LETTER_AFTER = re.compile(r"(-?(?:[\d.]+|\\frac\{\d+\}\{\d+\}))\s+([msghlL](?:\^\{?\d\}?)?)")
+"""`3 s^{2}`, which may be a unit and may be a product."""
 KEPT = 1024
 """Answers kept as read: a question's gold and its candidates come again and again."""
 
@@ -33,6 +35,8 @@ def _readings(text: str, gold: bool = False, known: bool = False) -> tuple[str, 
         text = extract_answer(text, "lenient") or text
     boxes = boxed_together(text) if "boxed" in text else []
     readings = _commas(clean(", ".join(boxes) if len(boxes) > 1 else text, gold), gold and known)
+    if (spaced := _LETTER_AFTER.fullmatch(readings[0])) is not None:
+        readings.append(spaced[1] + spaced[2])
     sentence = sentence_value(text)
     if gold and sentence is None and len(text.split()) > 8 and len(boxes) == 0:
         sentence = extract_answer(text, "lenient")  # a gold that is a whole solution

@@ -10,7 +10,7 @@ from gtpo.rewards.equality.arithmetic.values import NoValue, multiply, noise
 from gtpo.rewards.equality.comparing.padding import same_values
 from gtpo.rewards.equality.comparing.work import ONE, factors
 from gtpo.rewards.equality.reading.answers import Scalar
-from gtpo.rewards.equality.reading.expressions import is_literal
+from gtpo.rewards.equality.reading.expressions import canonical, is_literal
 
 
 def in_form(written: Sequence[Scalar], wanted: Sequence[Scalar], forms: frozenset[str]) -> bool:
@@ -26,9 +26,31 @@ def in_form(written: Sequence[Scalar], wanted: Sequence[Scalar], forms: frozense
         return False
     if "one fraction" in forms and p[0] == "add" and g[0] != "add":
         return False
+    if "as stated" in forms and not is_literal(g) and _outline(p) != _outline(g):
+        return False
     if "simplest" in forms and symbols(g):
         return not (has_product_of_sums(p) or contains(p, "div")) or _sums(p) <= _sums(g)
     return True
+
+
+def _outline(term: Term) -> str:
+    """Return the form of an expression: its operations and letters, without numbers and signs, operands in order."""
+    term = canonical(term)
+
+    def outline(part: Term) -> str:
+        if part[0] == "num":
+            return "n"
+        if part[0] in ("sym", "const"):
+            return str(part[1])
+        head = f"{part[0]} {part[1]}" if isinstance(part[1], str) else part[0]
+        within = [outline(each) for each in part[1:] if isinstance(each, tuple)]
+        if part[0] == "mul":
+            within = [each for each in within if each != "n"]
+            if len(within) < 2:
+                return within[0] if within else "n"
+        return f"{head}({', '.join(sorted(within))})"
+
+    return outline(term) if term[0] != "mat" else ""
 
 
 def _sums(term: Term) -> int:

@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate, symbols
 from gtpo.rewards.equality.arithmetic.values import NoValue, TooBig
+from gtpo.rewards.equality.comparing.decimals import hundredth
 from gtpo.rewards.equality.comparing.form import in_form
 from gtpo.rewards.equality.comparing.names import rename
 from gtpo.rewards.equality.comparing.numeric import equal_terms
@@ -25,6 +26,7 @@ from gtpo.rewards.equality.reading.clean import one_spelling
 from gtpo.rewards.equality.reading.expressions import canonical, is_literal, occurs, tokens_of
 from gtpo.rewards.equality.reading.grammar import parse
 from gtpo.rewards.equality.reading.problem import ProblemText
+from gtpo.rewards.equality.reading.reader import read
 from gtpo.rewards.equality.reading.tokens import NotMathematics
 
 ANALYSIS = re.compile(r"\\(?:int|iint|oint|lim|sum|prod|partial)(?![a-zA-Z])|\\frac\s*\{\s*d[^{}]*\}\s*\{\s*d")
@@ -49,6 +51,13 @@ def finding(raw: str, prediction: str, p: Answer, gold: str, g: Answer, problem:
         return "COPIED"  # what the problem says of a number, `f(2) = 3`, is not what it asks
     if problem is not None and "=" in prediction and _restates(prediction, problem):
         return "COPIED"
+    if (
+        isinstance(p, Listing)
+        and p.kind == "ratio"
+        and isinstance(g, Scalar)
+        and not all(isinstance(item, Scalar) and is_rational(item.term) for item in p.items)
+    ):
+        return "UNEVALUATED"
     if isinstance(g, Based):
         return "CORRECT" if isinstance(p, (Based, Scalar, Named)) else "UNEVALUATED"
     written, wanted = list(_leaves(p)), list(_leaves(g))
@@ -152,12 +161,26 @@ def _restates(prediction: str, problem: ProblemText) -> bool:
         try:
             sides.append(parse(part.strip(" .,;")))
         except (NotMathematics, TooBig):
-            return False
-    return any(
+            return _disguised(prediction, problem)
+    return _disguised(prediction, problem) or any(
         left[0] != "num" and equal_terms(left, given) and equal_terms(right, value)
         for pair in pairwise(sides)
         for left, right in (pair, pair[::-1])
         for given, value in problem.statements
+    )
+
+
+def _disguised(prediction: str, problem: ProblemText) -> bool:
+    """Return whether the left side of an equation ends as that of one that the problem states: `[(f(x) = 200\\%)]`."""
+    left, _, right = prediction.partition("=")
+    bare = re.sub(r"[\s{}]|\\text", "", left)
+    answer = read(right.strip(" .)]}\\"))
+    if not isinstance(answer, Scalar):
+        return False
+    value = hundredth(answer).term if answer.percent else answer.term
+    return any(
+        bare.endswith(name) and not bare.removesuffix(name)[-1:].isalnum() and equal_terms(value, given)
+        for name, given in problem.stated
     )
 
 

@@ -15,7 +15,8 @@ from fractions import Fraction
 from itertools import chain
 from typing import NamedTuple
 
-from gtpo.rewards.equality.arithmetic.terms import Term, subterms, symbols
+from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate, subterms, symbols
+from gtpo.rewards.equality.arithmetic.values import NoValue, number_of
 from gtpo.rewards.equality.reading.expressions import canonical
 
 
@@ -220,9 +221,9 @@ def _rational(factor: Term, found: Count, whole: bool) -> None:
     if factor[0] != "pow":
         return
     base, exponent = _unsigned(factor[1])[0], factor[2]
-    if base == ("num", Fraction(10)):
-        return
     small = exponent in (_ZERO, ONE) or base in (_ZERO, ONE) or base[0] == "pow"
+    if base == ("num", Fraction(10)) and exponent != _ZERO:
+        return
     found[Work.POWER if small else Work.LITERAL_POWER if whole else Work.REDUCTION] += 1
 
 
@@ -252,10 +253,23 @@ def _power(base: Term, exponent: Term, found: Count) -> None:
             found[Work.POWER] += 1
         if bare[0] in ("mul", "div") and any(map(is_rational, chain.from_iterable(factors(bare)[:2]))):
             found[Work.POWER] += 1
+    if base == ("const", "i") and whole_exponent:
+        found[Work.POWER] += 1
+    if base == ("const", "e") and contains(exponent, "const", "i") and not symbols(exponent) and is_turn(exponent):
+        found[Work.FUNCTION] += 1
     if base == ("const", "e") and any(part[:2] in (("fn", "ln"), ("fn", "log")) for part in addends(exponent)):
         found[Work.FUNCTION] += 1
     _visit(base, found)
     _visit(exponent, found)
+
+
+def is_turn(exponent: Term) -> bool:
+    """Return whether an exponent of e is a whole multiple of i pi / 2: then the power is 1, -1, i or -i."""
+    try:
+        quarters = number_of(evaluate(("div", exponent, ("mul", ("const", "i"), ("const", "pi"))), {})) * 2
+        return bool(abs(quarters - round(quarters.real)) < 1e-30)
+    except (NoValue, AttributeError):
+        return False
 
 
 def _divides(divisor: Term, number: Term) -> bool:

@@ -108,6 +108,7 @@ _SYNONYMS = [
 ]
 _LEAD_IN = re.compile(
     r"^\*\*(?:final )?answer:?\*\*:?\s*"
+    r"|^(?:so|thus|hence|therefore|finally|in total|total|altogether)\s*[,:]\s*(?=[-\d$\\])"
     r"|^(?:(?:so|thus|hence|therefore|then|and)\b,?\s*)?(?:the\s+)?(?:correct\s+|final\s+)*"
     r"(?:answer|result|solution|option|choice)"
     r"\s*(?:is|are|:|=)\s*:?\s*|^answer\s+(?=[\\\d(-])",
@@ -123,6 +124,15 @@ _ABOUT = re.compile(
     r"^(?:approximately|approx\.?|about|roughly|exactly|only|just|\\approx|\\text\{\s*(?:about|approximately)\s*\})\s+",
     re.IGNORECASE,
 )
+_NAMED_SETS = [
+    (re.compile(rf"(?:\\text\s*\{{\s*)?(?:{names})\s*\}}?", re.IGNORECASE), symbol)
+    for names, symbol in [
+        (r"(?:there (?:is|are) )?no (?:real )?solutions?|(?:the )?empty set", "\\emptyset"),
+        (r"(?:the set of )?all reals?(?: numbers?)?(?: x)?", "\\reals"),
+        (r"dne|does not exist", r"\text{does not exist}"),
+    ]
+]
+"""Words for what has a symbol."""
 _ENVIRONMENT = re.compile(
     r"\\begin\s*\{(?:align|equation|gather|aligned)\*?\}|\\end\s*\{(?:align|equation|gather|aligned)\*?\}"
 )
@@ -224,7 +234,8 @@ def clean(text: str, gold: bool = False) -> str:
         )
     for pattern in (_LABEL, _ABOUT, _QUANTIFIER):
         text = pattern.sub("", text)
-    return text.strip()
+    text = text.strip()
+    return next((symbol for pattern, symbol in _NAMED_SETS if pattern.fullmatch(text)), text)
 
 
 def one_spelling(text: str) -> str:

@@ -16,6 +16,11 @@ _ASKS = re.compile(
 _HOW_MANY = re.compile(r"\bhow (?:many|much)((?:\s+[a-zA-Z]+){1,6})", re.IGNORECASE)
 _IN_UNIT = re.compile(r"(?:,|\b(?:is|answer|it|speed|length|area|volume|time|distance|weight|mass|angle|height|width))"
                       r"\s+in\s+((?:[a-zA-Z]+\s*){1,4})", re.IGNORECASE)  # fmt: skip
+_HOW_LONG = re.compile(
+    r"\bhow (?:long|far|fast|old|tall|deep|wide|heavy|high|large)\b[^.?]*?\bin (?!an?\b|one\b|each\b|the\b|half\b)"
+    r"((?:[a-zA-Z]+\s*){1,4})(?=[.?,;]|$)",
+    re.IGNORECASE,
+)
 _UP = re.compile(
     r"\b(?:increasing|ascending|numerical) order|\b(?:least|smallest|lowest) to (?:the )?(?:great|larg|high)", re.I
 )
@@ -42,6 +47,9 @@ _VERBS = {
     ),
     "expanded": re.compile(_START + r"(?:expand|multiply out)\b|\bexpanded form", re.I | re.M),
     "a decimal": re.compile(r"\bas an? (?:\w+ )?decimal\b|\bin decimal form", re.I),
+    "as stated": re.compile(
+        r"\b(?:express|write|rewrite|written|expressed|give|put|answer)\b[^.?]{0,80}\bin the form\b", re.I
+    ),
     "one fraction": re.compile(r"\bcommon denominator\b|\bas a single fraction\b", re.I),
 }
 _SIMPLEST = re.compile(
@@ -69,7 +77,7 @@ class Contract:
     places: int | None = None
     """Digits after the point of a rounded answer."""
     forms: frozenset[str] = frozenset()
-    """`simplest`, `factored`, `expanded`, `a decimal`, `one fraction`."""
+    """`simplest`, `factored`, `expanded`, `a decimal`, `one fraction`, `as stated` ("in the form ...")."""
     unknowns: frozenset[str] = frozenset()
     """Letters whose value it asks for."""
     count: int | None = None
@@ -111,7 +119,7 @@ def read_contract(text: str, prose: str) -> Contract:
 def _units(prose: str) -> set[str]:
     """Return the measures that are asked for: "how many square feet", "the speed in miles per hour"."""
     found = set()
-    for phrase in (*_HOW_MANY.findall(prose), *_IN_UNIT.findall(prose)):
+    for phrase in (*_HOW_MANY.findall(prose), *_IN_UNIT.findall(prose), *_HOW_LONG.findall(prose)):
         spoken = phrase.lower().split()
         for size in range(len(spoken), 0, -1):
             unit = read_unit(" ".join(spoken[:size])) if is_unit_word(spoken[size - 1]) else None

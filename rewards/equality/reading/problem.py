@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gtpo.rewards.equality.arithmetic.terms import Term, subterms
+from gtpo.rewards.equality.arithmetic.terms import Term, subterms, symbols
 from gtpo.rewards.equality.arithmetic.values import TooBig
 from gtpo.rewards.equality.reading.clean import clean, one_spelling
 from gtpo.rewards.equality.reading.contract import Contract, read_contract
@@ -89,6 +89,8 @@ class ProblemText:
     """Canonical terms of the expressions and of their composite parts."""
     statements: tuple[tuple[Term, Term], ...]
     """(side, side) of its equations whose left side is no number."""
+    stated: tuple[tuple[str, Term], ...]
+    """(left side as written without space, value) of those whose right side is one number."""
     asked: frozenset[Term]
     """Canonical terms of those that no relation of the problem gives a value, `m + n` of "find m + n"."""
     vocabulary: frozenset[str]
@@ -122,7 +124,7 @@ def read_problem(text: str) -> ProblemText:
         tokens_of(one_spelling(text)),
         _restated(text),
         frozenset(term for piece in cleaned for term in _terms(piece)),
-        _statements(formulas),
+        *_statements(formulas),
         _asked([*formulas, *runs]),
         frozenset(found) | frozenset(map(singular, found)),
         frozenset(singular(word) for phrase in _HOW_MANY.findall(prose) for word in phrase.lower().split()),
@@ -133,8 +135,9 @@ def read_problem(text: str) -> ProblemText:
     )
 
 
-def _statements(formulas: list[str]) -> tuple[tuple[Term, Term], ...]:
+def _statements(formulas: list[str]) -> tuple[tuple[tuple[Term, Term], ...], tuple[tuple[str, Term], ...]]:
     found: list[tuple[Term, Term]] = []
+    stated: list[tuple[str, Term]] = []
     for formula in formulas[:MAX_STATEMENTS]:
         for part in re.split(r",|;|\\\\|\\q?quad", formula) if formula.count("=") > 1 else [formula]:
             sides = part.split("=")
@@ -144,7 +147,9 @@ def _statements(formulas: list[str]) -> tuple[tuple[Term, Term], ...]:
                 continue
             if terms and terms[0][0] != "num":
                 found.append((terms[0], terms[1]))
-    return tuple(found)
+                if not symbols(terms[1]):
+                    stated.append((re.sub(r"[\s{}]|\\text", "", clean(sides[0])), terms[1]))
+    return tuple(found), tuple(stated)
 
 
 def _restated(text: str) -> frozenset[Term]:

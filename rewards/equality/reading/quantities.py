@@ -135,7 +135,12 @@ def _strip_unit(text: str) -> tuple[str | None, Unit, bool, tuple[str, ...]]:
             found = read_unit(phrase + (match["power"] or ""))
             if found is None:
                 return None, unit, percent, scales
-            unit = Unit(found.name or unit.name, found.nouns | unit.nouns, found.amounts | unit.amounts)
+            unit = Unit(
+                found.name or unit.name,
+                found.nouns | unit.nouns,
+                found.amounts | unit.amounts,
+                found.things | unit.things,
+            )
         text = text[: match.start()]
     return text, unit, percent, scales
 

@@ -16,7 +16,14 @@ from gtpo.rewards.equality.reading.answers import Answer, Choice, Listing, Named
 from gtpo.rewards.equality.reading.grammar import parse
 from gtpo.rewards.equality.reading.quantities import mixed, read_quantity
 from gtpo.rewards.equality.reading.tokens import NotMathematics
-from gtpo.rewards.equality.reading.units import CHANGES_MEANING, NEGATIONS, NO_UNIT, conversion, spoken_number
+from gtpo.rewards.equality.reading.units import (
+    CHANGES_MEANING,
+    NEGATIONS,
+    NO_UNIT,
+    conversion,
+    spoken_number,
+    spoken_quantity,
+)
 from gtpo.rewards.equality.reading.words import SHORT_WORDS
 from gtpo.rewards.extract import match_brace
 from mpmath import mp
@@ -127,6 +134,9 @@ def _read_words(text: str, depth: int) -> Answer | None:
     number = spoken_number(plain)
     if number is not None:
         return Scalar(("num", number))
+    quantity = spoken_quantity(plain)
+    if quantity is not None:
+        return Scalar(("num", quantity[0]), unit=quantity[1])
     letters = re.fullmatch(r"[A-Za-z][A-Za-z'\-. !?\"]*", plain)
     if letters is None:
         return None

@@ -13,6 +13,13 @@ _HEDGE = re.compile(r"\b(?:not|no|never|or|nor|less|more|least|most|than|cannot|
 
 _DENIALS = NEGATIONS | words("maybe perhaps possibly")
 """Words that, anywhere in the sentence, take its number back."""
+_OPINIONS = words(
+    "thinks think thought says said say claims claim claimed believes believe believed guesses guess guessed assumes "
+    "assume assumed supposes suspects estimates estimated doubts wonders imagines hopes hoped wants wanted wished "
+    "pretends expects expected predicts predicted tells told"
+)
+"""Verbs by which somebody else than the speaker states a number."""
+_MODALS = words("could might ought")
 _PREPOSITIONS = words("to for from by at on up after before when if where about around and")
 _OPENERS = tuple(f"{word} " for word in sorted(_PREPOSITIONS | words("in of each every as with because")))
 _REVERSALS = words(
@@ -95,7 +102,9 @@ def _states_a_number(before: str) -> bool:
     `half of 20`, `the number after 42`, `twice as many as 42` and `I doubt that it is 42` do not.
     """
     spoken = re.findall(r"[a-z']+", before)
-    if not _REVERSALS.isdisjoint(spoken):
+    if not (_REVERSALS | _MODALS).isdisjoint(spoken) or re.search(r"\b(?:used to|should have|may have)\b", before):
+        return False
+    if any(word in _OPINIONS and spoken[max(0, at - 1)] not in ("i", "we") for at, word in enumerate(spoken)):
         return False
     inner = next((at for at, word in enumerate(spoken) if at and word in _SUBJECTS), 0)
     if inner and spoken[0] not in _PLACING and not _LEADS.issuperset(spoken[:inner]):

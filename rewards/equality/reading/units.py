@@ -121,6 +121,8 @@ class Unit(NamedTuple):
     """Words of no table, in the singular: units where the problem uses them."""
     amounts: frozenset[str] = frozenset()
     """Words that say an amount themselves (`pairs`, `more`), in the singular: units where the problem asks how many."""
+    things: frozenset[str] = frozenset()
+    """Nouns of the table that are counted (`apple`): no measures, but those of a problem may not be mixed up."""
 
 
 NO_UNIT = Unit()
@@ -144,8 +146,14 @@ def conversion(unit: str, other: str) -> Fraction | None:
     return Fraction(str(factor)) / Fraction(str(other_factor)) if base == other_base else None
 
 
+_PLURALS = {"people": "person", "children": "child", "kid": "child", "men": "man", "women": "woman",
+            "wolves": "wolf", "leaves": "leaf", "loaves": "loaf", "shelves": "shelf", "knives": "knife"}  # fmt: skip
+
+
 def singular(word: str) -> str:
     """Return a noun without its plural ending, as far as a rule can tell; `apples` and `apple` meet."""
+    if word in _PLURALS:
+        return _PLURALS[word]
     for ending, kept in (("ies", "y"), ("ches", "ch"), ("shes", "sh"), ("xes", "x"), ("sses", "ss"), ("s", "")):
         if word.endswith(ending) and len(word) > len(ending) + 1 and not word.endswith("ss"):
             return word[: -len(ending)] + kept
@@ -161,7 +169,14 @@ def _measure(word: str) -> str:
 
 def spoken_number(text: str) -> Fraction | None:
     """Return the number that words are (`forty-two`, `five million`, `one half`), None for anything else."""
-    spoken = [word for word in re.split(r"[\s-]+", text.lower().strip(" .")) if word not in ("and", "a", "an")]
+    text = text.lower().strip(" .")
+    if (mixed := re.fullmatch(r"(.+) and ((?:an?|one|two|three|four|five) \w+)", text)) is not None:
+        whole, rest = spoken_number(mixed[1]), spoken_number(re.sub(r"^an? ", "one ", mixed[2]))
+        if whole is not None and rest is not None and rest < 1:
+            return whole + rest
+    if text in ("a dozen", "half a dozen"):
+        return Fraction(12 if text == "a dozen" else 6)
+    spoken = [word for word in re.split(r"[\s-]+", text) if word not in ("and", "a", "an")]
     if not spoken:
         return None
     part = _PARTS.get(spoken[-1], _PARTS.get(spoken[-1].removesuffix("s")))
@@ -214,6 +229,7 @@ def read_unit(text: str) -> Unit | None:
     below: list[str] = []
     nouns: list[str] = []
     amounts: list[str] = []
+    things: list[str] = []
     side, power = above, 1
     for index, word in enumerate(found):
         following = found[index + 1] if index + 1 < len(found) else ""
@@ -246,8 +262,10 @@ def read_unit(text: str) -> Unit | None:
         elif (name := _measure(word)) and name not in _UNIT_OF_NOTHING:
             side.append(name if power == 1 else f"{name}^{power}")
             power = 1
-        elif name or is_noun(word) or word in POWER_WORDS:
-            continue  # `square units`, `apples`: counted, but no measure
+        elif name or word in POWER_WORDS:
+            continue  # `square units`: no measure
+        elif is_noun(word):
+            things.append(singular(word))
         elif word[0].isalpha():
             nouns.append(singular(word))
         else:
@@ -255,4 +273,14 @@ def read_unit(text: str) -> Unit | None:
     name = "*".join(sorted(above))
     if below:
         name = f"{name}/{'*'.join(sorted(below))}" if above else ""
-    return Unit(name, frozenset(nouns), frozenset(amounts))
+    return Unit(name, frozenset(nouns), frozenset(amounts), frozenset(things))
+
+
+def spoken_quantity(text: str) -> tuple[Fraction, Unit] | None:
+    """Return the number and the unit that words are (`one thousand dollars`), None for anything else."""
+    spoken = text.split() if re.fullmatch(r"[A-Za-z][A-Za-z' -]*", text) else []
+    for cut in range(len(spoken) - 1, max(0, len(spoken) - 4), -1):
+        number, unit = spoken_number(" ".join(spoken[:cut])), read_unit(" ".join(spoken[cut:]))
+        if number is not None and unit is not None and scale_of(spoken[cut]) is None:
+            return number, unit
+    return None

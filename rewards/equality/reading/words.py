@@ -24,7 +24,12 @@ def _worded(text: str) -> str | None:
 
     A word has three letters or is a known short one: `x-y` and `n!` are none.
     """
-    plain = re.sub(r"^(?:the|an?)\s+(?=[a-z]{3})", "", _TEXT.sub(r" \1 ", text).strip("() "), flags=re.IGNORECASE)
+    plain = re.sub(
+        r"^(?:(?:it is|it's|it was|on)\s+)?(?:(?:the|an?)\s+)?(?=[a-z]{3})",
+        "",
+        _TEXT.sub(r" \1 ", text).strip("() "),
+        flags=re.IGNORECASE,
+    )
     if re.fullmatch(r"[A-Za-z\d\s\"'`.,;:!?~/-]+", plain) is None:
         return None
     runs = re.findall(r"[A-Za-z]+", plain)
@@ -39,6 +44,7 @@ def _worded(text: str) -> str | None:
 def same_name(prediction: str, name: str) -> bool:
     """Compare an answer with a name, letter by letter: neither case nor what wraps it counts."""
     bare = re.sub(r"\\[a-zA-Z]+\s*\{|[\s{}$*\"'`.,;:!()]+$|^[\s{}$*\"'`(]+", "", prediction)
+    bare = re.sub(r"^(?:it is|it's|it was|on)\s+", "", bare, flags=re.IGNORECASE)
     return bare.strip("{}() ").casefold() == name.strip().casefold()
 
 
