@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from gtpo.evalkit.statistics import holm
+from gtpo.evalkit.differences import holm
 from numpy.typing import NDArray
 from scipy import stats
 
