@@ -6,7 +6,7 @@ their page in at most 6 s, its answer drawn in a browser within 0.5 s (measured 
 the PATH), at most five pages on paper and, folded, four screens on a phone; the page of 30 runs (6 methods x 5 seeds)
 of at most 1.5 MB; that of two runs with 5,000 x 64 completions (640,000 rows) in at most 60 s and of at most 3 MB.
 
-    python -m bench.compare [--rounds N] [--page] [--out FILE]
+    python -m bench.compare [--rounds N] [--out FILE]
 """
 
 from __future__ import annotations
@@ -181,7 +181,9 @@ def in_browser(page: Path) -> dict[str, float]:
         driver.set_window_size(1280, 900)
         rounds = [drawn() for _ in range(3)]
         best: dict[str, float] = {f"{key}_ms": min(int(r[key]) for r in rounds) for key in ("ready", "complete")}
-        printed = base64.b64decode(driver.execute_cdp_cmd("Page.printToPDF", {})["data"])
+        printed = base64.b64decode(
+            driver.execute_cdp_cmd("Page.printToPDF", {"paperWidth": 8.27, "paperHeight": 11.69})["data"]
+        )
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
         drawn()
         height = driver.execute_script("return document.documentElement.scrollHeight")
@@ -193,47 +195,40 @@ def in_browser(page: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="the fastest counts")
-    parser.add_argument("--page", action="store_true", help="also the page of 2 runs with 5,000 x 64 completions")
+    parser.add_argument("--rounds", type=int, default=3, help="the fastest counts; a page is made once")
     parser.add_argument("--out", type=Path, default=Path("results/bench/compare.json"))
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
         home = Path(temporary)
-        names = [f"run-{method or 'base'}" for method in METHODS]
-        for seed, (name, method) in enumerate(zip(names, METHODS, strict=True)):
-            with_samples = "math" if arguments.page and method in ("grpo", "gtpo") else None
-            write_run(home / "results" / "eval" / name, method, seed, with_samples)
-        gtpo = [sys.executable, "-m", "gtpo", "compare"]
-        bare = seconds([sys.executable, "-c", "import numpy"], arguments.rounds, home)
-        rows.append({"what": "python -c 'import numpy'"} | bare)
-        for what, chosen, extra in (
-            ("2 runs x 5 benchmarks", ["run-grpo", "run-gtpo"], []),
-            ("8 runs x 5 benchmarks", names, []),
-            ("8 runs x 5 benchmarks, json", names, ["--format", "json"]),
-        ):
-            rows.append({"what": what} | seconds(gtpo + chosen + extra, arguments.rounds, home))
+        evals, trains = home / "results" / "eval", home / "results" / "train"
+        single = [f"run-{method or 'base'}" for method in METHODS]
+        for seed, (name, method) in enumerate(zip(single, METHODS, strict=True)):
+            write_run(evals / name, method, seed, "math" if method in ("grpo", "gtpo") else None)
         seeded = [f"{method}-s{seed}" for method in METHODS[1:7] for seed in range(5)]
-        for name, method, seed in [(f"{m}-s{s}", m, s) for m in METHODS[1:7] for s in range(5)]:
-            write_train(home / "results" / "train" / name, str(method), seed)
-            eval_seed = 10 * METHODS.index(method) + seed
-            write_run(home / "results" / "eval" / f"{name}-eval", method, eval_seed, None, train_run=name)
-        rows.append({"what": "30 runs (6 methods x 5 seeds)"} | seconds(gtpo + seeded, arguments.rounds, home))
-        pages = [("page, 8 runs", names), ("page, 30 runs (6 methods x 5 seeds)", seeded)]
-        if arguments.page:
-            pages.append(("page, 2 runs, 5,000 x 64 completions", ["run-grpo", "run-gtpo"]))
-        for what, chosen in pages:
-            page = home / "page.html"
-            took = seconds([*gtpo, *chosen, "--html", str(page)], 1, home)
-            row = {"what": what, "bytes": page.stat().st_size} | took
-            rows.append(row | in_browser(page))
-    for row in rows:
-        row["times_numpy"] = row["cpu_seconds"] / bare["cpu_seconds"]
+        for i, name in enumerate(seeded):
+            method, seed = str(METHODS[1 + i // 5]), i % 5
+            write_train(trains / name, method, seed)
+            write_run(evals / f"{name}-eval", method, 10 + 10 * (i // 5) + seed, None, train_run=name)
+        two = ["run-grpo", "run-gtpo"]
+        bare = [sys.executable, "-c", "import numpy"]
+        rows.append({"what": "python -c 'import numpy'"} | seconds(bare, arguments.rounds, home))
+        gtpo, page = [sys.executable, "-m", "gtpo", "compare"], home / "page.html"
+        for what, chosen, with_page in (
+            ("2 runs x 5 benchmarks", two, False),
+            ("8 runs x 5 benchmarks", single, False),
+            ("30 runs (6 methods x 5 seeds)", seeded, False),
+            ("page, 8 runs", single, True),
+            ("page, 30 runs (6 methods x 5 seeds)", seeded, True),
+            ("page, 2 runs, 5,000 x 64 completions", two, True),
+        ):
+            extra = ["--html", str(page)] if with_page else []
+            row = {"what": what} | seconds([*gtpo, *chosen, *extra], 1 if with_page else arguments.rounds, home)
+            rows.append(row | ({"bytes": page.stat().st_size} | in_browser(page) if with_page else {}))
     write_json(arguments.out, {"rounds": arguments.rounds, "rows": rows})
     for row in rows:
         shown = {key: f"{value:.4g}" for key, value in row.items() if key != "what"}
         print(f"{row['what']:<40}{', '.join(f'{key} {value}' for key, value in shown.items())}")
-    print(f"written to {arguments.out}")
 
 
 if __name__ == "__main__":

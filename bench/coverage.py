@@ -14,15 +14,12 @@ What is promised is in `promises`; `promised` says where, from what a reader kno
 published file to it, with two standard errors.
 
     python -m bench.coverage [--repeats N] [--jobs N] [--out FILE]
-    python -m bench.coverage --measured FILE         # print the tables of a file again
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -249,8 +246,6 @@ def simulate(seed: int, repeats: int, jobs: int) -> list[Cell]:
         for q in QUESTIONS
         for n in SAMPLES
     ]
-    if jobs == 1:
-        return [measure(*one) for one in work] + [measure_mean(*one) for one in means]
     with ProcessPoolExecutor(jobs) as pool:
         found = list(pool.map(measure, *zip(*reversed(work), strict=True)))[::-1]
         return found + list(pool.map(measure_mean, *zip(*means, strict=True)))
@@ -262,17 +257,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes; the result does not depend on it")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--out", type=Path, default=Path("results/bench/coverage.json"))
-    parser.add_argument("--measured", type=Path, help="cells measured before; print their tables again")
     arguments = parser.parse_args()
-    started = time.perf_counter()
-    if arguments.measured:
-        cells = json.loads(arguments.measured.read_text())["cells"]
-    else:
-        cells = simulate(arguments.seed, arguments.repeats, arguments.jobs)
-        seconds = round(time.perf_counter() - started)
-        write_json(arguments.out, {"seed": arguments.seed, "repeats": arguments.repeats, "seconds": seconds,
-                                   "cells": cells})  # fmt: skip
-    print("\n\n".join(tables(cells)))
+    cells = simulate(arguments.seed, arguments.repeats, arguments.jobs)
+    write_json(arguments.out, {"seed": arguments.seed, "repeats": arguments.repeats, "cells": cells})
+    print("\n\n".join([promises(cells), *tables(cells)]))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,6 @@ const signed = (x, digits = 1) => {
 };
 const pText = (p) => (p < 1e-4 ? "p\u00a0<\u00a00.0001" : `p\u00a0=\u00a0${rounded(p, p >= 0.1 ? 2 : p >= 0.001 ? 3 : 4)}`);
 const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
-const several = (words) => (words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`);
 
 /** State shared between sections; whoever depends on a key redraws when it changes. */
 const address = new URLSearchParams(location.hash.split("?")[1] || "");
