@@ -74,10 +74,11 @@ class _Part(BaseModel):
     text: StrictStr | None = None
     thinking: StrictStr | list[_Part] | None = None
 
-    def split(self) -> tuple[str, str]:
-        """Return text and thoughts."""
-        thoughts = self.thinking or ""
-        return self.text or "", thoughts if isinstance(thoughts, str) else "".join(p.text or "" for p in thoughts)
+    @property
+    def thoughts(self) -> str:
+        """The thoughts in it."""
+        parts = self.thinking or ""
+        return parts if isinstance(parts, str) else "".join(part.text or "" for part in parts)
 
 
 class _Message(BaseModel):
@@ -119,6 +120,7 @@ class Answer:
         self._body, self._size, self._events = b"", 0, 0
         self._texts: list[str] = []
         self._thoughts: list[str] = []
+        self._chosen = False
         self._tokens: int | None = None
         self._prompt_tokens: int | None = None
         self._reason: str | None = None
@@ -168,15 +170,18 @@ class Answer:
         for choice in event.choices or ():
             if choice.index != 0:  # one was asked for
                 continue
+            self._chosen = True
             self._reason = choice.finish_reason or self._reason
             message = choice.delta or choice.message or _Message(content=choice.text)
-            parts = [_Part(text=message.content)] if isinstance(message.content, str) else message.content or []
-            for text, thoughts in [part.split() for part in parts]:
-                self._texts.append(text)
+            content, thoughts = message.content or message.refusal, message.reasoning_content or message.reasoning
+            self.deltas += bool(content or thoughts)
+            if thoughts:
                 self._thoughts.append(thoughts)
-            self._texts.append(message.refusal or "")
-            self._thoughts.append(message.reasoning_content or message.reasoning or "")
-            self.deltas += bool(parts or message.refusal or self._thoughts[-1])
+            if isinstance(content, str):
+                self._texts.append(content)
+            for part in content if isinstance(content, list) else ():
+                self._texts.append(part.text or "")
+                self._thoughts.append(part.thoughts)
 
     def text(self) -> str:
         """Return what there is of the completion, thoughts in their tags."""
@@ -195,7 +200,7 @@ class Answer:
         if reason == "content_filter":
             raise RequestError("the server's content filter withheld the completion", text=text)
         if reason not in ENDED | CUT_OFF:
-            if not self._streamed and not self._texts:
+            if not self._streamed and not self._chosen:
                 raise RequestError("malformed answer: choices: there are none", passing=True)
             raise RequestError(f"the completion was not finished (finish_reason {reason})", passing=True, text=text)
         ending = "length" if reason in CUT_OFF else "stop"
