@@ -270,6 +270,9 @@ class Dispatch:
     async def _judge(self, server: Server, error: RequestError, failed: Generation, request: Request) -> None:
         """Decide from a request's last error: its sample has failed, belongs elsewhere, or the server is gone."""
         url, text = server.url, failed.error or ""
+        gone = error.lost and await server.models(self._session) is None
+        if not self._dealer.owes(url, request.key):  # it was left out meanwhile, or another answered
+            return
         if server.served == 0 and error.status in (401, 404):
             self._halt(UserError(refusal(url, self._access, error.status, text)))
         elif server.served == 0 and error.status is not None and 300 <= error.status < 400:
@@ -277,7 +280,7 @@ class Dispatch:
         elif error.status in (401, 429):
             what = "the key" if error.status == 401 else "further requests"
             self._leave_out(server, EngineStopped(f"the server at {url} refuses {what} now ({text})"))
-        elif error.lost and await server.models(self._session) is None:
+        elif gone:
             times = "1 attempt" if request.attempts == 1 else f"{request.attempts} attempts"
             self._leave_out(server, EngineStopped(f"the server at {url} gave no answer in {times} ({text})"))
         else:
