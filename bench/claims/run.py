@@ -64,6 +64,8 @@ def execute(plan: Plan, run: Run) -> None:
 
     if is_done(plan, run) and (run.weights is None or run.weights.is_dir()):
         return  # the checkpoints that its record was made from are gone
+    if run.regime in stopped_regimes(plan):
+        return  # decided while this command was running
     if plan.clean and (git_commit() or "+").endswith("+"):
         raise UserError("this plan's runs come from a commit without changes: commit them, or run in a fresh worktree")
     if not FILE.is_file():

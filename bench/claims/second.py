@@ -391,7 +391,7 @@ def warnings_table(records: Records, plan: Plan, found: list[Look]) -> list[str]
     for regime, taken in {look.test.regime: look.taken for look in found if look.taken}.items():
         seeds = looks(plan, regime)[taken - 1]
         auc, without = warning_auc([run for run in warning_runs(records, regime) if run[1] in seeds], INDICATORS)
-        errors = (len(seeds) - 1) / math.sqrt(len(seeds)) * without.std(0, ddof=0)
+        errors = math.sqrt(len(seeds) - 1) * without.std(0)
         if not np.isnan(auc).any():
             rows.append((regime, *(f"{a:.2f} ± {1.96 * e:.2f}" for a, e in zip(auc, errors, strict=True))))
     return table(("regime", *(f">{key}" for key in INDICATORS)), rows) if rows else []
@@ -408,7 +408,11 @@ def results_lines(records: Records, plan: Plan) -> list[str]:
     state = "All planned runs are recorded." if recorded >= planned else (
         f"**Interim: {recorded} of {planned} runs, "
         + (f"{taken} of {len(found)} tests looked at.**" if taken else "no look taken.**"))  # fmt: skip
-    lines = [state, ""]
+    commits: dict[str, int] = {}
+    for record in (record for seeds in records.values() for record in seeds.values()):
+        commit = record.get("train", {}).get("git_commit", "unknown")
+        commits[commit[:7]] = commits.get(commit[:7], 0) + 1
+    lines = [f"{state} Their commits: {', '.join(f'{name} ({n} runs)' for name, n in commits.items()) or 'none'}.", ""]
     if stopped:
         lines += [f"Stopped at half, as the plan says: {', '.join(sorted(stopped))}.", ""]
     rows = []
