@@ -85,7 +85,7 @@ class Plan:
     @property
     def longest_prompt(self) -> int:
         """Tokens of the longest prompt; an upper bound where a server tokenises."""
-        if self.engine == "openai":
+        if any(prompt.ids is None for prompt in self.prompts.values()):
             texts = ((p.text or "", *(m["content"] + 64 * " " for m in p.messages)) for p in self.prompts.values())
             return max(sum(len(text.encode()) for text in each) for each in texts)
         return max(len(prompt.ids or ()) for prompt in self.prompts.values())

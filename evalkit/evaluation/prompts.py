@@ -53,9 +53,12 @@ def render_prompts(
     kwargs, template_hash = settings.template_kwargs(), None
     if engine == "openai":
         from gtpo.evalkit.engines.openai_address import served_context
+        from gtpo.evalkit.engines.served_prompts import served_prompts
         from gtpo.evalkit.evaluation.engine import servers
 
-        context = served_context(ref, *servers(settings, ref), settings.wait_for_server)
+        urls, access = servers(settings, ref)
+        context = served_context(ref, urls, access, settings.wait_for_server)
+        prompts = served_prompts(ref, urls[0], access, prompts, kwargs)
     else:
         from gtpo.evalkit.engines import local
 

@@ -51,6 +51,8 @@ class Server:
         self.served: set[int] = set()
         self.times: Counter[int] = Counter()
         self.models: Reply = Reply(body={"data": [{"id": model, "owned_by": "vllm", "max_model_len": 4096}]})
+        self.rendered: str | None = None
+        """What vLLM's /tokenize and /detokenize say of every prompt; None: they are not there."""
         self._lock = threading.Lock()
         self._closing = threading.Event()
         outer = self
@@ -63,6 +65,10 @@ class Server:
 
             def do_POST(self) -> None:
                 payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if self.path.endswith("tokenize"):
+                    body = {"tokens": [1, 2, 3], "prompt": outer.rendered}
+                    self._answer(Reply(404, {}) if outer.rendered is None else Reply(body=body))
+                    return
                 if payload.get("max_tokens", payload.get("max_completion_tokens")) == canaries.TOKENS:
                     self._answer(outer.canary(payload, 1))
                     return

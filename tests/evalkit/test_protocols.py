@@ -14,6 +14,7 @@ from gtpo.evalkit.engines.base import Generation, Prompt
 from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol, presets
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.rewards.data.problem import Problem
+from servers import Reply
 
 from gtpo.common.errors import UserError
 
@@ -170,3 +171,32 @@ def test_base_models_read_one_text(gtpo: Callable[..., Any], tiny_model: Path, t
     stopped = [row for row in rows if row["finish_reason"] == "stop"]
     assert stopped  # the engine ends where the text does
     assert min(row["tokens"] for row in stopped) < 40
+
+
+@pytest.mark.parametrize(("rendered", "unfinished"), [("User: hi\nModel: <think>\n", 1.0), ("User: hi\nModel:", None)])
+def test_a_server_that_shows_the_prompt_and_no_thoughts(  # type: ignore[no-untyped-def]
+    gtpo, serve, tmp_path: Path, rendered: str, unfinished: float | None
+) -> None:
+    """Its template opens a thought, its answers do not say so: what is cut off in it has no answer."""
+    from gtpo.rewards.data.arithmetic import arithmetic_problems
+
+    golds = {p.problem: p.answer for p in arithmetic_problems("test")}
+
+    def cut_off(payload: dict[str, Any], times: int) -> Reply:
+        text = f"so maybe \\boxed{{{golds[payload['messages'][-1]['content']]}}}. But wait"
+        choice = {"message": {"content": text}, "finish_reason": "length"}
+        return Reply(body={"choices": [choice], "usage": {"completion_tokens": 8, "prompt_tokens": 11}})
+
+    server = serve(cut_off)
+    server.rendered = rendered
+    gtpo(
+        *("eval", "m", "--engine", "openai", "--base-url", server.url, "--benchmarks", "arithmetic", "--limit", "4"),
+        *("--max-tokens", "8", "--scoring", "lenient", "--out", "run", "--price", "1,2"),
+    )
+    entry = json.loads((tmp_path / "run/eval.json").read_text())["benchmarks"]["arithmetic"]
+    assert entry.get("unfinished_rate") == unfinished
+    assert entry["pass@k"]["1"]["mean"] == (0.0 if unfinished else 1.0)
+    first = pq.read_table(tmp_path / "run/prompts.parquet").to_pylist()[0]
+    assert (first["prompt"], first["tokens"]) == (rendered, [1, 2, 3])
+    assert (entry["prompt_tokens"], entry["completion_tokens"]) == (12, 32)
+    assert entry["cost"] == pytest.approx((12 + 2 * 32) / 1e6)

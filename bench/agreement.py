@@ -1,0 +1,163 @@
+"""Our scoring of GSM8K beside that of lm-eval and inspect_ai, and our prompts beside lm-eval's, byte by byte.
+
+    python bench/agreement.py --data DIR COMPLETIONS... --out RESULT.json
+
+Run it in an environment that has gtpo, lm-eval and inspect_ai (the package index), outside of a checkout's root. DIR
+holds gsm8k_test.jsonl and gsm8k_train.jsonl. COMPLETIONS are files that `gtpo eval --completions` reads, with GSM8K's
+ids. lm-eval renders its tasks gsm8k and gsm8k_cot_zeroshot from these data files, gets the recorded completions as a
+model's, and applies its own filters and metrics. Every difference in a verdict is listed with both answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+from gtpo.evalkit.engines.base import Generation
+from gtpo.evalkit.evaluation.protocol import find_protocol
+from gtpo.evalkit.evaluation.readers import read_completions
+from gtpo.evalkit.evaluation.scoring import score
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.data.problems import load_source
+from gtpo.rewards.verify import Verifier
+
+TASKS = {"gsm8k": "lm-eval-gsm8k", "gsm8k-cot-zeroshot": "lm-eval-gsm8k-cot-zeroshot"}
+"""lm-eval's file -> our protocol."""
+
+
+def run_lm_eval(task: str, data: Path, completions: dict[str, str], limit: int | None) -> list[dict[str, Any]]:
+    """Return lm-eval's logged samples; each has its prompt, and one row a filter."""
+    import lm_eval
+    from lm_eval.api.model import LM
+
+    folder = Path(lm_eval.__file__).parent / "tasks/gsm8k"
+    config = yaml.safe_load((folder / f"{task}.yaml").read_text())
+    with tempfile.TemporaryDirectory() as place:
+        files = {}
+        for split in ("train", "test"):
+            files[split] = f"{place}/{split}.jsonl"
+            rows = [{"question": p.problem, "answer": p.solution} for p in load_source(f"gsm8k_{split}", data_dir=data)]
+            Path(files[split]).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        config |= {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
+        config["task"] = f"{config['task']}_recorded"
+
+        class Recorded(LM):
+            """Gives a recorded completion, ended where lm-eval would have ended it."""
+
+            def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+                found = []
+                for request in requests:
+                    text = completions[request.doc["question"]]
+                    for stop in request.args[1]["until"]:
+                        text = text.split(stop)[0]
+                    found.append(text)
+                return found
+
+            def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
+                raise NotImplementedError
+
+            def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
+                raise NotImplementedError
+
+        done = lm_eval.simple_evaluate(
+            model=Recorded(), tasks=[config], limit=limit, log_samples=True, bootstrap_iters=0, verbosity="ERROR"
+        )
+    (samples,) = done["samples"].values()
+    return samples
+
+
+async def judge_by_inspect(texts: list[str], golds: list[str]) -> list[bool]:
+    """Return inspect_ai's verdicts: its scorer match(numeric=True), which reads the number at the end."""
+    from inspect_ai.model import ModelName, ModelOutput
+    from inspect_ai.scorer import Target, match
+    from inspect_ai.solver import TaskState
+
+    found, judge = [], match(numeric=True)
+    for number, (text, gold) in enumerate(zip(texts, golds, strict=True)):
+        output = ModelOutput.from_content("recorded", text)
+        state = TaskState(ModelName("mockllm/model"), number, 1, "", [], output=output)
+        verdict = await judge(state, Target(gold))
+        found.append(verdict is not None and verdict.value == "C")
+    return found
+
+
+def compare(name: str, task: str, data: Path, texts: dict[str, str], verifier: Verifier) -> dict[str, Any]:
+    """Score one set of completions both ways. texts: question id -> completion, those of the first questions."""
+    protocol = find_protocol(TASKS[task])
+    problems = load_source("gsm8k_test", data_dir=data)
+    examples = protocol.examples(problems, data)
+    chosen = [p for p in problems if p.id in texts]
+    limit = len(chosen)
+    if chosen != problems[:limit]:
+        raise SystemExit(f"{name}: lm-eval's --limit takes the first questions; these are others")
+    samples = run_lm_eval(task, data, {p.problem: texts[p.id] for p in chosen}, limit)
+    by_filter: dict[str, dict[int, dict[str, Any]]] = {}
+    for sample in samples:
+        by_filter.setdefault(sample["filter"], {})[sample["doc_id"]] = sample
+    strict, flexible = by_filter["strict-match"], by_filter["flexible-extract"]
+    same = sum(flexible[i]["arguments"][0][0] == protocol.text(p, "", examples[p.id]) for i, p in enumerate(chosen))
+    asked: dict[tuple[str, str], Problem] = {("gsm8k", p.id): p for p in chosen}
+    generations = [
+        protocol.completion(Generation("gsm8k", p.id, 0, texts[p.id], None, None, None), "", True) for p in chosen
+    ]
+    ours = score(generations, asked, verifier)
+    right = [row["verdict_lenient"] == "CORRECT" for row in ours]
+    inspected = asyncio.run(judge_by_inspect([g.text for g in generations], [p.answer for p in chosen]))
+    differ = []
+    for i, (problem, row) in enumerate(zip(chosen, ours, strict=True)):
+        theirs = flexible[i]["exact_match"] == 1
+        if not theirs == right[i] == inspected[i]:
+            differ.append(
+                {
+                    "id": problem.id,
+                    "gold": problem.answer,
+                    "lm_eval": flexible[i]["filtered_resps"][0],
+                    "lm_eval_right": theirs,
+                    "inspect_right": inspected[i],
+                    "gtpo": row["answer_lenient"],
+                    "gtpo_verdict": row["verdict_lenient"],
+                }
+            )
+    return {
+        "completions": name,
+        "task": task,
+        "questions": limit,
+        "same_prompts": same,
+        "lm_eval_strict": sum(s["exact_match"] for s in strict.values()) / limit,
+        "lm_eval_flexible": sum(s["exact_match"] for s in flexible.values()) / limit,
+        "inspect_match": sum(inspected) / limit,
+        "gtpo_lenient": sum(right) / limit,
+        "agree_lm_eval": sum(d == (flexible[i]["exact_match"] == 1) for i, d in enumerate(right)) / limit,
+        "agree_inspect": sum(a == b for a, b in zip(right, inspected, strict=True)) / limit,
+        "differ": differ,
+    }
+
+
+def main() -> None:
+    """Compare every file under both tasks; print a table and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("completions", nargs="+", type=Path)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    settings = parser.parse_args()
+    results = []
+    with Verifier() as verifier:
+        for path in settings.completions:
+            texts = {row.id: row.samples[0].text for row in read_completions(path) if not row.samples[0].error}
+            for task in settings.tasks:
+                found = compare(path.name.partition(".")[0], task, settings.data, texts, verifier)
+                results.append(found)
+                shown = ("completions", "task", "questions", "same_prompts", "lm_eval_flexible", "gtpo_lenient")
+                shown += ("inspect_match", "agree_lm_eval", "agree_inspect")
+                print("  ".join(f"{found[k]:.4f}" if isinstance(found[k], float) else str(found[k]) for k in shown))
+    settings.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
