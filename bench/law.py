@@ -115,6 +115,32 @@ REWRITINGS: dict[str, Rewriting] = {
     "equal to itself": lambda text: f"{text} = {text}",
     "in brackets and a box": _around(r"\boxed{(", ")}"),
 }
+FRESH: dict[str, Rewriting] = {
+    "conjugates": _around("(", r")(\sqrt{2}-1)(\sqrt{2}+1)"),
+    "greatest common divisor with 0": _around(r"\gcd(", ", 0)"),
+    "minus i squared": _around("-i^2 (", ")"),
+    "a full turn": _around("(", r")e^{2\pi i}"),
+    "cosine of 0": _around("(", r")\cos 0"),
+    "choose 1": _around(r"\binom{", "}{1}"),
+    "repeating nines": _around("(", r")0.\overline{9}"),
+    "a limit": _around(r"\lim_{t \to 0} (", ")"),
+    "a derivative": _around(r"\frac{d}{dt} [(", ") t]"),
+    "an integer as a percentage": _integer(lambda n: rf"{n}00\%"),
+    "an integer in base ten": _integer(lambda n: rf"{n}_{{10}}"),
+    "times ten to the 0": _around("(", r") \times 10^0"),
+    "a ratio to 1": _around("", " : 1"),
+    "thirds of it": lambda text: rf"\frac{{1}}{{3}}({text}) + \frac{{2}}{{3}}({text})",
+    "logarithm to base 10": _around(r"10^{\log_{10}(", ")}"),
+    "the result of": _around(r"\text{the result of } ", ""),
+    "a set of it": _around(r"\{", r"\}"),
+    "nested brackets": _around("[((", "))]"),
+    "a sentence": _around("It is ", "."),
+    "something cancelled": _around(r"\cancel{x}", ""),
+    "units": _around("", " units"),
+    "twice, joined": lambda text: f"{text} or {text}",
+}
+"""Added after the rules were written, by someone who tried to break them."""
+REWRITINGS |= FRESH
 LOOKS: dict[str, Rewriting] = {
     "dollars": _around("$", "$"),
     "a box": _around(r"\boxed{", "}"),

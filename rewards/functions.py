@@ -75,8 +75,7 @@ def accuracy_reward(
         for name, verdict in _LOGGED.items():
             log_metric(name, verdicts.count(verdict) / len(verdicts))
         paid = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict is Verdict.CORRECT]
-        if paid:
-            log_metric("reward/paid_longer", sum(_says_more(*pair) for pair in paid) / len(paid))
+        log_metric("reward/paid_longer", sum(_says_more(*pair) for pair in paid) / max(1, len(paid)))
     return [_SCORES[verdict] for verdict in verdicts]
 
 

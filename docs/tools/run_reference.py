@@ -77,7 +77,7 @@ METRICS = (
         "Paid answers that are longer than their gold, or hold symbols that it lacks.",
         "steady",
         "Rising: the policy writes around the verifier; read the answers in `completions/`.",
-        when="gtpo and grpo, with an accuracy reward; absent where nothing was paid",
+        when="gtpo and grpo, with an accuracy reward",
     ),
     Metric(
         "reward/rejected", "fraction",

@@ -94,6 +94,7 @@ def test_the_reward_reads_the_problem_from_the_prompt() -> None:
     completion = "<reasoning>r</reasoning><answer>(x+1)^2</answer>"
     gold = "x^2+2x+1"
     assert accuracy_reward([completion], [gold], prompts=prompts, log_metric=logged.__setitem__) == [0.0]
+    assert logged.pop("reward/paid_longer") == 0.0, "nothing was paid"
     assert logged == {"reward/unsimplified": 1.0, "reward/rejected": 0.0, "reward/timeout": 0.0}
     assert accuracy_reward([completion], [gold]) == [10.0]
     assert accuracy_reward([completion], [""], prompts=prompts) == [None]
