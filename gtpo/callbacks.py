@@ -8,7 +8,7 @@ GroupStatistics    logs the metrics of the groups with TRL's GRPOTrainer too, un
 ExactCheckpoints   a resumed run is the uninterrupted one, bit for bit, also within a round of sampling (SFTTrainer too)
 UntrainedKL        logs the distance from the untrained policy, without a KL term in the loss (SFTTrainer too)
 Advice             warns of settings that learn nothing
-CollapseWatch      warns of a run that collapses, or stops it
+CollapseWatch      warns of a run that collapses, or stops it, with a stated rate of false alarms
 """
 
 from __future__ import annotations
@@ -32,19 +32,21 @@ __all__ = ["Advice", "CollapseWatch", "ExactCheckpoints", "GroupStatistics", "Un
 class CollapseWatch(TrainerCallback):
     """Watches the metrics of a run for collapse (`gtpo.run.health`, docs/training.md).
 
-    trainer: a GTPOTrainer, or a GRPOTrainer with GroupStatistics: it logs what is watched.
-    on_collapse: warn, or stop training after saving.
+    trainer: a GTPOTrainer, or TRL's GRPOTrainer, whose reward stands for the accuracy where nothing logs that.
+    on_collapse: warn, or stop training after saving. false_alarms: share of the runs of a policy that does not change
+    in which a collapse is reported.
     """
 
-    def __init__(self, trainer: Any, on_collapse: Literal["warn", "stop"] = "warn") -> None:
-        self.health = Health(HealthSection(), logging_steps=int(trainer.args.logging_steps))
+    def __init__(self, trainer: Any, on_collapse: Literal["warn", "stop"] = "warn", false_alarms: float = 0.01) -> None:
+        section = HealthSection(false_alarms=false_alarms)
+        self.health = Health(section, logging_steps=max(1, int(trainer.args.logging_steps)))
         self.stops = on_collapse == "stop"
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Judge a line of metrics."""
         if not logs or "loss" not in logs:
             return
-        verdict = self.health.observe(state.global_step, metrics_row(state.global_step, logs, "gtpo"))
+        verdict = self.health.observe(state.global_step, {**logs, **metrics_row(state.global_step, logs, "gtpo")})
         if verdict.collapsed:
             LOG.warning(f"collapse: {verdict.collapsed}")
             control.should_training_stop = control.should_training_stop or self.stops

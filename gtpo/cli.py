@@ -16,6 +16,9 @@ from gtpo.common.log import start_logging
 from gtpo.common.packages import require
 from gtpo.evalkit.evaluation.settings import EvalSettings, choices_of, flag_of
 
+COLLAPSED = 4
+"""Exit code of a training run that collapsed and was stopped."""
+
 
 class App(typer.Typer):
     """A Typer app that turns a UserError into one message on stderr and exit code 2."""
@@ -107,15 +110,18 @@ def train(
         describe(config, json_output=json_output)
         return
     from gtpo.run.command import train as run
+    from gtpo.run.folder import TrainFolder
 
     scorer: Any = None
     if config.training.eval_steps is not None:
         from gtpo.evalkit.evaluation.summary import score_held_out as scorer
-    run(config, json_output=json_output, check_loss=check_loss, score_held_out=scorer)
+    folder = run(config, json_output=json_output, check_loss=check_loss, score_held_out=scorer)
+    code = COLLAPSED if TrainFolder(folder).run().get("status") == "collapsed" else 0
     if launched_processes() > 1:
         from gtpo.run.environment import end_process
 
-        end_process()
+        end_process(code)
+    raise typer.Exit(code)
 
 
 def _eval_parameters() -> list[inspect.Parameter]:

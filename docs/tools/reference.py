@@ -89,6 +89,7 @@ def command_line() -> str:
                     ("1", "a part of the self-test failed (doctor)"),
                     ("2", "a mistake in the command or its input; nothing was changed"),
                     ("3", "incomplete: what was done is kept, the same command, or the one printed, resumes (eval)"),
+                    ("4", "the run collapsed and was stopped; its folder says why (train)"),
                     ("130", "interrupted; the same command resumes"),
                 ),
             ),

@@ -202,7 +202,8 @@ def _train_run(run: Path, checkpoint: str | None) -> ModelRef:
         max_tokens = whole - prompt
     warnings: tuple[str, ...] = ()
     if record.get("status") not in (None, "complete", "completed", "finished"):
-        warnings = (f"train run {run.name} is {record['status']}: evaluating {chosen.name}/ as it is",)
+        why = f" ({record['stopped_because']})" if record["status"] == "collapsed" else ""
+        warnings = (f"train run {run.name} is {record['status']}{why}: evaluating {chosen.name}/ as it is",)
     return _weights(
         chosen,
         name=run.name,

@@ -13,7 +13,6 @@ from gtpo.evalkit.evaluation.scoring import Row, Votes, count_votes, verify
 from gtpo.evalkit.metrics import all_pass_at_all_k, jackknife_variance, maj_at_all_k, pass_at_all_k
 from gtpo.evalkit.results.record import SCORINGS, BenchmarkRecord, GroupMetrics, Interval, ScoringMetrics
 from gtpo.evalkit.results.store import EvalFolder, Key, QuestionKey
-from gtpo.evalkit.statistics import Interval as MeanInterval
 from gtpo.evalkit.statistics import mean_interval
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_answer
@@ -343,8 +342,10 @@ def _row(
     }
 
 
-def score_held_out(problems: Sequence[Problem], completions: Sequence[Sequence[str]]) -> dict[str, MeanInterval]:
+def score_held_out(problems: Sequence[Problem], completions: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Return pass@1, maj@k (k = samples per problem) and the share in format, each with its interval over problems.
+
+    And "problems": pass@1 of each problem [n].
 
     completions: per problem its k >= 1 sampled texts, equally many for each. Raises ValueError where they are not.
     """
@@ -365,4 +366,5 @@ def score_held_out(problems: Sequence[Problem], completions: Sequence[Sequence[s
     }
     if k == 1:
         del rates["maj@1"]  # the same as pass@1
-    return {name: mean_interval(values) for name, values in rates.items()}
+    found: dict[str, Any] = {name: mean_interval(values) for name, values in rates.items()}
+    return found | {"problems": rates["pass@1"]}

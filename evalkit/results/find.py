@@ -43,6 +43,8 @@ def find_runs(names: list[str], *, allow_incomplete: bool = False) -> tuple[list
             train = read_train_run(folder)
             if not train.complete:
                 _incomplete_train(train, allow_incomplete, notes)
+            elif train.document.get("status") == "collapsed":
+                notes.append(f"{train.name} collapsed: {train.document.get('stopped_because')}")
             trains[folder.resolve()] = train
             found = _eval_runs_of(train, notes)
             if found:

@@ -273,14 +273,15 @@ class HealthSection(Section):
     """Collapse detection, best weights, early stopping."""
 
     on_collapse: Literal["warn", "stop", "rollback"] = "warn"
-    """Action when the run collapses. Signs: the format reward falls from its best while entropy rises above ln 2. The
-    accuracy reward falls to a quarter. Or it halves while entropy rises or vanishes, or while completions repeat across
-    prompts or grow without end (docs/training.md)."""
+    """Action when the run collapses: its accuracy or format reward, entropy, length or KL has left the run's own past
+    beyond chance, or the held-out accuracy fell (docs/training.md). A run that it stops ends with exit code 4."""
+    false_alarms: float = Field(0.01, gt=0, lt=1)
+    """Share of the runs of a policy that does not change in which a collapse is reported."""
     early_stop_patience: int | None = Field(None, ge=1)
     """Stop after this many steps without better smoothed accuracy: held-out where training.eval_steps is set, else the
     accuracy reward. Unset: never."""
     smoothing_steps: int = Field(20, ge=1)
-    """Window in steps of the running means, the one that selects `best/` among them: the weights of its last step."""
+    """Window in steps of the running mean that selects `best/` without validation: the weights of its last step."""
     smoothing_evaluations: int = Field(3, ge=1)
     """Window in validations of the running mean that selects `best/` where training.eval_steps is set."""
 

@@ -17,7 +17,7 @@ from gtpo.config import TrainConfig
 from gtpo.config.schedule import launched_processes
 from gtpo.plan.preflight import preflight
 from gtpo.run.environment import trackers_write_to
-from gtpo.run.folder import TrainFolder
+from gtpo.run.folder import ENDED, TrainFolder
 from gtpo.run.stopping import Interrupt
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def train(
     score_held_out: what scores the held-out problems of `training.eval_steps`
     (`gtpo.evalkit.evaluation.summary.score_held_out`).
 
-    The same call again resumes an interrupted run from its last whole checkpoint and leaves a finished one alone.
+    The same call again resumes an interrupted run from its last whole checkpoint and leaves one that ended alone:
+    run.json says whether it finished or collapsed.
 
     Raises UserError for what the user can fix, and KeyboardInterrupt after a clean stop asked for by a
     signal or a stop file.
@@ -46,8 +47,8 @@ def train(
         os.environ["CUDA_VISIBLE_DEVICES"] = config.env.CUDA_VISIBLE_DEVICES
     folder = TrainFolder(results_dir / "train" / config.run_name)
     folder.check_config(config)
-    if folder.run().get("status") == "finished":
-        LOG.info(f"{folder.root} is finished; nothing to do")
+    if (status := folder.run().get("status")) in ENDED:
+        LOG.info(f"{folder.root} is {status}; nothing to do")
         _print_result(folder, json_output)
         return folder.root
 

@@ -60,8 +60,8 @@ def trackers_write_to(root: Path) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def end_process() -> NoReturn:
-    """End this process with exit code 0: exit handlers and buffers as usual, but no teardown of the interpreter.
+def end_process(code: int = 0) -> NoReturn:
+    """End this process with an exit code: exit handlers and buffers as usual, but no teardown of the interpreter.
 
     gloo's threads outlive `destroy_process_group`. One that frees a tensor while Python ends aborts the process (exit
     code -6, "terminate called without an active exception"), and the launcher reports a finished run as failed.
@@ -69,4 +69,4 @@ def end_process() -> NoReturn:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)

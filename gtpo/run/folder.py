@@ -41,6 +41,9 @@ SCHEMA_VERSION = 1
 PARTIAL = ".partial"
 """Checkpoints are written here and renamed into place, so that a name `checkpoint-N` always means a whole one."""
 
+ENDED = ("finished", "collapsed")
+"""Statuses of a run that is not resumed."""
+
 LONGEST_NAME = 255
 """Bytes in the name of a folder, on all common file systems."""
 
@@ -146,7 +149,7 @@ class TrainFolder:
     def has_begun(self) -> bool:
         """Return whether the run made a step that anything is left of."""
         measured = self.metrics_jsonl.exists() and bool(self.metrics_jsonl.read_bytes().strip())
-        return measured or self.last_checkpoint() is not None or self.run().get("status") == "finished"
+        return measured or self.last_checkpoint() is not None or self.run().get("status") in ENDED
 
     def check_config(self, config: TrainConfig) -> None:
         """Refuse to resume with another config. Raises UserError naming the first key that differs.

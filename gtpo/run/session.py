@@ -28,7 +28,7 @@ from gtpo.run.environment import quiet_libraries, settle_on_cpu
 from gtpo.run.exact import ExactCheckpoints
 from gtpo.run.folder import TrainFolder, out_of_space
 from gtpo.run.guarded_reward import guarded_rewards, mark_unscored
-from gtpo.run.health import MAX_ROLLBACKS, Health
+from gtpo.run.health import MAX_ROLLBACKS, Health, Verdict
 from gtpo.run.kept_calibrations import CalibrationRecord
 from gtpo.run.metrics_log import append_metrics, metrics_lines, metrics_row
 from gtpo.run.progress import Progress
@@ -241,6 +241,10 @@ class TrainingRun:
             self.stopped_because = restored.get("stopped_because")  # an older checkpoint lacks it
         if self.main:
             self.folder.drop_after(state.global_step)
+        if self.validation is not None and self.groups is not None and state.global_step == 0:
+            self.validation.run(self.groups, 0)
+            self.health.validated(0, self.validation.passed)
+            self._save_best(0)
         self.progress.start(state.global_step, state.max_steps)
 
     def on_metrics(self, state: Any, control: Any, logs: dict[str, Any]) -> None:
@@ -253,12 +257,17 @@ class TrainingRun:
         if self.groups is not None:
             row |= {name: seconds / steps for name, seconds in self.groups.stopwatch.items()}
             self.groups.stopwatch.clear()
+        verdict = self.health.observe(state.global_step, row)
+        if verdict.collapsed and not verdict.broken and self.validation is not None and not self.validated:
+            LOG.info(f"asking the held-out problems: {verdict.collapsed}")
+            self._validate(state.global_step)
         row |= self.validated
-        self.validated = {}
         if self.main:
             append_metrics(self.folder.metrics_jsonl, row)
         self.progress.step(state.global_step, row)
-        verdict = self.health.observe(state.global_step, row)
+        if self.validated and self.validation is not None and not verdict.broken:
+            verdict = self._judged(state.global_step, verdict.collapsed)
+        self.validated = {}
         if verdict.new_best:
             self._save_best(state.global_step)
         if verdict.out_of_patience:
@@ -271,8 +280,22 @@ class TrainingRun:
     def validate(self, state: Any) -> None:
         """Sample and score the held-out problems if they are due. All processes call it."""
         if self.validation is not None and self.validation.is_due(state.global_step, state.max_steps):
-            assert self.groups is not None
-            self.validated = self.validation.run(self.groups, state.global_step)
+            self._validate(state.global_step)
+
+    def _validate(self, step: int) -> None:
+        assert self.groups is not None
+        assert self.validation is not None
+        self.validated = self.validation.run(self.groups, step)
+
+    def _judged(self, step: int, alarm: str | None) -> Verdict:
+        """Return what the held-out problems say; `alarm` is what the training metrics say of a collapse."""
+        assert self.validation is not None
+        if alarm is not None:
+            self.health.unconfirmed()
+        verdict = self.health.validated(step, self.validation.passed)
+        if alarm is not None and verdict.collapsed is None:
+            LOG.warning(f"{alarm}. The held-out problems do not confirm a collapse; the run goes on")
+        return verdict
 
     def log_completions(self, *, cut: bool = False) -> None:
         """Write the rollout that the last step completed, if it is due. All processes call it.
@@ -333,33 +356,31 @@ class TrainingRun:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def _save_best(self, step: int) -> None:
-        about = {
-            "schema_version": 1,
-            "step": step,
-            "metric": self.health.metric,
-            "value": self.health.best_value,
-            **self.health.covered(),
-            "why": f"the best running mean of {self.health.metric} so far; the weights are those of step {step}, the "
-            "last of that mean's window",
-        }
-        save_weights(self.trainer, self.folder.best, about)
+        save_weights(self.trainer, self.folder.best, self.health.about_best())
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the run ended because it collapsed."""
+        return (self.stopped_because or "").startswith("collapse")
 
     def _finish(self) -> None:
         step, total = self.trainer.state.global_step, self.trainer.state.max_steps
         stopped = self.stop.agreed and step < total and self.stopped_because is None
         if not stopped:
             save_weights(self.trainer, self.folder.final)
-            if not self.folder.best.exists():
-                self.health.best_value, self.health.best_step = self.health.smoothed(self.health.metric), step
-                if self.health.best_value is not None:
-                    self._save_best(step)
+            if not self.folder.best.exists() and self.health.last_is_best(step):
+                self._save_best(step)
         if self.main:
             self.folder.update_run(
                 step=step,
                 steps=total,
-                status="interrupted" if stopped else "finished",
+                status="interrupted" if stopped else "collapsed" if self.collapsed else "finished",
                 stopped_because=self.stopped_because,
-                **self._validation_cost(),
+                **(
+                    self.validation.summary(time.monotonic() - self.begin, self.health.first_value, self.health.gain())
+                    if self.validation
+                    else {}
+                ),
                 best={"step": self.health.best_step, "metric": self.health.metric, "value": self.health.best_value},
                 wall_time_s=round(self.folder.run().get("wall_time_s", 0.0) + time.monotonic() - self.begin, 1),
                 peak_memory_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
@@ -373,20 +394,12 @@ class TrainingRun:
         every = self.config.training.logging_steps
         if self.main and (table := reward_table(self.folder.metrics_jsonl, self.health.lines, every)):
             LOG.info(table)
+        if self.collapsed:
+            LOG.error(
+                f"{self.folder.root}: collapsed at step {step} of {total}. "
+                + (f"best/ holds the weights of step {self.health.best_step}" if self.folder.best.exists() else
+                   "There are no weights of before it")
+                + "; lower training.learning_rate and start a run under another run_name"
+            )  # fmt: skip
+            return
         LOG.info(f"{self.folder.root}: finished at step {step}\nnext: gtpo eval {self.folder.root}")
-
-    def _validation_cost(self) -> dict[str, Any]:
-        """Return what validation was and what it cost this session, for run.json; nothing without one."""
-        if self.validation is None:
-            return {}
-        cost, seconds = self.validation, time.monotonic() - self.begin
-        LOG.info(f"{cost.count} validations: {cost.seconds:.1f} s, {100 * cost.seconds / seconds:.1f} % of the run")
-        return {
-            "validation": {
-                "problems": [problem.id for problem in cost.problems],
-                "samples": cost.samples,
-                "count": cost.count,
-                "seconds": round(cost.seconds, 1),
-                "share_of_session": round(cost.seconds / seconds, 4),
-            }
-        }

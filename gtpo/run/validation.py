@@ -27,8 +27,9 @@ class Score(NamedTuple):
 
 
 ScoreHeldOut = Callable[[Sequence[Problem], Sequence[Sequence[str]]], Mapping[str, Any]]
-"""(problems, their completions) -> metric (pass@1, maj@k, format) -> something with mean, low and high. `gtpo train`
-hands over evalkit's, so that a validation and an evaluation of the same completions say the same."""
+"""(problems, their completions) -> metric (pass@1, maj@k, format) -> something with mean, low and high; and "problems"
+-> pass@1 of each. `gtpo train` hands over evalkit's, so that a validation and an evaluation of the same completions say
+the same."""
 
 
 class Validation:
@@ -42,6 +43,8 @@ class Validation:
         self.seconds = 0.0
         """Spent on validation by this process."""
         self.count = 0
+        self.passed: list[float] = []
+        """pass@1 of each problem in the latest validation."""
 
     def is_due(self, step: int, last_step: int) -> bool:
         """Return whether `step` ends with a validation: every `training.eval_steps`, and the last that is logged."""
@@ -53,13 +56,16 @@ class Validation:
         begin, accelerator = time.perf_counter(), groups.trainer.accelerator
         # Another stream for each step, and none that a round of sampling has.
         texts = groups.sample_texts(self.prompts, seed=(self.seed * 1_000_003 + step) % 2**31 + 2**31)
-        row: list[dict[str, float]] = [{}]
+        row: list[dict[str, Any]] = [{}]
         if accelerator.is_main_process:
             completions = [texts[at : at + self.samples] for at in range(0, len(texts), self.samples)]
-            for name, found in self.score(self.problems, completions).items():
+            scores = dict(self.score(self.problems, completions))
+            row[0]["passed"] = [float(value) for value in scores.pop("problems")]
+            for name, found in scores.items():
                 row[0][f"validation/{name}"] = found.mean
                 row[0] |= {f"validation/{name}_low": found.low, f"validation/{name}_high": found.high}
         broadcast_object_list(row)
+        self.passed = row[0].pop("passed")
         seconds = time.perf_counter() - begin
         self.seconds += seconds
         self.count += 1
@@ -67,6 +73,29 @@ class Validation:
         if accelerator.is_main_process:
             LOG.info(self._line(step, row[0]))
         return row[0]
+
+    def summary(
+        self, session_s: float, untrained: float | None, gain: tuple[float, float, float] | None
+    ) -> dict[str, Any]:
+        """Return, and say, what validation gave and what it cost this session, for run.json.
+
+        untrained: pass@1 before the first step. gain: that of best/ less it, with its interval.
+        """
+        LOG.info(f"{self.count} validations: {self.seconds:.1f} s, {100 * self.seconds / session_s:.1f} % of the run")
+        if gain is not None:
+            mean, low, high = (100 * value for value in gain)
+            LOG.info(f"held-out pass@1 of best/ less the untrained model's: {mean:+.1f} ({low:+.1f} to {high:+.1f})")
+        return {
+            "validation": {
+                "untrained": untrained,
+                "gain": None if gain is None else dict(zip(("mean", "low", "high"), gain, strict=True)),
+                "problems": [problem.id for problem in self.problems],
+                "samples": self.samples,
+                "count": self.count,
+                "seconds": round(self.seconds, 1),
+                "share_of_session": round(self.seconds / session_s, 4),
+            }
+        }
 
     def _line(self, step: int, row: Mapping[str, float]) -> str:
         """Say a validation's result and its cost."""

@@ -181,7 +181,7 @@ def test_rollback_within_a_round_samples_anew_from_the_restored_weights(
 
     def collapsing(self: Health, step: int, row: dict[str, Any]) -> Verdict:
         verdict = observe(self, step, row)
-        return Verdict("made up", verdict.new_best) if step == 3 else verdict
+        return Verdict("made up", new_best=verdict.new_best) if step == 3 else verdict
 
     def sampling(self: GTPOTrainer, inputs: Any) -> Any:
         sampled_at.append(self.state.global_step + 1)

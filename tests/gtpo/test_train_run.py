@@ -377,12 +377,12 @@ def test_collapse_stops_or_rolls_back(tmp_path: Path, monkeypatch: pytest.Monkey
 
     def collapsing(self: Health, step: int, row: dict[str, Any]) -> Verdict:
         verdict = plain(self, step, row)
-        return Verdict("made up", verdict.new_best) if step == 4 else verdict
+        return Verdict("made up") if step == 4 else verdict
 
     monkeypatch.setattr(Health, "observe", collapsing)
     stopped = run(tmp_path / "stop", **{"health.on_collapse": "stop"})
     about = json.loads((stopped / "run.json").read_text())
-    assert (about["step"], about["status"]) == (4, "finished")
+    assert (about["step"], about["status"]) == (4, "collapsed")
     assert "made up" in about["stopped_because"]
 
     # As if killed between the last checkpoint and the last weights: the same command trains no step more.
@@ -391,7 +391,7 @@ def test_collapse_stops_or_rolls_back(tmp_path: Path, monkeypatch: pytest.Monkey
     (stopped / "run.json").write_text(json.dumps({**about, "status": "running", "stopped_because": None}))
     run(tmp_path / "stop", **{"health.on_collapse": "stop"})
     again = json.loads((stopped / "run.json").read_text())
-    assert (again["step"], again["status"], again["stopped_because"]) == (4, "finished", about["stopped_because"])
+    assert (again["step"], again["status"], again["stopped_because"]) == (4, "collapsed", about["stopped_because"])
     assert metrics(stopped) == before
     after = load_file(stopped / "final/model.safetensors")
     assert all(torch.equal(after[name], weight) for name, weight in weights.items())

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from gtpo.evalkit.evaluation.summary import score_held_out
 from gtpo.rewards.data.problem import Problem
+from logs import logged
 from safetensors.torch import load_file
 from test_train_run import MANY_STEPS_A_ROUND, STEPS, _Crash, assert_same_run, config_of, crash_at, metrics
 
 from gtpo.common.errors import UserError
 from gtpo.inputs.dataset import TrainingProblems
 from gtpo.run.command import train
+from gtpo.run.health import Watch
 from gtpo.run.validation import Score
 
 ON = {"training.eval_steps": 2, "dataset.validation_problems": 3, "health.smoothing_evaluations": 1}
@@ -45,7 +48,7 @@ def test_training_does_not_notice_its_validation(changes: dict[str, Any], tmp_pa
         assert found == sorted(found)
         assert found[2] > found[0]
     cost = json.loads((watched / "run.json").read_text())["validation"]
-    assert (len(cost["problems"]), cost["samples"], cost["count"]) == (3, 4, 3)
+    assert (len(cost["problems"]), cost["samples"], cost["count"]) == (3, 4, 4), "the untrained model first"
     assert 0 < cost["share_of_session"] < 1
 
 
@@ -66,13 +69,13 @@ def scripted(*rates: float) -> Any:
     def score(problems: Sequence[Problem], completions: Sequence[Sequence[str]]) -> dict[str, Score]:
         assert all(len(texts) == 4 for texts in completions)
         rate = left.pop(0)
-        return {"pass@1": Score(rate, rate - 0.01, rate + 0.01)}
+        return {"pass@1": Score(rate, rate - 0.01, rate + 0.01), "problems": [rate] * len(problems)}
 
     return score
 
 
 def test_best_follows_the_held_out_accuracy_and_patience_counts_from_it(tmp_path: Path) -> None:
-    folder = run(tmp_path / "best", scripted(0.2, 0.6, 0.4), **ON)
+    folder = run(tmp_path / "best", scripted(0.1, 0.2, 0.6, 0.4), **ON)
     best = json.loads((folder / "best/best.json").read_text())
     assert (best["step"], best["metric"], best["value"], best["smoothing_evaluations"]) == (
         4,
@@ -80,13 +83,42 @@ def test_best_follows_the_held_out_accuracy_and_patience_counts_from_it(tmp_path
         0.6,
         1,
     )
-    smoothed = run(tmp_path / "smooth", scripted(0.2, 0.6, 0.4), **ON | {"health.smoothing_evaluations": 2})
+    smoothed = run(tmp_path / "smooth", scripted(0.1, 0.2, 0.6, 0.4), **ON | {"health.smoothing_evaluations": 2})
     best = json.loads((smoothed / "best/best.json").read_text())
     assert (best["step"], best["value"]) == (6, 0.5)
-    stopped = run(tmp_path / "patience", scripted(0.6, 0.2, 0.2), **ON, **{"health.early_stop_patience": 2})
+    stopped = run(tmp_path / "patience", scripted(0.1, 0.6, 0.5, 0.5), **ON, **{"health.early_stop_patience": 2})
     about = json.loads((stopped / "run.json").read_text())
     assert about["step"] == 4 < STEPS
     assert about["stopped_because"] == "no better validation/pass@1 for 2 steps"
+    assert about["validation"]["untrained"] == pytest.approx(0.1)
+    assert about["validation"]["gain"]["mean"] == pytest.approx(0.5)
+
+
+def test_the_untrained_model_competes_and_is_what_a_collapse_returns_to(tmp_path: Path) -> None:
+    """Nothing beats it: best/ is the base, bit for bit, also where the run collapsed and was stopped."""
+    given = {**ON, "health.on_collapse": "stop"}
+    stopped = run(tmp_path / "stop", scripted(0.6, 0.6, 0.1), **given)
+    about = json.loads((stopped / "run.json").read_text())
+    assert (about["status"], about["step"], about["best"]["step"]) == ("collapsed", 4, 0)
+    assert "surely below 50% of the best (60.0 %), paired by problem" in about["stopped_because"]
+    best = load_file(stopped / "best/model.safetensors")
+    final = load_file(stopped / "final/model.safetensors")
+    assert any(not torch.equal(best[name], value) for name, value in final.items())
+    back = run(tmp_path / "back", scripted(0.6, 0.6, 0.1, 0.6), **{**ON, "health.on_collapse": "rollback"})
+    saved = load_file(back / "checkpoints/checkpoint-4/model.safetensors")
+    assert all(torch.equal(saved[name], value) for name, value in best.items())
+
+
+def test_an_alarm_that_the_held_out_problems_do_not_confirm_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Watch, "observe", lambda self, step, row: "made up" if step == 3 else None)
+    given = {**ON, "health.on_collapse": "stop"}
+    with logged() as told:
+        healthy = run(tmp_path / "on", scripted(0.5, 0.5, 0.5, 0.5, 0.5), **given)
+    assert json.loads((healthy / "run.json").read_text())["status"] == "finished"
+    assert "made up. The held-out problems do not confirm a collapse; the run goes on" in told
+    assert [row["step"] for row in metrics(healthy) if "validation/pass@1" in row] == [2, 3, 4, 6]
 
 
 def test_held_out_problems_are_not_trained_on(tmp_path: Path) -> None:

@@ -1,0 +1,227 @@
+"""Tests that may be looked at after every line of a run and still keep their error rate: betting against no change.
+
+`Drift` asks whether a metric has left its own past on one side. A value is scored in [0, 1]: 1 where it is on the good
+side of a bound that the past gives, less the farther it lies beyond. Under no change the mean score is at least `null`,
+a lower confidence bound from the past with some slack; then the wealth of a bet against it, a product of
+1 + f (null - score) / (1 - null), is a non-negative supermartingale. Bets start again and again, each with the past as
+it is then and a share of the capital. The sum exceeds 1/alpha with probability at most alpha (Ville), however often it
+is looked at. This is the e-detector of Shin, Ramdas and Rinaldo (arXiv 2203.03532) with a summable prior on the start,
+on bounded bets as in Waudby-Smith and Ramdas (arXiv 2010.09686). Scores are bounded, so that neither heavy tails nor
+the number of prompts behind a value matter. Where the past is correlated over tau values, the wealth is taken to the
+power 1/tau: the geometric mean of the bets on every tau-th value, which is no larger than their arithmetic mean.
+
+What is not exact is what is estimated: tau, and the bound of the past. `bench.health` measures the rates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special, stats
+
+Floats = NDArray[np.float64]
+
+FRACTIONS = np.array([0.15, 0.5, 0.9])
+"""Shares of the largest safe bet, a third of the capital on each."""
+
+SLACK = 0.9
+"""The mean score may fall to this share of what the past shows before it counts against no change."""
+
+PAST_LEVEL = 0.1
+"""The past's lower confidence bound has level PAST_LEVEL / k^1.5 at the k-th start: the more there are, the surer."""
+
+FIRST = 4
+"""Values before the first bet."""
+
+STRIDES = ((48, 4), (256, 8), (math.inf, 16))
+"""(up to how many values, a bet starts every so many)."""
+
+WINDOWS = (16, 64, 256, 1024)
+"""Lengths of the past that a bet may refer to: the one whose level is safest is taken."""
+
+LIVE = 96
+"""Bets that run at a time; the oldest go, with their capital."""
+
+SEGMENT = 128
+"""Length of the segments in which correlation is measured."""
+
+CAUTION = 2.0
+"""Factor on what tau has above 1: correlations are cut off at the noise, so that it comes out too small."""
+
+
+def correlation_time(values: Floats) -> Floats:
+    """Return tau of each row [R, n]: 1 + 2 sum of the autocorrelations up to the first that is within noise.
+
+    They are taken within segments, without the most correlated one, so that a change of level does not look
+    like a long memory.
+    """
+    count = values.shape[1]
+    length = min(max(3 * FIRST, count // 4), SEGMENT)
+    tau = np.ones(values.shape[0])
+    if count < 3 * FIRST:
+        return tau
+    cut = values[:, count % length :].reshape(values.shape[0], -1, length)
+    cut = cut - cut.mean(2, keepdims=True)
+    spectrum = np.fft.rfft(cut, 2 * length, axis=2)
+    products = np.fft.irfft(np.abs(spectrum) ** 2, axis=2)[:, :, : length // 2]
+    most = np.argmax(products[:, :, 1:].sum(2), axis=1)
+    products = products.sum(1) - products[np.arange(len(tau)), most] * (cut.shape[1] > 2)
+    known = products[:, 0] > 1e-12
+    rho = products[known, 1:] / products[known, :1] * length / (length - np.arange(1, length // 2))
+    noise = 1.5 / math.sqrt(count)
+    # What the mean of a segment takes away from a first-order process (Marriott and Pope 1954).
+    first = np.where(rho[:, 0] > noise, np.clip((length * rho[:, 0] + 1) / (length - 3), 0.0, 0.95), 0.0)
+    rho = rho + (1 - rho) * (1 + 2 * np.maximum(rho[:, :1], 0)) / length
+    later = (rho * np.cumprod(rho > noise, axis=1)).sum(1)
+    tau[known] = np.maximum(1 + 2 * CAUTION * later, (1 + first) / (1 - first))
+    return tau
+
+
+def _log_sum(logs: Floats) -> Floats:
+    """Return log(sum(exp)) over the last axis; scipy's costs ten times as much on arrays as small as these."""
+    largest = logs.max(-1, keepdims=True)
+    return np.asarray(largest[..., 0] + np.log(np.exp(logs - largest).sum(-1)))
+
+
+class Drift:
+    """Whether `rows` streams have fallen ("low") or risen ("high") beyond chance and beyond `ratio` of their past.
+
+    alpha: chance that a stream which stays as it is is ever flagged. ratio: the bound as a multiple of the past's mean,
+    below 1 for low and above 1 for high. beyond: no bound of a rise is below this. limit: a bound that no past is
+    needed for; under no change at most a tenth of the values lie beyond it.
+    """
+
+    def __init__(
+        self,
+        alpha: float,
+        side: Literal["low", "high"],
+        ratio: float = 1.0,
+        *,
+        beyond: float = 0.0,
+        limit: float | None = None,
+        rows: int = 1,
+    ) -> None:
+        self.alpha, self.side, self.ratio, self.beyond, self.rows = alpha, side, ratio, beyond, rows
+        self.limit = limit
+        self.forget(np.empty((rows, 0)))
+
+    def forget(self, past: Floats) -> None:
+        """End all bets; [rows, n] is the past of the next ones."""
+        shape = (self.rows, 0)
+        self.past: list[Floats] = list(past.T)
+        self.started = 0
+        self.starts: list[int] = []
+        """How many values each live bet had for its past."""
+        self.means, self.bound, self.null = (np.empty(shape) for _ in range(3))
+        self.tau = np.ones(self.rows)
+        self.log_capital = np.empty(0)
+        self.log_wealth = np.empty((*shape, len(FRACTIONS)))
+
+    def _scores(self, values: Floats, bound: Floats, low: Floats) -> Floats:
+        if self.side == "low":
+            return np.clip(2 * (values - low) / np.maximum(bound - low, 1e-12) - 1, 0.0, 1.0)
+        return np.minimum(bound / np.maximum(values, 1e-12), 1.0) ** 2
+
+    def _start(self) -> None:
+        """Start a bet with the past as it is."""
+        past = np.stack(self.past[-WINDOWS[-1] :], axis=1)
+        lengths = [length for length in WINDOWS if length < past.shape[1]] + [past.shape[1]]
+        if self.limit is None:
+            self.tau = correlation_time(past)
+        k = self.started + 2
+        best: tuple[Floats, ...] | None = None
+        for length in lengths:
+            window = past[:, -length:]
+            mean, low = window.mean(1), self._low(window)
+            bound = low + self.ratio * (mean - low)
+            if self.limit is not None:
+                bound = np.full_like(mean, self.limit)
+            elif self.side == "high":
+                bound = np.maximum(self.ratio * mean, self.beyond)
+            scores = self._scores(window, bound[:, None], low[:, None])
+            independent = length / self.tau
+            good = scores.mean(1) * independent
+            lower = special.betaincinv(np.maximum(good, 1e-9), independent - good + 1.0, PAST_LEVEL / k**1.5)
+            if self.limit is not None:
+                lower = np.full_like(mean, 0.9 / SLACK)
+            level = lower * (bound - low) if self.side == "low" else lower / bound
+            found: tuple[Floats, ...] = (level, mean, bound, np.minimum(SLACK * lower, 0.95))
+            if best is not None:
+                found = tuple(np.where(level > best[0], new, old) for new, old in zip(found, best, strict=True))
+            best = found
+        assert best is not None
+        live = zip((self.means, self.bound, self.null), best[1:], strict=True)
+        self.means, self.bound, self.null = (np.column_stack([old, new])[:, -LIVE:] for old, new in live)
+        self.started += 1
+        self.starts = [*self.starts, len(self.past)][-LIVE:]
+        capital = -math.log(2.11 * k * math.log(k) ** 2)  # 2.11 = sum of 1 / (k log^2 k) over k >= 2
+        self.log_capital = np.append(self.log_capital, capital)[-LIVE:]
+        fresh = np.zeros((self.rows, 1, len(FRACTIONS)))
+        self.log_wealth = np.concatenate([self.log_wealth, fresh], axis=1)[:, -LIVE:]
+
+    @staticmethod
+    def _low(window: Floats) -> Floats:
+        """Where a reward may be negative, falls are measured from its least value."""
+        return np.minimum(window.min(1), 0.0)
+
+    def observe(self, values: Floats) -> Floats:
+        """Take in a value of each stream [rows]; return the log of the wealth [rows]. Flagged: above log(1/alpha)."""
+        wealth = np.full(self.rows, -np.inf)
+        if self.starts:
+            low = np.minimum(self.bound, 0.0) if self.side == "low" else np.zeros_like(self.bound)
+            scores = self._scores(values[:, None], self.bound, low)
+            odds = (self.null - scores) / (1.0 - self.null)
+            self.log_wealth += np.log1p(odds[:, :, None] * FRACTIONS)
+            shares = _log_sum(self.log_wealth / self.tau[:, None, None] - math.log(len(FRACTIONS)))
+            self.latest = self.log_capital + shares
+            wealth = _log_sum(self.latest)
+        self.past.append(np.asarray(values, dtype=np.float64))
+        count = len(self.past)
+        stride = next(stride for until, stride in STRIDES if count <= until)
+        if count >= FIRST and count % stride == 0:
+            self._start()
+        return wealth
+
+    def strongest(self) -> tuple[int, float]:
+        """Return (values before it, mean of its past) of the bet of the first stream that has won most."""
+        at = int(np.argmax(self.latest[0]))
+        return self.starts[at], float(self.means[0, at])
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs to go on (JSON)."""
+        arrays = ("means", "bound", "null", "tau", "log_capital", "log_wealth")
+        past = [value.tolist() for value in self.past[-WINDOWS[-1] :]]
+        return {
+            **{name: getattr(self, name).tolist() for name in arrays},
+            "past": past, "dropped": len(self.past) - len(past), "starts": self.starts, "started": self.started,
+        }  # fmt: skip
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        empty = [np.full(self.rows, np.nan)] * state["dropped"]
+        self.past = empty + [np.array(value) for value in state["past"]]
+        self.starts, self.started = list(state["starts"]), state["started"]
+        self.tau = np.array(state["tau"], dtype=np.float64)
+        for name in ("means", "bound", "null"):
+            setattr(self, name, np.array(state[name], dtype=np.float64).reshape(self.rows, -1))
+        self.log_capital = np.array(state["log_capital"], dtype=np.float64)
+        self.log_wealth = np.array(state["log_wealth"], dtype=np.float64).reshape(self.rows, -1, len(FRACTIONS))
+
+
+def paired_bound(now: Sequence[float], then: Sequence[float], level: float, share: float = 1.0) -> tuple[float, float]:
+    """Return the lower and upper confidence bound of the mean of now - share * then, paired; each errs with `level`."""
+    differences = np.asarray(now, dtype=np.float64) - share * np.asarray(then, dtype=np.float64)
+    count, mean = len(differences), float(differences.mean())
+    if count < 2:
+        return -math.inf, math.inf
+    half = float(stats.t.isf(level, count - 1)) * float(differences.std(ddof=1)) / math.sqrt(count)
+    return mean - half, mean + half
+
+
+def spent(alpha: float, look: int) -> float:
+    """Return the level of the `look`-th look (from 1), such that all looks together err with at most `alpha`."""
+    return 6 * alpha / (math.pi * look) ** 2
