@@ -395,11 +395,7 @@ class TrainingRun:
         if self.main and (table := reward_table(self.folder.metrics_jsonl, self.health.lines, every)):
             LOG.info(table)
         if self.collapsed:
-            LOG.error(
-                f"{self.folder.root}: collapsed at step {step} of {total}. "
-                + (f"best/ holds the weights of step {self.health.best_step}" if self.folder.best.exists() else
-                   "There are no weights of before it")
-                + "; lower training.learning_rate and start a run under another run_name"
-            )  # fmt: skip
+            kept = f"step {self.health.best_step} in best/" if self.folder.best.exists() else "no step before it"
+            LOG.error(f"{self.folder.root}: collapsed at step {step} of {total}; it keeps the weights of {kept}")
             return
         LOG.info(f"{self.folder.root}: finished at step {step}\nnext: gtpo eval {self.folder.root}")
