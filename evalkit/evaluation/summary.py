@@ -367,4 +367,4 @@ def score_held_out(problems: Sequence[Problem], completions: Sequence[Sequence[s
     if k == 1:
         del rates["maj@1"]  # the same as pass@1
     found: dict[str, Any] = {name: mean_interval(values) for name, values in rates.items()}
-    return found | {"problems": rates["pass@1"]}
+    return found | {"problems": rates["pass@1"].tolist()}

@@ -376,11 +376,7 @@ class TrainingRun:
                 steps=total,
                 status="interrupted" if stopped else "collapsed" if self.collapsed else "finished",
                 stopped_because=self.stopped_because,
-                **(
-                    self.validation.summary(time.monotonic() - self.begin, self.health.first_value, self.health.gain())
-                    if self.validation
-                    else {}
-                ),
+                **(self.validation.summary(time.monotonic() - self.begin, self.health) if self.validation else {}),
                 best={"step": self.health.best_step, "metric": self.health.metric, "value": self.health.best_value},
                 wall_time_s=round(self.folder.run().get("wall_time_s", 0.0) + time.monotonic() - self.begin, 1),
                 peak_memory_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,

@@ -12,6 +12,7 @@ from gtpo.common.log import LOG
 from gtpo.config import TrainConfig
 from gtpo.inputs.dataset import to_row
 from gtpo.rewards.data.problem import Problem
+from gtpo.run.health import Health
 from gtpo.trainer.group_statistics import GroupStatistics
 
 METRIC = "validation/pass@1"
@@ -74,13 +75,9 @@ class Validation:
             LOG.info(self._line(step, row[0]))
         return row[0]
 
-    def summary(
-        self, session_s: float, untrained: float | None, gain: tuple[float, float, float] | None
-    ) -> dict[str, Any]:
-        """Return, and say, what validation gave and what it cost this session, for run.json.
-
-        untrained: pass@1 before the first step. gain: that of best/ less it, with its interval.
-        """
+    def summary(self, session_s: float, health: Health) -> dict[str, Any]:
+        """Return, and say, what validation gave and what it cost in a session of `session_s` seconds, for run.json."""
+        untrained, gain = health.first_value, health.gain()
         LOG.info(f"{self.count} validations: {self.seconds:.1f} s, {100 * self.seconds / session_s:.1f} % of the run")
         if gain is not None:
             mean, low, high = (100 * value for value in gain)

@@ -24,6 +24,7 @@ def majority(samples: tuple[str, ...]) -> float:
 
 def test_rates_are_those_counted_by_hand() -> None:
     found = score_held_out(PROBLEMS, SAMPLES)
+    assert found.pop("problems") == [0.5, 0.25, 0.0, 0.5]
     assert list(found) == ["pass@1", "maj@4", "format"]
     assert found["pass@1"].mean == pytest.approx((2 + 1 + 0 + 2) / 16)
     assert found["maj@4"].mean == pytest.approx(sum(majority(tuple(texts)) for texts in SAMPLES) / 4)
@@ -39,7 +40,7 @@ def test_votes_are_for_answers_and_not_for_texts() -> None:
 
 
 def test_one_sample_has_no_majority() -> None:
-    assert list(score_held_out(PROBLEMS, [[RIGHT]] * 4)) == ["pass@1", "format"]
+    assert list(score_held_out(PROBLEMS, [[RIGHT]] * 4)) == ["pass@1", "format", "problems"]
 
 
 @pytest.mark.parametrize("completions", [[], [[]] * 4, [[RIGHT], [RIGHT], [RIGHT], [RIGHT, WRONG]], [[RIGHT]] * 3])
