@@ -164,7 +164,7 @@ class ExactCheckpoints(TrainerCallback):
             torch.save(window, window_file(folder, rank))
         if inputs is not None:
             groups = part_of(self.trainer, GroupStatistics)
-            kept = {"inputs": inputs} | ({"round": groups.rollout.state()} if groups and groups.rollout else {})
+            kept = {"inputs": inputs} | ({"round": vars(groups.rollout)} if groups and groups.rollout else {})
             torch.save(kept, round_file(folder, rank))
 
     # -- resuming ----------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class ExactCheckpoints(TrainerCallback):
             saved = torch.load(rounds, map_location=self.trainer.args.device, weights_only=True)
             self.seam.round_inputs = saved["inputs"]
             if "round" in saved and (groups := part_of(self.trainer, GroupStatistics)):
-                groups.rollout = Rollout.from_state(saved["round"])
+                groups.rollout = Rollout(**saved["round"])
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take up what the line of the log that the checkpoint cut had gathered, where there was one."""

@@ -24,6 +24,7 @@ class SamplingProgress:
         self.trainer, self.progress, self.seam = trainer, progress, seam_of(trainer)
         self._forwards = 0
         self._tokens: dict[str, int] = {}
+        """Tokens of each completion that vLLM has been asked for, as last seen."""
         self.seam.around("generate", self._generate)
 
     def _generate(self, plain: Any, prompts: list[Any]) -> Any:
@@ -50,9 +51,9 @@ class SamplingProgress:
         begin = time.monotonic()
         while not done.wait(SAMPLING_SECONDS):
             seconds = time.monotonic() - begin
-            self.progress.note(f"sampling {count} completions for {seconds:.0f} s{self._state(count, seconds)}")
+            self.progress.note(f"sampling {count} completions for {seconds:.0f} s{self._state(seconds)}")
 
-    def _state(self, count: int, seconds: float) -> str:
+    def _state(self, seconds: float) -> str:
         """Return how far the sampling is, empty where nothing tells."""
         if not self.trainer.use_vllm:
             longest = self.trainer.max_completion_length
@@ -62,6 +63,7 @@ class SamplingProgress:
             return ""
         running = engine.llm_engine.output_processor.request_states.copy()
         written = {name: state.detokenizer.num_output_tokens() for name, state in running.items() if state.detokenizer}
-        self._tokens |= written
+        self._tokens |= dict.fromkeys(running, 0) | written
         total, flying = sum(self._tokens.values()), sum(written.values())
-        return f": {count - len(running)} done, {flying} tokens in flight ({total / seconds:.0f} tokens/s)"
+        done = len(self._tokens) - len(running)
+        return f": {done} done, {flying} tokens in flight ({total / seconds:.0f} tokens/s)"

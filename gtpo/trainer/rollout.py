@@ -64,18 +64,6 @@ class Rollout:
     logged: bool = False
     """Whether the completions log has it."""
 
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of a round that still feeds later steps."""
-        state = dict(vars(self))
-        state["kept"] = state.pop("keep_mask")
-        return state
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Rollout:
-        """Return the round that a checkpoint kept."""
-        fields = dict(state)
-        return cls(keep_mask=fields.pop("kept"), **fields)
-
 
 def to_batch(completions: Completions, rows: slice, length: int) -> dict[str, Tensor]:
     """Return one rank's rows of `completions` as they travel in the batch dict, cut to its `length` tokens."""

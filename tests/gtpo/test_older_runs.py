@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from logs import logged
 from test_train_run import _Crash, assert_same_run, config_of, crash_at, run
@@ -19,7 +18,6 @@ from test_train_run import _Crash, assert_same_run, config_of, crash_at, run
 from gtpo.common.errors import UserError
 from gtpo.run.command import train
 from gtpo.run.folder import TrainFolder
-from gtpo.trainer.rollout import Rollout
 
 OLDER = Path(__file__).parent / "older_run"
 
@@ -91,21 +89,6 @@ def test_interrupted_older_run_resumes_exactly(tmp_path: Path, monkeypatch: pyte
     run(tmp_path / "cut")
     assert_same_run(cut, run(tmp_path / "whole"))
     assert "gtpo_runtime" not in yaml.safe_load((cut / "config.yaml").read_text())
-
-
-def test_rollout_of_an_older_checkpoint_is_read(tmp_path: Path) -> None:
-    """The first schema kept a round of sampling as a plain dict."""
-    round_ = {
-        **{"step": 3, "prompts": ["a", "a"], "rewards": torch.ones(2, 1), "format": torch.ones(2), "accuracy": None},
-        **{"ids": torch.zeros(2, 4, dtype=torch.long), "mask": torch.ones(2, 4, dtype=torch.bool)},
-        **{"advantages": torch.tensor([1.0, -1.0]), "weights": torch.ones(2, 4)},
-        **{"truncated": torch.zeros(2, dtype=torch.bool), "entropy": torch.zeros(2)},
-        **{"kept": torch.tensor([True, False])},
-    }
-    torch.save({"inputs": [], "round": round_}, tmp_path / "rollouts_0.pt")
-    found = Rollout.from_state(torch.load(tmp_path / "rollouts_0.pt", weights_only=True)["round"])
-    assert found.keep_mask.tolist() == [True, False]
-    assert (found.step, found.logged) == (3, False)
 
 
 @pytest.mark.parametrize(
