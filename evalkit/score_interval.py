@@ -91,18 +91,19 @@ class Trinomial(NamedTuple):
 
     def statistic(self, delta: Array, extra: Array) -> Array:
         """(mean - delta) / its standard error under delta; extra: variance of the mean from other sources."""
-        x, n = delta / self.scale, self.questions
+        distance, n = delta / self.scale, self.questions
+        x = np.clip(distance, -1.0, 1.0)  # beyond, the questions have no variance; other sources still may
         linear = (2 * n - self.up + self.down) * x - self.up - self.down
         root = np.sqrt(np.maximum(np.square(linear) + 8 * n * self.down * x * (1 - x), 0.0))
         lost = (root - linear) / (4 * n)
         variance = np.maximum(2 * lost + x * (1 - x), 1e-300) / max(n - 1, 1)
-        return ((self.up - self.down) / n - x) / np.sqrt(variance + extra / np.square(self.scale))
+        return ((self.up - self.down) / n - distance) / np.sqrt(variance + extra / np.square(self.scale))
 
     def bounds(self, critical: Array, extra: Array) -> tuple[Array, Array]:
         """The smallest and the largest delta whose |statistic| is at most `critical`. Bisection to 1e-12."""
         mean = (self.up - self.down) / self.questions * self.scale
         inside = np.stack([mean, mean])
-        outside = np.stack([-self.scale, self.scale])
+        outside = np.stack([-np.ones_like(mean), np.ones_like(mean)])
         for _ in range(42):
             middle = (inside + outside) / 2
             within = np.abs(self.statistic(middle, extra)) <= critical
