@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from gtpo.evalkit.comparison.training_curves import completions_files
-from gtpo.evalkit.results.questions import load_problems
+from gtpo.evalkit.results.questions import load_problems, load_prompts
 from gtpo.evalkit.results.run import EvalRun, TrainRun
 from numpy.typing import NDArray
 
@@ -40,6 +40,8 @@ class Excerpt:
     """question id -> method -> (extracted answer, verdict) -> samples: of all samples, not only those shown."""
     problems: dict[str, tuple[str, str]] = field(repr=False)
     """id -> (question text, gold), where the run folder holds them."""
+    prompts: dict[str, tuple[str, int | None]] = field(repr=False)
+    """id -> (what the first run's model read, its tokens), where a run folder holds it."""
     each: int
     """Completions of a question and run: at most."""
     complete: bool
@@ -125,8 +127,10 @@ def choose_samples(
     """
     runs = [run for found in methods.values() for run in found]
     problems: dict[str, tuple[str, str]] = {}
+    prompts: dict[str, tuple[str, int | None]] = {}
     for run in runs:
         problems = load_problems(run, benchmark) | problems
+        prompts = load_prompts(run, benchmark) | prompts
     overhead = 60
     size = min(_completion_size(runs), LONGEST) + overhead
     affordable = int(budget / (size * len(methods) * len(ids)))
@@ -166,7 +170,7 @@ def choose_samples(
         if not found[ids[q]]:
             continue  # no run kept its completions of this question
         cost = sum(len(s["text"]) + overhead for part in found[ids[q]].values() for s in part)
-        cost += sum(map(len, problems.get(ids[q], ("", ""))))
+        cost += sum(map(len, problems.get(ids[q], ("", "")))) + len(prompts.get(ids[q], ("",))[0])
         if shown and spent + cost > budget and not everything:
             break
         spent += cost
@@ -177,6 +181,7 @@ def choose_samples(
         samples={q: found[q] for q in shown},
         answers={q: answers[q] for q in shown},
         problems={q: problems[q] for q in shown if q in problems},
+        prompts={q: prompts[q] for q in shown if q in prompts},
         each=each,
         complete=complete,
         bytes=spent,

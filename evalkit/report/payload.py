@@ -221,6 +221,7 @@ def _explorer(comparison: Comparison, table: Table, budget: int) -> tuple[dict[s
     }
     block = {
         "problems": {str(index[q]): [*problem, segments(problem[0])] for q, problem in excerpt.problems.items()},
+        "prompts": {str(index[q]): prompt for q, prompt in excerpt.prompts.items()},
         "answers": {
             str(index[q]): {str(table.methods.index(m)): _answers(found) for m, found in by_method.items()}
             for q, by_method in excerpt.answers.items()

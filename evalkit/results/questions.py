@@ -189,3 +189,16 @@ def load_problems(run: EvalRun, benchmark: str) -> dict[str, tuple[str, str]]:
             rows = pq.read_table(path, columns=["benchmark", "id", "problem", "answer"], use_threads=False).to_pylist()
             found |= {row["id"]: (row["problem"] or "", row["answer"]) for row in rows if row["benchmark"] == benchmark}
     return found
+
+
+def load_prompts(run: EvalRun, benchmark: str) -> dict[str, tuple[str, int | None]]:
+    """id -> (what the model read, its tokens) from prompts.parquet; a conversation where a server did not show it."""
+    import pyarrow.parquet as pq
+
+    found: dict[str, tuple[str, int | None]] = {}
+    for path in (folder / "prompts.parquet" for folder in run.folders):
+        for row in pq.read_table(path, use_threads=False).to_pylist() if path.is_file() else ():
+            if row["benchmark"] == benchmark:
+                tokens = row["tokens"]
+                found[row["id"]] = row["prompt"] or row["messages"], None if tokens is None else len(tokens)
+    return found

@@ -104,6 +104,7 @@ def write_eval(
             rows = score(generations, {(benchmark, p.id): p for p in problems}, write_eval.verifier)
             run.append(rows)
             run.add_problems({benchmark: problems})
+            run.add_prompts({(benchmark, p.id): ([], f"Q: {p.problem}", [1, 2]) for p in problems})
             document["benchmarks"][benchmark] = {
                 "source": "generated", "questions": count, "checksum": checksum(problems), "excluded": [],
                 "n_asked": n,

@@ -127,6 +127,16 @@ def test_page_holds_the_table(home: Path) -> None:
             assert [d["d"], d["low"], d["high"], d["p"], d["holm"]] == [record[key] for key in keys]
 
 
+def test_page_shows_the_prompt(home: Path) -> None:
+    """Once per question, as the model read it, with its tokens."""
+    scripts = Page((home / "page.html").read_text()).scripts
+    blocks = [json.loads(text) for name, text in scripts.items() if name not in ("code", "core")]
+    blocks = [block for block in blocks if isinstance(block, dict)]
+    prompts = [prompt for block in blocks for prompt in block.get("prompts", {}).values()]
+    assert len(prompts) == sum(len(block["problems"]) for block in blocks if "problems" in block) > 0
+    assert all(text.startswith("Q: ") and tokens == 2 for text, tokens in prompts)
+
+
 def test_page_under_another_baseline_is_the_comparison_with_it(home: Path) -> None:
     core = json.loads(Page((home / "page.html").read_text()).scripts["core"])
     ran = gtpo("compare", "base", "sft", "grpo", "gtpo", "--baseline", "base", "--format", "json", cwd=home)

@@ -11,11 +11,13 @@ const sampleFilter = (verdict) => (s) => verdict === "any" || (verdict === "form
 function questionView(table, held, q, verdict) {
   const e = table.explorer;
   const problem = held.problems[q];
+  const prompt = held.prompts?.[q];
   const samples = held.samples[q];
   const head = el("div", { class: "card" },
     el("p", { class: "soft small between" }, el("span", {}, e.ids[q], e.subject.length && e.subjects[e.subject[q]] ? ` · ${e.subjects[e.subject[q]]}` : ""), copyButton("Copy link", () => questionLink(table, e.ids[q]))),
     problem ? el("div", { class: "problem" }, mathsText(problem[2])) : el("p", { class: "soft small" }, "This run folder does not hold the question's text."),
-    problem ? el("p", {}, "Gold answer: ", el("b", {}, problem[1])) : null);
+    problem ? el("p", {}, "Gold answer: ", el("b", {}, problem[1])) : null,
+    prompt ? el("details", {}, el("summary", {}, `Prompt as the model read it${prompt[1] === null ? "" : `, ${plural(prompt[1], "token")}`}`), el("pre", {}, prompt[0])) : null);
   const columns = el("div", { class: "columns" });
   table.methods.forEach((name, m) => {
     if (state.hidden.has(name)) return;
