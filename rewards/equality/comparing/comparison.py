@@ -10,10 +10,9 @@ from fractions import Fraction
 import mpmath
 from gtpo.rewards.equality.arithmetic.terms import Term, evaluate, symbols
 from gtpo.rewards.equality.arithmetic.values import NoValue, number_of
-from gtpo.rewards.equality.comparing.chains import value_of_chain
 from gtpo.rewards.equality.comparing.clock import is_clock, same_time, time_of_day
 from gtpo.rewards.equality.comparing.decimals import agree_as_decimals, hundredth
-from gtpo.rewards.equality.comparing.equations import FLIPPED, difference, is_graph
+from gtpo.rewards.equality.comparing.equations import FLIPPED, difference, is_graph, value_of_chain
 from gtpo.rewards.equality.comparing.names import assigned, distinct_names, indexed, rename, same_quantity, strip_names
 from gtpo.rewards.equality.comparing.numeric import (
     close,

@@ -1,4 +1,4 @@
-"""Equations and inequalities as they stand, and solved for one letter."""
+"""Equations and inequalities as they stand, solved for one letter, and as the chains that give a value."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from fractions import Fraction
 from gtpo.rewards.equality.arithmetic.terms import Term, evaluate, substitute, symbols
 from gtpo.rewards.equality.comparing.numeric import equal_terms
 from gtpo.rewards.equality.reading.answers import Named, Relation, Scalar
+from gtpo.rewards.equality.reading.expressions import canonical
+from gtpo.rewards.equality.reading.problem import ProblemText
 
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!=", "~": "~"}
 
@@ -53,3 +55,21 @@ def _share_factor(first: Term, second: Term) -> bool:
             return False
         common.append(math.gcd(*(value.numerator for value in values)))
     return min(common) > 10**5
+
+
+def value_of_chain(chain: Relation, problem: ProblemText | None) -> Term | None:
+    """Return the last term of a chain that gives an expression its value, as `m + n = 12 + 19 = 31` does, else None.
+
+    It gives one if all its terms are equal, or if its first is a sum of names or what the problem asks for, and the
+    others are one number.
+    """
+    first, *others = chain.terms
+    last = others[-1]
+    if set(chain.ops) != {"="} or not all(equal_terms(term, last) for term in others[:-1]):
+        return None
+    if not any(map(symbols, others)):
+        names = first[0] == "add" and all(part[0] == "sym" for part in first[1:])
+        asked = problem is not None and canonical(first) in problem.asked
+        computed = not symbols(first) and equal_terms(first, last)
+        return last if names or asked or computed else None
+    return last if equal_terms(first, last) else None

@@ -33,6 +33,8 @@ ANALYSIS = re.compile(r"\\(?:int|iint|oint|lim|sum|prod|partial)(?![a-zA-Z])|\\f
 """Integrals, limits, sums, products and derivatives."""
 _OPERATIONS = Counter(dict.fromkeys(ALWAYS, 10**6))
 _HUNDRED: Term = ("num", Fraction(100))
+_WRAPPED = re.compile(r"\\[a-zA-Z]+\s*\{[^{}]*\}|(?<!\\)[A-Za-z]{2,}")
+"""Words and commands before an equation."""
 _RELATIONS = frozenset(("=", r"\equiv", r"\in", r"\approx"))
 """Tokens of what says something of a number."""
 
@@ -173,14 +175,19 @@ def _restates(prediction: str, problem: ProblemText) -> bool:
 def _disguised(prediction: str, problem: ProblemText) -> bool:
     """Return whether the left side of an equation ends as that of one that the problem states: `[(f(x) = 200\\%)]`."""
     left, _, right = prediction.partition("=")
-    bare = re.sub(r"[\s{}]|\\text", "", left)
-    answer = read(right.strip(" .)]}\\"))
-    if not isinstance(answer, Scalar):
+    said = [re.sub(r"[\s{}]|\\text", "", text) for text in (left, _WRAPPED.sub(" ", left))]
+    answers = [read(right.strip(end)) for end in (" .", " .)]}\\")]
+    answer = next((answer for answer in answers if isinstance(answer, (Scalar, Based))), None)
+    if answer is None:
         return False
-    value = hundredth(answer).term if answer.percent else answer.term
+    if isinstance(answer, Based):
+        value: Term = ("num", Fraction(answer.digits if answer.base == 10 and answer.digits.isdigit() else -1))
+    else:
+        value = hundredth(answer).term if answer.percent else answer.term
     return any(
         bare.endswith(name) and not bare.removesuffix(name)[-1:].isalnum() and equal_terms(value, given)
         for name, given in problem.stated
+        for bare in said
     )
 
 
