@@ -178,7 +178,8 @@ def _inspect(path: Path) -> Iterator[Row]:
         scores = [score.value for score in (sample.scores or {}).values()]
         right = {"C": True, "I": False, 1: True, 0: False}.get(scores[0]) if scores and failed is None else None
         gold = sample.target if isinstance(sample.target, str) else ", ".join(sample.target)
-        found = Sample(text, failed, _reason(str(output.stop_reason)), usage.output_tokens if usage else None)
+        reason = _reason(str(output.stop_reason)) if output.choices else None
+        found = Sample(text, failed, reason, usage.output_tokens if usage else None)
         labels = [] if right is None else [right]
         yield _row(
             where, str(sample.id), [found], gold or None, {"problem": message, **(sample.metadata or {})}, labels
