@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
-from bench.coverage import DESIGNS, Design, draw, mean_score, measure, measure_mean, shift_for, tables
+from bench.coverage import (
+    DESIGNS,
+    Design,
+    covers_as_promised,
+    draw,
+    mean_score,
+    measure,
+    measure_mean,
+    promised,
+    promises,
+    shift_for,
+    tables,
+    tolerance,
+)
 
 
 @pytest.mark.parametrize("kind", ["alike", "unequal", "collapse"])
@@ -37,3 +54,37 @@ def test_half_of_the_runs_collapse_and_other_methods_lend() -> None:
     low = others[1].mean(axis=2) < 0.3
     assert 0.4 < low.mean() < 0.6
     assert len({design.name for design in DESIGNS}) == len(DESIGNS)
+
+
+@pytest.fixture(scope="module")
+def cells(root: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((root / "results/published/bench/coverage.json").read_text())["cells"]
+    return found
+
+
+def test_the_published_file_keeps_what_is_promised(cells: list[dict[str, Any]]) -> None:
+    kept = [cell for cell in cells if promised(cell)]
+    assert {cell["kind"] for cell in kept} == {"alike", "unequal", "collapse", "weights", "mean"}
+    assert {cell["difference"] for cell in kept if cell["kind"] != "mean"} == {0.0, 0.02, 0.1}
+    assert all(cell["repeats"] >= 1000 for cell in cells)
+    for cell in kept:
+        if covers_as_promised(cell):
+            low, high = 0.93, 0.975
+            assert low - tolerance(cell, low) <= cell["coverage"] <= high + tolerance(cell, high), cell
+        if cell.get("difference") == 0:
+            limit = 0.08 if cell["kind"] == "collapse" else 0.06
+            assert cell["marked"] <= limit + tolerance(cell, limit), cell
+        elif cell["kind"] != "mean":
+            assert cell["equivalent"] <= 0.05 + tolerance(cell, 0.05), cell
+
+
+def test_methods_that_cannot_be_judged_are_never_marked(cells: list[dict[str, Any]]) -> None:
+    alone = [cell for cell in cells if not cell.get("judged", True)]
+    assert {tuple(cell["seeds"]) for cell in alone} == {(1, 1), (1, 3), (2, 2)}
+    assert {(cell["marked"], cell["equivalent"]) for cell in alone} == {(0.0, 0.0)}
+
+
+def test_the_page_shows_the_published_tables(root: Path, cells: list[dict[str, Any]]) -> None:
+    page = (root / "docs/comparison.md").read_text()
+    for table in (*tables(cells), promises(cells)):
+        assert table in page
