@@ -71,8 +71,8 @@ class Plan:
     """Where `bench.claims.pack` puts the records, a file a regime; None where each is committed as it is."""
     thin: bool = False
     """Whether records have no tags, and fewer points."""
-    clean: bool = False
-    """Whether the commit of every run has to be the whole truth: no uncommitted change."""
+    commit: str | None = None
+    """The commit that every run is made at, without changes; None where any will do."""
     tests: list[dict[str, Any]] = field(default_factory=list)
     """The primary tests, of a plan that names them itself (second.py)."""
 
@@ -172,7 +172,7 @@ def load_plan(path: Path = PLAN, *, prefix: str | None = None, evidence: Path | 
         {key: len(found) for key, found in seeds.items()},
         Path(document["packed"]) if "packed" in document else None,
         document.get("thin", False),
-        document.get("clean", False),
+        document.get("commit"),
         document.get("tests", []),
     )
 

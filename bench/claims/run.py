@@ -66,8 +66,11 @@ def execute(plan: Plan, run: Run) -> None:
         return  # the checkpoints that its record was made from are gone
     if run.regime in stopped_regimes(plan):
         return  # decided while this command was running
-    if plan.clean and (git_commit() or "+").endswith("+"):
-        raise UserError("this plan's runs come from a commit without changes: commit them, or run in a fresh worktree")
+    if plan.commit not in (None, git_commit()):
+        raise UserError(
+            f"this plan's runs are made at commit {plan.commit}, without changes; here is {git_commit()}. "
+            f"git worktree add --detach DIR {plan.commit}, copy {plan.packed} there, and run them there"
+        )
     if not FILE.is_file():
         write_varied()
     begin = time.monotonic()

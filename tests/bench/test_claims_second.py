@@ -163,10 +163,10 @@ def test_varied_solutions_share_little(plan):
     assert "30+4=34" in text
 
 
-def test_a_run_from_changed_files_is_refused(plan, monkeypatch):
+def test_a_run_from_another_state_of_the_code_is_refused(plan, monkeypatch):
     from bench.claims import run as runner
     from gtpo.common.errors import UserError
 
-    monkeypatch.setattr(runner, "git_commit", lambda: "abc+")
-    with pytest.raises(UserError, match="come from a commit without changes"):
+    monkeypatch.setattr(runner, "git_commit", lambda: f"{plan.commit}+")
+    with pytest.raises(UserError, match=r"made at commit 8045ddf.*without changes; here is 8045ddf"):
         runner.execute(plan, next(run for run in plan.runs if run.name == "second-reuse-8-grpo-s43"))
