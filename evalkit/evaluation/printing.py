@@ -174,10 +174,11 @@ def warn(record: EvalRecord) -> None:
                 100 * (entry.lenient.no_answer_rate or 0.0), _likely_cause(record, entry),
             )  # fmt: skip
         if entry.truncation_rate is not None and entry.truncation_rate > CUT_OFF:
+            limit = record.sampling.max_tokens
+            advice = f" at {limit} tokens, most before their answer: set a larger --max-tokens, with another --out"
             LOG.warning(
-                "%s: %.0f %% of the completions were cut off at %s tokens, most before their answer: set a larger "
-                "--max-tokens, with another --out",
-                name, 100 * entry.truncation_rate, record.sampling.max_tokens,
+                "%s: %.0f %% of the completions were cut off%s",
+                name, 100 * entry.truncation_rate, advice if limit is not None else ", most before their answer",
             )  # fmt: skip
 
 
