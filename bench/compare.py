@@ -137,6 +137,7 @@ def write_samples(folder: Path, benchmark: str, right: np.ndarray) -> None:
             "seed": [j for _, j in chosen],
             "error": [None] * len(chosen),
         }
+        table = {name: [None] * len(chosen) for name in SAMPLE_SCHEMA.names} | table
         pq.write_table(pa.table(table, schema=SAMPLE_SCHEMA), folder / f"part-{part:06d}.parquet", compression="zstd")
 
 
