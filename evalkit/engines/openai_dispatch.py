@@ -98,6 +98,7 @@ class Dispatch:
         for server in servers.values():
             server.open.clear()
             server.asking.clear()
+            server.paused.clear()
 
     def stop(self, grace_s: float) -> None:
         """Send nothing new; requests in flight may be answered for grace_s more seconds."""
@@ -214,6 +215,7 @@ class Dispatch:
         if error is None:
             self._arrived(server, request, reply)
         elif error.status == 429 and error.passing:
+            server.paused[request.key] = request
             self._again(server, request)
         else:
             request.attempts += 1
@@ -241,6 +243,7 @@ class Dispatch:
             and not (error.lost and len(self._in()) > 1 and await server.models(self._session) is None)
         ):
             pause = min(LONGEST_PAUSE_S, 0.5 * 2 ** (request.attempts - 1)) * random.uniform(0.75, 1.25)
+            server.paused[request.key] = request
             asyncio.get_running_loop().call_later(max(pause, error.pause_s), self._again, server, request)
             return
         if self._stop_at is not None and error.passing:
@@ -250,10 +253,12 @@ class Dispatch:
         await self._judge(server, error, Generation(*request.key, partial, None, reason, request.seed, text), request)
 
     def _again(self, server: Server, request: Request) -> None:
-        """Send a request again after its pause, if the server still owes it."""
-        if self._dealer.owes(server.url, request.key):
-            server.open.appendleft(request)
-            self._pump(server)
+        """Send a request again after its pause, if the server still owes it and was not left out meanwhile."""
+        if server.paused.get(request.key) is request:
+            del server.paused[request.key]
+            if self._dealer.owes(server.url, request.key):
+                server.open.appendleft(request)
+                self._pump(server)
 
     def _settle(self, server: Server, generation: Generation) -> None:
         """Hand on a sample, completed or failed; nobody else needs to ask for it."""
@@ -337,6 +342,7 @@ class Dispatch:
                 task.cancel()
         server.asking.clear()
         server.open.clear()
+        server.paused.clear()
         again = self._dealer.give_back(server.url)
         where = "go to the other servers" if self._in() else f"wait for it, up to {self.wait_s:.0f} s"
         LOG.warning("%s: left out, and asked again later; %d samples %s", why, again, where)

@@ -87,6 +87,8 @@ class Server:
         """Time of all replies, summed, and their tokens."""
         self.open: deque[Request] = deque()
         """Requests that wait for their turn."""
+        self.paused: dict[SampleKey, Request] = {}
+        """Requests that are sent again after a pause."""
         self.asking: dict[SampleKey, tuple[asyncio.Task[None], Request]] = {}
         self.left_out: set[str] = set()
         """Parameters that it does not know."""
