@@ -45,7 +45,7 @@ def write_train(folder: Path, method: str, seed: int) -> None:
     preset = None if method == "sft" else method
     kind = method if method in ("sft", "grpo") else "gtpo"
     write_json(folder / "run.json", {"schema_version": 1, "run_name": folder.name, "method": kind, "preset": preset,
-                                     "status": "finished"})  # fmt: skip
+                                     "seed": seed, "status": "finished"})  # fmt: skip
     (folder / "config.yaml").write_text(f"run_name: {folder.name}\nmethod: {method}\nmodel:\n  random_seed: {seed}\n")
     rng = np.random.default_rng(seed)
     noise = rng.normal(0, 0.3, (300, 3))
