@@ -67,6 +67,7 @@ KNOWN_MODELS: dict[str, ModelShape] = {
     "meta-llama/meta-llama-3.1-8b-instruct": _LLAMA_8B,  # as the published file has it
     "meta-llama/llama-3.2-1b-instruct": ModelShape(128256, 2048, 8192, 16, 32, 8, 64, tied=True),
     "meta-llama/llama-3.2-3b-instruct": ModelShape(128256, 3072, 8192, 28, 24, 8, 128, tied=True),
+    "huggingfacetb/smollm2-135m-instruct": ModelShape(49152, 576, 1536, 30, 9, 3, 64, tied=True),
     "qwen/qwen2.5-0.5b-instruct": ModelShape(151936, 896, 4864, 24, 14, 2, 64, tied=True, attention_bias=True),
     "qwen/qwen2.5-1.5b-instruct": ModelShape(151936, 1536, 8960, 28, 12, 2, 128, tied=True, attention_bias=True),
     "qwen/qwen2.5-3b-instruct": ModelShape(151936, 2048, 11008, 36, 16, 2, 128, tied=True, attention_bias=True),

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gtpo.config import HealthSection
+from gtpo.run.health import Health
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -80,5 +83,6 @@ def test_the_collapse_is_the_published_one():
     assert "rises for a few steps" in tutorial
     assert f"says so: {rows[-1]['completions/repeated']:.2f}." in tutorial
     assert rows[-1]["entropy/mean"] < 0.1 < max(row["entropy/mean"] for row in rows) < 0.69
-    window = [row["reward/accuracy"] for row in rows[37:57]]
-    assert f"to {sum(window) / 20:.2f} while" in tutorial
+    health = Health(HealthSection())
+    said = next(filter(None, (health.observe(row["step"], row).collapsed for row in rows)))
+    assert f"collapse: {said} (health.on_collapse: warn)" in " ".join(tutorial.split())

@@ -13,6 +13,7 @@ from typing import Any
 from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate
 from gtpo.rewards.equality.arithmetic.values import NoValue, number_of
 from gtpo.rewards.equality.reading.answers import Answer, Choice, Listing, Named, Relation, Scalar, Union, Words
+from gtpo.rewards.equality.reading.brackets import closes_first, split_top
 from gtpo.rewards.equality.reading.grammar import parse
 from gtpo.rewards.equality.reading.quantities import mixed, read_quantity
 from gtpo.rewards.equality.reading.tokens import NotMathematics
@@ -31,7 +32,6 @@ from mpmath import mp
 MAX_DEPTH = 12
 """Answers within answers; expressions may nest deeper."""
 
-_OPEN, _CLOSE = "([{", ")]}"
 _RELATIONS = {"=": "=", "<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\approx": "~", "\\equiv": "=",
               "\\to": "="}  # fmt: skip
 _RELATION = re.compile(r"\\(?:le|ge|ne|approx|equiv|in|to)(?![a-zA-Z])|[=<>]")
@@ -54,36 +54,6 @@ _NAME = re.compile(
     r"(?:\\(?:text|overline|vec|bar|hat|overrightarrow|widehat|triangle|angle|[a-zA-Z]+)|[a-zA-Z]"
     r"|[_^{}()|'\s,:/]|(?<=[_^])\d+|(?<=[_^]\{)\d+)+"
 )
-
-
-def split_top(text: str, pattern: re.Pattern[str]) -> list[tuple[str, str]]:
-    """Split at the matches of `pattern` outside all brackets: (separator before the part, part), in order."""
-    parts, depth, start, separator, position = [], 0, 0, "", 0
-    while position < len(text):
-        character = text[position]
-        if depth == 0 and (match := pattern.match(text, position)) is not None and match.end() > position:
-            parts.append((separator, text[start:position]))
-            separator, start, position = match.group().strip(), match.end(), match.end()
-            continue
-        if character == "\\":
-            following = text[position + 1 : position + 2]
-            if following == "{":
-                depth += 1
-            elif following == "}":
-                depth -= 1
-            elif text.startswith("\\begin", position):
-                depth += 1
-            elif text.startswith("\\end", position):
-                depth -= 1
-            position += 2
-            continue
-        if character in _OPEN:
-            depth += 1
-        elif character in _CLOSE:
-            depth -= 1
-        position += 1
-    parts.append((separator, text[start:]))
-    return parts
 
 
 def read(text: str, depth: int = 0) -> Answer:
@@ -349,7 +319,7 @@ def _read_bracketed(text: str, depth: int) -> Answer | None:
     if text == "\\reals":
         inf: Term = ("const", "inf")
         return Listing("tuple", (Scalar(("neg", inf)), Scalar(inf)), "()")
-    if text.startswith("\\{") and text.endswith("\\}") and _closes(text, 2, 2):
+    if text.startswith("\\{") and text.endswith("\\}") and closes_first(text, 2, 2):
         return _read_set(text[2:-2], depth)
     if not text or text[0] not in "([{]" or text[-1] not in ")]}[" or len(text) < 2:
         return None
@@ -358,7 +328,7 @@ def _read_bracketed(text: str, depth: int) -> Answer | None:
         if match_brace(text, 0) != len(text) - 1:
             return None
         return read(text[1:-1], depth + 1)
-    if not _closes(text, 1, 1):
+    if not closes_first(text, 1, 1):
         return None
     inner = text[1:-1]
     items = [part for _, part in split_top(inner, re.compile(r"[,;]"))]
@@ -380,23 +350,6 @@ def _read_set(inner: str, depth: int) -> Answer | None:
         item = read(part, depth + 1)
         items.extend(item.items if isinstance(item, Listing) and item.kind == "list" else [item])
     return Listing("set", tuple(items), "{}")
-
-
-def _closes(text: str, skip: int, width: int) -> bool:
-    """Return whether the bracket that opens the text is the one that closes it."""
-    level, position = 1, skip
-    while position < len(text) - width:
-        if text[position] == "\\":
-            following = text[position + 1 : position + 2]
-            level += (following == "{") - (following == "}")
-            level += text.startswith("\\begin", position) - text.startswith("\\end", position)
-            position += 2
-        else:
-            level += (text[position] in _OPEN) - (text[position] in _CLOSE)
-            position += 1
-        if level == 0:
-            return False
-    return level == 1
 
 
 def _read_ratio(text: str, depth: int) -> Answer | None:
