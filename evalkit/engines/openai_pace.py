@@ -35,7 +35,8 @@ class Pace:
         self.refused = 0
         """Requests refused, in all."""
         self._good = math.inf  # the rate that was accepted when one was refused last
-        self._sent: deque[float] = deque()  # when requests were sent that were not refused
+        self._sent: deque[tuple[float, float]] = deque()  # (sent, the same without pauses) of what was not refused
+        self._held = 0.0  # seconds that Retry-After has held this server back: they say nothing of what it accepts
         self._first = self._next = self._cut = self._strained = -math.inf
         self._pause = FIRST_PAUSE_S
 
@@ -52,8 +53,8 @@ class Pace:
         if self.refused_since is not None:  # the one that asks again
             self._pause_until = now + self._pause
         self._next = max(self._next, now) + 1 / self.rate
-        self._sent.append(now)
-        while self._sent[0] < now - SPAN_S:
+        self._sent.append((now, now - self._held))
+        while self._sent[0][1] < now - self._held - SPAN_S:
             self._sent.popleft()
 
     def accepted(self) -> None:
@@ -69,8 +70,9 @@ class Pace:
     def refuse(self, now: float, sent: float, retry_after_s: float) -> None:
         """Note a refusal (429) of a request that was sent at `sent`."""
         self.refused += 1
-        if sent in self._sent:
-            self._sent.remove(sent)
+        self._sent = deque(entry for entry in self._sent if entry[0] != sent)
+        busy = now - self._held
+        self._held += max(0.0, now + retry_after_s - max(now, self.retry_at))
         self.retry_at = max(self.retry_at, now + retry_after_s)
         if sent < self._cut:  # it was on its way when the limits were cut
             return
@@ -79,7 +81,8 @@ class Pace:
         else:
             self._pause = min(LONGEST_PAUSE_S, 2 * self._pause)
         self._pause_until = now + self._pause
-        accepted = sum(moment >= now - SPAN_S for moment in self._sent) / min(SPAN_S, max(1.0, now - self._first))
+        lately = sum(moment >= busy - SPAN_S for _, moment in self._sent)
+        accepted = lately / min(SPAN_S, max(1.0, busy - self._first))
         self._good = max(0.05, min(0.95 * accepted, 0.95 * self.rate))
         self.rate = max(0.05, 0.8 * min(accepted, self.rate))
         self.window = max(1.0, 0.7 * self.window)

@@ -220,7 +220,7 @@ def test_a_bucket_of_ten_requests_a_second(gtpo, start: Start, tmp_path: Path, m
     late = [status for moment, _, status, _ in log if moment > log[0][0] + 10]
     assert len(late) > 20
     assert late.count(429) <= 0.05 * len(late), (late.count(429), len(late))
-    assert log[-1][0] - log[0][0] < 40, "and most of what it gives is used"
+    assert log[-1][0] - log[0][0] < 90, "16 s at its rate: what it gives is used, on a busy machine too"
 
 
 def test_slow_completions_are_waited_for(gtpo, start: Start, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
