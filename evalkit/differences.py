@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 from gtpo.evalkit.permutation import mcnemar_p, regroup_p, sign_flip_p
-from gtpo.evalkit.score_interval import Student, Trinomial, detectable_by_mcnemar, detectable_by_t, trinomial
-from gtpo.evalkit.statistics import LEVEL
+from gtpo.evalkit.score_interval import LEVEL, Student, Trinomial, detectable_by_mcnemar, detectable_by_t, trinomial
 from gtpo.evalkit.training_variance import (
     FREEDOM_NEEDED,
     SEEDS_NEEDED,

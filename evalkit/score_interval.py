@@ -21,6 +21,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
+LEVEL = 0.95
+"""Coverage of every interval."""
 SCALE_PRIOR = 0.2
 """Weight, in questions that differ, of the prior that a difference may be as large as 1."""
 POWER = 0.80

@@ -27,7 +27,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from gtpo.evalkit.score_interval import mean_bounds, poisson_limit, t_quantile
+from gtpo.evalkit.differences import PairedDifference, paired_difference
+from gtpo.evalkit.score_interval import LEVEL, mean_bounds, poisson_limit, t_quantile
 from gtpo.evalkit.training_variance import (
     FREEDOM_NEEDED,
     SEEDS_NEEDED,
@@ -39,8 +40,8 @@ from gtpo.evalkit.training_variance import (
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-LEVEL = 0.95
-"""Coverage of every interval here."""
+__all__ = ["Interval", "MethodMean", "PairedDifference", "mean_interval", "method_mean", "paired_difference"]
+
 _FEW = 2
 """Questions that stand apart, up to which Wilson's interval is mended. Brown, Cai and DasGupta take 2 up to 50
 questions and 3 beyond."""
