@@ -73,7 +73,7 @@ class Protocol(_Section):
     api: Literal["chat", "completions"] = "chat"
     """completions: one text without a chat template, for base models."""
     thoughts: list[tuple[str, str]] = []
-    """Delimiters of thoughts beside <think> and <thinking>; stored completions have <think> in their place."""
+    """Delimiters of thoughts beside `<think>` and `<thinking>`; stored completions have <think> in their place."""
     begins_in_thought: bool = False
     """Whether the model's template opens a thought. Counts where a server does not show the rendered prompt."""
     stop: list[str] = []

@@ -265,7 +265,7 @@ class PromptRecord(_Block):
     api: str = "chat"
     """chat, or completions: one text without a chat template."""
     thoughts: list[tuple[str, str]] = []
-    """Delimiters of thoughts beside <think> and <thinking>."""
+    """Delimiters of thoughts beside `<think>` and `<thinking>`."""
     begins_in_thought: bool = False
     """Whether completions are taken to begin in a thought where the rendered prompt is not known."""
     chat_template_hash: str | None = None
