@@ -43,9 +43,14 @@ class Plan:
     paired: bool
     alpha: float = 0.05
 
+    @property
+    def silent(self) -> bool:
+        """Return whether the scores vary in nothing, as where no question is ever solved."""
+        return not (self.of_methods or self.of_runs or self.of_samples or self.of_training)
+
     def detectable(self, seeds: int, questions: int, samples: int) -> float:
-        """The smallest difference found with 80 % power; 1 with one seed, where nothing is said about methods."""
-        if seeds < 2:
+        """The smallest difference found with 80 % power; 1 where nothing can be said: one seed, no variation."""
+        if seeds < 2 or self.silent:
             return 1.0
         training = (self.of_training or 0.0) / seeds
         variance = self.of_methods / questions + (self.of_runs + self.of_samples / samples) / (seeds * questions)

@@ -146,6 +146,8 @@ def plan_rows(comparison: Comparison, target: float) -> list[tuple[str, Plan, Ro
             known += f", {pool.total} degrees of freedom" if pool is not None else ""
         if len(names) == 1:
             known += "; with one method, what separates two methods on single questions is not in it"
+        if plan.silent:
+            known += "; all scores are alike, so nothing can be planned from them: give runs that solve some questions"
         title = (
             f"{visible(table.benchmark)}: seeds of each method that find {points(target)} points of {column.label} "
             f"with 80 % power. Noise of training: {known}"

@@ -411,6 +411,16 @@ def test_plan_says_what_a_difference_takes(seeds_home: Path) -> None:
     assert_refused(gtpo("compare", *ALL, "--margin", "0", cwd=seeds_home), "--margin 0", "between 0 and 100")
 
 
+def test_nothing_is_planned_from_scores_that_do_not_vary(tmp_path: Path) -> None:
+    seeded(tmp_path, "gtpo", range(2), skill=-50.0)
+    ran = gtpo("compare", "gtpo-s0", "gtpo-s1", "--plan", "--format", "json", cwd=tmp_path)
+    rows = [row for entry in json.loads(ran.stdout)["benchmarks"] for row in entry["plans"]]
+    assert rows
+    assert all(row["seeds"] is None for row in rows)
+    text = " ".join(gtpo("compare", "gtpo-s0", "gtpo-s1", "--plan", cwd=tmp_path).stdout.split())
+    assert "nothing can be planned from them" in text
+
+
 def test_a_collapsed_run_is_shown_as_such(tmp_path: Path) -> None:
     seeded(tmp_path, "gtpo", range(2), skill=0.0)
     place = tmp_path / "results/train/gtpo-s1/run.json"
