@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from gtpo.evalkit.engines.base import Generation
 from gtpo.evalkit.evaluation.protocol import find_protocol
 from gtpo.evalkit.evaluation.readers import read_completions

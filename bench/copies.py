@@ -23,15 +23,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.kills import QUIET, random_model
+from gtpo.common.files import write_json
 from gtpo.evalkit.engines.base import Engine, Generation, Sampling, Task
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.evalkit.evaluation.engine import make_engine
 from gtpo.evalkit.evaluation.evaluate import choose_sampling, plan_evaluation
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.rewards.verify import Verifier
-
-from bench.kills import QUIET, random_model
-from gtpo.common.files import write_json
 
 COPIES = 2
 

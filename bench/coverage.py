@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from gtpo.evalkit.differences import compare_columns
-from gtpo.evalkit.statistics import mean_interval, method_mean
-from gtpo.evalkit.training_variance import borrowed, seed_variance
 from numpy.typing import NDArray
 from scipy import optimize, special
 
 from gtpo.common.files import write_json
+from gtpo.evalkit.differences import compare_columns
+from gtpo.evalkit.statistics import mean_interval, method_mean
+from gtpo.evalkit.training_variance import borrowed, seed_variance
 
 Array = NDArray[np.float64]
 Cell = dict[str, Any]
@@ -160,7 +160,7 @@ def measure_mean(kind: str, seeds: int, questions: int, samples: int, repeats: i
 
 
 def promised(cell: Cell) -> bool:
-    """Whether the promises hold for the design of this cell; elsewhere docs/comparison.md says what was measured."""
+    """Return whether the promises hold for the design of this cell; elsewhere docs/comparison.md has what was found."""
     if cell["kind"] == "mean":
         return cell["questions"] >= 100
     if not cell["judged"]:
@@ -185,7 +185,7 @@ def promises(cells: list[Cell]) -> str:
 
 
 def covers_as_promised(cell: Cell) -> bool:
-    """Whether the interval is promised to be neither too narrow nor too wide. Where runs collapse it is only wide."""
+    """Return whether the interval is promised to be neither too narrow nor too wide: where runs collapse it is wide."""
     of_three = cell["kind"] == "alike" and min(cell["seeds"]) == 3  # two estimates must agree, of few seeds
     return promised(cell) and cell["kind"] in ("alike", "weights", "mean") and cell["questions"] >= 100 and not of_three
 

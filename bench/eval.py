@@ -26,14 +26,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from gtpo.common.files import write_json
 from gtpo.evalkit.engines.base import Generation, Sampling, Task, sample_seed
 from gtpo.evalkit.evaluation.engine import make_engine
 from gtpo.evalkit.evaluation.evaluate import choose_sampling, evaluate, plan_evaluation
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.metrics import maj_at_all_k, pass_at_all_k
 from gtpo.rewards.verify import Verifier
-
-from gtpo.common.files import write_json
 
 
 class LastYield:
@@ -53,10 +52,11 @@ class LastYield:
 
 def bare(engine: Any, tasks: Sequence[Task], sampling: Sampling) -> int:
     """Add every request, step until none is left; return the tokens."""
-    from gtpo.evalkit.engines.vllm import requests
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import RequestOutputKind
+
+    from gtpo.evalkit.engines.vllm import requests
 
     core = engine._engine
     for number, (task, first, count) in enumerate(requests(tasks)):

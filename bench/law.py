@@ -25,10 +25,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gtpo.common.files import read_jsonl, write_json
 from gtpo.rewards import Verdict, Verifier
 from gtpo.rewards.data.arithmetic import arithmetic_problems
-
-from gtpo.common.files import read_jsonl, write_json
 
 _MATH = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _PART = re.compile(r"<=|>=|\\leq?|\\geq?|\\neq|\\approx|\\equiv|[=<>,;]|\\qquad|\\quad|\\\\|&")

@@ -21,10 +21,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from gtpo.common.files import read_jsonl
 from gtpo.rewards import Verdict, Verifier
 from gtpo.rewards.data.arithmetic import arithmetic_problems
-
-from gtpo.common.files import read_jsonl
 
 Label = Literal["equal", "unequal", "unsimplified"]
 

@@ -19,9 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gtpo.rewards import Verifier, extract_answer
-
 from gtpo.common.files import read_jsonl
+from gtpo.rewards import Verifier, extract_answer
 
 
 class Case(NamedTuple):

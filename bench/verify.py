@@ -28,10 +28,9 @@ from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
-from gtpo.rewards import Verdict, Verifier, extract_answer
-
 from bench import mutations
 from gtpo.common.files import read_json, read_jsonl, write_json
+from gtpo.rewards import Verdict, Verifier, extract_answer
 
 Pair = tuple[str, str]  # completion, gold
 CONTENDERS = ("gtpo", "Math-Verify")

@@ -17,6 +17,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
 from gtpo.evalkit.permutation import mcnemar_p, regroup_p, sign_flip_p
 from gtpo.evalkit.score_interval import LEVEL, Student, Trinomial, detectable_by_mcnemar, detectable_by_t, trinomial
 from gtpo.evalkit.training_variance import (
@@ -29,8 +32,6 @@ from gtpo.evalkit.training_variance import (
     seed_variance,
     term,
 )
-from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 PAIRS_FOR_EQUIVALENCE = 5
 """Paired seeds from which on their differences alone may show that two methods are equivalent: with fewer, runs that
@@ -204,7 +205,7 @@ class Columns(NamedTuple):
         return ((self.low > 0).astype(int) - (self.high < 0)) * self.basis.judged
 
     def equivalent(self, margin: float, alpha: float) -> NDArray[np.bool_]:
-        """Whether two one-sided tests at `alpha` show that the difference lies within +-margin."""
+        """Return whether two one-sided tests at `alpha` show that the difference lies within +-margin."""
         mean = self.d.mean(axis=1)
         both: NDArray[np.bool_] = np.logical_and.reduce(
             [

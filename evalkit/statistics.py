@@ -27,6 +27,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
 from gtpo.evalkit.differences import PairedDifference, paired_difference
 from gtpo.evalkit.score_interval import LEVEL, mean_bounds, poisson_limit, t_quantile
 from gtpo.evalkit.training_variance import (
@@ -37,8 +40,6 @@ from gtpo.evalkit.training_variance import (
     seed_variance,
     term,
 )
-from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 __all__ = ["Interval", "MethodMean", "PairedDifference", "mean_interval", "method_mean", "paired_difference"]
 

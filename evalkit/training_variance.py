@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from gtpo.evalkit.score_interval import Student
 from numpy.typing import NDArray
 from scipy import special
+
+from gtpo.evalkit.score_interval import Student
 
 SEEDS_NEEDED = 3
 """Training seeds from which on a method's own variance between them is used."""

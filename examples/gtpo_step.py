@@ -7,12 +7,12 @@ Equations: docs/method.md. `reference_loss` is steps 2 to 6 in one call; every s
 import math
 
 import torch
-from gtpo.rewards import final_reward
 
 from gtpo.config import BuiltModel
 from gtpo.conflict import conflict_weights
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.objective import PRESETS, reference_loss
+from gtpo.rewards import final_reward
 
 PROBLEM, ANSWER = "What is 2 + 3?", "5"
 GROUP, GAMMA, LN2 = 32, 0.1, math.log(2)

@@ -8,13 +8,13 @@ import argparse
 import tempfile
 
 from datasets import Dataset
-from gtpo.rewards import accuracy_reward, chat_messages, format_reward
-from gtpo.rewards.data.arithmetic import arithmetic_problems
 
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.callbacks import Advice, CollapseWatch, ExactCheckpoints
 from gtpo.config import BuiltModel
 from gtpo.inputs.tiny import build_tiny_model
+from gtpo.rewards import accuracy_reward, chat_messages, format_reward
+from gtpo.rewards.data.arithmetic import arithmetic_problems
 
 
 def main():

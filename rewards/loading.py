@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gtpo.rewards.checks import is_async
-
 from gtpo.common.errors import UserError, did_you_mean
+from gtpo.rewards.checks import is_async
 
 RewardFunction = Callable[..., list[float | None]]
 

@@ -31,10 +31,9 @@ def test_the_methods_start_from_the_run_that_the_base_config_makes():
 
 
 def test_the_base_model_s_targets_are_faulty_by_the_configured_share_and_no_target_of_a_method_is():
+    from gtpo.inputs.dataset import TrainingProblems
     from gtpo.rewards import format_ok
     from gtpo.rewards.data.arithmetic import arithmetic_problems
-
-    from gtpo.inputs.dataset import TrainingProblems
 
     shares = {}
     for name in ("base", "sft"):

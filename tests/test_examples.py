@@ -8,6 +8,7 @@ from statistics import mean
 
 import pytest
 from forks import command_line
+
 from gtpo.rewards.loading import load_rewards
 
 

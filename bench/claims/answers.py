@@ -13,9 +13,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from gtpo.evalkit.differences import differences, holm
-from gtpo.evalkit.permutation import sign_flip_p
-from gtpo.evalkit.training_variance import SEEDS_NEEDED
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -24,6 +21,9 @@ from bench.claims.plan import Plan
 from bench.claims.questions import TASKS, PairedTest, Question, primaries
 from bench.claims.record import find_record, scores
 from gtpo.common.files import read_json
+from gtpo.evalkit.differences import differences, holm
+from gtpo.evalkit.permutation import sign_flip_p
+from gtpo.evalkit.training_variance import SEEDS_NEEDED
 
 Records = Mapping[tuple[str, str], dict[int, Record]]
 """(regime, method) -> seed -> record."""
@@ -173,7 +173,7 @@ def _holm(p_values: list[float | None]) -> list[float | None]:
 
 
 def _stays_lost(records: Records, question: Question, test: PairedTest) -> bool:
-    """Whether the claim says that `a` stays accurate, and more than half of its runs collapse (one-sided, 5 %)."""
+    """Return whether the claim says that `a` stays accurate, and over half of its runs collapse (one-sided, 5 %)."""
     if not question.stays:
         return False
     lost = [collapsed(record) for record in records.get((test.regime, test.a), {}).values()]

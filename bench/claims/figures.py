@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gtpo.evalkit.comparison.training_curves import LN2
-from gtpo.evalkit.report.figures import COLOURS, DASHES, STYLE
 
 from bench.claims.answers import Answer, Records, effect, pairs
 from bench.claims.measures import Record, curve, evaluated, tag_means
@@ -18,6 +16,8 @@ from bench.claims.plan import Plan
 from bench.claims.questions import PairedTest
 from bench.claims.tables import compared, is_share, unit
 from gtpo.common.files import write_bytes
+from gtpo.evalkit.comparison.training_curves import LN2
+from gtpo.evalkit.report.figures import COLOURS, DASHES, STYLE
 
 SHOWN = ("grpo", "gtpo", "gtpo-conflict-only", "gtpo-no-filter", "sft")
 PANELS = (

@@ -24,8 +24,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from gtpo.evalkit.differences import differences
-from gtpo.evalkit.permutation import sign_flip_p
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -37,6 +35,8 @@ from bench.claims.record import scores
 from bench.claims.run import as_program
 from bench.claims.tables import PASSES
 from gtpo.common.files import write_json
+from gtpo.evalkit.differences import differences
+from gtpo.evalkit.permutation import sign_flip_p
 
 Array = NDArray[np.float64]
 
@@ -65,7 +65,7 @@ def share(hits: NDArray[np.bool_]) -> Share:
 
 
 def paired_rejections(records: Records, test: PairedTest, signs: Array, shift: float) -> NDArray[np.bool_]:
-    """Whether the test rejects, per row of signs [T, S].
+    """Return whether the test rejects, per row of signs [T, S].
 
     The difference of the methods is taken out, the methods are swapped where the sign is -1, `shift` is added.
     """

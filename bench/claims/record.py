@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 import yaml
-from gtpo.evalkit.comparison.training_curves import read_curves
-from gtpo.evalkit.results.find import read_eval_run, read_train_run
-from gtpo.evalkit.results.questions import load_questions
 from numpy.typing import NDArray
 
 from bench.claims.plan import EVAL_RUNS, TRAIN_RUNS, Plan, Run
 from gtpo.common.errors import UserError
 from gtpo.common.files import read_json, write_text
+from gtpo.evalkit.comparison.training_curves import read_curves
+from gtpo.evalkit.results.find import read_eval_run, read_train_run
+from gtpo.evalkit.results.questions import load_questions
 
 SCHEMA_VERSION = 1
 POINTS = 80

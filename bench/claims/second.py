@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from gtpo.evalkit.differences import holm
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -29,6 +28,7 @@ from bench.claims.run import as_program
 from bench.claims.sequential import level_at, p_value
 from bench.claims.tables import PASSES, table
 from gtpo.common.files import read_json, write_json
+from gtpo.evalkit.differences import holm
 
 Array = NDArray[np.float64]
 SECOND = Path("bench/claims/second.yaml")
@@ -94,7 +94,7 @@ def two_sided(d: Array, error: Array, n: Array | int) -> Array:
 
 
 def equivalent(d: list[Array], error: list[Array], n: list[int], shares: list[float], margin: float) -> Array:
-    """Whether two one-sided tests at 5 % over the looks show a difference below the margin at any of them."""
+    """Return whether two one-sided tests at 5 % over the looks show a difference below the margin at any of them."""
     found = []
     for mean, sem, seeds, t in zip(d, error, n, shares, strict=True):
         half = stats.t.isf(level_at(2 * ALPHA, t, shares[0]) / 2, seeds - 1) * sem

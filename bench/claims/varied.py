@@ -14,10 +14,9 @@ import random
 import re
 from pathlib import Path
 
+from gtpo.common.files import write_text
 from gtpo.rewards.data.arithmetic import arithmetic_problems
 from gtpo.rewards.data.word_problems import TEXTS
-
-from gtpo.common.files import write_text
 
 FILE = Path("results/claims/varied.jsonl")
 """Where a base's config expects it. Written where it is missing: it follows from this module alone."""

@@ -14,6 +14,10 @@ from typing import Any
 
 import typer
 from config_page import as_markdown
+from pydantic import BaseModel
+from run_reference import BEST_JSON, COMPLETION_COLUMNS, METRICS, RUN_JSON, Field
+
+from gtpo import cli
 from gtpo.evalkit.results.record import (
     BenchmarkRecord,
     EvalRecord,
@@ -23,10 +27,6 @@ from gtpo.evalkit.results.record import (
     ScoringMetrics,
 )
 from gtpo.evalkit.results.schema import PROBLEM_COLUMNS, PROMPT_COLUMNS, QUESTION_COLUMNS, SAMPLE_COLUMNS, Columns
-from pydantic import BaseModel
-from run_reference import BEST_JSON, COMPLETION_COLUMNS, METRICS, RUN_JSON, Field
-
-from gtpo import cli
 
 DOCS = Path(__file__).resolve().parents[1]
 HEADER = "<!-- Written by `python docs/tools/reference.py` from {}. Edit that, not this file. -->\n"

@@ -14,6 +14,8 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+
+from gtpo.common.errors import UserError, did_you_mean
 from gtpo.evalkit.comparison.like_for_like import check_settings, common_scoring
 from gtpo.evalkit.comparison.methods import Method, group, members_of
 from gtpo.evalkit.comparison.plan import plan_for
@@ -23,8 +25,6 @@ from gtpo.evalkit.comparison.verdicts import ALPHA, UNDECIDED, Cell, corrected
 from gtpo.evalkit.results.run import EvalRun, TrainRun
 from gtpo.evalkit.statistics import method_mean
 from gtpo.evalkit.training_variance import FREEDOM_NEEDED, SeedVariance
-
-from gtpo.common.errors import UserError, did_you_mean
 
 BASELINE_ORDER = ("grpo", "sft", "")
 """The default baseline: the first of these presets (none: a model that was not trained here), else the first given."""

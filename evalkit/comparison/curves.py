@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from gtpo.evalkit.comparison.compare import Table
 from gtpo.evalkit.comparison.scores import MAJ, PASS, Column, scores
 from gtpo.evalkit.statistics import method_mean

@@ -11,13 +11,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from gtpo.common.errors import UserError
+from gtpo.common.files import flatten
 from gtpo.evalkit.engines.model_ref import fingerprint
 from gtpo.evalkit.results.find import SETTINGS, samples_per_question, settings
 from gtpo.evalkit.results.record import EvalRecord
 from gtpo.evalkit.results.run import EvalRun
-
-from gtpo.common.errors import UserError
-from gtpo.common.files import flatten
 
 NOT_SETTINGS = (
     "schema_version", "status", "name", "shard", "created", "wall_seconds", "benchmark_seconds", "command",

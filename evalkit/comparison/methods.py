@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from gtpo.evalkit.results.run import EvalRun, TrainRun
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import flatten
+from gtpo.evalkit.results.run import EvalRun, TrainRun
 
 SEED_KEY = "model.random_seed"
 NAME_KEYS = ("run_name",)

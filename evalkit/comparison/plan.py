@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from gtpo.evalkit.comparison.questions import Shared
 from gtpo.evalkit.comparison.scores import PASS, Column, pairing, scores
 from gtpo.evalkit.score_interval import POWER, t_quantile

@@ -8,13 +8,13 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison.like_for_like import by_run, unscored_notes
 from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.results.questions import Questions, load_problems, load_questions
 from gtpo.evalkit.results.run import EvalRun
-from numpy.typing import NDArray
-
-from gtpo.common.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+
 from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.comparison.questions import Shared
 from gtpo.evalkit.differences import PairedDifference, differences
 from gtpo.evalkit.training_variance import SEEDS_NEEDED, SeedVariance, borrowed, seed_variance
-from numpy.typing import NDArray
 
 PASS, MAJ, FORMAT = "pass@k", "maj@k", "format"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from gtpo.evalkit.results.run import TrainRun
 from numpy.typing import NDArray
 
 from gtpo.common.errors import UserError
+from gtpo.evalkit.results.run import TrainRun
 
 LN2 = math.log(2.0)
 """The entropy gate's default threshold, drawn into every entropy plot."""

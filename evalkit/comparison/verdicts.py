@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+
 from gtpo.evalkit.comparison.plan import Plan
 from gtpo.evalkit.differences import PairedDifference, holm_factors
 from gtpo.evalkit.statistics import MethodMean

@@ -22,6 +22,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import aiohttp
+
+from gtpo.common.errors import UserError
+from gtpo.common.log import LOG
+from gtpo.common.provenance import package_versions
 from gtpo.evalkit.engines import canaries
 from gtpo.evalkit.engines.base import Generation, Running, Sampling, Task, Throughput
 from gtpo.evalkit.engines.model_ref import ModelRef
@@ -29,10 +33,6 @@ from gtpo.evalkit.engines.openai_address import Access, Unreachable, apart, list
 from gtpo.evalkit.engines.openai_dispatch import TICK_S, Asked, Dispatch
 from gtpo.evalkit.engines.openai_reply import RequestError, one_line
 from gtpo.evalkit.engines.openai_server import PROBE_S, Server, request_of
-
-from gtpo.common.errors import UserError
-from gtpo.common.log import LOG
-from gtpo.common.provenance import package_versions
 
 STALL_S = 5.0
 """Without a byte for so long, the user is told; then after twice the time, and so on."""

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
-from gtpo.evalkit.engines.model_ref import ModelRef, serve_command
-from gtpo.evalkit.engines.openai_reply import one_line
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.log import LOG
+from gtpo.evalkit.engines.model_ref import ModelRef, serve_command
+from gtpo.evalkit.engines.openai_reply import one_line
 
 CONNECT_S = 10.0
 POLL_S = 1.0

@@ -16,15 +16,14 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gtpo.common.errors import UserError
+from gtpo.common.log import LOG
 from gtpo.evalkit.engines.base import EngineStopped, Generation, Sampling, Task
 from gtpo.evalkit.engines.dealing import Dealer
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.evalkit.engines.openai_address import Access, owner_of, refusal
 from gtpo.evalkit.engines.openai_reply import Reply, RequestError
 from gtpo.evalkit.engines.openai_server import Request, Server, payload, request_of
-
-from gtpo.common.errors import UserError
-from gtpo.common.log import LOG
 
 LONGEST_PAUSE_S = 20.0
 

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+
+from gtpo.common.errors import UserError
+from gtpo.common.log import LOG
 from gtpo.evalkit.engines.base import Sampling, Task, Throughput, sample_seed
 from gtpo.evalkit.engines.dealing import SampleKey
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.evalkit.engines.openai_address import CONNECT_S, Access, Unreachable, listed_models
 from gtpo.evalkit.engines.openai_pace import Pace
 from gtpo.evalkit.engines.openai_reply import Answer, Reply, RequestError, one_line, refused
-
-from gtpo.common.errors import UserError
-from gtpo.common.log import LOG
 
 PROBE_S = 5.0
 """A server that answers nothing at all within this time is gone."""

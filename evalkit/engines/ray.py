@@ -13,15 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gtpo.common.errors import UserError
+from gtpo.common.log import LOG
+from gtpo.common.provenance import package_versions
 from gtpo.evalkit.engines import ray_cluster
 from gtpo.evalkit.engines.base import EngineStopped, Generation, Sampling, Task, Throughput
 from gtpo.evalkit.engines.dealing import Dealer
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.evalkit.engines.ray_copy import ModelCopy, Started
-
-from gtpo.common.errors import UserError
-from gtpo.common.log import LOG
-from gtpo.common.provenance import package_versions
 
 CALLS = 2
 """Calls that a copy has at a time: it works on the second while the first is on its way."""

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import Generation, Sampling, Task
 from gtpo.evalkit.engines.model_ref import ModelRef
-
-from gtpo.common.errors import UserError
 
 SLICE_S = 0.25
 """A call returns what was finished within this time: long beside the way of a call, short beside a restart."""

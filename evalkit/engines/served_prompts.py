@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any, TypeVar
 
 import aiohttp
+
 from gtpo.evalkit.engines.base import Prompt
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.evalkit.engines.openai_address import CONNECT_S, Access, apart

@@ -16,13 +16,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from gtpo.evalkit.engines.base import Generation, Running, Sampling, Task, sample_seed
-from gtpo.evalkit.engines.local import check_all_loaded, context_length, load_config, with_adapter
-from gtpo.evalkit.engines.model_ref import ModelRef
 
 from gtpo.common.errors import UserError
 from gtpo.common.processor import dtype_on_cpu
 from gtpo.common.provenance import package_versions
+from gtpo.evalkit.engines.base import Generation, Running, Sampling, Task, sample_seed
+from gtpo.evalkit.engines.local import check_all_loaded, context_length, load_config, with_adapter
+from gtpo.evalkit.engines.model_ref import ModelRef
 
 if TYPE_CHECKING:
     import torch
@@ -252,6 +252,7 @@ class TransformersEngine:
     def _decode(self, tasks: list[Task], size: int, seeds: list[int]) -> list[list[int]]:
         """Return `size` completions for each task, task by task, as token ids up to and with the end token."""
         import torch
+
         from gtpo.evalkit.engines.kv_cache import grow_in_place
 
         prompts = [task.prompt.ids or [] for task in tasks]

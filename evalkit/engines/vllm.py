@@ -14,14 +14,13 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gtpo.evalkit.engines.base import EngineStopped, Generation, Running, Sampling, Task, sample_seed
-from gtpo.evalkit.engines.local import load_config
-from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank, lora_rank_slot
-
 from gtpo.common.errors import UserError
 from gtpo.common.processor import dtype_on_cpu
 from gtpo.common.provenance import package_versions
 from gtpo.common.vllm_environment import quiet_vllm
+from gtpo.evalkit.engines.base import EngineStopped, Generation, Running, Sampling, Task, sample_seed
+from gtpo.evalkit.engines.local import load_config
+from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank, lora_rank_slot
 
 BLOCK = 16
 """Most samples in one request: a request is handed on when its last sample is done."""

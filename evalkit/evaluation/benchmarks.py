@@ -21,6 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict
+
+from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.yaml_file import read_yaml, validate_yaml
 from gtpo.evalkit.evaluation.settings import Shard
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import (
@@ -34,10 +38,6 @@ from gtpo.rewards.data.problems import (
     read_rows,
 )
 from gtpo.rewards.extract import gsm8k_gold
-from pydantic import BaseModel, ConfigDict
-
-from gtpo.common.errors import UserError, did_you_mean
-from gtpo.common.yaml_file import read_yaml, validate_yaml
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-from gtpo.evalkit.evaluation.settings import EvalSettings
-
 from gtpo.common.files import DISK_FULL
 from gtpo.common.log import LOG, start_logging
+from gtpo.evalkit.evaluation.settings import EvalSettings
 
 COMPLETE, INCOMPLETE, INTERRUPTED = 0, 3, 130
 """Exit codes, beside 2 for a mistake of the user's."""

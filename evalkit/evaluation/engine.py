@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from gtpo.common.errors import UserError
+from gtpo.common.packages import installed, require
 from gtpo.evalkit.engines.base import Engine, Sampling, Task
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.evalkit.evaluation.settings import EvalSettings
-
-from gtpo.common.errors import UserError
-from gtpo.common.packages import installed, require
 
 if TYPE_CHECKING:
     from gtpo.evalkit.engines.openai_address import Access

@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from gtpo.common.errors import UserError
+from gtpo.common.log import LOG, libraries_aside
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Prompt, Sampling, Task, check_context
 from gtpo.evalkit.engines.canaries import change
 from gtpo.evalkit.engines.model_ref import ModelRef, content_hashes, fingerprint, resolve_model
@@ -49,9 +51,6 @@ from gtpo.evalkit.results.record import (
 )
 from gtpo.evalkit.results.store import EvalFolder, Key, QuestionKey
 from gtpo.rewards.verify import Verifier, usable_cpus
-
-from gtpo.common.errors import UserError
-from gtpo.common.log import LOG, libraries_aside
 
 MOST_TOKENS = 32_768
 """--max-tokens by default, where the context allows it."""

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from gtpo.common.log import LOG
 from gtpo.evalkit.engines.base import Engine, Generation
 from gtpo.evalkit.evaluation.progress import Progress
 from gtpo.evalkit.evaluation.scoring import Judges, Row, score, unverified_row
@@ -17,8 +18,6 @@ from gtpo.evalkit.evaluation.summary import Tally
 from gtpo.evalkit.results.store import EvalFolder, QuestionKey
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
-
-from gtpo.common.log import LOG
 
 PART_ROWS = 2048
 PART_SECONDS = 20.0

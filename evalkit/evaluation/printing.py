@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gtpo.common.log import LOG
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS, checksum, find_benchmark, load_problems
 from gtpo.evalkit.evaluation.progress import duration
@@ -19,8 +20,6 @@ from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring
 from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verify import Verifier
-
-from gtpo.common.log import LOG
 
 UNDECIDED = ("TIMEOUT", "REJECTED")
 CUT_OFF = 0.05

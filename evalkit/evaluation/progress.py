@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from gtpo.common.log import LOG, stderr_console
 from gtpo.evalkit.engines.base import Engine, Generation, Running
 from gtpo.rewards.extract import Scoring
 from gtpo.rewards.verify import Verdict
-
-from gtpo.common.log import LOG, stderr_console
 
 LINE_EVERY_S = 10.0
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from gtpo.common.errors import UserError
+from gtpo.common.provenance import text_hash
 from gtpo.evalkit.engines.base import Prompt
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.evalkit.evaluation.protocol import Protocol
@@ -14,9 +16,6 @@ from gtpo.evalkit.results.record import PromptRecord
 from gtpo.evalkit.results.store import QuestionKey, StoredPrompt
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.prompt import SYSTEM_INSTRUCTION
-
-from gtpo.common.errors import UserError
-from gtpo.common.provenance import text_hash
 
 
 class Question(NamedTuple):

@@ -13,15 +13,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.yaml_file import read_yaml, validate_yaml
 from gtpo.evalkit.engines.base import Generation, Prompt
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import load_source
 from gtpo.rewards.extract import opened_thought
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
-from gtpo.common.errors import UserError, did_you_mean
-from gtpo.common.yaml_file import read_yaml, validate_yaml
 
 _PRESETS = Path(__file__).with_name("protocols.yaml")
 

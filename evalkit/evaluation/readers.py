@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gtpo.rewards.data.problem import Problem
-from gtpo.rewards.data.problems import math_gold, parse_level
-from gtpo.rewards.extract import gsm8k_gold
-
 from gtpo.common.errors import UserError
 from gtpo.common.files import read_jsonl
 from gtpo.common.packages import require
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.data.problems import math_gold, parse_level
+from gtpo.rewards.extract import gsm8k_gold
 
 CUT_OFF = ("length", "max_tokens", "model_length")
 

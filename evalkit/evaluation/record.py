@@ -9,6 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from gtpo.common.errors import UserError
+from gtpo.common.log import LOG
+from gtpo.common.provenance import command_line, git_commit, now
 from gtpo.evalkit.evaluation.benchmarks import checksum, content_checksum
 from gtpo.evalkit.evaluation.prompts import check_same
 from gtpo.evalkit.evaluation.scoring import RULES_VERSION, Judges, judged_correct, verify_stored
@@ -31,10 +34,6 @@ from gtpo.evalkit.results.store import EvalFolder, QuestionKey
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verify import Verifier
-
-from gtpo.common.errors import UserError
-from gtpo.common.log import LOG
-from gtpo.common.provenance import command_line, git_commit, now
 
 EVAL_RUNS = Path("results/eval")
 

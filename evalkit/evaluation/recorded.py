@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gtpo.common.errors import UserError
+from gtpo.common.log import LOG
+from gtpo.common.provenance import file_hash
 from gtpo.evalkit.engines.base import Generation, Prompt, Task
 from gtpo.evalkit.evaluation.benchmarks import (
     BENCHMARKS,
@@ -28,10 +31,6 @@ from gtpo.evalkit.results.record import EngineRecord, ModelRecord, PromptRecord,
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import data_folder
 from gtpo.rewards.verify import Verifier
-
-from gtpo.common.errors import UserError
-from gtpo.common.log import LOG
-from gtpo.common.provenance import file_hash
 
 CHUNK = 512
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from gtpo.common.errors import UserError
 from gtpo.evalkit.evaluation.benchmarks import checksum, content_checksum, find_benchmark, load_problems
 from gtpo.evalkit.evaluation.progress import Progress
 from gtpo.evalkit.evaluation.record import Problems, find_run, verifier_record, write_results
@@ -20,8 +21,6 @@ from gtpo.evalkit.evaluation.summary import Tally
 from gtpo.evalkit.results.record import SCORINGS, EvalRecord
 from gtpo.evalkit.results.store import EvalFolder
 from gtpo.rewards.verify import Verifier
-
-from gtpo.common.errors import UserError
 
 SHOWN = 20
 """Changed samples that are printed one by one."""

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from gtpo.common.errors import UserError
 from gtpo.evalkit.evaluation.scoring import Row, Votes, count_votes, verify
 from gtpo.evalkit.metrics import all_pass_at_all_k, jackknife_variance, maj_at_all_k, pass_at_all_k
 from gtpo.evalkit.results.record import SCORINGS, BenchmarkRecord, GroupMetrics, Interval, ScoringMetrics
@@ -18,8 +20,6 @@ from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_answer
 from gtpo.rewards.format import format_ok
 from gtpo.rewards.verify import Verdict, Verifier, default_verifier
-
-from gtpo.common.errors import UserError
 
 Array = npt.NDArray[np.float64]
 

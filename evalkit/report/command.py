@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gtpo.evalkit.results.find import find_runs
-from gtpo.evalkit.results.record import SCORINGS
-
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import check_writable
 from gtpo.common.packages import require
+from gtpo.evalkit.results.find import find_runs
+from gtpo.evalkit.results.record import SCORINGS
 
 if TYPE_CHECKING:
     from gtpo.evalkit.comparison.compare import Comparison

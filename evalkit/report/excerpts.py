@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gtpo.evalkit.comparison.training_curves import completions_files
-from gtpo.evalkit.results.questions import load_problems, load_prompts
-from gtpo.evalkit.results.run import EvalRun, TrainRun
 from numpy.typing import NDArray
 
 from gtpo.common.errors import UserError
+from gtpo.evalkit.comparison.training_curves import completions_files
+from gtpo.evalkit.results.questions import load_problems, load_prompts
+from gtpo.evalkit.results.run import EvalRun, TrainRun
 
 FEW = 4
 """Completions shown of a question and run where not all fit."""

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from gtpo.common.errors import UserError
+from gtpo.common.files import write_bytes
 from gtpo.evalkit.comparison.compare import Comparison
 from gtpo.evalkit.comparison.curves import curve_ks, curves_over_k
 from gtpo.evalkit.comparison.scores import MAJ, PASS
 from gtpo.evalkit.comparison.training_curves import LN2, METRICS, Band, method_bands, smoothed
 from gtpo.evalkit.report.payload import POINTS, key_columns
 from gtpo.evalkit.report.text import visible
-
-from gtpo.common.errors import UserError
-from gtpo.common.files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

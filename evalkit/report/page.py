@@ -16,11 +16,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from gtpo.common.files import write_text
 from gtpo.evalkit.comparison.compare import Comparison
 from gtpo.evalkit.report.payload import payload
 from gtpo.evalkit.report.static import static_tables
-
-from gtpo.common.files import write_text
 
 SCRIPTS = (
     "base.js", "charts.js", "answer.js", "tables.js", "curves.js", "explorer.js", "question.js", "tokens.js", "start.js"

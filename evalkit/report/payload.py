@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+
 from gtpo.evalkit.comparison.compare import Comparison, Table, rebased
 from gtpo.evalkit.comparison.curves import curve_ks, curves_over_k
 from gtpo.evalkit.comparison.scores import FORMAT, MAJ, PASS, Column

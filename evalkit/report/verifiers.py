@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from gtpo.common.errors import UserError
 from gtpo.evalkit.report.text import visible
 from gtpo.evalkit.results.questions import load_problems
 from gtpo.evalkit.results.run import EvalRun
-
-from gtpo.common.errors import UserError
 
 LONGEST = 100
 """Characters shown of an answer."""

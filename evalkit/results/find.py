@@ -13,13 +13,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.files import check_schema_version, read_json
 from gtpo.evalkit.results.identity import IDENTITY, setting
 from gtpo.evalkit.results.questions import load_questions
 from gtpo.evalkit.results.record import EvalRecord, read_record
 from gtpo.evalkit.results.run import EvalRun, TrainRun
-
-from gtpo.common.errors import UserError, did_you_mean
-from gtpo.common.files import check_schema_version, read_json
 
 RESULTS = Path("results")
 """Where names are looked up: results/eval/NAME and results/train/NAME under the working directory."""

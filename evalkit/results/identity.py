@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gtpo.evalkit.results.record import EvalRecord
-
 from gtpo.common.errors import UserError
+from gtpo.evalkit.results.record import EvalRecord
 
 IDENTITY = (
     "model.source", "model.adapter", "model.fingerprint", "model.weights", "model.tokenizer",

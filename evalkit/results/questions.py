@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gtpo.evalkit.metrics import pass_at_all_k
-from gtpo.evalkit.results.record import EVAL_SCHEMA_VERSION
 from numpy.typing import NDArray
 
 from gtpo.common.errors import UserError
 from gtpo.common.files import check_schema_version
+from gtpo.evalkit.metrics import pass_at_all_k
+from gtpo.evalkit.results.record import EVAL_SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from gtpo.evalkit.results.run import EvalRun

@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from gtpo.rewards.extract import Scoring
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gtpo.common.errors import UserError
 from gtpo.common.files import check_schema_version, read_json, write_json
+from gtpo.rewards.extract import Scoring
 
 EVAL_SCHEMA_VERSION = 2
 """2: samples that failed are stored with their error; parts carry their run's record."""
@@ -179,7 +179,7 @@ class ModelRecord(_Block):
 
     @property
     def has_fingerprint(self) -> bool:
-        """Whether the fingerprint covers all weights: those of the adapter, where there is one, and of its base."""
+        """Return whether the fingerprint covers all weights: those of an adapter too, where there is one."""
         return self.fingerprint is not None and self.fingerprint.count("-") == (self.adapter is not None)
 
 

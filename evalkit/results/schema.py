@@ -11,6 +11,7 @@ results/eval/<run>/
 from __future__ import annotations
 
 import pyarrow as pa
+
 from gtpo.evalkit.results.record import EVAL_SCHEMA_VERSION
 
 Columns = tuple[tuple[str, pa.DataType, str], ...]

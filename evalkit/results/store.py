@@ -13,14 +13,14 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from gtpo.evalkit.results.identity import check_identity
-from gtpo.evalkit.results.record import EVAL_SCHEMA_VERSION, EvalRecord, parse_record
-from gtpo.evalkit.results.schema import PROBLEM_SCHEMA, PROMPT_SCHEMA, QUESTION_SCHEMA, SAMPLE_SCHEMA
-from gtpo.rewards.data.problem import Problem
 
 from gtpo.common.errors import UserError
 from gtpo.common.files import LOCK_FILES, NewerSchema, check_schema_version, lock_folder, read_json, write_bytes
 from gtpo.common.log import LOG
+from gtpo.evalkit.results.identity import check_identity
+from gtpo.evalkit.results.record import EVAL_SCHEMA_VERSION, EvalRecord, parse_record
+from gtpo.evalkit.results.schema import PROBLEM_SCHEMA, PROMPT_SCHEMA, QUESTION_SCHEMA, SAMPLE_SCHEMA
+from gtpo.rewards.data.problem import Problem
 
 QuestionKey = tuple[str, str]
 """(benchmark, question id)"""

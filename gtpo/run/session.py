@@ -360,7 +360,7 @@ class TrainingRun:
 
     @property
     def collapsed(self) -> bool:
-        """Whether the run ended because it collapsed."""
+        """Return whether the run ended because it collapsed."""
         return (self.stopped_because or "").startswith("collapse")
 
     def _finish(self) -> None:

@@ -17,9 +17,8 @@ import random
 import zlib
 from typing import Literal
 
-from gtpo.rewards.data.problem import Problem
-
 from gtpo.common.errors import UserError
+from gtpo.rewards.data.problem import Problem
 
 Split = Literal["train", "test", "hard"]
 

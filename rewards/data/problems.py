@@ -17,13 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.files import read_jsonl
 from gtpo.rewards.data.arithmetic import Split, arithmetic_problems
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.word_problems import word_problems
 from gtpo.rewards.extract import gsm8k_gold, last_boxed
-
-from gtpo.common.errors import UserError, did_you_mean
-from gtpo.common.files import read_jsonl
 
 
 @dataclass(frozen=True, slots=True)

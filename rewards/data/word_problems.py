@@ -20,10 +20,9 @@ import zlib
 from dataclasses import dataclass
 from typing import Literal
 
+from gtpo.common.errors import UserError
 from gtpo.rewards.data.arithmetic import Split
 from gtpo.rewards.data.problem import Problem
-
-from gtpo.common.errors import UserError
 
 Operation = Literal["gain", "lose", "packs", "share", "times"]
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
 from gtpo.evalkit.engines.base import Generation
 from gtpo.evalkit.evaluation.benchmarks import checksum
 from gtpo.evalkit.evaluation.record import write_results

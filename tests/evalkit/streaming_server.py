@@ -74,7 +74,7 @@ class Server:
         return await self.complete(json.loads(body), writer)
 
     def out(self) -> bool:
-        """Whether there is an outage now: from the tenth answer on, for two seconds."""
+        """Return whether there is an outage now: from the tenth answer on, for two seconds."""
         if self.mode != "outage" or self.answered < 20:
             return False
         self.first_post = self.first_post or time.monotonic()

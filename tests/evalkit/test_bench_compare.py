@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from gtpo.evalkit.results.schema import SAMPLE_SCHEMA
 
 from bench import compare
+from gtpo.evalkit.results.schema import SAMPLE_SCHEMA
 
 
 def test_made_up_runs_are_compared(gtpo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]

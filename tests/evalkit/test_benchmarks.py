@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+
+from gtpo.common.errors import UserError
 from gtpo.evalkit.evaluation.benchmarks import (
     BENCHMARKS,
     checksum,
@@ -17,8 +19,6 @@ from gtpo.evalkit.evaluation.benchmarks import (
 )
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.rewards.golds import find_unverifiable
-
-from gtpo.common.errors import UserError
 
 
 @pytest.mark.shared

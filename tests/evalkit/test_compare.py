@@ -14,6 +14,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from forks import command_line
+from run_folders import write_eval, write_train
+
+from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison.compare import choose_ks, compare
 from gtpo.evalkit.comparison.scores import Column
 from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE
@@ -22,9 +25,6 @@ from gtpo.evalkit.report.tables import as_rich
 from gtpo.evalkit.results.find import find_runs
 from gtpo.evalkit.results.questions import load_questions
 from gtpo.evalkit.statistics import mean_interval
-from run_folders import write_eval, write_train
-
-from gtpo.common.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 

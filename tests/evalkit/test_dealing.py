@@ -6,6 +6,7 @@ import random
 from collections import Counter
 
 import pytest
+
 from gtpo.evalkit.engines.base import Prompt, Task
 from gtpo.evalkit.engines.dealing import Dealer, SampleKey
 

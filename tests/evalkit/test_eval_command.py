@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+
 from gtpo.evalkit.results.schema import QUESTION_SCHEMA, SAMPLE_SCHEMA
 
 EVAL = ("--engine", "transformers", "--max-tokens", "24", "--batch-size", "32", "--quiet")

@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 
 import pytest
+
 from gtpo.evalkit.evaluation.summary import score_held_out
 from gtpo.rewards.data.problem import Problem
 

@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from gtpo.evalkit.results.schema import SAMPLE_SCHEMA
-from gtpo.evalkit.results.store import RUN, EvalFolder
 
 from gtpo.common.errors import UserError
+from gtpo.evalkit.results.schema import SAMPLE_SCHEMA
+from gtpo.evalkit.results.store import RUN, EvalFolder
 
 EVAL = ("--engine", "transformers", "--max-tokens", "24", "--batch-size", "32", "--k", "2", "--limit", "4", "--quiet")
 

@@ -7,9 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from gtpo.evalkit.report.latex import latex
 from run_folders import write_eval
 from test_compare import gtpo
+
+from gtpo.evalkit.report.latex import latex
 
 NAMES = ("50 % \\input{x} $#_&~^{}", "λ=0.5 Ω·ß é", "模型-Привет", "plain-grpo")
 

@@ -13,16 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gtpo.evalkit.engines.openai_dispatch as dispatch
 import pytest
+from servers import Behaviour, Reply, Server, completion
+from test_misbehaving_servers import EVAL, QUESTIONS, SAMPLES, rows
+
+import gtpo.evalkit.engines.openai_dispatch as dispatch
+from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import EngineStopped, Generation, Prompt, Sampling, Task
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.engines.openai import OpenAIEngine
 from gtpo.evalkit.engines.openai_address import access, server_urls
-from servers import Behaviour, Reply, Server, completion
-from test_misbehaving_servers import EVAL, QUESTIONS, SAMPLES, rows
-
-from gtpo.common.errors import UserError
 
 GONE = Reply(503, {"error": "down"})
 

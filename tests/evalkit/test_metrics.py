@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gtpo.evalkit.metrics import all_pass_at_all_k, jackknife_variance, maj_at_all_k, maj_at_k, pass_at_all_k, pass_at_k
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from gtpo.evalkit.metrics import all_pass_at_all_k, jackknife_variance, maj_at_all_k, maj_at_k, pass_at_all_k, pass_at_k
 
 RIGHT, SILENT = -1, -2
 

@@ -12,13 +12,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import gtpo.evalkit.engines.openai as engine
-import gtpo.evalkit.engines.openai_dispatch as dispatch
 import pyarrow.parquet as pq
 import pytest
+from servers import Reply, Server, completion, text_of
+
+import gtpo.evalkit.engines.openai as engine
+import gtpo.evalkit.engines.openai_dispatch as dispatch
 from gtpo.evalkit.engines.base import sample_seed
 from gtpo.rewards.data.arithmetic import arithmetic_problems
-from servers import Reply, Server, completion, text_of
 
 QUESTIONS, SAMPLES = 6, 4
 EVAL = (

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from gtpo.evalkit.engines.model_ref import adapter_rank, fingerprint, resolve_model
 
 from gtpo.common.errors import UserError
+from gtpo.evalkit.engines.model_ref import adapter_rank, fingerprint, resolve_model
 
 
 def weights(folder: Path, content: bytes = b"weights") -> Path:

@@ -9,19 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gtpo.evalkit.engines.openai_dispatch as dispatch
-import gtpo.evalkit.engines.openai_reply as reply_module
 import pyarrow.parquet as pq
 import pytest
+from servers import Reply, Server, completion, text_of
+
+import gtpo.evalkit.engines.openai_dispatch as dispatch
+import gtpo.evalkit.engines.openai_reply as reply_module
+from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import EngineStopped, Generation, Prompt, Sampling, Task, sample_seed
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.engines.openai import OpenAIEngine
 from gtpo.evalkit.engines.openai_address import access, server_urls
 from gtpo.evalkit.engines.openai_reply import Answer, refused
 from gtpo.evalkit.results.record import read_record
-from servers import Reply, Server, completion, text_of
-
-from gtpo.common.errors import UserError
 
 
 @pytest.fixture

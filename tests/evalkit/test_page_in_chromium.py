@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gtpo.evalkit.results.find import find_runs
-from gtpo.evalkit.results.questions import load_questions
 from run_folders import HOSTILE, write_eval, write_train
 from test_compare import gtpo
+
+from gtpo.evalkit.results.find import find_runs
+from gtpo.evalkit.results.questions import load_questions
 
 pytestmark = pytest.mark.chromium
 RUNS = ("base", "grpo", "gtpo", "<b>x</b>")

@@ -10,13 +10,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from servers import Reply
+
+from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import Generation, Prompt
 from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol, presets
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.rewards.data.problem import Problem
-from servers import Reply
-
-from gtpo.common.errors import UserError
 
 QUESTION = Problem("q", "What is {answer}?", "4", solution="2+2\n#### 4")
 

@@ -12,6 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from run_folders import HOSTILE, write_eval, write_train
+from test_compare import assert_refused, gtpo
+
+from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison.compare import compare
 from gtpo.evalkit.comparison.training_curves import Curve, method_bands, read_curves, summary
 from gtpo.evalkit.engines.model_ref import fingerprint
@@ -19,10 +23,6 @@ from gtpo.evalkit.report.excerpts import choose_groups, choose_samples, rank_que
 from gtpo.evalkit.report.figures import write_figures
 from gtpo.evalkit.report.page import embedded, render
 from gtpo.evalkit.results.find import find_runs, read_train_run
-from run_folders import HOSTILE, write_eval, write_train
-from test_compare import assert_refused, gtpo
-
-from gtpo.common.errors import UserError
 
 TRAINED = ("train/sft", "train/grpo", "train/gtpo")
 

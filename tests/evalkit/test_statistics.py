@@ -11,14 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
 from gtpo.evalkit.differences import WEIGHTS, differences, holm, paired_difference
 from gtpo.evalkit.permutation import regroup_p, sign_flip_p
 from gtpo.evalkit.score_interval import Student
 from gtpo.evalkit.statistics import mean_interval, method_mean
 from gtpo.evalkit.training_variance import borrowed, seed_variance
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy import stats
 
 SEED = 20261121
 

@@ -7,9 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import gtpo.evalkit.evaluation.pipeline as pipelines
 import gtpo.evalkit.results.store as store
-import pytest
+from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import Generation
 from gtpo.evalkit.evaluation.pipeline import ScoringPipeline
 from gtpo.evalkit.evaluation.progress import Progress
@@ -20,8 +22,6 @@ from gtpo.evalkit.results.record import EvalRecord, read_record
 from gtpo.evalkit.results.store import EvalFolder
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
-
-from gtpo.common.errors import UserError
 
 PROBLEM = Problem("q", "", "4")
 PROBLEMS = {("b", "q"): PROBLEM}

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import gtpo.evalkit.engines.openai_dispatch as dispatch
 import pytest
 from streaming_server import FAULTS, text_of
 from test_misbehaving_servers import benchmarks, rows
+
+import gtpo.evalkit.engines.openai_dispatch as dispatch
 
 QUESTIONS, SAMPLES = 8, 6
 EVAL = (

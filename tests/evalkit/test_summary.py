@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gtpo.evalkit.engines.base import Generation
 from gtpo.evalkit.evaluation.scoring import score
 from gtpo.evalkit.evaluation.summary import Tally, summarise

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import Generation, Sampling, Task, sample_seed
 from gtpo.evalkit.engines.local import chat_template, load_config, load_tokenizer, render
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.engines.transformers import TransformersEngine, draw_tokens, plan_batches, sample_blocks
 from gtpo.rewards.data.arithmetic import arithmetic_problems
 from gtpo.rewards.data.prompt import chat_messages
-
-from gtpo.common.errors import UserError
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,14 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+
+from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import EngineStopped, Generation, Task, Throughput
 from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS
 from gtpo.evalkit.evaluation.evaluate import evaluate
 from gtpo.evalkit.evaluation.pipeline import Incomplete
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.results.record import EarlierEngine, EvalRecord, read_record
-
-from gtpo.common.errors import UserError
 
 GOLDS = {p.id: p.answer for p in BENCHMARKS["arithmetic"].load(None)}
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from gtpo.evalkit.engines.model_ref import resolve_model, serve_command
 
 from bench.kills import VLLMServer
+from gtpo.evalkit.engines.model_ref import resolve_model, serve_command
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(420)]
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gtpo.rewards import final_reward, format_ok
-from gtpo.rewards.data.problem import Problem
-from gtpo.rewards.data.problems import load_source
-from gtpo.rewards.golds import find_unverifiable
 
 from gtpo.common.errors import UserError
 from gtpo.config import TrainConfig, load_config
 from gtpo.inputs.dataset import TrainingProblems, reasoning, to_row, token_counts
 from gtpo.inputs.tiny import build_tokenizer
+from gtpo.rewards import final_reward, format_ok
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.data.problems import load_source
+from gtpo.rewards.golds import find_unverifiable
 
 TOKENIZER = build_tokenizer()
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from gtpo.evalkit.evaluation.summary import score_held_out
 from run_reference import BEST_JSON, COMPLETION_COLUMNS, METRICS, RUN_JSON
 from test_train_run import MANY_STEPS_A_ROUND, config_of
 
+from gtpo.evalkit.evaluation.summary import score_held_out
 from gtpo.run.command import train
 
 VALIDATED = {"training.eval_steps": 2, "dataset.validation_problems": 2, "training.log_kl_steps": 1}

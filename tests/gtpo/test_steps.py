@@ -31,11 +31,10 @@ def config_of(folder: Path, **overrides: Any) -> Any:
 def test_steps_are_those_of_the_trainer(
     tmp_path: Path, batch: int, accumulation: int, rounds: int | None, iterations: int, rows: int, epochs: float
 ) -> None:
-    from gtpo.rewards.data.problem import Problem
-
     from gtpo import GTPOTrainer
     from gtpo.inputs.dataset import TrainingProblems
     from gtpo.inputs.tiny import build_tiny_model
+    from gtpo.rewards.data.problem import Problem
     from gtpo.run.exact import ExactCheckpoints
     from gtpo.run.trainer_arguments import trainer_arguments
 

@@ -7,13 +7,13 @@ import re
 
 import pytest
 import torch
+
+from gtpo.config import BuiltModel
+from gtpo.inputs.tiny import TAGS, build_tiny_model, build_tokenizer, damage_target
 from gtpo.rewards import accuracy_reward, format_reward
 from gtpo.rewards.data.arithmetic import arithmetic_problems
 from gtpo.rewards.data.prompt import chat_messages, target_text
 from gtpo.rewards.data.word_problems import word_problems
-
-from gtpo.config import BuiltModel
-from gtpo.inputs.tiny import TAGS, build_tiny_model, build_tokenizer, damage_target
 
 SMALL = BuiltModel(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from gtpo.evalkit.evaluation.summary import score_held_out
-from gtpo.rewards.data.problem import Problem
 from logs import logged
 from safetensors.torch import load_file
 from test_train_run import MANY_STEPS_A_ROUND, STEPS, _Crash, assert_same_run, config_of, crash_at, metrics
 
 from gtpo.common.errors import UserError
+from gtpo.evalkit.evaluation.summary import score_held_out
 from gtpo.inputs.dataset import TrainingProblems
+from gtpo.rewards.data.problem import Problem
 from gtpo.run.command import train
 from gtpo.run.health import Watch
 from gtpo.run.validation import Score

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-from gtpo.rewards import chat_messages, final_reward
-from gtpo.rewards.data.problems import source_names
 
 from gtpo.integrations.verl.data import SOURCES
 from gtpo.integrations.verl.reward import final_score
+from gtpo.rewards import chat_messages, final_reward
+from gtpo.rewards.data.problems import source_names
 
 RIGHT = "<reasoning>\n3+4=7\n</reasoning>\n<answer>7</answer>"
 COMPLETIONS = [RIGHT, RIGHT.replace(">7<", ">8<"), "7", ""]

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from gtpo.rewards import final_reward
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from gtpo.config import TrainConfig, load_config
 from gtpo.inputs.dataset import TrainingProblems
+from gtpo.rewards import final_reward
 from gtpo.run.command import train
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from gtpo.rewards.data.arithmetic import DEFAULT_COUNTS, arithmetic_problems
 
 from gtpo.common.errors import UserError
+from gtpo.rewards.data.arithmetic import DEFAULT_COUNTS, arithmetic_problems
 
 
 def expression_of(problem: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from gtpo.rewards.checks import Probe, probe_reward, score_fault
 from gtpo.rewards.functions import accuracy_reward, final_reward, format_reward
 

@@ -1,6 +1,7 @@
 """The equality policy, case by case: docs/verification.md in examples, all invented or commonplace."""
 
 import pytest
+
 from gtpo.rewards.equality.comparing.decide import decide
 
 EQUAL_IN_VALUE = ("CORRECT", "UNEVALUATED")

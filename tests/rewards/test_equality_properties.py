@@ -3,10 +3,11 @@
 import re
 from fractions import Fraction
 
-from gtpo.rewards import extract_answer, last_boxed
-from gtpo.rewards.equality.comparing.decide import decide
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from gtpo.rewards import extract_answer, last_boxed
+from gtpo.rewards.equality.comparing.decide import decide
 
 PROFILE = settings(max_examples=120, deadline=None, derandomize=True)
 

@@ -4,6 +4,7 @@ Verdicts of the real verifier in strict scoring, SymPy included. All invented. A
 """
 
 import pytest
+
 from gtpo.rewards.extract import extract_answer
 from gtpo.rewards.verify import Verdict, Verifier
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import math_verify
 import pytest
+
 from gtpo.rewards import Verdict, Verifier, extract_answer, last_boxed
 from gtpo.rewards.equality.comparing.decide import decide
 from gtpo.rewards.golds import find_unverifiable

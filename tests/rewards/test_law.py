@@ -3,16 +3,16 @@
 from pathlib import Path
 
 import pytest
-from gtpo.rewards import Verdict, Verifier
-from gtpo.rewards.contracts import contradiction, read_contract
-from gtpo.rewards.equality.comparing.decide import decide
-from gtpo.rewards.equality.comparing.work import Work, work_left
-from gtpo.rewards.equality.reading.grammar import parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.law import LOOKS, REWRITINGS, Case, embedded, judge, originals, problems, refused, rewritten
 from gtpo.common.files import read_jsonl
+from gtpo.rewards import Verdict, Verifier
+from gtpo.rewards.contracts import contradiction, read_contract
+from gtpo.rewards.equality.comparing.decide import decide
+from gtpo.rewards.equality.comparing.work import Work, work_left
+from gtpo.rewards.equality.reading.grammar import parse
 
 COPIES = [
     ("65-4", "61", "What is 65-4?"),

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from gtpo.rewards import Verifier
 
 from bench.mutations import Pair, ours, own_pairs, real_pairs, score
+from gtpo.rewards import Verifier
 
 
 @pytest.fixture(scope="module")

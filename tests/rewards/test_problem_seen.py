@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+
+from gtpo.common.files import read_jsonl
 from gtpo.rewards import Verdict, Verifier, accuracy_reward
 from gtpo.rewards.data.arithmetic import arithmetic_problems
 from gtpo.rewards.equality.reading.problem import read_problem
-
-from gtpo.common.files import read_jsonl
 
 CORRECT, INCORRECT, UNSIMPLIFIED = Verdict.CORRECT, Verdict.INCORRECT, Verdict.UNSIMPLIFIED
 

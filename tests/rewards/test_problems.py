@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
-from gtpo.rewards.data.problems import SOURCES, load_file, load_source, parse_level, plain_integer
 
 from gtpo.common.errors import UserError
+from gtpo.rewards.data.problems import SOURCES, load_file, load_source, parse_level, plain_integer
 
 
 @pytest.mark.shared

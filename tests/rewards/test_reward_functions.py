@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from gtpo.common.errors import UserError
 from gtpo.rewards import (
     accuracy_reward,
     final_reward,
@@ -13,8 +15,6 @@ from gtpo.rewards import (
     published_final_reward,
 )
 from gtpo.rewards.loading import load_reward, load_rewards
-
-from gtpo.common.errors import UserError
 
 GOOD = "<reasoning>r</reasoning>\n<answer>12</answer>"
 

@@ -1,6 +1,7 @@
 """What stands around an answer: statements that say something else, names of sets, another thing that is counted."""
 
 import pytest
+
 from gtpo.rewards import Verdict, Verifier, accuracy_reward
 
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layout import copy_packages
+
 from gtpo.rewards import Verdict, Verifier, accuracy_reward, math_verify_reward
 from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verification import pool
 from gtpo.rewards.verification.limits import reject_reason
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from layout import copy_packages
 
 TIMEOUT_S = 5.0
 SLACK_S = 2.5

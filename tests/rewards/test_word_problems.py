@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from gtpo.rewards.data.word_problems import DEFAULT_COUNTS, ITEMS, LARGEST, NAMES, word_problems
 
 from gtpo.common.errors import UserError
+from gtpo.rewards.data.word_problems import DEFAULT_COUNTS, ITEMS, LARGEST, NAMES, word_problems
 
 
 def read_story(text: str) -> tuple[int, list[tuple[str, int, int]]]:

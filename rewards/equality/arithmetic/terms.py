@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
+from mpmath import mp
+
 from gtpo.rewards.equality.arithmetic.values import (
     FUNCTIONS,
     Magnitudes,
@@ -33,7 +35,6 @@ from gtpo.rewards.equality.arithmetic.values import (
     power,
     sum_of,
 )
-from mpmath import mp
 
 Term = tuple[Any, ...]
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import mpmath
+
 from gtpo.rewards.equality.arithmetic.terms import Term, evaluate, symbols
 from gtpo.rewards.equality.arithmetic.values import NoValue, number_of
 from gtpo.rewards.equality.comparing.clock import is_clock, same_time, time_of_day
@@ -114,7 +115,7 @@ class Comparison:
         return self.equal(named.value, other) if named is p else self.equal(other, named.value)
 
     def _says_of_unknown(self, p: Named) -> bool:
-        """Whether an equation gives something of an unknown (`|x| = 5`) and not the unknown that is asked for."""
+        """Return whether an equation gives something of an unknown (`|x| = 5`) and not the unknown asked for."""
         letters = set(re.findall(r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z(])", p.name))
         if p.name in letters or p.relation is None or letters.isdisjoint(self.contract.unknowns):
             return False

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 
+from mpmath import mp
+
 from gtpo.rewards.equality.arithmetic.terms import Budget, evaluate, symbols
 from gtpo.rewards.equality.arithmetic.values import DIGITS, NoValue, TooBig
 from gtpo.rewards.equality.comparing.comparison import Comparison
@@ -19,7 +21,6 @@ from gtpo.rewards.equality.reading.sentences import sentence_value
 from gtpo.rewards.equality.reading.units import NO_UNIT
 from gtpo.rewards.equality.reading.words import same_name, same_words
 from gtpo.rewards.extract import boxed_together, extract_answer, without_thoughts
-from mpmath import mp
 
 _LETTER_AFTER = re.compile(r"(-?(?:[\d.]+|\\frac\{\d+\}\{\d+\}))\s+([msghlL](?:\^\{?\d\}?)?)")
 """`3 s^{2}`, which may be a unit and may be a product."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
+from mpmath import mp
+
 from gtpo.rewards.equality.arithmetic.terms import evaluate
 from gtpo.rewards.equality.arithmetic.values import Matrix, number_of
 from gtpo.rewards.equality.comparing.numeric import is_real_value, terminates
 from gtpo.rewards.equality.reading.answers import Scalar
 from gtpo.rewards.equality.reading.contract import Contract
-from mpmath import mp
 
 
 def hundredth(answer: Scalar) -> Scalar:

@@ -68,7 +68,7 @@ def has_product_of_sums(term: Term) -> bool:
 
 
 def _is_factored_as(p: Term, g: Term) -> bool:
-    """Whether a product has the factors of the gold, up to their signs; a gold that is no product asks for none."""
+    """Return whether a product has the factors of the gold, up to signs; a gold that is no product asks for none."""
     ours, theirs = _all_factors(p), _all_factors(g)
     if len(theirs) < 2:
         return True

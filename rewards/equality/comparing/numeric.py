@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 import mpmath
+from mpmath import mp
+
 from gtpo.rewards.equality.arithmetic.terms import Budget, Term, contains, evaluate, subterms, symbols
 from gtpo.rewards.equality.arithmetic.values import Magnitudes, Matrix, NoValue, TooBig, Value, noise, number_of
-from mpmath import mp
 
 POINTS_NEEDED, POINTS_TRIED = 4, 24
 GUARD_DIGITS = 20

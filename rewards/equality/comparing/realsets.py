@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from mpmath import mp
+
 from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate, symbols
 from gtpo.rewards.equality.arithmetic.values import NoValue, Value
 from gtpo.rewards.equality.reading.answers import Answer, Listing, Named, Relation, Scalar, Union
-from mpmath import mp
 
 
 class Piece(NamedTuple):

@@ -146,7 +146,7 @@ def _strip_unit(text: str) -> tuple[str | None, Unit, bool, tuple[str, ...]]:
 
 
 def _typed_unit(match: re.Match[str], text: str) -> bool:
-    """Whether letters typed after a number are a unit and not variables: a known unit, or words of 3+ letters."""
+    """Return whether letters typed after a number are a unit and not variables: known ones, or words of 3+ letters."""
     phrase = match["words"].replace(".", "").split()
     if not phrase or any(word in ("sin", "cos", "tan", "log", "sqrt", "pi", "inf") for word in phrase):
         return False

@@ -97,7 +97,7 @@ def sentence_value(text: str) -> str | None:
 
 
 def _states_a_number(before: str) -> bool:
-    """Whether the words before a number state it: one clause, whose verb it follows, or "a total of" and the like.
+    """Return whether the words before a number state it: one clause, whose verb it follows, or "a total of" and such.
 
     `half of 20`, `the number after 42`, `twice as many as 42` and `I doubt that it is 42` do not.
     """
