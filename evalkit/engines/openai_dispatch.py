@@ -236,11 +236,10 @@ class Dispatch:
 
     async def _failed(self, server: Server, request: Request, error: RequestError) -> None:
         # Where the server is gone the others need not wait for it.
-        if (
-            error.passing
-            and request.attempts <= self.retries
-            and not (error.lost and len(self._in()) > 1 and await server.models(self._session) is None)
-        ):
+        gone = error.lost and len(self._in()) > 1 and await server.models(self._session) is None
+        if not self._dealer.owes(server.url, request.key):  # it was left out meanwhile, or another answered
+            return
+        if error.passing and request.attempts <= self.retries and not gone:
             pause = min(LONGEST_PAUSE_S, 0.5 * 2 ** (request.attempts - 1)) * random.uniform(0.75, 1.25)
             server.paused[request.key] = request
             asyncio.get_running_loop().call_later(max(pause, error.pause_s), self._again, server, request)

@@ -189,6 +189,8 @@ class EvalSettings(BaseModel):
     json_output: bool = option(False, "Print eval.json on stdout.", "--json", modes=tuple(MODES))
 
     def __init__(self, **given: Any) -> None:
+        if given.get("base_url") and given.get("engine", "auto") == "auto":
+            given["engine"] = "openai"
         try:
             super().__init__(**given)
         except ValidationError as error:

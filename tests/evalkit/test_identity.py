@@ -34,6 +34,23 @@ def run(gtpo, tiny_model: Path, tmp_path: Path) -> Path:  # type: ignore[no-unty
     return tmp_path / "run"
 
 
+def test_a_larger_limit_samples_what_is_new(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """--limit 16 grown to 64 samples 48 questions, and gives what a run of 64 gives."""
+    command = ("eval", tiny_model, "--benchmarks", "arithmetic", *EVAL[:6], "--k", "2")
+    gtpo(*command, "--limit", "16", "--out", "grown")
+    before = content(tmp_path / "grown")[0]
+    for out in ("grown", "whole"):
+        gtpo(*command, "--limit", "64", "--out", out)
+    grown, whole = (content(tmp_path / out) for out in ("grown", "whole"))
+    parts = [pq.read_table(part) for part in (tmp_path / "grown/samples").glob("*.parquet")]
+    assert len({row["question_id"] for row in before}) == 16
+    assert sum(part.num_rows for part in parts) == 128  # none was sampled twice
+    assert [row for row in grown[0] if row in before] == before
+    columns = ("question_id", "sample_index", "completion", "verdict_strict")
+    assert [[row[c] for c in columns] for row in grown[0]] == [[row[c] for c in columns] for row in whole[0]]
+    assert grown[1]["arithmetic"]["pass@k"] == whole[1]["arithmetic"]["pass@k"]
+
+
 @pytest.mark.parametrize("damage", ["missing", "cut", "empty", "another file's", "wrong types"])
 def test_eval_json_is_rebuilt_from_the_parts(gtpo, tiny_model: Path, run: Path, damage: str) -> None:  # type: ignore[no-untyped-def]
     before, path = content(run), run / "eval.json"
