@@ -267,9 +267,10 @@ def test_a_sample_log_of_lm_eval(gtpo, tmp_path: Path) -> None:  # type: ignore[
 def test_a_log_of_inspect_ai(tmp_path: Path) -> None:
     """Their package writes the log: a right answer, a wrong one that was cut off, a failure; two epochs."""
     log = pytest.importorskip("inspect_ai.log")
-    from gtpo.evalkit.evaluation.readers import read_completions
     from inspect_ai.model import ChatMessageUser, ModelOutput
     from inspect_ai.scorer import Score
+
+    from gtpo.evalkit.evaluation.readers import read_completions
 
     def sample(number: int, epoch: int, text: str, reason: str, score: str, failed: bool = False) -> Any:
         output = ModelOutput() if failed else ModelOutput.from_content("m", text, stop_reason=reason)  # type: ignore[arg-type]
