@@ -58,7 +58,7 @@ real: $(VENV)/.installed  ## a real pretrained model: evaluate it, three steps o
 	python -m bench.real_model smollm2-135m $(REAL_MODEL)
 	gtpo eval $(REAL_MODEL) --benchmarks arithmetic --limit 16 --k 4 --max-tokens 48
 	for method in gtpo grpo; do \
-	  gtpo train laptop/first-steps --method $$method --run_name real-$$method --model-name $(REAL_MODEL) && \
+	  gtpo train laptop/first-steps --method $$method --run-name real-$$method --model-name $(REAL_MODEL) && \
 	  gtpo eval real-$$method --benchmarks arithmetic --limit 16 --k 4 || exit $$?; \
 	done
 	gtpo compare smollm2-135m real-grpo real-gtpo --baseline smollm2-135m

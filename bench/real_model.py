@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -62,6 +63,7 @@ def convert(gguf: Path, out: Path) -> int:
     reader = gguf.parent / "reader"
     pip("install", "--no-deps", "--target", str(reader), GGUF_READER)
     sys.path.insert(0, str(reader))
+    os.environ["TQDM_DISABLE"] = "1"
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -87,6 +89,7 @@ def main() -> None:
     if (asked.out / "config.json").exists():
         print(f"{asked.out} exists")
         return
+    print(f"making {asked.out}: a minute or three", flush=True)
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=asked.out.parent) as scratch:
         gguf = Path(scratch) / f"{asked.name}.gguf"

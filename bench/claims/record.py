@@ -46,8 +46,8 @@ PROVENANCE = ("method", "preset", "parameters", "packages", "hardware", "git_com
               "stopped_because", "initial_entropy", "gate", "wall_time_s")  # fmt: skip
 
 
-def write_record(plan: Plan, run: Run, tags: dict[str, Any] | None, seconds: float) -> None:
-    """Write the record of a finished run. seconds: of training and evaluation together."""
+def write_record(plan: Plan, run: Run, tags: dict[str, Any] | None, seconds: float, **further: Any) -> None:
+    """Write the record of a finished run. seconds: of training and evaluation together. further: more of its fields."""
     folder = TRAIN_RUNS / run.name
     train = read_train_run(folder)
     record = {
@@ -63,6 +63,7 @@ def write_record(plan: Plan, run: Run, tags: dict[str, Any] | None, seconds: flo
         "curves": thinned(folder, POINTS // 2 if plan.thin else POINTS),
         "tags": tags,
         "evaluation": evaluation(EVAL_RUNS / run.name) if run.evaluate else None,
+        **further,
     }
     write_text(plan.record(run), one_line_lists(record))
 

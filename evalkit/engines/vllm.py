@@ -121,6 +121,8 @@ class VLLMEngine:
         self._waiting: deque[tuple[Task, int, int]] = deque()
         self._known: dict[str, tuple[Task, int, int]] = {}
         """Request -> question, first sample and its seed."""
+        self._written: dict[str, dict[str, int]] = {}
+        """Request -> tokens of each of its samples, as last seen."""
         self._in_flight = 0
         self._numbers = itertools.count()
         self._adapter: Any = None
@@ -230,14 +232,22 @@ class VLLMEngine:
         return ()
 
     def running(self) -> Sequence[Running]:
-        """Return the samples that vLLM has begun, with their tokens so far."""
-        states = list(self._engine.output_processor.request_states.values())
-        found = []
-        for state in states:
-            known = self._known.get((state.parent_req or state).external_req_id)
-            if known is not None and state.detokenizer and (tokens := state.detokenizer.num_output_tokens()):
-                found.append(Running(known[0].benchmark, tokens))
-        return found
+        """Return the samples that vLLM has begun, with their tokens so far.
+
+        A sample that is done waits for the others of its request; vLLM has forgotten it by then.
+        """
+        known, working = self._known.copy(), set()
+        for state in list(self._engine.output_processor.request_states.values()):
+            number = (state.parent_req or state).external_req_id
+            if number in known and state.detokenizer and (tokens := state.detokenizer.num_output_tokens()):
+                self._written.setdefault(number, {})[state.request_id] = tokens
+                working.add(state.request_id)
+        self._written = {number: samples for number, samples in self._written.items() if number in known}
+        return [
+            Running(known[number][0].benchmark, tokens, sample not in working)
+            for number, samples in self._written.items()
+            for sample, tokens in samples.items()
+        ]
 
     def stop(self, grace_s: float) -> None:
         """Add no request; those that vLLM knows of may go on for grace_s more seconds."""

@@ -194,7 +194,8 @@ class Progress:
         running = list(self._engine.running()) if self._engine is not None else []
         of = {name: [r for r in running if r.benchmark == name] for name in self._counts}
         now = time.monotonic()
-        self._busy += len(running) * (now - self._looked)
+        going = [r.tokens for r in running if not r.ended]
+        self._busy += len(going) * (now - self._looked)
         self._looked = now
         elapsed = max(now - self._started, 1e-3)
         waiting = sum(c.waiting for c in self._counts.values())
@@ -204,19 +205,22 @@ class Progress:
             return State(of, {}, f"{duration(elapsed / arrived * waiting)} left" if arrived and waiting else "")
         ended = {name: [*c.lengths, *(r.tokens for r in of[name] if r.ended)] for name, c in self._counts.items()}
         every = [tokens for lengths in ended.values() for tokens in lengths]
-        going = [r.tokens for r in running if not r.ended]
-        expected, longest = 0.0, Left(0.0, 0.0, 0.0)
+        expected, following, longest = 0.0, 0.0, Left(0.0, 0.0, 0.0)
         for name, c in self._counts.items():
             own = len(ended[name]) >= OWN
             mine = [r.tokens for r in of[name] if not r.ended]
             behind = max(0, c.waiting - len(of[name]))
             forecast = tokens_left(ended[name] if own else every, mine, behind, self._most, [] if own else going)
             expected += forecast.tokens
+            following += forecast.tokens - len(mine) * forecast.mean
             longest = max(longest, forecast, key=lambda left: left.longest)
         rate = sum(sampled.values()) / elapsed
         pace = sum(sampled.values()) / self._busy if self._busy else rate  # of one sample
-        slots = max(1, len(going))
-        left = expected / (slots * pace) + (longest.longest - longest.mean) / pace
+        if self._engine is not None and self._engine.name == "transformers":  # a batch after the other
+            whole = sum(sum(c.lengths) for c in self._counts.values()) / max(self._last_arrival - self._started, 1e-3)
+            left = longest.longest / pace + following / (whole or rate)
+        else:
+            left = expected / (max(1, len(going)) * pace) + (longest.longest - longest.mean) / pace
         begun = every or sum(going) > 16 * len(going)  # before, the pace is that of the prompts
         words = f"{'' if every else 'at most '}{duration(left)} left" if waiting and begun else ""
         return State(of, {name: rate for name, tokens in sampled.items() if tokens}, words)

@@ -234,3 +234,25 @@ def test_how_a_completion_ended(
     assert row["completion"] == text_of(row["seed"])
     assert (row["verdict_lenient"] is None) == (tokens is None)
     assert len(server.requests) == (3 if stored == "error" else 2)
+
+
+def test_the_reported_time_is_that_of_a_slow_server(gtpo, server: Server, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """From the first request to the last reply; the time before the first reply is a fifth of it here."""
+    begun: list[float] = []
+    ended: list[float] = []
+
+    def slow(payload: dict[str, Any], times: int) -> Reply:
+        begun.append(time.monotonic())
+        seconds = 0.7 + payload["seed"] % 5 / 10
+        ended.append(begun[-1] + seconds)
+        return completion(payload)._replace(hang_before_s=seconds)
+
+    server.behaviour = slow
+    gtpo(
+        "eval", "m", "--engine", "openai", "--base-url", server.url, "--benchmarks", "arithmetic,arithmetic_hard",
+        "--limit", "5", "--k", "4", "--concurrency", "8", "--max-tokens", "64", "--out", "run",
+    )  # fmt: skip
+    reported = read_record(tmp_path / "run").benchmark_seconds
+    assert len(begun) == 40
+    assert sum(reported.values()) == pytest.approx(max(ended) - min(begun), rel=0.05)
+    assert reported["arithmetic"] == pytest.approx(reported["arithmetic_hard"], rel=0.01)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from servers import Reply, Server, completion
-
-from gtpo.common.errors import UserError
-from gtpo.evalkit.engines.base import Generation
+from gtpo.evalkit.engines.base import Generation, Running
+from gtpo.evalkit.evaluation.pace import Pace
 from gtpo.evalkit.evaluation.progress import Progress, tokens_left
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.results.record import read_record
+from servers import Reply, Server, completion
+
+from gtpo.common.errors import UserError
 
 EVAL = ("--benchmarks", "arithmetic", "--limit", "2", "--engine", "transformers")
 
@@ -199,6 +201,81 @@ def test_the_time_left_is_known_from_the_first_third() -> None:
             ratios.append(left.tokens / (lengths.sum() - done))
     assert min(ratios) > 1 / 1.5
     assert max(ratios) < 1.5
+
+
+class Simulated:
+    """An engine that takes a + b x (samples running) seconds a token of each, and c to read a prompt.
+
+    name "transformers": the next samples begin when all that run are done.
+    """
+
+    def __init__(self, name: str, a: float, b: float, c: float) -> None:
+        self.name, self.a, self.b, self.c = name, a, b, c
+        self.now = 0.0
+        self.rows: list[Running] = []
+
+    def running(self) -> Sequence[Running]:
+        return self.rows
+
+    def sample(self, lengths: list[int], slots: int, progress: Progress) -> list[tuple[float, str]]:
+        """Sample all, and return (time, what is said to be left) at each second."""
+        said: list[tuple[float, str]] = []
+        following, written = 0, {}
+        while following < len(lengths) or written:
+            if self.name != "transformers" or not written:
+                more = range(following, min(len(lengths), following + slots - len(written)))
+                written |= dict.fromkeys(more, 0)
+                following += len(more)
+                self.now += self.c * len(more)
+            active = [i for i, tokens in written.items() if tokens < lengths[i]]
+            self.now += self.a + self.b * len(active)
+            written |= {i: written[i] + 1 for i in active}
+            done = [i for i, tokens in written.items() if tokens == lengths[i]]
+            if self.name != "transformers" or len(done) == len(written):
+                progress.arrive([Generation("b", "q", 0, "", lengths[i], "stop", 0) for i in done])
+                written = {i: tokens for i, tokens in written.items() if i not in done}
+            if not said or self.now - said[-1][0] >= 1 or not written:
+                self.rows = [Running("b", tokens, tokens == lengths[i]) for i, tokens in written.items()]
+                said.append((self.now, progress._state().left))
+        return said
+
+
+@pytest.mark.parametrize("name", ["vllm", "transformers"])
+@pytest.mark.parametrize("costs", [(0.5, 0.0, 0.05), (0.0, 0.01, 0.3), (0.3, 0.005, 0.1)])
+def test_the_time_left_on_any_processor(
+    monkeypatch: pytest.MonkeyPatch, name: str, costs: tuple[float, float, float]
+) -> None:
+    """Half of the samples end at the limit. From the first third on, 95 % of what is said is within a factor 1.5."""
+    import gtpo.evalkit.evaluation.progress as module
+
+    engine, progress = Simulated(name, *costs), Progress("strict")
+    monkeypatch.setattr(module.time, "monotonic", lambda: engine.now)
+    rng = np.random.default_rng(0)
+    lengths = np.where(rng.random(400) < 0.5, 256, rng.integers(80, 256, 400)).tolist()
+    progress.add("b", 400, 0)
+    progress.start(engine, 256)  # type: ignore[arg-type]
+    said = engine.sample(lengths, 48, progress)
+    ratios = []
+    for now, text in said:
+        if engine.now / 3 < now < 0.95 * engine.now:
+            minutes, seconds = map(int, text.removesuffix(" left").split(":"))
+            ratios.append((60 * minutes + seconds) / (engine.now - now))
+    assert len(ratios) > 300
+    assert np.mean([1 / 1.5 < ratio < 1.5 for ratio in ratios]) >= 0.95
+    assert min(ratios) > 0.5
+    assert max(ratios) < 2
+
+
+def test_pace_tells_apart_what_costs() -> None:
+    pace = Pace()
+    assert pace.seconds(1, 1, 1) == 0
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        steps, running, begun = rng.integers(1, 50), rng.integers(1, 64), rng.integers(0, 8)
+        pace.observe(0.2 * steps + 0.01 * steps * running + 0.5 * begun, steps, steps * running, begun)
+    assert pace.seconds(100, 0, 0) == pytest.approx(20, rel=0.05)
+    assert pace.seconds(0, 100, 0) == pytest.approx(1, rel=0.05)
+    assert pace.seconds(0, 0, 100) == pytest.approx(50, rel=0.05)
 
 
 def test_an_unfinished_thought_is_no_answer(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -1,0 +1,178 @@
+"""GTPO and GRPO on a real pretrained model: `python -m bench.real_runs --model FOLDER --data-dir DIR`.
+
+Runs bench/real_runs.yaml one after the other: the untrained model's evaluation, the search for the learning rate, then
+the runs, each `gtpo train`, `gtpo eval` and a record in the plan's `evidence`. What is recorded is done; a run that
+was cut off goes on from its last checkpoint, an evaluation from its last sample. Ctrl-C stops after the step.
+
+Besides the curves, a record says which tokens were conflict tokens, step by step, whatever the method: `conflict_kinds`
+counts all tokens and those in a conflict span, by kind (tag, end, number, word).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from bench.claims.plan import EVAL_RUNS, TRAIN_RUNS, Plan, Run, load_plan
+from bench.claims.record import evaluation, find_record, one_line_lists, write_record
+from bench.claims.run import as_program
+from gtpo.common.errors import UserError
+from gtpo.common.files import write_text
+
+PLAN = Path("bench/real_runs.yaml")
+TAG = re.compile(r"</?(?:reasoning|answer)>")
+KINDS = ("tag", "end", "number", "word")
+
+
+def kinds(tokens: Sequence[str]) -> list[str]:
+    """Return the kind of each token of a completion: of a tag, the last one, with a digit, or other text."""
+    text = "".join(tokens)
+    inside = [False] * (len(text) + 1)
+    for found in TAG.finditer(text):
+        inside[found.start() : found.end()] = [True] * (found.end() - found.start())
+    out, at = [], 0
+    for place, token in enumerate(tokens):
+        if any(inside[at : at + len(token)]):
+            out.append("tag")
+        elif place == len(tokens) - 1:
+            out.append("end")
+        else:
+            out.append("number" if any(c.isdigit() for c in token) else "word")
+        at += len(token)
+    return out
+
+
+def conflict_kinds(folder: Path) -> dict[str, Any]:
+    """Count tokens and conflict tokens by kind, in each step of a completions log.
+
+    Tokens are compared as texts, which the log holds in place of ids. A method without conflict weights is counted as
+    if it had them.
+    """
+    import torch
+
+    from gtpo.conflict import conflict_weights
+
+    out: dict[str, Any] = {"step": [], **{f"{part}/{kind}": [] for kind in KINDS for part in ("tokens", "conflict")}}
+    for path in sorted(folder.glob("step-*.parquet")):
+        rows = pq.read_table(path, columns=["step", "group", "tokens", "advantage"]).to_pylist()
+        size = Counter(row["group"] for row in rows).most_common(1)[0][1]
+        known: dict[str, int] = {}
+        ids = [torch.tensor([known.setdefault(t, len(known)) for t in row["tokens"]]) for row in rows]
+        mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in ids], batch_first=True).bool()
+        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+        advantages = torch.tensor([row["advantage"] or 0.0 for row in rows])  # None: unscored
+        spans = conflict_weights(padded, mask, advantages, size).weights != 1
+        every: Counter[str] = Counter()
+        conflict: Counter[str] = Counter()
+        for row, span in zip(rows, spans.tolist(), strict=True):
+            found = kinds(row["tokens"])
+            every.update(found)
+            conflict.update(kind for kind, inside in zip(found, span, strict=False) if inside)
+        out["step"].append(rows[0]["step"])
+        for kind in KINDS:
+            out[f"tokens/{kind}"].append(every[kind])
+            out[f"conflict/{kind}"].append(conflict[kind])
+    return out
+
+
+def gtpo(*arguments: str | Path) -> None:
+    """Run a command in a process of its own: each has an engine that leaves with it."""
+    print("gtpo", *arguments, flush=True)
+    code = subprocess.run([sys.executable, "-m", "gtpo", *map(str, arguments)], check=False).returncode
+    if code:
+        raise UserError(f"gtpo {arguments[0]} ended with exit code {code}; the same command goes on where it stopped")
+
+
+def flags(given: dict[str, Any] | None) -> list[str]:
+    """Return the arguments of `gtpo eval`."""
+    return [text for key, value in (given or {}).items() for text in (f"--{key.replace('_', '-')}", str(value))]
+
+
+def execute(plan: Plan, run: Run) -> None:
+    """Train, evaluate and record one run."""
+    begin = time.monotonic()
+    gtpo("train", run.write_config())
+    if run.evaluate is not None:
+        # The last weights, not the best: what is asked is how a run ends.
+        gtpo("eval", run.name, "--checkpoint", "final", *flags(run.evaluate))
+    log = TRAIN_RUNS / run.name / "completions"
+    counted = conflict_kinds(log) if log.is_dir() else None
+    write_record(plan, run, None, time.monotonic() - begin, conflict_kinds=counted)
+    shutil.rmtree(TRAIN_RUNS / run.name / "checkpoints", ignore_errors=True)
+
+
+def best_rate(records: Sequence[dict[str, Any]]) -> tuple[float, list[dict[str, float]]]:
+    """Return the rate of the search, and what it was chosen from.
+
+    The smallest rate whose last held-out pass@1 is within a standard error of the best one's. records: of the search.
+    """
+    rows = []
+    for record in records:
+        mean = [m for m in record["curves"]["metrics"]["validation/pass@1"]["mean"] if m is not None][-1]
+        problems = record["config"]["dataset"]["validation_problems"]
+        rate = record["config"]["training"]["learning_rate"]
+        rows.append({"learning_rate": rate, "pass@1": mean, "standard_error": (mean * (1 - mean) / problems) ** 0.5})
+    best = max(rows, key=lambda row: row["pass@1"])
+    good = [row["learning_rate"] for row in rows if row["pass@1"] >= best["pass@1"] - best["standard_error"]]
+    return min(good), rows
+
+
+def with_settings(run: Run, model: str, data_dir: Path | None, rate: float | None) -> Run:
+    """Return the run with the model and data of this machine, and the search's rate where it is not of the search."""
+    fragment = {section: dict(keys) if isinstance(keys, dict) else keys for section, keys in run.fragment.items()}
+    fragment["model"]["model_name"] = model
+    if data_dir is not None:
+        fragment["dataset"] = {**fragment.get("dataset", {}), "data_dir": str(data_dir.resolve())}
+    if rate is not None:
+        fragment["training"]["learning_rate"] = rate
+    given = run.evaluate
+    if given is not None and data_dir is not None:
+        given = {**given, "data_dir": data_dir}
+    return replace(run, fragment=fragment, evaluate=given)
+
+
+def main() -> None:
+    """Run what is not recorded yet."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="a hub name, or a folder of bench.real_model")
+    parser.add_argument("--data-dir", type=Path, help="where gsm8k_train and gsm8k_test lie, if not on the hub")
+    parser.add_argument("--plan", type=Path, default=PLAN)
+    parser.add_argument("--list", action="store_true", help="print the runs that are left, and run nothing")
+    asked = parser.parse_args()
+    plan = load_plan(asked.plan)
+    os.environ.update(plan.environment)
+    todo = [run for run in plan.runs if find_record(plan, run) is None]
+    if asked.list:
+        print("\n".join(run.name for run in todo))
+        return
+    untrained = plan.evidence / "untrained.json"
+    given = next(run.evaluate for run in plan.runs if run.evaluate is not None)
+    if not untrained.is_file():
+        folder = EVAL_RUNS / f"{todo[0].name.split('-')[0]}-untrained"
+        data = ["--data-dir", asked.data_dir] if asked.data_dir else []
+        gtpo("eval", asked.model, "--out", folder, *flags(given), *data)
+        write_text(untrained, one_line_lists(evaluation(folder)))
+    for run in todo:
+        rate = None
+        if not run.regime.startswith("search-"):
+            search = [other for other in plan.runs if other.regime.startswith("search-")]
+            records = [record for other in search if (record := find_record(plan, other))]
+            rate, rows = best_rate(records)
+            write_text(plan.evidence / "search.json", one_line_lists({"learning_rate": rate, "from": rows}))
+        execute(plan, with_settings(run, asked.model, asked.data_dir, rate))
+
+
+if __name__ == "__main__":
+    as_program(main)
