@@ -90,7 +90,13 @@ def conflict_kinds(folder: Path) -> dict[str, Any]:
 def gtpo(*arguments: str | Path) -> None:
     """Run a command in a process of its own: each has an engine that leaves with it."""
     print("gtpo", *arguments, flush=True)
-    code = subprocess.run([sys.executable, "-m", "gtpo", *map(str, arguments)], check=False).returncode
+    child = subprocess.Popen([sys.executable, "-m", "gtpo", *map(str, arguments)])
+    while True:
+        try:
+            code = child.wait()
+            break
+        except KeyboardInterrupt:  # the terminal has told the child too, which saves its step and ends
+            continue
     if code:
         raise UserError(f"gtpo {arguments[0]} ended with exit code {code}; the same command goes on where it stopped")
 
@@ -154,8 +160,8 @@ def main() -> None:
     plan = load_plan(asked.plan)
     os.environ.update(plan.environment)
     todo = [run for run in plan.runs if find_record(plan, run) is None]
-    if asked.list:
-        print("\n".join(run.name for run in todo))
+    if asked.list or not todo:
+        print("\n".join(run.name for run in todo) or "all runs are recorded")
         return
     untrained = plan.evidence / "untrained.json"
     given = next(run.evaluate for run in plan.runs if run.evaluate is not None)

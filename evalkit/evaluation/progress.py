@@ -14,6 +14,7 @@ import numpy as np
 
 from gtpo.common.log import LOG, stderr_console
 from gtpo.evalkit.engines.base import Engine, Generation, Running
+from gtpo.evalkit.evaluation.pace import Pace
 from gtpo.rewards.extract import Scoring
 from gtpo.rewards.verify import Verdict
 
@@ -114,8 +115,11 @@ class Progress:
         self._live: Any = None
         self._engine: Engine | None = None
         self._most = 0
-        self._busy = 0.0
-        """Seconds that samples have been running, summed."""
+        self._pace = Pace()
+        self._rows = 1
+        """Of a batch."""
+        self._seen = 0.0, 0, 0, 0
+        """When the engine was last seen to have moved; tokens, samples begun, and samples running then."""
         self._started = self._last_line = self._last_arrival = self._looked = time.monotonic()
 
     def __enter__(self) -> Progress:
@@ -135,6 +139,7 @@ class Progress:
         with self._lock:
             self._engine, self._most = engine, max_tokens or 0
             self._started = self._last_line = self._last_arrival = self._looked = time.monotonic()
+            self._seen = self._started, 0, 0, 0
         if LOG.isEnabledFor(logging.INFO) and sys.stderr.isatty():
             from rich.live import Live
 
@@ -193,36 +198,42 @@ class Progress:
         """Return what is in flight, how fast it goes, and how long it will take."""
         running = list(self._engine.running()) if self._engine is not None else []
         of = {name: [r for r in running if r.benchmark == name] for name in self._counts}
-        now = time.monotonic()
+        self._looked = now = time.monotonic()
         going = [r.tokens for r in running if not r.ended]
-        self._busy += len(going) * (now - self._looked)
-        self._looked = now
         elapsed = max(now - self._started, 1e-3)
         waiting = sum(c.waiting for c in self._counts.values())
         sampled = {name: sum(c.lengths) + sum(r.tokens for r in of[name]) for name, c in self._counts.items()}
         if not any(sampled.values()):  # tokens are not known: by samples
             arrived = sum(c.arrived for c in self._counts.values())
             return State(of, {}, f"{duration(elapsed / arrived * waiting)} left" if arrived and waiting else "")
+        tokens, begun = sum(sampled.values()), sum(c.arrived + len(of[name]) for name, c in self._counts.items())
+        since, tokens_then, begun_then, going_then = self._seen
+        if tokens > tokens_then:
+            # None runs between two batches.
+            width = (len(going) + going_then) / 2 if going and going_then else max(len(going), going_then, 1)
+            steps = (tokens - tokens_then) / width
+            self._pace.observe(now - since, steps, tokens - tokens_then, begun - begun_then)
+            self._seen = now, tokens, begun, len(going)
         ended = {name: [*c.lengths, *(r.tokens for r in of[name] if r.ended)] for name, c in self._counts.items()}
         every = [tokens for lengths in ended.values() for tokens in lengths]
-        expected, following, longest = 0.0, 0.0, Left(0.0, 0.0, 0.0)
+        expected, waits, longest = 0.0, 0, Left(0.0, 0.0, 0.0)
         for name, c in self._counts.items():
             own = len(ended[name]) >= OWN
             mine = [r.tokens for r in of[name] if not r.ended]
             behind = max(0, c.waiting - len(of[name]))
             forecast = tokens_left(ended[name] if own else every, mine, behind, self._most, [] if own else going)
+            waits += behind
             expected += forecast.tokens
-            following += forecast.tokens - len(mine) * forecast.mean
             longest = max(longest, forecast, key=lambda left: left.longest)
-        rate = sum(sampled.values()) / elapsed
-        pace = sum(sampled.values()) / self._busy if self._busy else rate  # of one sample
-        if self._engine is not None and self._engine.name == "transformers":  # a batch after the other
-            whole = sum(sum(c.lengths) for c in self._counts.values()) / max(self._last_arrival - self._started, 1e-3)
-            left = longest.longest / pace + following / (whole or rate)
+        if self._engine is not None and self._engine.name == "transformers":  # the next batch waits for its longest
+            self._rows = len(running) or self._rows
+            batches = -(-waits // self._rows)
+            steps = longest.longest + batches * tokens_left(every, [0] * self._rows, 0, self._most).longest
         else:
-            left = expected / (max(1, len(going)) * pace) + (longest.longest - longest.mean) / pace
-        begun = every or sum(going) > 16 * len(going)  # before, the pace is that of the prompts
-        words = f"{'' if every else 'at most '}{duration(left)} left" if waiting and begun else ""
+            steps = expected / max(1, len(going)) + longest.longest - longest.mean
+        rate, left = tokens / elapsed, self._pace.seconds(steps, expected, waits)
+        known = every or sum(going) > 16 * len(going)  # before, the pace is that of the prompts
+        words = f"{'' if every else 'at most '}{duration(left)} left" if waiting and known else ""
         return State(of, {name: rate for name, tokens in sampled.items() if tokens}, words)
 
     def _line(self, name: str, c: Counts, state: State) -> str:
