@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from servers import Reply, Server, completion
+
+from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import Generation, Running
 from gtpo.evalkit.evaluation.pace import Pace
 from gtpo.evalkit.evaluation.progress import Progress, tokens_left
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.results.record import read_record
-from servers import Reply, Server, completion
-
-from gtpo.common.errors import UserError
 
 EVAL = ("--benchmarks", "arithmetic", "--limit", "2", "--engine", "transformers")
 
