@@ -19,6 +19,7 @@ and at most 1 MB of temporaries.
 from __future__ import annotations
 
 import argparse
+import itertools
 import platform
 import random
 import shlex
@@ -40,8 +41,6 @@ from gtpo.conflict import ConflictWeights, conflict_weights
 SEED = 20250819
 SHARED_TOKENS = 12
 """Tokens that all completions begin with, and as many that they end with: tags and EOS."""
-BYTES_PER_CELL = 18
-"""Of the presence maps at their peak: two 64-bit counts and two flags for each (position, token) pair."""
 
 
 def presence_map_weights(
@@ -160,9 +159,6 @@ def table(rows: list[dict[str, Any]]) -> str:
     ]
     for row in rows:
         head = f"{row['B']:>3}{row['G']:>4}{row['L']:>6}{row['V']:>8}"
-        if "skipped" in row:
-            lines.append(f"{head}  {row['skipped']}")
-            continue
         ours, maps = row["conflict_weights"], row["presence_maps"]
         lines.append(
             f"{head}{1e3 * ours['seconds']:>11.3f}{1e3 * maps['seconds']:>11.1f}{row['time_ratio']:>11.4%} "
@@ -179,7 +175,6 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=32000, help="V")
     parser.add_argument("--rounds", type=int, default=7, help="at most, for each row")
     parser.add_argument("--row-seconds", type=float, default=6.0, help="presence maps' time for each row's rounds")
-    parser.add_argument("--memory-gb", type=float, default=8.0, help="rows whose presence maps need more are left out")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--add", action="store_true", help="keep the other rows that --out holds")
     parser.add_argument("--out", type=Path, default=Path("results/bench/conflict.json"))
@@ -190,18 +185,10 @@ def main() -> None:
     random.seed(SEED)
     rows: list[dict[str, Any]] = []
     shape = ("B", "G", "L", "V")
-    for length in args.lengths:
-        for prompts in args.prompts:
-            for completions in args.groups:
-                need = BYTES_PER_CELL * args.vocabulary * length / 1e9
-                row: dict[str, Any] = dict(zip(shape, (prompts, completions, length, args.vocabulary), strict=True))
-                if need > args.memory_gb:
-                    row["skipped"] = f"left out: the maps need {need:.1f} GB, more than --memory-gb {args.memory_gb:g}"
-                else:
-                    row = measure(prompts, completions, length, args.vocabulary, args.rounds, args.row_seconds)
-                row["command"] = shlex.join(["python", "-m", "bench.conflict", *sys.argv[1:]])
-                rows.append(row)
-                print(table([row]).splitlines()[1], flush=True)
+    for length, prompts, completions in itertools.product(args.lengths, args.prompts, args.groups):
+        row = measure(prompts, completions, length, args.vocabulary, args.rounds, args.row_seconds)
+        rows.append(row | {"command": shlex.join(["python", "-m", "bench.conflict", *sys.argv[1:]])})
+        print(table([row]).splitlines()[1], flush=True)
     environment = {
         "python": platform.python_version(),
         "torch": version("torch"),

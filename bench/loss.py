@@ -31,7 +31,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +50,7 @@ from bench.loss_contenders import (
 )
 from gtpo.common.files import read_json, write_json
 from gtpo.common.packages import installed
+from gtpo.common.provenance import package_versions
 
 MODELS = {
     "Qwen2.5-0.5B": "896x151936",
@@ -209,17 +209,11 @@ def note(line: str) -> None:
 
 def environment(device: str) -> dict[str, Any]:
     """Return what the figures depend on."""
-    versions = {}
-    for name in ("torch", "trl", "triton", "liger-kernel"):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "not installed"
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     gpu = torch.cuda.get_device_name() if device == "cuda" else None
-    return {"versions": versions, "python": platform.python_version(), "cpu": cpu, "gpu": gpu}
+    return {"versions": package_versions("torch", "trl", "triton", "liger-kernel"), "cpu": cpu, "gpu": gpu}
 
 
 def expand(shape: str) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.claims.record import scores
+from gtpo.evalkit.comparison.training_curves import smoothed
 
 RUNNING = 4
 LOST = 0.5
@@ -58,10 +59,7 @@ def mean_of(key: str) -> Callable[[Record], float]:
 
 def running(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Mean of each value and the three before it, fewer at the start."""
-    total = np.cumsum(np.concatenate([[0.0], values]))
-    ends = np.arange(1, values.size + 1)
-    starts = np.maximum(ends - RUNNING, 0)
-    return (total[ends] - total[starts]) / (ends - starts)
+    return smoothed(values, RUNNING)
 
 
 def collapse_step(record: Record) -> float:

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import flatten
+from gtpo.common.yaml_file import read_yaml
 from gtpo.evalkit.results.run import EvalRun, TrainRun
 
 SEED_KEY = "model.random_seed"
@@ -114,14 +113,7 @@ def read_config(train: TrainRun | None) -> dict[str, Any] | None:
     """Flattened config.yaml of a train run; None where there is none to read. UserError where it is damaged."""
     if train is None or not (train.folder / "config.yaml").is_file():
         return None
-    path = train.folder / "config.yaml"
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid YAML ({str(error).splitlines()[0]})") from None
-    if not isinstance(document, dict):
-        raise UserError(f"{path}: expected a mapping of sections, found {type(document).__name__}")
-    return flatten(document)
+    return flatten(read_yaml(train.folder / "config.yaml", "a mapping of sections")[0])
 
 
 def members_of(runs: Iterable[EvalRun], trains: Iterable[TrainRun]) -> list[Member]:

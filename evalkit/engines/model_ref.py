@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
+from pydantic import BaseModel, StrictInt, StrictStr
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import read_json_object, write_text
 from gtpo.common.provenance import file_hash, text_hash
+from gtpo.common.yaml_file import read_yaml, validate_yaml
 
 TRAIN_RUNS = Path("results/train")
 
@@ -120,31 +121,25 @@ def _known_hash(path: Path) -> str:
     return found
 
 
-def _read_config(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the sections of a train run's config.yaml that matter here. UserError where it is damaged."""
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise UserError(f"{path}{line}: not valid YAML ({error.problem})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid YAML ({str(error).splitlines()[0]})") from None
-    if not isinstance(document, dict):
-        raise UserError(f"{path}: expected a mapping of sections, found {type(document).__name__}")
-    sections = {name: document.get(name) or {} for name in ("dataset", "training", "model")}
-    for name, section in sections.items():
-        if not isinstance(section, dict):
-            raise UserError(f"{path}: {name}: expected a mapping, found {type(section).__name__}")
-    for name, key in (
-        ("training", "max_completion_length"), ("training", "max_prompt_length"), ("model", "max_seq_length")
-    ):  # fmt: skip
-        value = sections[name].get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise UserError(f"{path}: {name}.{key}: expected a whole number, found {value!r}")
-    system = sections["dataset"].get("system_instruction")
-    if system is not None and not isinstance(system, str):
-        raise UserError(f"{path}: dataset.system_instruction: expected text, found {system!r}")
-    return sections
+class _Dataset(BaseModel):
+    system_instruction: StrictStr | None = None
+
+
+class _Training(BaseModel):
+    max_completion_length: StrictInt | None = None
+    max_prompt_length: StrictInt | None = None
+
+
+class _Model(BaseModel):
+    max_seq_length: StrictInt | None = None
+
+
+class _TrainConfig(BaseModel):
+    """What matters here of a train run's config.yaml."""
+
+    dataset: _Dataset = _Dataset()
+    training: _Training = _Training()
+    model: _Model = _Model()
 
 
 def _adapter_base(folder: Path) -> str:
@@ -177,7 +172,9 @@ def _weights(folder: Path, **known: Any) -> ModelRef:
 
 def _train_run(run: Path, checkpoint: str | None) -> ModelRef:
     record = read_json_object(run / "run.json")
-    config = _read_config(run / "config.yaml") if (run / "config.yaml").is_file() else {}
+    file = run / "config.yaml"
+    known = read_yaml(file, "a mapping of sections") if file.is_file() else ({}, {})
+    config = validate_yaml(_TrainConfig, file, *known)
     if checkpoint in (None, "best", "final"):
         options = [checkpoint] if checkpoint else ["best", "final"]
         chosen = next((run / name for name in options if (run / name).is_dir()), None)
@@ -195,11 +192,9 @@ def _train_run(run: Path, checkpoint: str | None) -> ModelRef:
             there = sorted(p.name for p in (run / "checkpoints").glob("*") if p.is_dir())
             near = did_you_mean(checkpoint, ["best", "final", *there])
             raise UserError(f'train run {run} has no checkpoint "{checkpoint}".{near}')
-    dataset, training, model = (config.get(section, {}) for section in ("dataset", "training", "model"))
-    max_tokens = training.get("max_completion_length")
-    whole, prompt = model.get("max_seq_length"), training.get("max_prompt_length")
-    if max_tokens is None and whole is not None and prompt is not None:
-        max_tokens = whole - prompt
+    max_tokens, prompt = config.training.max_completion_length, config.training.max_prompt_length
+    if max_tokens is None and config.model.max_seq_length is not None and prompt is not None:
+        max_tokens = config.model.max_seq_length - prompt
     warnings: tuple[str, ...] = ()
     if record.get("status") not in (None, "complete", "completed", "finished"):
         why = f" ({record['stopped_because']})" if record["status"] == "collapsed" else ""
@@ -211,7 +206,7 @@ def _train_run(run: Path, checkpoint: str | None) -> ModelRef:
         method=record.get("method"),
         preset=record.get("preset"),
         checkpoint=chosen.name if chosen.parent in (run, run / "checkpoints") else str(chosen),
-        system=dataset.get("system_instruction"),
+        system=config.dataset.system_instruction,
         max_tokens=max_tokens,
         warnings=warnings,
     )

@@ -11,14 +11,27 @@ from pydantic import BaseModel, ValidationError
 from gtpo.common.errors import UserError, did_you_mean
 
 Model = TypeVar("Model", bound=BaseModel)
+Lines = dict[tuple[str, ...], int]
+"""Line of each key, by its parts."""
+
+DEEPEST = 8
+"""Mappings in mappings that a file may have."""
 
 
-def read_yaml(path: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
-    """Return the mapping in a file, and the line of each of its keys. UserError where there is none."""
+def read_yaml(
+    path: Path, what: str = "keys with values", loader: type[yaml.SafeLoader] = yaml.SafeLoader
+) -> tuple[dict[str, Any], Lines]:
+    """Return the mapping in a file, and the line of each of its keys.
+
+    what: is expected in it, as a message says it. UserError where the file is missing, damaged, or holds no mapping.
+    """
+    reader = None
     try:
-        text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, yaml.SafeLoader)
-        values = yaml.safe_load(text)
+        reader = loader(path.read_text(encoding="utf-8"))
+        node = reader.get_single_node()
+        lines: Lines = {}
+        _note_lines(path, node, (), lines)
+        values = {} if node is None else reader.construct_document(node)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:
@@ -31,16 +44,19 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
         raise UserError(f"{place}: not valid YAML ({getattr(error, 'problem', None) or error})") from None
     except RecursionError:
         raise UserError(f"{path}: nested too deeply") from None
+    finally:
+        if reader is not None:
+            reader.dispose()
     if not isinstance(values, dict):
-        raise UserError(f"{path}: expected keys with values, found {type(values).__name__}")
-    lines: dict[tuple[str, ...], int] = {}
-    _note_lines(path, node, (), lines)
+        raise UserError(f"{path}: expected {what}, found {type(values).__name__}")
     return values, lines
 
 
-def _note_lines(path: Path, node: Any, above: tuple[str, ...], lines: dict[tuple[str, ...], int]) -> None:
+def _note_lines(path: Path, node: Any, above: tuple[str, ...], lines: Lines) -> None:
     if not isinstance(node, yaml.MappingNode):
         return
+    if len(above) > DEEPEST:
+        raise UserError(f"{path}:{node.start_mark.line + 1}: nested too deeply")
     for key_node, value in node.value:
         key, line = (*above, str(key_node.value)), key_node.start_mark.line + 1
         if key in lines:
@@ -49,9 +65,7 @@ def _note_lines(path: Path, node: Any, above: tuple[str, ...], lines: dict[tuple
         _note_lines(path, value, key, lines)
 
 
-def validate_yaml(
-    model: type[Model], path: Path, values: dict[str, Any], lines: dict[tuple[str, ...], int] | None = None
-) -> Model:
+def validate_yaml(model: type[Model], path: Path, values: dict[str, Any], lines: Lines | None = None) -> Model:
     """Return the model of a file's values. UserError that names the line and key of the first mistake."""
     try:
         return model.model_validate(values)

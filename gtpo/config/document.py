@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.yaml_file import read_yaml
 
 Key = tuple[str, ...]
 
@@ -91,7 +92,7 @@ class Document:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads `1e-6` as the number it is (YAML 1.1 wants `1.0e-6`) and refuses duplicate keys."""
+    """SafeLoader that reads `1e-6` as the number it is (YAML 1.1 wants `1.0e-6`)."""
 
 
 _Loader.add_implicit_resolver(
@@ -99,56 +100,17 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _collect_origins(node: yaml.Node | None, file: Path, prefix: Key, origins: dict[Key, Origin]) -> None:
-    if not isinstance(node, yaml.MappingNode):
-        return
-    if len(prefix) > 8:
-        raise UserError(f"{file}:{node.start_mark.line + 1}: nested too deeply for a config")
-    for key_node, value_node in node.value:
-        key = (*prefix, str(key_node.value))
-        place = f"{file}:{key_node.start_mark.line + 1}"
-        if key in origins:
-            raise UserError(f'{place}: duplicate key "{".".join(key)}" (first at {origins[key].place})')
-        origins[key] = Origin(place, ".".join(key))
-        _collect_origins(value_node, file, key, origins)
-
-
 def _parse(path: Path) -> Document:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; expected a config file (.yaml)")
+    if not path.exists():
         near = did_you_mean(path.name, (other.name for other in path.parent.glob("*.y*ml")))
         typed = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
         hint = near or did_you_mean(typed, config_names()) or " `gtpo configs` lists those that come with gtpo."
-        raise UserError(f"{path}: no such config file.{hint}") from None
-    except IsADirectoryError:
-        raise UserError(f"{path} is a folder; expected a config file (.yaml)") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
-    loader = None
-    try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        origins: dict[Key, Origin] = {(): Origin(str(path), "")}
-        _collect_origins(node, path, (), origins)
-        values = loader.construct_document(node) if node is not None else {}
-    except RecursionError:
-        raise UserError(f"{path}: nested too deeply for a config") from None
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise UserError(f"{path}{line}: not valid YAML ({error.problem})") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML ({error})") from None
-    finally:
-        if loader is not None:
-            loader.dispose()
-    if values is None:
-        values = {}
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: expected a mapping of sections, found {type(values).__name__}")
-    return Document(_string_keys(values), origins)
+        raise UserError(f"{path}: no such config file.{hint}")
+    values, lines = read_yaml(path, "a mapping of sections", _Loader)
+    origins = {key: Origin(f"{path}:{line}", ".".join(key)) for key, line in lines.items()}
+    return Document(_string_keys(values), {(): Origin(str(path), ""), **origins})
 
 
 def _string_keys(value: Any) -> Any:

@@ -107,7 +107,7 @@ def test_run_name_is_the_files_name(tmp_path: Path) -> None:
         ("dataset:\n  name: gsm9k\n", 'Did you mean "gsm8k"?'),
         ("dataset:\n  name: gsm8k\n  split: dev\n", "gsm8k has the splits train, test"),
         ("run_name: ../elsewhere\n", "run_name must be a name that starts with a letter"),
-        (f"a: {'[' * 3000}{']' * 3000}\n", "run.yaml: nested too deeply for a config"),
+        (f"a: {'[' * 3000}{']' * 3000}\n", "run.yaml: nested too deeply"),
     ],
 )
 def test_error_names_key_file_and_line(tmp_path: Path, text: str, expected: str) -> None:
