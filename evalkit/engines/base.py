@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from gtpo.common.errors import UserError
 
@@ -119,28 +119,36 @@ class Throughput:
         return f"{self.name}: {self.samples} samples, {state}"
 
 
-class Engine(Protocol):
+class Engine:
     """A source of completions. Created before sampling starts, closed after it."""
 
     name: str
+    _stop_at: float | None = None
+    """When `generate` ends at the latest; None: nobody has asked it to."""
 
     def describe(self) -> dict[str, Any]:
         """Return what eval.json records of the engine: name, versions, hardware, and what its samples depend on."""
+        raise NotImplementedError
 
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
         """Yield finished completions of every missing sample; what has been yielded may be stored at once."""
+        raise NotImplementedError
 
     def throughput(self) -> Sequence[Throughput]:
         """Return what each model copy or server has done so far; empty where there is one only."""
+        return ()
 
     def running(self) -> Sequence[Running]:
-        """Return the samples that it works on, for the progress, which asks from another thread."""
+        """Return the samples that it works on, as far as it knows; the progress asks from another thread."""
+        return ()
 
     def stop(self, grace_s: float) -> None:
         """Ask `generate` to end: begin nothing new, give up what is not finished after grace_s seconds.
 
         Only sets a flag: signal handlers call it.
         """
+        end = time.monotonic() + grace_s
+        self._stop_at = end if self._stop_at is None else min(end, self._stop_at)
 
     def close(self) -> None:
         """Free the device, stop processes."""

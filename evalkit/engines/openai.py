@@ -27,7 +27,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.common.provenance import package_versions
 from gtpo.evalkit.engines import canaries
-from gtpo.evalkit.engines.base import Generation, Running, Sampling, Task, Throughput
+from gtpo.evalkit.engines.base import Engine, Generation, Running, Sampling, Task, Throughput
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.evalkit.engines.openai_address import Access, Unreachable, apart, list_models, owner_of
 from gtpo.evalkit.engines.openai_dispatch import TICK_S, Asked, Dispatch
@@ -44,7 +44,7 @@ GATHER_S = 0.5
 """Completions that arrive within this time are handed on together."""
 
 
-class OpenAIEngine:
+class OpenAIEngine(Engine):
     """Samples from the servers at `urls`, e.g. http://127.0.0.1:8000/v1.
 
     concurrency: most requests in flight at each. retries: attempts after the first. wait_s: for how long no server may

@@ -1,4 +1,4 @@
-"""The addresses of OpenAI-compatible servers, the headers that they are asked with, and the models that they list."""
+"""OpenAI-compatible servers: addresses, headers, the models that they list, and the prompts as they render them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ import aiohttp
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.log import LOG
+from gtpo.evalkit.engines.base import Prompt
 from gtpo.evalkit.engines.model_ref import ModelRef, serve_command
 from gtpo.evalkit.engines.openai_reply import one_line
 
@@ -31,7 +32,11 @@ SHORTEST_KEY = 4
 GONE = (502, 503, 504)
 """What a proxy says of a server that is not there."""
 
+AT_ONCE, ANSWER_S = 16, 5.0
+"""Requests for rendered prompts, and how long a server has to answer one."""
+
 _T = TypeVar("_T")
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +224,48 @@ def served_context(ref: ModelRef, urls: Sequence[str], access: Access, wait_s: f
         if entry["id"] == ref.served_name and isinstance(entry.get("max_model_len"), int)
     ]
     return min(lengths, default=None)
+
+
+def served_prompts(
+    ref: ModelRef, url: str, access: Access, prompts: Mapping[_Key, Prompt], kwargs: dict[str, Any] | None
+) -> dict[_Key, Prompt]:
+    """Return the prompts with text and tokens as the server at `url` renders them, else as they are."""
+    return apart(_ask_all(ref.served_name, url.removesuffix("/v1"), access, dict(prompts), kwargs))
+
+
+async def _ask_all(
+    model: str, root: str, access: Access, prompts: dict[_Key, Prompt], kwargs: dict[str, Any] | None
+) -> dict[_Key, Prompt]:
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def ask(session: aiohttp.ClientSession, prompt: Prompt) -> Prompt:
+        said: dict[str, Any] = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
+        if kwargs:
+            said["chat_template_kwargs"] = kwargs
+        async with gate:
+            found = await _post(session, f"{root}/tokenize", {"model": model, **said})
+            ids = [int(token) for token in found["tokens"]]
+            if prompt.text is not None:
+                return prompt._replace(ids=ids)
+            text = (await _post(session, f"{root}/detokenize", {"model": model, "tokens": ids}))["prompt"]
+            return prompt._replace(text=str(text), ids=ids)
+
+    first, *rest = prompts
+    async with access.session(AT_ONCE) as session:
+        try:
+            known = {first: await ask(session, prompts[first])}  # the others only where this one is answered
+            answers = await asyncio.gather(*(ask(session, prompts[key]) for key in rest))
+        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
+            return prompts
+        return known | dict(zip(rest, answers, strict=True))
+
+
+async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> dict[str, Any]:
+    timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
+    async with session.post(url, json=body, timeout=timeout, allow_redirects=False) as response:
+        response.raise_for_status()
+        found: dict[str, Any] = await response.json(content_type=None)
+        return found
 
 
 def refusal(url: str, access: Access, status: int | None, text: str) -> str:

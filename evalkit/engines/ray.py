@@ -11,16 +11,16 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.common.provenance import package_versions
 from gtpo.evalkit.engines import ray_cluster
-from gtpo.evalkit.engines.base import EngineStopped, Generation, Sampling, Task, Throughput
+from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Sampling, Task, Throughput
 from gtpo.evalkit.engines.dealing import Dealer
 from gtpo.evalkit.engines.model_ref import ModelRef
-from gtpo.evalkit.engines.ray_copy import ModelCopy, Started
 
 CALLS = 2
 """Calls that a copy has at a time: it works on the second while the first is on its way."""
@@ -41,6 +41,49 @@ HEAD_S = 3.0
 """The head of the cluster is asked so often whether it is there."""
 
 _TICK_S = 0.2
+
+SLICE_S = 0.25
+"""A call returns what was finished within this time: long beside the way of a call, short beside a restart."""
+
+MOST_AT_ONCE = 2048
+"""Completions after which a call returns earlier."""
+
+
+class Started(NamedTuple):
+    """What a copy says once it is up, or why it is not."""
+
+    described: dict[str, Any]
+    batch: int = 0
+    """Samples that it runs at once."""
+    mistake: str | None = None
+
+
+class ModelCopy:
+    """One model copy. Its process may die at any moment: it keeps nothing that cannot be asked for again."""
+
+    def start(self, ref: ModelRef, sampling: Sampling, longest_prompt: int, options: dict[str, Any]) -> Started:
+        """Load the model. A mistake of the user's is returned, not raised: Ray would wrap it in a traceback."""
+        try:
+            for folder in (ref.source, ref.adapter):
+                if folder is not None and Path(folder).is_absolute() and not Path(folder).is_dir():
+                    raise UserError(f"{folder} is not on every node of the cluster: put it on a shared file system")
+            from gtpo.evalkit.engines.vllm import VLLMEngine, check_batch_invariant
+
+            if options.get("deterministic"):
+                check_batch_invariant()
+            self._engine = VLLMEngine(ref, sampling, longest_prompt, **options)
+        except UserError as error:
+            return Started({}, mistake=str(error))
+        return Started(self._engine.describe(), self._engine.batch)
+
+    def sample(self, tasks: Sequence[Task]) -> list[Generation]:
+        """Take on more questions; work on all that it has for SLICE_S and return what was finished."""
+        self._engine.submit(tasks)
+        finished: list[Generation] = []
+        end = time.monotonic() + SLICE_S
+        while self._engine.unfinished and time.monotonic() < end and len(finished) < MOST_AT_ONCE:
+            finished += self._engine.step()
+        return finished
 
 
 class _Copy:
@@ -70,7 +113,7 @@ class _Copy:
         return self.starting is None and self.out is None
 
 
-class RayEngine:
+class RayEngine(Engine):
     """Copies of the model as Ray actors. Raises UserError where they do not fit or one of them does not start.
 
     copies: None for as many as the cluster's GPUs hold. address: of a cluster; None starts one on this machine.
@@ -93,7 +136,6 @@ class RayEngine:
         ref = replace(ref, source=folder, adapter=ref.adapter and ref.adapter.resolve())  # wherever the copy runs
         self._arguments = (ref, sampling, longest_prompt, options)
         self._described: dict[str, Any] = {}
-        self._stop_at: float | None = None
         self._ask_head_at = 0.0
         self._headless = False
         self._copies: list[_Copy] = []
@@ -153,10 +195,6 @@ class RayEngine:
     def throughput(self) -> Sequence[Throughput]:
         """Return what each of several copies has done."""
         return [copy.throughput for copy in self._copies] if len(self._copies) > 1 else ()
-
-    def running(self) -> tuple[()]:
-        """Return nothing: the copies tell what they have finished, and no more."""
-        return ()
 
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
         """Yield completions of all copies as they arrive. Raises EngineStopped once no copy is left."""
@@ -269,11 +307,6 @@ class RayEngine:
             ray.kill(copy.actor)
         copy.calls.clear()
         copy.inbox.clear()
-
-    def stop(self, grace_s: float) -> None:
-        """Deal no question; completions may come for grace_s more seconds."""
-        end = time.monotonic() + grace_s
-        self._stop_at = end if self._stop_at is None else min(end, self._stop_at)
 
     def close(self) -> None:
         """End the copies; leave the cluster, or end it where it was started here."""

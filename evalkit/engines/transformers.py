@@ -20,7 +20,7 @@ import numpy as np
 from gtpo.common.errors import UserError
 from gtpo.common.processor import dtype_on_cpu
 from gtpo.common.provenance import package_versions
-from gtpo.evalkit.engines.base import Generation, Running, Sampling, Task, sample_seed
+from gtpo.evalkit.engines.base import Engine, Generation, Running, Sampling, Task, sample_seed
 from gtpo.evalkit.engines.local import check_all_loaded, context_length, load_config, with_adapter
 from gtpo.evalkit.engines.model_ref import ModelRef
 
@@ -132,7 +132,7 @@ class _Stopped(Exception):
     """The batch was given up."""
 
 
-class TransformersEngine:
+class TransformersEngine(Engine):
     """Samples with transformers. `rows` is the batch size, taken from the device's memory where it is None."""
 
     name = "transformers"
@@ -331,10 +331,6 @@ class TransformersEngine:
                 text = self.tokenizer.decode(last[row].tolist(), skip_special_tokens=True)
                 reached[row] = any(stop in text for stop in self.sampling.stop)
         return reached
-
-    def throughput(self) -> tuple[()]:
-        """Return nothing: there is one copy."""
-        return ()
 
     def running(self) -> Sequence[Running]:
         """Return the rows of the batch, with their tokens so far."""

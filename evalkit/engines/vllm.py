@@ -18,7 +18,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.processor import dtype_on_cpu
 from gtpo.common.provenance import package_versions
 from gtpo.common.vllm_environment import quiet_vllm
-from gtpo.evalkit.engines.base import EngineStopped, Generation, Running, Sampling, Task, sample_seed
+from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Running, Sampling, Task, sample_seed
 from gtpo.evalkit.engines.local import load_config
 from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank, lora_rank_slot
 
@@ -54,7 +54,7 @@ def requests(tasks: Sequence[Task]) -> Iterator[tuple[Task, int, int]]:
             yield task, run[0], len(run)
 
 
-class VLLMEngine:
+class VLLMEngine(Engine):
     """Samples with one vLLM engine in this process. Raises UserError where vLLM does not start."""
 
     name = "vllm"
@@ -117,7 +117,6 @@ class VLLMEngine:
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (OSError, ValueError, RuntimeError, AssertionError, MemoryError) as error:
             raise UserError(f"vLLM does not start with {ref.source}: {' '.join(str(error).split())[:400]}") from error
-        self._stop_at: float | None = None
         self._waiting: deque[tuple[Task, int, int]] = deque()
         self._known: dict[str, tuple[Task, int, int]] = {}
         """Request -> question, first sample and its seed."""
@@ -227,10 +226,6 @@ class VLLMEngine:
             task.benchmark, task.question_id, first + index, sample.text, tokens, reason, seed + index, error
         )
 
-    def throughput(self) -> tuple[()]:
-        """Return nothing: there is one copy."""
-        return ()
-
     def running(self) -> Sequence[Running]:
         """Return the samples that vLLM has begun, with their tokens so far.
 
@@ -248,10 +243,6 @@ class VLLMEngine:
             for number, samples in self._written.items()
             for sample, tokens in samples.items()
         ]
-
-    def stop(self, grace_s: float) -> None:
-        """Add no request; those that vLLM knows of may go on for grace_s more seconds."""
-        self._stop_at = time.monotonic() + grace_s
 
     def close(self) -> None:
         """Stop vLLM's processes and free its memory."""

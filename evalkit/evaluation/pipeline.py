@@ -180,7 +180,7 @@ class ScoringPipeline:
         self.tally.add(rows)
         touched = dict.fromkeys((row["benchmark"], row["question_id"]) for row in rows)
         of = self.tally.questions
-        whole = [key for key in touched if len(of[key].indices) == self._wanted[key]]
+        whole = [key for key in touched if len(of[key].scored) == self._wanted[key]]
         self.tally.count_votes([of[key] for key in whole], [self._problems[key] for key in whole])
 
 

@@ -51,8 +51,7 @@ def render_prompts(
     prompts = {key: conversation(protocol, question, system) for key, question in asked.items()}
     kwargs, template_hash = settings.template_kwargs(), None
     if engine == "openai":
-        from gtpo.evalkit.engines.openai_address import served_context
-        from gtpo.evalkit.engines.served_prompts import served_prompts
+        from gtpo.evalkit.engines.openai_address import served_context, served_prompts
         from gtpo.evalkit.evaluation.engine import servers
 
         urls, access = servers(settings, ref)

@@ -17,7 +17,6 @@ from gtpo.evalkit.evaluation.prompts import check_same
 from gtpo.evalkit.evaluation.scoring import RULES_VERSION, Judges, judged_correct, verify_stored
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally, summarise
-from gtpo.evalkit.results.identity import check_identity
 from gtpo.evalkit.results.record import (
     EVAL_SCHEMA_VERSION,
     SCORINGS,
@@ -30,6 +29,7 @@ from gtpo.evalkit.results.record import (
     SamplingRecord,
     VerifierRecord,
 )
+from gtpo.evalkit.results.run import check_identity
 from gtpo.evalkit.results.store import EvalFolder, QuestionKey
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.golds import find_unverifiable
@@ -190,7 +190,7 @@ def write_results(
         if name not in problems:
             raise UserError(f"{folder.path}/problems.parquet has no problems of {name}: run with --benchmarks {name}")
         reached = tally.reached(name, problems[name])
-        asked = entry.n_asked or reached  # an older version did not write it
+        asked = entry.n_asked or reached
         n = next((n for n in (asked, entry.n) if n and n <= reached), None)
         found = entry.before_samples()
         try:
@@ -226,7 +226,7 @@ def write_results(
 def _limit(record: EvalRecord, tally: Tally, name: str, n: int) -> int:
     """Return how many samples of each question count: n, or all that a file of recorded completions has."""
     of_benchmark = [samples for key, samples in tally.questions.items() if key[0] == name]
-    further = sum(i >= n for samples in of_benchmark for i in (*samples.indices, *samples.errors))
+    further = sum(i >= n for samples in of_benchmark for i in (*samples.scored, *samples.errors))
     if record.engine.name == "recorded":
         return n + further
     if further:
@@ -282,10 +282,10 @@ def agreement(tally: Tally, name: str, labels: dict[tuple[str, int], bool]) -> L
     """Count the samples on which our verdict and the owner's label agree. labels: (question, sample) -> verdict."""
     compared, agree = 0, dict[str, int].fromkeys(SCORINGS, 0)
     for (benchmark, question), samples in tally.questions.items():
-        label = [labels.get((question, i)) if benchmark == name else None for i in samples.indices]
+        label = [labels.get((question, i)) if benchmark == name else None for i in samples.scored]
         compared += sum(known is not None for known in label)
         for scoring in SCORINGS:
-            pairs = zip(samples.verdicts[scoring], label, strict=True)
+            pairs = zip(samples.said(scoring)[1], label, strict=True)
             same = sum((verdict == "CORRECT") == known for verdict, known in pairs if known is not None)
             agree[scoring] += same
     return LabelAgreement(compared=compared, agree=agree)

@@ -15,7 +15,7 @@ from typing import Any
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.common.provenance import file_hash
-from gtpo.evalkit.engines.base import Generation, Prompt, Task
+from gtpo.evalkit.engines.base import Engine, Generation, Prompt, Task
 from gtpo.evalkit.evaluation.benchmarks import (
     BENCHMARKS,
     Benchmark,
@@ -157,13 +157,13 @@ class RecordedFile:
         )
 
 
-class RecordedEngine:
+class RecordedEngine(Engine):
     """Gives the completions of a file in place of sampling them."""
 
     name = "recorded"
 
     def __init__(self, path: Path) -> None:
-        self._path, self._stopped = path, False
+        self._path = path
 
     def describe(self) -> dict[str, Any]:
         """Return the name; what sampled is not known."""
@@ -184,24 +184,9 @@ class RecordedEngine:
             if len(chunk) >= CHUNK:
                 yield chunk
                 chunk = []
-            if self._stopped:
+            if self._stop_at is not None:
                 return
         yield chunk
-
-    def throughput(self) -> tuple[()]:
-        """Return nothing: there is one file."""
-        return ()
-
-    def running(self) -> tuple[()]:
-        """Return nothing: what is read is there."""
-        return ()
-
-    def stop(self, grace_s: float) -> None:
-        """Read no further."""
-        self._stopped = True
-
-    def close(self) -> None:
-        """Do nothing: the file is open only while it is read."""
 
 
 def _stem(path: Path) -> str:

@@ -23,72 +23,60 @@ from gtpo.rewards.verify import Verdict, Verifier, default_verifier
 
 Array = npt.NDArray[np.float64]
 
-_COLUMNS = [
-    "benchmark", "question_id", "sample_index", "error", "finish_reason", "format_ok", "unfinished", "tokens",
-    "prompt_tokens",
-    *(f"answer_{scoring}" for scoring in SCORINGS), *(f"verdict_{scoring}" for scoring in SCORINGS),
-]  # fmt: skip
+
+class SampleScores(NamedTuple):
+    """What the metrics need of a sample; the fields are columns of SAMPLE_SCHEMA."""
+
+    finish_reason: str | None
+    """None where it is not known: a file of recorded completions need not say."""
+    format_ok: bool
+    unfinished: bool
+    tokens: int | None
+    prompt_tokens: int | None
+    answer_strict: str | None
+    answer_lenient: str | None
+    verdict_strict: str | None
+    verdict_lenient: str | None
+    """None until it is verified."""
+
+
+_COLUMNS = ["benchmark", "question_id", "sample_index", "error", *SampleScores._fields]
 
 
 @dataclass(slots=True)
 class QuestionSamples:
-    """What the metrics need of a question's samples. The lists are parallel, in the order in which samples came."""
+    """A question's samples by index, in the order in which they came."""
 
-    indices: list[int] = field(default_factory=list)
-    answers: dict[str, list[str | None]] = field(default_factory=lambda: {s: [] for s in SCORINGS})
-    verdicts: dict[str, list[str]] = field(default_factory=lambda: {s: [] for s in SCORINGS})
-    format_ok: list[bool] = field(default_factory=list)
-    unfinished: list[bool] = field(default_factory=list)
-    tokens: list[int | None] = field(default_factory=list)
-    prompt_tokens: list[int | None] = field(default_factory=list)
-    reasons: list[str | None] = field(default_factory=list)
-    """How they ended; None where it is not known: a file of recorded completions need not say."""
-    votes: dict[str, Votes] = field(default_factory=dict)
-    """By scoring, once they are counted."""
+    scored: dict[int, SampleScores] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     """Sample index -> why it has no completion."""
     refused: set[int] = field(default_factory=set)
     """Those of them that the server refused."""
+    votes: dict[str, Votes] = field(default_factory=dict)
+    """By scoring, once they are counted."""
 
     def reached(self) -> int:
         """Return the n for which samples 0 to n - 1 are all stored, completed or failed."""
-        there = {*self.indices, *self.errors}
+        there = {*self.scored, *self.errors}
         return next(i for i in range(len(there) + 1) if i not in there)
 
-    def add(
-        self,
-        index: int,
-        reason: str | None,
-        format_ok: bool,
-        unfinished: bool,
-        tokens: int | None,
-        prompt_tokens: int | None,
-        *both: str | None,
-    ) -> None:
-        """Count one sample; both: its answers, then its verdicts, in the order of SCORINGS."""
-        self.indices.append(index)
-        self.format_ok.append(format_ok)
-        self.unfinished.append(bool(unfinished))
-        self.tokens.append(tokens)
-        self.prompt_tokens.append(prompt_tokens)
-        self.reasons.append(reason)
-        for i, scoring in enumerate(SCORINGS):
-            self.answers[scoring].append(both[i])
-            self.verdicts[scoring].append(both[len(SCORINGS) + i] or "")
+    def column(self, name: str) -> list[Any]:
+        """Return a field of every sample that was scored, where it is known."""
+        values = (getattr(sample, name) for sample in self.scored.values())
+        return [value for value in values if value is not None]
+
+    def said(self, scoring: str) -> tuple[list[str | None], list[str]]:
+        """Return the answers and the verdicts under one scoring."""
+        answers = [getattr(sample, f"answer_{scoring}") for sample in self.scored.values()]
+        return answers, [getattr(sample, f"verdict_{scoring}") or "" for sample in self.scored.values()]
 
     def first(self, n: int) -> QuestionSamples:
         """Return the samples with an index below n."""
-        if all(i < n for i in (*self.indices, *self.errors)):
+        if all(i < n for i in (*self.scored, *self.errors)):
             return self
-        chosen = QuestionSamples(
-            errors={i: why for i, why in self.errors.items() if i < n}, refused={i for i in self.refused if i < n}
-        )
-        each: list[list[Any]] = [self.indices, self.reasons, self.format_ok, self.unfinished, self.tokens]
-        each += [self.prompt_tokens, *(self.answers[s] for s in SCORINGS), *(self.verdicts[s] for s in SCORINGS)]
-        for sample in zip(*each, strict=True):
-            if sample[0] < n:
-                chosen.add(*sample)
-        return chosen
+        scored = {i: sample for i, sample in self.scored.items() if i < n}
+        errors = {i: why for i, why in self.errors.items() if i < n}
+        return QuestionSamples(scored, errors, {i for i in self.refused if i < n})
 
 
 class Tally:
@@ -114,13 +102,13 @@ class Tally:
                 samples.errors[index] = error
                 if reason == "refused":
                     samples.refused.add(index)
-            elif index not in samples.indices:  # one that is stored twice counts once
-                samples.add(index, reason, *scores)
+            elif index not in samples.scored:  # one that is stored twice counts once
+                samples.scored[index] = SampleScores(reason, *scores)
                 samples.votes.clear()
 
     def keys(self, *, failed: bool = False) -> set[Key]:
         """Return the key of every completion; failed: of every sample that has an error instead."""
-        of = ((key, samples.errors if failed else samples.indices) for key, samples in self.questions.items())
+        of = ((key, samples.errors if failed else samples.scored) for key, samples in self.questions.items())
         return {(*key, index) for key, indices in of for index in indices}
 
     def drop_failed(self, keys: Iterable[Key]) -> None:
@@ -143,7 +131,7 @@ class Tally:
         """Count the votes of some questions, where they are not known: both scorings together, which mostly agree."""
         asked = [(s, p, scoring) for scoring in SCORINGS for s, p in zip(samples, problems, strict=True)]
         missing = [(s, p, scoring) for s, p, scoring in asked if scoring not in s.votes]
-        counted = count_votes([(s.answers[g], s.verdicts[g], p) for s, p, g in missing], self._verifier)
+        counted = count_votes([(*s.said(g), p) for s, p, g in missing], self._verifier)
         for (sample, _, scoring), votes in zip(missing, counted, strict=True):
             sample.votes[scoring] = votes
 
@@ -165,7 +153,7 @@ class Scored(NamedTuple):
 def _score(samples: Sequence[QuestionSamples]) -> dict[Scoring, Scored]:
     """Score every question both ways, together: the two mostly agree, and what is alike is worked out once."""
     votes = [sample.votes[scoring] for scoring in SCORINGS for sample in samples]
-    n = [len(sample.indices) for sample in samples]
+    n = [len(sample.scored) for sample in samples]
     counts = [v.wrong for v in votes], [v.correct for v in votes], [v.abstentions for v in votes]
     every = n * len(SCORINGS)
     arrays: list[Array] = [pass_at_all_k(every, counts[1]), maj_at_all_k(*counts), *jackknife_variance(*counts)]
@@ -184,7 +172,7 @@ def _bounds(
     At the worst the missing votes go to the largest wrong class. lost: questions without any sample. Empty where
     nothing is missing.
     """
-    missing = [max(0, n - len(s.indices)) for s in samples] + [n] * lost
+    missing = [max(0, n - len(s.scored)) for s in samples] + [n] * lost
     if not any(missing):
         return lambda metric, k: {}
     known = [*scored.votes, *[Votes(0, 0, [])] * lost]
@@ -205,7 +193,7 @@ def _bounds(
 def _metrics(scored: Scored, samples: Sequence[QuestionSamples], scoring: Scoring, n: int, lost: int) -> ScoringMetrics:
     """Return pass@k and maj@k with intervals for every k up to n, each over the questions that have k samples."""
     counts, bounds = np.array(scored.n), _bounds(scored, samples, n, lost)
-    verdicts = Counter(v for s in samples for v in s.verdicts[scoring])
+    verdicts = Counter(v for s in samples for v in s.said(scoring)[1])
 
     def intervals(metric: str, values: Array, variance: Array) -> dict[int, Interval]:
         found = {}
@@ -277,8 +265,8 @@ def summarise(
     """
     errors = Counter(e for s in samples for e in s.errors.values())
     refused = sum(len(s.refused) for s in samples)
-    failed = [p.id for p, s in zip(problems, samples, strict=True) if not s.indices]
-    asked = [(p, s) for p, s in zip(problems, samples, strict=True) if s.indices]
+    failed = [p.id for p, s in zip(problems, samples, strict=True) if not s.scored]
+    asked = [(p, s) for p, s in zip(problems, samples, strict=True) if s.scored]
     if not asked:
         raise UserError(f"{name}: no sample could be scored; the same command tries again")
     problems, samples = [p for p, _ in asked], [s for _, s in asked]
@@ -289,12 +277,12 @@ def summarise(
     for scoring, scored in by_scoring.items():
         metrics[scoring] = _metrics(scored, samples, scoring, n, len(failed))
         rows += [_row(name, scoring, p, s, scored, i) for i, (p, s) in enumerate(asked)]
-    tokens = [t for s in samples for t in s.tokens if t is not None]
-    read = [t for s in samples for t in s.prompt_tokens if t is not None]
-    total = sum(len(s.indices) for s in samples)
-    lacking = {p.id: len(s.indices) for p, s in asked if len(s.indices) < n}
-    unfinished = sum(sum(s.unfinished) for s in samples)
-    ended = [reason for s in samples for reason in s.reasons if reason is not None]
+    tokens, read, ended, in_thought, in_format = (
+        [value for s in samples for value in s.column(name)]
+        for name in ("tokens", "prompt_tokens", "finish_reason", "unfinished", "format_ok")
+    )
+    total, unfinished = sum(len(s.scored) for s in samples), sum(in_thought)
+    lacking = {p.id: len(s.scored) for p, s in asked if len(s.scored) < n}
     summary: dict[str, Any] = {
         "questions": len(problems),
         "samples": total,
@@ -303,7 +291,7 @@ def summarise(
         **({"lacking": lacking} if lacking else {}),
         **({"unfinished_rate": unfinished / total} if unfinished else {}),
         **{name: getattr(metrics[headline], name) for name in ScoringMetrics.model_fields},
-        "format_rate": sum(sum(s.format_ok) for s in samples) / total,
+        "format_rate": sum(in_format) / total,
         "truncation_rate": ended.count("length") / len(ended) if ended else None,
         "mean_tokens": float(np.mean(tokens)) if tokens else None,
         **({"completion_tokens": sum(tokens)} if tokens else {}),
@@ -322,8 +310,7 @@ def _row(
     name: str, scoring: Scoring, problem: Problem, sample: QuestionSamples, scored: Scored, i: int
 ) -> dict[str, Any]:
     """Return a row of QUESTION_SCHEMA: question i."""
-    n, tokens = scored.n[i], [t for t in sample.tokens if t is not None]
-    known = any(reason is not None for reason in sample.reasons)
+    n, tokens, ended = scored.n[i], sample.column("tokens"), sample.column("finish_reason")
     return {
         "benchmark": name,
         "question_id": problem.id,
@@ -336,8 +323,8 @@ def _row(
         "votes": scored.votes[i].wrong,
         "pass_at_k": scored.pass_at[i, :n].tolist(),
         "maj_at_k": scored.maj_at[i, :n].tolist(),
-        "format_ok": sum(sample.format_ok),
-        "truncated": sample.reasons.count("length") if known else None,
+        "format_ok": sum(sample.column("format_ok")),
+        "truncated": ended.count("length") if ended else None,
         "mean_tokens": float(np.mean(tokens)) if tokens else None,
     }
 

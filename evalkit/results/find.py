@@ -15,10 +15,9 @@ from typing import Any
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import check_schema_version, read_json
-from gtpo.evalkit.results.identity import IDENTITY, setting
 from gtpo.evalkit.results.questions import load_questions
 from gtpo.evalkit.results.record import EvalRecord, read_record
-from gtpo.evalkit.results.run import EvalRun, TrainRun
+from gtpo.evalkit.results.run import IDENTITY, EvalRun, TrainRun, setting
 
 RESULTS = Path("results")
 """Where names are looked up: results/eval/NAME and results/train/NAME under the working directory."""
@@ -238,26 +237,8 @@ def settings(run: EvalRun) -> dict[str, Any]:
 
 
 def samples_per_question(run: EvalRun, benchmark: str) -> str:
-    """`64`: how many samples a question of the benchmark got, failed ones included; `2 to 8` where not all got one n.
-
-    Older records do not say it by benchmark: there it follows from the counts, or from the questions' own.
-    """
-    found: dict[str, None] = {}
-    for folder, record in zip(run.folders, run.records, strict=True):
-        entry = record.benchmarks.get(benchmark)
-        if entry is None:
-            continue
-        asked = entry.questions + len(entry.unscored_questions)
-        n = entry.n
-        if n is None and entry.samples and asked and (entry.samples + entry.unscored) % asked == 0:
-            n = (entry.samples + entry.unscored) // asked
-        if n is None:
-            each = load_questions(EvalRun(run.name, (folder,), (record,)), benchmark, "strict").n
-            n = int(each.min())
-            found[f"{n} to {each.max()}" if n < each.max() else str(n)] = None
-            continue
-        found[str(n)] = None
-    return " and ".join(found)
+    """`64`: how many samples a question of the benchmark got, failed ones included; `2 and 8` where parts differ."""
+    return " and ".join(dict.fromkeys(str(r.n_of(benchmark)) for r in run.records if benchmark in r.benchmarks))
 
 
 def _joined_for(train: TrainRun, found: list[EvalRun], notes: list[str]) -> EvalRun:

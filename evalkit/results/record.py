@@ -335,7 +335,7 @@ class EvalRecord(_Block):
         return self.model_dump(by_alias=True, exclude_unset=True)
 
     def n_of(self, benchmark: str) -> int:
-        """Return the samples per question behind a benchmark's metrics; older versions wrote one n for all."""
+        """Return the samples per question behind a benchmark's metrics; the published demo has one n for all."""
         entry = self.benchmarks.get(benchmark)
         return self.sampling.n if entry is None or entry.n is None else entry.n
 

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from gtpo.common.errors import UserError
 from gtpo.common.files import LOCK_FILES, NewerSchema, check_schema_version, lock_folder, read_json, write_bytes
 from gtpo.common.log import LOG
-from gtpo.evalkit.results.identity import check_identity
 from gtpo.evalkit.results.record import EVAL_SCHEMA_VERSION, EvalRecord, parse_record
+from gtpo.evalkit.results.run import check_identity
 from gtpo.evalkit.results.schema import PROBLEM_SCHEMA, PROMPT_SCHEMA, QUESTION_SCHEMA, SAMPLE_SCHEMA
 from gtpo.rewards.data.problem import Problem
 
@@ -55,17 +55,11 @@ def _damaged(path: Path, error: Exception) -> UserError:
 
 
 def _read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a file; a sample's columns that an older version did not write are null."""
-    names = _schema(path).names
+    _schema(path)
     try:
-        table = pq.read_table(path, columns=[name for name in columns or names if name in names])
+        return pq.read_table(path, columns=columns)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(path, error) from None
-    for name in columns or SAMPLE_SCHEMA.names if "completion" in names else ():
-        if name not in names:
-            field = SAMPLE_SCHEMA.field(name)
-            table = table.append_column(field, pa.nulls(len(table), field.type))
-    return table
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:
@@ -125,15 +119,11 @@ class EvalFolder:
         for part in self.parts():
             metadata = _schema(part).metadata
             wall = max(wall, float(metadata.get(WALL, b"0")))
-            found = metadata.get(RUN)
-            if found is not None and found not in headers:
+            if (found := metadata.get(RUN)) is None:
+                raise UserError(f"{part} does not say of which run it is: move it away, or choose another --out")
+            if found not in headers:
                 headers[found] = part, parse_record(json.loads(found), part)
         if record is None and self.parts():
-            if not headers:
-                raise UserError(
-                    f"{path} {fault}, and the samples beside it do not say of which run they are (an older gtpo "
-                    "wrote them): restore eval.json, or choose another --out"
-                )
             _, record = headers[next(reversed(headers))]
             LOG.warning("%s %s: rebuilt from the samples", path, fault)
         for part, header in headers.values():

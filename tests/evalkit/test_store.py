@@ -17,8 +17,8 @@ from gtpo.evalkit.evaluation.pipeline import ScoringPipeline
 from gtpo.evalkit.evaluation.progress import Progress
 from gtpo.evalkit.evaluation.scoring import count_votes, score
 from gtpo.evalkit.evaluation.summary import Tally
-from gtpo.evalkit.results.identity import check_identity
 from gtpo.evalkit.results.record import EvalRecord, read_record
+from gtpo.evalkit.results.run import check_identity
 from gtpo.evalkit.results.store import EvalFolder
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
@@ -115,7 +115,7 @@ def test_votes_are_counted_with_the_last_sample(tmp_path: Path) -> None:
         with Verifier() as verifier:
             stored = Tally(folder, verifier).questions["b", "q"]
             for name, votes in found.items():
-                assert [votes] == count_votes([(stored.answers[name], stored.verdicts[name], PROBLEM)], verifier)
+                assert [votes] == count_votes([(*stored.said(name), PROBLEM)], verifier)
 
 
 def test_generations_gather_and_none_waits_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
