@@ -9,6 +9,11 @@ four, time <= 1.0, memory <= 1.0. With the KL term (beta 0.04) GRPO runs a secon
 model with its adapter disabled (LoRA), or a second copy of the weights. The memory of a step leaves out what is held
 between steps, so that copy is counted apart (`reference_bytes`).
 
+--model Qwen2.5-0.5B measures that architecture (random weights, tied head), --dtype bfloat16 in the type that people
+train in. Expected for it on a CPU with AVX512_BF16, 8 x 128 tokens, LoRA, before the first run: 0.85 of GRPO's
+processor time and 0.55 with the KL term, since the head is about a third of the model's products and TRL's fused head
+takes three to four times as long as ours; of a whole run with sampling 0.9. --profile prints where a step's time goes.
+
 With --sample the trainers sample their own completions from the same seed, by transformers: a whole short run, whose
 steps hold sampling, scoring and training. The model is untrained, so completions have their full length. Expected at
 D 2048, V 32000, 64 tokens, one layer, before the first run: a step 0.65 of GRPO's time with LoRA and 0.75
@@ -16,7 +21,7 @@ with all weights, since the layer's own products are as many as the head's; 0.55
 and 0.5. Of a whole run 0.8: sampling is the same for both.
 
     python -m bench.step [--rounds N] [--tokens L] [--hidden D] [--vocabulary V] [--layers N] [--sample]
-        [--cases lora all] [--out FILE]
+        [--model NAME] [--dtype TYPE] [--cases lora all] [--profile] [--out FILE]
 
 --page FILE prints the table of docs/scale.md from a file.
 """
@@ -25,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -44,7 +50,8 @@ import psutil
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, LlamaConfig, PrinterCallback, TrainerCallback
+from torch.profiler import ProfilerActivity, profile, record_function
+from transformers import AutoModelForCausalLM, LlamaConfig, PrinterCallback, Qwen2Config, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from gtpo import GTPOConfig, GTPOTrainer
@@ -55,6 +62,13 @@ from gtpo.run.environment import quiet_libraries
 GROUP = 8
 PROMPT = 16
 KINDS = ("gtpo", "grpo", "grpo-kl")
+MODELS = {
+    "Qwen2.5-0.5B": functools.partial(
+        Qwen2Config, vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
+        num_attention_heads=14, num_key_value_heads=2, rope_theta=1e6, tie_word_embeddings=True,
+    )
+}  # fmt: skip
+"""Architectures of real models, as their config.json has them."""
 BETA = 0.04
 """KL weight of `grpo-kl`, the paper's (figure 1)."""
 
@@ -96,10 +110,75 @@ class _Meter(TrainerCallback):
         self.bytes.append(peak - self.held)
 
 
+PARTS = {"self_attn": "attention", "mlp": "MLP", "lora_A": "adapters", "lora_B": "adapters"}
+"""Part of a step by the name of a module; the innermost one that has a part counts."""
+
+
+class _Profiler(TrainerCallback):
+    """Seconds of the last step by part: forward by the module that ran it, backward by its forward's."""
+
+    def __init__(self, last: int) -> None:
+        self.last, self.seconds = last, dict[str, float]()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        for name, module in model.named_modules():
+            part = next((PARTS[piece] for piece in reversed(name.split(".")[-2:]) if piece in PARTS), None)
+            if part is not None:
+                module.register_forward_pre_hook(functools.partial(self._enter, part))
+                module.register_forward_hook(self._leave)
+        self.ranges: list[Any] = []
+
+    def _enter(self, part: str, *_: Any) -> None:
+        self.ranges.append(record_function(f"part {part}").__enter__())
+
+    def _leave(self, *_: Any) -> None:
+        self.ranges.pop().__exit__(None, None, None)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.last - 1:
+            self.recorded = profile(activities=[ProfilerActivity.CPU]).__enter__()
+            self.begin = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.last:
+            total = time.perf_counter() - self.begin
+            self.recorded.__exit__(None, None, None)
+            self.seconds = seconds_by_part(list(self.recorded.events() or []))
+            self.seconds["between operators"] = total - sum(self.seconds.values())
+
+
+def seconds_by_part(events: list[Any]) -> dict[str, float]:
+    """Return the self time of a profile's CPU events by part; an operator's backward belongs to its forward's part."""
+
+    def forward_part(event: Any) -> str | None:
+        while event is not None:
+            if event.name.startswith("part "):
+                return str(event.name[5:])
+            if any(name in event.name for name in ("OnePass", "ChunkedLogProb")):
+                return "loss"
+            if event.name.startswith("Optimizer.step"):
+                return "optimizer"
+            event = event.cpu_parent
+        return None
+
+    def node(event: Any) -> Any:
+        while event is not None and not event.name.startswith("autograd::engine::evaluate_function"):
+            event = event.cpu_parent
+        return event
+
+    parts = {e.sequence_nr: forward_part(e) for e in events if e.sequence_nr >= 0 and node(e) is None}
+    found: dict[str, float] = {}
+    for event in events:
+        backward = node(event)
+        part = forward_part(event) or (parts.get(backward.sequence_nr) if backward is not None else None)
+        found[part or "rest"] = found.get(part or "rest", 0.0) + event.self_cpu_time_total / 1e6
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
 def turn(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, Any]:
     """Train a fresh model for a few steps and return seconds, cpu_seconds and peak_bytes of each but the first.
 
-    reference_bytes: what the reference model holds all the time.
+    reference_bytes: what the reference model holds all the time. parts: with --profile, seconds of the last step.
     """
     with tempfile.TemporaryDirectory() as folder:
         return _turn(kind, lora, shape, folder)
@@ -108,23 +187,35 @@ def turn(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, Any]:
 def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict[str, Any]:
     tokenizer = build_tokenizer()
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=4 * shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=8,
-        tie_word_embeddings=False,
-        max_position_embeddings=PROMPT + shape.tokens,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+    common_config: dict[str, Any] = {
+        "max_position_embeddings": PROMPT + shape.tokens,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    config = (
+        MODELS[shape.model](**common_config)
+        if shape.model
+        else LlamaConfig(
+            vocab_size=shape.vocabulary,
+            hidden_size=shape.hidden,
+            intermediate_size=4 * shape.hidden,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=8,
+            tie_word_embeddings=False,
+            **common_config,
+        )
     )
-    dtype = torch.bfloat16 if lora and torch.cuda.is_available() else torch.float32
+    dtype = torch.bfloat16 if lora and shape.dtype == "bfloat16" else torch.float32
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     generator = torch.Generator().manual_seed(1)
     completions = torch.randint(10, config.vocab_size, (GROUP, shape.tokens), generator=generator)
     completions[:, :3] = torch.tensor([11, 12, 13])  # a shared start, as formatted answers have
-    texts = [[*row[:-1], tokenizer.eos_token_id] for row in completions.tolist()]
+    lengths = [shape.tokens] * GROUP
+    if shape.ragged:  # from an eighth of the longest, evenly
+        lengths = [shape.tokens * (row + 1) // GROUP for row in range(GROUP)]
+    texts = [
+        [*row[: size - 1], tokenizer.eos_token_id] for row, size in zip(completions.tolist(), lengths, strict=True)
+    ]
 
     def rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
         return {
@@ -149,21 +240,21 @@ def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict
         "logging_steps": 1,
         "dataloader_pin_memory": False,
     }
-    meter, reference = _Meter(), 0
+    meter, reference, profiler = _Meter(), 0, _Profiler(shape.steps)
     common: dict[str, Any] = {
         "model": model,
         "reward_funcs": reward,
         "train_dataset": Dataset.from_dict({"prompt": [str(number) for number in range(shape.steps)]}),
         "processing_class": tokenizer,
         "rollout_func": None if shape.sample else rollouts,
-        "callbacks": [meter],
+        "callbacks": [meter, profiler] if shape.profile else [meter],
         "peft_config": LoraConfig(r=16, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
         if lora
         else None,
     }
     if kind == "gtpo":
         gate = {"entropy_threshold": 1e3}
-        arguments = GTPOConfig(**shared, initial_entropy=0.5, objective=gate)
+        arguments = GTPOConfig(**shared, initial_entropy=0.5, objective=gate, max_padding=shape.max_padding)
         trainer: GRPOTrainer = GTPOTrainer(args=arguments, **common)
     else:
         beta = BETA if kind == "grpo-kl" else 0.0
@@ -181,6 +272,7 @@ def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict
         "cpu_seconds": meter.cpu_seconds[1:],
         "peak_bytes": meter.bytes[1:],
         "reference_bytes": [float(reference)],
+        "parts": profiler.seconds,
     }
 
 
@@ -192,7 +284,9 @@ def apart(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, Any]:
     sizes = [
         f"--{name}={getattr(shape, name)}" for name in ("tokens", "hidden", "vocabulary", "layers", "threads", "steps")
     ]
-    flags = ["--sample"] * shape.sample + ["--lora"] * lora
+    sizes += [f"--dtype={shape.dtype}", *([f"--model={shape.model}"] if shape.model else [])]
+    flags = [f"--{name}" for name in ("sample", "profile", "ragged") if getattr(shape, name)]
+    flags += ["--lora"] * lora + ([] if shape.max_padding is None else [f"--max-padding={shape.max_padding}"])
     command = [sys.executable, "-m", "bench.step", *sizes, "--turn", kind, *flags]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -204,6 +298,7 @@ def measure(shape: argparse.Namespace) -> dict[str, Any]:
     cases: dict[str, Any] = {}
     for lora in (choice == "lora" for choice in shape.cases):
         found: dict[str, dict[str, Any]] = {kind: apart(kind, lora, shape) for kind in KINDS}
+        parts = {kind: each.pop("parts") for kind, each in found.items()}
         if shape.rounds:  # bytes from there, times from turns inside one process
             found = {kind: {**each, "seconds": [], "cpu_seconds": []} for kind, each in found.items()}
         for number in range(shape.rounds):
@@ -221,6 +316,7 @@ def measure(shape: argparse.Namespace) -> dict[str, Any]:
             "ratio": _ratio(median, "grpo"),
             "ratio_with_kl": _ratio(median, "grpo-kl"),
             "all": found,
+            **({"parts": parts} if shape.profile else {}),
         }
     return cases
 
@@ -247,6 +343,11 @@ def page(document: dict[str, Any]) -> str:
             f"| {name}: peak memory of a step, MiB | {mine:.0f} | {other:.0f} | {mine / other:.2f} "
             f"| {most:.0f}{kept} | {mine / (most + reference):.2f} |"
         )
+    for name, case in document["cases"].items():
+        for kind, parts in case.get("parts", {}).items():
+            total = sum(parts.values())
+            shares = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in parts.items())
+            lines.append(f"\n{name}, {kind}: {total:.2f} s: {shares}")
     return "\n".join(lines)
 
 
@@ -260,6 +361,12 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=32000)
     parser.add_argument("--cases", nargs="+", choices=("lora", "all"), default=["lora", "all"])
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--model", choices=MODELS, help="A real model's architecture instead of these sizes.")
+    default = "bfloat16" if torch.cuda.is_available() else "float32"
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default=default, help="Of the frozen weights.")
+    parser.add_argument("--ragged", action="store_true", help="Completions of an eighth of --tokens up to all.")
+    parser.add_argument("--max-padding", type=float, help="GTPO's max_padding.")
+    parser.add_argument("--profile", action="store_true", help="Where the last step's time goes, on a CPU.")
     parser.add_argument("--out", type=Path, default=Path("results/bench/step.json"))
     parser.add_argument("--threads", type=int, default=1, help="Torch threads, on a CPU.")
     parser.add_argument("--turn", choices=KINDS, help="One turn of one contender; prints its JSON.")
@@ -286,6 +393,10 @@ def main() -> None:
             "hidden": shape.hidden,
             "vocabulary": shape.vocabulary,
             "layers": shape.layers,
+            "model": shape.model,
+            "dtype": shape.dtype,
+            "ragged": shape.ragged,
+            "max_padding": shape.max_padding,
             "sampled": shape.sample,
             "rounds": shape.rounds,
             "counted_steps": shape.steps - 1,
