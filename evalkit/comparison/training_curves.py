@@ -54,13 +54,6 @@ class Curve:
     steps: NDArray[np.float64]
     values: NDArray[np.float64]
 
-    def smoothed(self, window: int) -> NDArray[np.float64]:
-        """Running mean over at most `window` values up to each step. [S]"""
-        total = np.cumsum(np.concatenate([[0.0], self.values]))
-        ends = np.arange(1, self.values.size + 1)
-        starts = np.maximum(ends - window, 0)
-        return (total[ends] - total[starts]) / (ends - starts)
-
     def thinned(self, points: int) -> Curve:
         """At most `points` values, each the mean of a run of neighbouring steps."""
         if self.steps.size <= points:
@@ -139,7 +132,10 @@ def method_bands(trains: list[TrainRun], points: int) -> dict[str, Band]:
 
 def smoothed(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
     """Running mean over at most `window` values up to each step. [S]"""
-    return Curve(np.arange(values.size, dtype=np.float64), values).smoothed(window)
+    total = np.cumsum(np.concatenate([[0.0], values]))
+    ends = np.arange(1, values.size + 1)
+    starts = np.maximum(ends - window, 0)
+    return (total[ends] - total[starts]) / (ends - starts)
 
 
 def summary(train: TrainRun) -> dict[str, float | None]:
@@ -156,7 +152,7 @@ def summary(train: TrainRun) -> dict[str, float | None]:
         out[key] = float(values[-max(1, values.size // 10) :].mean())
     accuracy = curves.get("reward/accuracy")
     if accuracy is not None:
-        smooth = accuracy.smoothed(max(1, accuracy.values.size // 10))
+        smooth = smoothed(accuracy.values, max(1, accuracy.values.size // 10))
         out["best accuracy"], out["best step"] = float(smooth.max()), float(accuracy.steps[int(smooth.argmax())])
     return out
 

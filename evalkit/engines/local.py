@@ -48,8 +48,7 @@ def load_tokenizer(ref: ModelRef, *, trust_remote_code: bool = False) -> PreTrai
     """Return the tokenizer: the adapter's own where it has one, else the model's."""
     from transformers import AutoTokenizer
 
-    own = ref.adapter is not None and (ref.adapter / "tokenizer_config.json").is_file()
-    source = str(ref.adapter) if own else ref.source
+    source = ref.tokenizer_source
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:

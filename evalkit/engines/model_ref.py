@@ -55,6 +55,12 @@ class ModelRef:
         return self.train_run or self.source
 
     @property
+    def tokenizer_source(self) -> str:
+        """Where the tokenizer is: with the adapter where that has its own, else with the weights."""
+        own = self.adapter is not None and (self.adapter / "tokenizer_config.json").is_file()
+        return str(self.adapter) if own else self.source
+
+    @property
     def folder(self) -> Path | None:
         """The local folder of `source`, or None for a Hub name."""
         path = Path(self.source)
@@ -90,11 +96,10 @@ def content_hashes(ref: ModelRef) -> dict[str, str | None]:
     Of an adapter too, and of its own tokenizer. None where there is no such file, and for what is not on this machine.
     """
     folders = [folder for folder in (ref.folder, ref.adapter) if folder is not None]
-    own = ref.adapter is not None and (ref.adapter / "tokenizer_config.json").is_file()
-    reader = ref.adapter if own else ref.folder
+    reader = Path(ref.tokenizer_source)
     files = {
         "weights": [p for f in folders for name in ("*.safetensors", "*config.json") for p in sorted(f.glob(name))],
-        "tokenizer": [p for name in _TOKENIZER for p in sorted(reader.glob(name))] if reader is not None else [],
+        "tokenizer": [p for name in _TOKENIZER for p in sorted(reader.glob(name))] if reader.is_dir() else [],
         "generation_config": [p for f in folders[:1] if (p := f / "generation_config.json").is_file()],
     }
     apart = {"tokenizer_config.json", "generation_config.json"}

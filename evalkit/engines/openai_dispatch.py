@@ -23,7 +23,7 @@ from gtpo.evalkit.engines.dealing import Dealer
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.evalkit.engines.openai_address import Access, owner_of, refusal
 from gtpo.evalkit.engines.openai_reply import Reply, RequestError
-from gtpo.evalkit.engines.openai_server import Request, Server, payload, request_of
+from gtpo.evalkit.engines.openai_server import Request, Server, request_of, sampling_extras
 
 LONGEST_PAUSE_S = 20.0
 
@@ -68,8 +68,22 @@ class Asked:
     """Further fields of every request."""
 
     def payload(self, server: Server, request: Request) -> dict[str, Any]:
-        """Return what is sent for a sample."""
-        return payload(request, self.sampling, self.ref, server.owner) | self.body
+        """Return what is sent for a sample, before a server's dialect."""
+        prompt, sampling = request.task.prompt, self.sampling
+        question: dict[str, Any] = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
+        return {
+            "model": self.ref.served_name,
+            **question,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": sampling.max_tokens,
+            "seed": request.seed,
+            **({"stop": list(sampling.stop)} if sampling.stop else {}),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **sampling_extras(sampling, server.owner),
+            **self.body,
+        }
 
 
 class Dispatch:

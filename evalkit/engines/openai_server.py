@@ -21,7 +21,6 @@ from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.evalkit.engines.base import Sampling, Task, Throughput, sample_seed
 from gtpo.evalkit.engines.dealing import SampleKey
-from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.evalkit.engines.openai_address import CONNECT_S, Access, Unreachable, listed_models
 from gtpo.evalkit.engines.openai_pace import Pace
 from gtpo.evalkit.engines.openai_reply import Answer, Reply, RequestError, one_line, refused
@@ -208,24 +207,6 @@ class Server:
             raise RequestError(f'another model answers: "{model}", no longer "{self.model}"', passing=True)
         self.model = model or self.model
         return reply
-
-
-def payload(request: Request, sampling: Sampling, ref: ModelRef, owner: str | None) -> dict[str, Any]:
-    """Return what is sent for a sample, before a server's dialect."""
-    prompt = request.task.prompt
-    question: dict[str, Any] = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
-    return {
-        "model": ref.served_name,
-        **question,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "max_tokens": sampling.max_tokens,
-        "seed": request.seed,
-        **({"stop": list(sampling.stop)} if sampling.stop else {}),
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **sampling_extras(sampling, owner),
-    }
 
 
 def request_of(task: Task, index: int, run_seed: int) -> Request:

@@ -83,11 +83,10 @@ class VLLMEngine(Engine):
 
         self.ref, self.sampling = ref, sampling
         self.hardware = "cpu" if on_cpu else f"{tensor_parallel_size} x {torch.cuda.get_device_name()}"
-        own_tokenizer = ref.adapter is not None and (ref.adapter / "tokenizer_config.json").is_file()
         rank, config = adapter_rank(ref), load_config(ref, trust_remote_code=trust_remote_code)
         arguments: dict[str, Any] = {
             "model": ref.source,
-            "tokenizer": str(ref.adapter) if own_tokenizer else ref.source,
+            "tokenizer": ref.tokenizer_source,
             "dtype": dtype_on_cpu(config) if dtype == "auto" and on_cpu else dtype,
             "max_model_len": longest_prompt + sampling.max_tokens,
             "tensor_parallel_size": tensor_parallel_size,

@@ -175,11 +175,6 @@ class Protocol(_Section):
             text = text.replace(opening, "<think>").replace(closing, "</think>")
         return text
 
-    def described(self) -> dict[str, Any]:
-        """Return what eval.json keeps of it beside the options that it set."""
-        fields = {"name", "system_role", "user", "fewshot", "api", "thoughts", "begins_in_thought", "stop"}
-        return self.model_dump(include=fields, mode="json")
-
 
 def _filled(template: str, problem: Problem) -> str:
     for name in ("problem", "answer", "solution"):

@@ -235,13 +235,6 @@ def _groups(problems: Sequence[Problem], key: Callable[[Problem], Any]) -> dict[
     return {str(value): groups[value] for value in sorted(groups)}
 
 
-_WHERE_THERE_ARE_ANY = {
-    *("completion_tokens", "prompt_tokens", "cost"),
-    *("unscored", "unscored_reasons", "unscored_questions", "refused", "lacking", "unfinished_rate"),
-    *("by_subject", "by_level", "judged_correct_by"),
-}
-
-
 def _unscored(errors: Counter[str], failed: list[str]) -> dict[str, Any]:
     if not errors:
         return {}
@@ -302,8 +295,9 @@ def summarise(
         groups = _groups(problems, key)
         if len(groups) > 1:
             summary[label] = {value: _means(by_scoring[headline], rows, n) for value, rows in groups.items()}
-    before = record.model_dump(exclude=_WHERE_THERE_ARE_ANY, exclude_unset=True)  # of an earlier summary
-    return BenchmarkRecord(**before).model_copy(update=summary), rows
+    if record.labels is not None:
+        summary["labels"] = record.labels
+    return record.before_samples().model_copy(update=summary), rows
 
 
 def _row(
