@@ -75,7 +75,7 @@ BETA = 0.04
 
 def reward(completions: list[Any], completion_ids: list[list[int]], **columns: Any) -> list[float]:
     """Return rewards that differ within a group."""
-    return [float(ids[3] % 7) for ids in completion_ids]
+    return [float(ids[3] % 7) if len(ids) > 3 else 0.0 for ids in completion_ids]
 
 
 class _Meter(TrainerCallback):

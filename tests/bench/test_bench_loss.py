@@ -37,7 +37,14 @@ def test_the_pages_tables_are_the_published_measurements(root: Path) -> None:
     assert loss.misses(reports["loss"]) == []
     assert "marks that are missed (none)" in page
     scale = (root / "docs/scale.md").read_text()
-    for name in ("step", "step_wide", "step_wide_sampled"):
+    for name in (
+        "step",
+        "step_wide",
+        "step_wide_sampled",
+        "step_bfloat16",
+        "step_bfloat16_sampled",
+        "step_bfloat16_profile",
+    ):
         assert step.page(json.loads((root / f"results/published/bench/{name}.json").read_text())) in scale, name
 
 
