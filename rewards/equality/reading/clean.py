@@ -106,6 +106,8 @@ _SYNONYMS = [
         (r"\\text\s*\{\s*(%)\s*\}", r"\1"),
     ]
 ]
+_TYPED_SYNONYMS = [each for each in _SYNONYMS if re.search(r"^<=|^>=|\(\?<=,\)|mod|!=|~=|pct", each[0].pattern)]
+"""Those that may be written without a backslash."""
 _LEAD_IN = re.compile(
     r"^\*\*(?:final )?answer:?\*\*:?\s*"
     r"|^(?:so|thus|hence|therefore|finally|in total|total|altogether)\s*[,:]\s*(?=[-\d$\\])"
@@ -252,6 +254,12 @@ def one_spelling(text: str) -> str:
 
 
 def _synonyms(text: str) -> str:
+    if "\\" not in text:  # most answers: few of the spellings need to be looked for
+        text = _MODULO.sub(r" \\bmod ", _REPEATING.sub(_repeating, text))
+        for pattern, replacement in _TYPED_SYNONYMS:
+            text = pattern.sub(replacement, text)
+        if "\\" not in text:
+            return text.replace("~", " ")
     text = _SIZES.sub("", text)
     text = _REPEATING.sub(_repeating, text)
     text = _RESIDUE.sub(r"\\text{ mod \1}", text) if "\\equiv" in text else text

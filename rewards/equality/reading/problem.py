@@ -117,13 +117,13 @@ def read_problem(text: str) -> ProblemText:
     prose = _FORMULA.sub(" ", text)
     runs = [match.group() for match in _MATHEMATICS.finditer(one_spelling(prose))]
     pieces = [piece for part in [*formulas, *runs, *_spoken(text)] for piece in [part, *_SEPARATOR.split(part)]]
-    cleaned = list(dict.fromkeys(clean(piece) for piece in pieces if any(c.isalnum() for c in piece)))[:MAX_EXPRESSIONS]
+    terms = [term for piece in list(dict.fromkeys(pieces))[:MAX_EXPRESSIONS] if (term := _parsed(piece)) is not None]
     found = re.findall(r"[a-z]+(?:'[a-z]+)?", prose.lower())
     order = _ORDER.findall(one_spelling(text))
     return ProblemText(
         tokens_of(one_spelling(text)),
         _restated(text),
-        frozenset(term for piece in cleaned for term in _terms(piece)),
+        frozenset(canonical(part) for term in terms for part in subterms(term) if not is_literal(part)),
         *_statements(formulas),
         _asked([*formulas, *runs]),
         frozenset(found) | frozenset(map(singular, found)),
@@ -135,20 +135,30 @@ def read_problem(text: str) -> ProblemText:
     )
 
 
+@lru_cache(maxsize=4096)
+def _parsed(piece: str) -> Term | None:
+    """Return the term of a piece of the text, None where it is none."""
+    if not any(map(str.isalnum, piece)):
+        return None
+    try:
+        return parse(clean(piece))
+    except (NotMathematics, TooBig):
+        return None
+
+
 def _statements(formulas: list[str]) -> tuple[tuple[tuple[Term, Term], ...], tuple[tuple[str, Term], ...]]:
     found: list[tuple[Term, Term]] = []
     stated: list[tuple[str, Term]] = []
     for formula in formulas[:MAX_STATEMENTS]:
         for part in re.split(r",|;|\\\\|\\q?quad", formula) if formula.count("=") > 1 else [formula]:
             sides = part.split("=")
-            try:
-                terms = [parse(clean(side)) for side in sides] if len(sides) == 2 else []
-            except (NotMathematics, TooBig):
+            if len(sides) != 2:
                 continue
-            if terms and terms[0][0] != "num":
-                found.append((terms[0], terms[1]))
-                if not symbols(terms[1]):
-                    stated.append((re.sub(r"[\s{}]|\\text", "", clean(sides[0])), terms[1]))
+            left, right = map(_parsed, sides)
+            if left is not None and right is not None and left[0] != "num":
+                found.append((left, right))
+                if not symbols(right):
+                    stated.append((re.sub(r"[\s{}]|\\text", "", clean(sides[0])), right))
     return tuple(found), tuple(stated)
 
 
@@ -160,27 +170,13 @@ def _restated(text: str) -> frozenset[Term]:
         for match in matches
         if _RESTATED.search(text[max(0, match.start() - 60) : match.start()].rstrip("$ "))
     ]
-    return frozenset(term for piece in inner for part in (piece, *_SEPARATOR.split(piece)) for term in _literal(part))
-
-
-def _literal(text: str) -> set[Term]:
-    try:
-        term = parse(clean(text))
-    except (NotMathematics, TooBig):
-        return set()
-    return {canonical(term)} if is_literal(term) else set()
+    terms = [_parsed(part) for piece in inner for part in (piece, *_SEPARATOR.split(piece))]
+    return frozenset(canonical(term) for term in terms if term is not None and is_literal(term))
 
 
 def is_name_in(gold: str, problem: ProblemText) -> bool:
     """Return whether a gold is one word of several letters that the problem uses as a word: a name, a day."""
     return re.fullmatch(r"[A-Za-z]{2,}", gold.strip()) is not None and gold.strip().lower() in problem.vocabulary
-
-
-def _terms(piece: str) -> set[Term]:
-    try:
-        return {canonical(part) for part in subterms(parse(piece)) if not is_literal(part)}
-    except (NotMathematics, TooBig):
-        return set()
 
 
 def _asked(formulas: list[str]) -> frozenset[Term]:
@@ -189,12 +185,8 @@ def _asked(formulas: list[str]) -> frozenset[Term]:
     given: set[Term] = set()
     for formula in formulas[:MAX_EXPRESSIONS]:
         sides = _RELATION.split(formula)
-        for side in sides:
-            try:
-                term = parse(clean(side))
-            except (NotMathematics, TooBig):
-                continue
-            if not is_literal(term):
+        for term in map(_parsed, sides):
+            if term is not None and not is_literal(term):
                 (alone if len(sides) == 1 else given).add(canonical(term))
     return frozenset(alone - given)
 
