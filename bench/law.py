@@ -114,6 +114,16 @@ REWRITINGS: dict[str, Rewriting] = {
     "equal to itself": lambda text: f"{text} = {text}",
     "in brackets and a box": _around(r"\boxed{(", ")}"),
 }
+_WIDE = {ord("0") + digit: chr(0xFF10 + digit) for digit in range(10)}
+_SPOKEN = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+
+
+def _in_words(text: str) -> str | None:
+    for sign, word in (("-", "minus"), ("+", "plus"), ("*", "times"), (r"\\times", "times"), ("/", "divided by")):
+        text = re.sub(rf"(?<=[\w)}}])\s*{sign if len(sign) > 1 else re.escape(sign)}\s*(?=[\w(\\])", f" {word} ", text)
+    return text
+
+
 FRESH: dict[str, Rewriting] = {
     "conjugates": _around("(", r")(\sqrt{2}-1)(\sqrt{2}+1)"),
     "greatest common divisor with 0": _around(r"\gcd(", ", 0)"),
@@ -137,6 +147,56 @@ FRESH: dict[str, Rewriting] = {
     "something cancelled": _around(r"\cancel{x}", ""),
     "units": _around("", " units"),
     "twice, joined": lambda text: f"{text} or {text}",
+    "a mean of equals": lambda text: rf"\frac{{({text}) + ({text})}}{{2}}",
+    "its square over it": lambda text: rf"\frac{{({text})^2}}{{{text}}}",
+    "half a root of four squares": _around(r"\frac{\sqrt{4(", ")^2}}{2}"),
+    "a diagonal determinant": _around(r"\begin{vmatrix} ", r" & 0 \\ 0 & 1 \end{vmatrix}"),
+    "an integral of 1 to it": _around(r"\int_0^{", "} 1 dz"),
+    "minimum of two equals": lambda text: rf"\min({text}, {text})",
+    "a large remainder": _around("(", r") \bmod 10^9"),
+    "tangent undone": _around(r"\arctan(\tan(", "))"),
+    "sine undone": _around(r"\sin(\arcsin(", "))"),
+    "an imaginary nothing": _around("", " + 0i"),
+    "the fourth power of i": _around("i^4 (", ")"),
+    "a factorial of 0": _around("0! (", ")"),
+    "over 1": _around(r"\frac{", "}{1}"),
+    "a change of base": _around(r"\frac{\ln e^{", r"}}{\ln e}"),
+    "a matrix of one": _around(r"\begin{pmatrix} ", r" \end{pmatrix}"),
+    "a limit at infinity": _around(r"\lim_{n \to \infty} (", r" + \frac{1}{n})"),
+    "one of a set": _around(r"x \in \{", r"\}"),
+    "defined": _around("y := ", ""),
+    "therefore": _around(r"\therefore ", ""),
+    "about": _around(r"\approx ", ""),
+    "under a brace": _around(r"\underbrace{", "}"),
+    "in colour": _around(r"\textcolor{red}{", "}"),
+    "in text": _around(r"\text{", "}"),
+    "a subset": _around(r"\sup\{", r"\}"),
+    "a real part": _around(r"\operatorname{Re}(", ")"),
+    "a degenerate interval": lambda text: f"[{text}, {text}]",
+    "bounded by itself": lambda text: rf"{text} \le x \le {text}",
+    "an integer in scientific notation": _integer(lambda n: rf"{n / 10:.1f} \times 10^1"),
+    "an integer with a decimal": _integer(lambda n: f"{n}.0"),
+    "an integer with nines": _integer(lambda n: rf"{n - 1}.\overline{{9}}" if n else "0.0"),
+    "an integer in base two": _integer(lambda n: f"{n:b}_2"),
+    "an integer to the 3-2": _integer(lambda n: rf"{n}^{{3-2}}"),
+    "an integer chosen": _integer(lambda n: rf"\binom{{{n}}}{{{n - 1}}}" if n else "0"),
+    "an integer in wide digits": _integer(lambda n: str(n).translate(_WIDE)),
+    "an integer in words": _integer(lambda n: _SPOKEN[n] if n < len(_SPOKEN) else f"{n}"),
+    "an integer in a box": _integer(lambda n: rf"\boxed{{{n}}}"),
+    "an integer in hexadecimal": _integer(lambda n: f"0x{n:X}"),
+    "an integer as a mixed number": _integer(lambda n: rf"{n - 1}\frac{{2}}{{2}}" if n > 1 else f"{n}"),
+    "an integer as two halves": _integer(lambda n: rf"({n / 2} + {n / 2})"),
+    "operators in words": _in_words,
+    "empty braces between": lambda text: re.sub(r"(?<=[\w)}])([-+=])", r"{}\1{}", text),
+    "nothing drawn between": lambda text: re.sub(r"([-+*=])", r"\\phantom{0}\1", text),
+    "each side doubled": lambda text: "=".join(f"2({side})" for side in text.split("=")) if "=" in text else None,
+    "the sides swapped": lambda text: "=".join(text.split("=")[::-1]) if text.count("=") == 1 else None,
+    "all on one side": lambda text: "{} - ({}) = 0".format(*text.split("=")) if text.count("=") == 1 else None,
+    "a reason": _around("because ", ""),
+    "the answer of a sentence": _around("The answer is ", " as given"),
+    "its own name": _around(r"\text{answer} = ", ""),
+    "an argument as a percentage": lambda text: re.sub(r"\((-?\d+)\)", r"(\g<1>00\\%)", text) if "(" in text else None,
+    "an argument over 1": lambda text: re.sub(r"\((-?\d+)\)", r"(\\frac{\1}{1})", text) if "(" in text else None,
 }
 """Added after the rules were written, by someone who tried to break them."""
 REWRITINGS |= FRESH

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import mpmath
 
-from gtpo.rewards.equality.arithmetic.terms import Term, evaluate, symbols
+from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate, symbols
 from gtpo.rewards.equality.arithmetic.values import NoValue, number_of
 from gtpo.rewards.equality.comparing.clock import is_clock, same_time, time_of_day
 from gtpo.rewards.equality.comparing.decimals import agree_as_decimals, hundredth
@@ -117,12 +117,17 @@ class Comparison:
     def _says_of_unknown(self, p: Named) -> bool:
         """Return whether an equation gives something of an unknown (`|x| = 5`) and not the unknown asked for."""
         letters = set(re.findall(r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z(])", p.name))
-        if p.name in letters or p.relation is None or letters.isdisjoint(self.contract.unknowns):
+        unknowns = self.contract.unknowns
+        if unknowns and re.fullmatch("[a-z]", p.name) and p.name not in unknowns:
+            return True  # `y = 5` for "solve for x"
+        if p.name in letters or p.relation is None or letters.isdisjoint(unknowns):
             return False
         return self.problem is None or canonical(p.relation.terms[0]) not in self.problem.asked
 
     # -- scalars -------------------------------------------------------------------------------------------------
     def _scalars(self, p: Scalar, g: Scalar) -> bool:
+        if {p.unit.name, g.unit.name} == {"", "degree"} and contains(p.term, "const", "pi"):
+            return False  # an angle in radians
         if not self._units_agree(p.unit, g.unit) or (p.percent and g.unit.name) or (g.percent and p.unit.name):
             return False
         if p.unscaled is not None and self.problem is not None and self.problem.counted.issuperset(_units_of(p.scales)):

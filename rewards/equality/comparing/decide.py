@@ -24,13 +24,19 @@ from gtpo.rewards.extract import boxed_together, extract_answer, without_thought
 
 _LETTER_AFTER = re.compile(r"(-?(?:[\d.]+|\\frac\{\d+\}\{\d+\}))\s+([msghlL](?:\^\{?\d\}?)?)")
 """`3 s^{2}`, which may be a unit and may be a product."""
+_OPTION_LETTER = re.compile(r"^\s*\(?[a-h]\)?\s*\.?\s*$")
 KEPT = 1024
 """Answers kept as read: a question's gold and its candidates come again and again."""
 
 
 @lru_cache(maxsize=KEPT)
-def _readings(text: str, gold: bool = False, known: bool = False) -> tuple[str, ...]:
-    """Return the cleaned texts an answer may be read as, the likeliest first; `known`: its problem is."""
+def _readings(
+    text: str, gold: bool = False, known: bool = False, said: frozenset[str] = frozenset()
+) -> tuple[str, ...]:
+    """Return the cleaned texts an answer may be read as, the likeliest first.
+
+    `known`: its problem is; `said`: the words of its question.
+    """
     text = without_thoughts(text, ("think", "thinking"))
     if gold and "boxed" in text:
         text = extract_answer(text, "lenient") or text
@@ -38,7 +44,7 @@ def _readings(text: str, gold: bool = False, known: bool = False) -> tuple[str, 
     readings = _commas(clean(", ".join(boxes) if len(boxes) > 1 else text, gold), gold and known)
     if (spaced := _LETTER_AFTER.fullmatch(readings[0])) is not None:
         readings.append(spaced[1] + spaced[2])
-    sentence = sentence_value(text)
+    sentence = sentence_value(text, said)
     if gold and sentence is None and len(text.split()) > 8 and len(boxes) == 0:
         sentence = extract_answer(text, "lenient")  # a gold that is a whole solution
     return (*readings, *_commas(clean(sentence))) if sentence else tuple(readings)
@@ -84,7 +90,10 @@ def decide(
     known = read_problem(problem) if problem else None
     if known is not None and is_name_in(gold, known):
         return "CORRECT" if same_name(clean(prediction), gold) else "INCORRECT"
-    predictions, golds = _readings(prediction), _readings(gold, gold=True, known=known is not None)
+    if known is not None and known.options and re.fullmatch(r"\(?[A-H]\)?", gold.strip()):
+        prediction = _OPTION_LETTER.sub(lambda m: m.group().upper(), prediction)
+    said = known.asking if known is not None and " " in prediction else frozenset()
+    predictions, golds = _readings(prediction, said=said), _readings(gold, gold=True, known=known is not None)
     if by_text and any(same_words(p, g) for p in predictions for g in golds):
         return "CORRECT"
     try:

@@ -33,8 +33,9 @@ ANALYSIS = re.compile(r"\\(?:int|iint|oint|lim|sum|prod|partial)(?![a-zA-Z])|\\f
 """Integrals, limits, sums, products and derivatives."""
 _OPERATIONS = Counter(dict.fromkeys(ALWAYS, 10**6))
 _HUNDRED: Term = ("num", Fraction(100))
-_WRAPPED = re.compile(r"\\[a-zA-Z]+\s*\{[^{}]*\}|(?<!\\)[A-Za-z]{2,}")
+_WRAPPED = re.compile(r"\\[a-zA-Z]+\s*\{[^{}]*\}|(?<!\\)\b[a-z]{2,}\b")
 """Words and commands before an equation."""
+_CALL = re.compile(r"([A-Za-z])\s*\(")
 _RELATIONS = frozenset(("=", r"\equiv", r"\in", r"\approx"))
 """Tokens of what says something of a number."""
 
@@ -173,22 +174,43 @@ def _restates(prediction: str, problem: ProblemText) -> bool:
 
 
 def _disguised(prediction: str, problem: ProblemText) -> bool:
-    """Return whether the left side of an equation ends as that of one that the problem states: `[(f(x) = 200\\%)]`."""
-    left, _, right = prediction.partition("=")
-    said = [re.sub(r"[\s{}]|\\text", "", text) for text in (left, _WRAPPED.sub(" ", left))]
-    answers = [read(right.strip(end)) for end in (" .", " .)]}\\")]
-    answer = next((answer for answer in answers if isinstance(answer, (Scalar, Based))), None)
-    if answer is None:
-        return False
+    """Return whether a side of an equation ends as one that the problem states with this value: `[(AB = 200\\%)]`.
+
+    A function that it gives the value somewhere (`f(2) = 3`) has it only where the problem asks for it (`f(5)`).
+    """
+    for left, right in pairwise(prediction.split("=")):
+        value = next((v for end in (" .", " .,)]}\\") if (v := _number(right.strip(end))) is not None), None)
+        if value is None:
+            continue
+        said = [re.sub(r"[\s{}:]|\\text", "", text) for text in (left, _WRAPPED.sub(" ", left))]
+        for name, given in problem.stated:
+            head = name[: name.find("(") + 1] or name
+            found = [text.rfind(head) for text in said if head != name or text.endswith(name)]
+            at = [text[place:] for text, place in zip(said, found, strict=False) if place >= 0]
+            before = [text[max(0, place - 1) : place] for text, place in zip(said, found, strict=False) if place >= 0]
+            renamed = _CALL.match(left.strip())
+            if renamed and head != name and renamed[1] not in problem.tokens and equal_terms(value, given):
+                return True
+            if any(not letter.isalnum() for letter in before) and equal_terms(value, given):
+                return head == name or not any(_is_asked(text, problem) for text in at)
+    return False
+
+
+def _number(text: str) -> Term | None:
+    """Return the term of one number or expression, a percentage as its value; None for anything else."""
+    answer = read(text)
     if isinstance(answer, Based):
-        value: Term = ("num", Fraction(answer.digits if answer.base == 10 and answer.digits.isdigit() else -1))
-    else:
-        value = hundredth(answer).term if answer.percent else answer.term
-    return any(
-        bare.endswith(name) and not bare.removesuffix(name)[-1:].isalnum() and equal_terms(value, given)
-        for name, given in problem.stated
-        for bare in said
-    )
+        return ("num", Fraction(answer.digits if answer.base == 10 and answer.digits.isdigit() else -1))
+    if not isinstance(answer, Scalar):
+        return None
+    return hundredth(answer).term if answer.percent else answer.term
+
+
+def _is_asked(name: str, problem: ProblemText) -> bool:
+    try:
+        return canonical(parse(name)) in problem.asked
+    except (NotMathematics, TooBig):
+        return False
 
 
 def _repeats(prediction: str, p: Answer, problem: ProblemText) -> bool:

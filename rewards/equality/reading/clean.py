@@ -58,6 +58,7 @@ _WHOLE_ROOT = re.compile(r"(\\sqrt\s*(?:\[\s*\d+\s*\])?)\s*(\d+(?:\.\d+)?)(?![\d
 _MODULO = re.compile(r"(?<=[\d)}])\s*(?:\\bmod|\\mod|mod)(?![a-zA-Z])\s*(?=[\d({\\-])")
 _RESIDUE = re.compile(r"\s*(?:\\bmod|\\mod|(?<![a-zA-Z\\])mod)(?![a-zA-Z])\s*\{?\s*(\w+)\s*\}?\s*$")
 """The modulus of a congruence, `x \\equiv 4 \\mod 5`: no operation."""
+_BOXED_FACTOR = re.compile(r"^[^a-zA-Z]*\\boxed\s*\{[\d.]+\}\s*(?:[-+*/^]|\\cdot|\\times)\s*[\d({\\]")
 _STARRED = re.compile(r"(\*{1,3}|_{1,2})(?![\s*_])(.+?)(?<![\s*_])\1", re.DOTALL)
 _SYNONYMS = [
     (re.compile(pattern), replacement)
@@ -108,6 +109,8 @@ _SYNONYMS = [
 ]
 _TYPED_SYNONYMS = [each for each in _SYNONYMS if re.search(r"^<=|^>=|\(\?<=,\)|mod|!=|~=|pct", each[0].pattern)]
 """Those that may be written without a backslash."""
+_PRICE = re.compile(r"-?\$\s?\d[\d,]*(?:\.\d+)?")
+"""In a gold, one dollar sign before a number delimits no formula; what samples have before a number is any habit."""
 _LEAD_IN = re.compile(
     r"^\*\*(?:final )?answer:?\*\*:?\s*"
     r"|^(?:so|thus|hence|therefore|finally|in total|total|altogether)\s*[,:]\s*(?=[-\d$\\])"
@@ -116,11 +119,18 @@ _LEAD_IN = re.compile(
     r"\s*(?:is|are|:|=)\s*:?\s*|^answer\s+(?=[\\\d(-])",
     re.IGNORECASE,
 )
-_LABEL = re.compile(r"^\\text\{[^{}]{1,40}:\s*\}\s*(?=\S)|^(?:option|choice)\s+(?=\(?[A-Z]\)?$)", re.IGNORECASE)
+_LABEL = re.compile(
+    r"^\\text\{[^{}]{1,40}:\s*\}\s*(?=\S)|^(?:option|choice)\s+(?=\(?[A-Z]\)?$)"
+    r"|^(?:the )?point\s+(?=\()",
+    re.IGNORECASE,
+)
 # `x = k\pi, k \in \mathbb{Z}`: the clause says what the letter is, not what the answer is.
 _QUANTIFIER = re.compile(
     r"[\s,;(]*(?:\\text\s*\{[\s,]*(?:for|where|with|any|all|an|integers?|\s)*\})?\s*"
     r"[a-z]\s*\\in\s*\\mathbb\{[ZN]\}\)?$|[\s,;(]*\\text\s*\{[\s,]*(?:for|where)[^{}]{0,40}integers?[^{}]{0,20}\}\s*[a-z]?\)?$"
+)
+_ALL_BUT = re.compile(
+    r"^(?:the set of )?all reals?(?: numbers?)?(?: x)?,? (?:except|other than|but)(?: for)?(?: x ?=)? (-?[\d.]+)$"
 )
 _ABOUT = re.compile(
     r"^(?:approximately|approx\.?|about|roughly|exactly|only|just|\\approx|\\text\{\s*(?:about|approximately)\s*\})\s+",
@@ -205,7 +215,9 @@ def unwrap_answer(text: str, gold: bool = False) -> str:
     if "<answer>" in text:
         inside = re.findall(r"<answer>((?:(?!</?answer>).)*)</answer>", text, re.DOTALL)
         text = inside[-1] if inside else text
-    if "\\boxed" in text or "\\fbox" in text:
+    if _BOXED_FACTOR.search(text):  # `\boxed{8} - 1`
+        text = text.replace("\\boxed", "")
+    elif "\\boxed" in text or "\\fbox" in text:
         for _ in range(50):
             boxed = last_boxed(text)
             if boxed is None:
@@ -226,7 +238,7 @@ def clean(text: str, gold: bool = False) -> str:
     text = one_spelling(text)
     text = _ENVIRONMENT.sub(" ", text)
     text = _join_thousands(text)
-    text = re.sub(r"(?<!\\)\$", " ", text)
+    text = re.sub(r"(?<!\\)\$", r"\\$" if gold and _PRICE.fullmatch(text.strip()) else " ", text)
     text = _LEAD_IN.sub("", text.strip())
     text = _synonyms(text)
     text = re.sub(r"\s+", " ", text).strip()
@@ -236,7 +248,7 @@ def clean(text: str, gold: bool = False) -> str:
         )
     for pattern in (_LABEL, _ABOUT, _QUANTIFIER):
         text = pattern.sub("", text)
-    text = text.strip()
+    text = _ALL_BUT.sub(r"\\reals \\setminus \\{\1\\}", text.strip())
     return next((symbol for pattern, symbol in _NAMED_SETS if pattern.fullmatch(text)), text)
 
 

@@ -95,6 +95,8 @@ class ProblemText:
     """Canonical terms of those that no relation of the problem gives a value, `m + n` of "find m + n"."""
     vocabulary: frozenset[str]
     """Words outside formulas, in the singular and as they stand, in lower case."""
+    asking: frozenset[str]
+    """Words of its questions and instructions, in lower case."""
     counted: frozenset[str]
     """What "how many" asks for, in the singular."""
     options: tuple[tuple[str, str], ...]
@@ -127,6 +129,7 @@ def read_problem(text: str) -> ProblemText:
         *_statements(formulas),
         _asked([*formulas, *runs]),
         frozenset(found) | frozenset(map(singular, found)),
+        frozenset(re.findall(r"[a-z]+", " ".join(filter(_ASKS.search, _SENTENCE.split(prose))).lower())),
         frozenset(singular(word) for phrase in _HOW_MANY.findall(prose) for word in phrase.lower().split()),
         _options(text),
         tuple(re.findall(r"[a-zA-Z]", order[-1])) if order else (),

@@ -102,9 +102,9 @@ def _read_choice(text: str, depth: int) -> Answer | None:
 def _read_words(text: str, depth: int) -> Answer | None:
     plain = _TEXT_PIECE.sub(r" \1 ", text)
     plain = re.sub(r"\s+", " ", plain).strip()
-    number = spoken_number(plain)
+    number = spoken_number(plain.removesuffix("%"))
     if number is not None:
-        return Scalar(("num", number))
+        return Scalar(("num", number), percent=plain.endswith("%"))
     quantity = spoken_quantity(plain)
     if quantity is not None:
         return Scalar(("num", quantity[0]), unit=quantity[1])

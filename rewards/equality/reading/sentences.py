@@ -27,6 +27,15 @@ _REVERSALS = words(
     "divisible subtracted divided multiplied bigger larger smaller greater"
 )
 """Words that, anywhere before a number, say something else of it."""
+_CHOOSING = [
+    words(each)
+    for each in (
+        "first", "second", "third", "fourth", "fifth", "last final", "other another remaining", "next", "previous",
+        "larger largest greater greatest bigger biggest longer longest higher highest maximum older oldest taller",
+        "smaller smallest lesser least shorter shortest lower lowest minimum younger youngest", "middle",
+    )
+]  # fmt: skip
+"""Words that say which of several a number is."""
 _ARTICLES = words("a an the only exactly just s about around approximately roughly")
 _MEASURED = words(
     "total profit loss gain cost price average mean median mode range distance length width height depth radius "
@@ -63,10 +72,16 @@ _SUBJECTS = words("i we you he she it they there that this who which")
 _NO_PROSE = words("sin cos tan cot sec csc log ln lg exp sqrt pi mod gcd lcm max min det and")
 
 
-def sentence_value(text: str) -> str | None:
+def _chooses_as(sentence: set[str], asked: frozenset[str]) -> bool:
+    """Return whether a sentence speaks of the one that is asked for: not of the second number, or of the larger."""
+    return all(kind.isdisjoint(sentence) or not kind.isdisjoint(asked) for kind in _CHOOSING)
+
+
+def sentence_value(text: str, asked: frozenset[str] = frozenset()) -> str | None:
     """Return, as written, the one number of a short sentence ("She sold 72 clips."), or what follows "the answer is".
 
-    None if the sentence hedges, holds a second number, or any other mathematics.
+    `asked`: words of the question. None if the sentence hedges, holds a second number, any other mathematics, or
+    chooses (the larger, the second) what the question does not.
     """
     if len(text) > 400 or len(text.split()) < 3 or "\\boxed" in text or re.search(r"(?<=\w{3})[.!?]\s+\S", text):
         return None
@@ -79,6 +94,8 @@ def sentence_value(text: str) -> str | None:
         return None
     spoken = re.findall(r"[A-Za-z]+", rest)
     if len(spoken) < 2 or any(word in _NO_PROSE or (len(word) == 1 and word not in "aIA") for word in spoken):
+        return None
+    if not _chooses_as(set(rest.lower().split()), asked):
         return None
     number, tail = numbers[0].group().strip().rstrip(","), text[numbers[0].end() :].strip(" .!")
     if not _states_a_number(text[: numbers[0].start()].lower()):
@@ -101,7 +118,7 @@ def _states_a_number(before: str) -> bool:
 
     `half of 20`, `the number after 42`, `twice as many as 42` and `I doubt that it is 42` do not.
     """
-    spoken = re.findall(r"[a-z']+", before)
+    spoken = re.findall(r"[a-z']+", re.sub(r"\bthe (?:bigger|larger|smaller|greater)\b(?! (?:than|by))", "the", before))
     if not (_REVERSALS | _MODALS).isdisjoint(spoken) or re.search(r"\b(?:used to|should have|may have)\b", before):
         return False
     if any(word in _OPINIONS and spoken[max(0, at - 1)] not in ("i", "we") for at, word in enumerate(spoken)):

@@ -181,7 +181,8 @@ def spoken_number(text: str) -> Fraction | None:
         return None
     part = _PARTS.get(spoken[-1], _PARTS.get(spoken[-1].removesuffix("s")))
     if part is not None:
-        count = int(part == 2) if len(spoken) == 1 else NUMBER_WORDS.get(spoken[0], 0) if len(spoken) == 2 else 0
+        alone = int(part == 2 or text.startswith("a "))
+        count = alone if len(spoken) == 1 else NUMBER_WORDS.get(spoken[0], 0) if len(spoken) == 2 else 0
         return Fraction(count, part) if count else None
     total, group, last = 0, 0, 10**15
     for word in spoken:
