@@ -142,8 +142,10 @@ def plan_rows(comparison: Comparison, target: float) -> list[tuple[str, Plan, Ro
         plan = averaged([plan_for(table.shared, a, b, column, pool) for a, b in pairs])
         known = "unknown (no method has two seeds): these are lower bounds"
         if plan.of_training is not None:
-            known = f"a standard deviation of {percent((plan.of_training / 2) ** 0.5)} points between seeds"
-            known += f", {pool.total} degrees of freedom" if pool is not None else ""
+            of = "the differences of paired seeds" if plan.paired else "seeds"
+            deviation = plan.of_training**0.5 if plan.paired else (plan.of_training / 2) ** 0.5
+            known = f"a standard deviation of {percent(deviation)} points between {of}"
+            known += f", {pool.total} degrees of freedom" if pool is not None and not plan.paired else ""
         if len(names) == 1:
             known += "; with one method, what separates two methods on single questions is not in it"
         if plan.silent:
