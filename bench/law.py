@@ -1,12 +1,13 @@
 r"""The judge's law, on real problems: what computes nothing earns nothing, what changes only the look costs nothing.
 
-    python -m bench.law [--shared FOLDER] [--problems N] [--out FILE] [--show]
+    python -m bench.law [--shared FOLDER] [--problems N] [--rewritings N] [--out FILE] [--show]
 
 Three questions, in strict scoring, which is also the training reward's:
 
 - **Copies.** Every formula of a problem that is refused as its answer, rewritten without computing anything
   (`REWRITINGS`: a term added and taken away, a factor on both sides of a fraction, an integer split, a logarithm of an
-  exponential, a sum of one term ...). None may be paid. The same for the embedded arithmetic.
+  exponential, a sum of one term ...), and by two of them in a row. None may be paid. The same for the embedded
+  arithmetic.
 - **Golds left undone.** The gold's own numbers rewritten in the same way: none may be paid.
 - **Looks.** The gold with what changes nothing (`LOOKS`: spaces, `\left`, `\dfrac`, braces, dollars, text, a name). All
   must be paid, where the gold itself is.
@@ -197,6 +198,45 @@ FRESH: dict[str, Rewriting] = {
     "its own name": _around(r"\text{answer} = ", ""),
     "an argument as a percentage": lambda text: re.sub(r"\((-?\d+)\)", r"(\g<1>00\\%)", text) if "(" in text else None,
     "an argument over 1": lambda text: re.sub(r"\((-?\d+)\)", r"(\\frac{\1}{1})", text) if "(" in text else None,
+    "an identity added": _around("", " + (t^2-1) - (t-1)(t+1)"),
+    "an identity above and below": _around("(", r") \cdot \frac{t^2-1}{(t-1)(t+1)}"),
+    "a cube root of a cube": _around(r"\sqrt[3]{(", ")^3}"),
+    "an absolute value": _around("|", "|"),
+    "a logarithm to a new base": _around(r"\log_t t^{", "}"),
+    "a sum of equal parts": _around(r"\sum_{k=1}^{4} \frac{", "}{4}"),
+    "to the Pythagorean identity": _around("(", r")^{\sin^2 t + \cos^2 t}"),
+    "hyperbolic one": _around("(", r")(\cosh^2 t - \sinh^2 t)"),
+    "a mean by an integral": _around(r"\int_0^1 2t(", ") dt"),
+    "choose 0": _around(r"\binom{5}{0}(", ")"),
+    "a common divisor below": _around(r"\frac{", r"}{\gcd(2,3)}"),
+    "least common multiple with 1": _around(r"\operatorname{lcm}(", ", 1)"),
+    "minus as plus a negative": lambda text: re.sub(r"(?<=[\w)}])\s*-\s*(\d+)", r" + (-\1)", text),
+    "twice inverted": _around("((", ")^{-1})^{-1}"),
+    "two roots of it": lambda text: rf"\sqrt{{{text}}} \cdot \sqrt{{{text}}}",
+    "half as a power": lambda text: re.sub(r"\\frac\{(\w+)\}\{(\w+)\}", r"\1 \\cdot \2^{-1}", text),
+    "sine of pi": _around("", r" + \sin \pi"),
+    "a number with a remark": _around("", r" \text{ (simplified)}"),
+    "where": lambda text: rf"t, \text{{ where }} t = {text}",
+    "defined and used": lambda text: f"x = {text}, x",
+    "an array": _around(r"\begin{array}{c} ", r" \end{array}"),
+    "cases": _around(r"\begin{cases} ", r" \end{cases}"),
+    "aligned": _around(r"\begin{aligned} & ", r" \end{aligned}"),
+    "a limit to 1": _around(r"\lim_{t \to 1} t(", ")"),
+    "a degree": _around(r"\deg(z^{", "})"),
+    "a size of a set": _around(r"|\{1, \ldots, ", r"\}|"),
+    "rounded": _around(r"\operatorname{round}(", ")"),
+    "in HTML": _around("<b>", "</b>"),
+    "lines between": lambda text: re.sub(r"([-+*=])", r"\n\1\n", text),
+    "a wide minus": lambda text: text.replace("-", "\uff0d").replace("+", "\uff0b"),
+    "operators as relations": lambda text: re.sub(r"([-+])", r"\\mathbin{\1}", text),
+    "in base ten": _around("(", ")_{10}"),
+    "a norm": _around(r"\lVert ", r" \rVert"),
+    "with a question": _around("", " = ?"),
+    "a unit of one": _around("", r" \cdot 1 \text{ unit}"),
+    "from zero": _around(r"[t]_{0}^{", "}"),
+    "its own list": lambda text: f"{text}; {text}",
+    "the only one": _around("only ", ""),
+    "a mean value": _around(r"\overline{", "}"),
 }
 """Added after the rules were written, by someone who tried to break them."""
 REWRITINGS |= FRESH
@@ -258,14 +298,20 @@ def originals(rows: Sequence[tuple[str, str, str]]) -> Iterator[Case]:
             yield Case(identifier, "undone", f"{int(gold) + 7} - 7", gold, problem)
 
 
-def rewritten(cases: Sequence[Case], rules: dict[str, Rewriting]) -> list[Case]:
-    """Return each case under each rule that applies to it."""
-    return [
-        case._replace(rule=name, text=text)
-        for case in cases
-        for name, rule in rules.items()
-        if (text := rule(case.text)) is not None
-    ]
+def rewritten(cases: Sequence[Case], rules: dict[str, Rewriting], drawn: int | None = None) -> list[Case]:
+    """Return each case under each rule that applies to it; under `drawn` rules, and a fifth of them twice, if given."""
+    draw = random.Random(0)
+    found = []
+    for case in cases:
+        names = list(rules) if drawn is None else draw.sample(sorted(rules), min(drawn, len(rules)))
+        for at, name in enumerate(names):
+            text = rules[name](case.text)
+            if text is not None and drawn is not None and at % 5 == 0:
+                second = draw.choice(sorted(rules))
+                text, name = rules[second](text), f"{name}, {second}"
+            if text is not None and text != case.text:
+                found.append(case._replace(rule=name, text=text))
+    return found
 
 
 def judge(cases: Sequence[Case], verifier: Verifier) -> list[Verdict]:
@@ -283,6 +329,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shared", type=Path, default=Path(os.environ.get("GTPO_SHARED_DIR", "../shared")))
     parser.add_argument("--problems", type=int, help="of the real sets; all of them by default")
+    parser.add_argument("--rewritings", type=int, help="of each copy, drawn with a fixed seed; all of them by default")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--show", action="store_true", help="print each case that breaks the law")
     args = parser.parse_args()
@@ -291,10 +338,11 @@ def main() -> None:
     real, own = problems(args.shared, args.problems), embedded()[: args.problems]
     with Verifier() as verifier:
         base = refused(list(originals(real)), verifier) + refused(list(originals(own)), verifier)
-        attacks = rewritten(base, REWRITINGS)
+        attacks = rewritten(base, REWRITINGS, args.rewritings)
         paid = [c for c, v in zip(attacks, judge(attacks, verifier), strict=True) if v is Verdict.CORRECT]
         golds = [Case(identifier, "gold", gold, gold, problem) for identifier, problem, gold in real]
-        golds = [c for c, v in zip(golds, judge(golds, verifier), strict=True) if v is Verdict.CORRECT]
+        refused_golds = [c for c, v in zip(golds, judge(golds, verifier), strict=True) if v is not Verdict.CORRECT]
+        golds = [c for c in golds if c not in refused_golds]
         looks = rewritten(golds, LOOKS)
         lost = [(c, v) for c, v in zip(looks, judge(looks, verifier), strict=True) if v is not Verdict.CORRECT]
     summary: dict[str, Any] = {
@@ -304,7 +352,9 @@ def main() -> None:
         "attacks": len(attacks),
         "paid": len(paid),
         "paid_by_rule": dict(Counter(case.rule for case in paid)),
+        "rewritings_of_each": args.rewritings or len(REWRITINGS),
         "golds": len(golds),
+        "golds_refused": len(refused_golds),
         "looks": len(looks),
         "lost": len(lost),
         "lost_by_rule": dict(Counter(case.rule for case, _ in lost)),
@@ -313,6 +363,8 @@ def main() -> None:
     if args.show:
         for case in paid:
             print(f"  paid: {case.problem_id}  {case.rule}: {case.text!r} | gold {case.gold!r}")
+        for case in refused_golds:
+            print(f"  gold refused: {case.problem_id} {case.gold!r}")
         for case, verdict in lost:
             print(f"  lost: {case.problem_id}  {case.rule}: {case.text!r} | gold {case.gold!r}: {verdict}")
     if args.out:

@@ -118,8 +118,8 @@ class Comparison:
         """Return whether an equation gives something of an unknown (`|x| = 5`) and not the unknown asked for."""
         letters = set(re.findall(r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z(])", p.name))
         unknowns = self.contract.unknowns
-        if unknowns and re.fullmatch("[a-z]", p.name) and p.name not in unknowns:
-            return True  # `y = 5` for "solve for x"
+        if len(unknowns) == 1 and self.problem and re.fullmatch("[a-z]", p.name) and p.name not in unknowns:
+            return p.name in self.problem.tokens  # `y = 5` for "solve for x"
         if p.name in letters or p.relation is None or letters.isdisjoint(unknowns):
             return False
         return self.problem is None or canonical(p.relation.terms[0]) not in self.problem.asked

@@ -49,8 +49,8 @@ def finding(raw: str, prediction: str, p: Answer, gold: str, g: Answer, problem:
         return "CORRECT"
     if isinstance(p, Relation) and isinstance(g, Scalar):  # a chain: its last term is the answer
         p = Scalar(p.terms[-1])
-    said = (tokens, tokens_of(one_spelling(raw)))
-    if problem is not None and not _RELATIONS.isdisjoint(tokens) and any(occurs(t, problem.tokens) for t in said):
+    said = [each[1:] if each[:1] == ("=",) else each for each in (tokens, tokens_of(one_spelling(raw)))]
+    if problem is not None and any(not _RELATIONS.isdisjoint(t) and occurs(t, problem.tokens) for t in said):
         return "COPIED"  # what the problem says of a number, `f(2) = 3`, is not what it asks
     if problem is not None and "=" in prediction and _restates(prediction, problem):
         return "COPIED"

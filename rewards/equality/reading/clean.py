@@ -59,7 +59,7 @@ _MODULO = re.compile(r"(?<=[\d)}])\s*(?:\\bmod|\\mod|mod)(?![a-zA-Z])\s*(?=[\d({
 _RESIDUE = re.compile(r"\s*(?:\\bmod|\\mod|(?<![a-zA-Z\\])mod)(?![a-zA-Z])\s*\{?\s*(\w+)\s*\}?\s*$")
 """The modulus of a congruence, `x \\equiv 4 \\mod 5`: no operation."""
 _BOXED_FACTOR = re.compile(r"^[^a-zA-Z]*\\boxed\s*\{[\d.]+\}\s*(?:[-+*/^]|\\cdot|\\times)\s*[\d({\\]")
-_STARRED = re.compile(r"(\*{1,3}|_{1,2})(?![\s*_])(.+?)(?<![\s*_])\1", re.DOTALL)
+_STARRED = re.compile(r"(\*{1,3}|_{1,2})(?![*_])(.+?)(?<![*_])\1", re.DOTALL)
 _SYNONYMS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
@@ -206,7 +206,7 @@ def _undouble(text: str) -> str:
     r"""Undo the doubled backslashes of text that was escaped once too often: `\\frac{1}{2}`."""
     if "\\\\" not in text or re.search(r"(?<!\\)\\begin", text):
         return text
-    return re.sub(r"\\\\(?=[a-zA-Z({\[|,;!%$])", r"\\", text)
+    return re.sub(r"\\\\(?=[a-zA-Z({\[|,;!%$]|\}(?!\}))", r"\\", text)
 
 
 def unwrap_answer(text: str, gold: bool = False) -> str:
@@ -243,6 +243,8 @@ def clean(text: str, gold: bool = False) -> str:
     text = _synonyms(text)
     text = re.sub(r"\s+", " ", text).strip()
     for _ in range(3):
+        if text.startswith("{") and match_brace(text, 0) == len(text) - 1:
+            text = text[1:-1].strip()
         text = (
             text.rstrip(" .,;:").removesuffix("\\\\").removesuffix("\\").strip() if not text.endswith("\\}") else text
         )

@@ -58,7 +58,7 @@ _SIMPLEST = re.compile(
 _UNKNOWN = re.compile(
     r"\b(?:solve for|find|what is|values? (?:of|for)|solutions? for|compute|determine)"
     r"(?:\s+[a-z]+){0,4}?\s+\$?([a-zA-Z])\$?"
-    r"(?=[\s.,?:;!]|$)",
+    r"(?=[\s.,?:;!]|$)(?!\s*[-+*/^=<>(|_\\])",
     re.IGNORECASE,
 )
 _SEVERAL = re.compile(r"\b(?:find|list|give|what are|enter)\s+(?:the|all|both)\s+(two|three|four|five|six)\b", re.I)
