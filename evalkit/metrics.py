@@ -213,40 +213,27 @@ def jackknife_variance(
     value of k = n - 1. NaN for n = 1: one sample says nothing about its own noise.
     """
     samples = [sum(vs) + c + a for vs, c, a in zip(votes, correct, abstentions, strict=True)]
-    left_votes: list[list[int]] = []
-    left_correct: list[int] = []
-    left_abstentions: list[int] = []
-    owner: list[int] = []
-    weight: list[int] = []
-
-    def leave(q: int, vs: list[int], c: int, a: int, count: int) -> None:
-        left_votes.append(vs)
-        left_correct.append(c)
-        left_abstentions.append(a)
-        owner.append(q)
-        weight.append(count)
-
+    rows: list[tuple[int, list[int], int, int, int]] = []
+    """Question, its votes without one sample, and how many samples would leave these."""
     for q, (vs, c, a) in enumerate(zip(votes, correct, abstentions, strict=True)):
         if samples[q] < 2:
             continue
         sizes = sorted(int(v) for v in vs if v)
         for size in set(sizes):
             at = sizes.index(size)
-            leave(q, [*sizes[:at], size - 1, *sizes[at + 1 :]], c, a, size * sizes.count(size))
+            rows.append((q, [*sizes[:at], size - 1, *sizes[at + 1 :]], c, a, size * sizes.count(size)))
         if c:
-            leave(q, sizes, c - 1, a, c)
+            rows.append((q, sizes, c - 1, a, c))
         if a:
-            leave(q, sizes, c, a - 1, a)
+            rows.append((q, sizes, c, a - 1, a))
     width = max(samples, default=0)
     of_pass, of_maj = np.full((len(samples), width), np.nan), np.full((len(samples), width), np.nan)
-    if not owner:
+    if not rows:
         return of_pass, of_maj
+    owner, *left, weight = (list(column) for column in zip(*rows, strict=True))
     owners, weights = np.array(owner), np.array(weight, dtype=np.float64)[:, None]
-    left = [sum(vs) + c + a for vs, c, a in zip(left_votes, left_correct, left_abstentions, strict=True)]
-    for out, values in (
-        (of_pass, pass_at_all_k(left, left_correct)),
-        (of_maj, maj_at_all_k(left_votes, left_correct, left_abstentions)),
-    ):
+    sizes_left = [sum(vs) + c + a for _, vs, c, a, _ in rows]
+    for out, values in ((of_pass, pass_at_all_k(sizes_left, left[1])), (of_maj, maj_at_all_k(*left))):
         n = np.array(samples, dtype=np.float64)[:, None]
         mean = np.zeros((len(samples), values.shape[1]))
         np.add.at(mean, owners, weights * values)

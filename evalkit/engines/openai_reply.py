@@ -64,8 +64,8 @@ class Reply(NamedTuple):
     model: str | None = None
     """The model that answered, as the server names it."""
     fingerprint: str | None = None
-    prompt_tokens: int | None = None
     """Its system_fingerprint."""
+    prompt_tokens: int | None = None
 
 
 class _Part(BaseModel):
