@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forks import make_once
 
 from gtpo.common.packages import installed
 
@@ -51,10 +54,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> None:
+def _one_thread() -> Iterator[None]:
     import torch
 
     torch.set_num_threads(1)
+    make_once()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_is_imported_is_not_garbage() -> None:
+    """Every training run calls the garbage collector, which takes as long as the run to look at 600,000 objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
