@@ -176,10 +176,11 @@ def test_rescore(gtpo, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-
     assert "no verdicts changed" in gtpo("eval", run, "--rescore", "--quiet").stderr
     assert metrics(run) == metrics(whole)
     part = sorted((run / "samples").iterdir())[0]
-    rows = pq.read_table(part).to_pylist()
+    table = pq.read_table(part)
+    rows = table.to_pylist()
     assert rows[0]["verdict_strict"] != "CORRECT"
     rows[0]["verdict_strict"] = "CORRECT"  # as an earlier verifier might have judged
-    pq.write_table(pa.Table.from_pylist(rows, schema=SAMPLE_SCHEMA), part)
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), part)
     done = gtpo("eval", run, "--rescore", "--quiet")
     assert "1 verdicts changed" in done.stderr
     assert (
