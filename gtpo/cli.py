@@ -12,7 +12,7 @@ import typer
 
 import gtpo
 from gtpo.common.errors import UserError, did_you_mean
-from gtpo.common.log import start_logging
+from gtpo.common.log import LOG, start_logging
 from gtpo.common.packages import require
 from gtpo.evalkit.evaluation.settings import EvalSettings, choices_of, flag_of
 
@@ -78,13 +78,14 @@ def train(
     verbose: Annotated[bool, typer.Option("--verbose", help="More detail on stderr, also from the libraries.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> None:
-    """Train a model from a config. Every key is also a flag, e.g. --training.learning_rate 2e-6.
+    """Train a model from a config, or with --model NAME --data gsm8k --method gtpo from our start config.
 
-    Lists take several words. Shortcuts: --model-name --dataset-name --dataset-subset (repeatable) --dataset-split
-    --data-dir --cuda --run-name. The same command again resumes an interrupted run.
+    Every key is also a flag, e.g. --training.learning_rate 2e-6; lists take several words. Shortcuts: --model --data
+    --model-name --dataset-name --dataset-subset (repeatable) --dataset-split --data-dir --cuda --run-name. The same
+    command again resumes an interrupted run.
     """
     from gtpo.config import load_config
-    from gtpo.config.flags import parse_flags
+    from gtpo.config.flags import START, as_file, from_flags, parse_flags
     from gtpo.config.schedule import launched_processes
 
     if quiet and verbose:
@@ -96,9 +97,10 @@ def train(
         print_reference()
         return
     path, overrides = parse_flags(words or [])
+    overrides = overrides if path is not None else from_flags(overrides)
+    config = load_config(path or START, overrides)
     if path is None:
-        raise UserError("gtpo train needs a config file, e.g. gtpo train demo/gtpo (gtpo configs lists them)")
-    config = load_config(path, overrides)
+        LOG.info(f"config, as a file would say it:\n{as_file(config, overrides)}")
     if check_loss and config.method != "gtpo":
         raise UserError(
             f"--check-loss compares GTPO's fused loss with its reference; method {config.method} has neither"
@@ -257,6 +259,19 @@ def compare(
             verifiers=verifiers,
         )
     )
+
+
+@app.command()
+def demo() -> None:
+    """Train a small base model, then SFT, GRPO and GTPO from it; evaluate and compare them. Minutes, no GPU, no data.
+
+    Prints each command before it runs. Results go to ./results; a second call goes on where the first one stopped.
+    """
+    from gtpo.run.demo import run_demo
+
+    code = run_demo([sys.executable, "-m", "gtpo"])
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command()

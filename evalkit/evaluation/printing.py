@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gtpo.common.log import LOG
+from gtpo.common.log import LOG, duration
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS, checksum, find_benchmark, load_problems
-from gtpo.evalkit.evaluation.progress import duration
 from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol, presets
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.metrics import DEFINITIONS

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gtpo.common.log import LOG, stderr_console
+from gtpo.common.log import LOG, duration, stderr_console
 from gtpo.evalkit.engines.base import Engine, Generation, Running
 from gtpo.evalkit.evaluation.pace import Pace
 from gtpo.rewards.extract import Scoring
@@ -88,13 +88,6 @@ def tokens_left(
     all_ended = np.prod(1 - survival[later] / survival[alive][:, None], axis=0)
     longest = float(np.sum(1 - all_ended) * most / len(grid))
     return Left(waiting * float(tail[0]) + float(residual.sum()), longest, float(residual.mean()))
-
-
-def duration(seconds: float) -> str:
-    """Return 1:02:03 or 2:03."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class State(NamedTuple):

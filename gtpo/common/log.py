@@ -28,6 +28,13 @@ Verbosity = Literal["quiet", "normal", "verbose"]
 _LEVELS = {"quiet": logging.WARNING, "normal": logging.INFO, "verbose": logging.DEBUG}
 
 
+def duration(seconds: float) -> str:
+    """Return 1:02:03 or 2:03."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
 @functools.cache
 def stderr_console() -> Console:
     """Return the one console on stderr: a live progress bar and log lines must share it."""

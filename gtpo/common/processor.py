@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import functools
+import platform
+import re
+from pathlib import Path
 from typing import Any
+
+
+@functools.cache
+def cpu_model() -> str:
+    """Return the name of this machine's processor, as its system says it."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 @functools.cache

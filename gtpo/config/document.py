@@ -102,15 +102,22 @@ _Loader.add_implicit_resolver(
 
 def _parse(path: Path) -> Document:
     if path.is_dir():
-        raise UserError(f"{path} is a folder; expected a config file (.yaml)")
+        what = "a folder; expected a config file (.yaml)"
+        raise UserError(f"{path} is {_model_hint(path) if (path / 'config.json').is_file() else what}")
     if not path.exists():
         near = did_you_mean(path.name, (other.name for other in path.parent.glob("*.y*ml")))
         typed = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
         hint = near or did_you_mean(typed, config_names()) or " `gtpo configs` lists those that come with gtpo."
+        if not near and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and path.suffix not in (".yaml", ".yml"):
+            hint += f" If it is {_model_hint(path)}"
         raise UserError(f"{path}: no such config file.{hint}")
     values, lines = read_yaml(path, "a mapping of sections", _Loader)
     origins = {key: Origin(f"{path}:{line}", ".".join(key)) for key, line in lines.items()}
     return Document(_string_keys(values), {(): Origin(str(path), ""), **origins})
+
+
+def _model_hint(model: Path) -> str:
+    return f"a model: gtpo train --model {model} --data gsm8k --method gtpo"
 
 
 def _string_keys(value: Any) -> Any:

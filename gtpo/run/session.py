@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 from transformers import PrinterCallback
 
 from gtpo.common.errors import UserError
-from gtpo.common.log import LOG, libraries_aside
+from gtpo.common.log import LOG, duration, libraries_aside
 from gtpo.common.provenance import now
 from gtpo.config import TrainConfig
 from gtpo.config.schedule import one_step_per_rollout
@@ -394,4 +394,5 @@ class TrainingRun:
             kept = f"step {self.health.best_step} in best/" if self.folder.best.exists() else "no step before it"
             LOG.error(f"{self.folder.root}: collapsed at step {step} of {total}; it keeps the weights of {kept}")
             return
-        LOG.info(f"{self.folder.root}: finished at step {step}\nnext: gtpo eval {self.folder.root}")
+        took = duration(self.folder.run().get("wall_time_s", 0.0))
+        LOG.info(f"{self.folder.root}: finished at step {step} after {took}\nnext: gtpo eval {self.folder.root}")

@@ -88,7 +88,10 @@ class GTPOConfig(GRPOConfig):
                 raise ValueError(f"GTPOConfig: {name}={getattr(self, name)!r} has no effect: {instead}")
         if self.max_padding is not None and not 0 <= self.max_padding < 1:
             raise ValueError(f"GTPOConfig: max_padding={self.max_padding} is no share: from 0 to below 1, or None")
-        if self.fp16 and (self.use_cpu or not torch.accelerator.is_available()):
+        on_cpu = self.use_cpu or not torch.accelerator.is_available()
+        if self.bf16 is None and on_cpu:  # TRL's default is True, which transformers refuses there without use_cpu
+            self.bf16 = False
+        if self.fp16 and on_cpu:
             raise ValueError("GTPOConfig: fp16=True needs a GPU; on a CPU train in float32, or with bf16=True")
         if (
             self.use_vllm
