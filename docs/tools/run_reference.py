@@ -342,6 +342,7 @@ RUN_JSON = (
     Field("python", "Version of Python."),
     Field("packages", "Package to version."),
     Field("hardware.machine", "Processor architecture."),
+    Field("hardware.cpu", "The processor's name, as its system says it."),
     Field("hardware.system", "Operating system."),
     Field("hardware.cpus", "Processors of the machine."),
     Field("hardware.memory_bytes", "Its memory."),

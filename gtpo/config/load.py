@@ -57,14 +57,13 @@ def load_config(
         document.set("run_name", file.stem)
     findings = Findings()
     config = validate(document, findings)
-    # A key set to its default changes nothing by having no effect, so it needs no line; nor one of a file that is
-    # extended, which states what several methods share.
     explicit_keys = [
         name
         for name, key in keys().items()
-        if document.get(name) is not None
-        and value_of(config, name) != key.default
-        and (document.origin(name).is_flag or document.origin(name).place.startswith(f"{file}:"))
+        # A key set to its default changes nothing by having no effect, so it needs no line.
+        if document.get(name) is not None and value_of(config, name) != key.default
+        # Nor does SFT for what it shares with other methods in a file that it extends.
+        if config.method != "sft" or document.origin(name).is_flag or document.origin(name).place.startswith(f"{file}:")
     ]
     config = resolve(config, document.origin, explicit_keys, findings, world_size)
     for notice in findings.notices:  # only now: of a config that is refused, only the errors matter

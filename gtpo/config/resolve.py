@@ -6,6 +6,7 @@ config.yaml loads to itself.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -265,7 +266,7 @@ def _batch(config: TrainConfig, world_size: int, origin: OriginOf, findings: Fin
     )
     if (batch * rounds * world_size) % group == 0:
         return
-    taken = group * max(1, round(batch / group))
+    taken = group * max(1, math.ceil(batch / group - 0.5))  # of two that are as near, the smaller
     training.per_device_train_batch_size = taken
     prompts = taken // group * rounds * world_size
     why = f"{batch} x {rounds} micro-batch(es) x {world_size} process(es) hold no complete groups of {group}"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from gtpo.common.errors import UserError
+from gtpo.common.hub import cache_alone_if_unreachable
 from gtpo.common.log import LOG
 from gtpo.common.packages import require
 from gtpo.common.vllm_environment import MAX_LORA_RANK
@@ -23,31 +22,12 @@ from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import SOURCES
 from gtpo.rewards.loading import load_reward
 
-PROBE_SECONDS = 3.0
-
 
 class RunInputs(NamedTuple):
     """What a run starts from, found once per start."""
 
     weights: Weights
     problems: TrainingProblems
-
-
-def hub_answers() -> bool:
-    """Return whether a connection to the Hub can be opened; behind a proxy that is left to its libraries.
-
-    They retry for a minute each where it cannot. Must be called before huggingface_hub is imported, which reads
-    HF_HUB_OFFLINE once.
-    """
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return True
-    endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
-    port = endpoint.port or (80 if endpoint.scheme == "http" else 443)
-    try:
-        socket.create_connection((endpoint.hostname or "", port), timeout=PROBE_SECONDS).close()
-    except OSError:
-        return False
-    return True
 
 
 def is_local(problems: TrainingProblems) -> bool:
@@ -62,11 +42,9 @@ def check_inputs(config: TrainConfig) -> TrainingProblems:
     Where the run needs the Hub and it does not answer, a warning says so, and the libraries use what is cached.
     """
     problems, name = TrainingProblems(config), config.model.model_name
-    offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
     local = is_local(problems)
-    if not (offline or (local and (name is None or Path(name).exists())) or hub_answers()):
-        LOG.warning("the Hugging Face Hub does not answer; using what is cached (HF_HUB_OFFLINE=1)")
-        os.environ["HF_HUB_OFFLINE"] = "1"
+    if not (local and (name is None or Path(name).exists())):
+        cache_alone_if_unreachable()
     functions = {}
     if config.method != "sft":
         functions = {path: load_reward(path) for path in config.trainer.reward_funcs}

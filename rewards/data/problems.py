@@ -11,24 +11,19 @@ from __future__ import annotations
 import math
 import os
 import re
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import read_jsonl
+from gtpo.common.hub import cache_alone_if_unreachable
 from gtpo.rewards.data.arithmetic import Split, arithmetic_problems
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.word_problems import word_problems
 from gtpo.rewards.extract import gsm8k_gold, last_boxed
-
-CONNECT_S = 3.0
-"""The Hub is not there if a connection takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,25 +228,11 @@ def load_file(path: Path) -> list[Problem]:
     return problems
 
 
-def _cache_alone_where_unreachable() -> None:
-    """Let the Hub's libraries look into their cache alone where no connection can be made: they try for a minute."""
-    import datasets
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE or getproxies():  # behind a proxy, only a request can tell
-        return
-    address = urlsplit(constants.ENDPOINT)
-    try:
-        socket.create_connection((address.hostname or "", address.port or 443), timeout=CONNECT_S).close()
-    except OSError:
-        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-
-
 def load_hub(name: str, source: HubSource) -> list[Problem]:
     """Load a source from the Hub. UserError where it cannot be reached or its fields have changed."""
+    cache_alone_if_unreachable()
     import datasets
 
-    _cache_alone_where_unreachable()
     problems: list[Problem] = []
     try:
         for config in source.configs:

@@ -453,6 +453,8 @@ def test_model_is_needed(tmp_path: Path) -> None:
         (4, 1, 2, 1, 4),
         (12, 2, None, 1, 12),
         (12, 1, None, 1, 8),
+        (127, 1, None, 1, 128),
+        (20, 3, None, 1, 16),
     ],
 )
 def test_every_round_holds_complete_groups(

@@ -20,7 +20,7 @@ RECIPES = sorted(
     # recipes/ holds layers of a config; accelerate and verl have formats of their own
     if not (name := path.relative_to(ROOT / "configs").as_posix()).startswith(("accelerate/", "recipes/", "verl/"))
 )
-LAYERS = sorted(path.stem for path in (ROOT / "configs/recipes").glob("*.yaml"))
+LAYERS = sorted(path.stem for path in (ROOT / "configs/recipes").glob("*.yaml") if path.stem != "start")
 PAPER = [f"paper/{model}-{data}" for model in ("llama", "qwen") for data in ("gsm8k", "math")]
 RUNS = ["gtpo-g8", "gtpo-g12", "gtpo-g8-matched", "gtpo-g12-matched", "sft"] + [
     f"grpo-g{group}-beta{beta}" for group in (8, 12) for beta in ("0", "1e-6")

@@ -59,7 +59,9 @@ def rows(folder: Path, *lines: str) -> str:
         ("run.yaml --trainer.reward_funcs nowhere.reward", 'reward "nowhere.reward": no module named "nowhere"'),
         ("run.yaml --trainer.reward_funcs gtpo.rewards.final_rewrd", 'Did you mean "final_reward"?'),
         ("run.yaml --dataset.limit 3 --training.per_device_train_batch_size 32", "do not fill one rollout"),
-        ("", "gtpo train needs a config file"),
+        ("", "gtpo train needs a config, e.g. gtpo train demo/gtpo"),
+        ("--model some/model", "e.g. gtpo train --model some/model --data gsm8k --method gtpo"),
+        ("some/model", "If it is a model: gtpo train --model some/model --data gsm8k --method gtpo"),
         ("run.yaml --training.learning_rte 1", 'Did you mean "--training.learning_rate"?'),
         ("run.yaml --training.learning_rate 0", "training.learning_rate must be a number > 0"),
         ("run.yaml --training.num_generations 1", "a group of one"),
@@ -115,7 +117,6 @@ def test_missing_model_folder(tmp_path: Path, name: str) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dry", [["--dry-run"], []])
 def test_hub_that_does_not_answer_costs_no_minute(tmp_path: Path, dry: list[str]) -> None:
     (tmp_path / "run.yaml").write_text("model:\n  model_name: org/model\n")

@@ -358,6 +358,12 @@ def test_nothing_is_accepted_without_a_word(tmp_path: Path, given: dict[str, Any
         arguments(tmp_path, **given)
 
 
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="the default of a machine without a GPU")
+def test_defaults_are_those_of_the_machine(tmp_path: Path) -> None:
+    assert GTPOConfig(output_dir=str(tmp_path)).bf16 is False
+    assert GTPOConfig(output_dir=str(tmp_path), bf16=True, use_cpu=True).bf16 is True
+
+
 def test_what_the_objective_decides_may_be_said_as_it_decides_it(tmp_path: Path) -> None:
     settings = arguments(tmp_path, preset="gtpo-published", scale_rewards="none", loss_type="grpo", entropy_target=0.2)
     assert (settings.scale_rewards, settings.loss_type) == ("none", "grpo")

@@ -1,0 +1,42 @@
+"""Whether the Hugging Face Hub can be reached: its libraries retry for a minute each where it cannot."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from urllib.parse import urlsplit
+
+from gtpo.common.log import LOG
+
+CONNECT_S = 3.0
+"""The Hub cannot be reached if a connection takes longer."""
+
+
+def _answers() -> bool:
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True  # behind a proxy, only a request can tell
+    endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    port = endpoint.port or (80 if endpoint.scheme == "http" else 443)
+    try:
+        socket.create_connection((endpoint.hostname or "", port), timeout=CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def is_offline() -> bool:
+    """Return whether the user has told the Hub's libraries to use their cache alone."""
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+
+
+def cache_alone_if_unreachable() -> None:
+    """Set HF_HUB_OFFLINE where no connection to the Hub can be opened, with a warning."""
+    if is_offline() or _answers():
+        return
+    LOG.warning("the Hugging Face Hub does not answer; using what is cached (HF_HUB_OFFLINE=1)")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    # Each reads the variable once, when it is imported.
+    for module in "huggingface_hub.constants", "datasets.config":
+        if module in sys.modules:
+            sys.modules[module].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]

@@ -1,0 +1,55 @@
+"""`gtpo train` without a file, and `gtpo demo`: what they run is what a user could have typed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from gtpo.common.errors import UserError
+from gtpo.config import load_config
+from gtpo.config.flags import START, as_file, from_flags
+from gtpo.run.demo import COMMANDS, run_demo
+
+
+@pytest.mark.parametrize("method", ["gtpo", "grpo", "sft"])
+def test_flags_alone_and_the_file_that_is_printed_give_one_config(method: str, tmp_path: Path) -> None:
+    typed = {"model": "org/Some-Model", "data": "arithmetic", "method": method, "training.learning_rate": "2e-6"}
+    overrides = from_flags(typed)
+    config = load_config(START, overrides, world_size=1)
+    assert config.run_name == f"some-model-arithmetic-{method}"
+    (tmp_path / "mine.yaml").write_text(as_file(config, overrides))
+    assert load_config(tmp_path / "mine.yaml", world_size=1).as_dict() == config.as_dict()
+
+
+def test_a_run_name_of_the_user_wins() -> None:
+    typed = {"model-name": "a/b", "dataset-name": "math", "run-name": "mine"}
+    assert load_config(START, from_flags(typed), world_size=1).run_name == "mine"
+
+
+@pytest.mark.parametrize("typed", [{}, {"model": "a/b"}, {"data": "gsm8k"}])
+def test_a_model_and_data_are_both_needed(typed: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=r"a model and data, e\.g\. gtpo train --model .* --data gsm8k --method gtpo"):
+        from_flags(typed)
+
+
+@pytest.mark.parametrize("failing", [None, 3])
+def test_demo_stops_at_the_first_command_that_fails(
+    failing: int | None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import json, pathlib, sys\n"
+        f"log = pathlib.Path({str(log)!r})\n"
+        "lines = log.read_text().splitlines() if log.exists() else []\n"
+        "log.write_text('\\n'.join([*lines, json.dumps(sys.argv[1:])]))\n"
+        f"sys.exit(5 if len(lines) == {failing} else 0)\n"
+    )
+    assert run_demo([sys.executable, str(program)]) == (0 if failing is None else 5)
+    ran = [tuple(json.loads(line)) for line in log.read_text().splitlines()]
+    assert ran == list(COMMANDS[: None if failing is None else failing + 1])
+    shown = [line for line in capfd.readouterr().err.splitlines() if line.startswith("$ gtpo ")]
+    assert shown == ["$ gtpo " + " ".join(command) for command in ran]
