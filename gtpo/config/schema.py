@@ -168,7 +168,7 @@ class TrainingSection(Section):
     """Completions per prompt (G). At least 2."""
     per_device_train_batch_size: int = Field(8, ge=1)
     """Completions (sft: examples) per device and micro-batch. If devices x this x accumulation is no multiple of G, it
-    is raised to G, as in the published runs, with a warning."""
+    becomes the nearest multiple of G (at least G, as in the published runs), with a warning."""
     gradient_accumulation_steps: int = Field(1, ge=1)
     """Micro-batches per optimizer step."""
     max_padding: float | None = Field(None, ge=0, lt=1)
