@@ -67,8 +67,8 @@ PUBLISHED_ROWS = (
     ('`training.num_generations: "8/12"`', "8, with a warning"),
     (
         "`training.per_device_train_batch_size` that gives no complete groups (1 with G = 8)",
-        "the nearest multiple of G; below G it is G, as in the published code: one prompt per step with 1 process and no "
-        "accumulation",
+        "the nearest multiple of G; below G it is G, as in the published code: one prompt per step with 1 process and "
+        "no accumulation",
     ),
     (
         "`training.beta` above 0 with GTPO",
