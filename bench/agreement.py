@@ -107,11 +107,11 @@ def compare(name: str, task: str, data: Path, texts: dict[str, str], verifier: V
         protocol.completion(Generation("gsm8k", p.id, 0, texts[p.id], None, None, None), "", True) for p in chosen
     ]
     ours = score(generations, asked, verifier)
-    right = [row["verdict_lenient"] == "CORRECT" for row in ours]
+    right = [bool(row["verdict_lenient"] == "CORRECT") for row in ours]
     inspected = asyncio.run(judge_by_inspect([g.text for g in generations], [p.answer for p in chosen]))
     differ = []
     for i, (problem, row) in enumerate(zip(chosen, ours, strict=True)):
-        theirs = flexible[i]["exact_match"] == 1
+        theirs = bool(flexible[i]["exact_match"] == 1)
         if not theirs == right[i] == inspected[i]:
             differ.append(
                 {
@@ -152,7 +152,7 @@ def main() -> None:
         for path in settings.completions:
             texts = {row.id: row.samples[0].text for row in read_completions(path) if not row.samples[0].error}
             for task in settings.tasks:
-                found = compare(path.name.partition(".")[0], task, settings.data, texts, verifier)
+                found = compare(path.name.removesuffix(".gz").removesuffix(".jsonl"), task, settings.data, texts, verifier)
                 results.append(found)
                 shown = ("completions", "task", "questions", "same_prompts", "lm_eval_flexible", "gtpo_lenient")
                 shown += ("inspect_match", "agree_lm_eval", "agree_inspect")

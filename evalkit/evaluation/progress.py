@@ -199,13 +199,16 @@ class Progress:
         if not any(sampled.values()):  # tokens are not known: by samples
             arrived = sum(c.arrived for c in self._counts.values())
             return State(of, {}, f"{duration(elapsed / arrived * waiting)} left" if arrived and waiting else "")
+        batchwise = self._engine is not None and self._engine.name == "transformers"
+        self._rows = len(running) or self._rows
         tokens, begun = sum(sampled.values()), sum(c.arrived + len(of[name]) for name, c in self._counts.items())
         since, tokens_then, begun_then, going_then = self._seen
         if tokens > tokens_then:
             # None runs between two batches.
             width = (len(going) + going_then) / 2 if going and going_then else max(len(going), going_then, 1)
             steps = (tokens - tokens_then) / width
-            self._pace.observe(now - since, steps, tokens - tokens_then, begun - begun_then)
+            work = steps * self._rows if batchwise else tokens - tokens_then
+            self._pace.observe(now - since, steps, work, begun - begun_then)
             self._seen = now, tokens, begun, len(going)
         ended = {name: [*c.lengths, *(r.tokens for r in of[name] if r.ended)] for name, c in self._counts.items()}
         every = [tokens for lengths in ended.values() for tokens in lengths]
@@ -218,13 +221,14 @@ class Progress:
             waits += behind
             expected += forecast.tokens
             longest = max(longest, forecast, key=lambda left: left.longest)
-        if self._engine is not None and self._engine.name == "transformers":  # the next batch waits for its longest
-            self._rows = len(running) or self._rows
-            batches = -(-waits // self._rows)
-            steps = longest.longest + batches * tokens_left(every, [0] * self._rows, 0, self._most).longest
+        if batchwise:  # rows that have ended are computed with the others; the next batch waits for the longest
+            fresh = tokens_left(every, [0] * self._rows, 0, self._most).longest
+            steps = longest.longest + fresh * -(-waits // self._rows)
+            left = self._pace.seconds(steps, longest.longest * len(running) + fresh * waits, waits)
         else:
             steps = expected / max(1, len(going)) + longest.longest - longest.mean
-        rate, left = tokens / elapsed, self._pace.seconds(steps, expected, waits)
+            left = self._pace.seconds(steps, expected, waits)
+        rate = tokens / elapsed
         known = every or sum(going) > 16 * len(going)  # before, the pace is that of the prompts
         words = f"{'' if every else 'at most '}{duration(left)} left" if waiting and known else ""
         return State(of, {name: rate for name, tokens in sampled.items() if tokens}, words)

@@ -206,7 +206,7 @@ def test_the_time_left_is_known_from_the_first_third() -> None:
 class Simulated:
     """An engine that takes a + b x (samples running) seconds a token of each, and c to read a prompt.
 
-    name "transformers": the next samples begin when all that run are done.
+    name "transformers": the next samples begin when all that run are done, and those that are done cost the same.
     """
 
     def __init__(self, name: str, a: float, b: float, c: float) -> None:
@@ -228,7 +228,7 @@ class Simulated:
                 following += len(more)
                 self.now += self.c * len(more)
             active = [i for i, tokens in written.items() if tokens < lengths[i]]
-            self.now += self.a + self.b * len(active)
+            self.now += self.a + self.b * len(written if self.name == "transformers" else active)
             written |= {i: written[i] + 1 for i in active}
             done = [i for i, tokens in written.items() if tokens == lengths[i]]
             if self.name != "transformers" or len(done) == len(written):
