@@ -152,7 +152,8 @@ def main() -> None:
         for path in settings.completions:
             texts = {row.id: row.samples[0].text for row in read_completions(path) if not row.samples[0].error}
             for task in settings.tasks:
-                found = compare(path.name.removesuffix(".gz").removesuffix(".jsonl"), task, settings.data, texts, verifier)
+                name = path.name.removesuffix(".gz").removesuffix(".jsonl")
+                found = compare(name, task, settings.data, texts, verifier)
                 results.append(found)
                 shown = ("completions", "task", "questions", "same_prompts", "lm_eval_flexible", "gtpo_lenient")
                 shown += ("inspect_match", "agree_lm_eval", "agree_inspect")
