@@ -35,9 +35,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 install: $(VENV)/.installed  ## make .venv
 
-DEMO_RUNS := demo-base demo-sft demo-grpo demo-gtpo
+DEMO_METHODS := $(foreach method,sft grpo gtpo,$(foreach seed,1 2 3,demo-$(method)-s$(seed)))
+DEMO_RUNS := demo-base $(DEMO_METHODS)
 
-demo: $(VENV)/.installed  ## train a base, then SFT, GRPO and GTPO from it; evaluate; compare
+demo: $(VENV)/.installed  ## train a base, then SFT, GRPO and GTPO from it, three seeds each; evaluate; compare
 	$(BIN)/gtpo demo
 
 # A model of other people's making, 93 MB from the package index: what only real weights show, before a release.
@@ -62,9 +63,9 @@ publish-demo: demo $(VENV)/.installed-dev  ## run the demo and copy its evidence
 	  cp results/train/$$run/config.yaml results/train/$$run/run.json results/train/$$run/metrics.jsonl $(EVIDENCE)/$$run/ && \
 	  cp results/eval/$$run/eval.json $(EVIDENCE)/$$run/ || exit 1; \
 	done
-	gtpo compare $(DEMO_RUNS) --baseline demo-base --k 1,8,64 --format markdown \
+	gtpo compare $(DEMO_RUNS) --baseline demo-base --k 1,8,32 --format markdown \
 	  --figures $(EVIDENCE)/figures --html $(EVIDENCE)/report.html --samples-mb 0.5 > $(EVIDENCE)/comparison.md
-	gtpo compare demo-gtpo demo-grpo --baseline demo-grpo --k 1,8,64 --format markdown > $(EVIDENCE)/gtpo-against-grpo.md
+	gtpo compare $(filter demo-g%,$(DEMO_METHODS)) --baseline demo-grpo --k 1,8,32 --format markdown > $(EVIDENCE)/gtpo-against-grpo.md
 
 clean-demo:  ## remove what the demo made
 	rm -rf $(DEMO_RUNS:%=results/train/%) $(DEMO_RUNS:%=results/eval/%)

@@ -8,12 +8,25 @@ import sys
 import time
 from collections.abc import Sequence
 
-RUNS = ("demo-base", "demo-sft", "demo-grpo", "demo-gtpo")
-EVALUATE = ("--benchmarks", "arithmetic,arithmetic_hard", "--k", "64", "--max-tokens", "48")
+from gtpo.common.log import duration
+
+METHODS = ("sft", "grpo", "gtpo")
+SEEDS = (1, 2, 3)
+RUNS = ("demo-base", *(f"demo-{method}-s{seed}" for method in METHODS for seed in SEEDS))
+TRAIN = tuple(
+    ("train", f"demo/{method}", "--run-name", f"demo-{method}-s{seed}", "--model.random_seed", str(seed),
+     "--training.max_steps", "60")
+    for seed in SEEDS
+    for method in METHODS
+)  # fmt: skip
+EVALUATE = ("--benchmarks", "arithmetic,arithmetic_hard", "--k", "32", "--max-tokens", "48")
+AGAINST_GRPO = tuple(run for run in RUNS if "-gtpo-" in run or "-grpo-" in run)
 COMMANDS = (
-    *(("train", run.replace("-", "/")) for run in RUNS),
+    ("train", "demo/base"),
+    *TRAIN,
     *(("eval", run, *EVALUATE) for run in RUNS),
     ("compare", *RUNS, "--baseline", "demo-base"),
+    ("compare", *AGAINST_GRPO, "--baseline", "demo-grpo"),
 )
 
 
@@ -22,12 +35,18 @@ def run_demo(program: Sequence[str]) -> int:
     # A model this small gains little from a second thread, and loses tenfold with it on a machine that is busy.
     environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ}
     begin = time.monotonic()
-    for command in COMMANDS:
-        print("$ gtpo", *command, file=sys.stderr, flush=True)
-        code = subprocess.run([*program, *command], env=environment, check=False).returncode
+    for number, command in enumerate(COMMANDS, 1):
+        print(f"[{number} of {len(COMMANDS)}, {duration(time.monotonic() - begin)}] gtpo", *command, file=sys.stderr)
+        # Twenty runs: what each prints about itself would bury the comparison.
+        hidden = command[0] != "compare"
+        code = subprocess.run(
+            [*program, *command, *(["--quiet"] if hidden else [])],
+            env=environment,
+            stdout=subprocess.DEVNULL if hidden else None,
+            check=False,
+        ).returncode
         if code:
             return code
-    seconds = round(time.monotonic() - begin)
-    print(f"demo: {seconds // 60}:{seconds % 60:02d} min; next: gtpo compare {' '.join(RUNS)} --html page.html",
+    print(f"demo: {duration(time.monotonic() - begin)}; next: gtpo compare {' '.join(RUNS)} --html page.html",
           file=sys.stderr)  # fmt: skip
     return 0

@@ -11,7 +11,7 @@ import pytest
 from gtpo.common.errors import UserError
 from gtpo.config import load_config
 from gtpo.config.flags import START, as_file, from_flags
-from gtpo.run.demo import COMMANDS, run_demo
+from gtpo.run.demo import COMMANDS, METHODS, RUNS, SEEDS, TRAIN, run_demo
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo", "sft"])
@@ -49,7 +49,21 @@ def test_demo_stops_at_the_first_command_that_fails(
         f"sys.exit(5 if len(lines) == {failing} else 0)\n"
     )
     assert run_demo([sys.executable, str(program)]) == (0 if failing is None else 5)
-    ran = [tuple(json.loads(line)) for line in log.read_text().splitlines()]
+    ran = [tuple(word for word in json.loads(line) if word != "--quiet") for line in log.read_text().splitlines()]
     assert ran == list(COMMANDS[: None if failing is None else failing + 1])
-    shown = [line for line in capfd.readouterr().err.splitlines() if line.startswith("$ gtpo ")]
-    assert shown == ["$ gtpo " + " ".join(command) for command in ran]
+    shown = [line.partition("] ")[2] for line in capfd.readouterr().err.splitlines() if line.startswith("[")]
+    assert shown == ["gtpo " + " ".join(command) for command in ran]
+
+
+def test_demo_runs_of_a_method_differ_in_the_seed_alone_and_runs_of_a_seed_in_the_method_alone() -> None:
+    def words(run: str) -> dict[str, str]:
+        (command,) = (command for command in TRAIN if run in command)
+        return dict(zip(command[::2], command[1::2], strict=False))
+
+    assert {run for command in TRAIN for run in command if run in RUNS} == set(RUNS) - {"demo-base"}
+    for method in METHODS:
+        for seed in SEEDS:
+            found = words(f"demo-{method}-s{seed}")
+            assert found.pop("train") == f"demo/{method}"
+            assert found.pop("--run-name") == f"demo-{method}-s{seed}"
+            assert found == {"--model.random_seed": str(seed), "--training.max_steps": "60"}
