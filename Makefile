@@ -66,6 +66,7 @@ publish-demo: demo $(VENV)/.installed-dev  ## run the demo and copy its evidence
 	gtpo compare $(DEMO_RUNS) --baseline demo-base --k 1,8,32 --format markdown \
 	  --figures $(EVIDENCE)/figures --html $(EVIDENCE)/report.html --samples-mb 0.5 > $(EVIDENCE)/comparison.md
 	gtpo compare $(filter demo-g%,$(DEMO_METHODS)) --baseline demo-grpo --k 1,8,32 --format markdown > $(EVIDENCE)/gtpo-against-grpo.md
+	python docs/tools/pictures.py
 
 clean-demo:  ## remove what the demo made
 	rm -rf $(DEMO_RUNS:%=results/train/%) $(DEMO_RUNS:%=results/eval/%)
