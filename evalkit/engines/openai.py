@@ -80,6 +80,8 @@ class OpenAIEngine(Engine):
         self._dispatch: Dispatch | None = None
         self._thread: threading.Thread | None = None
         self._results: queue.SimpleQueue[Generation | None] = queue.SimpleQueue()
+        self._gathered: list[Generation] = []
+        """What has come since the last of `generate`."""
         self._fatal: Exception | None = None
 
     def describe(self) -> dict[str, Any]:
@@ -155,9 +157,9 @@ class OpenAIEngine(Engine):
         return [server.throughput for server in self.servers.values()] if len(self.servers) > 1 else ()
 
     def running(self) -> Sequence[Running]:
-        """Return the requests in flight, with what has come of them."""
-        asked = [request for server in self.servers.values() for _, request in list(server.asking.values())]
-        return [Running(request.task.benchmark, request.answer.deltas) for request in asked]
+        """Return the requests in flight, with what has come of them, and those that `generate` is about to yield."""
+        ended = [Running(g.benchmark, g.tokens or 0, True) for g in list(self._gathered)]
+        return ended + [running for server in self.servers.values() for running in server.running()]
 
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
         """Yield completions, and samples that failed, as they arrive. Raises EngineStopped once no server is left."""
@@ -173,6 +175,7 @@ class OpenAIEngine(Engine):
             lot, ended = self._gather()
             if lot:
                 yield lot
+                self._gathered = []
             for g in lot:
                 if g.error is None:
                     texts.setdefault((g.benchmark, g.question_id), []).append(hash(g.text))
@@ -191,7 +194,7 @@ class OpenAIEngine(Engine):
 
     def _gather(self) -> tuple[list[Generation], bool]:
         """Return what arrives within GATHER_S of the first arrival, and whether that was the last."""
-        lot: list[Generation] = []
+        lot = self._gathered = []
         wait = 2 * TICK_S
         end = None
         while True:

@@ -194,6 +194,7 @@ class Answer:
         """Return the whole completion."""
         if not self._streamed:
             self._add(self._body.strip() or b"{")
+            self.deltas = 0  # a whole body is no event
         elif self._body.startswith(b"data:"):
             self._add(self._body[5:].strip())
         text, reason = self.text(), self._reason

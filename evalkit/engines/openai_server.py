@@ -19,7 +19,7 @@ import aiohttp
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.evalkit.engines.base import Sampling, Task, Throughput, sample_seed
+from gtpo.evalkit.engines.base import Running, Sampling, Task, Throughput, sample_seed
 from gtpo.evalkit.engines.dealing import SampleKey
 from gtpo.evalkit.engines.openai_address import CONNECT_S, Access, Unreachable, listed_models
 from gtpo.evalkit.engines.openai_pace import Pace
@@ -101,6 +101,16 @@ class Server:
     def silent_s(self) -> float:
         """Return for how long requests have waited without a byte."""
         return time.monotonic() - self.last_byte if self.asking else 0.0
+
+    def running(self) -> list[Running]:
+        """Return the requests in flight with their tokens so far.
+
+        A server that shows nothing before the end gets the pace of its finished requests.
+        """
+        now, asked = time.monotonic(), [request for _, request in list(self.asking.values())]
+        silent = not any(request.answer.deltas for request in asked)
+        pace = self.tokens / self.seconds if silent and self.seconds else 0.0
+        return [Running(r.task.benchmark, r.answer.deltas or int(pace * (now - r.sent))) for r in asked]
 
     def stalled(self) -> str:
         """Say for how long nothing has come."""

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-PRIOR = np.array([0.5, 0.4, 0.1])
+PRIOR = (0.5, 0.4, 0.1)
 """Shares of the time that a, b and c have where what was seen does not tell them apart."""
+SERVER = (0.9, 0.05, 0.05)
+"""The same of a server, which is not ours alone."""
 TRUST = 0.001
 """Weight of the prior, relative to what has been seen."""
 
@@ -20,7 +22,8 @@ TRUST = 0.001
 class Pace:
     """Non-negative least squares over what is observed."""
 
-    def __init__(self) -> None:
+    def __init__(self, prior: tuple[float, float, float] = PRIOR) -> None:
+        self._prior = np.array(prior)
         self._gram, self._right, self._sums = np.zeros((3, 3)), np.zeros(3), np.zeros(3)
         self._seconds = self._square = 0.0
 
@@ -42,5 +45,5 @@ class Pace:
             return 0.0
         trust = TRUST * self._square
         left = np.linalg.cholesky(unit[:, None] * self._gram * unit + trust * np.eye(3))
-        shares, _ = nnls(left.T, np.linalg.solve(left, unit * self._right + trust * PRIOR))
+        shares, _ = nnls(left.T, np.linalg.solve(left, unit * self._right + trust * self._prior))
         return float(np.dot(shares * unit, [steps, tokens, begun]))

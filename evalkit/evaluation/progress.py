@@ -14,7 +14,7 @@ import numpy as np
 
 from gtpo.common.log import LOG, duration, stderr_console
 from gtpo.evalkit.engines.base import Engine, Generation, Running
-from gtpo.evalkit.evaluation.pace import Pace
+from gtpo.evalkit.evaluation.pace import SERVER, Pace
 from gtpo.rewards.extract import Scoring
 from gtpo.rewards.verify import Verdict
 
@@ -131,6 +131,8 @@ class Progress:
         """Start the clock and the display: the first request goes out now."""
         with self._lock:
             self._engine, self._most = engine, max_tokens or 0
+            if engine is not None and engine.name == "openai":
+                self._pace = Pace(SERVER)
             self._started = self._last_line = self._last_arrival = self._looked = time.monotonic()
             self._seen = self._started, 0, 0, 0
         if LOG.isEnabledFor(logging.INFO) and sys.stderr.isatty():

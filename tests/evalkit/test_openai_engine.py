@@ -15,6 +15,7 @@ from servers import Reply, Server, completion, text_of
 
 import gtpo.evalkit.engines.openai_dispatch as dispatch
 import gtpo.evalkit.engines.openai_reply as reply_module
+import gtpo.evalkit.engines.openai_server as server_module
 from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import EngineStopped, Generation, Prompt, Sampling, Task, sample_seed
 from gtpo.evalkit.engines.model_ref import resolve_model
@@ -183,19 +184,18 @@ def test_a_train_run_by_its_own_name(gtpo, tiny_model: Path, tmp_path: Path) -> 
     assert expected in gtpo("eval", "lora", *command[2:], code=2).stderr
 
 
-def test_the_clock_of_a_slow_server(gtpo, serve, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Every answer takes a second, two at a time: the time of the benchmark is that of its requests."""
-    sent: list[float] = []
-
-    def slow(payload: dict[str, Any], times: int) -> Reply:
-        sent.append(time.monotonic())
-        return completion(payload)._replace(hang_before_s=1.0)
-
-    server = serve(slow)
-    arguments = ("--benchmarks", "arithmetic", "--limit", "3", "--k", "2", "--max-tokens", "64", "--concurrency", "2")
-    gtpo("eval", "m", *arguments, "--engine", "openai", "--base-url", server.url, "--out", "run")
-    wall = sent[-1] + 1.0 - sent[0]
-    assert read_record(tmp_path / "run").benchmark_seconds["arithmetic"] == pytest.approx(wall, rel=0.05)
+def test_tokens_of_a_server_that_shows_nothing_before_the_end() -> None:
+    """What is in flight gets the pace of what is done, until a token is seen."""
+    server = server_module.Server("http://s.example/v1", access("OPENAI_API_KEY", ()), 4)
+    first, second = (server_module.request_of(task, 0, 0) for task in tasks(2, 1))
+    for request in (first, second):
+        request.sent = time.monotonic() - 3
+        server.asking[request.key] = None, request  # type: ignore[assignment]
+    assert [r.tokens for r in server.running()] == [0, 0]
+    server.seconds, server.tokens = 20.0, 205.0
+    assert [r.tokens for r in server.running()] == [30, 30]
+    first.answer.deltas = 7
+    assert [r.tokens for r in server.running()] == [7, 0]
 
 
 @pytest.mark.parametrize(
