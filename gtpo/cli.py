@@ -262,6 +262,21 @@ def compare(
 
 
 @app.command()
+def view(
+    runs: Annotated[list[str] | None, typer.Argument(help="Run folders or names; default: all under results/.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0: any that is free.")] = 0,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Follow runs on a local page while they go: curves, the last rollout token by token, evaluated samples.
+
+    Prints the page's address, which only this machine can open. Reads run folders and changes nothing.
+    """
+    from gtpo.evalkit.view.server import run_view
+
+    run_view(runs or [], port=port, open_browser=open_browser)
+
+
+@app.command()
 def demo() -> None:
     """Train a small base model, then SFT, GRPO and GTPO from it; evaluate and compare them. Minutes, no GPU, no data.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,39 +64,72 @@ class Curve:
         return Curve(np.add.reduceat(self.steps, edges[:-1]) / width, np.add.reduceat(self.values, edges[:-1]) / width)
 
 
-def read_curves(train: TrainRun) -> dict[str, Curve]:
-    """The curves of one train run by key; empty where it logged nothing.
+class CurveLog:
+    """A metrics.jsonl, read as it grows: each `read` takes the lines that were added since the last."""
 
-    A line that a kill cut short (the last one, without its newline) is left out; any other broken line is a
-    UserError with its number. Values that are missing, null or not finite leave a gap.
-    """
-    path = train.folder / "metrics.jsonl"
-    if not path.is_file():
-        return {}
-    seen: dict[float, dict[str, Any]] = {}
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._start_again()
+
+    def _start_again(self) -> None:
+        self._position = self._lines = 0
+        self._rows: dict[float, dict[str, Any]] = {}
+
+    def read(self) -> bool:
+        """Read on; return whether there was anything new.
+
+        A last line without its newline, which a writer or a kill has cut short, is left for the next time. UserError
+        with its number for any other line that is no JSON object with a step.
+        """
+        size = self.path.stat().st_size if self.path.is_file() else 0
+        if size < self._position:  # another run under the same name
+            self._start_again()
+        if size == self._position:
+            return False
+        with self.path.open("rb") as file:
+            file.seek(self._position)
+            data = file.read()
+        *whole, last = data.split(b"\n")
+        for line in whole:
+            self._lines += 1
+            if line.strip():
+                self._take(line, self._lines)
+        self._position += len(data) - len(last)
+        if last.strip():
+            with suppress(ValueError):
+                json.loads(last)
+                self._take(last, self._lines + 1)
+        return True
+
+    def _take(self, line: bytes, number: int) -> None:
+        where = f"{self.path}:{number}"
         try:
             row = json.loads(line)
         except ValueError as error:
-            if number == len(lines):
-                break
-            raise UserError(f"{path}:{number}: not a JSON object ({error})") from None
+            raise UserError(f"{where}: not a JSON object ({error})") from None
         if not isinstance(row, dict):
-            raise UserError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
+            raise UserError(f"{where}: expected a JSON object, found {type(row).__name__}")
         # A resumed run logs the steps after its checkpoint again: the last entry of a step counts.
         step = row.get("step", number)
         if isinstance(step, bool) or not isinstance(step, (int, float)) or not math.isfinite(step):
-            raise UserError(f"{path}:{number}: step is {step!r}, expected a number")
-        seen[step] = seen.get(step, {}) | row
-    points: dict[str, list[tuple[float, float]]] = {}
-    for step in sorted(seen):
-        for key, value in seen[step].items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-                points.setdefault(key, []).append((float(step), float(value)))
-    return {key: Curve(*np.array(found).T) for key, found in points.items() if key != "step"}
+            raise UserError(f"{where}: step is {step!r}, expected a number")
+        self._rows[step] = self._rows.get(step, {}) | row
+
+    def curves(self) -> dict[str, Curve]:
+        """The curves by key; values that are missing, null or not finite leave a gap."""
+        points: dict[str, list[tuple[float, float]]] = {}
+        for step in sorted(self._rows):
+            for key, value in self._rows[step].items():
+                if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+                    points.setdefault(key, []).append((float(step), float(value)))
+        return {key: Curve(*np.array(found).T) for key, found in points.items() if key != "step"}
+
+
+def read_curves(train: TrainRun) -> dict[str, Curve]:
+    """The curves of one train run by key; empty where it logged nothing. UserError as in `CurveLog.read`."""
+    log = CurveLog(train.folder / "metrics.jsonl")
+    log.read()
+    return log.curves()
 
 
 @dataclass(frozen=True)

@@ -188,14 +188,17 @@ def choose_samples(
     )
 
 
+def shortened(text: str) -> tuple[str, int]:
+    """A completion as a page shows it, and how many characters its middle lost."""
+    cut = max(0, len(text) - LONGEST)
+    half = LONGEST // 2
+    return (text[:half] + "\u2026" + text[-half:] if cut else text), cut
+
+
 def _keep(kept: list[dict[str, Any]], run: str, values: list[Any], each: int) -> None:
     """Keep at most `each` samples: one of every verdict before a second of any, low indices first."""
     index, verdict, answer, format_ok, tokens, finish, text = values
-    text = text or ""
-    cut = max(0, len(text) - LONGEST)
-    if cut:
-        half = LONGEST // 2
-        text = text[:half] + "\u2026" + text[-half:]
+    text, cut = shortened(text or "")
     kept.append(
         {
             "run": run,
@@ -217,15 +220,41 @@ def _keep(kept: list[dict[str, Any]], run: str, values: list[Any], each: int) ->
         kept.remove(max(later, key=lambda s: s["index"]))
 
 
+def _rows_by_group(path: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); remove it to go on") from None
+    missing = [name for name in GROUP_COLUMNS if name not in table.column_names]
+    if missing:
+        raise UserError(f"{path}: column {missing[0]} is missing; not a completions log that gtpo train wrote")
+    groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for row in table.to_pylist():
+        groups.setdefault((int(row["step"]), int(row["group"])), []).append(row)
+    return groups
+
+
+def last_groups(train: TrainRun, budget: int) -> list[dict[str, Any]]:
+    """The groups of the last rollout that a train run logged, as far as `budget` bytes go; [] where there is none."""
+    files = completions_files(train.folder)
+    groups = [_group(step, number, rows) for (step, number), rows in _rows_by_group(files[-1]).items()] if files else []
+    groups.sort(key=lambda group: -group["interest"])
+    chosen: list[dict[str, Any]] = []
+    for group in groups:
+        if not chosen or sum(g["bytes"] for g in chosen) + group["bytes"] <= budget:
+            chosen.append(group)
+    return chosen
+
+
 def choose_groups(train: TrainRun, budget: int) -> tuple[list[dict[str, Any]], int]:
     """Choose logged groups of a train run for the token view: spread over the steps, most telling first.
 
     Returns (groups, groups logged in all). A group tells most where its advantages differ and conflict weights are at
     work; of every chosen step the best one is shown, then a second of each, as far as `budget` bytes go.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     files = completions_files(train.folder)
     if not files:
         return [], 0
@@ -233,19 +262,9 @@ def choose_groups(train: TrainRun, budget: int) -> tuple[list[dict[str, Any]], i
     by_step: dict[int, list[dict[str, Any]]] = {}
     logged = 0
     for i, path in enumerate(files):
-        try:
-            if i not in picked:
-                continue
-            table = pq.read_table(path, use_threads=False)
-            missing = [name for name in GROUP_COLUMNS if name not in table.column_names]
-            if missing:
-                raise UserError(f"{path}: column {missing[0]} is missing; not a completions log that gtpo train wrote")
-            rows = table.to_pylist()
-        except (pa.ArrowException, OSError) as error:
-            raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); remove it to go on") from None
-        groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
-        for row in rows:
-            groups.setdefault((int(row["step"]), int(row["group"])), []).append(row)
+        if i not in picked:
+            continue
+        groups = _rows_by_group(path)
         for (step, number), members in groups.items():
             by_step.setdefault(step, []).append(_group(step, number, members))
         logged += len(groups)

@@ -12,6 +12,7 @@ import base64
 import hashlib
 import html
 import json
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,27 @@ def _hash(text: str) -> str:
     return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
 
-def render(core: dict[str, Any], blocks: dict[str, Any], static: str = "") -> str:
-    """The whole page. static: HTML of the tables for a browser without JavaScript."""
+def render(
+    core: dict[str, Any],
+    blocks: dict[str, Any],
+    static: str = "",
+    *,
+    template: str = "report.html",
+    scripts: Sequence[str] = SCRIPTS,
+    connect: str = "'none'",
+) -> str:
+    """The whole page.
+
+    static: HTML of the tables for a browser without JavaScript. connect: where its code may fetch from, as in a
+    Content-Security-Policy.
+    """
     templates = resources.files("gtpo.evalkit.report") / "templates"
     style = (templates / "report.css").read_text(encoding="utf-8")
-    script = "\n".join((templates / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    script = "\n".join((templates / name).read_text(encoding="utf-8") for name in scripts)
     script = f'"use strict";\n(() => {{\n{script}\n}})();'
     policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; connect-src {connect}; "
+        "base-uri 'none'; form-action 'none'"
     )
     data = [("core", core), *blocks.items()]
     pieces = {
@@ -58,7 +72,7 @@ def render(core: dict[str, Any], blocks: dict[str, Any], static: str = "") -> st
         ),
         "SCRIPT": script,
     }
-    page = (templates / "report.html").read_text(encoding="utf-8")
+    page = (templates / template).read_text(encoding="utf-8")
     head, *rest = page.split("@@")
     # Pieces are put in once, left to right: text that looks like a placeholder stays text.
     return head + "".join(pieces[part] if i % 2 == 0 else part for i, part in enumerate(rest))

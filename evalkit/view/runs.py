@@ -1,0 +1,232 @@
+"""Run folders as `gtpo view` shows them: read again and again while they grow, by whom nothing is written.
+
+A folder may hold anything between nothing yet and a finished run. What cannot be read is an `error` of that run, in
+words; the others go on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gtpo.common.errors import UserError, did_you_mean
+from gtpo.evalkit.comparison.training_curves import (
+    METRICS,
+    CurveLog,
+    completions_files,
+    gate,
+    initial_entropy,
+)
+from gtpo.evalkit.report.excerpts import last_groups, shortened
+from gtpo.evalkit.results.find import RESULTS, read_train_run
+from gtpo.evalkit.results.questions import load_problems
+from gtpo.evalkit.results.record import EvalRecord, read_record
+from gtpo.evalkit.results.run import EvalRun, TrainRun
+
+POINTS = 500
+"""Steps of a curve that the page gets; longer ones are averaged."""
+PAGE = 50
+"""Samples that the page gets at a time."""
+ROLLOUT_BYTES = 600_000
+"""Text of the last rollout that the page gets."""
+SHOWN = tuple(metric for metric in METRICS if metric.key not in ("conflict/forward", "conflict/backward"))
+"""The curves of the page."""
+_WORST_FIRST = ("INCORRECT", "UNSIMPLIFIED", "NO_ANSWER", "REJECTED", "TIMEOUT", "UNUSABLE_GOLD", "UNSCORED", "CORRECT")
+
+
+def find_folders(names: list[str]) -> list[Path]:
+    """Return the folders of the runs of these names or paths. UserError where there is none."""
+    found: list[Path] = []
+    for name in names:
+        path = Path(name)
+        path = path.parent if path.name in ("run.json", "eval.json") else path
+        places = [path] if path.is_dir() else [RESULTS / kind / name for kind in ("train", "eval")]
+        there = [place for place in places if place.is_dir()]
+        if not there:
+            known = {folder.name for folder in every_folder()}
+            raise UserError(
+                f'no run "{name}": no such folder, and none of that name in {RESULTS}/train or {RESULTS}/eval.'
+                f"{did_you_mean(name, known)}"
+            )
+        found += there
+    return list(dict.fromkeys(found))
+
+
+def every_folder() -> list[Path]:
+    """Return the folders of all runs under results/, by name."""
+    kinds = [RESULTS / kind for kind in ("train", "eval")]
+    return [folder for kind in kinds if kind.is_dir() for folder in sorted(kind.iterdir()) if folder.is_dir()]
+
+
+def is_eval(folder: Path) -> bool:
+    """Return whether a folder is that of an eval run."""
+    return (folder / "eval.json").is_file() or (folder / "samples").is_dir()
+
+
+def stamp(folder: Path) -> str:
+    """Return what changes whenever a run has something new to show."""
+    files = [folder / name for name in ("run.json", "metrics.jsonl", "eval.json")]
+    files += [folder / "completions", folder / "samples"]  # a folder's time changes with what is in it
+    stats = [(path.stat().st_mtime_ns, path.stat().st_size) for path in files if path.exists()]
+    return "-".join(f"{time}.{size}" for time, size in stats)
+
+
+class Training:
+    """One train run, read as it grows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._log = CurveLog(folder / "metrics.jsonl")
+
+    def _run(self) -> TrainRun:
+        if (self.folder / "run.json").is_file():
+            return read_train_run(self.folder)
+        return TrainRun(self.folder.resolve().name, self.folder, {"status": "starting"})
+
+    def summary(self) -> dict[str, Any]:
+        """Return status, steps, gate and curves, at most POINTS steps of each."""
+        run = self._run()
+        self._log.read()
+        curves = self._log.curves()
+        files = completions_files(self.folder)
+        last = max((float(curve.steps[-1]) for curve in curves.values()), default=None)
+        return {
+            "method": run.preset or run.method,
+            "sft": run.method == "sft",
+            "status": str(run.document.get("status") or "unknown"),
+            "step": last if last is not None else run.document.get("step"),
+            "steps": run.document.get("steps"),
+            "stopped": str(run.document.get("stopped_because") or ""),
+            "gate": gate(run),
+            "initial_entropy": initial_entropy(run),
+            "seconds": run.document.get("wall_time_s"),
+            "rollout": int(files[-1].stem.rpartition("-")[2]) if files else None,
+            "curves": {
+                metric.key: {"x": thin.steps.tolist(), "y": [float(f"{y:.5g}") for y in thin.values.tolist()]}
+                for metric in SHOWN
+                if metric.key in curves
+                for thin in (curves[metric.key].thinned(POINTS),)
+            },
+        }
+
+    def rollout(self) -> list[dict[str, Any]]:
+        """Return the groups of the last rollout that was logged, the most telling first."""
+        return last_groups(self._run(), ROLLOUT_BYTES)
+
+
+def _wrong_first(verdicts: Any, questions: Any) -> Any:
+    """Order of samples [N]: wrong ones first; of those, one of each question before a second of any."""
+    rank = {name: place for place, name in enumerate(_WORST_FIRST)}
+    number: dict[str, int] = {}
+    seen: Counter[tuple[int, str]] = Counter()
+    keys = []
+    for verdict, question in zip(verdicts, questions, strict=True):
+        place = rank.get(verdict, len(rank))
+        keys.append((place, seen[place, question], number.setdefault(question, len(number))))
+        seen[place, question] += 1
+    return np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=int)
+
+
+_LIGHT = ("benchmark", "question_id", "sample_index", "format_ok", "tokens", "finish_reason", "error")
+
+
+class _Loaded(NamedTuple):
+    key: Any
+    files: tuple[Path, ...]
+    starts: list[int]
+    columns: dict[str, Any]
+
+
+class Evaluation:
+    """One eval run, read as it grows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._loaded: _Loaded | None = None
+
+    def _record(self) -> EvalRecord:
+        return read_record(self.folder) if (self.folder / "eval.json").is_file() else EvalRecord()
+
+    def summary(self) -> dict[str, Any]:
+        """Return status, and of each benchmark its questions, samples, pass@1 and verdicts, from what is stored."""
+        record = self._record()
+        rows = self._rows()
+        benchmarks = []
+        for name in dict.fromkeys([*record.benchmarks, *rows["benchmark"].tolist()]):
+            entry = record.benchmarks.get(name)
+            mine = rows["benchmark"] == name
+            rate = entry.pass_at_k.get(1) if entry else None
+            benchmarks.append({
+                "name": name,
+                "questions": len(set(rows["question_id"][mine].tolist())),
+                "samples": int(mine.sum()),
+                "asked": entry.questions * (entry.n_asked or entry.n or 0) if entry else 0,
+                "pass1": [rate.mean, rate.low, rate.high] if rate else None,
+                "verdicts": dict(Counter(rows["verdict"][mine].tolist())),
+            })  # fmt: skip
+        return {"status": record.status, "scoring": record.scoring, "benchmarks": benchmarks}
+
+    def samples(self, benchmark: str, verdict: str, page: int) -> dict[str, Any]:
+        """Return one page of the samples of a benchmark with a verdict (any: all), wrong answers first."""
+        rows = self._rows()
+        chosen = np.flatnonzero((rows["benchmark"] == benchmark) & ((rows["verdict"] == verdict) | (verdict == "any")))
+        order = chosen[_wrong_first(rows["verdict"][chosen], rows["question_id"][chosen])]
+        shown = order[page * PAGE : (page + 1) * PAGE]
+        problems = load_problems(EvalRun("", (self.folder,), (self._record(),)), benchmark)
+        texts = self._completions(shown)
+        found = []
+        for row, text in zip(shown.tolist(), texts, strict=True):
+            question = str(rows["question_id"][row])
+            completion, cut = shortened(text or "")
+            found.append({
+                "question": question,
+                "problem": list(problems.get(question, ("", ""))),
+                "index": int(rows["sample_index"][row]),
+                "verdict": str(rows["verdict"][row]),
+                "answer": rows["answer"][row],
+                "format": bool(rows["format_ok"][row]),
+                "tokens": rows["tokens"][row],
+                "finish": rows["finish_reason"][row],
+                "error": rows["error"][row],
+                "text": completion,
+                "cut": cut,
+            })  # fmt: skip
+        return {"total": int(order.size), "page": page, "each": PAGE, "samples": found}
+
+    def _rows(self) -> dict[str, Any]:
+        """Return all columns but the completions: name -> [N]."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        scoring = self._record().scoring
+        files = tuple(sorted((self.folder / "samples").glob("part-*.parquet")))
+        key = (scoring, tuple(path.stat().st_mtime_ns for path in files))
+        if self._loaded is None or self._loaded.key != key:
+            names = {name: name for name in _LIGHT} | {name: f"{name}_{scoring}" for name in ("verdict", "answer")}
+            try:
+                tables = [pq.read_table(path, columns=list(names.values()), use_threads=False) for path in files]
+            except (pa.ArrowException, OSError) as error:
+                raise UserError(f"{self.folder}: its samples cannot be read ({str(error).splitlines()[0]})") from None
+            columns = {
+                name: np.array([value for table in tables for value in table.column(stored).to_pylist()], dtype=object)
+                for name, stored in names.items()
+            }
+            columns["verdict"] = np.array([value or "UNSCORED" for value in columns["verdict"]], dtype=object)
+            starts = np.cumsum([0, *(len(table) for table in tables)]).tolist()
+            self._loaded = _Loaded(key, files, starts, columns)
+        return self._loaded.columns
+
+    def _completions(self, rows: Any) -> list[str | None]:
+        import pyarrow.parquet as pq
+
+        assert self._loaded is not None
+        texts: dict[int, str | None] = {}
+        for path, start, end in zip(self._loaded.files, self._loaded.starts, self._loaded.starts[1:], strict=False):
+            mine = [row for row in rows.tolist() if start <= row < end]
+            if mine:
+                column = pq.read_table(path, columns=["completion"], use_threads=False).column(0)
+                texts |= {row: column[row - start].as_py() for row in mine}
+        return [texts[row] for row in rows.tolist()]
