@@ -1,9 +1,10 @@
-"""How often the watch of a run is wrong, and how late it is right: `python -m bench.health [stationary|claims]`.
+"""How often the watch of a run is wrong, and how late it is right: `python -m bench.health [PART]...`.
 
-stationary: false alarms of the accuracy test on policies that do not change, and its delay when the accuracy is lost
-at once, half-way (to a tenth of it). claims: which runs of results/published/claims it flags, and how many steps after
-the accuracy reward first lay below half of its best (`bench.claims.measures`). Their records hold means of blocks of
-steps; a block is a line.
+stationary: false alarms of all tests together (`gtpo.run.watch.Watch`) on policies that do not change. trends: the
+same where they learn or drift without a collapse. sudden: delay where the accuracy falls to a tenth at once. claims:
+which runs of results/published/claims it flags, and how many steps after the accuracy reward first lay below half of
+its best (`bench.claims.measures`); their records hold means of blocks of steps, and a block is a line. cost: time per
+line.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import json
 import math
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,63 +23,194 @@ import numpy as np
 
 from bench.claims.measures import collapse_step, curve
 from gtpo.config import HealthSection
-from gtpo.run.health import SIGNALS, Watch
+from gtpo.prompt_past import PromptPast
 from gtpo.run.sequential import Drift, Floats
+from gtpo.run.watch import SIGNALS, Watch
 
 OUT = Path("results/published/bench/health.json")
 RECORDS = Path("results/published/claims/records")
 COMPLETIONS = 8
 RUNS, STEPS = 100, 3000
+LONG = 7500
+LONGEST = 4096.0
+"""Tokens of a completion."""
 
 
-def stationary(draw: Any, mean: float, spread: float, prompts: int, memory: float, steps: int) -> Floats:
-    """Return accuracies [RUNS, steps] of a policy that stays: problems Beta with `spread` (below 1 U-shaped).
+@dataclass(frozen=True)
+class Policy:
+    """How the metrics of a run are drawn, of every step anew.
 
-    memory: AR(1) coefficient of a shift of all problems by one standard deviation in logits; 0: none.
+    accuracy, spread: problems are Beta with this mean; spread below 1 is U-shaped. prompts: in a step, 8 completions
+    each. memory: coefficient of a first-order process that shifts all problems by one standard deviation in logits, and
+    entropy, length and KL by half of one in logarithms; 0: none. negative: the reward is -1 or 1 in place of 0 or 1.
+    kl: median divergence. problems: so many take turns and keep their difficulty, and each is compared with its own
+    past; 0: each step has new ones. Entropy, length and KL are exp(0.7 t), exp(0.8 t) and exp(t) of Student's t with 3
+    degrees of freedom, per prompt, entropy and length cut off where they end.
     """
-    rates = np.clip(draw.beta(mean * spread, (1 - mean) * spread, (RUNS, steps, prompts)), 1e-9, 1 - 1e-9)
-    if memory:
-        shift, noise = np.zeros((RUNS, steps)), draw.standard_normal((RUNS, steps))
-        for at in range(1, steps):
-            shift[:, at] = memory * shift[:, at - 1] + math.sqrt(1 - memory**2) * noise[:, at]
-        rates = 1 / (1 + np.exp(-(np.log(rates / (1 - rates)) + shift[:, :, None])))
-    found: Floats = draw.binomial(COMPLETIONS, rates).mean(2) / COMPLETIONS
+
+    accuracy: float = 0.3
+    spread: float = 2.0
+    prompts: int = 4
+    memory: float = 0.0
+    negative: bool = False
+    kl: float = 0.05
+    problems: int = 0
+
+    def metrics(
+        self, draw: Any, runs: int, steps: int, drift: Mapping[str, Floats] | None = None, lost_from: int | None = None
+    ) -> dict[str, Floats]:
+        """Return each metric [runs, steps].
+
+        drift: what is added to its logits (accuracy, format) or logarithm. lost_from: from this step on a prompt keeps
+        its accuracy once in ten times, and has 0 else.
+        """
+        shift, noise = np.zeros((runs, steps)), draw.standard_normal((runs, steps))
+        for at in range(1, steps if self.memory else 0):
+            shift[:, at] = self.memory * shift[:, at - 1] + math.sqrt(1 - self.memory**2) * noise[:, at]
+        added = {name: np.zeros(1) for name in ("accuracy", "format", "entropy", "length", "kl")} | dict(drift or {})
+        size = (runs, steps, self.prompts)
+
+        def passed(mean: float, name: str) -> Floats:
+            a, b = mean * self.spread, (1 - mean) * self.spread
+            rates = draw.beta(a, b, (runs, self.problems))[:, turn] if self.problems else draw.beta(a, b, size)
+            rates = np.clip(rates, 1e-9, 1 - 1e-9)
+            odds = rates / (1 - rates) * np.exp(shift + added[name])[:, :, None]
+            found: Floats = draw.binomial(COMPLETIONS, odds / (1 + odds)) / COMPLETIONS
+            return found
+
+        def heavy(median: float, width: float, name: str, most: float) -> Floats:
+            logs = width * draw.standard_t(3, size) + (0.5 * shift + added[name])[:, :, None]
+            found: Floats = np.minimum(median * np.exp(np.minimum(logs, 50.0)), most).mean(2)
+            return found
+
+        turn = np.arange(steps * self.prompts).reshape(steps, self.prompts) % max(1, self.problems)
+        by_prompt = passed(self.accuracy, "accuracy")
+        if lost_from is not None:
+            by_prompt[:, lost_from:] *= draw.random(by_prompt[:, lost_from:].shape) < 0.1
+        accuracy, entropy = by_prompt.mean(2), heavy(0.3, 0.7, "entropy", 11.0)
+        length = heavy(200.0, 0.8, "length", LONGEST)
+        return {
+            "accuracy": 2 * accuracy - 1 if self.negative else accuracy,
+            **({"prompts": of_past(by_prompt, turn)} if self.problems else {}),
+            "format": passed(0.9, "format").mean(2),
+            **{"entropy gone": entropy, "entropy": entropy, "short": length, "long": length},
+            "kl": heavy(self.kl, 1.0, "kl", math.inf),
+        }
+
+
+def of_past(by_prompt: Floats, turn: Any) -> Floats:
+    """Return [runs, steps] what GroupStatistics logs of rewards [runs, steps, prompts]; NaN where it logs nothing."""
+    found = np.full(by_prompt.shape[:2], np.nan)
+    for run, rewards in enumerate(by_prompt.tolist()):
+        past = PromptPast()
+        for step, (keys, values) in enumerate(zip(turn.tolist(), rewards, strict=True)):
+            share = past.compare(keys, values)
+            found[run, step] = np.nan if share is None else share
     return found
 
 
-def first_alarms(values: Floats) -> Floats:
-    """Return the first step at which the accuracy test flags each run [RUNS]; NaN where it never does."""
-    signal = SIGNALS["accuracy"]
-    test = Drift(HealthSection().false_alarms * signal.share, rows=len(values), **signal.settings)
-    first = np.full(len(values), np.nan)
-    for at, column in enumerate(values.T):
-        first[(test.observe(column) >= -math.log(test.alpha)) & np.isnan(first)] = at
+MEANS = (0.05, 0.2, 0.5, 0.8)
+LONG_ONES = [Policy(0.2, 0.3, 1), Policy(0.2, 0.3, 16)]
+
+
+def first_alarms(metrics: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Return by test the step at which the watch first says it of each run; NaN where it never does."""
+    runs, steps = metrics["accuracy"].shape
+    watch = Watch(HealthSection().false_alarms, rows=runs)
+    first = {name: np.full(runs, np.nan) for name in metrics}
+    for at in range(steps):
+        for name, alarms in watch.look({n: v[:, at] for n, v in metrics.items() if n != "prompts"}).items():
+            first[name][alarms] = at + 1
+    if "prompts" in metrics:  # which says nothing in some lines, other ones in each run
+        first["prompts"] = alone("prompts", metrics["prompts"])
     return first
 
 
+def alone(name: str, values: Floats) -> Floats:
+    """Return the step at which one test by itself flags each run; NaN where never. Values that are NaN are no lines."""
+    signal, (runs, steps) = SIGNALS[name], values.shape
+    order = np.argsort(np.isnan(values), axis=1, kind="stable")
+    lines, missing = np.take_along_axis(values, order, axis=1), np.isnan(values).sum(1)
+    test = Drift(HealthSection().false_alarms * signal.share, rows=runs, **signal.settings)
+    first = np.full(runs, np.nan)
+    for at in range(steps):
+        alarms = test.observe(np.nan_to_num(lines[:, at], nan=1.0)) >= -math.log(test.alpha)
+        alarms &= np.isnan(first) & (at < steps - missing)
+        first[alarms] = order[alarms, at] + 1
+    return first
+
+
+def false_alarms(metrics: Mapping[str, Floats]) -> dict[str, Any]:
+    """Return how many runs are flagged by any test within each number of steps, and by which within all."""
+    first = first_alarms(metrics)
+    earliest = np.nanmin(np.stack([*first.values(), np.full(len(first["kl"]), np.inf)]), axis=0)
+    steps = metrics["accuracy"].shape[1]
+    return {
+        "runs": len(earliest),
+        "flagged": {str(until): int((earliest <= until).sum()) for until in sorted({STEPS, steps})},
+        "by": {name: int(found) for name, at in first.items() if (found := (~np.isnan(at)).sum())},
+    }
+
+
 def measure_stationary() -> None:
-    """Save false alarms by setting, and the delay after a sudden loss."""
+    """Save false alarms by setting, of all runs within STEPS and of some within LONG."""
+    policies = [Policy(mean, *each) for mean in MEANS for each in ((0.3, 1), (20.0, 4), (0.3, 16))]
+    policies += [Policy(0.3, 0.3, 1, negative=True), Policy(0.3, kl=0.5)]
+    policies += [Policy(0.05, 0.3, 1, problems=250), Policy(0.2, 0.3, 1, problems=250)]
+    policies += [Policy(0.5, 20.0, 4, problems=1000)]
+    policies += [Policy(mean, memory=each) for each in (0.7, 0.9) for mean in (0.05, 0.2, 0.5)]
     rows = []
-    settings = [
-        *itertools.product((0.05, 0.3, 0.8), (0.3, 20.0), (1, 16), (0.0,)),
-        (0.3, 2.0, 16, 0.7),
-        (0.3, 2.0, 16, 0.9),
-    ]
-    for number, (mean, spread, prompts, memory) in enumerate(settings):
+    for number, policy in enumerate(policies):
+        long = policy in LONG_ONES
         draw = np.random.default_rng([7, number])
-        false = first_alarms(stationary(draw, mean, spread, prompts, memory, STEPS))
-        lost = stationary(draw, mean, spread, prompts, memory, 1000)[:25]
-        lost[:, 500:] *= draw.random((25, 500)) < 0.1
-        late = first_alarms(lost) - 500
-        late = late[~(late < 0)]
-        seen = late[~np.isnan(late)]
-        rows.append(
-            {"accuracy": mean, "spread": spread, "prompts": prompts, "memory": memory, "runs": RUNS, "steps": STEPS,
-             "false": int((~np.isnan(false)).sum()), "lost": len(late), "flagged": len(seen),
-             "median_delay": float(np.median(seen)) if len(seen) else None}
-        )  # fmt: skip
+        rows.append(asdict(policy) | false_alarms(policy.metrics(draw, RUNS, LONG if long else STEPS)))
         print(rows[-1], flush=True)
-        save("stationary", {"level": HealthSection().false_alarms * SIGNALS["accuracy"].share, "settings": rows})
+        save("stationary", rows)
+
+
+def trends() -> dict[str, dict[str, Floats]]:
+    """Return what is added to the metrics [STEPS] of runs that change slowly and do not collapse."""
+    way = np.arange(STEPS) / STEPS
+    learned = 1 - np.exp(-5 * way)
+    return {
+        "learns: accuracy 0.3 to 0.9, entropy to a tenth, length doubles, KL 0.001 to 0.3": {
+            "accuracy": 3 * learned, "entropy": math.log(0.1) * learned, "length": math.log(2) * learned,
+            "kl": math.log(0.02) + math.log(300) * learned,
+        },
+        "is at its level: accuracy stays, entropy falls to a tenth": {"entropy": math.log(0.1) * way},
+        "is at its level: accuracy stays, length triples": {"length": math.log(3) * way},
+        "is at its level: accuracy stays, entropy triples": {"entropy": math.log(3) * way},
+        "is at its level: accuracy stays, KL 0.02 to 0.1": {"kl": math.log(0.4) * (1 - way) + math.log(2) * way},
+        "problems grow harder: accuracy 0.3 to 0.18": {"accuracy": -0.67 * way},
+    }  # fmt: skip
+
+
+def measure_trends() -> None:
+    """Save false alarms of runs that change without a collapse."""
+    rows = []
+    for number, (name, drift) in enumerate(trends().items()):
+        draw = np.random.default_rng([8, number])
+        rows.append({"trend": name} | false_alarms(Policy(prompts=4).metrics(draw, RUNS, STEPS, drift)))
+        print(rows[-1], flush=True)
+    save("trends", rows)
+
+
+def measure_sudden() -> None:
+    """Save how late runs are flagged whose accuracy falls to a tenth at step 501: by it, and by prompts seen before."""
+    policies = [Policy(*each) for each in itertools.product(MEANS, (0.3, 20.0), (1, 16))]
+    policies += [Policy(mean, 0.3, 1, problems=each) for mean in (0.05, 0.2, 0.5) for each in (100, 400)]
+    rows = []
+    for number, policy in enumerate(policies):
+        draw = np.random.default_rng([9, number])
+        metrics = policy.metrics(draw, RUNS, 1000, None, lost_from=500)
+        row = asdict(policy) | {"runs": RUNS, "by": {}}
+        for name in ("accuracy", "prompts") if policy.problems else ("accuracy",):
+            late = alone(name, metrics[name]) - 500
+            seen = late[late > 0]
+            row["by"][name] = {"flagged": len(seen), "median_delay": float(np.median(seen)) if len(seen) else None}
+        rows.append(row)
+        print(row, flush=True)
+    save("sudden", rows)
 
 
 def watched(record: dict[str, Any]) -> tuple[int, str] | None:
@@ -140,6 +274,41 @@ def measure_cost() -> None:
     )
 
 
+def tables(found: dict[str, Any]) -> list[str]:
+    """Return the tables of docs/training.md: false alarms, slow changes, delays."""
+    rows = found["stationary"]
+    plain = [row for row in rows if not (row["memory"] or row["problems"] or row["negative"] or row["kl"] > 0.05)]
+    groups = {f"accuracy {mean}": [row for row in plain if row["accuracy"] == mean] for mean in MEANS}
+    groups["prompts that come again"] = [row for row in rows if row["problems"]]
+    groups["rewards of -1 and 1"] = [row for row in rows if row["negative"]]
+    groups["KL of 0.5 nats"] = [row for row in rows if row["kl"] > 0.05]
+    groups |= {f"memory {each}": [row for row in rows if row["memory"] == each] for each in (0.7, 0.9)}
+    alarms = ["| policy that stays | runs | flagged in 3,000 steps | in 7,500 |", "|---|--:|--:|--:|"]
+    for name, its in groups.items():
+        if not its:
+            continue
+        long = [row for row in its if str(LONG) in row["flagged"]]
+        until = (
+            f"{sum(row['flagged'][str(LONG)] for row in long)} of {sum(row['runs'] for row in long)}" if long else ""
+        )
+        flagged = sum(row["flagged"][str(STEPS)] for row in its)
+        alarms.append(f"| {name} | {sum(row['runs'] for row in its):,} | {flagged} | {until} |")
+    slow = ["| policy that changes slowly | flagged of 100 |", "|---|--:|"]
+    slow += [f"| {row['trend']} | {row['flagged'][str(STEPS)]} |" for row in found["trends"]]
+    late = [
+        "| accuracy | problems | prompts a step | come again | flagged of 100 | median delay |",
+        "|--:|---|--:|---|--:|--:|",
+    ]
+    for row in found["sudden"]:
+        again = f"after {row['problems']} steps" if row["problems"] else "no"
+        shape = "U-shaped" if row["spread"] < 1 else "even"
+        for name, by in row["by"].items():
+            said = f"{again}, compared" if name == "prompts" else again
+            first = f"| {row['accuracy']} | {shape} | {row['prompts']} | {said} |"
+            late.append(f"{first} {by['flagged']} | {by['median_delay']:.0f} |")
+    return ["\n".join(lines) for lines in (alarms, slow, late)]
+
+
 def save(part: str, found: dict[str, Any]) -> None:
     """Write a part of the result; the others stay."""
     whole = json.loads(OUT.read_text()) if OUT.exists() else {"schema_version": 1}
@@ -147,6 +316,7 @@ def save(part: str, found: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    parts = {"cost": measure_cost, "claims": measure_claims, "stationary": measure_stationary}
+    parts = {"cost": measure_cost, "claims": measure_claims, "sudden": measure_sudden, "trends": measure_trends,
+             "stationary": measure_stationary}  # fmt: skip
     for name in sys.argv[1:] or parts:
         parts[name]()

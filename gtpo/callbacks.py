@@ -8,6 +8,7 @@ GroupStatistics    logs the metrics of the groups with TRL's GRPOTrainer too, un
 ExactCheckpoints   a resumed run is the uninterrupted one, bit for bit, also within a round of sampling (SFTTrainer too)
 UntrainedKL        logs the distance from the untrained policy, without a KL term in the loss (SFTTrainer too)
 Advice             warns of settings that learn nothing
+Validation         samples and scores held-out problems while training
 CollapseWatch      warns of a run that collapses, or stops it, with a stated rate of false alarms
 """
 
@@ -24,9 +25,10 @@ from gtpo.run.exact import ExactCheckpoints
 from gtpo.run.health import Health
 from gtpo.run.metrics_log import metrics_row
 from gtpo.run.untrained_kl import UntrainedKL
+from gtpo.run.validation import METRIC, Validation
 from gtpo.trainer.group_statistics import GroupStatistics
 
-__all__ = ["Advice", "CollapseWatch", "ExactCheckpoints", "GroupStatistics", "UntrainedKL"]
+__all__ = ["Advice", "CollapseWatch", "ExactCheckpoints", "GroupStatistics", "UntrainedKL", "Validation"]
 
 
 class CollapseWatch(TrainerCallback):
@@ -34,19 +36,34 @@ class CollapseWatch(TrainerCallback):
 
     trainer: a GTPOTrainer, or TRL's GRPOTrainer, whose reward stands for the accuracy where nothing logs that.
     on_collapse: warn, or stop training after saving. false_alarms: share of the runs of a policy that does not change
-    in which a collapse is reported.
+    in which a collapse is reported. validation: the judge, where there is one; added to the trainer before.
     """
 
-    def __init__(self, trainer: Any, on_collapse: Literal["warn", "stop"] = "warn", false_alarms: float = 0.01) -> None:
-        section = HealthSection(false_alarms=false_alarms)
-        self.health = Health(section, logging_steps=max(1, int(trainer.args.logging_steps)))
-        self.stops = on_collapse == "stop"
+    def __init__(
+        self,
+        trainer: Any,
+        on_collapse: Literal["warn", "stop"] = "warn",
+        false_alarms: float = 0.01,
+        validation: Validation | None = None,
+    ) -> None:
+        section, lines = HealthSection(false_alarms=false_alarms), max(1, int(trainer.args.logging_steps))
+        self.health = Health(section, "reward/accuracy" if validation is None else METRIC, lines)
+        self.stops, self.validation = on_collapse == "stop", validation
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take in the validation of the untrained model."""
+        if self.validation is not None and state.global_step == 0:
+            self.health.validated(0, self.validation.passed)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Judge a line of metrics."""
         if not logs or "loss" not in logs:
             return
-        verdict = self.health.observe(state.global_step, {**logs, **metrics_row(state.global_step, logs, "gtpo")})
+        step = state.global_step
+        verdict = self.health.observe(step, {**logs, **metrics_row(step, logs, "gtpo")})
+        if self.validation is not None:
+            verdict = self.validation.judged(self.health, step, verdict)
+            self.validation.fresh = {}
         if verdict.collapsed:
             LOG.warning(f"collapse: {verdict.collapsed}")
             control.should_training_stop = control.should_training_stop or self.stops

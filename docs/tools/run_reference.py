@@ -59,6 +59,14 @@ METRICS = (
         when="gtpo and grpo",
     ),
     Metric(
+        "reward/of_past", "ratio",
+        "Accuracy reward of the prompts that were seen before, each as a share of its own mean so far (at most 2). "
+        "The mean over them. Prompts that never earned anything are left out.",
+        "around 1 or above",
+        "Far below 1: what was solved is lost. The collapse watch follows it.",
+        when="gtpo and grpo, once prompts come again",
+    ),
+    Metric(
         "reward/unscored", "fraction",
         "Completions for which no reward could be computed. They take no part in the step.",
         "0",

@@ -152,8 +152,10 @@ class ExactCheckpoints(TrainerCallback):
     def _save_extra(self, folder: Path) -> None:
         seam, rank = self.seam, self.trainer.accelerator.process_index
         inputs = seam.round_inputs if seam.mid_round() else None
+        groups = part_of(self.trainer, GroupStatistics)
         state = {
             **self.extra_state(),
+            **({"prompts": groups.past.state()} if groups else {}),
             "within_round": inputs is not None,
             "micro_step": seam.micro_step,
             "tokens_seen": seam.tokens_seen,
@@ -163,7 +165,6 @@ class ExactCheckpoints(TrainerCallback):
         if window := seam.open_window():
             torch.save(window, window_file(folder, rank))
         if inputs is not None:
-            groups = part_of(self.trainer, GroupStatistics)
             kept = {"inputs": inputs} | ({"round": vars(groups.rollout)} if groups and groups.rollout else {})
             torch.save(kept, round_file(folder, rank))
 
@@ -183,11 +184,14 @@ class ExactCheckpoints(TrainerCallback):
         self.restored = read_state(checkpoint)
         self.seam.micro_step = self.restored["micro_step"]
         self.seam.tokens_seen = self.restored["tokens_seen"]
+        groups = part_of(self.trainer, GroupStatistics)
+        if groups and "prompts" in self.restored:  # an older checkpoint lacks it
+            groups.past.load(self.restored["prompts"])
         rounds = round_file(checkpoint, self.trainer.accelerator.process_index)
         if rounds.is_file():
             saved = torch.load(rounds, map_location=self.trainer.args.device, weights_only=True)
             self.seam.round_inputs = saved["inputs"]
-            if "round" in saved and (groups := part_of(self.trainer, GroupStatistics)):
+            if "round" in saved and groups:
                 groups.rollout = Rollout(**saved["round"])
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -1,9 +1,7 @@
 """The health of a run, from its metrics alone: collapse, best step, early stop. No trainer, no files.
 
 A run has collapsed where one of its metrics has left the run's own past, beyond what chance explains
-(`gtpo.run.sequential`): the accuracy or the format reward has fallen; or entropy or length has left it on either
-side, or KL a limit, while the accuracy reward is lower than it was. All tests together raise a false alarm in at most
-`health.false_alarms` of the runs whose policy does not change. A loss that is not finite is collapse at once.
+(`gtpo.run.watch`). A loss that is not finite is collapse at once.
 
 Where the run validates, the held-out problems judge: the same problems, against the best validation and the one before
 the first step. What the training rewards say is then only a reason to validate.
@@ -17,13 +15,13 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from gtpo.config import HealthSection
-from gtpo.presets import LN2
-from gtpo.run.sequential import WINDOWS, Drift, paired_bound, spent
+from gtpo.run.sequential import paired_bound, spent
+from gtpo.run.watch import ACCURACY, Watch, metric_value
 
 BETTER = 0.025
 """Chance at one look that what replaces the best is not better."""
@@ -34,47 +32,8 @@ LOST = 0.5
 WORSE = 0.9
 """So is held-out pass@1 surely below this share of the untrained model's."""
 
-KL_LIMIT = 0.2
-"""Nats per token from the untrained policy. A policy beyond it that has learned nothing is coming apart."""
-
 MAX_ROLLBACKS = 3
 """After this many rollbacks a collapsing run is stopped."""
-
-STREAK = 3
-"""Lines in a row without a finite gradient, entropy or KL that are a collapse."""
-
-
-class Signal(NamedTuple):
-    """One test: a metric by its names (the first that a run has), and what counts as having left its past."""
-
-    names: tuple[str, ...]
-    share: float
-    """Of the false alarms."""
-    settings: Mapping[str, Any]
-    words: str
-
-
-_REST = 0.5 / 6
-ACCURACY = ("reward/accuracy", "reward")
-SIGNALS = {
-    "accuracy": Signal(ACCURACY, 0.5, {"side": "low", "ratio": 0.9}, "the accuracy reward fell"),
-    "format": Signal(("reward/format",), _REST, {"side": "low", "ratio": 0.8}, "the format reward fell"),
-    "entropy gone": Signal(("entropy/mean", "entropy"), _REST, {"side": "low", "ratio": 0.2}, "entropy fell"),
-    "entropy": Signal(
-        ("entropy/mean", "entropy"), _REST, {"side": "high", "ratio": 2.0, "beyond": LN2}, "entropy rose"
-    ),
-    "short": Signal(
-        ("completions/length", "completions/mean_length"), _REST, {"side": "low", "ratio": 0.5}, "completions shrank"
-    ),
-    "long": Signal(
-        ("completions/length", "completions/mean_length"), _REST, {"side": "high", "ratio": 2.0}, "completions grew"
-    ),
-    "kl": Signal(("kl/untrained", "kl"), _REST, {"side": "high", "limit": KL_LIMIT}, "the KL divergence grew"),
-}
-"""Name -> test. Half of the false alarms is for the accuracy, the other half shared evenly."""
-
-ALONE = ("accuracy", "format")
-"""Tests that need nothing else; the others count while the accuracy reward is lost too."""
 
 
 @dataclass(frozen=True)
@@ -89,85 +48,6 @@ class Verdict:
     out_of_patience: bool = False
     overfitted: str | None = None
     """Why the training reward says nothing any more. Said once per fall."""
-
-
-def _value(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
-    return next((float(row[name]) for name in names if isinstance(row.get(name), int | float)), None)
-
-
-class Watch:
-    """The tests of all metrics; raises an alarm for each at most once until `forgive`."""
-
-    def __init__(self, false_alarms: float) -> None:
-        self.tests = {name: Drift(false_alarms * signal.share, **signal.settings) for name, signal in SIGNALS.items()}
-        self.streak = 0
-        self.said: list[str] = []
-
-    def observe(self, step: int, row: Mapping[str, Any]) -> str | None:
-        """Take in one line of metrics; return what is wrong, None while nothing is or where it was said."""
-        loss = row.get("loss")
-        if loss is not None and not math.isfinite(loss):
-            return f"the loss is {loss}, not finite, at step {step}"
-        rest = ("grad_norm", *(name for signal in SIGNALS.values() for name in signal.names))
-        lost = [name for name in rest if isinstance(row.get(name), float) and not math.isfinite(row[name])]
-        self.streak = self.streak + 1 if lost else 0
-        if self.streak == STREAK:
-            return f"{', '.join(dict.fromkeys(lost))} is not finite in {STREAK} lines up to step {step}"
-        found = [name for name in SIGNALS if self._left(name, row)]
-        new = [text for name in found if (text := self._counts(name, step)) is not None]
-        return new[0] if new else None
-
-    def _left(self, name: str, row: Mapping[str, Any]) -> bool:
-        value, test = _value(row, SIGNALS[name].names), self.tests[name]
-        if value is None or not math.isfinite(value):
-            return False
-        return bool(test.observe(np.array([value]))[0] >= -math.log(test.alpha)) and name not in self.said
-
-    def _counts(self, name: str, step: int) -> str | None:
-        test, accuracy = self.tests[name], self.tests["accuracy"]
-        start, mean = test.strongest()
-        if name not in ALONE and accuracy.past and not self._accuracy_lost(name, len(test.past) - start):
-            return None
-        self.said.append(name)
-        recent = float(np.mean([value[0] for value in test.past[start:]]))
-        return (
-            f"at step {step} {SIGNALS[name].words} from {mean:.3g} to {recent:.3g} (means of {start} lines and of the "
-            f"{len(test.past) - start} lines after them); a policy that does not change does this in fewer than "
-            f"{100 * test.alpha:.2g} % of runs"
-        )
-
-    def _accuracy_lost(self, name: str, since: int) -> bool:
-        """Return whether the accuracy reward of the last `since` lines lies below what it was before them.
-
-        The divergence from the untrained policy only grows, so there it is enough not to lie above the first lines.
-        """
-        rewards = np.array([value[0] for value in self.tests["accuracy"].past[-4 * WINDOWS[-1] :]])
-        since = min(since, len(rewards) - 1)
-        if since < 1:
-            return False
-        now = rewards[-since:]
-        before = rewards[:-since][: max(10, since)] if name == "kl" else rewards[:-since][-max(10, since) :]
-        noise = math.hypot(now.std() / math.sqrt(len(now)), before.std() / math.sqrt(len(before)))
-        return bool(now.mean() <= before.mean() + (noise if name == "kl" else -2 * noise))
-
-    def forgive(self, *, keep_past: bool) -> None:
-        """Begin anew. keep_past: with the past up to where the strongest bet began, which is that of a well run."""
-        for test in self.tests.values():
-            start = test.strongest()[0] if keep_past and test.starts and hasattr(test, "latest") else 0
-            past = [value for value in test.past[:start] if np.isfinite(value).all()]
-            test.forget(np.array(past).T.reshape(1, -1))
-        self.said, self.streak = [], 0
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs to go on."""
-        tests = {name: test.state() for name, test in self.tests.items()}
-        return {"tests": tests, "said": self.said, "streak": self.streak}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
-        self.said, self.streak = list(state["said"]), state["streak"]
-        for name, test in state["tests"].items():
-            self.tests[name].load(test)
 
 
 class Health:
@@ -237,7 +117,7 @@ class Health:
         said = self.watch.observe(step, row)
         broken = said is not None and "not finite" in said
         self.fallen |= said is not None
-        accuracy, value = _value(row, ACCURACY), row.get(self.metric)
+        accuracy, value = metric_value(row, ACCURACY), row.get(self.metric)
         if accuracy is not None and math.isfinite(accuracy):
             self.accuracy.append(accuracy)
             if len(self.accuracy) == self.lines:

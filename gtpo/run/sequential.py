@@ -25,7 +25,7 @@ from scipy import special, stats
 
 Floats = NDArray[np.float64]
 
-FRACTIONS = np.array([0.15, 0.5, 0.9])
+FRACTIONS = np.array([0.15, 0.5, 0.9])[:, None, None]
 """Shares of the largest safe bet, a third of the capital on each."""
 
 SLACK = 0.9
@@ -40,10 +40,13 @@ FIRST = 4
 STRIDES = ((48, 4), (256, 8), (math.inf, 16))
 """(up to how many values, a bet starts every so many)."""
 
-WINDOWS = (16, 64, 256, 1024)
+WINDOWS = (64, 256, 1024)
 """Lengths of the past that a bet may refer to: the one whose level is safest is taken."""
 
-LIVE = 96
+KEPT = WINDOWS[-1]
+"""Values of the past that are kept."""
+
+LIVE = 64
 """Bets that run at a time; the oldest go, with their capital."""
 
 SEGMENT = 128
@@ -81,10 +84,10 @@ def correlation_time(values: Floats) -> Floats:
     return tau
 
 
-def _log_sum(logs: Floats) -> Floats:
-    """Return log(sum(exp)) over the last axis; scipy's costs ten times as much on arrays as small as these."""
-    largest = logs.max(-1, keepdims=True)
-    return np.asarray(largest[..., 0] + np.log(np.exp(logs - largest).sum(-1)))
+def _log_sum(logs: Floats, axis: int) -> Floats:
+    """Return log(sum(exp)); scipy's costs ten times as much on arrays as small as these."""
+    largest = logs.max(axis, keepdims=True)
+    return np.asarray(largest.squeeze(axis) + np.log(np.exp(logs - largest).sum(axis)))
 
 
 class Drift:
@@ -112,14 +115,31 @@ class Drift:
     def forget(self, past: Floats) -> None:
         """End all bets; [rows, n] is the past of the next ones."""
         shape = (self.rows, 0)
-        self.past: list[Floats] = list(past.T)
+        self.count = past.shape[1]
+        """Values seen."""
+        self._buffer = np.empty((self.rows, 2 * KEPT))
+        self._end = min(self.count, KEPT)
+        self._buffer[:, : self._end] = past[:, self.count - self._end :]
         self.started = 0
         self.starts: list[int] = []
         """How many values each live bet had for its past."""
-        self.means, self.bound, self.null = (np.empty(shape) for _ in range(3))
+        self.means, self.low, self.bound, self.null = (np.empty(shape) for _ in range(4))
         self.tau = np.ones(self.rows)
         self.log_capital = np.empty(0)
-        self.log_wealth = np.empty((*shape, len(FRACTIONS)))
+        self.log_wealth = np.empty((len(FRACTIONS), *shape))
+
+    @property
+    def past(self) -> Floats:
+        """The latest values [rows, n], at most KEPT."""
+        return self._buffer[:, max(0, self._end - KEPT) : self._end]
+
+    def _append(self, values: Floats) -> None:
+        if self._end == 2 * KEPT:
+            self._buffer[:, :KEPT] = self._buffer[:, KEPT:]
+            self._end = KEPT
+        self._buffer[:, self._end] = values
+        self._end += 1
+        self.count += 1
 
     def _scores(self, values: Floats, bound: Floats, low: Floats) -> Floats:
         if self.side == "low":
@@ -128,15 +148,17 @@ class Drift:
 
     def _start(self) -> None:
         """Start a bet with the past as it is."""
-        past = np.stack(self.past[-WINDOWS[-1] :], axis=1)
+        past = self.past
         lengths = [length for length in WINDOWS if length < past.shape[1]] + [past.shape[1]]
         if self.limit is None:
-            self.tau = correlation_time(past)
+            # Without what lies far out, which would hide how the rest goes together.
+            self.tau = correlation_time(np.minimum(past, 2 * np.maximum(past.mean(1, keepdims=True), 0.0)))
         k = self.started + 2
         best: tuple[Floats, ...] | None = None
         for length in lengths:
             window = past[:, -length:]
-            mean, low = window.mean(1), self._low(window)
+            # Where a reward may be negative, falls are measured from its least value.
+            mean, low = window.mean(1), np.minimum(window.min(1), 0.0)
             bound = low + self.ratio * (mean - low)
             if self.limit is not None:
                 bound = np.full_like(mean, self.limit)
@@ -149,67 +171,61 @@ class Drift:
             if self.limit is not None:
                 lower = np.full_like(mean, 0.9 / SLACK)
             level = lower * (bound - low) if self.side == "low" else lower / bound
-            found: tuple[Floats, ...] = (level, mean, bound, np.minimum(SLACK * lower, 0.95))
+            found: tuple[Floats, ...] = (level, mean, low, bound, np.minimum(SLACK * lower, 0.95))
             if best is not None:
                 found = tuple(np.where(level > best[0], new, old) for new, old in zip(found, best, strict=True))
             best = found
         assert best is not None
-        live = zip((self.means, self.bound, self.null), best[1:], strict=True)
-        self.means, self.bound, self.null = (np.column_stack([old, new])[:, -LIVE:] for old, new in live)
+        live = zip((self.means, self.low, self.bound, self.null), best[1:], strict=True)
+        self.means, self.low, self.bound, self.null = (np.column_stack(pair)[:, -LIVE:] for pair in live)
         self.started += 1
-        self.starts = [*self.starts, len(self.past)][-LIVE:]
+        self.starts = [*self.starts, self.count][-LIVE:]
         capital = -math.log(2.11 * k * math.log(k) ** 2)  # 2.11 = sum of 1 / (k log^2 k) over k >= 2
         self.log_capital = np.append(self.log_capital, capital)[-LIVE:]
-        fresh = np.zeros((self.rows, 1, len(FRACTIONS)))
-        self.log_wealth = np.concatenate([self.log_wealth, fresh], axis=1)[:, -LIVE:]
-
-    @staticmethod
-    def _low(window: Floats) -> Floats:
-        """Where a reward may be negative, falls are measured from its least value."""
-        return np.minimum(window.min(1), 0.0)
+        fresh = np.zeros((len(FRACTIONS), self.rows, 1))
+        self.log_wealth = np.concatenate([self.log_wealth, fresh], axis=2)[:, :, -LIVE:]
 
     def observe(self, values: Floats) -> Floats:
         """Take in a value of each stream [rows]; return the log of the wealth [rows]. Flagged: above log(1/alpha)."""
         wealth = np.full(self.rows, -np.inf)
         if self.starts:
-            low = np.minimum(self.bound, 0.0) if self.side == "low" else np.zeros_like(self.bound)
-            scores = self._scores(values[:, None], self.bound, low)
+            scores = self._scores(values[:, None], self.bound, self.low)
             odds = (self.null - scores) / (1.0 - self.null)
-            self.log_wealth += np.log1p(odds[:, :, None] * FRACTIONS)
-            shares = _log_sum(self.log_wealth / self.tau[:, None, None] - math.log(len(FRACTIONS)))
-            self.latest = self.log_capital + shares
-            wealth = _log_sum(self.latest)
-        self.past.append(np.asarray(values, dtype=np.float64))
-        count = len(self.past)
-        stride = next(stride for until, stride in STRIDES if count <= until)
-        if count >= FIRST and count % stride == 0:
+            self.log_wealth += np.log(1.0 + odds * FRACTIONS)  # numpy has no fast log1p
+            wealth = _log_sum(self._capital(), axis=1)
+        self._append(values)
+        stride = next(stride for until, stride in STRIDES if self.count <= until)
+        if self.count >= FIRST and self.count % stride == 0:
             self._start()
         return wealth
 
-    def strongest(self) -> tuple[int, float]:
-        """Return (values before it, mean of its past) of the bet of the first stream that has won most."""
-        at = int(np.argmax(self.latest[0]))
-        return self.starts[at], float(self.means[0, at])
+    def _capital(self, rows: slice = slice(None)) -> Floats:
+        """Return the log of what each live bet [rows, bets] has now."""
+        shares = self.log_wealth[:, rows] / self.tau[rows, None] - math.log(len(FRACTIONS))
+        return self.log_capital + _log_sum(shares, axis=0)
+
+    def strongest(self, row: int = 0) -> tuple[int, float]:
+        """Return (values before it, mean of its past) of the bet of a stream that has won most."""
+        at = int(np.argmax(self._capital(slice(row, row + 1))))
+        return self.starts[at], float(self.means[row, at])
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs to go on (JSON)."""
-        arrays = ("means", "bound", "null", "tau", "log_capital", "log_wealth")
-        past = [value.tolist() for value in self.past[-WINDOWS[-1] :]]
-        return {
-            **{name: getattr(self, name).tolist() for name in arrays},
-            "past": past, "dropped": len(self.past) - len(past), "starts": self.starts, "started": self.started,
-        }  # fmt: skip
+        arrays = {name: getattr(self, name).tolist() for name in (*_ARRAYS, "past")}
+        return arrays | {"count": self.count, "starts": self.starts, "started": self.started}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from `state`."""
-        empty = [np.full(self.rows, np.nan)] * state["dropped"]
-        self.past = empty + [np.array(value) for value in state["past"]]
-        self.starts, self.started = list(state["starts"]), state["started"]
-        self.tau = np.array(state["tau"], dtype=np.float64)
-        for name in ("means", "bound", "null"):
-            setattr(self, name, np.array(state[name], dtype=np.float64).reshape(self.rows, -1))
-        self.log_capital = np.array(state["log_capital"], dtype=np.float64)
-        self.log_wealth = np.array(state["log_wealth"], dtype=np.float64).reshape(self.rows, -1, len(FRACTIONS))
+        self.forget(np.array(state["past"], dtype=np.float64).reshape(self.rows, -1))
+        self.count, self.starts, self.started = state["count"], list(state["starts"]), state["started"]
+        bets = len(self.starts)
+        shapes = ((self.rows, bets),) * 4 + ((self.rows,), (bets,), (len(FRACTIONS), self.rows, bets))
+        for name, shape in zip(_ARRAYS, shapes, strict=True):
+            setattr(self, name, np.array(state[name], dtype=np.float64).reshape(shape))
+
+
+_ARRAYS = ("means", "low", "bound", "null", "tau", "log_capital", "log_wealth")
+"""Of the live bets."""
 
 
 def paired_bound(now: Sequence[float], then: Sequence[float], level: float, share: float = 1.0) -> tuple[float, float]:

@@ -17,9 +17,11 @@ from gtpo.common.log import LOG, duration, libraries_aside
 from gtpo.common.provenance import now
 from gtpo.config import TrainConfig
 from gtpo.config.schedule import one_step_per_rollout
+from gtpo.inputs.dataset import to_row
 from gtpo.inputs.model import LoadedModel, load_model, widen_adapters
 from gtpo.plan.memory import memory_advice
 from gtpo.plan.preflight import RunInputs
+from gtpo.rewards.data.problem import Problem
 from gtpo.run.advice import Advice
 from gtpo.run.callback import RunCallback
 from gtpo.run.checkpoint import check_checkpoint
@@ -28,7 +30,7 @@ from gtpo.run.environment import quiet_libraries, settle_on_cpu
 from gtpo.run.exact import ExactCheckpoints
 from gtpo.run.folder import TrainFolder, out_of_space
 from gtpo.run.guarded_reward import guarded_rewards, mark_unscored
-from gtpo.run.health import MAX_ROLLBACKS, Health, Verdict
+from gtpo.run.health import MAX_ROLLBACKS, Health
 from gtpo.run.kept_calibrations import CalibrationRecord
 from gtpo.run.metrics_log import append_metrics, metrics_lines, metrics_row
 from gtpo.run.progress import Progress
@@ -89,9 +91,8 @@ class TrainingRun:
         self.trainer: Any = None
         self.groups: GroupStatistics | None = None
         """What the trainer sampled; None where nothing is (sft)."""
+        self.held_out: list[Problem] = []
         self.validation: Validation | None = None
-        self.validated: dict[str, float] = {}
-        """The validation of the step that just ended, for its line of metrics.jsonl."""
 
     def _best_metric(self) -> str:
         if self.config.training.eval_steps is not None:
@@ -120,8 +121,7 @@ class TrainingRun:
                 self.folder.check_dtype(loaded.dtype)
             dataset, report = self.inputs.problems.dataset(loaded.tokenizer)
             if self.score_held_out is not None and self.config.training.eval_steps is not None:
-                held_out = self.inputs.problems.validation(loaded.tokenizer)
-                self.validation = Validation(self.config, held_out, self.score_held_out)
+                self.held_out = self.inputs.problems.validation(loaded.tokenizer)
             if self.main:
                 self.folder.start(self.config)
             self.processes.wait_for_everyone()
@@ -214,11 +214,21 @@ class TrainingRun:
             self.groups.logp_tolerance = self.config.rollout.logp_difference_alarm
             self.groups.mark_unscored = partial(mark_unscored, trainer)
             SamplingProgress(trainer, self.progress)
+        every = self.config.training.eval_steps
+        if every is not None and self.score_held_out is not None:
+            self.validation = Validation(
+                trainer,
+                self.held_out,
+                self.score_held_out,
+                every=every,
+                samples=self.config.training.eval_samples,
+                prompts=[to_row(problem, self.config)["prompt"] for problem in self.held_out],
+            )
         trainer.create_model_card = lambda *args, **kwargs: None  # run.json says what ran
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(self.exact)
-        if (every := self.config.training.log_kl_steps) is not None:
-            trainer.add_callback(UntrainedKL(trainer, every, self._untrained(loaded)))
+        if (kl_every := self.config.training.log_kl_steps) is not None:
+            trainer.add_callback(UntrainedKL(trainer, kl_every, self._untrained(loaded)))
         trainer.add_callback(RunCallback(self))
         trainer.add_callback(Advice(trainer))
 
@@ -241,8 +251,9 @@ class TrainingRun:
             self.stopped_because = restored.get("stopped_because")  # an older checkpoint lacks it
         if self.main:
             self.folder.drop_after(state.global_step)
-        if self.validation is not None and self.groups is not None and state.global_step == 0:
-            self.validation.run(self.groups, 0)
+        if self.validation is not None and state.global_step == 0:
+            self.validation.run(0)
+            self.validation.fresh = {}
             self.health.validated(0, self.validation.passed)
             self._save_best(0)
         self.progress.start(state.global_step, state.max_steps)
@@ -258,16 +269,13 @@ class TrainingRun:
             row |= {name: seconds / steps for name, seconds in self.groups.stopwatch.items()}
             self.groups.stopwatch.clear()
         verdict = self.health.observe(state.global_step, row)
-        if verdict.collapsed and not verdict.broken and self.validation is not None and not self.validated:
-            LOG.info(f"asking the held-out problems: {verdict.collapsed}")
-            self._validate(state.global_step)
-        row |= self.validated
+        if self.validation is not None:
+            verdict = self.validation.judged(self.health, state.global_step, verdict)
+            row |= self.validation.fresh
+            self.validation.fresh = {}
         if self.main:
             append_metrics(self.folder.metrics_jsonl, row)
         self.progress.step(state.global_step, row)
-        if self.validated and self.validation is not None and not verdict.broken:
-            verdict = self._judged(state.global_step, verdict.collapsed)
-        self.validated = {}
         if verdict.new_best:
             self._save_best(state.global_step)
         if verdict.out_of_patience:
@@ -280,22 +288,7 @@ class TrainingRun:
     def validate(self, state: Any) -> None:
         """Sample and score the held-out problems if they are due. All processes call it."""
         if self.validation is not None and self.validation.is_due(state.global_step, state.max_steps):
-            self._validate(state.global_step)
-
-    def _validate(self, step: int) -> None:
-        assert self.groups is not None
-        assert self.validation is not None
-        self.validated = self.validation.run(self.groups, step)
-
-    def _judged(self, step: int, alarm: str | None) -> Verdict:
-        """Return what the held-out problems say; `alarm` is what the training metrics say of a collapse."""
-        assert self.validation is not None
-        if alarm is not None:
-            self.health.unconfirmed()
-        verdict = self.health.validated(step, self.validation.passed)
-        if alarm is not None and verdict.collapsed is None:
-            LOG.warning(f"{alarm}. The held-out problems do not confirm a collapse; the run goes on")
-        return verdict
+            self.validation.run(state.global_step)
 
     def log_completions(self, *, cut: bool = False) -> None:
         """Write the rollout that the last step completed, if it is due. All processes call it.

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from accelerate.utils import broadcast_object_list
+from transformers import TrainerCallback
 
 from gtpo.common.log import LOG
-from gtpo.config import TrainConfig
-from gtpo.inputs.dataset import to_row
 from gtpo.rewards.data.problem import Problem
-from gtpo.run.health import Health
+from gtpo.rewards.data.prompt import chat_messages
+from gtpo.run.health import Health, Verdict
 from gtpo.trainer.group_statistics import GroupStatistics
+from gtpo.trainer.trl_seam import part_of
 
 METRIC = "validation/pass@1"
 """What `best/` follows, a fraction."""
@@ -33,30 +34,81 @@ ScoreHeldOut = Callable[[Sequence[Problem], Sequence[Sequence[str]]], Mapping[st
 the same."""
 
 
-class Validation:
-    """Samples and scores the held-out problems of a run, and remembers what that cost."""
+class Validation(TrainerCallback):
+    """Samples and scores held-out problems every `every` steps, and before the first: `trainer.add_callback(...)`.
 
-    def __init__(self, config: TrainConfig, problems: Sequence[Problem], score: ScoreHeldOut) -> None:
-        self.problems, self.score = problems, score
-        self.samples, self.every = config.training.eval_samples, config.training.eval_steps
-        self.logging_steps, self.seed = config.training.logging_steps, config.model.random_seed
-        self.prompts = [to_row(problem, config)["prompt"] for problem in problems for _ in range(self.samples)]
+    trainer: a GTPOTrainer, or TRL's GRPOTrainer with GroupStatistics: ValueError without it. score: what scores them,
+    such as `gtpo.evalkit.evaluation.summary.score_held_out`. prompts: of the problems, in the form of the training
+    data; by default the system prompt of the published experiments and the problem. The training does not notice it:
+    it has its own random stream. `CollapseWatch` takes it as the judge of a collapse.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        problems: Sequence[Problem],
+        score: ScoreHeldOut,
+        *,
+        every: int,
+        samples: int = 4,
+        prompts: Sequence[Any] | None = None,
+    ) -> None:
+        groups = part_of(trainer, GroupStatistics)
+        if groups is None:
+            raise ValueError("Validation: the trainer needs GroupStatistics; add that callback before")
+        self.groups, self.problems, self.score = groups, problems, score
+        self.samples, self.every = samples, every
+        asked = [chat_messages(problem.problem) for problem in problems] if prompts is None else prompts
+        self.prompts = [prompt for prompt in asked for _ in range(samples)]
         self.seconds = 0.0
         """Spent on validation by this process."""
         self.count = 0
         self.passed: list[float] = []
         """pass@1 of each problem in the latest validation."""
+        self.fresh: dict[str, float] = {}
+        """The latest validation, until it is judged."""
 
     def is_due(self, step: int, last_step: int) -> bool:
-        """Return whether `step` ends with a validation: every `training.eval_steps`, and the last that is logged."""
-        assert self.every is not None
-        return step % self.every == 0 or (step == last_step and step % self.logging_steps == 0)
+        """Return whether `step` ends with a validation: each `every`-th, and the last that is logged."""
+        logging_steps = max(1, int(self.groups.trainer.args.logging_steps))
+        return step % self.every == 0 or (step == last_step and step % logging_steps == 0)
 
-    def run(self, groups: GroupStatistics, step: int) -> dict[str, float]:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Validate the untrained model."""
+        if state.global_step == 0 and not self.count:
+            self.run(0)
+            self.fresh = {}
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Validate where it is due; the next line of the log has the result."""
+        if self.is_due(state.global_step, state.max_steps):
+            for name, value in self.run(state.global_step).items():
+                self.groups.seam.log(name, value)
+
+    def judged(self, health: Health, step: int, verdict: Verdict) -> Verdict:
+        """Return what counts of a line that gave `verdict`: an alarm is a reason to ask the held-out problems.
+
+        All processes call it.
+        """
+        if verdict.collapsed and not verdict.broken and not self.fresh:
+            LOG.info(f"asking the held-out problems: {verdict.collapsed}")
+            self.run(step)
+        if verdict.broken or not self.fresh:
+            return verdict
+        if verdict.collapsed is not None:
+            health.unconfirmed()
+        found = health.validated(step, self.passed)
+        if verdict.collapsed is not None and found.collapsed is None:
+            LOG.warning(f"{verdict.collapsed}. The held-out problems do not confirm a collapse; the run goes on")
+        return found
+
+    def run(self, step: int) -> dict[str, float]:
         """Return the metrics of the policy as it is now. All processes must call it; the training does not notice."""
-        begin, accelerator = time.perf_counter(), groups.trainer.accelerator
+        trainer, begin = self.groups.trainer, time.perf_counter()
+        accelerator = trainer.accelerator
         # Another stream for each step, and none that a round of sampling has.
-        texts = groups.sample_texts(self.prompts, seed=(self.seed * 1_000_003 + step) % 2**31 + 2**31)
+        seed = (trainer.args.seed * 1_000_003 + step) % 2**31 + 2**31
+        texts = self.groups.sample_texts(self.prompts, seed)
         row: list[dict[str, Any]] = [{}]
         if accelerator.is_main_process:
             completions = [texts[at : at + self.samples] for at in range(0, len(texts), self.samples)]
@@ -73,6 +125,7 @@ class Validation:
         row[0]["time/validation"] = seconds
         if accelerator.is_main_process:
             LOG.info(self._line(step, row[0]))
+        self.fresh = row[0]
         return row[0]
 
     def summary(self, session_s: float, health: Health) -> dict[str, Any]:

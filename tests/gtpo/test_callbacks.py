@@ -15,9 +15,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from gtpo import GTPOConfig, GTPOTrainer
-from gtpo.callbacks import Advice, CollapseWatch, ExactCheckpoints, UntrainedKL
+from gtpo.callbacks import Advice, CollapseWatch, ExactCheckpoints, GroupStatistics, UntrainedKL, Validation
 from gtpo.inputs.model import rounded_away
+from gtpo.rewards.data.problem import Problem
 from gtpo.run.health import Health, Verdict
+from gtpo.run.validation import Score
+from gtpo.run.watch import Watch
 
 TWO_STEPS_A_ROUND = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "learning_rate": 1e-2}
 
@@ -122,6 +125,70 @@ def test_a_collapse_warns_or_stops(
     assert f"collapse: {said}" in "\n".join(told)
     assert trainer.state.global_step == (2 if action == "stop" else 4)
     assert (tmp_path / "out/checkpoint-2").is_dir()
+
+
+HELD_OUT = [Problem(id=str(number), problem=f"{number} + 1?", answer=str(number + 1)) for number in range(3)]
+
+
+def scorer(*rates: float) -> Any:
+    """Return a scorer that says these rates one after the other."""
+    left = list(rates)
+
+    def score(problems: Any, completions: Any) -> dict[str, Any]:
+        assert [len(texts) for texts in completions] == [2] * len(problems)
+        rate = left.pop(0)
+        return {"pass@1": Score(rate, rate - 0.01, rate + 0.01), "problems": [rate] * len(problems)}
+
+    return score
+
+
+def validated(trainer: Any, *rates: float) -> Validation:
+    prompts = [f"{problem.problem} ?" for problem in HELD_OUT]
+    return Validation(trainer, HELD_OUT, scorer(*rates), every=2, samples=2, prompts=prompts)
+
+
+@needs_trl_kernel
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+def test_held_out_problems_are_scored_and_the_training_does_not_notice(
+    method: str,
+    folder: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    plain = trainer_of(method, folder, tmp_path / "plain", save_strategy="no")
+    plain.train()
+    watched = trainer_of(method, folder, tmp_path / "watched", save_strategy="no")
+    if method == "grpo":
+        with pytest.raises(ValueError, match="needs GroupStatistics; add that callback before"):
+            validated(watched)
+        watched.add_callback(GroupStatistics(watched))
+    validation = validated(watched, 0.1, 0.4, 0.7)
+    watched.add_callback(validation)
+    watched.train()
+    assert all(map(torch.equal, weights(plain), weights(watched)))
+    name = "validation/pass@1"
+    found = {row["step"]: row[name] for row in watched.state.log_history if name in row}
+    assert found == {2: pytest.approx(0.4), 4: pytest.approx(0.7)}
+    assert (validation.count, validation.passed) == (3, [0.7] * 3)
+
+
+@pytest.mark.parametrize(("held_out", "stopped_at"), [((0.6, 0.6, 0.6), 4), ((0.6, 0.1), 1)])
+def test_held_out_problems_judge_an_alarm(
+    held_out: tuple[float, ...],
+    stopped_at: int,
+    folder: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trainer = trainer_of("gtpo", folder, tmp_path / "out", steps_per_generation=1, save_strategy="no")
+    validation = validated(trainer, *held_out, 0.6)
+    for part in (validation, CollapseWatch(trainer, on_collapse="stop", validation=validation)):
+        trainer.add_callback(part)
+    monkeypatch.setattr(Watch, "observe", lambda self, step, row: "made up" if step == 1 else None)
+    with logged() as told:
+        trainer.train()
+    assert trainer.state.global_step == stopped_at
+    assert any("made up. The held-out problems do not confirm" in line for line in told) == (stopped_at == 4)
+    assert any("surely below 50% of the best" in line for line in told) == (stopped_at == 1)
 
 
 def test_a_step_whose_completions_were_all_dropped_is_named(folder: Path, tmp_path: Path) -> None:  # noqa: F811

@@ -38,7 +38,7 @@ def test_a_reward_that_is_lost_is_said_once_and_one_that_stays_never(prompts: in
     ((step, text),) = said(health, lines(400, mean=0.02, prompts=prompts, seed=1), first=301)
     assert step <= 300 + within
     assert f"at step {step} the accuracy reward fell from " in text
-    assert "in fewer than 0.5 % of runs" in text
+    assert "in fewer than 0.25 % of runs" in text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,184 @@
+"""The watch on the metrics of a run: which of them have left its own past, beyond what chance explains.
+
+The accuracy reward, its share of the same prompts' past, or the format reward has fallen (`gtpo.run.sequential`); or
+entropy or length has left its past on either side, or KL a limit, while the accuracy reward is lower than it was. All
+tests together raise a false alarm in at most `health.false_alarms` of the runs whose policy does not change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gtpo.presets import LN2
+from gtpo.run.sequential import KEPT, Drift, Floats
+
+KL_LIMIT = 0.1
+"""Nats per token from the untrained policy. A policy beyond it that has become worse is coming apart."""
+
+KL_FAR = 0.2
+"""Beyond this it need not be worse: it is enough that it has learned nothing."""
+
+FIRST_LINES = 64
+"""Lines from the start of a run that the KL divergence is compared with."""
+
+GROWN = 3.0
+"""Standard errors by which its logarithm must have grown since then."""
+
+SURE = 4.0
+"""Standard errors by which the accuracy reward must be lower; it may be looked at after every line."""
+
+STREAK = 3
+"""Lines in a row without a finite gradient, entropy or KL that are a collapse."""
+
+
+class Signal(NamedTuple):
+    """One test: a metric by its names (the first that a run has), and what counts as having left its past."""
+
+    names: tuple[str, ...]
+    share: float
+    """Of the false alarms."""
+    settings: Mapping[str, Any]
+    words: str
+
+
+_REST = 0.5 / 6
+ACCURACY = ("reward/accuracy", "reward")
+SIGNALS = {
+    "accuracy": Signal(ACCURACY, 0.25, {"side": "low", "ratio": 0.6}, "the accuracy reward fell"),
+    "prompts": Signal(
+        ("reward/of_past",), 0.25, {"side": "low", "ratio": 0.6}, "the reward of prompts that came again fell"
+    ),
+    "format": Signal(("reward/format",), _REST, {"side": "low", "ratio": 0.6}, "the format reward fell"),
+    "entropy gone": Signal(("entropy/mean", "entropy"), _REST, {"side": "low", "ratio": 0.2}, "entropy fell"),
+    "entropy": Signal(
+        ("entropy/mean", "entropy"), _REST, {"side": "high", "ratio": 2.0, "beyond": LN2}, "entropy rose"
+    ),
+    "short": Signal(
+        ("completions/length", "completions/mean_length"), _REST, {"side": "low", "ratio": 0.33}, "completions shrank"
+    ),
+    "long": Signal(
+        ("completions/length", "completions/mean_length"), _REST, {"side": "high", "ratio": 2.0}, "completions grew"
+    ),
+    "kl": Signal(("kl/untrained", "kl"), _REST, {"side": "high", "limit": KL_LIMIT}, "the KL divergence grew"),
+}
+"""Name -> test. Half of the false alarms is for the accuracy, the other half shared evenly."""
+
+ALONE = ("accuracy", "prompts", "format")
+"""Tests that need nothing else; the others count while the accuracy reward is lost too."""
+
+
+def metric_value(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
+    """Return the first of `names` that a line has as a number, None where it has none."""
+    return next((float(row[name]) for name in names if isinstance(row.get(name), int | float)), None)
+
+
+class Watch:
+    """The tests of all metrics of one run, or of `rows` at once; each raises an alarm at most once until `forgive`."""
+
+    def __init__(self, false_alarms: float, rows: int = 1) -> None:
+        self.tests = {
+            name: Drift(false_alarms * signal.share, rows=rows, **signal.settings) for name, signal in SIGNALS.items()
+        }
+        self.said = {name: np.zeros(rows, dtype=bool) for name in SIGNALS}
+        self.first: dict[str, list[list[float]]] = {"accuracy": [], "kl": []}
+        """The first FIRST_LINES values of each run, by line."""
+        self.streak = 0
+
+    def observe(self, step: int, row: Mapping[str, Any]) -> str | None:
+        """Take in one line of metrics; return what is wrong, None while nothing is or where it was said."""
+        loss = row.get("loss")
+        if loss is not None and not math.isfinite(loss):
+            return f"the loss is {loss}, not finite, at step {step}"
+        rest = ("grad_norm", *(name for signal in SIGNALS.values() for name in signal.names))
+        lost = [name for name in rest if isinstance(row.get(name), float) and not math.isfinite(row[name])]
+        self.streak = self.streak + 1 if lost else 0
+        if self.streak == STREAK:
+            return f"{', '.join(dict.fromkeys(lost))} is not finite in {STREAK} lines up to step {step}"
+        values = {name: metric_value(row, signal.names) for name, signal in SIGNALS.items()}
+        found = self.look(
+            {name: np.array([value]) for name, value in values.items() if value is not None and math.isfinite(value)}
+        )
+        new = [name for name, alarms in found.items() if alarms[0]]
+        return self._words(new[0], step) if new else None
+
+    def look(self, values: Mapping[str, Floats]) -> dict[str, NDArray[np.bool_]]:
+        """Take in one value per run [rows] for each test that has one; return by test which runs it flags now."""
+        found = {}
+        for name, value in values.items():
+            test = self.tests[name]
+            found[name] = (test.observe(value) >= -math.log(test.alpha)) & ~self.said[name]
+            if name in self.first and len(self.first[name]) < FIRST_LINES:
+                self.first[name].append(value.tolist())
+        for name, alarms in found.items():
+            if name not in ALONE:
+                for at in np.flatnonzero(alarms):
+                    alarms[at] = self._accuracy_lost(name, int(at))
+            self.said[name] |= alarms
+        return found
+
+    def _words(self, name: str, step: int) -> str:
+        test = self.tests[name]
+        start, mean = test.strongest()
+        later = test.count - start
+        return (
+            f"at step {step} {SIGNALS[name].words} from {mean:.3g} to {test.past[0, -later:].mean():.3g} (means of "
+            f"{start} lines and of the {later} lines after them); a policy that does not change does this in fewer "
+            f"than {100 * test.alpha:.2g} % of runs"
+        )
+
+    def _accuracy_lost(self, name: str, at: int) -> bool:
+        """Return whether the accuracy reward of run `at` lies below what it was before `name` left its past.
+
+        The divergence from the untrained policy must have grown since the first lines, and the accuracy lie below that
+        of these lines; beyond KL_FAR it must not lie above.
+        """
+        test, accuracy = self.tests[name], self.tests["accuracy"]
+        later = test.count - test.strongest(at)[0]
+        since = min(math.ceil(later * accuracy.count / test.count), KEPT // 2)  # it may be logged less often
+        rewards = accuracy.past[at]
+        if not 0 < since < len(rewards):
+            return False
+        now, before = rewards[-since:], rewards[:-since][-max(10, since) :]
+        memory = math.sqrt(max(accuracy.tau[at], test.tau[at]))
+        if name != "kl":
+            return bool(now.mean() < before.mean() - SURE * memory * _standard_error(now, before))
+        first = np.array([values[at] for values in self.first["kl"][: test.count - later]])
+        logs = [np.log(np.maximum(values, KL_LIMIT / 10)) for values in (test.past[at, -later:], first)]
+        if logs[0].mean() <= logs[1].mean() + GROWN * memory * _standard_error(*logs):
+            return False
+        before = np.array([values[at] for values in self.first["accuracy"][: accuracy.count - since]])
+        noise = memory * _standard_error(now, before)
+        return bool(now.mean() <= before.mean() + (noise if logs[0].mean() > math.log(KL_FAR) else -2 * noise))
+
+    def forgive(self, *, keep_past: bool) -> None:
+        """Begin anew. keep_past: with the past up to where the strongest bet began, which is that of a well run."""
+        for name, test in self.tests.items():
+            later = test.count - test.strongest()[0] if keep_past and test.starts else test.count
+            test.forget(test.past[:, : max(0, test.past.shape[1] - later)])
+            self.said[name][:] = False
+        self.streak = 0
+        if not keep_past:
+            self.first = {name: [] for name in self.first}
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs to go on."""
+        tests = {name: test.state() for name, test in self.tests.items()}
+        said = {name: values.tolist() for name, values in self.said.items()}
+        return {"tests": tests, "said": said, "first": self.first, "streak": self.streak}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`."""
+        self.first, self.streak = {name: list(values) for name, values in state["first"].items()}, state["streak"]
+        for name, test in state["tests"].items():
+            self.tests[name].load(test)
+            self.said[name] = np.array(state["said"][name])
+
+
+def _standard_error(*samples: Floats) -> float:
+    """Of the difference of their means. The variance of a short one says little: each has the larger."""
+    return math.sqrt(max(values.var() for values in samples) * sum(1 / len(values) for values in samples))
