@@ -11,7 +11,7 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,8 @@ class Method:
 
     name: str
     members: tuple[Member, ...]
+    given: bool = False
+    """Whether every other method began from its weights: differences to it are of this base, not of its own seed."""
 
     @property
     def runs(self) -> list[EvalRun]:
@@ -94,7 +96,7 @@ class Method:
     @property
     def trained(self) -> bool:
         """Return whether training made it, so that another seed could have come out otherwise."""
-        return any(member.train is not None or member.preset for member in self.members)
+        return not self.given and any(member.train is not None or member.preset for member in self.members)
 
     def is_named(self, asked: str) -> bool:
         """Return whether `asked` is its name, its preset, or one of its runs by name or folder."""
@@ -148,7 +150,26 @@ def group(members: list[Member], group_by: str, labels: Sequence[str], notes: li
         _note_inside(method, chosen=key[0] != "config", notes=notes)
     if group_by == "config":
         _note_near(methods, notes)
-    return methods
+    return [_as_given(method, methods, notes) for method in methods]
+
+
+def _as_given(method: Method, methods: list[Method], notes: list[str]) -> Method:
+    """The method, marked and noted where it is the one run from whose weights all others were trained."""
+    others = [member for other in methods if other is not method for member in other.members]
+    trained = [member.train for member in others if member.train is not None]
+    if len(method.members) > 1 or method.trains == [] or not trained or len(trained) < len(others):
+        return method
+    folder = method.trains[0].folder.resolve()
+
+    def begins_here(train: TrainRun) -> bool:
+        base = str(train.document.get("base_model") or "")
+        where_it_was_trained = train.folder.resolve().parents[2]  # of results/train/NAME
+        return folder in (Path(base).resolve(), (where_it_was_trained / base).resolve())
+
+    if not all(map(begins_here, trained)):
+        return method
+    notes.append(f"all other runs began from {method.name}: differences to it are of these weights, whatever its seed")
+    return replace(method, given=True)
 
 
 def _labelled(members: list[Member], labels: Sequence[str]) -> dict[str, str]:

@@ -14,11 +14,10 @@ METHODS = ("sft", "grpo", "gtpo")
 SEEDS = (1, 2, 3)
 RUNS = ("demo-base", *(f"demo-{method}-s{seed}" for method in METHODS for seed in SEEDS))
 TRAIN = tuple(
-    ("train", f"demo/{method}", "--run-name", f"demo-{method}-s{seed}", "--model.random_seed", str(seed),
-     "--training.max_steps", "60")
+    ("train", f"demo/{method}", "--run-name", f"demo-{method}-s{seed}", "--model.random_seed", str(seed))
     for seed in SEEDS
     for method in METHODS
-)  # fmt: skip
+)
 EVALUATE = ("--benchmarks", "arithmetic,arithmetic_hard", "--k", "32", "--max-tokens", "48")
 AGAINST_GRPO = tuple(run for run in RUNS if "-gtpo-" in run or "-grpo-" in run)
 COMMANDS = (

@@ -829,3 +829,31 @@ def test_times_and_commands_are_no_settings(tmp_path: Path) -> None:
     out = gtpo("compare", tmp_path / "one", tmp_path / "two", cwd=tmp_path).stdout
     assert "seconds" not in out
     assert "gtpo eval" not in out
+
+
+def test_the_base_of_all_methods_counts_as_given(tmp_path: Path) -> None:
+    """Its own training seed is no part of the differences; where one run began elsewhere, it is again."""
+    write_train(tmp_path / "results/train/base", method="sft", seed=9)
+    write_eval(tmp_path / "results/eval/base", method="sft", train_run="results/train/base", skill=0.0, seed=9)
+    names = ["base"]
+    for method in ("grpo", "gtpo"):
+        for seed in (1, 2, 3):
+            name = f"{method}-s{seed}"
+            write_train(tmp_path / f"results/train/{name}", method=method, seed=seed, base_model="results/train/base")
+            write_eval(tmp_path / f"results/eval/{name}", method=method, train_run=f"results/train/{name}",
+                       skill=1.5 + 0.1 * seed, seed=seed)  # fmt: skip
+            names.append(name)
+    found = compared(tmp_path, *names, baseline="base")
+    assert [method.given for method in found.methods] == [True, False, False]
+    assert sum("all other runs began from base" in note for note in found.all_notes) == 1
+    assert not any("one training seed of base" in note for note in found.all_notes)
+    column = Column("pass@k", 1)
+    given = found.tables[0].cells["gtpo", column].paired
+    path = tmp_path / "results/train/gtpo-s3/run.json"
+    path.write_text(path.read_text().replace("results/train/base", "another/base"))
+    found = compared(tmp_path, *names, baseline="base")
+    assert not any(method.given for method in found.methods)
+    assert any("one training seed of base" in note for note in found.all_notes)
+    borrowed = found.tables[0].cells["gtpo", column].paired
+    assert borrowed.difference == given.difference
+    assert (borrowed.low, borrowed.high) != (given.low, given.high)
