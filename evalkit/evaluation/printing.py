@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.common.log import LOG, duration
+from gtpo.common.terminal import stacked, stdout_console
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS, checksum, find_benchmark, load_problems
 from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol, presets
@@ -52,30 +53,21 @@ def _cell(interval: Interval) -> str:
     return text
 
 
-def _console() -> Any:
-    """A console wide enough that no table is cut; long lines are left to the terminal."""
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
-    console.width = max(console.width, 250)
-    return console
-
-
 def print_summary(folder: Path, record: EvalRecord, k: int | None = None) -> None:
     """Print the metrics of a run on stdout: one table for all benchmarks, details of each, what they mean.
 
     k: the largest that is shown; None: every sample. Benchmarks that have no metrics yet are left out.
     """
-    console = _console()
+    console = stdout_console(pipe=250)
     done = {name: entry for name, entry in record.benchmarks.items() if entry.pass_at_k}
-    console.print(_overview(record, done, k))
+    _print_table(console, _overview(record, done, k))
     for name, entry in done.items():
-        console.print(_details(name, entry, record.scoring, k))
+        _print_table(console, _details(name, entry, record.scoring, k))
         console.print(_line(record.scoring, entry), markup=False)
         if entry.judged_correct_by is not None:
             console.print(_beside(folder, entry.judged_correct_by), markup=False)
         if entry.questions >= GROUPS_FROM and (entry.by_level or entry.by_subject):
-            console.print(_groups(entry, _largest(entry, k)))
+            _print_table(console, _groups(entry, _largest(entry, k)))
     console.print(
         "Brackets: 95 % intervals clustered by question; they cover the choice of questions and the sampling "
         "(eval.json has sampling noise alone as well).",
@@ -84,6 +76,11 @@ def print_summary(folder: Path, record: EvalRecord, k: int | None = None) -> Non
     console.print(DEFINITIONS, style="dim")
     console.print(f"Results: {folder}", markup=False)
     console.print(f"Next:    gtpo compare {folder} OTHER_RUN...", markup=False)
+
+
+def _print_table(console: Any, table: Any) -> None:
+    for piece in stacked(table, console.width):
+        console.print(piece)
 
 
 def _largest(entry: BenchmarkRecord, k: int | None) -> int:
@@ -266,15 +263,15 @@ def print_benchmarks() -> None:
         local = f"{b.local}.jsonl" if b.local else ""
         title = b.title if b.checksum else f"{b.title} (not verified here)"
         table.add_row(b.name, title, str(b.count), b.source, local)
-    console = _console()
-    console.print(table)
+    console = stdout_console(pipe=250)
+    _print_table(console, table)
     console.print(
         "Local files are read from --data-dir or GTPO_DATA_DIR. Your own: a .jsonl, .parquet or .yaml file, or "
         "package.module:NAME.\n"
     )
     table = Table(box=None, pad_edge=False)
     for column in ("protocol", "", "source"):
-        table.add_column(column, no_wrap=True)
+        table.add_column(column, no_wrap=column == "protocol", overflow="fold")
     for protocol in presets().values():
         table.add_row(protocol.name, protocol.title, protocol.source)
     console.print(table)

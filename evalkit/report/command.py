@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import check_writable
 from gtpo.common.packages import require
+from gtpo.common.terminal import stdout_console
 from gtpo.evalkit.results.find import find_runs
 from gtpo.evalkit.results.record import SCORINGS
 
@@ -131,10 +132,7 @@ def run_compare(settings: CompareSettings) -> None:
     if settings.plan:
         return _print_plan(comparison, settings)
     if settings.format == "table":
-        from rich.console import Console
-
-        # A pipe has no width; 80 columns would fold the intervals.
-        console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+        console = stdout_console(pipe=160)
         console.print(as_rich(comparison, console.width, details=details))
     else:
         formats = {"markdown": as_markdown, "latex": as_latex, "csv": as_csv, "json": as_json}
@@ -173,6 +171,5 @@ def _print_plan(comparison: Comparison, settings: CompareSettings) -> None:
     if settings.format == "json":
         sys.stdout.write(plan_as_json(comparison, target))
         return
-    from rich.console import Console
-
-    Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(plan_as_rich(comparison, target))
+    console = stdout_console(pipe=160)
+    console.print(plan_as_rich(comparison, target, console.width))

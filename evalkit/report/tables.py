@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gtpo.common.terminal import stacked
 from gtpo.evalkit.comparison.compare import Comparison, Table
 from gtpo.evalkit.comparison.scores import FORMAT, MAJ, PASS, Column
 from gtpo.evalkit.comparison.verdicts import BETTER, EQUIVALENT, WORSE, Cell
@@ -60,13 +61,12 @@ def as_rich(comparison: Comparison, width: int = 160, *, details: bool = False) 
     if details:
         head, rows = test_rows(comparison)
         if rows:
-            parts += [Text(""), _grid("primary comparisons: what each test covers", head, rows)]
+            parts += [Text(""), _grid("primary comparisons: what each test covers", head, rows, width, keep=2)]
     for table in comparison.tables if details else [table for table in comparison.tables if table.group]:
         parts += [Text(""), _details_grid(comparison, table, width)]
     if comparison.trained:
-        parts += [
-            Text(""), _grid("training: mean of the last tenth of the steps", *training_rows(comparison))
-        ]  # fmt: skip
+        title = "training: mean of the last tenth of the steps"
+        parts += [Text(""), _grid(title, *training_rows(comparison), width, keep=2)]
     if comparison.tables:
         parts += [Text(""), *(Text(line, style="dim") for line in legend(comparison))]
     return Group(*parts)
@@ -144,7 +144,8 @@ def _details_grid(comparison: Comparison, table: Table, width: int) -> Grid:
     return grid
 
 
-def _grid(title: str, head: list[str], rows: list[list[str]]) -> Grid:
+def _grid(title: str, head: list[str], rows: list[list[str]], width: int, *, keep: int = 1) -> Group:
+    from rich.console import Group
     from rich.table import Table as Grid
     from rich.text import Text
 
@@ -153,7 +154,7 @@ def _grid(title: str, head: list[str], rows: list[list[str]]) -> Grid:
         grid.add_column(name, overflow="fold")
     for row in rows:
         grid.add_row(*(Text(value) for value in row))
-    return grid
+    return Group(*stacked(grid, width, keep=keep))
 
 
 def escaped(text: str) -> str:
@@ -220,13 +221,13 @@ def _markdown_cell(table: Table, method: str, column: Column) -> str:
     return f"{text}<br>**{change(cell)}**{p}" if cell.direction else f"{text}<br>{change(cell)}{p}"
 
 
-def plan_as_rich(comparison: Comparison, target: float) -> Group:
+def plan_as_rich(comparison: Comparison, target: float, width: int = 160) -> Group:
     """What a comparison of these methods would take, one table a benchmark."""
     from rich.console import Group
     from rich.text import Text
 
     parts: list[RenderableType] = [Text(f"note: {visible(note)}", style="yellow") for note in comparison.notes]
     for title, _, (head, rows) in plan_rows(comparison, target):
-        parts += [Text(""), Text(title, style="bold"), _grid("", head, rows)]
+        parts += [Text(""), Text(title, style="bold"), _grid("", head, rows, width)]
     parts.append(Text("–: not with 64 seeds of each. Both methods are trained with so many seeds.", style="dim"))
     return Group(*parts)

@@ -57,7 +57,7 @@ class _StderrHandler(logging.Handler):
         if self.stream is not None:
             print(message, file=self.stream, flush=True)
         elif sys.stderr.isatty():
-            stderr_console().print(message, markup=False, highlight=False, soft_wrap=True)
+            stderr_console().print(message, markup=False, highlight=False, soft_wrap=False)  # by word
         else:
             print(message, file=sys.stderr, flush=True)
 

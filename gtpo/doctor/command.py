@@ -19,6 +19,7 @@ from gtpo.common.files import check_writable, read_jsonl, write_json
 from gtpo.common.log import LOG
 from gtpo.common.packages import installed
 from gtpo.common.provenance import git_commit, now, package_versions
+from gtpo.common.terminal import stdout_console
 from gtpo.doctor.machine import describe_machine, describe_packages, list_abilities
 
 SCHEMA_VERSION = 1
@@ -172,12 +173,11 @@ def _test_eval(program: Sequence[str], folder: Path) -> tuple[str, dict[str, Any
 def _print(report: dict[str, Any]) -> None:
     """Print the report as tables on stdout."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     machine = report["machine"]
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console = stdout_console(pipe=120)
     console.print(
         f"gtpo {report['gtpo']}, Python {machine['python']}, {machine['system']}\n"
         f"{machine['cpus']} CPUs, {machine['memory_gib']} GiB memory, {machine['disk_free_gib']} GiB free here, "

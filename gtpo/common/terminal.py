@@ -1,0 +1,58 @@
+"""What a command prints on stdout, at the width that is there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def stdout_console(pipe: int) -> Console:
+    """Return the console of stdout. pipe: its width where there is no terminal and no COLUMNS; text is not folded."""
+    from rich.console import Console
+
+    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
+        return Console(highlight=False)
+    return Console(width=pipe, highlight=False, soft_wrap=True)
+
+
+def stacked(table: Table, width: int, *, keep: int = 1) -> list[Table]:
+    """Return the table, or several that hold its columns in turn behind the first `keep`, so that each fits."""
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table
+
+    console = Console(width=10_000)
+
+    def needs(place: int) -> int:
+        column = table.columns[place]
+        cells = [column.header, *column.cells]
+        return max(Measurement.get(console, console.options, cell).maximum for cell in cells) + 3
+
+    kept = list(range(keep))
+    pieces, alone = [kept[:]], sum(map(needs, kept)) + 1
+    taken = alone
+    for place in range(keep, len(table.columns)):
+        if taken + needs(place) > width and len(pieces[-1]) > keep:
+            pieces.append(kept[:])
+            taken = alone
+        pieces[-1].append(place)
+        taken += needs(place)
+    if len(pieces) == 1:
+        return [table]
+    found = []
+    for i, places in enumerate(pieces):
+        title = table.title if i == 0 else None
+        piece = Table(title=title, title_justify="left", title_style=table.title_style, box=table.box,
+                      pad_edge=table.pad_edge)  # fmt: skip
+        for place in places:
+            column = table.columns[place]
+            piece.add_column(column.header, justify=column.justify, no_wrap=True)
+        for row in zip(*(list(table.columns[place].cells) for place in places), strict=True):
+            piece.add_row(*row)
+        found.append(piece)
+    return found
