@@ -115,7 +115,7 @@ def _lacking(cell: Cell, margin: float | None) -> str:
         return f"{why}To find {points(target)} points takes {least}{seeds} seeds of each."
     more = plan.more_questions(target)
     if more is None:
-        return f"{why}To find {points(target)} points is beyond any number of seeds here."
+        return f"{why}No number of seeds finds {points(target)} points, even on 64 times as many such questions."
     return f"{why}To find {points(target)} points takes {least}{more[0]} seeds of each on {more[1]:,} such questions."
 
 

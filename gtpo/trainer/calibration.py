@@ -130,8 +130,9 @@ class GateCalibration(TrainerCallback):
             if trainer.accelerator.is_main_process:
                 LOG.info(f"measuring H_ini on the untrained policy: sampling {batch} completions")
         with self.while_measuring(), self.groups.sampling_aside(trainer.args.seed):
+            progress = None if trainer.use_vllm else self.report  # the one batch reports by itself
             return calibrate_initial_entropy(
-                self._completion_entropies, prompts, batch_size=batch, progress=self.report
+                self._completion_entropies, prompts, batch_size=batch, progress=progress
             )
 
     def _completion_entropies(self, prompts: Sequence[Any]) -> Tensor:
