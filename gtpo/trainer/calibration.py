@@ -131,9 +131,7 @@ class GateCalibration(TrainerCallback):
                 LOG.info(f"measuring H_ini on the untrained policy: sampling {batch} completions")
         with self.while_measuring(), self.groups.sampling_aside(trainer.args.seed):
             progress = None if trainer.use_vllm else self.report  # the one batch reports by itself
-            return calibrate_initial_entropy(
-                self._completion_entropies, prompts, batch_size=batch, progress=progress
-            )
+            return calibrate_initial_entropy(self._completion_entropies, prompts, batch_size=batch, progress=progress)
 
     def _completion_entropies(self, prompts: Sequence[Any]) -> Tensor:
         """Sample one completion per prompt and return <H>_i [n] in nats. The prompts are shared out among ranks."""
