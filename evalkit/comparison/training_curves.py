@@ -63,6 +63,11 @@ class Curve:
         width = np.diff(edges)
         return Curve(np.add.reduceat(self.steps, edges[:-1]) / width, np.add.reduceat(self.values, edges[:-1]) / width)
 
+    def extremes(self, points: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The lowest and the highest value of each run of steps that `thinned` averages."""
+        edges = np.linspace(0, self.steps.size, min(points, self.steps.size) + 1).astype(int)[:-1]
+        return np.minimum.reduceat(self.values, edges), np.maximum.reduceat(self.values, edges)
+
 
 class CurveLog:
     """A metrics.jsonl, read as it grows: each `read` takes the lines that were added since the last."""
@@ -74,6 +79,8 @@ class CurveLog:
     def _start_again(self) -> None:
         self._position = self._lines = 0
         self._rows: dict[float, dict[str, Any]] = {}
+        self.nonfinite: dict[float, str] = {}
+        """Step -> names of what was not finite there."""
 
     def read(self) -> bool:
         """Read on; return whether there was anything new.
@@ -114,6 +121,8 @@ class CurveLog:
         if isinstance(step, bool) or not isinstance(step, (int, float)) or not math.isfinite(step):
             raise UserError(f"{where}: step is {step!r}, expected a number")
         self._rows[step] = self._rows.get(step, {}) | row
+        if names := row.get("nonfinite"):
+            self.nonfinite[step] = ", ".join(map(str, names)) if isinstance(names, list) else str(names)
 
     def curves(self) -> dict[str, Curve]:
         """The curves by key; values that are missing, null or not finite leave a gap."""

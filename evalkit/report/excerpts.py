@@ -188,10 +188,10 @@ def choose_samples(
     )
 
 
-def shortened(text: str) -> tuple[str, int]:
-    """A completion as a page shows it, and how many characters its middle lost."""
-    cut = max(0, len(text) - LONGEST)
-    half = LONGEST // 2
+def shortened(text: str, longest: int = LONGEST) -> tuple[str, int]:
+    """A text of at most `longest` characters (an even number), and how many its middle lost."""
+    cut = max(0, len(text) - longest)
+    half = longest // 2
     return (text[:half] + "\u2026" + text[-half:] if cut else text), cut
 
 
@@ -237,10 +237,9 @@ def _rows_by_group(path: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:
     return groups
 
 
-def last_groups(train: TrainRun, budget: int) -> list[dict[str, Any]]:
-    """The groups of the last rollout that a train run logged, as far as `budget` bytes go; [] where there is none."""
-    files = completions_files(train.folder)
-    groups = [_group(step, number, rows) for (step, number), rows in _rows_by_group(files[-1]).items()] if files else []
+def groups_of(path: Path, budget: int) -> list[dict[str, Any]]:
+    """The groups of one logged rollout, the most telling first, as far as `budget` bytes go."""
+    groups = [_group(step, number, rows) for (step, number), rows in _rows_by_group(path).items()]
     groups.sort(key=lambda group: -group["interest"])
     chosen: list[dict[str, Any]] = []
     for group in groups:

@@ -22,9 +22,9 @@ from gtpo.evalkit.comparison.compare import Comparison
 from gtpo.evalkit.report.payload import payload
 from gtpo.evalkit.report.static import static_tables
 
-SCRIPTS = (
-    "base.js", "charts.js", "answer.js", "tables.js", "curves.js", "explorer.js", "question.js", "tokens.js", "start.js"
-)  # fmt: skip
+SHARED = ("dom.js", "base.js", "charts.js", "samples.js", "weights.js", "tokens.js")
+"""What the pages of `gtpo compare` and `gtpo view` are both made of."""
+SCRIPTS = (*SHARED, "answer.js", "tables.js", "curves.js", "explorer.js", "question.js", "start.js")
 
 
 def embedded(value: Any) -> str:

@@ -36,7 +36,7 @@ def find_runs(names: list[str], *, allow_incomplete: bool = False) -> tuple[list
     trains: dict[Path, TrainRun] = {}
     notes: list[str] = []
     alone: list[str] = []
-    for given, folder in [(name, place) for name in names for place in _resolve(name)]:
+    for given, folder in [(name, place) for name in names for place in resolve(name)]:
         if (folder / "run.json").is_file() and not (folder / "eval.json").is_file():
             train = read_train_run(folder)
             if not train.complete:
@@ -61,8 +61,11 @@ def find_runs(names: list[str], *, allow_incomplete: bool = False) -> tuple[list
     return _one_line_a_name(evals, notes), list(trains.values()), notes
 
 
-def _resolve(given: str) -> list[Path]:
-    """A folder from a path to it, to its eval.json, or from a name under results/; a name may stand for shards."""
+def resolve(given: str) -> list[Path]:
+    """A folder from a path to it, to its eval.json, or from a name under results/; a name may stand for shards.
+
+    UserError, with the nearest name, where there is none.
+    """
     path = Path(given)
     if path.name in ("eval.json", "run.json") and path.is_file():
         return [path.parent]
@@ -167,27 +170,34 @@ def _lies_in(record: EvalRecord, folder: Path) -> bool:
     return any(place.resolve().is_relative_to(folder.resolve()) for place in places)
 
 
-def _eval_runs_of(train: TrainRun, notes: list[str]) -> list[EvalRun]:
-    """The complete eval runs of a train run: beside it (results/train/X -> results/eval/*), or under results/.
+def evals_of(folder: Path) -> list[tuple[Path, EvalRecord]]:
+    """The eval runs of a train run's folder, complete or not: beside it (results/train/X -> results/eval/*), or under
+    results/.
 
     A name says nothing across projects: under this results/ another one's train run has those made of its folder.
     """
-    beside = {place.parent.parent / "eval" for place in _both(train.folder)}
-    own = {place.resolve() for place in beside}
+    own = {(place.parent.parent / "eval").resolve() for place in _both(folder)}
     here = (RESULTS / "eval").resolve()
-    if train.folder.resolve().parent == (RESULTS / "train").resolve():
+    if folder.resolve().parent == (RESULTS / "train").resolve():
         own.add(here)
     found = []
     for entry in sorted(entry for home in own | {here} for entry in _folders(home)):
         record = _peek(entry)
-        if record is None or not _names_train_run(record, train.folder):
+        if record is None or not _names_train_run(record, folder):
             continue
-        if entry.parent not in own and not _lies_in(record, train.folder):
-            continue
-        if record.status != "complete":
+        if entry.parent in own or _lies_in(record, folder):
+            found.append((entry, record))
+    return found
+
+
+def _eval_runs_of(train: TrainRun, notes: list[str]) -> list[EvalRun]:
+    """The complete eval runs of a train run."""
+    found = []
+    for entry, record in evals_of(train.folder):
+        if record.status == "complete":
+            found.append(read_eval_run(entry))
+        else:
             notes.append(f"{train.name}: eval run {entry.name} is incomplete and left out")
-            continue
-        found.append(read_eval_run(entry))
     return found
 
 

@@ -12,16 +12,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison.training_curves import (
+    LN2,
     METRICS,
+    Curve,
     CurveLog,
+    Metric,
     completions_files,
     gate,
     initial_entropy,
 )
-from gtpo.evalkit.report.excerpts import last_groups, shortened
-from gtpo.evalkit.results.find import RESULTS, read_train_run
+from gtpo.evalkit.report.excerpts import groups_of, shortened
+from gtpo.evalkit.report.maths import segments
+from gtpo.evalkit.results.find import RESULTS, evals_of, read_train_run, resolve
 from gtpo.evalkit.results.questions import load_problems
 from gtpo.evalkit.results.record import EvalRecord, read_record
 from gtpo.evalkit.results.run import EvalRun, TrainRun
@@ -30,29 +34,35 @@ POINTS = 500
 """Steps of a curve that the page gets; longer ones are averaged."""
 PAGE = 50
 """Samples that the page gets at a time."""
+LONGEST = 60_000
+"""Characters of a completion or question that the page gets."""
 ROLLOUT_BYTES = 600_000
 """Text of the last rollout that the page gets."""
-SHOWN = tuple(metric for metric in METRICS if metric.key not in ("conflict/forward", "conflict/backward"))
-"""The curves of the page."""
+_REST = tuple(metric for metric in METRICS if metric.key not in ("conflict/forward", "conflict/backward"))
+SHOWN = (
+    *_REST[:2],
+    Metric("validation/pass@1", "Accuracy on held-out problems", "share", 0.0, 1.0),
+    *_REST[2:],
+    Metric("kl/untrained", "KL to the untrained model", "nats", 0.0),
+    Metric("time/step", "Time of a step", "seconds", 0.0),
+)
+"""The curves of the page, after those of the reward functions."""
+RECENT = 20
+"""Logged steps that a warning is about."""
 _WORST_FIRST = ("INCORRECT", "UNSIMPLIFIED", "NO_ANSWER", "REJECTED", "TIMEOUT", "UNUSABLE_GOLD", "UNSCORED", "CORRECT")
 
 
 def find_folders(names: list[str]) -> list[Path]:
-    """Return the folders of the runs of these names or paths. UserError where there is none."""
+    """Return the folders of the runs of these names or paths, and of the eval runs made of them.
+
+    UserError where there is none.
+    """
     found: list[Path] = []
     for name in names:
         path = Path(name)
-        path = path.parent if path.name in ("run.json", "eval.json") else path
-        places = [path] if path.is_dir() else [RESULTS / kind / name for kind in ("train", "eval")]
-        there = [place for place in places if place.is_dir()]
-        if not there:
-            known = {folder.name for folder in every_folder()}
-            raise UserError(
-                f'no run "{name}": no such folder, and none of that name in {RESULTS}/train or {RESULTS}/eval.'
-                f"{did_you_mean(name, known)}"
-            )
-        found += there
-    return list(dict.fromkeys(found))
+        for folder in [path] if path.is_dir() else resolve(name):
+            found += [folder, *(entry for entry, _ in evals_of(folder))]
+    return list({folder.resolve(): folder for folder in found}.values())
 
 
 def every_folder() -> list[Path]:
@@ -72,6 +82,23 @@ def stamp(folder: Path) -> str:
     files += [folder / "completions", folder / "samples"]  # a folder's time changes with what is in it
     stats = [(path.stat().st_mtime_ns, path.stat().st_size) for path in files if path.exists()]
     return "-".join(f"{time}.{size}" for time, size in stats)
+
+
+def _is_reward(key: str) -> bool:
+    return key.startswith("rewards/") and key.endswith("/mean")
+
+
+def _short(values: Any) -> list[float]:
+    return [float(f"{value:.5g}") for value in values.tolist()]
+
+
+def _thinned(curve: Curve) -> dict[str, list[float]]:
+    """A curve for the page: where it is thinned, each point has the lowest and the highest value of its steps too."""
+    thin = curve.thinned(POINTS)
+    out = {"x": thin.steps.tolist(), "y": _short(thin.values)}
+    if thin is not curve:
+        out["low"], out["high"] = map(_short, curve.extremes(POINTS))
+    return out
 
 
 class Training:
@@ -103,18 +130,36 @@ class Training:
             "gate": gate(run),
             "initial_entropy": initial_entropy(run),
             "seconds": run.document.get("wall_time_s"),
-            "rollout": int(files[-1].stem.rpartition("-")[2]) if files else None,
+            "written": self._log.path.stat().st_mtime if curves else None,
+            "warnings": self._warnings(run, curves),
+            "rollouts": [path.stem for path in files],
             "curves": {
-                metric.key: {"x": thin.steps.tolist(), "y": [float(f"{y:.5g}") for y in thin.values.tolist()]}
-                for metric in SHOWN
-                if metric.key in curves
-                for thin in (curves[metric.key].thinned(POINTS),)
+                key: _thinned(curves[key])
+                for key in [*filter(_is_reward, curves), *(metric.key for metric in SHOWN)]
+                if key in curves
             },
         }
 
-    def rollout(self) -> list[dict[str, Any]]:
-        """Return the groups of the last rollout that was logged, the most telling first."""
-        return last_groups(self._run(), ROLLOUT_BYTES)
+    def _warnings(self, run: TrainRun, curves: dict[str, Curve]) -> list[str]:
+        """Return what is wrong with the run, in sentences; why it stopped, run.json says."""
+        found = []
+        steps = self._log.nonfinite
+        if steps:
+            found.append(
+                f"values that were not finite at {len(steps)} step{'s' * (len(steps) > 1)}, the last at step "
+                f"{max(steps):g} ({steps[max(steps)]})"
+            )
+        if run.method != "sft" and "entropy/mean" in curves:
+            entropy = float(curves["entropy/mean"].values[-RECENT:].mean())
+            if entropy > LN2:
+                found.append(f"entropy {entropy:.3f} nats, above ln 2 = {LN2:.3f} (mean of the last {RECENT} lines)")
+        return found
+
+    def rollout(self, log: str) -> list[dict[str, Any]]:
+        """Return the groups of a logged rollout (else of the last one), the most telling first."""
+        files = {path.stem: path for path in completions_files(self.folder)}
+        path = files.get(log) or (list(files.values())[-1] if files else None)
+        return groups_of(path, ROLLOUT_BYTES) if path else []
 
 
 def _wrong_first(verdicts: Any, questions: Any) -> Any:
@@ -128,6 +173,14 @@ def _wrong_first(verdicts: Any, questions: Any) -> Any:
         keys.append((place, seen[place, question], number.setdefault(question, len(number))))
         seen[place, question] += 1
     return np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=int)
+
+
+def _matching(questions: Any, problems: dict[str, tuple[str, str]], find: str) -> Any:
+    """Which samples [N] are of a question that has `find` in its id or text; a whole id is that question alone."""
+    known = dict.fromkeys(questions.tolist())
+    word = find.casefold()
+    found = {q for q in known if word in q.casefold() or word in problems.get(q, ("",))[0].casefold()}
+    return np.isin(questions.astype(str), [find] if find in known else sorted(found))
 
 
 _LIGHT = ("benchmark", "question_id", "sample_index", "format_ok", "tokens", "finish_reason", "error")
@@ -159,31 +212,52 @@ class Evaluation:
             entry = record.benchmarks.get(name)
             mine = rows["benchmark"] == name
             rate = entry.pass_at_k.get(1) if entry else None
+            maj = max(entry.maj_at_k, default=1) if entry else 1
             benchmarks.append({
                 "name": name,
                 "questions": len(set(rows["question_id"][mine].tolist())),
                 "samples": int(mine.sum()),
                 "asked": entry.questions * (entry.n_asked or entry.n or 0) if entry else 0,
                 "pass1": [rate.mean, rate.low, rate.high] if rate else None,
-                "verdicts": dict(Counter(rows["verdict"][mine].tolist())),
+                "maj": [maj, entry.maj_at_k[maj].mean] if entry and maj > 1 else None,
+                "format": entry.format_rate if entry else None,
+                "truncated": entry.truncation_rate if entry else None,
+                "tokens": entry.mean_tokens if entry else None,
             })  # fmt: skip
         return {"status": record.status, "scoring": record.scoring, "benchmarks": benchmarks}
 
-    def samples(self, benchmark: str, verdict: str, page: int) -> dict[str, Any]:
-        """Return one page of the samples of a benchmark with a verdict (any: all), wrong answers first."""
+    def samples(self, benchmark: str, verdict: str, find: str, page: int) -> dict[str, Any]:
+        """Return one page of the samples of a benchmark, wrong answers first, and how many there are of each verdict.
+
+        verdict: a verdict, format (a wrong one), truncated, or any. find: part of a question's id or text; a whole id
+        is that question alone.
+        """
         rows = self._rows()
-        chosen = np.flatnonzero((rows["benchmark"] == benchmark) & ((rows["verdict"] == verdict) | (verdict == "any")))
-        order = chosen[_wrong_first(rows["verdict"][chosen], rows["question_id"][chosen])]
-        shown = order[page * PAGE : (page + 1) * PAGE]
         problems = load_problems(EvalRun("", (self.folder,), (self._record(),)), benchmark)
+        chosen = np.flatnonzero(rows["benchmark"] == benchmark)
+        chosen = chosen[_matching(rows["question_id"][chosen], problems, find.strip())]
+        verdicts = rows["verdict"][chosen]
+        only = {
+            "format": ~rows["format_ok"][chosen].astype(bool),
+            "truncated": rows["finish_reason"][chosen] == "length",
+            **{name: verdicts == name for name in dict.fromkeys((*_WORST_FIRST, *verdicts))},
+        }
+        counts = {name: int(those.sum()) for name, those in only.items() if those.any()}
+        counts["any"] = len(chosen)
+        if verdict in only:
+            chosen = chosen[only[verdict]]
+        order = chosen[_wrong_first(rows["verdict"][chosen], rows["question_id"][chosen])]
+        page = max(0, min(page, -(-len(order) // PAGE) - 1))
+        shown = order[page * PAGE : (page + 1) * PAGE]
         texts = self._completions(shown)
         found = []
         for row, text in zip(shown.tolist(), texts, strict=True):
             question = str(rows["question_id"][row])
-            completion, cut = shortened(text or "")
+            completion, cut = shortened(text or "", LONGEST)
+            asked, gold = problems.get(question, ("", ""))
             found.append({
                 "question": question,
-                "problem": list(problems.get(question, ("", ""))),
+                "problem": [segments(shortened(asked, LONGEST)[0]), gold],
                 "index": int(rows["sample_index"][row]),
                 "verdict": str(rows["verdict"][row]),
                 "answer": rows["answer"][row],
@@ -194,7 +268,7 @@ class Evaluation:
                 "text": completion,
                 "cut": cut,
             })  # fmt: skip
-        return {"total": int(order.size), "page": page, "each": PAGE, "samples": found}
+        return {"total": int(order.size), "counts": counts, "page": page, "each": PAGE, "samples": found}
 
     def _rows(self) -> dict[str, Any]:
         """Return all columns but the completions: name -> [N]."""

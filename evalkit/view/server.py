@@ -20,10 +20,9 @@ from aiohttp import web
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.evalkit.comparison.training_curves import LN2
-from gtpo.evalkit.report.page import render
+from gtpo.evalkit.report.page import SHARED, render
 from gtpo.evalkit.view.runs import SHOWN, Evaluation, Training, every_folder, find_folders, is_eval, stamp
 
-SCRIPTS = ("base.js", "charts.js", "question.js", "tokens.js", "view.js")
 HOSTS = ("127.0.0.1", "localhost")
 """Names under which the page is opened; another one is a page elsewhere that has its name point here."""
 HEADERS = {
@@ -65,17 +64,17 @@ class Runs:
                 found[key] |= _told(run.summary)
         return {"version": self._version, "runs": found}
 
-    def rollout(self, key: str) -> dict[str, Any]:
-        """Return the groups of a train run's last rollout."""
+    def rollout(self, key: str, log: str) -> dict[str, Any]:
+        """Return the groups of a train run's logged rollout; of the last one where `log` names none."""
         run = self._all().get(key)
-        return _told(lambda: {"groups": run.rollout() if isinstance(run, Training) else []})
+        return _told(lambda: {"groups": run.rollout(log) if isinstance(run, Training) else []})
 
-    def samples(self, key: str, benchmark: str, verdict: str, page: int) -> dict[str, Any]:
+    def samples(self, key: str, benchmark: str, verdict: str, find: str, page: int) -> dict[str, Any]:
         """Return one page of an eval run's samples."""
         run = self._all().get(key)
         if not isinstance(run, Evaluation):
             return {"error": "no such run"}
-        return _told(lambda: run.samples(benchmark, verdict, page))
+        return _told(lambda: run.samples(benchmark, verdict, find, page))
 
 
 def _told(act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -98,7 +97,9 @@ def application(runs: Runs, token: str) -> web.Application:
         if request.path == "/favicon.ico":  # every browser asks for it, without the token
             return web.Response(status=204)
         first = request.path.split("/")[1]
-        if request.url.host not in HOSTS or not hmac.compare_digest(first.encode(), token.encode()):
+        if request.url.host not in HOSTS or not hmac.compare_digest(
+            first.encode("utf-8", "surrogateescape"), token.encode()
+        ):
             return web.Response(status=403, text="Open the address that gtpo view printed.\n", headers=HEADERS)
         response: web.StreamResponse = await handler(request)
         response.headers.update(HEADERS)
@@ -111,18 +112,21 @@ def application(runs: Runs, token: str) -> web.Application:
     async def page(request: web.Request) -> web.Response:
         core = {"methods": [], "training": [], "benchmarks": [], "groups": [], "baseline": None,
                 "curve_metrics": [list(metric) for metric in SHOWN], "ln2": LN2}  # fmt: skip
-        text = render(core, {}, template="view.html", scripts=SCRIPTS, connect="'self'")
+        text = render(core, {}, template="view.html", scripts=(*SHARED, "view.js"), connect="'self'")
         return web.Response(text=text, content_type="text/html")
 
     async def state(request: web.Request) -> web.Response:
         return await data(lambda: runs.state(_whole(request.query.get("since"))))
 
     async def rollout(request: web.Request) -> web.Response:
-        return await data(lambda: runs.rollout(request.query.get("run", "")))
+        return await data(lambda: runs.rollout(request.query.get("run", ""), request.query.get("log", "")))
 
     async def samples(request: web.Request) -> web.Response:
-        run, benchmark, verdict = (request.query.get(name, "") for name in ("run", "benchmark", "verdict"))
-        return await data(lambda: runs.samples(run, benchmark, verdict, _whole(request.query.get("page"))))
+        run, benchmark, verdict, find = (
+            request.query.get(name, "") for name in ("run", "benchmark", "verdict", "find")
+        )
+        page = _whole(request.query.get("page"))
+        return await data(lambda: runs.samples(run, benchmark, verdict, find, page))
 
     app = web.Application(middlewares=[guarded])
     app.router.add_get(f"/{token}/", page)

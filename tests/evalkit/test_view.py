@@ -16,9 +16,14 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from run_folders import HOSTILE, write_eval, write_train
 from test_compare import gtpo
+
+from gtpo.evalkit.comparison.training_curves import Curve
 
 pytestmark = pytest.mark.chromium
 SIZES = {"arithmetic": 40, "hard": 20}
@@ -52,20 +57,6 @@ def address(home: Path) -> Iterator[str]:
     assert process.wait(10) == 0
 
 
-@pytest.fixture(scope="module")
-def driver() -> Iterator[Any]:
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    for flag in "--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu":
-        options.add_argument(flag)
-    options.binary_location = shutil.which("chromium") or ""
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-    yield browser
-    browser.quit()
-
-
 @pytest.fixture(params=[(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")], ids=str)
 def page(request: pytest.FixtureRequest, driver: Any, address: str) -> Iterator[Callable[[str], Any]]:
     width, theme = request.param
@@ -77,6 +68,8 @@ def opened(driver: Any, address: str, width: int = 1280, theme: str = "light") -
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     wanted = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
+    driver.get("about:blank")
+    driver.get_log("browser")  # what an earlier page said after its server had ended
     driver.get(address)
     until(driver, "return document.documentElement.dataset.complete")
     yield driver.execute_script
@@ -92,9 +85,9 @@ def until(driver: Any, script: str, seconds: float = 20) -> Any:
     return found
 
 
-def get(address: str, path: str = "", **headers: str) -> tuple[int, bytes]:
+def get(address: str, path: str = "", method: str = "GET", **headers: str) -> tuple[int, bytes]:
     try:
-        with urlopen(Request(address + path, headers=headers), timeout=10) as answer:
+        with urlopen(Request(address + path, headers=headers, method=method), timeout=10) as answer:
             return answer.status, answer.read()
     except HTTPError as error:
         return error.code, error.read()
@@ -212,3 +205,100 @@ def test_mistakes_are_one_sentence(words: tuple[str, ...], said: str, home: Path
     assert done.returncode == 2
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_samples_of_one_question_and_texts_that_do_harm(driver: Any, home: Path) -> None:
+    """The search by question; marks of writing direction and a line of a megabyte are shown, written out and cut."""
+    run = write_eval(home / "results/eval/odd", benchmarks={"arithmetic": 12}, hostile=True)
+    path = next((run / "samples").glob("*.parquet"))
+    table = pq.read_table(path)
+    texts = table["completion"].to_pylist()
+    texts[1:3] = ["abc\u202egpj.exe", "y" * 1_000_000]
+    pq.write_table(table.set_column(table.column_names.index("completion"), "completion", pa.array(texts)), path)
+    process, address = start(home, "odd")
+    view = opened(driver, address)
+    page = next(view)
+    status = "document.querySelector('#evaluations [role=status]').textContent"
+    assert page(f"return {status}") == "1 to 50 of 96"
+    assert page("return document.querySelector('#evaluations .problem math mfrac') !== null")
+    page("""const node = document.querySelector('#evaluations [aria-label="Question"]');
+      node.value = "arithmetic/00000"; node.dispatchEvent(new Event("input"));""")
+    until(driver, f"return {status} === '1 to 8 of 8'")
+    shown = page("return [...document.querySelectorAll('#evaluations .completion pre')].map((n) => n.textContent)")
+    assert any(text.startswith(HOSTILE) for text in shown)
+    assert "abc\\u202egpj.exe" in shown
+    assert "940,000 characters left out" in page("return document.querySelector('#evaluations').textContent")
+    assert page("return document.documentElement.scrollWidth <= innerWidth")
+    next(view, None)
+    process.terminate()
+    assert process.wait(10) == 0
+    shutil.rmtree(run)
+
+
+def test_a_train_run_brings_its_evaluations_its_warnings_and_earlier_rollouts(driver: Any, home: Path) -> None:
+    folder = home / "results/train/warned"
+    write_train(folder, method="gtpo", steps=1200, status="running")
+    with (folder / "metrics.jsonl").open("a") as out:
+        for step in range(1201, 1231):
+            row = {"step": step, "entropy/mean": 0.9, "rewards/mine/mean": 2.0, "loss": None, "nonfinite": ["loss"]}
+            out.write(json.dumps(row) + "\n")
+    write_eval(home / "results/eval/of-warned", benchmarks={"arithmetic": 8}, train_run="warned")
+    os.utime(folder / "metrics.jsonl", (1e9, 1e9))
+    process, address = start(home, "warned")
+    view = opened(driver, address)
+    page = next(view)
+    told = page("return document.querySelector('#list').textContent")
+    assert "of-warned" in told
+    assert "warned: values that were not finite at 30 steps, the last at step 1230 (loss)" in told
+    assert "warned: entropy 0.900 nats, above ln 2 = 0.693" in told
+    assert "warned: no step for more than 10 minutes" in told
+    titles = page("return [...document.querySelectorAll('#training h3')].map((n) => n.textContent)")
+    assert titles[0] == "Reward: mine"
+    assert page("return document.querySelectorAll('#training path.band').length") > 5
+    node = """const node = document.querySelector('#tokens [aria-label="Rollout"]');"""
+    assert page(node + "return node.options.length") == 24
+    page(node + "node.value = 'step-000050'; node.dispatchEvent(new Event('change'));")
+    until(driver, "return document.querySelector('#tokens').textContent.includes('step 50, group 0')")
+    asked = page("return performance.getEntriesByType('resource').map((e) => e.name)")
+    assert len(asked) > 2
+    assert all(one.startswith(address) or one.endswith("/favicon.ico") for one in asked)
+    next(view, None)
+    process.terminate()
+    assert process.wait(10) == 0
+    shutil.rmtree(folder)
+    shutil.rmtree(home / "results/eval/of-warned")
+
+
+def test_what_is_refused_is_refused_in_any_form(address: str) -> None:
+    root = address.rstrip("/").rpartition("/")[0]
+    for path in ("/%ff/state", "/%00/", "//", "/x/../state"):
+        assert get(root + path)[0] == 403, path
+    for method in ("POST", "PUT", "DELETE"):
+        assert get(address, method=method)[0] == 405
+
+
+def test_a_thinned_curve_keeps_its_extremes() -> None:
+    values = np.arange(7500) % 10.0
+    values[4000] = 1000.0
+    curve = Curve(np.arange(7500.0), values)
+    low, high = curve.extremes(500)
+    assert low.size == high.size == curve.thinned(500).values.size == 500
+    assert (low.min(), high.max()) == (0.0, 1000.0)
+    assert np.all((low <= curve.thinned(500).values) & (curve.thinned(500).values <= high))
+
+
+@pytest.mark.slow
+def test_ten_thousand_samples_and_7500_steps_load_within_two_seconds(driver: Any, tmp_path: Path) -> None:
+    write_train(tmp_path / "results/train/long", steps=7500)
+    write_eval(tmp_path / "results/eval/long-1", train_run="long", benchmarks={"arithmetic": 1250}, n=8)
+    process, address = start(tmp_path)
+    times = []
+    for _ in range(3):  # the first one is the server's first too
+        view = opened(driver, address)
+        page = next(view)
+        times.append(int(page("return document.documentElement.dataset.complete")))
+        assert page("return document.querySelector('#evaluations [role=status]').textContent").endswith(" of 10,000")
+        next(view, None)
+    process.terminate()
+    print(f"complete after {times} ms")
+    assert max(times) < 2000

@@ -1,4 +1,4 @@
-// One line chart for everything: bands, reference lines, log x, hover and arrow keys, redrawn to its width.
+// Shared: one line chart for everything: bands, reference lines, log x, hover and arrow keys, redrawn to its width.
 function ticks(low, high, count) {
   const raw = (high - low) / count;
   const power = 10 ** Math.floor(Math.log10(raw || 1));
@@ -132,3 +132,22 @@ function nearest(xs, x) {
   }
   return Math.abs(xs[low] - x) <= Math.abs(xs[high] - x) ? low : high;
 }
+
+/** Running mean over `window` values up to each one; nulls are left out. */
+function smooth(values, window) {
+  const out = [];
+  let sum = 0, count = 0;
+  values.forEach((value, i) => {
+    if (value !== null) { sum += value; count += 1; }
+    if (i >= window && values[i - window] !== null) { sum -= values[i - window]; count -= 1; }
+    out.push(count ? sum / count : null);
+  });
+  return out;
+}
+/** The chart of one training metric: [key, title, unit, low, high]. sft: of supervised training, whose entropy no gate judges. */
+const metricOptions = ([metric, title, unit, low, high], sft, series) => ({ label: `${title} over training steps`, series, xLabel: "step", xName: "step", height: 210,
+  yRange: [low, high], yFormat: unit === "share" ? (v) => `${+(100 * v).toFixed(1)}%` : compact,
+  tipFormat: unit === "share" ? (v) => `${percent(v)}%` : (v) => `${+v.toPrecision(4)}`,
+  references: metric === "entropy/mean" && !sft ? [{ y: Math.LN2, text: "ln 2 = 0.693" }] : [] });
+const metricCard = ([metric, title, unit], sft, chart) => el("div", { class: "card" }, el("h3", {}, sft ? `SFT: ${title.toLowerCase()}` : title),
+  el("p", { class: "soft small" }, unit === "share" ? metric : `${metric}${unit ? `, ${unit}` : ""}`), chart);

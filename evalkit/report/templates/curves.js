@@ -28,16 +28,6 @@ function drawCurves() {
   draw();
 }
 
-function smooth(values, window) {
-  const out = [];
-  let sum = 0, count = 0;
-  values.forEach((value, i) => {
-    if (value !== null) { sum += value; count += 1; }
-    if (i >= window && values[i - window] !== null) { sum -= values[i - window]; count -= 1; }
-    out.push(count ? sum / count : null);
-  });
-  return out;
-}
 function drawTraining() {
   const root = body("training");
   const runs = data.training.filter((t) => Object.keys(t.curves).length);
@@ -54,14 +44,10 @@ function drawTraining() {
   // Loss and entropy of supervised training are taken on the targets: another quantity, in panels of its own.
   for (const sft of [false, true]) for (const [metric, title, unit, low, high] of data.curve_metrics) {
     if (!series(metric, sft).length) continue;
-    const options = { label: `${title} over training steps`, series: series(metric, sft), xLabel: "step", xName: "step", height: 210,
-      yRange: [low, high], yFormat: unit === "share" ? (v) => `${+(100 * v).toFixed(1)}%` : compact,
-      tipFormat: unit === "share" ? (v) => `${percent(v)}%` : (v) => `${+v.toPrecision(4)}`,
-      references: metric === "entropy/mean" && !sft ? [{ y: data.ln2, text: "ln 2" }] : [] };
+    const options = metricOptions([metric, title, unit, low, high], sft, series(metric, sft));
     const chart = lineChart(options);
     charts.push(() => { options.series = series(metric, sft); chart.redraw(); });
-    grid.append(el("div", { class: "card" }, el("h3", {}, sft ? `SFT: ${title.toLowerCase()}` : title),
-      el("p", { class: "soft small" }, unit === "share" ? metric : `${metric}${unit ? `, ${unit}` : ""}`), chart));
+    grid.append(metricCard([metric, title, unit], sft, chart));
   }
   const out = el("output", {}, plural(view.window, "step"));
   const slider = el("input", { type: "range", min: 1, max: Math.max(2, Math.round(longest / 4)), value: view.window, "aria-label": "Smoothing",

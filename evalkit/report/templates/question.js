@@ -1,12 +1,4 @@
 // One question: its text with its mathematics, the votes of each answer class, and its completions.
-const VERDICT = { CORRECT: ["right", "✓ correct"], INCORRECT: ["wrong", "✗ wrong"], UNSIMPLIFIED: ["wrong", "≈ not simplified"], NO_ANSWER: ["other", "∅ no answer"],
-  TIMEOUT: ["other", "⧗ verifier timed out"], REJECTED: ["other", "⊘ rejected by the verifier"], UNUSABLE_GOLD: ["other", "? unusable gold"], UNSCORED: ["other", "? unscored"] };
-const MATHML = "http://www.w3.org/1998/Math/MathML";
-/** Elements of a [tag, attributes, ...children] tree; tags and attributes come from the fixed list of maths.py. */
-const mathNode = ([tag, attributes, ...children]) => fill(document.createElementNS(MATHML, tag), attributes, children.map((c) => (typeof c === "string" ? c : mathNode(c))));
-const mathsText = (segments) => segments.map((s) => (typeof s === "string" ? s : mathNode(s)));
-const sampleFilter = (verdict) => (s) => verdict === "any" || (verdict === "format" ? !s[3] : verdict === "truncated" ? s[5] === "length" : s[1] === verdict);
-
 /** The nodes that show question q of a table; held: the block with its completions. */
 function questionView(table, held, q, verdict) {
   const e = table.explorer;
@@ -42,15 +34,9 @@ function votes(classes, n) {
     return el("tr", { class: kind }, el("th", { scope: "row" }, answer ?? (verdict === "other" ? "other answers" : "no answer")), el("td", {}, String(count)), el("td", { class: "share" }, bar));
   })));
 }
-function completion([i, verdict, answer, format, tokens, finish, text, cut, run], table, q, m) {
-  const [kind, word] = VERDICT[verdict] || ["other", verdict];
+function completion(sample, table, q, m) {
+  const [i, , , , , , , , run] = sample;
   const id = `${m}.${run}.${i}`;
-  return el("article", { class: `completion ${kind}${address.get("sample") === id ? " linked" : ""}`, id: `s-${id}` },
-    el("header", {}, el("b", { class: kind === "right" ? "good" : kind === "wrong" ? "bad" : "" }, word),
-      el("span", { class: "answer" }, answer === null ? "nothing extracted" : `→ ${answer}`), format ? null : el("span", { class: "bad" }, "wrong format"),
-      finish === "length" ? el("span", { class: "bad" }, "truncated at the limit") : null,
-      el("span", { class: "soft" }, `${info.get(table.methods[m])?.runs.length > 1 ? `${run} ` : ""}#${i}${tokens === null ? "" : ` · ${plural(tokens, "token")}`}`),
-      cut ? el("span", { class: "soft" }, `${cut.toLocaleString("en")} characters left out at …`) : null,
-      copyButton("Copy", () => text), copyButton("Link", () => questionLink(table, table.explorer.ids[q], id))),
-    el("pre", {}, text));
+  return sampleCard(sample, info.get(table.methods[m])?.runs.length > 1 ? `${run} ` : "",
+    { id: `s-${id}`, linked: address.get("sample") === id, more: copyButton("Link", () => questionLink(table, table.explorer.ids[q], id)) });
 }

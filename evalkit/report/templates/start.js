@@ -18,15 +18,6 @@ function drawHeader() {
   byId("legend").append(el("details", { open: innerWidth > 760 }, el("summary", {}, "How to read this"), ...data.legend.map((line) => el("p", {}, line)), ...(seeds.length ? [el("p", {}, `Training seeds: ${seeds.join("; ")}.`)] : []),
     settings.length ? el("p", {}, `All runs share ${settings.join("; ")}.`) : ""), el("p", { class: "soft" }, `Made ${data.created} by gtpo compare.`));
 }
-const stored = (() => { try { return localStorage.getItem("gtpo-theme"); } catch { return null; } })();
-if (stored) document.documentElement.dataset.theme = stored;
-byId("theme").addEventListener("click", () => {
-  const root = document.documentElement;
-  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.theme = dark ? "light" : "dark";
-  try { localStorage.setItem("gtpo-theme", root.dataset.theme); } catch { /* a file opened without storage: the choice lasts for this view */ }
-});
-
 // On a phone every section but the answer starts folded; printing and links open what they need.
 const folds = [...document.querySelectorAll("main > details.section")];
 if (innerWidth <= 760) folds.slice(1).forEach((node) => { node.open = node.id === section; });

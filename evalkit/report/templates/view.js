@@ -1,5 +1,7 @@
 // gtpo view: asks the server every two seconds what is new, and redraws that alone.
 const EVERY = 2000;
+const COLOURS = 8;  // as many runs over each other at first, the last written ones
+const QUIET = 600;  // seconds without a step after which a running run is said to be quiet
 const runs = new Map();  // key -> what the server last told of a run
 const trains = () => [...runs.values()].filter((r) => r.kind === "train");
 const evals = () => [...runs.values()].filter((r) => r.kind === "eval");
@@ -15,17 +17,20 @@ const BAD = new Set(["collapsed", "failed"]);
 
 /** Give a run its colour, by the order in which runs were first seen, and its chip. */
 function meet(key, run) {
-  if (index.has(key)) return;
+  if (index.has(key) || run.kind !== "train") return;
   index.set(key, index.size + 1);  // the first colour is the grey of baselines
-  if (run.kind !== "train") return;
-  const chip = el("button", { type: "button", class: `chip ${colour(key)}`, "aria-pressed": "true", title: "Show or hide in the curves", onclick: () => {
+  if (trains().length >= COLOURS) state.hidden.add(key);
+  const chip = el("button", { type: "button", class: `chip ${colour(key)}`, "aria-pressed": String(!state.hidden.has(key)), title: "Show or hide in the curves", onclick: () => {
     if (!state.hidden.delete(key)) state.hidden.add(key);
     chip.setAttribute("aria-pressed", String(!state.hidden.has(key)));
     changed("hidden");
+    drawTrainingLive();
   } }, el("i", {}), run.name);
   byId("runs").append(chip);
   document.documentElement.style.scrollPaddingTop = `${document.querySelector(".top").offsetHeight + 8}px`;
 }
+
+const quiet = (run) => run.status === "running" && run.written && Date.now() / 1000 - run.written > QUIET;
 
 // -- the table of runs --------------------------------------------------------------------------------------------------
 const SHOWN = [["reward/accuracy", "accuracy", 2], ["reward/format", "format", 2], ["entropy/mean", "entropy", 3], ["gate/kept", "kept", 2], ["conflict/fraction", "conflict", 2], ["completions/length", "length", 0], ["kl", "KL", 4]];
@@ -43,16 +48,18 @@ function drawList() {
     for (const run of trains()) {
       if (run.error) root.append(el("p", { class: "note" }, `${run.name}: ${run.error}`));
       else if (run.stopped) root.append(el("p", { class: "note" }, `${run.name} ${run.status}: ${run.stopped}`));
+      for (const text of [...(run.warnings || []), ...(quiet(run) ? [`no step for more than ${QUIET / 60} minutes: it may have been killed`] : [])]) root.append(el("p", { class: "note" }, `${run.name}: ${text}`));
     }
     const gates = trains().filter((run) => run.initial_entropy !== null && run.initial_entropy !== undefined);
     if (gates.length) root.append(el("p", { class: "soft small" }, "Entropy before training (H_ini), in nats: ", gates.map((run) => `${run.name} ${number(run.initial_entropy, 3)}${run.gate ? ` (gate ${run.gate})` : ""}`).join("; "), `. The entropy gate acts where that lies below ln 2 = ${number(data.ln2, 3)}.`));
   }
   if (evals().length) {
     root.append(el("div", { class: "card scroll" }, el("table", { class: "numbers live" },
-      el("thead", {}, el("tr", {}, ["eval run", "status", "benchmark", "questions", "samples", "pass@1, %"].map((text) => el("th", { scope: "col" }, text)))),
+      el("thead", {}, el("tr", {}, ["eval run", "status", "benchmark", "questions", "samples", "pass@1, %", "majority, %", "format, %", "truncated, %", "tokens"].map((text) => el("th", { scope: "col" }, text)))),
       el("tbody", {}, evals().flatMap((run) => (run.benchmarks?.length ? run.benchmarks : [null]).map((b, i) => el("tr", {}, el("th", { scope: "row" }, i ? "" : run.name), i ? el("td", {}) : status(run),
         el("td", {}, b ? b.name : "–"), el("td", {}, b ? String(b.questions) : "–"), el("td", {}, b ? `${b.samples.toLocaleString("en")}${b.asked > b.samples ? ` of ${b.asked.toLocaleString("en")}` : ""}` : "–"),
-        el("td", {}, b?.pass1 ? `${percent(b.pass1[0])} [${percent(b.pass1[1])}, ${percent(b.pass1[2])}]` : "–"))))))));
+        el("td", {}, b?.pass1 ? [percent(b.pass1[0]), el("small", {}, `${percent(b.pass1[1])} to ${percent(b.pass1[2])}`)] : "–"),
+        el("td", {}, b?.maj ? [percent(b.maj[1]), el("small", {}, `maj@${b.maj[0]}`)] : "–"), ...[b?.format, b?.truncated].map((v) => el("td", {}, percent(v ?? null))), el("td", {}, number(b?.tokens, 0)))))))));
     for (const run of evals()) if (run.error) root.append(el("p", { class: "note" }, `${run.name}: ${run.error}`));
   }
 }
@@ -60,19 +67,15 @@ function drawList() {
 // -- curves -------------------------------------------------------------------------------------------------------------
 const charts = new Map();  // metric -> {options, chart}
 let smoothing = null;
-function smooth(values, window) {
-  const out = [];
-  let sum = 0;
-  values.forEach((value, i) => {
-    sum += value - (i >= window ? values[i - window] : 0);
-    out.push(sum / Math.min(i + 1, window));
-  });
-  return out;
+/** Curves in the page's order: those of the reward functions, whose keys hold their names, before the others. */
+function metricList() {
+  const keys = new Set(trains().flatMap((run) => Object.keys(run.curves || {}).filter((key) => /^rewards\/.*\/mean$/.test(key))));
+  return [...[...keys].sort().map((key) => [key, `Reward: ${key.slice(8, -5)}`, "points", null, null]), ...data.curve_metrics];
 }
 function seriesOf(metric, sft) {
   return trains().filter((run) => run.curves?.[metric] && run.sft === sft).map((run) => {
-    const { x, y } = run.curves[metric];
-    return { run: run.key, name: run.name, x, y: smooth(y, smoothing), raw: smoothing > 1 ? y : null };
+    const { x, y, low, high } = run.curves[metric];
+    return { run: run.key, name: run.name, x, y: smooth(y, smoothing), ...(low ? { low, high } : { raw: smoothing > 1 ? y : null }) };
   });
 }
 function drawTrainingLive() {
@@ -85,20 +88,22 @@ function drawTrainingLive() {
     smoothing = smoothing ?? Math.max(1, Math.round(longest / 25));
     const out = el("output", {}, plural(smoothing, "point"));
     const slider = el("input", { type: "range", min: 1, max: 50, value: smoothing, "aria-label": "Smoothing", oninput: () => { smoothing = Number(slider.value); out.textContent = plural(smoothing, "point"); drawTrainingLive(); } });
-    clear(root).append(el("div", { class: "controls" }, el("label", {}, "Smoothing", slider, out), el("span", { class: "faint" }, "Hover or use the arrow keys; click a run above to hide it.")), el("div", { class: "grid" }));
+    clear(root).append(el("div", { class: "controls" }, el("label", {}, "Smoothing", slider, out), el("span", { class: "faint" }, "Hover or use the arrow keys; click a run above to hide it.")), el("p", { class: "legendline" }), el("p", { class: "soft small" }), el("div", { class: "grid" }));
   }
+  const visibleRuns = told.filter((run) => !state.hidden.has(run.key));
+  clear(root.querySelector(".legendline")).append(...visibleRuns.map((run) => el("span", {}, swatch(run.key), run.name, run.method && run.method !== run.name ? el("span", { class: "soft" }, ` ${run.method}`) : null)));
+  const thinned = visibleRuns.some((run) => Object.values(run.curves).some((c) => c.low));
+  root.querySelector(".small").textContent = thinned ? "Line: running mean. Where a run has more than 500 logged steps, each point stands for several of them, and the band goes from their lowest to their highest value." : smoothing > 1 ? "Strong line: running mean. Faint line: each logged step." : "";
   const grid = root.querySelector(".grid");
-  for (const sft of [false, true]) for (const [metric, title, unit, low, high] of data.curve_metrics) {
+  for (const sft of [false, true]) for (const [metric, title, unit, low, high] of metricList()) {
     const series = seriesOf(metric, sft);
     const key = `${metric} ${sft}`;
     if (!series.length) continue;
     if (!charts.has(key)) {
-      const options = { label: `${title} over training steps`, series, xLabel: "step", xName: "step", height: 210, yRange: [low, high],
-        yFormat: unit === "share" ? (v) => `${+(100 * v).toFixed(1)}%` : compact, tipFormat: unit === "share" ? (v) => `${percent(v)}%` : (v) => `${+v.toPrecision(4)}`,
-        references: metric === "entropy/mean" && !sft ? [{ y: data.ln2, text: "ln 2" }] : [] };
+      const options = metricOptions([metric, title, unit, low, high], sft, series);
       const chart = lineChart(options);
       charts.set(key, { options, chart });
-      grid.append(el("div", { class: "card" }, el("h3", {}, sft ? `SFT: ${title.toLowerCase()}` : title), el("p", { class: "soft small" }, unit === "share" ? metric : `${metric}${unit ? `, ${unit}` : ""}`), chart));
+      grid.append(metricCard([metric, title, unit], sft, chart));
     } else {
       const held = charts.get(key);
       held.options.series = series;
@@ -108,18 +113,24 @@ function drawTrainingLive() {
 }
 
 // -- the last rollout ---------------------------------------------------------------------------------------------------
-const rollout = { run: null, shown: null };
+const rollout = { run: null, log: "", shown: null };
+const stepOf = (log) => log.replace(/^step-0*(?=\d)/, "step ");
 async function drawRollout() {
-  const having = trains().filter((run) => run.rollout !== null && run.rollout !== undefined);
+  const having = trains().filter((run) => run.rollouts?.length);
   byId("tokens").hidden = !having.length;
   if (!having.length) return;
   const run = having.find((r) => r.key === rollout.run) || having.find((r) => r.status === "running") || having.find((r) => r.gate) || having[0];  // only GTPO has a gate
-  const mark = `${run.key} ${run.rollout} ${having.length}`;
+  const last = run.rollouts.at(-1);
+  if (!run.rollouts.includes(rollout.log)) rollout.log = "";
+  const mark = `${run.key} ${rollout.log} ${run.rollouts.length} ${last} ${having.length}`;
   if (rollout.shown === mark) return;
   rollout.shown = mark;
-  const { groups, error } = await ask("rollout", { run: run.key });
+  const { groups, error } = await ask("rollout", { run: run.key, log: rollout.log });
   const root = clear(body("tokens"));
-  if (having.length > 1) root.append(el("div", { class: "controls" }, select("Train run", having.map((r) => [r.key, r.name]), run.key, (key) => { rollout.run = key; drawRollout(); })));
+  root.append(el("div", { class: "controls" },
+    having.length > 1 ? select("Train run", having.map((r) => [r.key, r.name]), run.key, (key) => { Object.assign(rollout, { run: key, log: "" }); drawRollout(); }) : null,
+    select("Rollout", [["", `the last, ${stepOf(last)}`], ...run.rollouts.slice(0, -1).reverse().map((log) => [log, stepOf(log)])], rollout.log, (log) => { rollout.log = log; drawRollout(); })));
+  if (run.method.startsWith("grpo")) root.append(el("p", { class: "soft small" }, "The weights are those that GTPO would give; GRPO itself gives every token of a completion the same one."));
   if (error || !groups.length) { root.append(el("p", { class: "note" }, error || "The log of this rollout is empty.")); return; }
   blocks.set("groups", groups);
   const weighted = groups.some((g) => g.completions.some((c) => c.values.length !== 1 || c.values[0] !== 1));
@@ -128,18 +139,18 @@ async function drawRollout() {
 }
 
 // -- evaluated samples --------------------------------------------------------------------------------------------------
-const sampled = { run: null, benchmark: null, verdict: null, page: 0, shown: null };
-function sampleCard(s) {
-  const [kind, word] = VERDICT[s.verdict] || ["other", s.verdict];
-  return el("article", { class: `completion ${kind}` },
-    el("header", {}, el("b", { class: kind === "right" ? "good" : kind === "wrong" ? "bad" : "" }, word),
-      el("span", { class: "answer" }, s.answer === null ? "nothing extracted" : `→ ${s.answer}`),
-      el("span", { class: "soft" }, s.problem[1] ? `gold ${s.problem[1]}` : ""), s.format ? null : el("span", { class: "bad" }, "wrong format"),
-      s.finish === "length" ? el("span", { class: "bad" }, "cut off at the limit") : null, s.error ? el("span", { class: "bad" }, s.error) : null,
-      el("span", { class: "soft" }, `${s.question} #${s.index}${s.tokens === null ? "" : ` · ${plural(s.tokens, "token")}`}`),
-      s.cut ? el("span", { class: "soft" }, `${s.cut.toLocaleString("en")} characters left out at …`) : null, copyButton("Copy", () => s.text)),
-    s.problem[0] ? el("p", { class: "problem small" }, s.problem[0]) : null, el("pre", {}, s.text));
-}
+const sampled = { run: null, benchmark: null, verdict: "any", find: "", page: 0, shown: null };
+/** A sample under its question. */
+const sampleOf = (s) => el("div", {}, el("p", { class: "soft small between" }, el("span", {}, s.question, s.problem[1] ? ` · gold ${s.problem[1]}` : ""),
+  sampled.find === s.question ? null : el("button", { type: "button", class: "quiet", onclick: () => setSamples({ find: s.question, verdict: "any" }) }, "All of this question")),
+s.problem[0].length ? el("p", { class: "problem small" }, mathsText(s.problem[0])) : null,
+sampleCard([s.index, s.verdict, s.answer, s.format, s.tokens, s.finish, s.text, s.cut], "", { more: s.error ? el("span", { class: "bad" }, s.error) : null }));
+const setSamples = (changes) => { Object.assign(sampled, { page: 0 }, changes); return drawSamples(); };
+const search = el("input", { type: "search", placeholder: "Question: text or id", "aria-label": "Question", oninput: () => {
+  Object.assign(sampled, { find: search.value, page: 0 });
+  clearTimeout(search.later);
+  search.later = setTimeout(drawSamples, 200);
+} });
 async function drawSamples() {
   const having = evals().filter((run) => run.benchmarks?.some((b) => b.samples));
   byId("evaluations").hidden = !having.length;
@@ -147,34 +158,44 @@ async function drawSamples() {
   const run = having.find((r) => r.key === sampled.run) || having[0];
   const tables = run.benchmarks.filter((b) => b.samples);
   const table = tables.find((b) => b.name === sampled.benchmark) || tables[0];
-  const verdict = sampled.verdict in table.verdicts ? sampled.verdict : "any";
-  const mark = JSON.stringify([run.key, run.version, table.name, verdict, sampled.page, having.length]);
+  const { verdict, find } = sampled;
+  const mark = JSON.stringify([run.key, run.version, table.name, verdict, find, sampled.page, having.length]);
   if (sampled.shown === mark) return;
   sampled.shown = mark;
-  const found = await ask("samples", { run: run.key, benchmark: table.name, verdict, page: sampled.page });
+  const found = await ask("samples", { run: run.key, benchmark: table.name, verdict, find, page: sampled.page });
   const root = body("evaluations");
   if (found.error) { clear(root).append(el("p", { class: "note" }, found.error)); return; }
-  const set = (changes) => { Object.assign(sampled, { page: 0 }, changes); drawSamples(); };
-  const options = [["any", `all ${table.samples.toLocaleString("en")}, wrong first`], ...Object.entries(table.verdicts).sort((a, b) => b[1] - a[1]).map(([name, count]) => [name, `${(VERDICT[name] || ["", name])[1]} (${count.toLocaleString("en")})`])];
+  if (sampled.shown !== mark) return;  // a later choice overtook this answer
+  const set = setSamples;
+  const words = [...Object.entries(VERDICT).map(([name, [, word]]) => [name, word]), ["format", "wrong format"], ["truncated", "truncated"]];
+  const options = [["any", `all ${found.counts.any.toLocaleString("en")}, wrong first`],
+    ...words.filter(([name]) => found.counts[name] || name === verdict).map(([name, word]) => [name, `${word} (${(found.counts[name] || 0).toLocaleString("en")})`])];
+  const typing = document.activeElement === search;
+  if (!typing) search.value = find;
   const last = Math.max(0, Math.ceil(found.total / found.each) - 1);
   const turn = (by) => el("button", { type: "button", "aria-label": by < 0 ? "Previous samples" : "Next samples", disabled: found.page + by < 0 || found.page + by > last, onclick: () => set({ page: found.page + by }) }, by < 0 ? "←" : "→");
   const first = found.page * found.each + 1;
   clear(root).append(el("div", { class: "controls" },
     select("Eval run", having.map((r) => [r.key, r.name]), run.key, (key) => set({ run: key })),
     tables.length > 1 ? select("Benchmark", tables.map((b) => [b.name, b.name]), table.name, (name) => set({ benchmark: name })) : null,
-    select("Verdict", options, verdict, (name) => set({ verdict: name })), turn(-1), turn(1),
+    select("Verdict", options, verdict, (name) => set({ verdict: name })), search, turn(-1), turn(1),
     el("span", { class: "soft", role: "status" }, found.total ? `${first.toLocaleString("en")} to ${(first + found.samples.length - 1).toLocaleString("en")} of ${found.total.toLocaleString("en")}` : "none")),
-  el("div", { class: "group" }, found.samples.map(sampleCard)));
+  el("div", { class: "group" }, found.samples.map(sampleOf)));
+  if (typing) search.focus();
 }
 
 // -- following ----------------------------------------------------------------------------------------------------------
+let silentRuns = 0;
 let version = 0;  // up to which the page knows everything
 async function look() {
   try {
     const told = await ask("state", { since: version });
-    let news = runs.size === 0 || Object.keys(told.runs).length !== runs.size;
+    const silent = () => trains().filter(quiet).length;
+    const before = silentRuns;
+    silentRuns = silent();
+    let news = runs.size === 0 || before !== silentRuns || Object.keys(told.runs).length !== runs.size;
     for (const key of [...runs.keys()]) if (!(key in told.runs)) runs.delete(key);
-    for (const [key, run] of Object.entries(told.runs)) {
+    for (const [key, run] of Object.entries(told.runs).sort(([, a], [, b]) => (runs.size ? 0 : (b.written ?? 1e12) - (a.written ?? 1e12)))) {
       if (!run.kind) continue;  // nothing new
       meet(key, run);
       runs.set(key, { key, ...run });
@@ -196,12 +217,4 @@ async function look() {
   }
   setTimeout(look, EVERY);
 }
-const kept = (() => { try { return localStorage.getItem("gtpo-theme"); } catch { return null; } })();
-if (kept) document.documentElement.dataset.theme = kept;
-byId("theme").addEventListener("click", () => {
-  const root = document.documentElement;
-  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.theme = dark ? "light" : "dark";
-  try { localStorage.setItem("gtpo-theme", root.dataset.theme); } catch { /* the choice lasts for this view */ }
-});
 look();
