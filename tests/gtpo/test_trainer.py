@@ -87,7 +87,7 @@ def test_ten_lines_of_a_trl_user(folder: Path, tmp_path: Path) -> None:
 
 
 def test_script_in_the_readme_runs(folder: Path, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it stands there, but for the model, the data and the number of steps."""
+    """As printed, except for the model, the data and the number of steps."""
     block = next(part for part in (root / "README.md").read_text().split("```") if "GTPOTrainer(" in part)
     code = block.removeprefix("python\n").replace('"Qwen/Qwen2.5-0.5B-Instruct"', repr(str(folder)))
     assert "max_steps=100" in code
