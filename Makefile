@@ -45,14 +45,16 @@ demo: $(VENV)/.installed  ## train a base, then SFT, GRPO and GTPO from it, thre
 REAL_MODEL := results/models/smollm2-135m
 real: export PATH := $(abspath $(BIN)):$(PATH)
 real: export HF_HUB_OFFLINE := 1
-real: $(VENV)/.installed  ## a real pretrained model: evaluate it, three steps of GTPO and GRPO, evaluate and compare (minutes)
+real: $(VENV)/.installed  ## a real pretrained model: evaluate it, SFT, three steps of GTPO and GRPO, compare (minutes)
 	python -m bench.real_model smollm2-135m $(REAL_MODEL)
-	gtpo eval $(REAL_MODEL) --benchmarks arithmetic --limit 16 --k 4 --max-tokens 48
+	gtpo eval $(REAL_MODEL) --benchmarks arithmetic --limit 32 --k 4 --prompt '' --max-tokens 48
+	gtpo train laptop/first-steps-sft --run-name real-sft --model-name $(REAL_MODEL)
+	gtpo eval real-sft --benchmarks arithmetic --limit 32 --k 4 --max-tokens 48
 	for method in gtpo grpo; do \
-	  gtpo train laptop/first-steps --method $$method --run-name real-$$method --model-name $(REAL_MODEL) && \
-	  gtpo eval real-$$method --benchmarks arithmetic --limit 16 --k 4 || exit $$?; \
+	  gtpo train laptop/first-steps --method $$method --run-name real-$$method --model-name results/train/real-sft/final && \
+	  gtpo eval real-$$method --benchmarks arithmetic --limit 32 --k 4 || exit $$?; \
 	done
-	gtpo compare smollm2-135m real-grpo real-gtpo --baseline smollm2-135m
+	gtpo compare smollm2-135m real-sft real-grpo real-gtpo --baseline smollm2-135m
 
 # The committed evidence behind docs/results.md: what each run was, its numbers, and the comparison.
 EVIDENCE := results/published/demo
