@@ -34,7 +34,9 @@ def measure(name: str, model: Path, dtype: str, arguments: list[str]) -> dict[st
     return {
         "model": name,
         "dtype": dtype,
-        "command": " ".join(["gtpo eval MODEL", *arguments, "--dtype", dtype]),
+        "command": " ".join(
+            ["gtpo eval MODEL", *("DIR" if Path(a).is_dir() else a for a in arguments), "--dtype", dtype]
+        ),
         "engine": record["engine"]["name"],
         "threads": int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)),
         "questions": entry["questions"],
