@@ -39,8 +39,6 @@ from gtpo.trainer.vllm_on_cpu import reloaded_by_layers
 NAME, NUMBER = "policy", 1
 """What the adapter is called in vLLM."""
 SHARD_BYTES = 2 << 30
-AT_ONCE = 128
-"""Completions that vLLM works on at once, where a step has fewer: calibration and validation have more."""
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, MAX_LORA_RANK)
 """Ranks that vLLM reserves memory for."""
 
@@ -150,7 +148,6 @@ class AdapterGeneration(OwnEngine):
         self.adapter = self._own_adapter()
         # vLLM compiles for a minute at each start, which on a CPU gains nothing that a run would notice.
         options: dict[str, Any] = {"enforce_eager": True} if self._on_cpu() else {}
-        options["max_num_seqs"] = max(self.max_num_seqs or 0, AT_ONCE)
         if self.adapter is None:
             with engine_options(options):
                 super().start()
