@@ -53,6 +53,17 @@ def _around(before: str, after: str) -> Rewriting:
     return lambda text: before + text + after
 
 
+def _replaced(*texts: str) -> Rewriting:
+    def rewrite(text: str) -> str:
+        for old, new in zip(texts[::2], texts[1::2], strict=True):
+            text = re.sub(
+                re.escape(old) + r"(?![a-zA-Z])" if old[-1].isalpha() else re.escape(old), lambda _, n=new: n, text
+            )
+        return text
+
+    return rewrite
+
+
 def _integer(template: Callable[[int], str], last: bool = False) -> Rewriting:
     def rewrite(text: str) -> str | None:
         found = list(_INTEGER.finditer(text))
@@ -257,6 +268,41 @@ LOOKS: dict[str, Rewriting] = {
     ),
     "bold": lambda text: f"**{text.strip()}**" if "*" not in text else None,
     "operators apart": lambda text: re.sub(r"(?<=[\w}])\+(?=[\w\\])", " + ", text) if "+" in text else None,
+    "double dollars": _around("$$", "$$"),
+    "a displayed formula": _around(r"\[", r"\]"),
+    "a full stop in dollars": _around("$", ".$"),
+    "a bold answer": _around("**Answer: ", "**"),
+    "lines around": _around("\n", "\n"),
+    "braces": lambda text: f"{{{text}}}" if not text.endswith(".") else None,
+    "two boxes": _around(r"\boxed{\boxed{", "}}"),
+    "a boxed sentence": _around(r"So the answer is $\boxed{", "}$."),
+    "a space that does not break": _around("\u00a0", "\u00a0"),
+    "a quad": _around(r"\quad ", r"\ "),
+    "code": _around("`", "`"),
+    "quotes": _around('"', '"'),
+    "answer tags": _around("<answer>", "</answer>"),
+    "a typographic minus": _replaced("-", "\u2212"),
+    "brackets without size": _replaced(r"\left", "", r"\right", ""),
+    "spaces after commas": lambda text: re.sub(r",(?=[^\s\d!])", ", ", text),
+    "fractions in text size": _replaced(r"\frac", r"\tfrac"),
+    "fractions without braces": lambda text: re.sub(r"\\frac\{(\d)\}\{(\d)\}(?!\d)", r"\\frac\1\2", text),
+    "braces apart": lambda text: re.sub(r"\\frac\{(.*?)\}\{", r"\\frac { \1 } { ", text),
+    "a plain fraction": lambda text: re.sub(r"^\\frac\{(\d+)\}\{(\d+)\}$", r"\1/\2", text),
+    "a root without braces": lambda text: re.sub(r"\\sqrt\{(\d)\}", r"\\sqrt\1", text),
+    "a typed root": lambda text: re.sub(r"\\sqrt\{(\d+)\}", r" sqrt(\1)", text),
+    "a percent sign": _replaced(r"\%", "%"),
+    "a degree sign": lambda text: re.sub(r"\^\\circ$", "°", text),
+    "roman text": _replaced(r"\text", r"\mathrm"),
+    "bold text": _replaced(r"\text", r"\textbf"),
+    "a Greek letter": lambda text: re.sub(r"\\pi(?![a-z])", "π", text),
+    "another dot": _replaced(r"\cdot", r"\times"),
+    "braces around exponents": lambda text: re.sub(r"\^(\d)(?!\d)", r"^{\1}", text),
+    "decimal zeros": lambda text: f"{text}.0" if re.fullmatch(r"-?\d+", text) else None,
+    "thousands": lambda text: f"{int(text):,}" if re.fullmatch(r"-?\d+", text) else None,
+    "thousands in TeX": lambda text: f"{int(text):,}".replace(",", r"{,}") if re.fullmatch(r"-?\d+", text) else None,
+    "square brackets of matrices": _replaced("pmatrix", "bmatrix"),
+    "an equals sign": lambda text: f"= {text}" if re.fullmatch(r"-?\d+", text) else None,
+    "infinity and unions typed": _replaced(r"\infty", "∞", r"\cup", "∪"),
 }
 
 
