@@ -223,8 +223,36 @@ def opened_thought(prompt: str) -> str:
 
 def _inner(answer: str) -> str | None:
     """Return the content of answer tags or a phrase: its box if it has one, else itself; None if empty."""
+    if (unboxed := without_operand_box(answer)) is not None:
+        return unboxed
     boxes = _last_boxes(answer) if "\\boxed" in answer or "\\fbox" in answer else []
     return (_of_boxes(boxes, answer) if boxes else answer).strip() or None
+
+
+_TAG = re.compile(r"</?[a-zA-Z]+>")
+_WORD = re.compile(r"[a-zA-Z]{2,}")
+_BETWEEN = r"(?:[-+*/^÷×]|\\(?:cdot|times|div)(?![a-zA-Z])|minus\b|plus\b|times\b)"
+_WRAPPED = re.compile(r"\\math(?:bin|rel|ord|op)\s*\{([^{}]*)\}")
+_OPERATED_AFTER = re.compile(
+    rf"\s*{_BETWEEN}\s*(?:\\left)?\s*(?:[\d({{]|\\(?!text|mbox|mathrm|quad))|\s*\\[dt]?frac(?![a-z])"
+)
+_OPERATED_BEFORE = re.compile(rf"[\d)}}\]]\s*{_BETWEEN}\s*(?:\\left\s*)?[({{]*\s*$")
+
+
+def without_operand_box(text: str) -> str | None:
+    r"""Return the text without its box where that is an operand, as in `\boxed{8} - 1`: else None.
+
+    What such a box holds is no answer. Words around a box make it one that prose leads to.
+    """
+    boxes = _last_boxes(text) if "\\boxed" in text or "\\fbox" in text else []
+    if not boxes:
+        return None
+    start, end, _ = boxes[-1]
+    before, after = (_WRAPPED.sub(r"\1", _TAG.sub("", part)) for part in (text[:start], text[end:]))
+    bare = re.sub(r"\\[a-zA-Z]+|\b(?:minus|plus|times)\b", " ", f"{before} {after}")
+    if _WORD.search(bare) or not (_OPERATED_AFTER.match(after) or _OPERATED_BEFORE.search(before)):
+        return None
+    return text.replace("\\boxed", "").replace("\\fbox", "")
 
 
 def _of_boxes(boxes: list[Box], text: str) -> str:

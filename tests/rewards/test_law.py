@@ -13,6 +13,7 @@ from gtpo.rewards.contracts import contradiction, read_contract
 from gtpo.rewards.equality.comparing.decide import decide
 from gtpo.rewards.equality.comparing.work import Work, work_left
 from gtpo.rewards.equality.reading.grammar import parse
+from gtpo.rewards.extract import extract_answer
 
 COPIES = [
     ("65-4", "61", "What is 65-4?"),
@@ -174,3 +175,35 @@ def test_no_gold_contradicts_its_contract(shared_dir: Path) -> None:
     rows = [row for name in ("math500", "aime24", "amc23") for _, row in read_jsonl(shared_dir / f"data/{name}.jsonl")]
     assert [row["id"] for row in rows if contradiction(row["problem"], str(row["answer"]))] == []
     assert sum(str(read_contract(row["problem"])) != "" for row in rows) > 150
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"\boxed{7}\mathbin{-}0\mathbin{-}0", "7", False),
+        (r"\boxed{24} minus 0", "24", False),
+        (r"\boxed{1}\frac{2}{2}+4-5", "1", False),
+        (r"\{0+\boxed{28}\}", "28", False),
+        (r"<b>\boxed{4}+4-4</b>", "4", False),
+        (r"\left( \boxed{1} - \frac{1}{\cos 23^\circ} \right)", "1", False),
+        (r"\boxed{3} \times 10^2", "300", True),
+        (r"\boxed{45}^\circ", "45", True),
+        (r"5+2=\boxed{7}", "7", True),
+        (r"Step 2 - \boxed{5}", "5", True),
+        (r"\boxed{5} - as shown above", "5", True),
+        (r"- \boxed{5}", "5", True),
+    ],
+)
+def test_a_box_that_is_an_operand_is_no_answer(answer: str, gold: str, right: bool) -> None:
+    with Verifier(workers=1) as verifier:
+        assert (verifier.verify(answer, gold) == Verdict.CORRECT) is right
+        extracted = extract_answer(f"<answer>{answer}</answer>", "strict")
+        assert (verifier.verify(extracted, gold) == Verdict.CORRECT) is right
+
+
+def test_a_statement_of_the_problem_stays_one_behind_a_lead_in() -> None:
+    problem = r"In triangle $ABC,$ $AB = 3$ and $AC = 6.$ Find $\overline{AD}.$"
+    with Verifier(workers=1) as verifier:
+        for lead in "", "It is ", "so it's ", "We get that ":
+            assert verifier.verify(f"{lead}AB = 3.", "3", problem=problem) == Verdict.UNSIMPLIFIED
+            assert verifier.verify(f"{lead}AD = 3.", "3", problem=problem) == Verdict.CORRECT

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from gtpo.rewards.extract import last_boxed, match_brace
+from gtpo.rewards.extract import last_boxed, match_brace, without_operand_box
 
 _CHARACTERS = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "×": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ",
@@ -58,7 +58,6 @@ _WHOLE_ROOT = re.compile(r"(\\sqrt\s*(?:\[\s*\d+\s*\])?)\s*(\d+(?:\.\d+)?)(?![\d
 _MODULO = re.compile(r"(?<=[\d)}])\s*(?:\\bmod|\\mod|mod)(?![a-zA-Z])\s*(?=[\d({\\-])")
 _RESIDUE = re.compile(r"\s*(?:\\bmod|\\mod|(?<![a-zA-Z\\])mod)(?![a-zA-Z])\s*\{?\s*(\w+)\s*\}?\s*$")
 """The modulus of a congruence, `x \\equiv 4 \\mod 5`: no operation."""
-_BOXED_FACTOR = re.compile(r"^[^a-zA-Z]*\\boxed\s*\{[\d.]+\}\s*(?:[-+*/^]|\\cdot|\\times)\s*[\d({\\]")
 _STARRED = re.compile(r"(\*{1,3}|_{1,2})(?![*_])(.+?)(?<![*_])\1", re.DOTALL)
 _SYNONYMS = [
     (re.compile(pattern), replacement)
@@ -116,7 +115,9 @@ _LEAD_IN = re.compile(
     r"|^(?:so|thus|hence|therefore|finally|in total|total|altogether)\s*[,:]\s*(?=[-\d$\\])"
     r"|^(?:(?:so|thus|hence|therefore|then|and)\b,?\s*)?(?:the\s+)?(?:correct\s+|final\s+)*"
     r"(?:answer|result|solution|option|choice)"
-    r"\s*(?:is|are|:|=)\s*:?\s*|^answer\s+(?=[\\\d(-])",
+    r"\s*(?:is|are|:|=)\s*:?\s*|^answer\s+(?=[\\\d(-])"
+    r"|^(?:(?:so|thus|hence|therefore),?\s+)?(?:it(?:'s| is)|this is|that is|we (?:get|have|find))\s+(?:that\s+)?"
+    r"(?=\$?[^\s=]{1,30}\s*=)",
     re.IGNORECASE,
 )
 _LABEL = re.compile(
@@ -215,8 +216,8 @@ def unwrap_answer(text: str, gold: bool = False) -> str:
     if "<answer>" in text:
         inside = re.findall(r"<answer>((?:(?!</?answer>).)*)</answer>", text, re.DOTALL)
         text = inside[-1] if inside else text
-    if _BOXED_FACTOR.search(text):  # `\boxed{8} - 1`
-        text = text.replace("\\boxed", "")
+    if (unboxed := without_operand_box(text)) is not None:
+        text = unboxed
     elif "\\boxed" in text or "\\fbox" in text:
         for _ in range(50):
             boxed = last_boxed(text)
