@@ -129,6 +129,8 @@ REWRITINGS: dict[str, Rewriting] = {
 _WIDE = {ord("0") + digit: chr(0xFF10 + digit) for digit in range(10)}
 _SPOKEN = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 
+_ROMAN = ["0", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", "XI", "XII"]
+
 
 def _in_words(text: str) -> str | None:
     for sign, word in (("-", "minus"), ("+", "plus"), ("*", "times"), (r"\\times", "times"), ("/", "divided by")):
@@ -248,6 +250,31 @@ FRESH: dict[str, Rewriting] = {
     "its own list": lambda text: f"{text}; {text}",
     "the only one": _around("only ", ""),
     "a mean value": _around(r"\overline{", "}"),
+    "a derivative of an antiderivative": _around(r"\frac{d}{du}\int_0^u (", ") dv"),
+    "a telescoping sum": _around("(", r")\sum_{k=1}^{\infty} \left(\frac{1}{k} - \frac{1}{k+1}\right)"),
+    "a trace": _around(r"\operatorname{tr}\begin{pmatrix} ", r" & 1 \\ 1 & 0 \end{pmatrix}"),
+    "a Kronecker delta": _around("(", r")\delta_{1,1}"),
+    "an indicator": _around("(", r")\mathbf{1}_{\{1\}}(1)"),
+    "times its sign": lambda text: rf"\operatorname{{sgn}}({text}) \cdot |{text}|",
+    "an average of a list": _around(r"\operatorname{mean}\{", r"\}"),
+    "a dot product": _around(r"(", r", 0) \cdot (1, 0)"),
+    "an imaginary exponent": _around("-e^{i\\pi} (", ")"),
+    "a complex conjugate": _around(r"\overline{\overline{", "}}"),
+    "a composed inverse": _around("f^{-1}(f(", "))"),
+    "an integral of a density": _around("(", r")\int_{-\infty}^{\infty} \frac{1}{\sqrt{\pi}} e^{-z^2} dz"),
+    "percent of": _around(r"100\% \text{ of } ", ""),
+    "an evaluated constant": _around(r"\left. t \right|_{t = ", "}"),
+    "an empty sum": _around("", r" + \sum_{k=1}^{0} k"),
+    "an integer as a ceiling": _integer(lambda n: rf"\lceil {n - 1}.5 \rceil" if n else "0"),
+    "an integer as a continued fraction": _integer(
+        lambda n: rf"{n - 1} + \cfrac{{1}}{{0 + \cfrac{{1}}{{1}}}}" if n else "0"
+    ),
+    "an integer as a logarithm": _integer(lambda n: rf"\log_{{10}} 10^{{{n}}}"),
+    "an integer from factorials": _integer(lambda n: rf"\frac{{{n}!}}{{{n - 1}!}}" if n else "0"),
+    "an integer as the root of its square": _integer(lambda n: rf"\sqrt{{{n}^2}}"),
+    "an integer as a remainder": _integer(lambda n: rf"({n} \bmod {n + 1})"),
+    "an integer with a new base": _integer(lambda n: rf"\frac{{\log_2 3^{{{n}}}}}{{\log_2 3}}"),
+    "an integer in Roman numerals": _integer(lambda n: _ROMAN[n] if n < len(_ROMAN) else f"{n}"),
 }
 """Added after the rules were written, by someone who tried to break them."""
 REWRITINGS |= FRESH
