@@ -14,8 +14,12 @@ _ASKS = re.compile(
     re.IGNORECASE,
 )
 _HOW_MANY = re.compile(r"\bhow (?:many|much)((?:\s+[a-zA-Z]+){1,6})", re.IGNORECASE)
-_IN_UNIT = re.compile(r"(?:,|\b(?:is|answer|it|speed|length|area|volume|time|distance|weight|mass|angle|height|width))"
-                      r"\s+in\s+((?:[a-zA-Z]+\s*){1,4})", re.IGNORECASE)  # fmt: skip
+_IN_UNIT = re.compile(
+    r"(?:,|\b(?:is|answer|it|speed|length|area|volume|time|distance|weight|mass|angle|height|width|depth|radius|diameter"
+    r"|perimeter|circumference|temperature|cost|price|value|amount|total|bill|charge|fee|profit|wage|salary|income))"
+    r"\s+in\s+((?:[a-zA-Z]+\s*){1,4})",
+    re.IGNORECASE,
+)
 _HOW_LONG = re.compile(
     r"\bhow (?:long|far|fast|old|tall|deep|wide|heavy|high|large)\b[^.?]*?\bin (?!an?\b|one\b|each\b|the\b|half\b)"
     r"((?:[a-zA-Z]+\s*){1,4})(?=[.?,;]|$)",
