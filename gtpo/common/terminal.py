@@ -12,12 +12,16 @@ if TYPE_CHECKING:
 
 
 def stdout_console(pipe: int) -> Console:
-    """Return the console of stdout. pipe: its width where there is no terminal and no COLUMNS; text is not folded."""
+    """Return the console of stdout: as wide as its terminal, else as COLUMNS, else as `pipe`.
+
+    Prose is folded on a terminal alone: who reads a pipe searches it for sentences.
+    """
     from rich.console import Console
 
-    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
+    if sys.stdout.isatty():
         return Console(highlight=False)
-    return Console(width=pipe, highlight=False, soft_wrap=True)
+    columns = os.environ.get("COLUMNS", "")
+    return Console(width=int(columns) if columns.isdecimal() else pipe, highlight=False, soft_wrap=True)
 
 
 def stacked(table: Table, width: int, *, keep: int = 1) -> list[Table]:
