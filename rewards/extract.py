@@ -233,6 +233,7 @@ _TAG = re.compile(r"</?[a-zA-Z]+>")
 _WORD = re.compile(r"[a-zA-Z]{2,}")
 _BETWEEN = r"(?:[-+*/^÷×]|\\(?:cdot|times|div)(?![a-zA-Z])|minus\b|plus\b|times\b)"
 _WRAPPED = re.compile(r"\\math(?:bin|rel|ord|op)\s*\{([^{}]*)\}")
+_NO_PROSE = re.compile(r"\\(?:begin|end|operatorname\*?)\s*\{[^{}]*\}|\\[a-zA-Z]+|\b(?:minus|plus|times|d[a-z])\b")
 _OPERATED_AFTER = re.compile(
     rf"\s*{_BETWEEN}\s*(?:\\left)?\s*(?:[\d({{]|\\(?!text|mbox|mathrm|quad))|\s*\\[dt]?frac(?![a-z])"
 )
@@ -249,7 +250,7 @@ def without_operand_box(text: str) -> str | None:
         return None
     start, end, _ = boxes[-1]
     before, after = (_WRAPPED.sub(r"\1", _TAG.sub("", part)) for part in (text[:start], text[end:]))
-    bare = re.sub(r"\\[a-zA-Z]+|\b(?:minus|plus|times)\b", " ", f"{before} {after}")
+    bare = _NO_PROSE.sub(" ", f"{before} {after}")
     if _WORD.search(bare) or not (_OPERATED_AFTER.match(after) or _OPERATED_BEFORE.search(before)):
         return None
     return text.replace("\\boxed", "").replace("\\fbox", "")

@@ -12,7 +12,7 @@ from mpmath import mp
 from gtpo.rewards.equality.arithmetic.terms import Budget, evaluate, symbols
 from gtpo.rewards.equality.arithmetic.values import DIGITS, NoValue, TooBig
 from gtpo.rewards.equality.comparing.comparison import Comparison
-from gtpo.rewards.equality.comparing.simplified import ANALYSIS, finding
+from gtpo.rewards.equality.comparing.simplified import ANALYSIS, boxes_a_given, finding
 from gtpo.rewards.equality.reading.answers import Answer, Scalar, Words
 from gtpo.rewards.equality.reading.clean import clean, typed_thousands
 from gtpo.rewards.equality.reading.problem import is_name_in, read_problem
@@ -95,7 +95,7 @@ def decide(
     said = known.asking if known is not None and " " in prediction else frozenset()
     predictions, golds = _readings(prediction, said=said), _readings(gold, gold=True, known=known is not None)
     if by_text and any(same_words(p, g) for p in predictions for g in golds):
-        return "CORRECT"
+        return "COPIED" if known is not None and boxes_a_given(prediction, known) else "CORRECT"
     try:
         Budget.refill()
         read_golds = [_read(text) for text in golds]

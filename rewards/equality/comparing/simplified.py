@@ -40,10 +40,23 @@ _RELATIONS = frozenset(("=", r"\equiv", r"\in", r"\approx"))
 """Tokens of what says something of a number."""
 
 
+_BOXED = re.compile(r"\\f?box(?:ed)?\s*\{([^{}]*)\}")
+
+
+def boxes_a_given(raw: str, problem: ProblemText) -> bool:
+    r"""Return whether an answer is what the problem says of a number, its value in a box: `f(2) = \boxed{3}`."""
+    if "boxed" not in raw:
+        return False
+    said = tokens_of(one_spelling(_BOXED.sub(r"\1", raw).strip("$ .")))
+    return not _RELATIONS.isdisjoint(said) and occurs(said, problem.tokens)
+
+
 def finding(raw: str, prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemText | None) -> str:
     """Return CORRECT, COPIED or UNEVALUATED for a prediction equal to the gold: raw, cleaned and read."""
     if isinstance(p, Named) and p.contradicted and not isinstance(g, Words):
         return "UNEVALUATED"
+    if problem is not None and boxes_a_given(raw, problem):
+        return "COPIED"  # `f(2) = \boxed{3}`
     tokens = tokens_of(prediction)
     if isinstance(p, Choice) or isinstance(g, (Words, Choice)) or tokens == tokens_of(gold):
         return "CORRECT"
