@@ -16,7 +16,8 @@ from bench.claims.plan import PLAN, Plan, load_plan
 from bench.claims.questions import TASKS, primaries
 from bench.claims.record import find_record
 from bench.claims.run import as_program
-from bench.claims.second import SECOND, gate_table, results_lines
+from bench.claims.second import SECOND
+from bench.claims.second_tables import gate_table, results_lines
 from bench.claims.tables import (
     ORDER,
     alarm_notes,

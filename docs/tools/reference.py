@@ -14,8 +14,9 @@ from typing import Any
 
 import typer
 from config_page import as_markdown
+from metrics_reference import METRICS
 from pydantic import BaseModel
-from run_reference import BEST_JSON, COMPLETION_COLUMNS, METRICS, RUN_JSON, Field
+from run_reference import BEST_JSON, COMPLETION_COLUMNS, RUN_JSON, Field
 
 from gtpo import cli
 from gtpo.evalkit.results.record import (
@@ -117,7 +118,7 @@ def metrics() -> str:
         groups.setdefault(metric.name.partition("/")[0] if "/" in metric.name else "The step and its loss", []).append(
             metric
         )
-    parts = [HEADER.format("docs/tools/run_reference.py"), METRICS_INTRODUCTION]
+    parts = [HEADER.format("docs/tools/metrics_reference.py"), METRICS_INTRODUCTION]
     for group, members in groups.items():
         parts.append(f"## {group}\n")
         for metric in members:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench.claims import second
+from bench.claims import second, second_tables
 from bench.claims.plan import load_plan
 from bench.claims.sequential import bound, crossing, level_at, p_value
 from bench.claims.varied import remarks, solution
@@ -111,12 +111,12 @@ def test_the_page_tells_what_a_look_has_seen_and_nothing_before(plan):
     test = second.tests_of(plan)[0]
     half, _ = second.looks(plan, test.regime)
     rng = np.random.default_rng(5)
-    early = "\n".join(second.results_lines(_records(plan, test, half[:-1], 0.1, rng), plan))
+    early = "\n".join(second_tables.results_lines(_records(plan, test, half[:-1], 0.1, rng), plan))
     assert "**Interim: 48 of 786 runs, no look taken.**" in early
     assert "Means over seeds" not in early
     records = _records(plan, test, half, 0.1, rng)
     records["reuse-4", "gtpo-conflict-only"] = records["reuse-4", "grpo"]
-    text = "\n".join(second.results_lines(records, plan))
+    text = "\n".join(second_tables.results_lines(records, plan))
     assert "3 of 12 tests looked at" in text  # accuracy, conflict correction alone, entropy
     row = next(line for line in text.splitlines() if line.startswith("| reuse-4 | gtpo | 17 |"))
     assert float(row.split("|")[4]) == pytest.approx(0.5, abs=0.02)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from run_reference import BEST_JSON, COMPLETION_COLUMNS, METRICS, RUN_JSON
+from metrics_reference import METRICS
+from run_reference import BEST_JSON, COMPLETION_COLUMNS, RUN_JSON
 from test_train_run import MANY_STEPS_A_ROUND, config_of
 
 from gtpo.evalkit.evaluation.summary import score_held_out

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.law import LOOKS, REWRITINGS, Case, embedded, judge, originals, problems, refused, rewritten
+from bench.law import Case, embedded, judge, originals, problems, refused, rewritten
+from bench.rewritings import LOOKS, REWRITINGS
 from gtpo.common.files import read_jsonl
 from gtpo.rewards import Verdict, Verifier
 from gtpo.rewards.contracts import contradiction, read_contract
