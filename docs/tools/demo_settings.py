@@ -1,4 +1,4 @@
-"""What the demo concludes on other processors: `python docs/tools/demo_settings.py FOLDER` (hours; goes on where it stopped).
+"""What the demo concludes on other processors: `python docs/tools/demo_settings.py FOLDER`, hours, resumable.
 
 Runs `gtpo demo` in FOLDER/SETTING for three instruction sets and one and two threads, and writes the verdicts side by
 side to results/published/demo/settings.md.
