@@ -100,7 +100,7 @@ def train(
     overrides = overrides if path is not None else from_flags(overrides)
     config = load_config(path or START, overrides)
     if path is None:
-        LOG.info(f"config, as a file would say it:\n{as_file(config, overrides)}")
+        LOG.info(f"these flags as a config file:\n{as_file(config, overrides)}\n")
     if check_loss and config.method != "gtpo":
         raise UserError(
             f"--check-loss compares GTPO's fused loss with its reference; method {config.method} has neither"

@@ -19,7 +19,7 @@ from gtpo.common.errors import UserError, did_you_mean
 from gtpo.evalkit.comparison.like_for_like import check_settings, common_scoring
 from gtpo.evalkit.comparison.methods import Method, group, members_of
 from gtpo.evalkit.comparison.plan import plan_for
-from gtpo.evalkit.comparison.questions import Shared, shared_questions
+from gtpo.evalkit.comparison.questions import Shared, named_alike, shared_questions
 from gtpo.evalkit.comparison.scores import FORMAT, MAJ, PASS, Column, differ, pairing_note, scores, training_noise
 from gtpo.evalkit.comparison.verdicts import ALPHA, UNDECIDED, Cell, corrected
 from gtpo.evalkit.results.run import EvalRun, TrainRun
@@ -136,6 +136,7 @@ def compare(
     details: every k and the format rate; without, the columns of the table for a paper only.
     """
     notes = list(notes)
+    runs = named_alike(runs, notes)
     grouped = group(members_of(runs, trains), group_by, labels, notes)
     methods = [method for method in grouped if method.runs]
     scoring = common_scoring(runs, scoring)
@@ -148,7 +149,10 @@ def compare(
     ]  # fmt: skip
     if len(runs) > 1 and all(sum(len(m.runs) for m in shared.methods) < 2 for shared in loaded):
         sets = "; ".join(f"{run.name}: {', '.join(run.benchmarks)}" for run in runs)
-        raise UserError(f"these runs have no question in common ({sets}): evaluate them on the same benchmark")
+        raise UserError(
+            f"these runs have no question in common ({sets}): evaluate them on the same benchmark. Files of recorded "
+            "completions count as one benchmark where their ids and golds are the same"
+        )
     largest = min((shared.samples for shared in loaded), default=1)
     shown = list(metrics or dict.fromkeys([Column(PASS, 1), Column(MAJ, largest)]))
     parts = []

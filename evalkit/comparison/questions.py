@@ -88,6 +88,29 @@ class Shared:
             yield replace(self, group=name, parts=taken, notes=[])
 
 
+def named_alike(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
+    """The runs, with one name for recorded files of the same questions and golds, which are named after their files."""
+    first: dict[str, str] = {}
+    found = []
+    for run in runs:
+        own = {
+            name: entry.checksum
+            for name, entry in run.record.benchmarks.items()
+            if len(run.records) == 1
+            and run.record.engine.name == "recorded"
+            and entry.source == run.record.model.source
+        }
+        stored = {first.setdefault(key, name): name for name, key in own.items() if key is not None}
+        if other := {name: here for here, name in stored.items() if here != name}:
+            entries = {other.get(name, name): entry for name, entry in run.record.benchmarks.items()}
+            run = replace(run, records=(run.record.model_copy(update={"benchmarks": entries}),), stored=stored)
+            notes += [
+                f"{name} has the questions and golds of {here}, and is shown as {here}" for name, here in other.items()
+            ]
+        found.append(run)
+    return found
+
+
 def shared_questions(benchmark: str, methods: list[Method], scoring: str, allow: bool) -> Shared:
     """Load a benchmark; UserError where the runs' questions or golds differ, unless `allow` takes what they share."""
     runs = {m.name: [run for run in m.runs if benchmark in run.benchmarks] for m in methods}

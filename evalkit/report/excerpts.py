@@ -157,7 +157,7 @@ def choose_samples(
         for batch in _batches(run, light + heavy):
             names = zip(batch["benchmark"].to_pylist(), batch["question_id"].to_pylist(), strict=True)
             for row, (b, question) in enumerate(names):
-                if b == benchmark and question in wanted:
+                if b == run.stored.get(benchmark, benchmark) and question in wanted:
                     values = [batch[name][row].as_py() for name in heavy]
                     if (question, values[0]) in seen:  # a part written twice
                         continue

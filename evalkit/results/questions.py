@@ -59,7 +59,7 @@ def load_questions(run: EvalRun, benchmark: str, scoring: str) -> Questions:
             path = folder / "questions.parquet"
             if path not in _FILES:
                 _FILES[path] = _File(path)
-            parts.append(_FILES[path].questions(benchmark, scoring))
+            parts.append(_FILES[path].questions(run.stored.get(benchmark, benchmark), scoring))
     if not parts:
         raise UserError(f"{run.name}: {benchmark} was not evaluated")
     if len(parts) == 1:
@@ -182,6 +182,7 @@ def load_problems(run: EvalRun, benchmark: str) -> dict[str, tuple[str, str]]:
     """id -> (question, gold) from the run's problems.parquet; empty where the run does not hold it."""
     import pyarrow.parquet as pq
 
+    benchmark = run.stored.get(benchmark, benchmark)
     found: dict[str, tuple[str, str]] = {}
     for folder in run.folders:
         path = folder / "problems.parquet"
@@ -195,6 +196,7 @@ def load_prompts(run: EvalRun, benchmark: str) -> dict[str, tuple[str, int | Non
     """id -> (what the model read, its tokens) from prompts.parquet; a conversation where a server did not show it."""
     import pyarrow.parquet as pq
 
+    benchmark = run.stored.get(benchmark, benchmark)
     found: dict[str, tuple[str, int | None]] = {}
     for path in (folder / "prompts.parquet" for folder in run.folders):
         for row in pq.read_table(path, use_threads=False).to_pylist() if path.is_file() else ():

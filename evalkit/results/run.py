@@ -69,6 +69,8 @@ class EvalRun:
     folders: tuple[Path, ...]
     records: tuple[EvalRecord, ...] = field(repr=False)
     train: TrainRun | None = None
+    stored: dict[str, str] = field(default_factory=dict, repr=False)
+    """Name of a benchmark here -> its name in the run's files, where the two differ."""
 
     @property
     def record(self) -> EvalRecord:

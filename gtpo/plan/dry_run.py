@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gtpo.common.errors import UserError
 from gtpo.common.files import read_json
 from gtpo.common.packages import install_command, installed
+from gtpo.common.terminal import columns_of_stdout, folded
 from gtpo.config.schedule import launched_processes, optimizer_steps
 from gtpo.config.schema import TrainConfig
 from gtpo.inputs.model_shape import Weights, find_shape, find_weights
@@ -137,10 +138,9 @@ def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
         json.dump(summary, sys.stdout, indent=2)
         print()
         return
-    print(config.to_yaml())
+    print(config.to_yaml(width=min(100, columns_of_stdout(120) - 20)))  # a word that crosses it still fits
     print("Dataset")
-    for line in [*(report.lines() if report else []), *([note] if note else [])]:
-        print(f"  {line}")
+    _print_lines([*(report.lines() if report else []), *([note] if note else [])])
     print("\nSteps")
     for name, value in steps.items():
         print(
@@ -148,15 +148,22 @@ def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
             if value < 1e6
             else f"  {name.replace('_', ' '):38} {value:>12,}"
         )
-    print(f"\nEntropy gate\n  {gate_line(config)}")
-    print(f"\nMemory forecast, per GPU{_engine(memory, config)} ({origin})")
-    for line in _memory_lines(memory, config):
-        print(f"  {line}")
+    print("\nEntropy gate")
+    _print_lines([gate_line(config)])
+    print()
+    print(folded(f"Memory forecast, per GPU{_engine(memory, config)} ({origin})"))
+    _print_lines(_memory_lines(memory, config), hanging=36 if memory else 0)
     if missing := _missing(config):
         print("\nMissing in this environment")
-        for line in missing:
-            print(f"  {line}")
-    print("\nDry run: nothing was trained or written. Without --dry-run the same command starts the run.")
+        _print_lines(missing)
+    print()
+    print(folded("Dry run: nothing was trained or written. Without --dry-run the same command starts the run."))
+
+
+def _print_lines(lines: list[str], hanging: int = 0) -> None:
+    """Print the lines of a section; hanging: columns before the text of a row, for rows of a table."""
+    for line in lines:
+        print(folded(f"  {line}", 2 + (hanging if line[hanging - 2 : hanging] == "  " else 0)))
 
 
 def _engine(memory: Forecast | None, config: TrainConfig) -> str:

@@ -328,3 +328,28 @@ def test_what_is_exported_is_read_again(gtpo, tmp_path: Path) -> None:  # type: 
     assert first["cost"] == pytest.approx(15 * 10 / 1e6)
     said = gtpo("eval", "mine", "--export", "csv", code=2).stderr
     assert '--export is jsonl, found "csv"' in said
+
+
+def test_two_files_of_the_same_questions_are_compared(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """A file's benchmark is named after it; what counts are its ids and golds."""
+    for name, right, first in (("ours", 9, 0), ("theirs", 3, 0), ("others", 9, 5)):
+        rows = [
+            {
+                "id": f"q{i}",
+                "gold": f"{i + first}",
+                "completion": f"<answer>{i + first if i < right else name}</answer>",
+            }
+            for i in range(12)
+        ]
+        write(tmp_path / f"{name}.jsonl", rows)
+        gtpo("eval", "--completions", f"{name}.jsonl", "--k", "1")
+    ran = gtpo("compare", "ours", "theirs", "--format", "json", "--html", "page.html")
+    document = json.loads(ran.stdout)
+    found = {row["method"]: row["mean"] for row in document["records"] if (row["metric"], row["k"]) == ("pass@k", 1)}
+    assert found == {"ours": 0.75, "theirs": 0.25}
+    assert "theirs has the questions and golds of ours" in " ".join(document["notes"])
+    page = (tmp_path / "page.html").read_text()
+    assert all(f"answer\\u003e{name}" in page for name in ("ours", "theirs")), "both files' completions are shown"
+    ran = gtpo("compare", "ours", "others", code=2)
+    assert "no question in common (ours: ours; others: others)" in ran.stderr
+    assert "their ids and golds are the same" in ran.stderr

@@ -24,7 +24,7 @@ def on_a_terminal(columns: int, *words: str, cwd: Path) -> list[str]:
     if pid == 0:
         os.chdir(cwd)
         os.environ.pop("COLUMNS", None)
-        os.environ |= {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
+        os.environ |= {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         os.execv(sys.executable, [sys.executable, "-m", "gtpo", *words])
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     written = b""
@@ -74,3 +74,17 @@ def test_tables_fit(columns: int, home: Path) -> None:
         if words[-1] == "--details":
             text = " ".join(lines)
             assert all(title in text for title in ("entropy, nats", "conflict %", "best (step)", "p over seeds"))
+
+
+@pytest.mark.parametrize("columns", [80, *(pytest.param(wider, marks=pytest.mark.slow) for wider in (100, 120, 200))])
+def test_the_dry_run_fits(columns: int, home: Path) -> None:
+    """Of a large model whose tokenizer cannot be had: long notes, a memory forecast with its grounds."""
+    (home / "problems.jsonl").write_text(json.dumps({"problem": "What is 2+3?", "answer": "5"}) + "\n")
+    lines = on_a_terminal(
+        columns, "train", "paper/llama-gsm8k-gtpo-g8", "--data", "problems.jsonl", "--dry-run", cwd=home
+    )
+    assert [line for line in lines if cell_len(line) > columns] == []
+    text = " ".join(" ".join(lines).split())
+    assert "prompt lengths not checked: " in text
+    assert "of the GPU (model.gpu_memory_utilization), which must hold its own 15.0 GiB of weights" in text
+    assert "Without --dry-run the same command starts the run." in text
