@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +13,10 @@ import typer
 import gtpo
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.log import LOG, start_logging
+from gtpo.common.options import Options, choices_of
 from gtpo.common.packages import require
-from gtpo.evalkit.evaluation.settings import EvalSettings, choices_of, flag_of
+from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.evalkit.report.command import CompareSettings, run_compare
 
 COLLAPSED = 4
 """Exit code of a training run that collapsed and was stopped."""
@@ -126,139 +128,55 @@ def train(
     raise typer.Exit(code)
 
 
-def _eval_parameters() -> list[inspect.Parameter]:
-    """Return the parameters of `gtpo eval` as Typer reads them, made from the declarations in `EvalSettings`."""
-    parameters = [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
-    for name, field in EvalSettings.model_fields.items():
+def _declared(settings: type[Options], run: Callable[[Any], int | None]) -> Callable[..., None]:
+    """Return a command whose parameters, as Typer reads them, are the options that `settings` declares."""
+
+    def command(context: typer.Context, **options: Any) -> None:
+        sources = {name: context.get_parameter_source(name) for name in options}
+        given = {name: options[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+        if code := run(settings(**given)):
+            raise typer.Exit(code)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter("context", kind, annotation=typer.Context)]
+    for name, field in settings.model_fields.items():
         choices = choices_of(field)
         help = f"{field.description} One of {', '.join(choices)}." if choices else field.description
-        kind: Any = str if choices else field.annotation
-        if kind == Sequence[str] | None:
-            kind = list[str] | None
-        flags = EvalSettings.extra(name)["flags"] or (flag_of(name),)
-        info = typer.Argument(help=help) if name == "model" else typer.Option(*flags, help=help)
-        parameters.append(
-            inspect.Parameter(
-                name,
-                inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                default=field.default,
-                annotation=Annotated[kind, info],
-            )
-        )
-    return parameters
+        taken: Any = field.annotation
+        if choices:
+            taken = str if field.default is not None else str | None
+        elif taken in (Sequence[str], Sequence[str] | None):
+            taken = list[str] if field.is_required() else list[str] | None
+        argument = name == settings.ARGUMENT
+        info = typer.Argument(help=help) if argument else typer.Option(*settings.flags_of(name), help=help)
+        default = inspect.Parameter.empty if field.is_required() else field.default
+        parameters.append(inspect.Parameter(name, kind, default=default, annotation=Annotated[taken, info]))
+    command.__doc__ = run.__doc__
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
 
 
-def evaluate(context: typer.Context, **options: Any) -> None:
+def _evaluate(settings: EvalSettings) -> int:
     """Sample completions and report pass@k and maj@k for every k, exactly.
 
     The same command again resumes an interrupted run; a larger --k samples only what is missing.
     """
     from gtpo.evalkit.evaluation.command import run_eval
 
-    sources = {name: context.get_parameter_source(name) for name in options}
-    given = {name: options[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
-    code = run_eval(EvalSettings(**given))
-    if code:
-        raise typer.Exit(code)
+    return run_eval(settings)
 
 
-_PARAMETERS = _eval_parameters()
-evaluate.__signature__ = inspect.Signature(_PARAMETERS)  # type: ignore[attr-defined]
-evaluate.__annotations__ = {parameter.name: parameter.annotation for parameter in _PARAMETERS}
-app.command("eval")(evaluate)
-
-
-@app.command()
-def compare(
-    runs: Annotated[
-        list[str], typer.Argument(help="Eval or train runs: folders, or names under results/eval and results/train.")
-    ],
-    baseline: Annotated[
-        str | None,
-        typer.Option(help="Method or run to compare with. Default: GRPO, else SFT, else a model not trained here."),
-    ] = None,
-    group_by: Annotated[
-        str,
-        typer.Option(
-            "--group-by",
-            help="What makes runs one method: config (equal but for the seed), none, or config keys, e.g. "
-            "method,training.num_generations.",
-        ),
-    ] = "config",
-    label: Annotated[
-        list[str] | None, typer.Option(help="NAME=RUN[,RUN...]: these runs are one method of that name (repeatable).")
-    ] = None,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Metrics of the table, e.g. pass@1 or maj@64 (repeatable); the first is the primary one. Default: "
-            "pass@1 and maj@k of the largest common k."
-        ),
-    ] = None,
-    details: Annotated[bool, typer.Option("--details", help="Also every k, the format rate and every test.")] = False,
-    k: Annotated[str | None, typer.Option("--k", help="The k of the details, e.g. 1,8,16,32,64.")] = None,
-    scoring: Annotated[str | None, typer.Option(help="strict or lenient. Default: the runs' own headline.")] = None,
-    format: Annotated[str, typer.Option("--format", help="table, markdown, latex, csv or json.")] = "table",
-    per_subject: Annotated[bool, typer.Option("--per-subject", help="Also one table per subject and level.")] = False,
-    verifiers: Annotated[
-        bool,
-        typer.Option(
-            "--verifiers", help="Only list the samples on which gtpo and Math-Verify differ (--verifier both)."
-        ),
-    ] = False,
-    allow_mismatch: Annotated[
-        bool,
-        typer.Option("--allow-mismatch", help="Compare unlike or incomplete runs on what they share, with a note."),
-    ] = False,
-    margin: Annotated[
-        float | None,
-        typer.Option(help="Points within which methods count as equivalent; tested in the same corrected family."),
-    ] = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Print what a comparison of these methods takes: seeds, questions, samples.")
-    ] = False,
-    difference: Annotated[
-        float | None, typer.Option(help="With --plan: the difference to be found, in points. Default: 2.")
-    ] = None,
-    figures: Annotated[
-        Path | None, typer.Option(help="Write figures to this folder, as PDF, SVG and PNG (extra: report).")
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Write one self-contained page: tables, curves, completions.")
-    ] = None,
-    samples_mb: Annotated[
-        float,
-        typer.Option("--samples-mb", help="MB of completions in the page; it says how many are left out."),
-    ] = 1.5,
-) -> None:
+def _compare(settings: CompareSettings) -> None:
     """Compare methods: paired differences with intervals, figures, and a page to look into any completion.
 
     Runs that differ only in their training seed are one method.
     """
-    from gtpo.evalkit.report.command import CompareSettings, run_compare
+    run_compare(settings)
 
-    run_compare(
-        CompareSettings(
-            runs,
-            baseline=baseline,
-            group_by=group_by,
-            labels=tuple(label or ()),
-            metrics=tuple(metric or ()),
-            details=details,
-            k=k,
-            scoring=scoring,
-            format=format,
-            per_subject=per_subject,
-            allow_mismatch=allow_mismatch,
-            margin=margin,
-            plan=plan,
-            difference=difference,
-            figures=figures,
-            html=html,
-            samples_mb=samples_mb,
-            verifiers=verifiers,
-        )
-    )
+
+app.command("eval")(_declared(EvalSettings, _evaluate))
+app.command("compare")(_declared(CompareSettings, _compare))
 
 
 @app.command()

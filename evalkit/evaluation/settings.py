@@ -1,8 +1,4 @@
-"""The options of `gtpo eval`, each declared once: its flag, help, range, and where it has an effect.
-
-The command line, the messages for values out of range and docs/cli.md are made from these declarations. `gtpo --help`
-imports this module: pydantic is the heaviest thing that it may load.
-"""
+"""The options of `gtpo eval`, and where each has an effect."""
 
 from __future__ import annotations
 
@@ -11,13 +7,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import model_validator
 
-from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.errors import UserError
 from gtpo.common.log import Verbosity
+from gtpo.common.options import Options, either, option
 
 SAMPLING_DEFAULTS: dict[str, float] = {
     "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
@@ -47,7 +43,7 @@ class Shard(NamedTuple):
     parts: int
 
 
-def option(
+def _option(
     default: Any,
     help: str,
     *flags: str,
@@ -55,146 +51,141 @@ def option(
     modes: Sequence[str] = ("model",),
     **limits: Any,
 ) -> Any:
-    """Declare an option. flags: where they are not --the-name. engines, modes: where it has an effect."""
-    if isinstance(next(iter(limits.values()), None), float):
-        limits["allow_inf_nan"] = False
-    extra: dict[str, Any] = {"flags": flags, "engines": engines, "modes": modes}
-    return Field(default, description=help, json_schema_extra=extra, **limits)
+    """Declare an option. engines, modes: where it has an effect."""
+    return option(default, help, *flags, about={"engines": engines, "modes": modes}, **limits)
 
 
-class EvalSettings(BaseModel):
+class EvalSettings(Options):
     """One `gtpo eval` command, checked before anything heavy is imported. Raises UserError that names the flag."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    COMMAND: ClassVar[str] = "gtpo eval"
+    ARGUMENT: ClassVar[str] = "model"
 
-    model: str | None = option(
+    model: str | None = _option(
         None, "Hub name, model folder, adapter folder or train run; with --rescore an eval run.", modes=tuple(MODES)
     )
-    benchmarks: str | None = option(
+    benchmarks: str | None = _option(
         None, "Comma-separated names (--list) or files of your own.", "--benchmarks", "-b", modes=FILE
     )
-    k: int = option(1, "Largest k of pass@k and maj@k.", modes=FILE, ge=1)
-    samples: int | None = option(None, "Completions per question (default: k).")
-    engine: Literal["auto", "vllm", "transformers", "openai", "ray"] = option("auto", "What samples.")
-    data_dir: Path | None = option(
+    k: int = _option(1, "Largest k of pass@k and maj@k.", modes=FILE, ge=1)
+    samples: int | None = _option(None, "Completions per question (default: k).")
+    engine: Literal["auto", "vllm", "transformers", "openai", "ray"] = _option("auto", "What samples.")
+    data_dir: Path | None = _option(
         None, "Folder with local benchmark files; with --rescore their golds count.", modes=(*FILE, "check", "rescore")
     )
-    completions: Path | None = option(
+    completions: Path | None = _option(
         None, "Score the recorded completions of a JSONL file; no model is run.", modes=("completions",)
     )
-    out: Path | None = option(None, "Run folder (default: results/eval/NAME).", modes=FILE)
-    reuse: Sequence[str] | None = option(
+    out: Path | None = _option(None, "Run folder (default: results/eval/NAME).", modes=FILE)
+    reuse: Sequence[str] | None = _option(
         None, "Take the samples of this run that are wanted here: same weights, prompts, sampling, seed (repeatable)."
     )
-    list_benchmarks: bool = option(False, "List the benchmarks and exit.", "--list", modes=("list",))
-    check: str | None = option(
+    list_benchmarks: bool = _option(False, "List the benchmarks and exit.", "--list", modes=("list",))
+    check: str | None = _option(
         None, "Print three problems of this benchmark and, of a MODEL, the prompt; verify all golds.", modes=("check",)
     )
-    rescore: bool = option(
+    rescore: bool = _option(
         False, "Verify the stored completions of an eval run again; print changes.", modes=("rescore",)
     )
-    export: str | None = option(
+    export: str | None = _option(
         None, "jsonl: write the stored samples of an eval run to its folder, as --completions reads them.",
         modes=("export",),
     )  # fmt: skip
-    limit: int | None = option(None, "Use only the first N questions of each benchmark.", modes=FILE, ge=1)
-    questions: Sequence[str] | None = option(
+    limit: int | None = _option(None, "Use only the first N questions of each benchmark.", modes=FILE, ge=1)
+    questions: Sequence[str] | None = _option(
         None, "Use only the question with this id (repeatable).", "--question", modes=FILE
     )
-    shard: str | None = option(None, "i/n: part i of n of the questions, for n machines.", modes=FILE)
-    protocol: str = option(
+    shard: str | None = _option(None, "i/n: part i of n of the questions, for n machines.", modes=FILE)
+    protocol: str = _option(
         "gtpo", "How the model is asked: a name (gtpo eval --list) or a YAML file.", modes=("model", "check")
     )
-    temperature: float | None = option(None, "Sampling temperature; 0 is greedy (default: 1).", ge=0.0)
-    top_p: float | None = option(None, "Nucleus sampling (default: 1, off).", gt=0.0, le=1.0)
-    top_k: int | None = option(None, "Only the k likeliest tokens (default: 0, off).", ge=0)
-    min_p: float | None = option(
+    temperature: float | None = _option(None, "Sampling temperature; 0 is greedy (default: 1).", ge=0.0)
+    top_p: float | None = _option(None, "Nucleus sampling (default: 1, off).", gt=0.0, le=1.0)
+    top_k: int | None = _option(None, "Only the k likeliest tokens (default: 0, off).", ge=0)
+    min_p: float | None = _option(
         None, "Only tokens this fraction as likely as the likeliest (default: 0, off).", ge=0.0, lt=1.0
     )
-    presence_penalty: float | None = option(None, "Between -2 and 2 (default: 0, off).", ge=-2.0, le=2.0)
-    repetition_penalty: float | None = option(None, "Default: 1, off.", gt=0.0)
-    sampling: Literal["default", "model"] = option(
+    presence_penalty: float | None = _option(None, "Between -2 and 2 (default: 0, off).", ge=-2.0, le=2.0)
+    repetition_penalty: float | None = _option(None, "Default: 1, off.", gt=0.0)
+    sampling: Literal["default", "model"] = _option(
         "default", "model: what the model's generation_config.json recommends. Flags win."
     )
-    max_tokens: int | None = option(
+    max_tokens: int | None = _option(
         None, "Maximum tokens per completion (default: the train run's, else what fits, up to 32768).", ge=1
     )
-    seed: int = option(0, "Seed of the run; every sample's own seed is derived from it.")
-    prompt: str | None = option(
+    seed: int = _option(0, "Seed of the run; every sample's own seed is derived from it.")
+    prompt: str | None = _option(
         None, "System prompt (default: the train run's, else the protocol's); '' for none.", modes=("model", "check")
     )
-    chat_template: Path | None = option(
+    chat_template: Path | None = _option(
         None, "Jinja file that replaces the tokenizer's chat template; a server applies its own.", engines=LOCAL,
         modes=("model", "check"),
     )  # fmt: skip
-    chat_template_kwargs: str | None = option(
+    chat_template_kwargs: str | None = _option(
         None, "JSON for the chat template, e.g. '{\"enable_thinking\": true}'.", modes=("model", "check")
     )
-    checkpoint: str | None = option(None, "Weights of a train run: best, final, or a checkpoint (default: best).")
-    scoring: Literal["strict", "lenient"] = option(
+    checkpoint: str | None = _option(None, "Weights of a train run: best, final, or a checkpoint (default: best).")
+    scoring: Literal["strict", "lenient"] = _option(
         "strict", "Headline scoring (with --rescore: the run's own). Both are stored.", modes=(*FILE, "rescore")
     )
-    verifier: Literal["gtpo", "math-verify", "both"] = option(
+    verifier: Literal["gtpo", "math-verify", "both"] = _option(
         "gtpo", "Who judges (with --rescore: as the run was). both: gtpo, with Math-Verify's verdicts beside.",
         modes=(*FILE, "rescore"),
     )  # fmt: skip
-    batch_size: int | None = option(None, "Rows per batch.", engines=("auto", "transformers"), ge=1)
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+    batch_size: int | None = _option(None, "Rows per batch.", engines=("auto", "transformers"), ge=1)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _option(
         "auto",
         "Data type. auto on a CPU: bfloat16 where the weights are stored in it and the CPU multiplies it.",
         engines=LOCAL,
     )
-    base_url: Sequence[str] | None = option(
+    base_url: Sequence[str] | None = _option(
         None,
         "Server URL (repeatable, or a comma list, or a file with one on each line; default: OPENAI_BASE_URL).",
         engines=SERVERS,
     )
-    api_key_env: str = option("OPENAI_API_KEY", "Environment variable that holds the API key.", engines=SERVERS)
-    concurrency: int = option(64, "Maximum requests in flight at each server.", engines=SERVERS, ge=1)
-    timeout: float = option(600.0, "Seconds without a new token until a request fails.", engines=SERVERS, gt=0.0)
-    total_timeout: float | None = option(
+    api_key_env: str = _option("OPENAI_API_KEY", "Environment variable that holds the API key.", engines=SERVERS)
+    concurrency: int = _option(64, "Maximum requests in flight at each server.", engines=SERVERS, ge=1)
+    timeout: float = _option(600.0, "Seconds without a new token until a request fails.", engines=SERVERS, gt=0.0)
+    total_timeout: float | None = _option(
         None, "Seconds until a request fails in any case (default: 60 times --timeout).", engines=SERVERS, gt=0.0
     )
-    wait_for_server: float = option(
+    wait_for_server: float = _option(
         0.0, "Seconds to wait where no server answers, at the start or in between.", engines=SERVERS, ge=0.0
     )
-    extra_body: str | None = option(
+    extra_body: str | None = _option(
         None, "JSON object of further fields for every request, e.g. '{\"reasoning_effort\": \"low\"}'.",
         engines=SERVERS,
     )  # fmt: skip
-    header: Sequence[str] | None = option(
+    header: Sequence[str] | None = _option(
         None, "Further header 'Name: value' (repeatable); '$NAME' stands for an environment variable.", engines=SERVERS
     )
-    retries: int = option(5, "Further attempts of a failed request.", engines=SERVERS, ge=0)
-    price: str | None = option(
+    retries: int = _option(5, "Further attempts of a failed request.", engines=SERVERS, ge=0)
+    price: str | None = _option(
         None, "Price of a million tokens, of prompt and completion: 0.15,0.60. The summary then has the cost.",
         modes=(*FILE, "rescore"),
     )  # fmt: skip
-    fail_on_error: str = option("5%", "Stop when more samples than this fail: a number, or a share (0.05 or 5%).")
-    deterministic: bool = option(False, "Samples that do not depend on what shares their batch.")
-    tensor_parallel_size: int = option(1, "GPUs per model copy.", engines=VLLM, ge=1)
-    data_parallel_size: int | None = option(
+    fail_on_error: str = _option("5%", "Stop when more samples than this fail: a number, or a share (0.05 or 5%).")
+    deterministic: bool = _option(False, "Samples that do not depend on what shares their batch.")
+    tensor_parallel_size: int = _option(1, "GPUs per model copy.", engines=VLLM, ge=1)
+    data_parallel_size: int | None = _option(
         None, "Model copies, on Ray (vllm: default 1; ray: default as many as the GPUs hold).",
         engines=("vllm", "ray"), ge=1,
     )  # fmt: skip
-    ray_address: str | None = option(
+    ray_address: str | None = _option(
         None, "Ray cluster to join: auto, or HOST:PORT of its head (default: starts one here).", engines=("ray",)
     )
-    gpu_memory_utilization: float = option(0.9, "Share of GPU memory to use.", engines=VLLM, gt=0.0, le=1.0)
-    trust_remote_code: bool = option(
+    gpu_memory_utilization: float = _option(0.9, "Share of GPU memory to use.", engines=VLLM, gt=0.0, le=1.0)
+    trust_remote_code: bool = _option(
         False, "Run code from the model's repository.", engines=LOCAL, modes=("model", "check")
     )
-    quiet: bool = option(False, "Show warnings and the result only.", modes=tuple(MODES))
-    verbose: bool = option(False, "Show details that help to find a fault.", modes=tuple(MODES))
-    json_output: bool = option(False, "Print eval.json on stdout.", "--json", modes=tuple(MODES))
+    quiet: bool = _option(False, "Show warnings and the result only.", modes=tuple(MODES))
+    verbose: bool = _option(False, "Show details that help to find a fault.", modes=tuple(MODES))
+    json_output: bool = _option(False, "Print eval.json on stdout.", "--json", modes=tuple(MODES))
 
     def __init__(self, **given: Any) -> None:
         if given.get("base_url") and given.get("engine", "auto") == "auto":
             given["engine"] = "openai"
-        try:
-            super().__init__(**given)
-        except ValidationError as error:
-            raise _explain(error) from None
+        super().__init__(**given)
 
     @model_validator(mode="after")
     def _fit_together(self) -> EvalSettings:
@@ -202,7 +193,7 @@ class EvalSettings(BaseModel):
         if self.quiet and self.verbose:
             raise UserError("--quiet and --verbose exclude each other")
         given = {name: self.extra(name) for name in self.model_fields_set if getattr(self, name) is not None}
-        idle = sorted(flag_of(name) for name, extra in given.items() if self.mode not in extra["modes"])
+        idle = sorted(self.flags_of(name)[0] for name, extra in given.items() if self.mode not in extra["modes"])
         if idle and self.mode != "model":
             raise UserError(f"{MODES[self.mode]}, and {', '.join(idle)} would have no effect: leave out what has none")
         self.prices()
@@ -212,7 +203,8 @@ class EvalSettings(BaseModel):
             return self
         for name, extra in given.items():
             if extra["engines"] is not None and self.engine not in extra["engines"]:
-                raise UserError(f"{flag_of(name)} needs --engine {_either(extra['engines'])}, found {self.engine}")
+                flag = self.flags_of(name)[0]
+                raise UserError(f"{flag} needs --engine {either(extra['engines'])}, found {self.engine}")
         if self.samples is not None and self.samples < self.k:
             raise UserError(
                 f"--k {self.k} needs at least {self.k} samples per question, found --samples {self.samples}: "
@@ -231,13 +223,6 @@ class EvalSettings(BaseModel):
         if self.completions is None and not self.benchmarks:
             raise UserError("--benchmarks names what to evaluate on, e.g. --benchmarks gsm8k,math (gtpo eval --list)")
         return self
-
-    @classmethod
-    def extra(cls, name: str) -> dict[str, Any]:
-        """Return what `option` declared of a field beside its range."""
-        found = cls.model_fields[name].json_schema_extra
-        assert isinstance(found, dict)
-        return found
 
     @property
     def mode(self) -> str:
@@ -343,40 +328,3 @@ def _json_object(flag: str, text: str | None, example: str) -> dict[str, Any] | 
     if text is not None and not isinstance(found, dict):
         raise UserError(f"{flag} must be a JSON object, e.g. '{example}'")
     return found
-
-
-def flag_of(name: str) -> str:
-    """Return the flag of a field as the user types it."""
-    flags: Sequence[str] = EvalSettings.extra(name)["flags"]
-    return flags[0] if flags else f"--{name.replace('_', '-')}"
-
-
-def choices_of(field: FieldInfo) -> tuple[str, ...]:
-    """Return the values that an option may have, where they are listed."""
-    return tuple(word for word in get_args(field.annotation) if isinstance(word, str))
-
-
-def _either(words: Sequence[str]) -> str:
-    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
-
-
-_LIMITS = {"gt": "above {}", "ge": "{} or more", "lt": "below {}", "le": "at most {}"}
-
-
-def _explain(error: ValidationError) -> UserError:
-    """Say the first mistake: the flag, what it takes, what was found."""
-    first = error.errors()[0]
-    name, found = str(first["loc"][0]), first["input"]
-    if name not in EvalSettings.model_fields:
-        return UserError(f'gtpo eval has no option "{name}".{did_you_mean(name, EvalSettings.model_fields)}')
-    field, flag = EvalSettings.model_fields[name], flag_of(name)
-    if choices := choices_of(field):
-        return UserError(f'{flag} is {_either(choices)}, found "{found}".{did_you_mean(str(found), choices)}')
-    limits = [
-        words.format(f"{getattr(limit, key):g}")
-        for key, words in _LIMITS.items() for limit in field.metadata if hasattr(limit, key)
-    ]  # fmt: skip
-    if not limits or not isinstance(found, int | float):
-        return UserError(f"{flag}: {first['msg']}, found {found!r}")
-    finite = " and finite" if first["type"] == "finite_number" else ""
-    return UserError(f"{flag} must be {' and '.join(limits)}{finite}, found {found}")

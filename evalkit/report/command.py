@@ -4,64 +4,69 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from gtpo.common.errors import UserError, did_you_mean
+from pydantic import model_validator
+
+from gtpo.common.errors import UserError
 from gtpo.common.files import check_writable
+from gtpo.common.options import Options, option
 from gtpo.common.packages import require
 from gtpo.common.terminal import stdout_console
-from gtpo.evalkit.results.find import find_runs
-from gtpo.evalkit.results.record import SCORINGS
 
 if TYPE_CHECKING:
     from gtpo.evalkit.comparison.compare import Comparison
 
-MOST_MB = 200
-FORMATS = ("table", "markdown", "latex", "csv", "json")
 
+class CompareSettings(Options):
+    """One `gtpo compare` command. Raises UserError that names the flag, or the place that cannot be written to."""
 
-@dataclass(frozen=True)
-class CompareSettings:
-    """One `gtpo compare` command."""
+    COMMAND: ClassVar[str] = "gtpo compare"
+    ARGUMENT: ClassVar[str] = "runs"
 
-    runs: list[str]
-    baseline: str | None = None
-    group_by: str = "config"
-    labels: tuple[str, ...] = ()
-    metrics: tuple[str, ...] = ()
-    details: bool = False
-    k: str | None = None
-    scoring: str | None = None
-    format: str = "table"
-    per_subject: bool = False
-    allow_mismatch: bool = False
-    figures: Path | None = None
-    html: Path | None = None
-    samples_mb: float = 1.5
-    verifiers: bool = False
-    margin: float | None = None
-    """Of equivalence, in points."""
-    plan: bool = False
-    difference: float | None = None
-    """What is planned for, in points."""
+    runs: Sequence[str] = option(..., "Eval or train runs: folders, or names under results/eval and results/train.")
+    baseline: str | None = option(
+        None, "Method or run to compare with. Default: GRPO, else SFT, else a model not trained here."
+    )
+    group_by: str = option(
+        "config",
+        "What makes runs one method: config (equal but for the seed), none, or config keys, e.g. "
+        "method,training.num_generations.",
+    )
+    label: Sequence[str] | None = option(
+        None, "NAME=RUN[,RUN...]: these runs are one method of that name (repeatable)."
+    )
+    metric: Sequence[str] | None = option(
+        None,
+        "Metrics of the table, e.g. pass@1 or maj@64 (repeatable); the first is the primary one. Default: pass@1 and "
+        "maj@k of the largest common k.",
+    )
+    details: bool = option(False, "Also every k, the format rate and every test.")
+    k: str | None = option(None, "The k of the details, e.g. 1,8,16,32,64.")
+    scoring: Literal["strict", "lenient"] | None = option(None, "Default: the runs' own headline.")
+    format: Literal["table", "markdown", "latex", "csv", "json"] = option("table", "Format of the output.")
+    per_subject: bool = option(False, "Also one table per subject and level.")
+    verifiers: bool = option(False, "Only list the samples on which gtpo and Math-Verify differ (--verifier both).")
+    allow_mismatch: bool = option(False, "Compare unlike or incomplete runs on what they share, with a note.")
+    margin: float | None = option(
+        None, "Points within which methods count as equivalent; tested in the same corrected family.", gt=0.0, lt=100.0
+    )
+    plan: bool = option(False, "Print what a comparison of these methods takes: seeds, questions, samples.")
+    difference: float | None = option(
+        None, "With --plan: the difference to be found, in points. Default: 2.", gt=0.0, lt=100.0
+    )
+    figures: Path | None = option(None, "Write figures to this folder, as PDF, SVG and PNG (extra: report).")
+    html: Path | None = option(None, "Write one self-contained page: tables, curves, completions.")
+    samples_mb: float = option(
+        1.5, "MB of completions in the page, which a browser reads whole; it says how many are left out.", ge=0.0,
+        le=200.0,
+    )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        """Raise UserError for a value out of range, or a place that cannot be written to."""
-        if self.format not in FORMATS:
-            raise UserError(
-                f'--format "{self.format}": one of {", ".join(FORMATS)}.{did_you_mean(self.format, FORMATS)}'
-            )
-        if self.scoring is not None and self.scoring not in SCORINGS:
-            raise UserError(f'--scoring "{self.scoring}": strict or lenient.{did_you_mean(self.scoring, SCORINGS)}')
-        if not 0 <= self.samples_mb <= MOST_MB:
-            raise UserError(
-                f"--samples-mb {self.samples_mb:g}: from 0 to {MOST_MB}; a browser reads a page of that size whole"
-            )
-        for name, value in (("--margin", self.margin), ("--difference", self.difference)):
-            if value is not None and not 0 < value < 100:
-                raise UserError(f"{name} {value:g}: expected points between 0 and 100, e.g. {name} 2")
+    @model_validator(mode="after")
+    def _fit_together(self) -> CompareSettings:
+        """Check what more than one option decides, and that the outputs can be written."""
         if self.difference is not None and not self.plan:
             raise UserError("--difference says what --plan plans for: gtpo compare --plan RUN... --difference 2")
         if self.plan and self.format not in ("table", "json"):
@@ -70,6 +75,7 @@ class CompareSettings:
             check_writable("--html", self.html, folder=False)
         if self.figures is not None:
             check_writable("--figures", self.figures, folder=True)
+        return self
 
 
 def parse_ks(text: str | None) -> list[int] | None:
@@ -85,7 +91,7 @@ def parse_ks(text: str | None) -> list[int] | None:
     return ks
 
 
-def parse_metrics(texts: tuple[str, ...]) -> list[tuple[str, int]] | None:
+def parse_metrics(texts: Sequence[str]) -> list[tuple[str, int]] | None:
     """`pass@1,maj@64` as (metric, k), in order and each once; None where none is asked for. Raises UserError."""
     found: dict[tuple[str, int], None] = {}
     for text in (part.strip() for given in texts for part in given.split(",")):
@@ -98,8 +104,10 @@ def parse_metrics(texts: tuple[str, ...]) -> list[tuple[str, int]] | None:
 
 def run_compare(settings: CompareSettings) -> None:
     """Run the command. The comparison goes to stdout, everything else to stderr. Raises UserError."""
-    ks, metrics = parse_ks(settings.k), parse_metrics(settings.metrics)
-    runs, trains, notes = find_runs(settings.runs, allow_incomplete=settings.allow_mismatch)
+    from gtpo.evalkit.results.find import find_runs
+
+    ks, metrics = parse_ks(settings.k), parse_metrics(settings.metric or ())
+    runs, trains, notes = find_runs(list(settings.runs), allow_incomplete=settings.allow_mismatch)
     if settings.verifiers:
         from gtpo.evalkit.report.verifiers import print_differences
 
@@ -119,7 +127,7 @@ def run_compare(settings: CompareSettings) -> None:
         trains,
         baseline=settings.baseline,
         group_by=settings.group_by,
-        labels=settings.labels,
+        labels=settings.label or (),
         metrics=None if metrics is None else [Column(*metric) for metric in metrics],
         ks=ks,
         scoring=settings.scoring,
