@@ -81,7 +81,10 @@ def _row(
 
 def _plain(where: str, row: dict[str, Any]) -> Row:
     if not isinstance(row.get("id"), str | int):
-        raise UserError(f'{where}: field "id" must be text, fields here: {", ".join(row)}')
+        raise UserError(
+            f'{where}: a row needs the fields "id", "gold" and "completion" (or a list, "completions"); "id" is '
+            f"{'no text' if 'id' in row else 'missing'}; fields here: {', '.join(row)}"
+        )
     if ("completion" in row) == ("completions" in row):
         raise UserError(f'{where}: expected either "completion" or "completions"; fields here: {", ".join(row)}')
     texts = row["completions"] if "completions" in row else [row["completion"]]

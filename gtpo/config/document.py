@@ -107,6 +107,9 @@ def _parse(path: Path) -> Document:
     if not path.exists():
         near = did_you_mean(path.name, (other.name for other in path.parent.glob("*.y*ml")))
         typed = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
+        inside = [name for name in config_names() if name.startswith(f"{typed}/")]
+        if inside:
+            raise UserError(f"{path} is a folder of configs; name one of them: {', '.join(inside)}")
         hint = near or did_you_mean(typed, config_names()) or " `gtpo configs` lists those that come with gtpo."
         if not near and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and path.suffix not in (".yaml", ".yml"):
             hint += f" If it is {_model_hint(path)}"

@@ -269,18 +269,14 @@ def _batch(config: TrainConfig, world_size: int, origin: OriginOf, findings: Fin
     taken = group * max(1, math.ceil(batch / group - 0.5))  # of two that are as near, the smaller
     training.per_device_train_batch_size = taken
     prompts = taken // group * rounds * world_size
-    why = f"{batch} x {rounds} micro-batch(es) x {world_size} process(es) hold no complete groups of {group}"
+    how = ""
     if taken == group:
         size = max(size for size in range(1, min(batch, group) + 1) if group % size == 0)
-        how = (
-            f"as in the published runs (the same gradient in less memory: batch {size}, gradient_accumulation_steps "
-            f"{group // size * rounds})"
-        )
-    else:
-        how = "of the nearest batch that does"
+        how = f"; the same gradient in less memory: batch {size}, gradient_accumulation_steps {group // size * rounds}"
     findings.notices.append(
-        f"{origin('training.per_device_train_batch_size')} {batch} -> {taken}: {why}; now {prompts} prompt(s) per "
-        f"rollout {how}"
+        f"{origin('training.per_device_train_batch_size')} is taken as {taken}, not {batch}: {batch} x {rounds} "
+        f"micro-batches x {world_size} processes cannot be divided into groups of {group} completions. A rollout now "
+        f"has {prompts} prompts{how}"
     )
 
 

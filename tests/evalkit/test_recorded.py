@@ -110,7 +110,7 @@ def test_golds_of_a_known_benchmark(gtpo, tmp_path: Path) -> None:  # type: igno
         ("", "bad.jsonl: the file is empty"),
         ('{"id": "a", "gold": "1", "completion": "x"}\n{"id": ', "bad.jsonl:2: not a JSON object"),
         ('{"id": "a", "gold": "1"}\n', 'bad.jsonl:1: expected either "completion" or "completions"'),
-        ('{"gold": "1", "completion": "x"}\n', 'bad.jsonl:1: field "id" must be text'),
+        ('{"gold": "1", "completion": "x"}\n', '"id" is missing; fields here: gold, completion'),
         ('{"id": "a", "completion": "x"}\n', 'bad.jsonl:1: no gold, and "a" is no id of a known benchmark'),
         ('{"id": "a", "gold": "1", "completions": []}\n', "bad.jsonl:1: completions is empty"),
         ('{"id": "a", "gold": "1", "completions": [3]}\n', "bad.jsonl:1: completions must be text"),

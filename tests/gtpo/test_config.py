@@ -326,7 +326,7 @@ def test_published_file_runs_unchanged_and_says_what_it_did() -> None:
         "model.max_prompt_length has no effect",
         "ent_threshold -> objective.entropy_threshold 0.7",
         "paged_adamw_8bit -> paged_adamw_32bit",
-        "per_device_train_batch_size 1 -> 8",
+        "per_device_train_batch_size is taken as 8, not 1",
         "training.temperature 1.0, which nothing in this file sets",
     ):
         assert sum(words in notice for notice in notices) == 1, words
@@ -353,7 +353,7 @@ def test_a_temperature_that_is_set_needs_no_word() -> None:
         (
             {"training__per_device_train_batch_size": "2", "training__gradient_accumulation_steps": "3"},
             "gtpo",
-            "2 -> 8",
+            "is taken as 8, not 2",
         ),
     ],
 )
