@@ -63,12 +63,11 @@ def calibrate_initial_entropy(
     *,
     batch_size: int,
     samples: int = SAMPLES,
-    progress: Callable[[int, int], None] | None = None,
 ) -> Calibration:
     """Measure H_ini on the first `samples` prompts, `batch_size` at a time; on all of them where there are fewer.
 
     completion_entropies: samples one completion for each of a batch of prompts [n], with the engine that rolls out,
-    and returns `<H>_i` [n] in nats. progress: called with (done, total) after each batch.
+    and returns `<H>_i` [n] in nats.
 
     Raises ValueError for an empty dataset, a batch size below 1, a batch whose shape does not match, and an entropy
     that is not finite.
@@ -85,8 +84,6 @@ def calibrate_initial_entropy(
         if entropies.shape != (len(batch),):
             raise ValueError(f"completion_entropies returned shape {list(entropies.shape)} for {len(batch)} prompts")
         measured.append(entropies.detach().double().cpu())
-        if progress is not None:
-            progress(start + len(batch), len(chosen))
     return summarise(torch.cat(measured))
 
 

@@ -31,7 +31,7 @@ def policy_key(trainer: Any) -> str:
         "longest": trainer.max_completion_length,
         "seed": trainer.args.seed,
         "vllm": trainer.use_vllm,
-        "batch": None if trainer.use_vllm else trainer.args.per_device_train_batch_size,
+        "batch": trainer.gate.sampled_at_once(trainer.gate.prompts()),
     }
     found = hashlib.sha256(json.dumps(drawn, sort_keys=True, default=str).encode())
     for name, weight in trainer.model.named_parameters():

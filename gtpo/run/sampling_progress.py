@@ -66,4 +66,6 @@ class SamplingProgress:
         self._tokens |= dict.fromkeys(running, 0) | written
         total, flying = sum(self._tokens.values()), sum(written.values())
         done = len(self._tokens) - len(running)
+        if not total:
+            return f": reading {len(running)} prompts" if running else ""
         return f": {done} done, {flying} tokens in flight ({total / seconds:.0f} tokens/s)"

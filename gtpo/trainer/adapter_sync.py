@@ -32,7 +32,7 @@ from trl.import_utils import is_vllm_available
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.common.vllm_environment import MAX_LORA_RANK
+from gtpo.common.vllm_environment import MAX_LORA_RANK, multiply_adapters_densely
 from gtpo.trainer.trl_seam import OwnEngine, engine_options, sampling_with
 from gtpo.trainer.vllm_on_cpu import reloaded_by_layers
 
@@ -41,6 +41,9 @@ NAME, NUMBER = "policy", 1
 SHARD_BYTES = 2 << 30
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, MAX_LORA_RANK)
 """Ranks that vLLM reserves memory for."""
+SEQUENCES = 256
+"""Completions that vLLM samples side by side, at least: TRL allows no more than a step's, and H_ini and the held-out
+problems are many more. The cache bounds them where memory is short."""
 
 
 def adapter_obstacle(model: Any) -> str | None:
@@ -147,7 +150,9 @@ class AdapterGeneration(OwnEngine):
         """Start the engine with its LoRA layers, where it takes the adapter by itself."""
         self.adapter = self._own_adapter()
         # vLLM compiles for a minute at each start, which on a CPU gains nothing that a run would notice.
-        options: dict[str, Any] = {"enforce_eager": True} if self._on_cpu() else {}
+        options: dict[str, Any] = {"max_num_seqs": max(self.max_num_seqs or 0, SEQUENCES)}
+        if self._on_cpu():
+            options["enforce_eager"] = True
         if self.adapter is None:
             with engine_options(options):
                 super().start()
@@ -176,6 +181,8 @@ class AdapterGeneration(OwnEngine):
                 super().start()
         from vllm.lora.request import LoRARequest
 
+        if self._on_cpu():
+            multiply_adapters_densely(self.llm.llm_engine)
         self.manager = self.llm.llm_engine.model_executor.driver_worker.model_runner.lora_manager
         self.manager._load_adapter = self._load
         self.llm.generate = functools.partial(self.llm.generate, lora_request=LoRARequest(NAME, NUMBER, "in memory"))

@@ -19,6 +19,7 @@ from gtpo.common.files import read_json, write_json
 from gtpo.common.log import LOG
 from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, describe_gate
 from gtpo.fused import fused_linear_gtpo_loss
+from gtpo.inputs.model_shape import shape_of_config
 from gtpo.objective import PRESETS, Objective, filter_is_active
 from gtpo.trainer.group_statistics import GroupStatistics
 from gtpo.trainer.policy_head import LMHead, policy_forward
@@ -27,6 +28,8 @@ from gtpo.trainer.trl_seam import seam_of
 CALIBRATION_FILE = "initial_entropy.json"
 REPORT_SECONDS = 5.0
 """Progress is reported at most this often."""
+CACHE_BYTES = 1 << 30
+"""Keys and values of the completions that the trainer's own model samples side by side: 100 of a 0.5B model."""
 
 
 class CalibrationFile:
@@ -56,10 +59,10 @@ class GateCalibration(TrainerCallback):
         self.calibration = None if given is None else Calibration(given)
         self.file = CalibrationFile(Path(str(trainer.args.output_dir)) / CALIBRATION_FILE)
         self.between_batches: Callable[[], None] = lambda: None
-        """Called after each batch of the calibration, by all processes; what it raises ends the training."""
+        """Called after each forward of the calibration, by all processes; what it raises ends the training."""
         self.while_measuring: Callable[[], AbstractContextManager[None]] = nullcontext
         """Entered around the calibration."""
-        self._reported = 0.0
+        self._reported, self._scored, self._wanted = 0.0, 0, 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Decide."""
@@ -117,21 +120,33 @@ class GateCalibration(TrainerCallback):
         return [row["prompt"] for row in itertools.islice(iter(rows), count)]
 
     def _measure(self) -> Calibration:
-        """Sample and score the first training samples; leaves random numbers, metrics and counters as they were.
-
-        vLLM samples all of them at once, and bounds its memory by itself. The trainer's own model samples a training
-        batch at a time: its cache of all of them could be larger than anything that the training holds.
-        """
-        prompts = self.prompts()
-        trainer = self.trainer
-        batch = trainer.args.per_device_train_batch_size * trainer.accelerator.num_processes
-        if trainer.use_vllm:
-            batch = len(prompts)
-            if trainer.accelerator.is_main_process:
-                LOG.info(f"measuring H_ini on the untrained policy: sampling {batch} completions")
+        """Sample and score the first training samples; leaves random numbers, metrics and counters as they were."""
+        prompts, trainer = self.prompts(), self.trainer
+        self._scored, self._wanted = 0, len(prompts)
+        batch = self.sampled_at_once(prompts) * trainer.accelerator.num_processes
+        if trainer.accelerator.is_main_process:
+            LOG.info(
+                f"measuring H_ini on the untrained policy: sampling {min(batch, len(prompts))} completions at once"
+            )
         with self.while_measuring(), self.groups.sampling_aside(trainer.args.seed):
-            progress = None if trainer.use_vllm else self.report  # the one batch reports by itself
-            return calibrate_initial_entropy(self._completion_entropies, prompts, batch_size=batch, progress=progress)
+            return calibrate_initial_entropy(self._completion_entropies, prompts, batch_size=batch)
+
+    def sampled_at_once(self, prompts: Sequence[Any]) -> int:
+        """Return the completions that a process samples side by side: all of them, where their cache is small enough.
+
+        vLLM bounds its memory by itself. The trainer's own model samples at least what a step samples.
+        """
+        trainer = self.trainer
+        if trainer.use_vllm:
+            return len(prompts)
+        step = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+        shape = shape_of_config(trainer.accelerator.unwrap_model(trainer.model).config.to_dict())
+        if shape is None:
+            return int(step)
+        longest = max(map(str, prompts), key=len)
+        tokens = len(self.seam.tokenizer(longest)["input_ids"]) + trainer.max_completion_length
+        numbers = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * tokens
+        return max(int(step), CACHE_BYTES // (numbers * trainer.model.get_input_embeddings().weight.element_size()))
 
     def _completion_entropies(self, prompts: Sequence[Any]) -> Tensor:
         """Sample one completion per prompt and return <H>_i [n] in nats. The prompts are shared out among ranks."""
@@ -143,13 +158,16 @@ class GateCalibration(TrainerCallback):
         trainer.model.train()
         prompt_ids, completion_ids, _ = self.seam.sample(mine)
         size = trainer.args.per_device_train_batch_size  # what a step's forward holds, without its gradients
-        local = []
+        alike = sorted(
+            range(len(mine)), key=lambda row: len(prompt_ids[row]) + len(completion_ids[row])
+        )  # less padding
+        local = torch.empty(len(mine), device=accelerator.device)
         for start in range(0, len(mine), size):
-            rows = slice(start, start + size)
-            local.append(self._entropies(prompt_ids[rows], completion_ids[rows]))
-            if trainer.use_vllm:
-                self.report(min((start + size) * world, len(prompts)), len(prompts))
-        ranks = accelerator.gather(torch.cat(local)).view(world, -1)
+            rows = alike[start : start + size]
+            local[rows] = self._entropies([prompt_ids[row] for row in rows], [completion_ids[row] for row in rows])
+            self.report(min(self._scored + (start + size) * world, self._wanted), self._wanted)
+        self._scored += len(prompts)
+        ranks = accelerator.gather(local).view(world, -1)
         return ranks.T.reshape(-1)[: len(prompts)]
 
     def _entropies(self, prompt_ids: Sequence[Any], completion_ids: Sequence[Any]) -> Tensor:

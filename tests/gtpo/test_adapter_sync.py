@@ -15,6 +15,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from gtpo.common.errors import UserError
+from gtpo.common.vllm_environment import add_adapter
 from gtpo.config import BuiltModel, load_config
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.plan.preflight import check_sampler
@@ -165,3 +166,27 @@ def test_paper_recipe_starts(root: Path, tmp_path: Path, packed: bool) -> None:
         assert done.returncode == 0, done.stderr[-4000:]
     (lines,) = tmp_path.glob("results/train/*/metrics.jsonl")
     assert 0 < json.loads(lines.read_text())["sampling/logp_difference"] < (1e-3 if packed else 5e-2)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("is_prefill", [False, True])
+def test_the_dense_product_of_an_adapter_is_vllms_own(is_prefill: bool) -> None:
+    from vllm.lora.layers import LoRAMapping
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+    draw = torch.Generator().manual_seed(3)
+    downs = tuple(torch.randn(1, 1, 4, 16, generator=draw) for _ in range(2))
+    ups = tuple(torch.randn(1, 1, width, 4, generator=draw) for width in (8, 6))
+    x, start = torch.randn(5, 16, generator=draw), torch.randn(5, 14, generator=draw)
+    wrapper = PunicaWrapperCPU(5, 5, "cpu")
+    wrapper.update_metadata(LoRAMapping((1,) * 5, (1,) * 5, is_prefill=is_prefill), [1], 1, 50)
+    plain, dense, called = start.clone(), start.clone(), []
+    wrapper.add_lora_linear(plain, x, downs, ups, 0.5, (8, 6))
+    add_adapter(wrapper, lambda *given, **options: called.append(given), dense, x, downs, ups, 0.5, (8, 6))
+    assert called == []
+    assert (plain - start).abs().max() > 0.1
+    torch.testing.assert_close(dense, plain)
+
+    wrapper.update_metadata(LoRAMapping((1, 1, 0, 1, 1), (1,) * 5, is_prefill=is_prefill), [1], 1, 50)
+    add_adapter(wrapper, lambda *given, **options: called.append(given), dense, x, downs, ups, 0.5, (8, 6))
+    assert len(called) == 1, "a token without the adapter: vLLM's own way"

@@ -22,6 +22,7 @@ from gtpo.objective import PRESETS
 from gtpo.run.folder import TrainFolder
 from gtpo.run.kept_calibrations import CalibrationRecord, KeptCalibrations
 from gtpo.run.stopping import Interrupt, StoppedBeforeTraining
+from gtpo.trainer import calibration
 from gtpo.trainer.calibration import GateCalibration
 
 PROMPTS = ["1 + 2", "30 - 4", "7", "8 - 5 - 1", "2 + 2"]
@@ -121,7 +122,7 @@ def test_a_runs_record_is_what_its_resumed_run_takes_up(tmp_path: Path) -> None:
 
 
 def test_all_at_once_is_scored_in_parts(tmp_path: Path) -> None:
-    """As vLLM samples them: all completions in one batch, through the model a training batch at a time."""
+    """All completions are sampled in one batch, and go through the model a training batch at a time."""
     model, tokenizer = tiny_model()
     asked: list[str] = []
     trainer = trainer_at(tmp_path, model, tokenizer, asked)
@@ -130,6 +131,20 @@ def test_all_at_once_is_scored_in_parts(tmp_path: Path) -> None:
     found = trainer.gate._completion_entropies(PROMPTS)
     assert forwards == [2, 2, 1]
     assert found.tolist() == pytest.approx(brute_force(model, tokenizer), abs=1e-5)
+
+
+def test_the_trainers_own_model_samples_as_many_at_once_as_its_cache_may_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = tiny_model()
+    gate = trainer_at(tmp_path, model, tokenizer, [], gradient_accumulation_steps=2).gate
+    shape = model.config
+    tokens = len(tokenizer("8 - 5 - 1")["input_ids"]) + 32
+    each = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * 4 * tokens
+    monkeypatch.setattr(calibration, "CACHE_BYTES", 70 * each)
+    assert gate.sampled_at_once(PROMPTS) == 70
+    monkeypatch.setattr(calibration, "CACHE_BYTES", each)
+    assert gate.sampled_at_once(PROMPTS) == 4, "what a step samples"
 
 
 def test_kept_for_the_next_start_of_the_same_policy(tmp_path: Path) -> None:
@@ -176,7 +191,7 @@ def test_new_run_in_a_used_folder_measures_its_own(tmp_path: Path) -> None:
     assert "initial_entropy.json" in "\n".join(lines)
 
 
-def test_signal_while_it_measures_stops_the_run_after_the_batch(
+def test_signal_while_it_measures_stops_the_run_after_the_forward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured: list[int] = []
@@ -187,13 +202,13 @@ def test_signal_while_it_measures_stops_the_run_after_the_batch(
         os.kill(os.getpid(), signal.SIGTERM)
         return plain(self, prompts)
 
-    # Four samples a batch, of eight: the second batch is not begun.
+    # Eight samples, four a forward: the second forward is not begun.
     changes = {"training.per_device_train_batch_size": 4, "training.max_steps": 2}
     with monkeypatch.context() as patched:
         patched.setattr(GateCalibration, "_completion_entropies", asked_to_stop)
         with logged(logging.INFO) as told, pytest.raises(KeyboardInterrupt):
             run(tmp_path, **changes)
-    assert measured == [4]
+    assert measured == [8]
     assert any("stopped before the first step" in line for line in told)
     record = json.loads((tmp_path / "results/train/run/run.json").read_text())
     assert (record["status"], record["step"]) == ("interrupted", 0)
