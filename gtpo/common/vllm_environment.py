@@ -37,7 +37,7 @@ def multiply_adapters_densely(engine: Any) -> None:
     model, which makes the reading of prompts seven times slower. It stays in use where some tokens have no adapter.
     """
     model = engine.model_executor.driver_worker.model_runner.model
-    for wrapper in {getattr(layer, "punica_wrapper", None) for layer in model.modules()} - {None}:
+    for wrapper in {layer.punica_wrapper for layer in model.modules() if hasattr(layer, "punica_wrapper")}:
         wrapper.add_lora_linear = functools.partial(add_adapter, wrapper, wrapper.add_lora_linear)
 
 
