@@ -283,7 +283,7 @@ def tables(found: dict[str, Any]) -> list[str]:
     groups["rewards of -1 and 1"] = [row for row in rows if row["negative"]]
     groups["KL of 0.5 nats"] = [row for row in rows if row["kl"] > 0.05]
     groups |= {f"memory {each}": [row for row in rows if row["memory"] == each] for each in (0.7, 0.9)}
-    alarms = ["| policy that stays | runs | flagged in 3,000 steps | in 7,500 |", "|---|--:|--:|--:|"]
+    alarms = ["| policy that does not change | runs | flagged in 3,000 steps | in 7,500 |", "|---|--:|--:|--:|"]
     for name, its in groups.items():
         if not its:
             continue

@@ -80,7 +80,7 @@ def train(
     verbose: Annotated[bool, typer.Option("--verbose", help="More detail on stderr, also from the libraries.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> None:
-    """Train a model from a config, or with --model NAME --data gsm8k --method gtpo from our start config.
+    """Train a model from a config, or from --model NAME --data gsm8k --method gtpo and default settings.
 
     Every key is also a flag, e.g. --training.learning_rate 2e-6; lists take several words. Shortcuts: --model --data
     --model-name --dataset-name --dataset-subset (repeatable) --dataset-split --data-dir --cuda --run-name. The same
@@ -185,7 +185,7 @@ def view(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0: any that is free.")] = 0,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Follow runs on a local page while they go: curves, the last rollout token by token, evaluated samples.
+    """Follow runs on a local page: curves, the last rollout token by token, evaluated samples.
 
     Prints the page's address, which only this machine can open. Reads run folders and changes nothing.
     """
@@ -196,9 +196,9 @@ def view(
 
 @app.command()
 def demo() -> None:
-    """Train a small base model, then SFT, GRPO and GTPO from it; evaluate and compare them. Minutes, no GPU, no data.
+    """Train a small base model, then SFT, GRPO and GTPO from it; evaluate and compare. About eight minutes; no GPU, no data.
 
-    Prints each command before it runs. Results go to ./results; a second call goes on where the first one stopped.
+    Prints each command before it runs. Results go to ./results; a second call continues where the first one stopped.
     """
     from gtpo.run.demo import run_demo
 
@@ -213,7 +213,7 @@ def doctor(
     out: Annotated[Path | None, typer.Option(help="Also write the report to this file, as JSON.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
 ) -> None:
-    """Say what this machine can do, and test it in about two minutes.
+    """Describe this machine and test it, in about two minutes.
 
     The self-test: the fused loss against float64, a run of 3 steps, an evaluation of 16 samples. Exit
     code 1 if a part of it failed.
@@ -233,7 +233,7 @@ def configs(
 ) -> None:
     """List the configs that come with gtpo, or print the path of one of them, or of a folder.
 
-    For what wants a file: accelerate launch --config_file "$(gtpo configs accelerate/ddp)" -m gtpo train demo/gtpo
+    For programs that need a file: accelerate launch --config_file "$(gtpo configs accelerate/ddp)" -m gtpo train demo/gtpo
     """
     from gtpo.config.document import CONFIGS, config_names, find_config
 

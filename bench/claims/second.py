@@ -145,13 +145,13 @@ def verdicts(found: list[Look]) -> list[str]:
     out = []
     for look, p in zip(found, holm([look.p for look in found]), strict=True):
         if not look.taken:
-            out.append("no look taken")
+            out.append("not tested yet")
         elif p <= ALPHA:
             out.append("holds" if look.test.expected * (look.difference or 0.0) > 0 else "refuted")
         elif look.equivalent:
             out.append("equivalent")
         else:
-            out.append("undecided" if look.taken == 2 else "goes on")
+            out.append("undecided" if look.taken == 2 else "continues")
     return out
 
 
@@ -159,7 +159,7 @@ def settled(records: Records, plan: Plan) -> set[str]:
     """The regimes whose look at half has decided all their primary tests: their second half is not run."""
     found = [look_at(records, plan, test) for test in tests_of(plan)]
     open_ones = {look.test.regime for look, verdict in zip(found, verdicts(found), strict=True)
-                 if verdict in ("no look taken", "goes on")}  # fmt: skip
+                 if verdict in ("not tested yet", "continues")}  # fmt: skip
     return {look.test.regime for look in found if look.taken == 1} - open_ones
 
 

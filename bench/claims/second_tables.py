@@ -90,7 +90,7 @@ def results_lines(records: Records, plan: Plan) -> list[str]:
     taken = sum(look.taken > 0 for look in found)
     state = "All planned runs are recorded." if recorded >= planned else (
         f"**Interim: {recorded} of {planned} runs, "
-        + (f"{taken} of {len(found)} tests looked at.**" if taken else "no look taken.**"))  # fmt: skip
+        + (f"{taken} of {len(found)} tests made.**" if taken else "no test made yet.**"))  # fmt: skip
     commits: dict[str, int] = {}
     for record in (record for seeds in records.values() for record in seeds.values()):
         commit = record.get("train", {}).get("git_commit", "unknown")

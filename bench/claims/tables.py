@@ -195,7 +195,7 @@ def compute_table(records: Records, plan: Plan) -> list[str]:
 
 
 FLOOR = 0.05
-"""Where every method that is paid by reward ends below this pass@1, its accuracy says nothing about the methods."""
+"""Where every method that is trained on rewards ends below this pass@1, its accuracy says nothing about the methods."""
 
 
 def floors(records: Records, plan: Plan) -> list[str]:
@@ -213,7 +213,7 @@ def floors(records: Records, plan: Plan) -> list[str]:
     if not named:
         return []
     return [
-        f"**Floors.** In {', '.join(named)} every method that is paid by reward ends near 0. Differences in accuracy "
+        f"**Floor effects.** In {', '.join(named)} every method that is trained on rewards ends near 0. Differences in accuracy "
         "there say nothing about a method.",
         "",
     ]
@@ -252,7 +252,7 @@ def provenance_lines(records: Records) -> list[str]:
     changed = sum(commit.endswith("+") for commit in commits)
     return [
         f"{changed} of {len(commits)} records come from trees with uncommitted changes (the record's `git_commit` ends",
-        "in `+`). The commit of the small base's record is not in the history. Runs made again are below.",
+        "in `+`). The commit of the small base's record is not in the history. Repeated runs are below.",
     ]
 
 

@@ -97,7 +97,7 @@ def render(
         ) from None
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if not ids:
-        raise UserError("the chat template makes nothing of the prompt; --chat-template FILE sets another")
+        raise UserError("the chat template leaves the prompt out; --chat-template FILE sets another")
     return Prompt(messages, str(text), list(ids))
 
 

@@ -78,7 +78,7 @@ class EvalSettings(Options):
     )
     out: Path | None = _option(None, "Run folder (default: results/eval/NAME).", modes=FILE)
     reuse: Sequence[str] | None = _option(
-        None, "Take the samples of this run that are wanted here: same weights, prompts, sampling, seed (repeatable)."
+        None, "Reuse the samples of this run that fit: same weights, prompts, sampling and seed (repeatable)."
     )
     list_benchmarks: bool = _option(False, "List the benchmarks and exit.", "--list", modes=("list",))
     check: str | None = _option(
@@ -135,7 +135,7 @@ class EvalSettings(Options):
     batch_size: int | None = _option(None, "Rows per batch.", engines=("auto", "transformers"), ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _option(
         "auto",
-        "Data type. auto on a CPU: bfloat16 where the weights are stored in it and the CPU multiplies it.",
+        "Data type. auto on a CPU: bfloat16 if the weights are stored in it and the CPU has instructions for it.",
         engines=LOCAL,
     )
     base_url: Sequence[str] | None = _option(

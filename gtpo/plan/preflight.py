@@ -74,7 +74,7 @@ def check_trl(config: TrainConfig) -> None:
     if not torch.accelerator.is_available():
         raise UserError(
             f"{what} needs a GPU with TRL {metadata.version('trl')}, which computes log-probabilities with a kernel "
-            "for GPUs; TRL 1.16 has none of this limit: pip install 'trl>=1.16,<1.17'"
+            "for GPUs; TRL 1.16 has no such limit: pip install 'trl>=1.16,<1.17'"
         )
 
 

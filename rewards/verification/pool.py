@@ -118,7 +118,7 @@ class _Worker:
             raise NotStarted(f"it said nothing for {START_ALLOWANCE_S:.0f} s") from None
         except EOFError:
             status = self.process.wait()
-            how = f"signal {-status}" if status < 0 else f"exit status {status}; its message stands on stderr"
+            how = f"signal {-status}" if status < 0 else f"exit status {status}; its message is on stderr"
             raise NotStarted(f"it ended with {how}") from None
         self._ready = True
 

@@ -335,8 +335,8 @@ def test_the_tolerance_takes_out_what_the_bases_of_the_seeds_differ_in():
 
 def test_the_repetition_is_told_as_it_was_printed(root):
     page = " ".join((root / "docs/results.md").read_text().split())
-    assert "Nine micro runs and two small ones were made again" in page
-    assert "Nine gave the record's numbers to the last digit." in page
+    assert "Nine micro runs and two small ones were repeated" in page
+    assert "Nine reproduced the recorded numbers to the last digit." in page
     assert "Late digits of the curves then differ in eight of ten runs" in page
     for name, same, late in (("again", 9, 2), ("again-avx2", 2, 8)):
         said = (root / f"results/published/claims/{name}.txt").read_text()

@@ -96,7 +96,7 @@ def test_no_look_before_every_seed_of_it_is_in_and_no_second_half_after_a_verdic
     assert seen.low < 0.1 < seen.high
     assert seen.p < 1e-3
     others = [second.Look(other, 0, 0, 33) for other in second.tests_of(plan)[1:]]
-    assert second.verdicts([seen, *others])[:2] == ["holds", "no look taken"]
+    assert second.verdicts([seen, *others])[:2] == ["holds", "not tested yet"]
     alike = second.look_at(_records(plan, test, half, 0.0, rng), plan, test)
     assert second.verdicts([alike, *others])[0] == "equivalent"
     # Its other primary tests have no look, so the regime goes on.
@@ -112,12 +112,12 @@ def test_the_page_tells_what_a_look_has_seen_and_nothing_before(plan):
     half, _ = second.looks(plan, test.regime)
     rng = np.random.default_rng(5)
     early = "\n".join(second_tables.results_lines(_records(plan, test, half[:-1], 0.1, rng), plan))
-    assert "**Interim: 48 of 786 runs, no look taken.**" in early
+    assert "**Interim: 48 of 786 runs, no test made yet.**" in early
     assert "Means over seeds" not in early
     records = _records(plan, test, half, 0.1, rng)
     records["reuse-4", "gtpo-conflict-only"] = records["reuse-4", "grpo"]
     text = "\n".join(second_tables.results_lines(records, plan))
-    assert "3 of 12 tests looked at" in text  # accuracy, conflict correction alone, entropy
+    assert "3 of 12 tests made" in text  # accuracy, conflict correction alone, entropy
     row = next(line for line in text.splitlines() if line.startswith("| reuse-4 | gtpo | 17 |"))
     assert float(row.split("|")[4]) == pytest.approx(0.5, abs=0.02)
     assert row.split("|")[-2].strip() == "17"  # every run kept half of its base's accuracy
