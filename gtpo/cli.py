@@ -196,9 +196,10 @@ def view(
 
 @app.command()
 def demo() -> None:
-    """Train a small base model, then SFT, GRPO and GTPO from it; evaluate and compare. About eight minutes; no GPU, no data.
+    """Train a small base model, then SFT, GRPO and GTPO from it; evaluate and compare. About eight minutes.
 
-    Prints each command before it runs. Results go to ./results; a second call continues where the first one stopped.
+    Needs no GPU and no data. Prints each command before it runs. Results go to ./results; a second call continues where
+    the first one stopped.
     """
     from gtpo.run.demo import run_demo
 
@@ -233,7 +234,8 @@ def configs(
 ) -> None:
     """List the configs that come with gtpo, or print the path of one of them, or of a folder.
 
-    For programs that need a file: accelerate launch --config_file "$(gtpo configs accelerate/ddp)" -m gtpo train demo/gtpo
+    For programs that need a file:
+    accelerate launch --config_file "$(gtpo configs accelerate/ddp)" -m gtpo train demo/gtpo
     """
     from gtpo.config.document import CONFIGS, config_names, find_config
 

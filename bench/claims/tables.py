@@ -213,8 +213,8 @@ def floors(records: Records, plan: Plan) -> list[str]:
     if not named:
         return []
     return [
-        f"**Floor effects.** In {', '.join(named)} every method that is trained on rewards ends near 0. Differences in accuracy "
-        "there say nothing about a method.",
+        f"**Floor effects.** In {', '.join(named)} every method that is trained on rewards ends near 0. Differences in "
+        "accuracy there say nothing about a method.",
         "",
     ]
 

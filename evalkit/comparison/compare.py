@@ -183,12 +183,12 @@ def _noise_notes(methods: list[Method], tables: list[Table], primary: Column) ->
     if alone and not known:
         notes.append(
             f"these are comparisons of weights, not of methods: another training seed of {', '.join(alone)} could "
-            f"give another result, and there are too few seeds to say how far apart they lie ({FREEDOM_NEEDED} more runs than methods "
-            "are the fewest; gtpo compare --plan says how many a difference takes)"
+            "give another result, and there are too few seeds to say how far apart they lie ("
+            f"{FREEDOM_NEEDED} more runs than methods are needed; gtpo compare --plan says how many a difference takes)"
         )
     elif alone:
         notes.append(
-            f"one training seed of {', '.join(alone)}: the variance between seeds is taken from the methods that have more"
+            f"one training seed of {', '.join(alone)}: the variance between seeds is taken from the methods with more"
         )
     unequal = [t.benchmark for t in whole if (p := t.pools.get(primary)) is not None and p.freedom[0] < p.total]
     if unequal:
@@ -213,8 +213,8 @@ def choose_baseline(methods: list[Method], asked: str | None) -> tuple[str | Non
         names = [method.name for method in methods]
         if found:
             raise UserError(
-                f'--baseline "{asked}" matches several methods: name one of {", ".join(found)}; or make them one method '
-                "with --group-by method or --label"
+                f'--baseline "{asked}" matches several methods: name one of {", ".join(found)}; or make them one '
+                "method with --group-by method or --label"
             )
         raise UserError(
             f'--baseline "{asked}" is not among the methods compared: {", ".join(names)}.{did_you_mean(asked, names)}'

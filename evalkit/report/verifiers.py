@@ -32,7 +32,7 @@ def differences(run: EvalRun, scoring: str) -> Iterator[Difference]:
 
     if run.record.verifier.name != "both":
         raise UserError(
-            f"--verifiers: {run.name} lacks the verdicts of one verifier; gtpo eval {run.name} --rescore --verifier both"
+            f"--verifiers: {run.name} lacks the verdicts of one; gtpo eval {run.name} --rescore --verifier both"
         )
     golds = {name: load_problems(run, name) for name in run.benchmarks}
     columns = ["benchmark", "question_id", "sample_index", f"verdict_{scoring}", "verdict_math_verify"]

@@ -76,7 +76,7 @@ class TrainingRun:
         self.stop = Stop(interrupt, folder.root)
         if config.training.eval_steps is not None and score_held_out is None:
             raise UserError(
-                "training.eval_steps: score_held_out is not given, so held-out problems cannot be scored; gtpo train gives it"
+                "training.eval_steps: held-out problems cannot be scored without score_held_out; gtpo train gives it"
             )
         # Without being told, accelerate sees one process where torchrun started several on CPUs.
         self.processes = PartialState(cpu=not torch.accelerator.is_available())

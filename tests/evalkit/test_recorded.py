@@ -195,7 +195,7 @@ def test_math_verify_beside_our_verdicts(gtpo, tmp_path: Path) -> None:  # type:
     assert record["verifier"]["name"] == "math-verify"
     assert record["benchmarks"]["mine"]["pass@k"]["1"]["mean"] == 0.75
     assert "judged_correct_by" not in record["benchmarks"]["mine"]
-    assert "has no verdicts of both" in gtpo("compare", "mine", "--verifiers", code=2).stderr
+    assert "lacks the verdicts" in gtpo("compare", "mine", "--verifiers", code=2).stderr
     gtpo("eval", "mine", "--rescore")  # as it was judged
     assert pq.read_table(tmp_path / "results/eval/mine/samples").column("verdict_strict").to_pylist()[0] == "CORRECT"
 

@@ -273,5 +273,5 @@ def test_chat_templates_that_are_none(content: bytes, words: str, tokenizer, tmp
 
 
 def test_a_chat_template_that_makes_nothing(tokenizer) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(UserError, match="makes nothing of the prompt"):
+    with pytest.raises(UserError, match="leaves the prompt out"):
         render(tokenizer, "{% if false %}x{% endif %}", chat_messages("1 + 1"))
