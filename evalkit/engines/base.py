@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,20 +120,20 @@ class Throughput:
         return f"{self.name}: {self.samples} samples, {state}"
 
 
-class Engine:
+class Engine(ABC):
     """A source of completions. Created before sampling starts, closed after it."""
 
     name: str
     _stop_at: float | None = None
     """When `generate` ends at the latest; None: nobody has asked it to."""
 
+    @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Return what eval.json records of the engine: name, versions, hardware, and what its samples depend on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
         """Yield finished completions of every missing sample; what has been yielded may be stored at once."""
-        raise NotImplementedError
 
     def throughput(self) -> Sequence[Throughput]:
         """Return what each model copy or server has done so far; empty where there is one only."""
@@ -150,7 +151,7 @@ class Engine:
         end = time.monotonic() + grace_s
         self._stop_at = end if self._stop_at is None else min(end, self._stop_at)
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # an engine may have nothing to free
         """Free the device, stop processes."""
 
 

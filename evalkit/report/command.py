@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from pydantic import model_validator
 
@@ -18,6 +18,11 @@ from gtpo.common.terminal import stdout_console
 
 if TYPE_CHECKING:
     from gtpo.evalkit.comparison.compare import Comparison
+    from gtpo.evalkit.results.run import EvalRun
+
+
+ANSWER_LENGTH = 100
+"""Characters shown of an answer on which gtpo and Math-Verify differ."""
 
 
 class CompareSettings(Options):
@@ -109,8 +114,6 @@ def run_compare(settings: CompareSettings) -> None:
     ks, metrics = parse_ks(settings.k), parse_metrics(settings.metric or ())
     runs, trains, notes = find_runs(list(settings.runs), allow_incomplete=settings.allow_mismatch)
     if settings.verifiers:
-        from gtpo.evalkit.report.verifiers import print_differences
-
         print_differences(runs, settings.scoring)
         return
     # Here, not above: a mistake in the arguments is told before the statistics are loaded.
@@ -181,3 +184,46 @@ def _print_plan(comparison: Comparison, settings: CompareSettings) -> None:
         return
     console = stdout_console(pipe=160)
     console.print(plan_as_rich(comparison, target, console.width))
+
+
+class Difference(NamedTuple):
+    """A sample that one of the two calls correct, and the other does not."""
+
+    benchmark: str
+    question: str
+    sample: int
+    ours: str
+    theirs: str
+    answer: str
+    gold: str
+
+
+def differences(run: EvalRun, scoring: str) -> Iterator[Difference]:
+    """Yield the samples of a run that differ, under one scoring. UserError where Math-Verify did not judge them."""
+    from gtpo.evalkit.results.questions import load_problems, read_table, sample_files
+
+    if run.record.verifier.name != "both":
+        raise UserError(
+            f"--verifiers: {run.name} lacks the verdicts of one; gtpo eval {run.name} --rescore --verifier both"
+        )
+    golds = {name: load_problems(run, name) for name in run.benchmarks}
+    columns = ["benchmark", "question_id", "sample_index", f"verdict_{scoring}", "verdict_math_verify"]
+    for part in sample_files(run):
+        for row in read_table(part, [*columns, f"answer_{scoring}"]).to_pylist():
+            name, question, sample, ours, theirs, answer = row.values()
+            if theirs is not None and (ours == "CORRECT") != (theirs == "CORRECT"):
+                _, gold = golds.get(name, {}).get(question, ("", ""))
+                yield Difference(name, question, sample, ours, theirs, str(answer), gold)
+
+
+def print_differences(runs: Sequence[EvalRun], scoring: str | None) -> None:
+    """Print them, run by run (`--verifiers`). Raises UserError."""
+    from gtpo.evalkit.report.text import visible
+
+    for run in runs:
+        headline = scoring or run.record.scoring
+        found = list(differences(run, headline))
+        print(f"{run.name}: {len(found)} samples differ ({headline} scoring; gtpo, then Math-Verify)")
+        for d in found:
+            answer, gold = (visible(text[:ANSWER_LENGTH]) for text in (d.answer, d.gold))
+            print(f"  {d.benchmark} {d.question} #{d.sample}  {d.ours}, {d.theirs}  {answer!r} | gold {gold!r}")

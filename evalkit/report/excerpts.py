@@ -9,7 +9,6 @@ completions if everything fits, and otherwise a few: one of each verdict first, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison.training_curves import completions_files
-from gtpo.evalkit.results.questions import load_problems, load_prompts
+from gtpo.evalkit.results.questions import load_problems, load_prompts, read_table, sample_files
 from gtpo.evalkit.results.run import EvalRun, TrainRun
 
 FEW = 4
@@ -73,24 +72,6 @@ def rank_questions(rates: NDArray[np.float64], seed: int = 0) -> list[int]:
     return list(order)
 
 
-def sample_files(run: EvalRun) -> list[Path]:
-    """The sample parts of a run, in order."""
-    return [path for folder in run.folders for path in sorted((folder / "samples").glob("*.parquet"))]
-
-
-def _batches(run: EvalRun, columns: list[str]) -> Iterator[dict[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    for path in sample_files(run):
-        try:
-            with pq.ParquetFile(path) as file:
-                for batch in file.iter_batches(batch_size=2048, columns=columns, use_threads=False):
-                    yield {name: batch.column(name) for name in columns}
-        except (pa.ArrowException, OSError, KeyError) as error:
-            raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); run gtpo eval again") from None
-
-
 def _completion_size(runs: list[EvalRun]) -> float:
     """Mean bytes of a completion, from the files' own metadata."""
     import pyarrow as pa
@@ -99,9 +80,8 @@ def _completion_size(runs: list[EvalRun]) -> float:
     total = rows = 0
     for path in (path for run in runs for path in sample_files(run)):
         try:
-            with pq.ParquetFile(path) as file:
-                meta = file.metadata
-            where = [meta.schema.column(i).path for i in range(meta.num_columns)].index("completion")
+            meta = pq.read_metadata(path)
+            where = meta.schema.names.index("completion")
         except (pa.ArrowException, OSError, ValueError) as error:
             raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); run gtpo eval again") from None
         # Dictionary encoding hides repeats, so this is a lower bound; the budget is enforced again later.
@@ -154,7 +134,7 @@ def choose_samples(
     ]
     for method, run in ((method, run) for method, its_runs in methods.items() for run in its_runs):
         seen: set[tuple[str, int]] = set()
-        for batch in _batches(run, light + heavy):
+        for batch in (read_table(path, light + heavy) for path in sample_files(run)):
             names = zip(batch["benchmark"].to_pylist(), batch["question_id"].to_pylist(), strict=True)
             for row, (b, question) in enumerate(names):
                 if b == run.stored.get(benchmark, benchmark) and question in wanted:
@@ -195,23 +175,15 @@ def shortened(text: str, longest: int = LONGEST) -> tuple[str, int]:
     return (text[:half] + "\u2026" + text[-half:] if cut else text), cut
 
 
+_SAMPLE = ("index", "verdict", "answer", "format", "tokens", "finish", "text")
+
+
 def _keep(kept: list[dict[str, Any]], run: str, values: list[Any], each: int) -> None:
     """Keep at most `each` samples: one of every verdict before a second of any, low indices first."""
-    index, verdict, answer, format_ok, tokens, finish, text = values
-    text, cut = shortened(text or "")
-    kept.append(
-        {
-            "run": run,
-            "index": index,
-            "verdict": verdict or "UNSCORED",
-            "answer": answer,
-            "format": bool(format_ok),
-            "tokens": tokens,
-            "finish": finish,
-            "text": text,
-            "cut": cut,
-        }
-    )
+    sample = {"run": run, **dict(zip(_SAMPLE, values, strict=True))}
+    text, cut = shortened(sample["text"] or "")
+    known = {"verdict": sample["verdict"] or "UNSCORED", "format": bool(sample["format"]), "text": text, "cut": cut}
+    kept.append(sample | known)
     if len(kept) > each:
         first_of: dict[str, tuple[str, int]] = {}
         for sample in kept:
@@ -221,13 +193,7 @@ def _keep(kept: list[dict[str, Any]], run: str, values: list[Any], each: int) ->
 
 
 def _rows_by_group(path: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path, use_threads=False)
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); remove it to go on") from None
+    table = read_table(path, remedy="remove it to go on")
     missing = [name for name in GROUP_COLUMNS if name not in table.column_names]
     if missing:
         raise UserError(f"{path}: column {missing[0]} is missing; not a completions log that gtpo train wrote")

@@ -9,7 +9,9 @@ training              accuracy, format, entropy with the ln 2 line, share kept b
 
 from __future__ import annotations
 
+import io
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +20,9 @@ import numpy as np
 from gtpo.common.errors import UserError
 from gtpo.common.files import write_bytes
 from gtpo.evalkit.comparison.compare import Comparison
-from gtpo.evalkit.comparison.curves import curve_ks, curves_over_k
 from gtpo.evalkit.comparison.scores import MAJ, PASS
 from gtpo.evalkit.comparison.training_curves import LN2, METRICS, Band, method_bands, smoothed
-from gtpo.evalkit.report.payload import POINTS, key_columns
+from gtpo.evalkit.report.payload import POINTS, curve_ks, curves_over_k, key_columns
 from gtpo.evalkit.report.text import visible
 
 if TYPE_CHECKING:
@@ -63,22 +64,16 @@ def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
         for name, figure in _figures(comparison):
             for kind, metadata in (("png", None), ("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
                 path = folder / f"{name}.{kind}"
-                write_bytes(path, _bytes(figure, kind, metadata))
+                out = io.BytesIO()
+                figure.savefig(out, format=kind, metadata=metadata)
+                write_bytes(path, out.getvalue())
                 written.append(path)
     if not written:
         raise UserError("--figures: these runs hold neither evaluations nor training metrics to draw")
     return written
 
 
-def _bytes(figure: Figure, kind: str, metadata: Any) -> bytes:
-    import io
-
-    out = io.BytesIO()
-    figure.savefig(out, format=kind, metadata=metadata)
-    return out.getvalue()
-
-
-def _figures(comparison: Comparison) -> Any:
+def _figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
     """Yield (file name, figure)."""
     for table in comparison.tables:
         if not table.group:

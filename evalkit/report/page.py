@@ -3,7 +3,7 @@
 Text that a model wrote is data here, never markup: it lies in JSON blocks in which every `<` is written `\\u003c`,
 the page's code puts it on screen through textContent alone, and a Content-Security-Policy with the hashes of the
 page's own script and style stops anything else from running or loading. Without JavaScript the tables are shown as
-plain HTML (evalkit/report/static.py).
+plain HTML.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from markdown_it import MarkdownIt
+
 from gtpo.common.files import write_text
 from gtpo.evalkit.comparison.compare import Comparison
 from gtpo.evalkit.report.payload import payload
-from gtpo.evalkit.report.static import static_tables
+from gtpo.evalkit.report.tables import as_markdown
 
 SHARED = ("dom.js", "base.js", "charts.js", "samples.js", "weights.js", "tokens.js")
 """What the pages of `gtpo compare` and `gtpo view` are both made of."""
@@ -76,6 +78,11 @@ def render(
     head, *rest = page.split("@@")
     # Pieces are put in once, left to right: text that looks like a placeholder stays text.
     return head + "".join(pieces[part] if i % 2 == 0 else part for i, part in enumerate(rest))
+
+
+def static_tables(comparison: Comparison) -> str:
+    """The tables as HTML for a browser without JavaScript: those of the Markdown, in which all names are escaped."""
+    return MarkdownIt("commonmark", {"html": True}).enable("table").render(as_markdown(comparison))
 
 
 def write_page(comparison: Comparison, path: Path, *, samples_bytes: int) -> int:

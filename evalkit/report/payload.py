@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from gtpo.evalkit.comparison.compare import Comparison, Table, rebased
-from gtpo.evalkit.comparison.curves import curve_ks, curves_over_k
-from gtpo.evalkit.comparison.scores import FORMAT, MAJ, PASS, Column
+from gtpo.evalkit.comparison.scores import FORMAT, MAJ, PASS, Column, scores
 from gtpo.evalkit.comparison.training_curves import LN2, METRICS, gate, initial_entropy, method_bands
 from gtpo.evalkit.report.excerpts import Excerpt, choose_groups, choose_samples
 from gtpo.evalkit.report.latex import as_latex
@@ -19,6 +18,7 @@ from gtpo.evalkit.report.records import as_csv
 from gtpo.evalkit.report.summary import legend, said
 from gtpo.evalkit.report.tables import as_markdown
 from gtpo.evalkit.report.text import TESTS, covers, header, visible
+from gtpo.evalkit.statistics import method_mean
 
 POINTS = 300
 """Steps of a training curve that the page holds; longer ones are averaged."""
@@ -26,6 +26,9 @@ WEIGHTS_SHARE = 0.3
 """Share of the room for text that the token view takes where train runs logged completions."""
 ANSWERS = 8
 """Answer classes of a question and method that are listed, the largest first."""
+
+
+Points = list[tuple[float, float, float]]
 
 
 def _short(value: float | None, digits: int = 5) -> float | None:
@@ -71,6 +74,35 @@ def key_columns(comparison: Comparison, table: Table) -> list[Column]:
     top = max(column.k for column in table.columns)
     wanted = [*comparison.metrics, Column(PASS, 1), Column(MAJ, top), Column(PASS, top), Column(FORMAT, 0)]
     return [column for column in dict.fromkeys(wanted) if column in table.columns and column != Column(MAJ, 1)]
+
+
+def curves_over_k(table: Table) -> dict[str, dict[str, Points]]:
+    """method -> metric -> (mean, low, high) for k = 1..n of that method; the band is that of the tables."""
+    out: dict[str, dict[str, Points]] = {}
+    for name in table.shared.parts:
+        largest = table.shared.samples
+        out[name] = {
+            metric: [_point(table, name, Column(metric, int(k))) for k in _ks(largest)] for metric in (PASS, MAJ)
+        }
+    return out
+
+
+def _point(table: Table, name: str, column: Column) -> tuple[float, float, float]:
+    cell = table.cells.get((name, column))
+    found = cell.value if cell else method_mean(scores(table.shared, name, column))
+    return found.mean, found.low, found.high
+
+
+def curve_ks(table: Table) -> dict[str, list[int]]:
+    """method -> the k of its points."""
+    return {name: _ks(table.shared.samples).tolist() for name in table.shared.parts}
+
+
+def _ks(largest: int) -> np.ndarray:
+    """All k up to 64; beyond, 64 of them, evenly spaced on a logarithmic axis."""
+    if largest <= 64:
+        return np.arange(1, largest + 1)
+    return np.unique(np.round(np.geomspace(1, largest, 64)).astype(int))
 
 
 def payload(comparison: Comparison, *, samples_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:

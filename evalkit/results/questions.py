@@ -5,6 +5,7 @@ Reading eight runs of 6,419 questions with 64 values each takes a fifth of a sec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from gtpo.evalkit.metrics import pass_at_all_k
 from gtpo.evalkit.results.record import EVAL_SCHEMA_VERSION
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from gtpo.evalkit.results.run import EvalRun
 
 
@@ -178,28 +181,42 @@ def _numbers(array: Any, kind: Any, null: float) -> NDArray[Any]:
     return np.where(there, values, np.asarray(null, dtype=kind))
 
 
+def read_table(path: Path, columns: Sequence[str] | None = None, *, remedy: str = "run gtpo eval again") -> pa.Table:
+    """Read a Parquet file of a run. Raises UserError, with what to do, where it cannot be read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_table(path, columns=columns, use_threads=False)
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); {remedy}") from None
+
+
+def sample_files(run: EvalRun) -> list[Path]:
+    """The sample parts of a run, in order."""
+    return [path for folder in run.folders for path in sorted((folder / "samples").glob("part-*.parquet"))]
+
+
 def load_problems(run: EvalRun, benchmark: str) -> dict[str, tuple[str, str]]:
     """id -> (question, gold) from the run's problems.parquet; empty where the run does not hold it."""
-    import pyarrow.parquet as pq
 
     benchmark = run.stored.get(benchmark, benchmark)
     found: dict[str, tuple[str, str]] = {}
     for folder in run.folders:
         path = folder / "problems.parquet"
         if path.is_file():
-            rows = pq.read_table(path, columns=["benchmark", "id", "problem", "answer"], use_threads=False).to_pylist()
+            rows = read_table(path, ["benchmark", "id", "problem", "answer"]).to_pylist()
             found |= {row["id"]: (row["problem"] or "", row["answer"]) for row in rows if row["benchmark"] == benchmark}
     return found
 
 
 def load_prompts(run: EvalRun, benchmark: str) -> dict[str, tuple[str, int | None]]:
     """id -> (what the model read, its tokens) from prompts.parquet; a conversation where a server did not show it."""
-    import pyarrow.parquet as pq
 
     benchmark = run.stored.get(benchmark, benchmark)
     found: dict[str, tuple[str, int | None]] = {}
     for path in (folder / "prompts.parquet" for folder in run.folders):
-        for row in pq.read_table(path, use_threads=False).to_pylist() if path.is_file() else ():
+        for row in read_table(path).to_pylist() if path.is_file() else ():
             if row["benchmark"] == benchmark:
                 tokens = row["tokens"]
                 found[row["id"]] = row["prompt"] or row["messages"], None if tokens is None else len(tokens)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison.training_curves import (
     LN2,
     METRICS,
@@ -26,7 +25,7 @@ from gtpo.evalkit.comparison.training_curves import (
 from gtpo.evalkit.report.excerpts import groups_of, shortened
 from gtpo.evalkit.report.maths import segments
 from gtpo.evalkit.results.find import RESULTS, evals_of, read_train_run, resolve
-from gtpo.evalkit.results.questions import load_problems
+from gtpo.evalkit.results.questions import load_problems, read_table
 from gtpo.evalkit.results.record import EvalRecord, read_record
 from gtpo.evalkit.results.run import EvalRun, TrainRun
 
@@ -277,18 +276,12 @@ class Evaluation:
 
     def _rows(self) -> dict[str, Any]:
         """Return all columns but the completions: name -> [N]."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         scoring = self._record().scoring
         files = tuple(sorted((self.folder / "samples").glob("part-*.parquet")))
         key = (scoring, tuple(path.stat().st_mtime_ns for path in files))
         if self._loaded is None or self._loaded.key != key:
             names = {name: name for name in _LIGHT} | {name: f"{name}_{scoring}" for name in ("verdict", "answer")}
-            try:
-                tables = [pq.read_table(path, columns=list(names.values()), use_threads=False) for path in files]
-            except (pa.ArrowException, OSError) as error:
-                raise UserError(f"{self.folder}: its samples cannot be read ({str(error).splitlines()[0]})") from None
+            tables = [read_table(path, list(names.values())) for path in files]
             columns = {
                 name: np.array([value for table in tables for value in table.column(stored).to_pylist()], dtype=object)
                 for name, stored in names.items()
@@ -299,13 +292,11 @@ class Evaluation:
         return self._loaded.columns
 
     def _completions(self, rows: Any) -> list[str | None]:
-        import pyarrow.parquet as pq
-
         assert self._loaded is not None
         texts: dict[int, str | None] = {}
         for path, start, end in zip(self._loaded.files, self._loaded.starts, self._loaded.starts[1:], strict=False):
             mine = [row for row in rows.tolist() if start <= row < end]
             if mine:
-                column = pq.read_table(path, columns=["completion"], use_threads=False).column(0)
+                column = read_table(path, ["completion"]).column(0)
                 texts |= {row: column[row - start].as_py() for row in mine}
         return [texts[row] for row in rows.tolist()]

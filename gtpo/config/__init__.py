@@ -9,27 +9,6 @@ reference   `gtpo train --help-config` and docs/config.md, generated from the sc
 """
 
 from gtpo.config.load import load_config
-from gtpo.config.schema import (
-    BuiltModel,
-    DatasetSection,
-    EnvSection,
-    HealthSection,
-    ModelSection,
-    RolloutSection,
-    TrainConfig,
-    TrainerSection,
-    TrainingSection,
-)
+from gtpo.config.schema import BuiltModel, HealthSection, ModelSection, TrainConfig
 
-__all__ = [
-    "BuiltModel",
-    "DatasetSection",
-    "EnvSection",
-    "HealthSection",
-    "ModelSection",
-    "RolloutSection",
-    "TrainConfig",
-    "TrainerSection",
-    "TrainingSection",
-    "load_config",
-]
+__all__ = ["BuiltModel", "HealthSection", "ModelSection", "TrainConfig", "load_config"]

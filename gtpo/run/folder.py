@@ -11,7 +11,6 @@ completions/     parquet, one file per logged step
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from pathlib import Path
@@ -21,6 +20,7 @@ from filelock import FileLock
 
 from gtpo.common.errors import UserError
 from gtpo.common.files import (
+    DISK_FULL,
     LOCK_FILES,
     check_schema_version,
     flatten,
@@ -75,7 +75,7 @@ def first_difference(old: TrainConfig, new: TrainConfig) -> tuple[str, Any, Any]
 
 def out_of_space(error: BaseException) -> bool:
     """Return whether an error says that the disk is full: the system's own, or that of safetensors or torch."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
         return True
     text = str(error).lower()
     return any(
@@ -124,14 +124,6 @@ class TrainFolder:
         check_schema_version(self.run_json, run.get("schema_version", 0), SCHEMA_VERSION)
         return run
 
-    def last_checkpoint(self) -> Path | None:
-        """Return the whole checkpoint of the highest step, or None."""
-        return last_checkpoint(self.checkpoints)
-
-    def no_room(self, what: str) -> UserError:
-        """Return the error of a full disk, with what the run resumes from."""
-        return no_room(self.checkpoints, what)
-
     def stored_config(self) -> TrainConfig:
         """Return the run's config; a key that an earlier version did not have takes its default.
 
@@ -149,7 +141,7 @@ class TrainFolder:
     def has_begun(self) -> bool:
         """Return whether the run made a step that anything is left of."""
         measured = self.metrics_jsonl.exists() and bool(self.metrics_jsonl.read_bytes().strip())
-        return measured or self.last_checkpoint() is not None or self.run().get("status") in ENDED
+        return measured or last_checkpoint(self.checkpoints) is not None or self.run().get("status") in ENDED
 
     def check_config(self, config: TrainConfig) -> None:
         """Refuse to resume with another config. Raises UserError naming the first key that differs.

@@ -28,8 +28,6 @@ class GuardedReward:
     def __init__(self, function: RewardFunction, name: str | None = None) -> None:
         self.function = function
         self.__name__ = name or getattr(function, "__name__", type(function).__name__)
-        self.failed: list[int] = []
-        """Indices of the last batch on which the function raised."""
         self.first_traceback: str | None = None
 
     def __call__(
@@ -39,42 +37,31 @@ class GuardedReward:
 
         Raises UserError where what it returned are no scores of these completions.
         """
-        self.failed = []
-        count = len(completions)
-        try:
-            returned = self.function(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
-        except Exception:
-            self._note(traceback.format_exc())
-        else:
-            return self._checked(returned, count)
-        scores: list[float | None] = []
-        for index in range(count):
-            row = {key: value if key in _NOT_COLUMNS else value[index : index + 1] for key, value in columns.items()}
-            try:
-                returned = self.function(
-                    prompts=prompts[index : index + 1],
-                    completions=completions[index : index + 1],
-                    completion_ids=completion_ids[index : index + 1],
-                    **row,
-                )
-            except Exception:
-                self._note(traceback.format_exc())
-                self.failed.append(index)
-                scores.append(None)
-            else:
-                scores += self._checked(returned, 1)
+        scores = self._scores(prompts, completions, completion_ids, columns)
+        if scores is not None:
+            return scores
+        scores = []
+        for index in range(len(completions)):
+            one = slice(index, index + 1)
+            row = {key: value if key in _NOT_COLUMNS else value[one] for key, value in columns.items()}
+            scores += self._scores(prompts[one], completions[one], completion_ids[one], row) or [None]
         return scores
 
-    def _checked(self, returned: Any, count: int) -> list[float | None]:
+    def _scores(self, prompts: Any, completions: Any, ids: Any, columns: dict[str, Any]) -> list[float | None] | None:
+        """Return the scores of some completions; None where the function raised."""
+        try:
+            returned = self.function(prompts=prompts, completions=completions, completion_ids=ids, **columns)
+        except Exception:  # the user's code may raise anything; its traceback is shown, and no score is made up
+            if self.first_traceback is None:
+                self.first_traceback = traceback.format_exc()
+                LOG.warning(
+                    f"reward function {self.__name__} raised; these completions are unscored\n{self.first_traceback}"
+                )
+            return None
         scores = list(returned) if isinstance(returned, Iterable) else returned
-        if fault := score_fault(str(self.__name__), scores, count):
+        if fault := score_fault(str(self.__name__), scores, len(completions)):
             raise UserError(fault)
         return scores
-
-    def _note(self, trace: str) -> None:
-        if self.first_traceback is None:
-            self.first_traceback = trace
-            LOG.warning(f"reward function {self.__name__} raised; these completions are unscored\n{trace}")
 
 
 def guarded_rewards(paths: Sequence[str], weights: Sequence[float] | None = None) -> list[GuardedReward]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from transformers import PrinterCallback
+from transformers import PrinterCallback, TrainerCallback
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG, duration, libraries_aside
@@ -23,20 +23,17 @@ from gtpo.plan.memory import memory_advice
 from gtpo.plan.preflight import RunInputs
 from gtpo.rewards.data.problem import Problem
 from gtpo.run.advice import Advice
-from gtpo.run.callback import RunCallback
 from gtpo.run.checkpoint import check_checkpoint
 from gtpo.run.completions_log import completions_table, write_completions
 from gtpo.run.environment import quiet_libraries, settle_on_cpu
 from gtpo.run.exact import ExactCheckpoints
-from gtpo.run.folder import TrainFolder, out_of_space
+from gtpo.run.folder import TrainFolder, last_checkpoint, no_room, out_of_space
 from gtpo.run.guarded_reward import guarded_rewards, mark_unscored
 from gtpo.run.health import MAX_ROLLBACKS, Health
 from gtpo.run.kept_calibrations import CalibrationRecord
-from gtpo.run.metrics_log import append_metrics, metrics_lines, metrics_row
-from gtpo.run.progress import Progress
+from gtpo.run.metrics_log import append_metrics, metrics_lines, metrics_row, reward_table
+from gtpo.run.progress import Progress, SamplingProgress
 from gtpo.run.provenance import describe_run
-from gtpo.run.reward_table import reward_table
-from gtpo.run.sampling_progress import SamplingProgress
 from gtpo.run.stopping import Stop, StoppedBeforeTraining
 from gtpo.run.trainer_arguments import rollout_engine, trainer_arguments
 from gtpo.run.trainers import build_trainer, trainer_class
@@ -45,14 +42,13 @@ from gtpo.run.validation import METRIC as VALIDATION_METRIC
 from gtpo.run.validation import ScoreHeldOut, Validation
 from gtpo.run.weights import provide_base, restore_best, save_weights
 from gtpo.trainer import GTPOTrainer
-from gtpo.trainer.adapter_sync import vllm_of
+from gtpo.trainer.adapter_sync import vllm_failures_explained, vllm_of
 from gtpo.trainer.group_statistics import GroupStatistics
 from gtpo.trainer.trl_seam import seam_of
-from gtpo.trainer.vllm_on_cpu import vllm_failures_explained
 
 
-class TrainingRun:
-    """Builds the trainer of a config, runs it, and writes the run folder.
+class TrainingRun(TrainerCallback):
+    """Builds the trainer of a config, runs it, and writes the run folder; its methods on_* are the trainer's events.
 
     interrupt: its `asked` says that the user wants the run to stop after the step (`gtpo.run.stopping`).
     score_held_out: what scores the held-out problems; UserError without it where the config asks for validation.
@@ -111,7 +107,7 @@ class TrainingRun:
             self.stop.forget()
         try:
             metrics_lines(self.folder.metrics_jsonl)
-            checkpoint = self.folder.last_checkpoint()
+            checkpoint = last_checkpoint(self.folder.checkpoints)
             if checkpoint is not None:
                 self.folder.check_processes(self.processes.num_processes)
                 check_checkpoint(checkpoint, self.processes.num_processes)
@@ -158,7 +154,7 @@ class TrainingRun:
         except Exception as error:
             if not out_of_space(error):
                 raise
-            mistake = self.folder.no_room(f"in {self.folder.root} ({str(error).splitlines()[0]})")
+            mistake = no_room(self.folder.checkpoints, f"in {self.folder.root} ({str(error).splitlines()[0]})")
             self._record_failure(mistake)
             raise mistake from error
         finally:
@@ -229,7 +225,7 @@ class TrainingRun:
         trainer.add_callback(self.exact)
         if (kl_every := self.config.training.log_kl_steps) is not None:
             trainer.add_callback(UntrainedKL(trainer, kl_every, self._untrained(loaded)))
-        trainer.add_callback(RunCallback(self))
+        trainer.add_callback(self)
         trainer.add_callback(Advice(trainer))
 
     def _stop_before_training(self) -> None:
@@ -244,8 +240,8 @@ class TrainingRun:
 
     # -- events ----------------------------------------------------------------------------------------------------
 
-    def on_begin(self, state: Any) -> None:
-        """Load the state of the checkpoint and start the progress display."""
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Load the state of the checkpoint and start the progress display; end at once after the run's last step."""
         if restored := self.exact.restored:
             self.health.load(restored["health"])
             self.stopped_because = restored.get("stopped_because")  # an older checkpoint lacks it
@@ -257,9 +253,26 @@ class TrainingRun:
             self.health.validated(0, self.validation.passed)
             self._save_best(0)
         self.progress.start(state.global_step, state.max_steps)
+        if self.stopped_because:  # stopped for good, and killed before its last weights were written
+            control.should_training_stop = True
 
-    def on_metrics(self, state: Any, control: Any, logs: dict[str, Any]) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the step's clock."""
+        self.step_begin = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Log the completions, validate where it is due, and save and stop where the processes agree to."""
+        self.step_seconds.append(time.perf_counter() - self.step_begin)
+        self._log_completions()
+        if self.validation is not None and self.validation.is_due(state.global_step, state.max_steps):
+            self.validation.run(state.global_step)
+        if self.stop.agree(self.trainer.accelerator):
+            control.should_save = control.should_training_stop = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Write one line of metrics.jsonl and act on the run's health."""
+        if not logs or "loss" not in logs:
+            return
         method, ratios_move = self.config.method, not one_step_per_rollout(self.config)
         row = metrics_row(state.global_step, logs, method, ratios_move=ratios_move)
         steps = max(1, len(self.step_seconds))
@@ -285,12 +298,7 @@ class TrainingRun:
         if verdict.collapsed:
             self._collapsed(control, verdict.collapsed)
 
-    def validate(self, state: Any) -> None:
-        """Sample and score the held-out problems if they are due. All processes call it."""
-        if self.validation is not None and self.validation.is_due(state.global_step, state.max_steps):
-            self.validation.run(state.global_step)
-
-    def log_completions(self, *, cut: bool = False) -> None:
+    def _log_completions(self, *, cut: bool = False) -> None:
         """Write the rollout that the last step completed, if it is due. All processes call it.
 
         cut: no later step trains on the rollout in use.
@@ -335,7 +343,7 @@ class TrainingRun:
         elif not self.folder.best.exists():
             obstacle = "there are no best weights yet"
         else:
-            self.log_completions(cut=True)
+            self._log_completions(cut=True)
             restore_best(self.trainer, self.folder.best)
             self.health.after_rollback()
             control.should_save = True  # a resumed run must not start from the weights that collapsed

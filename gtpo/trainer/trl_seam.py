@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -239,12 +240,12 @@ def part_of(trainer: Any, kind: type[Part]) -> Part | None:
     return next((part for part in trainer.callback_handler.callbacks if isinstance(part, kind)), None)
 
 
-class OwnLossTrainer(GRPOTrainer):
+class OwnLossTrainer(GRPOTrainer, ABC):
     """GRPOTrainer whose loss is that of a subclass."""
 
+    @abstractmethod
     def policy_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """Return the loss (a scalar) of a micro-batch."""
-        raise NotImplementedError
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         return self.policy_loss(model, inputs)

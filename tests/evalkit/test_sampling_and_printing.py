@@ -15,8 +15,7 @@ from servers import Reply, Server, completion
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import Generation, Running
-from gtpo.evalkit.evaluation.pace import Pace
-from gtpo.evalkit.evaluation.progress import Progress, tokens_left
+from gtpo.evalkit.evaluation.progress import Pace, Progress, tokens_left
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.results.record import read_record
 

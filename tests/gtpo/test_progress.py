@@ -18,7 +18,7 @@ from logs import logged
 from step_gradients import reward, tiny_model
 
 from gtpo import GTPOConfig, GTPOTrainer
-from gtpo.run import sampling_progress
+from gtpo.run import progress
 from gtpo.run.progress import SHOWN, Progress, summary
 
 ROW = {name: 123.456 for name, _, _ in SHOWN}
@@ -86,7 +86,7 @@ def test_summary_keeps_whole_metrics_within_the_width() -> None:
 def test_a_long_round_of_sampling_says_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: bool
 ) -> None:
-    monkeypatch.setattr(sampling_progress, "SAMPLING_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "SAMPLING_SECONDS", 0.01)
     model, tokenizer = tiny_model()
     arguments = GTPOConfig(
         output_dir=str(tmp_path), num_generations=4, per_device_train_batch_size=4, max_completion_length=48,
@@ -98,7 +98,7 @@ def test_a_long_round_of_sampling_says_where_it_is(
         train_dataset=Dataset.from_dict({"prompt": ["1 + 2", "7"]}),
     )  # fmt: skip
     with logged(logging.INFO) as told:
-        sampling_progress.SamplingProgress(trainer, Progress("run (gtpo)", shown=shown))
+        progress.SamplingProgress(trainer, Progress("run (gtpo)", shown=shown))
         trainer.train()
     said = [line for line in told if "sampling" in line]
     assert bool(said) == shown

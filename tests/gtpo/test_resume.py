@@ -14,8 +14,8 @@ from test_train_run import MANY_STEPS_A_ROUND, _Crash, assert_same_run, config_o
 
 from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
-from gtpo.run.callback import RunCallback
 from gtpo.run.health import Health, Verdict
+from gtpo.run.session import TrainingRun
 
 
 def fail_at_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
@@ -162,14 +162,14 @@ def test_run_cut_between_two_lines_of_metrics_is_the_uninterrupted_one(
 
 def crash_at_step_end(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Let the process die, as far as the run can tell, at the end of `step`."""
-    plain = RunCallback.on_step_end
+    plain = TrainingRun.on_step_end
 
-    def on_step_end(self: RunCallback, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self: TrainingRun, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         plain(self, args, state, control, **kwargs)
         if state.global_step == step:
             raise _Crash
 
-    monkeypatch.setattr(RunCallback, "on_step_end", on_step_end)
+    monkeypatch.setattr(TrainingRun, "on_step_end", on_step_end)
 
 
 def test_rollback_within_a_round_samples_anew_from_the_restored_weights(

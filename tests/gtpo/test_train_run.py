@@ -154,14 +154,14 @@ class _Crash(BaseException):
 
 def crash_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Let the process die, as far as the run can tell, after the metrics of `step` were written."""
-    plain = TrainingRun.on_metrics
+    plain = TrainingRun.on_log
 
-    def on_metrics(self: TrainingRun, state: Any, control: Any, logs: dict[str, Any]) -> None:
-        plain(self, state, control, logs)
-        if state.global_step == step:
+    def on_log(self: TrainingRun, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        plain(self, args, state, control, logs, **kwargs)
+        if logs and "loss" in logs and state.global_step == step:
             raise _Crash
 
-    monkeypatch.setattr(TrainingRun, "on_metrics", on_metrics)
+    monkeypatch.setattr(TrainingRun, "on_log", on_log)
 
 
 @pytest.mark.parametrize(
