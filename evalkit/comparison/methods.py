@@ -239,7 +239,8 @@ def _names(groups: dict[tuple[str, str], list[Member]]) -> dict[tuple[str, str],
         elif len(found) == 1:
             name = found[0].name
         else:
-            stem = _common_start([member.name for member in found]).rstrip("0123456789")
+            names_inside = [member.name for member in found]
+            stem = os.path.commonprefix(names_inside).rstrip("0123456789")  # noqa: RUF071  # by letters
             for ending in ("seed", "s"):
                 cut = stem.removesuffix(ending)
                 if cut != stem and (not cut or cut[-1] in "-_. /"):
@@ -248,12 +249,6 @@ def _names(groups: dict[tuple[str, str], list[Member]]) -> dict[tuple[str, str],
         taken = set(names.values())
         names[key] = name if name not in taken else f"{name} ({found[0].name})"
     return names
-
-
-def _common_start(names: list[str]) -> str:
-    first, last = min(names), max(names)
-    same = (a == b for a, b in zip(first, last, strict=False))
-    return first[: next((i for i, equal in enumerate(same) if not equal), min(len(first), len(last)))]
 
 
 def _differing(members: Sequence[Member], ignored: Iterable[str] = ()) -> dict[str, list[Any]]:

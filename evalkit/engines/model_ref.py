@@ -20,6 +20,7 @@ from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import read_json_object, write_text
 from gtpo.common.hub import cache_alone_if_unreachable
 from gtpo.common.provenance import file_hash, text_hash
+from gtpo.common.vllm_environment import lora_rank_slot
 from gtpo.common.yaml_file import read_yaml, validate_yaml
 
 TRAIN_RUNS = Path("results/train")
@@ -247,14 +248,6 @@ def serve_command(ref: ModelRef) -> str | None:
         words += ["--enable-lora", "--lora-modules", f"{ref.served_name}={ref.adapter}"]
         words += ["--max-lora-rank", str(lora_rank_slot(adapter_rank(ref) or 8))]
     return shlex.join(words)
-
-
-_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-
-
-def lora_rank_slot(rank: int) -> int:
-    """Return the value of vLLM's max_lora_rank that holds adapters of this rank."""
-    return next((slot for slot in _LORA_RANKS if slot >= rank), rank)
 
 
 def resolve_model(model: str, *, checkpoint: str | None = None, served: bool = False) -> ModelRef:

@@ -17,10 +17,10 @@ from typing import Any
 from gtpo.common.errors import UserError
 from gtpo.common.processor import dtype_on_cpu
 from gtpo.common.provenance import package_versions
-from gtpo.common.vllm_environment import multiply_adapters_densely, quiet_vllm
+from gtpo.common.vllm_environment import lora_rank_slot, multiply_adapters_densely, quiet_vllm
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Running, Sampling, Task, sample_seed
 from gtpo.evalkit.engines.local import load_config
-from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank, lora_rank_slot
+from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank
 
 BLOCK = 16
 """Most samples in one request: a request is handed on when its last sample is done."""

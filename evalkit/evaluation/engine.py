@@ -87,13 +87,8 @@ def make_engine(
             first=first,
         )
     if name == "vllm":
-        options: dict[str, Any] = {
-            "dtype": settings.dtype,
-            "tensor_parallel_size": settings.tensor_parallel_size,
-            "gpu_memory_utilization": settings.gpu_memory_utilization,
-            "trust_remote_code": settings.trust_remote_code,
-            "deterministic": settings.deterministic,
-        }
+        names = ("dtype", "tensor_parallel_size", "gpu_memory_utilization", "trust_remote_code", "deterministic")
+        options: dict[str, Any] = {name: getattr(settings, name) for name in names}
         if settings.on_ray:
             from gtpo.evalkit.engines.ray import RayEngine
 

@@ -20,6 +20,13 @@ from gtpo.evalkit.score_interval import POWER
 
 JSON_SCHEMA_VERSION = 3
 
+_DIFFERENCE = {
+    "speaks_of": "scope", "judged": "judged", "difference": "difference", "se": "se", "difference_low": "low",
+    "difference_high": "high", "interval_level": "level", "test": "test",
+}  # fmt: skip
+"""Name in a record -> field of PairedDifference."""
+_TESTS = ("p_questions", "p_seeds", "smallest_p_seeds", "seeds_paired")
+
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:
     """One flat record per method, benchmark, group, metric and k; fractions, None where there is no value."""
@@ -51,23 +58,13 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
                 "baseline": table.baseline if d else None,
                 "family": ("primary" if cell.primary else "exploratory") if d else None,
                 "verdict": cell.verdict,
-                "speaks_of": d.scope if d else None,
-                "judged": d.judged if d else None,
-                "difference": d.difference if d else None,
-                "se": d.se if d else None,
-                "difference_low": d.low if d else None,
-                "difference_high": d.high if d else None,
-                "interval_level": d.level if d else None,
-                "test": d.test if d else None,
+                **{name: getattr(d, of) if d else None for name, of in _DIFFERENCE.items()},
                 "covers": covers(d) if d else None,
                 "p": d.p_value if d else None,
                 "p_holm": cell.p_corrected,
                 "margin": comparison.margin if cell.primary else None,
                 "p_equivalent": cell.p_equivalent,
-                "p_questions": d.p_questions if d else None,
-                "p_seeds": d.p_seeds if d else None,
-                "smallest_p_seeds": d.smallest_p_seeds if d else None,
-                "seeds_paired": d.seeds_paired if d else None,
+                **{name: getattr(d, name) if d else None for name in _TESTS},
                 "significant": bool(cell.direction) if d and cell.primary else None,
                 "only_method": d.only_a if d else None,
                 "only_baseline": d.only_b if d else None,

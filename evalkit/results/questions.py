@@ -93,11 +93,11 @@ class _File:
                     raise UserError(
                         f"{path}: column {missing[0]} is missing; write the file again: gtpo eval --rescore"
                     )
-                table = file.read(columns=list(_COLUMNS), use_threads=False).combine_chunks()
+                table = file.read(columns=list(_COLUMNS), use_threads=False)
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{path}: cannot be read ({error}); write it again with gtpo eval --rescore") from None
         # Strings come as dictionary codes and ids as Python strings: to_numpy on them would import pandas.
-        columns = {name: _whole(table.column(name)) for name in _COLUMNS}
+        columns = {name: table.column(name).combine_chunks() for name in _COLUMNS}
         self.ids = np.array(columns["question_id"].to_pylist(), dtype=object)
         self.coded = {
             name: (_numbers(columns[name].indices, np.int32, -1), columns[name].dictionary.to_pylist())
@@ -159,13 +159,6 @@ def _pass_at_k(n: NDArray[np.int32], correct: NDArray[np.int32], most: int) -> N
         table = pass_at_all_k([samples] * (samples + 1), range(samples + 1))
         out[rows, :samples] = table[correct[rows]]
     return out
-
-
-def _whole(column: Any) -> Any:
-    """A chunked column, after combine_chunks, as one array."""
-    import pyarrow as pa
-
-    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
 
 def _numbers(array: Any, kind: Any, null: float) -> NDArray[Any]:

@@ -9,8 +9,13 @@ from typing import Any
 
 from gtpo.common.log import LOG
 
-MAX_LORA_RANK = 512
-"""The largest rank that vLLM takes an adapter of."""
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks of adapters that vLLM reserves memory for; it takes none above the last."""
+
+
+def lora_rank_slot(rank: int) -> int:
+    """Return the value of vLLM's max_lora_rank that holds adapters of this rank."""
+    return next((slot for slot in LORA_RANKS if slot >= rank), rank)
 
 
 def quiet_vllm(*, on_cpu: bool) -> None:

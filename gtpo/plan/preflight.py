@@ -12,7 +12,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.hub import cache_alone_if_unreachable
 from gtpo.common.log import LOG
 from gtpo.common.packages import require
-from gtpo.common.vllm_environment import MAX_LORA_RANK
+from gtpo.common.vllm_environment import LORA_RANKS
 from gtpo.config.schedule import one_step_per_rollout
 from gtpo.config.schema import BITSANDBYTES, TrainConfig
 from gtpo.inputs.dataset import TrainingProblems, to_row
@@ -83,9 +83,9 @@ def check_sampler(config: TrainConfig) -> None:
     model, engine = config.model, config.rollout.engine
     if config.method == "sft" or not model.lora_rank or engine not in ("vllm", "vllm_server"):
         return
-    if model.lora_rank > MAX_LORA_RANK:
+    if model.lora_rank > LORA_RANKS[-1]:
         raise UserError(
-            f"model.lora_rank {model.lora_rank}: vLLM takes adapters up to rank {MAX_LORA_RANK}; lower it, or set "
+            f"model.lora_rank {model.lora_rank}: vLLM takes adapters up to rank {LORA_RANKS[-1]}; lower it, or set "
             "rollout.engine: transformers"
         )
     if model.load_in_4bit and engine == "vllm_server":

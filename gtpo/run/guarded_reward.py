@@ -71,17 +71,7 @@ def guarded_rewards(paths: Sequence[str], weights: Sequence[float] | None = None
 
 
 def mark_unscored(trainer: Any, rewards: Tensor) -> Tensor:
-    """Make a completion unscored where any of its rewards could not be computed; stop at more than half.
-
-    Raises UserError there, and where a reward is beyond float32.
-    """
-    infinite = rewards.isinf().any(dim=0).tolist()
-    if any(infinite):  # what the function returned was finite: it was checked
-        names = [name for name, found in zip(trainer.reward_func_names, infinite, strict=True) if found]
-        raise UserError(
-            f"reward {', '.join(names)} is infinite in float32 for a completion of step "
-            f"{trainer.state.global_step + 1}: return numbers below 3e38, or None to leave the completion unscored"
-        )
+    """Make a completion unscored where any of its rewards could not be computed. UserError at more than half."""
     unscored = rewards.isnan().any(dim=1)
     if unscored.float().mean() > 0.5:
         guarded = [f for f in trainer.reward_funcs if isinstance(f, GuardedReward)]

@@ -15,6 +15,16 @@ from gtpo.config.baselines import CLIPPING, SWITCHES
 from gtpo.inputs.model import compute_precision
 from gtpo.trainer import GTPOConfig
 
+_SAME = (
+    "learning_rate", "lr_scheduler_type", "adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps",
+    "gradient_checkpointing", "logging_steps", "save_steps", "save_total_limit",
+)  # fmt: skip
+_SAME_SAMPLED = (
+    "num_generations", "steps_per_generation", "num_iterations", "max_completion_length", "temperature", "beta",
+)  # fmt: skip
+"""Keys of `training` that TRL has under the same names: of any method, and of those that sample."""
+
 
 def rollout_engine(config: TrainConfig) -> str:
     """Return the engine that `rollout.engine` comes to here: transformers, vllm or vllm_server."""
@@ -29,24 +39,11 @@ def _common(config: TrainConfig, output: Path) -> dict[str, Any]:
     return {
         "output_dir": str(output),
         "run_name": config.run_name,
-        "learning_rate": training.learning_rate,
-        "lr_scheduler_type": training.lr_scheduler_type,
+        **{name: getattr(training, name) for name in _SAME},
         "warmup_steps": training.warmup_ratio,  # a float below 1 is a share of all steps
-        "adam_beta1": training.adam_beta1,
-        "adam_beta2": training.adam_beta2,
-        "weight_decay": training.weight_decay,
         "optim": training.optimizer,
-        "max_grad_norm": training.max_grad_norm,
-        "per_device_train_batch_size": training.per_device_train_batch_size,
-        "gradient_accumulation_steps": training.gradient_accumulation_steps,
-        "num_train_epochs": training.num_train_epochs,
-        "max_steps": training.max_steps,
-        "gradient_checkpointing": training.gradient_checkpointing,
-        "logging_steps": training.logging_steps,
         "logging_nan_inf_filter": False,  # a loss that is not finite must be seen
         "save_strategy": "steps",
-        "save_steps": training.save_steps,
-        "save_total_limit": training.save_total_limit,
         "report_to": list(training.report_to) or "none",
         "seed": config.model.random_seed,
         "use_cpu": not torch.accelerator.is_available(),
@@ -62,13 +59,7 @@ def _sampled(config: TrainConfig) -> dict[str, Any]:
     training, rollout = config.training, config.rollout
     engine = rollout_engine(config)
     return {
-        "num_generations": training.num_generations,
-        "steps_per_generation": training.steps_per_generation,
-        "num_iterations": training.num_iterations,
-        **{name: getattr(training, name) for name in CLIPPING},
-        "max_completion_length": training.max_completion_length,
-        "temperature": training.temperature,
-        "beta": training.beta,
+        **{name: getattr(training, name) for name in (*_SAME_SAMPLED, *CLIPPING)},
         "reward_weights": config.trainer.reward_weights,
         "disable_dropout": True,
         "shuffle_dataset": False,

@@ -34,14 +34,12 @@ from trl.import_utils import is_vllm_available
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.common.vllm_environment import MAX_LORA_RANK, multiply_adapters_densely
+from gtpo.common.vllm_environment import LORA_RANKS, lora_rank_slot, multiply_adapters_densely
 from gtpo.trainer.trl_seam import OwnEngine, engine_options, sampling_with
 
 NAME, NUMBER = "policy", 1
 """What the adapter is called in vLLM."""
 SHARD_BYTES = 2 << 30
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, MAX_LORA_RANK)
-"""Ranks that vLLM reserves memory for."""
 SEQUENCES = 256
 """Completions that vLLM samples side by side, at least: TRL allows no more than a step's, and H_ini and the held-out
 problems are many more. The cache bounds them where memory is short."""
@@ -66,8 +64,8 @@ def adapter_obstacle(model: Any) -> str | None:
         if name in getattr(module, "lora_embedding_A", {}) or not hasattr(module.lora_A[name], "in_features"):
             return f"{layer} is no linear layer"
         ranks.add(module.r[name])
-    if len(ranks) != 1 or max(ranks) > MAX_LORA_RANK:
-        return f"its ranks are {', '.join(map(str, sorted(ranks)))}; vLLM takes one, up to {MAX_LORA_RANK}"
+    if len(ranks) != 1 or max(ranks) > LORA_RANKS[-1]:
+        return f"its ranks are {', '.join(map(str, sorted(ranks)))}; vLLM takes one, up to {LORA_RANKS[-1]}"
     beside = [which for which, p in model.named_parameters() if p.requires_grad and "lora_" not in which]
     if beside or config.bias != "none":
         return f"{beside[0] if beside else 'a bias'} is trained beside the adapter"
@@ -167,7 +165,7 @@ class AdapterGeneration(OwnEngine):
             "enable_lora": True,
             "max_loras": 1,
             "max_cpu_loras": 1,
-            "max_lora_rank": next(rank for rank in RANKS if rank >= self.rank),
+            "max_lora_rank": lora_rank_slot(self.rank),
         }
         packed = is_quantized(self.model)
         if packed:
@@ -295,7 +293,7 @@ class AdapterGeneration(OwnEngine):
             raise UserError(
                 f"the vLLM server at {client.base_url} does not load the adapter ({answer.status_code}: "
                 f"{answer.text[:300]}). Start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora "
-                f"--max-lora-rank {next(rank for rank in RANKS if rank >= self.rank)}, where it can read {self.scratch}"
+                f"--max-lora-rank {lora_rank_slot(self.rank)}, where it can read {self.scratch}"
             )
         client.model = NAME
         client.reset_prefix_cache()

@@ -19,6 +19,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import TrainerCallback
 
+from gtpo.common.errors import UserError
 from gtpo.completions import group_advantages, prepare_completions
 from gtpo.presets import LN2, PRESETS, Objective
 from gtpo.prompt_past import PromptPast, prompt_key
@@ -131,9 +132,9 @@ class GroupStatistics(TrainerCallback):
         infinite = rewards.isinf().any(dim=0).tolist()
         if any(infinite):
             names = [name for name, found in zip(trainer.reward_func_names, infinite, strict=True) if found]
-            raise ValueError(
-                f"reward {', '.join(names)} is infinite for a completion of step {trainer.state.global_step + 1}; "
-                "return a finite number, or None to leave the completion unscored"
+            raise UserError(
+                f"reward {', '.join(names)} is infinite in float32 for a completion of step "
+                f"{trainer.state.global_step + 1}: return numbers below 3e38, or None to leave the completion unscored"
             )
         form = trainer.accelerator.gather(
             torch.tensor([format_score(completion_text(text)) for text in completions], device=rewards.device)

@@ -17,6 +17,7 @@ from datasets import Dataset
 from trl import GRPOConfig, TrlParser
 
 from gtpo import GTPOConfig, GTPOTrainer
+from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.config import BuiltModel
 from gtpo.entropy import Calibration
@@ -306,7 +307,7 @@ def test_reward_that_becomes_infinite_is_named(folder: Path, tmp_path: Path) -> 
 
     data = Dataset.from_dict({"prompt": PROMPTS})
     trainer = GTPOTrainer(str(folder), unstable, arguments(tmp_path, initial_entropy=0.1), data)
-    with pytest.raises(ValueError, match="reward unstable is infinite for a completion of step 1"):
+    with pytest.raises(UserError, match="reward unstable is infinite in float32 for a completion of step 1"):
         trainer.train()
 
 
