@@ -146,6 +146,11 @@ def results_blocks(records: Records, plan: Plan, found: list[Answer]) -> dict[st
             "",
             *floors(records, plan),
         ],
+        "questions": [
+            line
+            for question in dict.fromkeys(a.question for a in found if a.effects[0].difference is not None)
+            for line in (f"![{question.short}](../{plan.evidence}/figures/question-{question.name}.png)", "")
+        ],
         "methods": methods_lines(records, plan),
         "baselines": baselines_table(records, plan),
         "others": [
