@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from itertools import product
 from pathlib import Path
-
-import torch
 
 from gtpo.run.demo import AGAINST_GRPO, RUNS
 
@@ -35,8 +32,8 @@ def main() -> None:
         here.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, "ATEN_CPU_CAPABILITY": instructions, "OMP_NUM_THREADS": str(threads)}
         subprocess.run([*GTPO, "demo"], cwd=here, env=environment, stdout=subprocess.DEVNULL, check=True)
-        columns[f"{instructions}, {threads} thread{'s' * (threads > 1)}"] = verdicts(here)
-        write(columns, here)
+        columns[f"{instructions}, {threads} thread{'s' * (threads > 1)}"] = {**told_by(here), **verdicts(here)}
+        write(columns)
 
 
 def verdicts(here: Path) -> dict[str, str]:
@@ -53,18 +50,22 @@ def verdicts(here: Path) -> dict[str, str]:
     return found
 
 
-def write(columns: dict[str, dict[str, str]], here: Path) -> None:
-    """Write the table of all settings so far; here: a demo's folder, for what machine and code it was."""
+def told_by(here: Path) -> dict[str, str]:
+    """The processor and the code of the demo in here, from its last run."""
     run = json.loads((here / "results/train" / RUNS[-1] / "run.json").read_text())
+    versions = f"commit {run['git_commit'][:12]}, torch {run['packages']['torch']}"
+    return {"made by": f"{versions}, {run['hardware']['cpu']}, {run['hardware']['torch_threads']} threads"}
+
+
+def write(columns: dict[str, dict[str, str]]) -> None:
+    """Write the table of all settings so far."""
     rows = list(next(iter(columns.values())))
-    same = sum(len({column[row].split()[0] for column in columns.values()}) == 1 for row in rows)
+    same = sum(len({column[row].split()[0] for column in columns.values()}) == 1 for row in rows[1:])
     lines = [
-        f"`{shlex.join(['python', 'docs/tools/demo_settings.py', 'FOLDER'])}`: `gtpo demo` with each "
-        "ATEN_CPU_CAPABILITY and number of threads.",
-        f"pass@1, differences in points; {run['hardware']['cpu']}; torch {torch.__version__}; "
-        f"commit {run['git_commit'][:12]}.",
+        "`python docs/tools/demo_settings.py FOLDER`: `gtpo demo` with each ATEN_CPU_CAPABILITY and number of threads.",
+        "pass@1, differences in points.",
         "",
-        f"**{same} of {len(rows)} verdicts are the same in all {len(columns)} settings.**",
+        f"**{same} of {len(rows) - 1} verdicts are the same in all {len(columns)} settings.**",
         "",
         "| comparison | " + " | ".join(columns) + " |",
         "|:--|" + ":--|" * len(columns),
