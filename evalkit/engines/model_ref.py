@@ -18,7 +18,7 @@ from pydantic import BaseModel, StrictInt, StrictStr
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import read_json_object, write_text
-from gtpo.common.hub import cache_alone_if_unreachable
+from gtpo.common.hub import adapter_base, cache_alone_if_unreachable
 from gtpo.common.provenance import file_hash, text_hash
 from gtpo.common.vllm_environment import lora_rank_slot
 from gtpo.common.yaml_file import read_yaml, validate_yaml
@@ -149,18 +149,10 @@ class _TrainConfig(BaseModel):
     model: _Model = _Model()
 
 
-def _adapter_base(folder: Path) -> str:
-    path = folder / "adapter_config.json"
-    base = read_json_object(path).get("base_model_name_or_path")
-    if not base or not isinstance(base, str):
-        raise UserError(f"{path} names no base model; add base_model_name_or_path")
-    return base
-
-
 def _weights(folder: Path, **known: Any) -> ModelRef:
     """Return the reference for a folder of weights: a model, or an adapter with the base it names."""
     if (folder / "adapter_config.json").is_file():
-        base = _adapter_base(folder)
+        base = adapter_base(folder / "adapter_config.json")
         # A path in the config may be relative to the run's folder or to where training was started.
         nearby = folder / base
         if not Path(base).is_dir() and nearby.is_dir():

@@ -47,11 +47,11 @@ def render(
     blocks: dict[str, Any],
     static: str = "",
     *,
-    template: str = "report.html",
+    name: str = "compare",
     scripts: Sequence[str] = SCRIPTS,
     connect: str = "'none'",
 ) -> str:
-    """The whole page.
+    """The whole page: the frame that all have, with the body of templates/NAME.html.
 
     static: HTML of the tables for a browser without JavaScript. connect: where its code may fetch from, as in a
     Content-Security-Policy.
@@ -74,7 +74,8 @@ def render(
         ),
         "SCRIPT": script,
     }
-    page = (templates / template).read_text(encoding="utf-8")
+    page, body = ((templates / f"{part}.html").read_text(encoding="utf-8") for part in ("page", name))
+    page = page.replace("@@NAME@@", name).replace("@@BODY@@", body.strip())
     head, *rest = page.split("@@")
     # Pieces are put in once, left to right: text that looks like a placeholder stays text.
     return head + "".join(pieces[part] if i % 2 == 0 else part for i, part in enumerate(rest))

@@ -11,7 +11,7 @@ import hmac
 import secrets
 import socket
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,10 @@ HEADERS = {
 }
 
 
+Query = Mapping[str, str]
+"""What a request asks for."""
+
+
 class Runs:
     """The runs of a page: those that were named, else all under results/, new ones included."""
 
@@ -48,8 +52,9 @@ class Runs:
                 self._held[folder] = Evaluation(folder) if is_eval(folder) else Training(folder)
         return {str(folder): run for folder, run in self._held.items() if folder.is_dir()}
 
-    def state(self, since: int) -> dict[str, Any]:
-        """Return every run, in full where it has changed after the version that the page knows."""
+    def state(self, query: Query) -> dict[str, Any]:
+        """Return every run, in full where it has changed after the version that the page knows (`since`)."""
+        since = _whole(query, "since")
         found: dict[str, Any] = {}
         for key, run in self._all().items():
             now = stamp(run.folder)
@@ -64,17 +69,18 @@ class Runs:
                 found[key] |= _told(run.summary)
         return {"version": self._version, "runs": found}
 
-    def rollout(self, key: str, log: str) -> dict[str, Any]:
+    def rollout(self, query: Query) -> dict[str, Any]:
         """Return the groups of a train run's logged rollout; of the last one where `log` names none."""
-        run = self._all().get(key)
-        return _told(lambda: {"groups": run.rollout(log) if isinstance(run, Training) else []})
+        run = self._all().get(query.get("run", ""))
+        return _told(lambda: {"groups": run.rollout(query.get("log", "")) if isinstance(run, Training) else []})
 
-    def samples(self, key: str, benchmark: str, verdict: str, find: str, page: int) -> dict[str, Any]:
-        """Return one page of an eval run's samples."""
-        run = self._all().get(key)
+    def samples(self, query: Query) -> dict[str, Any]:
+        """Return one page of an eval run's samples: of a `benchmark` and `verdict`, with what is to `find` in them."""
+        run = self._all().get(query.get("run", ""))
         if not isinstance(run, Evaluation):
             return {"error": "no such run"}
-        return _told(lambda: run.samples(benchmark, verdict, find, page))
+        benchmark, verdict, find = (query.get(name, "") for name in ("benchmark", "verdict", "find"))
+        return _told(lambda: run.samples(benchmark, verdict, find, _whole(query, "page")))
 
 
 def _told(act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -84,8 +90,8 @@ def _told(act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"error": str(error)}
 
 
-def _whole(text: str | None) -> int:
-    return int(text) if text and text.isdecimal() else 0
+def _whole(query: Query, name: str) -> int:
+    return int(text) if (text := query.get(name, "")).isdecimal() else 0
 
 
 def application(runs: Runs, token: str) -> web.Application:
@@ -105,34 +111,23 @@ def application(runs: Runs, token: str) -> web.Application:
         response.headers.update(HEADERS)
         return response
 
-    async def data(act: Callable[[], dict[str, Any]]) -> web.Response:
-        async with turn:  # one reader at a time; the server stays able to answer
-            return web.json_response(await asyncio.to_thread(act))
+    def data(act: Callable[[Query], dict[str, Any]]) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def answer(request: web.Request) -> web.Response:
+            async with turn:  # one reader at a time; the server stays able to answer
+                return web.json_response(await asyncio.to_thread(act, request.query))
+
+        return answer
 
     async def page(request: web.Request) -> web.Response:
         core = {"methods": [], "training": [], "benchmarks": [], "groups": [], "baseline": None,
                 "curve_metrics": [list(metric) for metric in SHOWN], "ln2": LN2}  # fmt: skip
-        text = render(core, {}, template="view.html", scripts=(*SHARED, "view.js"), connect="'self'")
+        text = render(core, {}, name="view", scripts=(*SHARED, "view.js"), connect="'self'")
         return web.Response(text=text, content_type="text/html")
-
-    async def state(request: web.Request) -> web.Response:
-        return await data(lambda: runs.state(_whole(request.query.get("since"))))
-
-    async def rollout(request: web.Request) -> web.Response:
-        return await data(lambda: runs.rollout(request.query.get("run", ""), request.query.get("log", "")))
-
-    async def samples(request: web.Request) -> web.Response:
-        run, benchmark, verdict, find = (
-            request.query.get(name, "") for name in ("run", "benchmark", "verdict", "find")
-        )
-        page = _whole(request.query.get("page"))
-        return await data(lambda: runs.samples(run, benchmark, verdict, find, page))
 
     app = web.Application(middlewares=[guarded])
     app.router.add_get(f"/{token}/", page)
-    app.router.add_get(f"/{token}/state", state)
-    app.router.add_get(f"/{token}/rollout", rollout)
-    app.router.add_get(f"/{token}/samples", samples)
+    for act in (runs.state, runs.rollout, runs.samples):
+        app.router.add_get(f"/{token}/{act.__name__}", data(act))
     return app
 
 

@@ -1,16 +1,19 @@
-"""Whether the Hugging Face Hub can be reached: its libraries retry for a minute each where it cannot."""
+"""Models of the Hugging Face Hub: whether it can be reached, and which of them an adapter stands on."""
 
 from __future__ import annotations
 
 import os
 import socket
 import sys
+from pathlib import Path
 from urllib.parse import urlsplit
 
+from gtpo.common.errors import UserError
+from gtpo.common.files import read_json_object
 from gtpo.common.log import LOG
 
 CONNECT_S = 3.0
-"""The Hub cannot be reached if a connection takes longer."""
+"""The Hub cannot be reached if a connection takes longer; its libraries retry for a minute each."""
 
 
 def _answers() -> bool:
@@ -40,3 +43,13 @@ def cache_alone_if_unreachable() -> None:
     for module in "huggingface_hub.constants", "datasets.config":
         if module in sys.modules:
             sys.modules[module].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
+
+
+def adapter_base(path: Path) -> str:
+    """Return the base model that an adapter_config.json names. Raises UserError where it names none."""
+    base = read_json_object(path).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise UserError(
+            f"{path}: base_model_name_or_path is missing; set it to the model that the adapter was trained on"
+        )
+    return base

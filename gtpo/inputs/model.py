@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from gtpo.common.errors import UserError
+from gtpo.common.hub import adapter_base
 from gtpo.common.log import LOG
 from gtpo.common.processor import dtype_on_cpu
 from gtpo.config import ModelSection, TrainConfig
 from gtpo.config.resolve import LARGEST_8BIT_BETA
-from gtpo.inputs.model_shape import Weights, adapter_base, router_loss_obstacle
+from gtpo.inputs.model_shape import Weights, router_loss_obstacle
 from gtpo.rewards.data.prompt import plain_chat_template
 
 _PAD_CANDIDATES = ("<|finetune_right_pad_id|>", "<|pad|>", "<pad>", "[PAD]", "<|reserved_special_token_0|>")

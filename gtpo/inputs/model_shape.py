@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from gtpo.common.errors import UserError
 from gtpo.common.files import read_json_object
+from gtpo.common.hub import adapter_base
 from gtpo.config.schema import ModelSection
 
 
@@ -120,16 +121,6 @@ def find_weights(section: ModelSection, results: Path = Path("results")) -> Weig
     elif name.startswith((".", "/", "~")) or name.count("/") > 1 or name.startswith("results/"):
         raise UserError(f"model.model_name {name!r}: no such folder; a train run must be trained first")
     return Weights(name)
-
-
-def adapter_base(path: Path) -> str:
-    """Return the base model that an adapter_config.json names. Raises UserError where it names none."""
-    base = read_json_object(path).get("base_model_name_or_path")
-    if not isinstance(base, str) or not base:
-        raise UserError(
-            f"{path}: base_model_name_or_path is missing; set it to the model that the adapter was trained on"
-        )
-    return base
 
 
 def _check_config(folder: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_damaged_train_run_is_named(file: str, content: bytes, words: str, tmp
     ("config", "words"),
     [
         ([], r"adapter_config\.json: expected a JSON object, found list"),
-        ({"base_model_name_or_path": 3}, "names no base model"),
+        ({"base_model_name_or_path": 3}, "base_model_name_or_path is missing"),
         ({"r": "x"}, r"adapter_config\.json: r: expected a rank from 1 on, found 'x'"),
         ({"r": 8, "rank_pattern": {"q_proj": 0}}, r"q_proj: expected a rank from 1 on, found 0"),
         ({"rank_pattern": [1]}, r"rank_pattern: expected"),
@@ -116,7 +116,7 @@ def test_adapters(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"its base model .*gone is not there"):
         resolve_model(str(adapter))
     (adapter / "adapter_config.json").write_text("{}")
-    with pytest.raises(UserError, match="names no base model"):
+    with pytest.raises(UserError, match="base_model_name_or_path is missing"):
         resolve_model(str(adapter))
 
 
