@@ -94,10 +94,7 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
 
 
 def _other_differences(runs: list[EvalRun]) -> list[str]:
-    """`engine.versions.vllm (a: 0.30; b: 0.31)` for every other key of eval.json that differs.
-
-    A run of several parts has the values of all: `0.30 and 0.31`.
-    """
+    """`engine.versions.vllm (a: 0.30; b: 0.31 and 0.32)` for every other key of eval.json; b: a run of two parts."""
     flat = {run.name: [_other_settings(record) for record in run.records] for run in runs}
     names = dict.fromkeys(key for parts in flat.values() for keys in parts for key in keys)
     differing = []
@@ -117,10 +114,7 @@ def _other_settings(record: EvalRecord) -> dict[str, Any]:
 
 
 def _changed_weights(run: EvalRun) -> list[str]:
-    """A note where the train run behind a run holds other weights now than those evaluated.
-
-    Nothing to say where they were deleted, or published without.
-    """
+    """A note where the train run behind a run holds other weights now than those evaluated; it may hold none."""
     if run.train is None:
         return []
     for record in run.records:

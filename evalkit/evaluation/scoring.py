@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from gtpo.evalkit.engines.base import Generation
 from gtpo.evalkit.results.record import SCORINGS
+from gtpo.evalkit.results.schema import SAMPLE_SCHEMA
 from gtpo.evalkit.results.store import EvalFolder, QuestionKey
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_both, unfinished_thought
@@ -76,26 +77,9 @@ def score(
 
 def unverified_row(g: Generation) -> Row:
     """Return the row of a generation without answers, format and verdicts."""
-    return {
-        "benchmark": g.benchmark,
-        "question_id": g.question_id,
-        "sample_index": g.sample_index,
-        "completion": _storable(g.text),
-        **dict.fromkeys(
-            (
-                *(f"{what}_{scoring}" for what in ("answer", "verdict") for scoring in SCORINGS),
-                "format_ok",
-                "verdict_math_verify",
-                "unfinished",
-            ),
-            None,
-        ),
-        "tokens": g.tokens,
-        "finish_reason": g.finish_reason,
-        "seed": g.seed,
-        "error": _storable(g.error),
-        "prompt_tokens": g.prompt_tokens,
-    }
+    known = {name: getattr(g, name) for name in _STORED if name != "completion"}
+    texts = {"completion": _storable(g.text), "error": _storable(g.error)}
+    return dict.fromkeys(SAMPLE_SCHEMA.names) | known | texts
 
 
 def verify_stored(

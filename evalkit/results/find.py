@@ -342,10 +342,7 @@ _HOW = tuple(key for key in IDENTITY if key.partition(".")[0] in ("engine", "sam
 
 
 def _other_origin(one: EvalRecord, other: EvalRecord) -> list[str]:
-    """`model.fingerprint (a, b)` for each key in which samples come from other weights, or were drawn otherwise.
-
-    What SETTINGS hold is not said twice.
-    """
+    """`model.fingerprint (a, b)` for each key beside SETTINGS by which samples are of other weights or other draws."""
     keys = list(_WEIGHTS)
     if _recorded(one) and _recorded(other):
         keys = []  # source and fingerprint are those of the file, which says nothing of the model

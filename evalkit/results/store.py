@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gtpo.common.errors import UserError
-from gtpo.common.files import LOCK_FILES, NewerSchema, check_schema_version, lock_folder, read_json, write_bytes
+from gtpo.common.files import LOCK_FILES, NewerSchema, check_schema_version, lock_folder, read_json, write_parquet
 from gtpo.common.log import LOG
 from gtpo.evalkit.results.record import EVAL_SCHEMA_VERSION, EvalRecord, parse_record
 from gtpo.evalkit.results.run import check_identity
@@ -60,13 +60,6 @@ def _read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         return pq.read_table(path, columns=columns)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(path, error) from None
-
-
-def write_parquet(path: Path, table: pa.Table) -> None:
-    """Write a table by write-then-rename."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    write_bytes(path, sink.getvalue().to_pybytes())
 
 
 class EvalFolder:

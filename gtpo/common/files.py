@@ -10,11 +10,14 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
 from gtpo.common.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def check_writable(flag: str, path: Path, *, folder: bool) -> None:
@@ -57,6 +60,16 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON by write-then-rename. NaN and infinities are refused (ValueError)."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_parquet(path: Path, table: pa.Table) -> None:
+    """Write a table by write-then-rename."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    write_bytes(path, sink.getvalue().to_pybytes())
 
 
 def read_json(path: Path) -> Any:

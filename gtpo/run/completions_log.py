@@ -11,16 +11,14 @@ One parquet file per logged step (`training.log_completions_steps`), one row per
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from gtpo.common.files import write_bytes
+from gtpo.common.files import write_parquet
 from gtpo.trainer.rollout import Rollout
 
 SCHEMA_VERSION = 1
@@ -65,8 +63,6 @@ def completions_table(
 
 def write_completions(folder: Path, table: pa.Table, step: int) -> Path:
     """Write `table` as folder/step-NNNNNN.parquet, whole or not at all."""
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd")
     path = folder / f"step-{step:06d}.parquet"
-    write_bytes(path, buffer.getvalue())
+    write_parquet(path, table)
     return path

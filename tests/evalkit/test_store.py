@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import gtpo.evalkit.evaluation.pipeline as pipelines
-import gtpo.evalkit.results.store as store
+from gtpo.common import files
 from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import Generation
 from gtpo.evalkit.evaluation.pipeline import ScoringPipeline
@@ -47,7 +47,7 @@ def test_a_full_disk_keeps_what_was_written(tmp_path: Path, monkeypatch: pytest.
         def full(path: Path, data: bytes) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(store, "write_bytes", full)
+        monkeypatch.setattr(files, "write_bytes", full)
         second = pipeline(folder)
         second.put(generations(5, start=5))
         with pytest.raises(OSError, match="No space left"):

@@ -9,13 +9,12 @@ writes DIR/train.parquet and DIR/test.parquet. The rows are verl's: data_source,
 from __future__ import annotations
 
 import argparse
-import io
 import sys
 from pathlib import Path
 from typing import Any
 
 from gtpo.common.errors import UserError
-from gtpo.common.files import write_bytes
+from gtpo.common.files import write_parquet
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import load_source
 from gtpo.rewards.data.prompt import chat_messages
@@ -43,16 +42,13 @@ def to_row(problem: Problem, data_set: str, split: str, index: int) -> dict[str,
 def write_split(data_set: str, split: str, out: Path, data_dir: str | None) -> str:
     """Write one split by write-then-rename and return what was done in a line."""
     import pyarrow
-    import pyarrow.parquet
 
     problems = load_source(SOURCES[data_set][split], data_dir=data_dir)
     unusable = {fault.id for fault in find_unverifiable((problem.id, problem.answer) for problem in problems)}
     usable = [problem for problem in problems if problem.id not in unusable]
     rows = [to_row(problem, data_set, split, index) for index, problem in enumerate(usable)]
-    buffer = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), buffer)
     path = out / f"{split}.parquet"
-    write_bytes(path, buffer.getvalue())
+    write_parquet(path, pyarrow.Table.from_pylist(rows))
     left_out = f", {len(unusable)} left out (gold answers that cannot be verified)" if unusable else ""
     return f"{path}: {len(rows):,} problems{left_out}"
 
