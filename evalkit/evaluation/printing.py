@@ -98,18 +98,16 @@ def _overview(record: EvalRecord, done: Mapping[str, BenchmarkRecord], k: int | 
     by = f" by {record.verifier.math_verify_alone}" if record.verifier.math_verify_alone else ""
     title = f"{record.name}, {record.scoring} scoring{by}, %"
     table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("benchmark", no_wrap=True)
     at_k = [f"pass@{largest}", f"maj@{largest}"] if largest > 1 else []
     columns = ["questions", "pass@1" if average == "avg@1" else f"pass@1 ({average})", *at_k]
     troubles = [title for title in TROUBLES if any(TROUBLES[title](entry) for entry in done.values())]
-    for column in (*columns, "format", "cut off", *troubles, "tokens", "time"):
-        table.add_column(column, justify="right", no_wrap=True)
+    rows = []
     for name, entry in done.items():
         size = _largest(entry, k)
         note = "" if size == largest else f" (k = {size})"
         cells = [f"{_cell(curve[size])}{note}" for curve in (entry.pass_at_k, entry.maj_at_k)] if at_k else []
         seconds = record.benchmark_seconds.get(name)
-        table.add_row(
+        rows.append((
             name,
             str(entry.questions),
             _cell(entry.pass_at_k[1]),
@@ -118,7 +116,13 @@ def _overview(record: EvalRecord, done: Mapping[str, BenchmarkRecord], k: int | 
             *(f"{100 * TROUBLES[title](entry):.1f}" for title in troubles),
             "" if entry.mean_tokens is None else f"{entry.mean_tokens:.0f}",
             "" if seconds is None else duration(seconds),
-        )
+        ))  # fmt: skip
+    names = ["benchmark", *columns, "format", "cut off", *troubles, "tokens", "time"]
+    known = [place for place in range(len(names)) if any(row[place] for row in rows)]
+    for place in known:  # of recorded completions neither their lengths nor the time are known
+        table.add_column(names[place], justify="right" if place else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[place] for place in known))
     return table
 
 
