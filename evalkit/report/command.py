@@ -56,17 +56,22 @@ class CompareSettings(Options):
     verifiers: bool = option(False, "Only list the samples on which gtpo and Math-Verify differ (--verifier both).")
     allow_mismatch: bool = option(False, "Compare unlike or incomplete runs on what they share, with a note.")
     margin: float | None = option(
-        None, "Points within which methods count as equivalent; tested in the same corrected family.", gt=0.0, lt=100.0
-    )
+        None, "Points within which methods count as equivalent; tested in the same corrected family.", gt=0.0, lt=100.0,
+        about={"unit": "points"},
+    )  # fmt: skip
     plan: bool = option(False, "Print what a comparison of these methods takes: seeds, questions, samples.")
     difference: float | None = option(
-        None, "With --plan: the difference to be found, in points. Default: 2.", gt=0.0, lt=100.0
+        None,
+        "With --plan: the difference to be found, in points. Default: 2.",
+        gt=0.0,
+        lt=100.0,
+        about={"unit": "points"},
     )
     figures: Path | None = option(None, "Write figures to this folder, as PDF, SVG and PNG (extra: report).")
     html: Path | None = option(None, "Write one self-contained page: tables, curves, completions.")
     samples_mb: float = option(
         1.5, "MB of completions in the page, which a browser reads whole; it says how many are left out.", ge=0.0,
-        le=200.0,
+        le=200.0, about={"unit": "MB"},
     )  # fmt: skip
 
     @model_validator(mode="after")

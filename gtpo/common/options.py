@@ -18,7 +18,10 @@ _LIMITS = {"gt": "above {}", "ge": "{} or more", "lt": "below {}", "le": "at mos
 
 
 def option(default: Any, help: str, *flags: str, about: dict[str, Any] | None = None, **limits: Any) -> Any:
-    """Declare an option. flags: where they are not --the-name; about: what else is to be known of it (`extra`)."""
+    """Declare an option. flags: where they are not --the-name; about: what else is to be known of it (`extra`).
+
+    `unit` in `about` is said with the range.
+    """
     if isinstance(next(iter(limits.values()), None), float):
         limits["allow_inf_nan"] = False
     extra: dict[str, Any] = {"flags": flags, **(about or {})}
@@ -70,7 +73,8 @@ class Options(BaseModel):
         if not limits or not isinstance(found, int | float):
             return UserError(f"{flag}: {first['msg']}, found {found!r}")
         finite = " and finite" if first["type"] == "finite_number" else ""
-        return UserError(f"{flag} must be {' and '.join(limits)}{finite}, found {found}")
+        unit = f" {cls.extra(name)['unit']}" if "unit" in cls.extra(name) else ""
+        return UserError(f"{flag} must be {' and '.join(limits)}{unit}{finite}, found {found:g}")
 
 
 def choices_of(field: FieldInfo) -> tuple[str, ...]:

@@ -408,7 +408,7 @@ def test_plan_says_what_a_difference_takes(seeds_home: Path) -> None:
     assert "seeds of each method that find 2 points of pass@1 with 80 % power" in text
     assert "40 (this one)" in text
     assert_refused(gtpo("compare", *ALL, "--difference", "5", cwd=seeds_home), "--difference says what --plan plans")
-    assert_refused(gtpo("compare", *ALL, "--margin", "0", cwd=seeds_home), "--margin must be above 0")
+    assert_refused(gtpo("compare", *ALL, "--margin", "0", cwd=seeds_home), "above 0 and below 100 points, found 0")
 
 
 def test_nothing_is_planned_from_scores_that_do_not_vary(tmp_path: Path) -> None:
@@ -777,7 +777,7 @@ def test_recorded_parts_do_not_say_whose_they_are(tmp_path: Path) -> None:
         (["demo-gtpo", "demo-grpo", "--baseline", "demo-srt"], ["--baseline", 'Did you mean "demo-sft"?']),
         (["demo-gtpo", "--html", "results"], ["--html results", "that is a folder"]),
         (["demo-gtpo", "--figures", "results/eval/demo-gtpo/eval.json"], ["--figures", "there is a file of that name"]),
-        (["demo-gtpo", "--samples-mb", "-1"], ["--samples-mb must be 0 or more and at most 200"]),
+        (["demo-gtpo", "--samples-mb", "-1"], ["--samples-mb must be 0 or more and at most 200 MB, found -1"]),
         (["results"], ["neither an eval run (eval.json) nor a train run"]),
     ],
 )
