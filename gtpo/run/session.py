@@ -35,8 +35,7 @@ from gtpo.run.metrics_log import append_metrics, metrics_lines, metrics_row, rew
 from gtpo.run.progress import Progress, SamplingProgress
 from gtpo.run.provenance import describe_run
 from gtpo.run.stopping import Stop, StoppedBeforeTraining
-from gtpo.run.trainer_arguments import rollout_engine, trainer_arguments
-from gtpo.run.trainers import build_trainer, trainer_class
+from gtpo.run.trainers import build_trainer, rollout_engine, trainer_arguments, trainer_class
 from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.run.validation import METRIC as VALIDATION_METRIC
 from gtpo.run.validation import ScoreHeldOut, Validation

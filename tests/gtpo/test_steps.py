@@ -36,7 +36,7 @@ def test_steps_are_those_of_the_trainer(
     from gtpo.inputs.tiny import build_tiny_model
     from gtpo.rewards.data.problem import Problem
     from gtpo.run.exact import ExactCheckpoints
-    from gtpo.run.trainer_arguments import trainer_arguments
+    from gtpo.run.trainers import trainer_arguments
 
     config = config_of(
         tmp_path,
