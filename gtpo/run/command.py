@@ -53,6 +53,7 @@ def train(
         return folder.root
 
     inputs = preflight(config, results_dir)
+    inputs.problems.load()  # a source that cannot be reached is reported before torch and the weights are loaded
     if config.rollout.engine in ("auto", "vllm", "vllm_server"):
         import torch
 

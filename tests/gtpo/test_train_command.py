@@ -220,3 +220,16 @@ def test_dry_run_of_a_built_model_checks_lengths(run: Path) -> None:
     assert re.search(r"arithmetic_train: ([\d,]+) of \1 problems", done.stdout)
     assert "longest prompt kept" in done.stdout
     assert "model.build" in done.stdout
+
+
+def test_data_that_cannot_be_had_are_missed_before_torch_is_loaded(tmp_path: Path) -> None:
+    """A new user's first command without a network: one sentence, soon, and no run folder."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps({"model_type": "llama"}))
+    words = ["train", "--model", "model", "--data", "gsm8k"]
+    done = process(*words, cwd=tmp_path, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "hub"), PYTHONPROFILEIMPORTTIME="1")
+    assert done.returncode == 2
+    assert "put gsm8k_train.jsonl in a folder and pass it as --data-dir" in done.stderr
+    assert re.search(r"\| +yaml$", done.stderr, re.MULTILINE), "the times of imports are listed"
+    assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
+    assert not (tmp_path / "results").exists()
