@@ -237,7 +237,22 @@ _NO_PROSE = re.compile(r"\\(?:begin|end|operatorname\*?)\s*\{[^{}]*\}|\\[a-zA-Z]
 _OPERATED_AFTER = re.compile(
     rf"\s*{_BETWEEN}\s*(?:\\left)?\s*(?:[\d({{]|\\(?!text|mbox|mathrm|quad))|\s*\\[dt]?frac(?![a-z])"
 )
-_OPERATED_BEFORE = re.compile(rf"[\d)}}\]]\s*{_BETWEEN}\s*(?:\\left\s*)?[({{]*\s*$")
+_OPERATED_BEFORE = re.compile(
+    rf"[\d)}}\]]\s*{_BETWEEN}\s*(?:\\left\s*)?[({{]*\s*$"
+    r"|(?:\\sqrt(?:\s*\[[^\]]*\])?|\\[cdt]?frac(?:\s*\{[^{}]*\})?|[\^_])\s*\{\s*$"  # below a root, in a fraction
+)
+_FACTOR = re.compile(r"(?:(?<![a-zA-Z\\])[a-zA-Z]|[\d})\]])\s*(?:\\left\s*)?$")
+
+
+def _in_a_factor(before: str) -> bool:
+    """Return whether a text ends within a bracket that something is multiplied by, or that holds an argument."""
+    opened = []
+    for at, character in enumerate(before):
+        if character == "(":
+            opened.append(at)
+        elif character == ")" and opened:
+            opened.pop()
+    return bool(opened) and _FACTOR.search(before[max(0, opened[-1] - 40) : opened[-1]]) is not None
 
 
 def without_operand_box(text: str) -> str | None:
@@ -251,7 +266,9 @@ def without_operand_box(text: str) -> str | None:
     start, end, _ = boxes[-1]
     before, after = (_WRAPPED.sub(r"\1", _TAG.sub("", part)) for part in (text[:start], text[end:]))
     bare = _NO_PROSE.sub(" ", f"{before} {after}")
-    if _WORD.search(bare) or not (_OPERATED_AFTER.match(after) or _OPERATED_BEFORE.search(before)):
+    if _WORD.search(bare) or not (
+        _OPERATED_AFTER.match(after) or _OPERATED_BEFORE.search(before) or _in_a_factor(before)
+    ):
         return None
     return text.replace("\\boxed", "").replace("\\fbox", "")
 

@@ -48,6 +48,8 @@ def boxes_a_given(raw: str, problem: ProblemText) -> bool:
     if "boxed" not in raw:
         return False
     said = tokens_of(one_spelling(_BOXED.sub(r"\1", raw).strip("$ .")))
+    if said[:1] == ("(",) and said[-1:] == (")",):
+        said = said[1:-1]
     return not _RELATIONS.isdisjoint(said) and occurs(said, problem.tokens)
 
 

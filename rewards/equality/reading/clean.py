@@ -232,6 +232,10 @@ def unwrap_answer(text: str, gold: bool = False) -> str:
     return starred[2] if starred and starred[1] not in starred[2] else text
 
 
+_NOTHING_JOINED = re.compile(r"\s*\\cup\s*(?:\\emptyset|\\varnothing|\\\{\s*\\\})(?![a-zA-Z])")
+"""A union with the empty set."""
+
+
 def clean(text: str, gold: bool = False) -> str:
     """Return the answer in the one spelling that the reader understands."""
     text = text.replace("\x0crac", r"\frac")  # what `\f` of an unescaped string becomes
@@ -263,7 +267,7 @@ def one_spelling(text: str) -> str:
     return re.sub(
         r"(?<!\\)\\\((?P<a>.*?)(?<!\\)\\\)|(?<!\\)\\\[(?P<b>.*?)(?<!\\)\\\]",
         lambda m: m["a"] if m["a"] is not None else m["b"],
-        text,
+        _NOTHING_JOINED.sub("", text),
         flags=re.DOTALL,
     )
 
