@@ -1,6 +1,6 @@
 r"""The judge's law, on real problems: what computes nothing earns nothing, what changes only the look costs nothing.
 
-    python -m bench.law [--shared FOLDER] [--problems N] [--rewritings N] [--out FILE] [--show]
+    python -m bench.law [--shared FOLDER] [--problems N] [--rewritings N] [--seed N] [--out FILE] [--show]
 
 Three questions, in strict scoring, which is also the training reward's:
 
@@ -57,14 +57,14 @@ class Case(NamedTuple):
     problem: str
 
 
-def problems(shared: Path, count: int | None) -> list[tuple[str, str, str]]:
-    """Return (id, problem, gold) of the embedded task and, drawn with a fixed seed, of the sets under `shared`/data."""
+def problems(shared: Path, count: int | None, seed: int = 0) -> list[tuple[str, str, str]]:
+    """Return (id, problem, gold) of the embedded task and, drawn with the seed, of the sets under `shared`/data."""
     rows = []
     for name in SETS:
         for line, row in read_jsonl(shared / f"data/{name}.jsonl"):
             if row["answer"]:
                 rows.append((f"{name}.jsonl:{line}", str(row["problem"]), str(row["answer"])))
-    return rows if count is None or count >= len(rows) else random.Random(0).sample(rows, count)
+    return rows if count is None or count >= len(rows) else random.Random(seed).sample(rows, count)
 
 
 def embedded() -> list[tuple[str, str, str]]:
@@ -85,9 +85,11 @@ def originals(rows: Sequence[tuple[str, str, str]]) -> Iterator[Case]:
             yield Case(identifier, "undone", f"{int(gold) + 7} - 7", gold, problem)
 
 
-def rewritten(cases: Sequence[Case], rules: dict[str, Rewriting], drawn: int | None = None) -> list[Case]:
+def rewritten(
+    cases: Sequence[Case], rules: dict[str, Rewriting], drawn: int | None = None, seed: int = 0
+) -> list[Case]:
     """Return each case under each rule that applies to it; under `drawn` rules, and a fifth of them twice, if given."""
-    draw = random.Random(0)
+    draw = random.Random(seed)
     found = []
     for case in cases:
         names = list(rules) if drawn is None else draw.sample(sorted(rules), min(drawn, len(rules)))
@@ -116,16 +118,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shared", type=Path, default=Path(os.environ.get("GTPO_SHARED_DIR", "../shared")))
     parser.add_argument("--problems", type=int, help="of the real sets; all of them by default")
-    parser.add_argument("--rewritings", type=int, help="of each copy, drawn with a fixed seed; all of them by default")
+    parser.add_argument("--rewritings", type=int, help="of each copy, drawn with the seed; all of them by default")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--show", action="store_true", help="print each case that breaks the law")
     args = parser.parse_args()
     if not (args.shared / "data").is_dir():
         parser.exit(2, f"bench.law: {args.shared}/data: no such folder; name it by --shared\n")
-    real, own = problems(args.shared, args.problems), embedded()[: args.problems]
+    real, own = problems(args.shared, args.problems, args.seed), embedded()[: args.problems]
     with Verifier() as verifier:
         base = refused(list(originals(real)), verifier) + refused(list(originals(own)), verifier)
-        attacks = rewritten(base, REWRITINGS, args.rewritings)
+        attacks = rewritten(base, REWRITINGS, args.rewritings, args.seed)
         paid = [c for c, v in zip(attacks, judge(attacks, verifier), strict=True) if v is Verdict.CORRECT]
         golds = [Case(identifier, "gold", gold, gold, problem) for identifier, problem, gold in real]
         refused_golds = [c for c, v in zip(golds, judge(golds, verifier), strict=True) if v is not Verdict.CORRECT]
@@ -136,6 +139,7 @@ def main() -> None:
         "problems": len(real) + len(own),
         "refused_originals": len(base),
         "rewritings": len(REWRITINGS),
+        "seed": args.seed,
         "attacks": len(attacks),
         "paid": len(paid),
         "paid_by_rule": dict(Counter(case.rule for case in paid)),
