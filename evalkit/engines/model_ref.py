@@ -18,7 +18,7 @@ from pydantic import BaseModel, StrictInt, StrictStr
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import read_json_object, write_text
-from gtpo.common.hub import adapter_base, cache_alone_if_unreachable
+from gtpo.common.hub import adapter_base, check_model
 from gtpo.common.provenance import file_hash, text_hash
 from gtpo.common.vllm_environment import lora_rank_slot
 from gtpo.common.yaml_file import read_yaml, validate_yaml
@@ -159,8 +159,7 @@ def _weights(folder: Path, **known: Any) -> ModelRef:
             base = str(nearby)
         if not Path(base).is_dir() and (Path(base).is_absolute() or base.startswith(("./", "../", "results/"))):
             raise UserError(f"{folder}: its base model {base} is not there")
-        if not Path(base).is_dir():
-            cache_alone_if_unreachable()
+        check_model(base)
         return ModelRef(source=base, adapter=folder, **known)
     if (folder / "config.json").is_file():
         if not any(folder.glob("*.safetensors")):
@@ -274,5 +273,5 @@ def resolve_model(model: str, *, checkpoint: str | None = None, served: bool = F
             f'no model "{model}": no such folder, and no train run of that name in {TRAIN_RUNS}.'
             f"{did_you_mean(model, runs)} A Hub model is named owner/name"
         )
-    cache_alone_if_unreachable()
+    check_model(model)
     return ModelRef(source=model, name=model.split("/")[-1])

@@ -45,6 +45,22 @@ def cache_alone_if_unreachable() -> None:
             sys.modules[module].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
 
 
+def check_model(name: str) -> None:
+    """Raise UserError where a model is no folder, not in the Hub's cache, and the Hub does not answer."""
+    if Path(name).is_dir():
+        return
+    cache_alone_if_unreachable()
+    if not is_offline():
+        return
+    from huggingface_hub import try_to_load_from_cache
+
+    if not any(isinstance(try_to_load_from_cache(name, f"{kind}config.json"), str) for kind in ("", "adapter_")):
+        raise UserError(
+            f"{name} is not in the Hugging Face cache, and the Hub does not answer (or HF_HUB_OFFLINE is set); "
+            "download it where there is a network, or name a model folder"
+        )
+
+
 def adapter_base(path: Path) -> str:
     """Return the base model that an adapter_config.json names. Raises UserError where it names none."""
     base = read_json_object(path).get("base_model_name_or_path")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+from gtpo.common.hub import check_model
 from gtpo.common.log import LOG, libraries_aside
 from gtpo.common.vllm_environment import quiet_vllm
 from gtpo.config import TrainConfig
@@ -53,7 +54,10 @@ def train(
         return folder.root
 
     inputs = preflight(config, results_dir)
-    inputs.problems.load()  # a source that cannot be reached is reported before torch and the weights are loaded
+    # A source that cannot be reached is reported before torch and the weights are loaded.
+    inputs.problems.load()
+    if inputs.weights.source:
+        check_model(inputs.weights.source)
     if config.rollout.engine in ("auto", "vllm", "vllm_server"):
         import torch
 

@@ -129,8 +129,16 @@ def test_only_safe_weights(tmp_path: Path) -> None:
         resolve_model(str(tmp_path))
 
 
-def test_names_of_the_hub_and_of_servers() -> None:
-    assert resolve_model("Qwen/Qwen2.5-3B-Instruct").name == "Qwen2.5-3B-Instruct"
+def test_names_of_the_hub_and_of_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "models--org--model"
+    (cache / "snapshots/1").mkdir(parents=True)
+    (cache / "snapshots/1/config.json").write_text("{}")
+    (cache / "refs").mkdir()
+    (cache / "refs/main").write_text("1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert resolve_model("org/model").name == "model"
+    with pytest.raises(UserError, match="org/other is not in the Hugging Face cache"):
+        resolve_model("org/other")
     assert resolve_model("some-served-name", served=True).source == "some-served-name"
 
 

@@ -131,7 +131,8 @@ def test_hub_that_does_not_answer_costs_no_minute(tmp_path: Path, dry: list[str]
         assert "prompt lengths not checked" in done.stdout
     else:
         assert done.returncode == 2
-        assert "'org/model': no tokenizer could be loaded" in done.stderr
+        assert "org/model is not in the Hugging Face cache, and the Hub does not answer" in done.stderr
+        assert not (tmp_path / "results").exists()
 
 
 def test_help_is_quick_to_import_and_free_of_torch() -> None:

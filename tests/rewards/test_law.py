@@ -190,6 +190,8 @@ def test_no_gold_contradicts_its_contract(shared_dir: Path) -> None:
         (r"i^4 (g(x) = \boxed{3})", "3", False),
         (r"\sqrt{\boxed{4}}", "4", False),
         (r"\frac{\boxed{4}}{2}", "4", False),
+        (r"\boxed{(\boxed{54}+0)}", "54", False),
+        (r"\boxed{\boxed{54}}", "54", True),
         (r"(\boxed{4})", "4", True),
         (r"x \in (\boxed{4}, 5)", "4", True),
         (r"\textbf{\boxed{4}}", "4", True),
@@ -214,3 +216,36 @@ def test_a_statement_of_the_problem_stays_one_behind_a_lead_in() -> None:
         for lead in "", "It is ", "so it's ", "We get that ":
             assert verifier.verify(f"{lead}AB = 3.", "3", problem=problem) == Verdict.UNSIMPLIFIED
             assert verifier.verify(f"{lead}AD = 3.", "3", problem=problem) == Verdict.CORRECT
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "problem", "right"),
+    [
+        (r"0.\overline{5} : 1", r"\dfrac{5}{9}", r"Express $0.\overline{5}$ as a common fraction.", False),
+        ("5:9", r"\dfrac{5}{9}", "What is the ratio?", True),
+        ("2.5:1", "2.5", "What is the ratio?", True),
+        (
+            r"\begin{pmatrix} 0.2 \times 10^1 & 1 \end{pmatrix} \begin{pmatrix} 3 \\ 1 \end{pmatrix}",
+            "7",
+            r"Compute $\begin{pmatrix} 2 & 1 \end{pmatrix} \begin{pmatrix} 3 \\ 1 \end{pmatrix}$.",
+            False,
+        ),
+        (
+            r"\begin{pmatrix} 1 \\ 2 \end{pmatrix} + \begin{pmatrix} 3 \\ 4 \end{pmatrix}",
+            r"\begin{pmatrix} 4 \\ 6 \end{pmatrix}",
+            "Find the sum.",
+            False,
+        ),
+        (
+            r"\begin{pmatrix} 0.4 \times 10^1 \\ 6 \end{pmatrix}",
+            r"\begin{pmatrix} 4 \\ 6 \end{pmatrix}",
+            "Find the sum.",
+            True,
+        ),
+        (r"40\mathrm{ min}", r"40\text{ min}", "How many minutes does it take?", True),
+        (r"40 \mathrm{sec}", r"40\text{ sec}", "How many seconds does it take?", True),
+    ],
+)
+def test_what_the_law_found(answer: str, gold: str, problem: str, right: bool) -> None:
+    with Verifier(workers=1) as verifier:
+        assert (verifier.verify(answer, gold, problem=problem) == Verdict.CORRECT) is right

@@ -20,7 +20,7 @@ from gtpo.rewards.equality.comparing.form import in_form
 from gtpo.rewards.equality.comparing.names import rename
 from gtpo.rewards.equality.comparing.numeric import equal_terms
 from gtpo.rewards.equality.comparing.padding import is_padded
-from gtpo.rewards.equality.comparing.work import ALWAYS, Count, Work, is_rational, work_left
+from gtpo.rewards.equality.comparing.work import ALWAYS, ONE, Count, Work, is_rational, work_left
 from gtpo.rewards.equality.reading.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Union, Words
 from gtpo.rewards.equality.reading.clean import one_spelling
 from gtpo.rewards.equality.reading.expressions import canonical, is_literal, occurs, tokens_of
@@ -69,6 +69,8 @@ def finding(raw: str, prediction: str, p: Answer, gold: str, g: Answer, problem:
         return "COPIED"  # what the problem says of a number, `f(2) = 3`, is not what it asks
     if problem is not None and "=" in prediction and _restates(prediction, problem):
         return "COPIED"
+    if isinstance(p, Listing) and p.kind == "ratio" and isinstance(g, Scalar) and _is_one(p.items[-1]):
+        p, prediction = p.items[0], prediction.rpartition(":")[0]  # a ratio to 1
     if (
         isinstance(p, Listing)
         and p.kind == "ratio"
@@ -112,6 +114,10 @@ def finding(raw: str, prediction: str, p: Answer, gold: str, g: Answer, problem:
     if simplest or (excess[Work.FRACTION] and all(_is_whole(leaf.term) for leaf in wanted)):
         return "UNEVALUATED"
     return "CORRECT"
+
+
+def _is_one(answer: Answer) -> bool:
+    return isinstance(answer, Scalar) and answer.term == ONE
 
 
 def _has_foreign_symbols(p: Answer, g: Answer) -> bool:

@@ -57,6 +57,9 @@ def _visit(term: Term, found: Count, whole: bool = False) -> None:
     kind = term[0]
     if kind in ("num", "sym", "const"):
         return
+    if kind in ("add", "mul"):
+        matrices = sum(_unsigned(part)[0][0] == "mat" for part in term[1:])
+        found[Work.PRODUCT] += max(0, matrices - 1)
     if kind == "mat":
         for row in term[1]:
             for cell in row:

@@ -164,6 +164,9 @@ def _unwrap(pattern: re.Pattern[str], text: str, keep: str) -> str:
     return "".join(parts) + text[position:]
 
 
+_AFTER_NUMBER = re.compile(r"[\d}]\s*(?:\\[ ,;:!~]|~)*\s*$")
+
+
 def _fonts(text: str) -> str:
     r"""Drop font commands: `\mathbf{i}` is the unit vector and not the imaginary unit; `\mathrm{cm}` is text."""
     parts: list[str] = []
@@ -192,6 +195,8 @@ def _fonts(text: str) -> str:
                 "min",
                 "det",
             )
+            if content in ("min", "sec") and _AFTER_NUMBER.search(text[max(0, match.start() - 20) : match.start()]):
+                known = False  # minutes, seconds
             content = f"\\{content} " if known else f"\\text{{{content}}}"
         parts += [text[position : match.start()], " " if parts else "", content]
         position = end + 1
@@ -214,16 +219,14 @@ def unwrap_answer(text: str, gold: bool = False) -> str:
     r"""Take an answer out of answer tags, `\boxed`, math delimiters, markdown and "the answer is"."""
     text = text.strip()
     if "<answer>" in text:
-        inside = re.findall(r"<answer>((?:(?!</?answer>).)*)</answer>", text, re.DOTALL)
-        text = inside[-1] if inside else text
-    if (unboxed := without_operand_box(text)) is not None:
-        text = unboxed
-    elif "\\boxed" in text or "\\fbox" in text:
+        tagged = re.findall(r"<answer>((?:(?!</?answer>).)*)</answer>", text, re.DOTALL)
+        text = tagged[-1] if tagged else text
+    if "\\boxed" in text or "\\fbox" in text:
         for _ in range(50):
-            boxed = last_boxed(text)
-            if boxed is None:
+            inside = without_operand_box(text) or last_boxed(text)
+            if inside is None:
                 break
-            text = boxed
+            text = inside
         opened = re.fullmatch(r"\$?\\boxed\s*\{(.*)", text.strip(), re.DOTALL)
         if gold and opened is not None and match_brace(text, text.index("{")) < 0:
             text = opened[1]  # a gold whose last brace was lost with the rest of its solution
