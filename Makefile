@@ -8,7 +8,7 @@ VERL_VENV ?= .venv-verl
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 TEST_JOBS ?= 2
 
-.PHONY: help install docs demo publish-demo clean-demo lint check test test-all release-check test-trl115 test-unsloth test-verl test-vllm real bench claims claims-quick clean
+.PHONY: help install docs demo publish-demo publish-real clean-demo lint check test test-all release-check test-trl115 test-unsloth test-verl test-vllm real bench claims claims-quick clean
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -55,6 +55,33 @@ real: $(VENV)/.installed  ## a real pretrained model: evaluate it, SFT, three st
 	  gtpo eval real-$$method --benchmarks arithmetic --limit 32 --k 4 || exit $$?; \
 	done
 	gtpo compare smollm2-135m real-sft real-grpo real-gtpo --baseline smollm2-135m
+
+# Longer, a run a seed: SFT, GRPO and GTPO from what 20 steps of SFT make of the same model, and the evidence of it.
+REAL_SEEDS ?= 1 2
+REAL_RUNS := real-base $(foreach seed,$(REAL_SEEDS),$(foreach method,sft grpo gtpo,real-$(method)-s$(seed)))
+REAL_EVIDENCE := results/published/real/arithmetic
+REAL_EVAL := --benchmarks arithmetic --limit 64 --k 8 --max-tokens 48
+REAL_RL := --training.learning_rate 3e-4 --training.gradient_accumulation_steps 2
+publish-real: export PATH := $(abspath $(BIN)):$(PATH)
+publish-real: export HF_HUB_OFFLINE := 1
+publish-real: $(VENV)/.installed-dev  ## SFT, GRPO and GTPO on a real pretrained model, to results/published/real (hours)
+	python -m bench.real_model smollm2-135m $(REAL_MODEL)
+	gtpo eval $(REAL_MODEL) $(REAL_EVAL) --prompt ''
+	gtpo train laptop/first-steps-sft --run-name real-base --model-name $(REAL_MODEL) --training.max_steps 20 --training.save_steps 20
+	gtpo eval real-base $(REAL_EVAL)
+	for seed in $(REAL_SEEDS); do \
+	  set -- --model-name results/train/real-base/final --model.random_seed $$seed --training.max_steps 40 --training.save_steps 20 && \
+	  gtpo train laptop/first-steps-sft --run-name real-sft-s$$seed "$$@" && \
+	  gtpo train laptop/first-steps --method grpo --run-name real-grpo-s$$seed "$$@" $(REAL_RL) && \
+	  gtpo train laptop/first-steps --method gtpo --run-name real-gtpo-s$$seed "$$@" $(REAL_RL) && \
+	  for method in sft grpo gtpo; do gtpo eval real-$$method-s$$seed $(REAL_EVAL) || exit 1; done || exit 1; \
+	done
+	for run in $(REAL_RUNS); do \
+	  mkdir -p $(REAL_EVIDENCE)/$$run && \
+	  cp results/train/$$run/config.yaml results/train/$$run/run.json results/train/$$run/metrics.jsonl results/eval/$$run/eval.json \
+	    $(REAL_EVIDENCE)/$$run/ || exit 1; \
+	done
+	gtpo compare $(REAL_RUNS) --baseline real-base --k 1,8 --format markdown > $(REAL_EVIDENCE)/comparison.md
 
 # The committed evidence behind docs/results.md: what each run was, its numbers, and the comparison.
 EVIDENCE := results/published/demo
