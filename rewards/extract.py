@@ -233,9 +233,11 @@ _TAG = re.compile(r"</?[a-zA-Z]+>")
 _WORD = re.compile(r"[a-zA-Z]{2,}")
 _BETWEEN = r"(?:[-+*/^÷×]|\\(?:cdot|times|div)(?![a-zA-Z])|minus\b|plus\b|times\b)"
 _WRAPPED = re.compile(r"\\math(?:bin|rel|ord|op)\s*\{([^{}]*)\}")
-_NO_PROSE = re.compile(r"\\(?:begin|end|operatorname\*?)\s*\{[^{}]*\}|\\[a-zA-Z]+|\b(?:minus|plus|times|d[a-z])\b")
+_NO_PROSE = re.compile(
+    r"\\(?:begin|end|operatorname\*?)\s*\{[^{}]*\}|\\[a-zA-Z]+|\b(?:minus|plus|times|zero|one|two|three|d[a-z])\b"
+)
 _OPERATED_AFTER = re.compile(
-    rf"\s*{_BETWEEN}\s*(?:\\left)?\s*(?:[\d({{]|\\(?!text|mbox|mathrm|quad))|\s*\\[dt]?frac(?![a-z])"
+    rf"\s*{_BETWEEN}\s*(?:\\left)?\s*(?:[\d({{\[|]|\\(?!text|mbox|mathrm|quad))|\s*\\[dt]?frac(?![a-z])"
 )
 _OPERATED_BEFORE = re.compile(
     rf"[\d)}}\]]\s*{_BETWEEN}\s*(?:\\left\s*)?[({{]*\s*$"

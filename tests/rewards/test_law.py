@@ -192,6 +192,8 @@ def test_no_gold_contradicts_its_contract(shared_dir: Path) -> None:
         (r"\frac{\boxed{4}}{2}", "4", False),
         (r"\boxed{(\boxed{54}+0)}", "54", False),
         (r"\boxed{\boxed{54}}", "54", True),
+        (r"\boxed{0}+|-0|+0", "0", False),
+        (r"\boxed{10}-0 plus zero", "10", False),
         (r"(\boxed{4})", "4", True),
         (r"x \in (\boxed{4}, 5)", "4", True),
         (r"\textbf{\boxed{4}}", "4", True),
@@ -243,6 +245,9 @@ def test_a_statement_of_the_problem_stays_one_behind_a_lead_in() -> None:
             True,
         ),
         (r"40\mathrm{ min}", r"40\text{ min}", "How many minutes does it take?", True),
+        (r"\{2^2\}", "4", r"Suppose that $3 + x \equiv 2^2 \pmod{3^3}$. What is $x$?", False),
+        (r"\frac{4}{2}^2", "4", r"Suppose that $3 + x \equiv 2^2 \pmod{3^3}$. What is $x$?", False),
+        (r"\text{the result of } ab = 8.", "8", "Suppose that $ab = 8.$ Find the minimum.", False),
         (r"40 \mathrm{sec}", r"40\text{ sec}", "How many seconds does it take?", True),
     ],
 )

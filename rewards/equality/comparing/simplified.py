@@ -35,6 +35,8 @@ _OPERATIONS = Counter(dict.fromkeys(ALWAYS, 10**6))
 _HUNDRED: Term = ("num", Fraction(100))
 _WRAPPED = re.compile(r"\\[a-zA-Z]+\s*\{[^{}]*\}|(?<!\\)\b[a-z]{2,}\b")
 """Words and commands before an equation."""
+_BRACKETS = {("(", ")"), ("[", "]"), (r"\{", r"\}"), ("{", "}")}
+_TEXT = re.compile(r"\\(?:text|mbox|mathrm)[a-z]*\s*\{[^{}]*\}")
 _CALL = re.compile(r"([A-Za-z])\s*\(")
 _RELATIONS = frozenset(("=", r"\equiv", r"\in", r"\approx"))
 """Tokens of what says something of a number."""
@@ -64,7 +66,8 @@ def finding(raw: str, prediction: str, p: Answer, gold: str, g: Answer, problem:
         return "CORRECT"
     if isinstance(p, Relation) and isinstance(g, Scalar):  # a chain: its last term is the answer
         p = Scalar(p.terms[-1])
-    said = [each[1:] if each[:1] == ("=",) else each for each in (tokens, tokens_of(one_spelling(raw)))]
+    spellings = (tokens, tokens_of(one_spelling(raw)), tokens_of(one_spelling(_TEXT.sub(" ", raw).strip(" .$"))))
+    said = [each[1:] if each[:1] == ("=",) else each for each in spellings]
     if problem is not None and any(not _RELATIONS.isdisjoint(t) and occurs(t, problem.tokens) for t in said):
         return "COPIED"  # what the problem says of a number, `f(2) = 3`, is not what it asks
     if problem is not None and "=" in prediction and _restates(prediction, problem):
@@ -242,6 +245,8 @@ def _repeats(prediction: str, p: Answer, problem: ProblemText) -> bool:
         return canonical(term) in problem.literals
     if term is not None and canonical(term) in problem.expressions:
         return True
+    while len(tokens) > 2 and (tokens[0], tokens[-1]) in _BRACKETS:
+        tokens = tokens[1:-1]
     return len(tokens) > 1 and occurs(tokens, problem.tokens)
 
 

@@ -224,7 +224,7 @@ def _rational(factor: Term, found: Count, whole: bool) -> None:
     if factor[0] != "pow":
         return
     base, exponent = _unsigned(factor[1])[0], factor[2]
-    small = exponent in (_ZERO, ONE) or base in (_ZERO, ONE) or base[0] == "pow"
+    small = exponent in (_ZERO, ONE) or base in (_ZERO, ONE) or base[0] == "pow" or _is_reducible(base)
     if base == ("num", Fraction(10)) and exponent != _ZERO:
         return
     found[Work.POWER if small else Work.LITERAL_POWER if whole else Work.REDUCTION] += 1
