@@ -1,7 +1,8 @@
 """What a completion is worth: extract the answer, check the format, verify equality."""
 
+from gtpo.rewards.boxes import last_boxed
 from gtpo.rewards.data.prompt import chat_messages
-from gtpo.rewards.extract import extract_answer, gsm8k_gold, last_boxed
+from gtpo.rewards.extract import extract_answer, gsm8k_gold
 from gtpo.rewards.format import format_ok
 from gtpo.rewards.functions import (
     accuracy_reward,

@@ -11,27 +11,16 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from gtpo.rewards.boxes import MAX_TEXT, Box, last_boxes, rejoined, together, without_operand_box
 from gtpo.rewards.text import words
 
 Scoring = Literal["strict", "lenient"]
 
-MAX_TEXT = 200_000
-"""Characters of a completion that are looked at, counted from its end: answers come last."""
-
 
 _FORMULA_WORDS = words("sin cos tan log sqrt exp and percent pct percentage inf infinity")
 _ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
-_BOX = re.compile(r"(?<!\\)\\+(?:boxed|fbox)(?![a-zA-Z])\s*")
-_BOX_TOKEN = re.compile(r"[^\s$\\{}]+|\\[a-zA-Z]+")
 _THOUGHT_TAGS = ("think", "thinking", "reasoning")
 
-# Between boxes that together form one answer: no words, `y =`, or a short phrase that ends in "and" or "or".
-_JOINT = re.compile(
-    r"(?:[^a-zA-Z0-9\\.=]|\\[()\[\],;: ]|\\q?quad|\\\\|\band\b|\bor\b"
-    r"|\\(?:text|mbox|textrm)\s*\{[\s,]*(?:and|or)?[\s,]*\}"
-    r"|[a-zA-Z](?:_\{?\w{1,4}\}?)?\s*=)*"
-    r"|\s*(?:\\text\s*\{)?[a-z() ,]{1,22}\b(?:and|or)\s*\}?[\s$]*"
-)
 _HASHES = re.compile(r"####[^\S\n]*(\S[^\n]*)")
 _LEAD_IN = re.compile(
     r"\b(?:the\s+)?(?:correct\s+|final\s+)?(?:answers?|solutions?)(?:\s+(?:to|for|of)\b[^.:\n]{0,80}?)?"
@@ -62,110 +51,8 @@ _OPEN_BOX = re.compile(r"\\boxed\s*\{")
 _BARE_FRACTION = re.compile(r"[-−]?\s*\\[dtc]?frac\s*\{[^{}]{1,200}\}\s*\{[^{}]{1,200}\}(?:\s*\\?%)?")
 
 
-def match_brace(text: str, start: int) -> int:
-    r"""Return the index of the `}` that closes the `{` at `start`, or -1. `\{` and `\}` do not count.
-
-    A group longer than 10,000 characters is taken for one that never closes.
-    """
-    depth = 0
-    position = start
-    end = min(len(text), start + _BRACE_REACH)
-    while position < end:
-        character = text[position]
-        if character == "\\":
-            position += 2
-            continue
-        if character == "{":
-            depth += 1
-        elif character == "}":
-            depth -= 1
-            if depth == 0:
-                return position
-        position += 1
-    return -1
-
-
-Box = tuple[int, int, str]
-_BRACE_REACH = 10_000
-_MAX_JOINED = 100
-_MAX_OPEN_BOXES = 20
-"""Boxes that never close, after which the search for one that does is given up: each costs a scan of the text."""
 _VALUE_REACH = 5_000
 """Characters from the end in which the last value of a completion is sought."""
-_BOX_REACH = 400
-"""Characters from one box to the next beyond which they are never one answer."""
-
-
-def _last_boxes(text: str) -> list[Box]:
-    """Return the boxes near the last one; all of them if none there is complete. Long texts are not scanned whole."""
-    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    if start < 0:
-        return []
-    while True:
-        reach = max(0, start - _BOX_REACH)
-        before = max(text.rfind("\\boxed", reach, start), text.rfind("\\fbox", reach, start))
-        if before < 0:
-            break
-        start = before
-    start = len(text[:start].rstrip("\\"))  # `\\\\boxed`: escaped once too often
-    return _boxes(text, start) or _boxes(text, 0)
-
-
-def _boxes(text: str, position: int) -> list[Box]:
-    r"""Return (start, end, content) of every complete outermost `\boxed{…}`, `\fbox{…}` or `\boxed 5`."""
-    found: list[Box] = []
-    never_closed = 0
-    while never_closed < _MAX_OPEN_BOXES and (match := _BOX.search(text, position)) is not None:
-        inside = match.end()
-        if inside >= len(text):
-            break
-        if text[inside] == "{":
-            end = match_brace(text, inside)
-            if end < 0:  # never closed: a cut-off or malformed box is no answer; a later one may be
-                position = inside + 1
-                never_closed += 1
-                continue
-            found.append((match.start(), end + 1, text[inside + 1 : end].strip()))
-            position = end + 1
-        else:
-            token = _BOX_TOKEN.match(text, inside)
-            if token is None:
-                position = inside + 1
-                continue
-            found.append((match.start(), token.end(), token.group().rstrip(".,;")))
-            position = token.end()
-    return found
-
-
-def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last complete `\boxed{…}` (or `\fbox{…}`, `\boxed 5`), braces balanced, or None."""
-    boxes = _last_boxes(text[-MAX_TEXT:])
-    return boxes[-1][2] if boxes else None
-
-
-def boxed_together(text: str) -> list[str]:
-    r"""Return the contents of the last box and of those that stand with it, in order; empty if there is none.
-
-    Boxes stand together if nothing but separators is between them (`\boxed{1}, \boxed{2}`, `\boxed{1} and
-    \boxed{2}`) or a short phrase that ends in "and" or "or"; a box after other words stands alone.
-    """
-    tail = text[-MAX_TEXT:]
-    return _together(_last_boxes(tail), tail)
-
-
-def _together(boxes: list[Box], text: str) -> list[str]:
-    contents = [boxes[-1][2]] if boxes else []
-    for (_, end, content), (start, _, _) in zip(
-        boxes[-2:-_MAX_JOINED:-1], boxes[: -_MAX_JOINED + 1 : -1], strict=False
-    ):
-        if _JOINT.fullmatch(text, end, start) is None:
-            break
-        contents.insert(0, content)
-    return list(dict.fromkeys(contents))
-
-
-def _rejoined(contents: list[str]) -> str:
-    return ", ".join(f"\\boxed{{{content}}}" for content in contents) if len(contents) > 1 else contents[0]
 
 
 def gsm8k_gold(text: str) -> str | None:
@@ -225,59 +112,13 @@ def _inner(answer: str) -> str | None:
     """Return the content of answer tags or a phrase: its box if it has one, else itself; None if empty."""
     if (unboxed := without_operand_box(answer)) is not None:
         return unboxed
-    boxes = _last_boxes(answer) if "\\boxed" in answer or "\\fbox" in answer else []
+    boxes = last_boxes(answer) if "\\boxed" in answer or "\\fbox" in answer else []
     return (_of_boxes(boxes, answer) if boxes else answer).strip() or None
-
-
-_TAG = re.compile(r"</?[a-zA-Z]+>")
-_WORD = re.compile(r"[a-zA-Z]{2,}")
-_BETWEEN = r"(?:[-+*/^÷×]|\\(?:cdot|times|div)(?![a-zA-Z])|minus\b|plus\b|times\b)"
-_WRAPPED = re.compile(r"\\math(?:bin|rel|ord|op)\s*\{([^{}]*)\}")
-_NO_PROSE = re.compile(
-    r"\\(?:begin|end|operatorname\*?)\s*\{[^{}]*\}|\\[a-zA-Z]+|\b(?:minus|plus|times|zero|one|two|three|d[a-z])\b"
-)
-_OPERATED_AFTER = re.compile(
-    rf"\s*{_BETWEEN}\s*(?:\\left)?\s*(?:[\d({{\[|]|\\(?!text|mbox|mathrm|quad))|\s*\\[dt]?frac(?![a-z])"
-)
-_OPERATED_BEFORE = re.compile(
-    rf"[\d)}}\]]\s*{_BETWEEN}\s*(?:\\left\s*)?[({{]*\s*$"
-    r"|(?:\\sqrt(?:\s*\[[^\]]*\])?|\\[cdt]?frac(?:\s*\{[^{}]*\})?|[\^_])\s*\{\s*$"  # below a root, in a fraction
-)
-_FACTOR = re.compile(r"(?:(?<![a-zA-Z\\])[a-zA-Z]|[\d})\]])\s*(?:\\left\s*)?$")
-
-
-def _in_a_factor(before: str) -> bool:
-    """Return whether a text ends within a bracket that something is multiplied by, or that holds an argument."""
-    opened = []
-    for at, character in enumerate(before):
-        if character == "(":
-            opened.append(at)
-        elif character == ")" and opened:
-            opened.pop()
-    return bool(opened) and _FACTOR.search(before[max(0, opened[-1] - 40) : opened[-1]]) is not None
-
-
-def without_operand_box(text: str) -> str | None:
-    r"""Return the text without its box where that is an operand, as in `\boxed{8} - 1`: else None.
-
-    What such a box holds is no answer. Words around a box make it one that prose leads to.
-    """
-    boxes = _last_boxes(text) if "\\boxed" in text or "\\fbox" in text else []
-    if not boxes:
-        return None
-    start, end, _ = boxes[-1]
-    before, after = (_WRAPPED.sub(r"\1", _TAG.sub("", part)) for part in (text[:start], text[end:]))
-    bare = _NO_PROSE.sub(" ", f"{before} {after}")
-    if _WORD.search(bare) or not (
-        _OPERATED_AFTER.match(after) or _OPERATED_BEFORE.search(before) or _in_a_factor(before)
-    ):
-        return None
-    return text.replace("\\boxed", "").replace("\\fbox", "")
 
 
 def _of_boxes(boxes: list[Box], text: str) -> str:
     """Return what the boxes say together, with the percent sign that may follow the last."""
-    boxed = _rejoined(_together(boxes, text))
+    boxed = rejoined(together(boxes, text))
     return boxed + "\\%" if boxed and _PERCENT_AFTER.match(text, boxes[-1][1]) else boxed
 
 
@@ -339,7 +180,7 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     if scoring == "strict":
         return None
     visible = without_thoughts(tail, ("think", "thinking"))
-    boxes = _last_boxes(visible)
+    boxes = last_boxes(visible)
     end = boxes[-1][1] if boxes else 0
     if _OPEN_BOX.search(visible, end):  # opened and never closed: the completion was cut in its answer
         return None

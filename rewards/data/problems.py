@@ -20,10 +20,11 @@ from typing import Any
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import read_jsonl
 from gtpo.common.hub import cache_alone_if_unreachable
+from gtpo.rewards.boxes import last_boxed
 from gtpo.rewards.data.arithmetic import Split, arithmetic_problems
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.word_problems import word_problems
-from gtpo.rewards.extract import gsm8k_gold, last_boxed
+from gtpo.rewards.extract import gsm8k_gold
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class HubSource:
 
 def math_gold(solution: str) -> str:
     r"""Return the gold of a MATH solution, empty if it has none: its last `\boxed` alone, as published results have it
-    (22 of the 12,500 end in several boxes; `gtpo.rewards.extract.last_boxed` would join them).
+    (22 of the 12,500 end in several boxes; `gtpo.rewards.boxes.last_boxed` would join them).
     """
     start = max(solution.rfind("\\boxed"), solution.rfind("\\fbox"))
     return (last_boxed(solution[start:]) or "") if start >= 0 else ""

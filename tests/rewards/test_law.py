@@ -245,6 +245,7 @@ def test_a_statement_of_the_problem_stays_one_behind_a_lead_in() -> None:
             True,
         ),
         (r"40\mathrm{ min}", r"40\text{ min}", "How many minutes does it take?", True),
+        (r"\boxed{AB=9, CD=4}", "AB=9, CD=4", "Suppose that $AB=9, CD=4$ or not.", True),
         (r"\{2^2\}", "4", r"Suppose that $3 + x \equiv 2^2 \pmod{3^3}$. What is $x$?", False),
         (r"\frac{4}{2}^2", "4", r"Suppose that $3 + x \equiv 2^2 \pmod{3^3}$. What is $x$?", False),
         (r"\text{the result of } ab = 8.", "8", "Suppose that $ab = 8.$ Find the minimum.", False),

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from mpmath import mp
 
+from gtpo.rewards.boxes import boxed_together
 from gtpo.rewards.equality.arithmetic.terms import Budget, evaluate, symbols
 from gtpo.rewards.equality.arithmetic.values import DIGITS, NoValue, TooBig
 from gtpo.rewards.equality.comparing.comparison import Comparison
@@ -20,7 +21,7 @@ from gtpo.rewards.equality.reading.reader import read
 from gtpo.rewards.equality.reading.sentences import sentence_value
 from gtpo.rewards.equality.reading.units import NO_UNIT
 from gtpo.rewards.equality.reading.words import same_name, same_words
-from gtpo.rewards.extract import boxed_together, extract_answer, without_thoughts
+from gtpo.rewards.extract import extract_answer, without_thoughts
 
 _LETTER_AFTER = re.compile(r"(-?(?:[\d.]+|\\frac\{\d+\}\{\d+\}))\s+([msghlL](?:\^\{?\d\}?)?)")
 """`3 s^{2}`, which may be a unit and may be a product."""

@@ -52,16 +52,21 @@ def boxes_a_given(raw: str, problem: ProblemText) -> bool:
     said = tokens_of(one_spelling(_BOXED.sub(r"\1", raw).strip("$ .")))
     if said[:1] == ("(",) and said[-1:] == (")",):
         said = said[1:-1]
-    return not _RELATIONS.isdisjoint(said) and occurs(said, problem.tokens)
+    outside = tokens_of(one_spelling(_BOXED.sub(" ", raw)))
+    return not _RELATIONS.isdisjoint(outside) and occurs(said, problem.tokens)
 
 
 def finding(raw: str, prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemText | None) -> str:
     """Return CORRECT, COPIED or UNEVALUATED for a prediction equal to the gold: raw, cleaned and read."""
     if isinstance(p, Named) and p.contradicted and not isinstance(g, Words):
         return "UNEVALUATED"
-    if problem is not None and boxes_a_given(raw, problem):
-        return "COPIED"  # `f(2) = \boxed{3}`
     tokens = tokens_of(prediction)
+    if (
+        problem is not None
+        and boxes_a_given(raw, problem)
+        and len(tokens_of(gold)) < len(tokens_of(_BOXED.sub(r"\1", raw)))
+    ):
+        return "COPIED"  # `f(2) = \boxed{3}`
     if isinstance(p, Choice) or isinstance(g, (Words, Choice)) or tokens == tokens_of(gold):
         return "CORRECT"
     if isinstance(p, Relation) and isinstance(g, Scalar):  # a chain: its last term is the answer

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from gtpo.rewards.extract import last_boxed, match_brace, without_operand_box
+from gtpo.rewards.boxes import last_boxed, match_brace, without_operand_box
 
 _CHARACTERS = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "×": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ",

@@ -12,6 +12,7 @@ from typing import Any
 
 from mpmath import mp
 
+from gtpo.rewards.boxes import match_brace
 from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate
 from gtpo.rewards.equality.arithmetic.values import NoValue, number_of
 from gtpo.rewards.equality.reading.answers import Answer, Choice, Listing, Named, Relation, Scalar, Union, Words
@@ -28,7 +29,6 @@ from gtpo.rewards.equality.reading.units import (
     spoken_quantity,
 )
 from gtpo.rewards.equality.reading.words import SHORT_WORDS
-from gtpo.rewards.extract import match_brace
 
 MAX_DEPTH = 12
 """Answers within answers; expressions may nest deeper."""
