@@ -17,7 +17,7 @@ from typing import Any
 from gtpo.common.errors import UserError
 from gtpo.common.processor import dtype_on_cpu
 from gtpo.common.provenance import package_versions
-from gtpo.common.vllm_environment import lora_rank_slot, multiply_adapters_densely, quiet_vllm
+from gtpo.common.vllm_environment import lora_rank_slot, quiet_vllm
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Running, Sampling, Task, sample_seed
 from gtpo.evalkit.engines.local import load_config
 from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank
@@ -116,8 +116,10 @@ class VLLMEngine(Engine):
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (OSError, ValueError, RuntimeError, AssertionError, MemoryError) as error:
             raise UserError(f"vLLM does not start with {ref.source}: {' '.join(str(error).split())[:400]}") from error
-        if on_cpu and rank is not None and hasattr(self._engine, "model_executor"):
-            multiply_adapters_densely(self._engine)
+        if on_cpu and hasattr(self._engine, "model_executor"):  # not in a process of its own
+            from gtpo.common.vllm_cpu import tune_for_cpu
+
+            tune_for_cpu(self._engine)
         self._waiting: deque[tuple[Task, int, int]] = deque()
         self._known: dict[str, tuple[Task, int, int]] = {}
         """Request -> question, first sample and its seed."""

@@ -34,7 +34,8 @@ from trl.import_utils import is_vllm_available
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.common.vllm_environment import LORA_RANKS, lora_rank_slot, multiply_adapters_densely
+from gtpo.common.vllm_cpu import tune_for_cpu
+from gtpo.common.vllm_environment import LORA_RANKS, lora_rank_slot
 from gtpo.trainer.trl_seam import OwnEngine, engine_options, sampling_with
 
 NAME, NUMBER = "policy", 1
@@ -181,7 +182,7 @@ class AdapterGeneration(OwnEngine):
         from vllm.lora.request import LoRARequest
 
         if self._on_cpu():
-            multiply_adapters_densely(self.llm.llm_engine)
+            tune_for_cpu(self.llm.llm_engine)
         self.manager = self.llm.llm_engine.model_executor.driver_worker.model_runner.lora_manager
         self.manager._load_adapter = self._load
         self.llm.generate = functools.partial(self.llm.generate, lora_request=LoRARequest(NAME, NUMBER, "in memory"))

@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from gtpo.common.errors import UserError
-from gtpo.common.vllm_environment import add_adapter
+from gtpo.common.vllm_cpu import add_adapter, draw_seeded
 from gtpo.config import BuiltModel, load_config
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.plan.preflight import check_sampler
@@ -190,3 +191,21 @@ def test_the_dense_product_of_an_adapter_is_vllms_own(is_prefill: bool) -> None:
     wrapper.update_metadata(LoRAMapping((1, 1, 0, 1, 1), (1,) * 5, is_prefill=is_prefill), [1], 1, 50)
     add_adapter(wrapper, lambda *given, **options: called.append(given), dense, x, downs, ups, 0.5, (8, 6))
     assert len(called) == 1, "a token without the adapter: vLLM's own way"
+
+
+@pytest.mark.vllm
+@torch.inference_mode()
+def test_seeded_rows_drawn_side_by_side_are_vllms_own() -> None:
+    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+
+    def generators(count: int) -> dict[int, torch.Generator]:
+        return {row: torch.Generator().manual_seed(7 + row) for row in range(count)}
+
+    plain = TopKTopPSampler().forward_cpu
+    logits = torch.randn(6, 1000, generator=torch.Generator().manual_seed(3))
+    with ThreadPoolExecutor(3) as pool:
+        for k, p in ((None, None), (torch.full((6,), 50), torch.full((6,), 0.9))):
+            ours, _ = draw_seeded(pool, None, logits.clone(), generators(6), k, p)
+            assert ours.tolist() == plain(logits.clone(), generators(6), k, p)[0].tolist()
+        others = draw_seeded(pool, lambda *given: len(given), logits, generators(5), None, None)
+    assert others == 4, "a row without a generator: vLLM's own way"
