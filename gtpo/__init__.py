@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 __all__ = ["GTPOConfig", "GTPOTrainer"]
 
 __version__: str
+
+# On a processor with bfloat16 it warns of a kernel that is not on this machine, though nothing that we do needs it.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def __getattr__(name: str) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -33,32 +35,39 @@ def is_offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
 
 
-def cache_alone_if_unreachable() -> None:
-    """Set HF_HUB_OFFLINE where no connection to the Hub can be opened, with a warning."""
+@contextlib.contextmanager
+def cache_if_unreachable() -> Iterator[None]:
+    """Set HF_HUB_OFFLINE where no connection to the Hub can be opened; warn if the block then ends without an error."""
     if is_offline() or _answers():
+        yield
         return
-    LOG.warning("the Hugging Face Hub does not answer; using what is cached (HF_HUB_OFFLINE=1)")
     os.environ["HF_HUB_OFFLINE"] = "1"
     # Each reads the variable once, when it is imported.
     for module in "huggingface_hub.constants", "datasets.config":
         if module in sys.modules:
             sys.modules[module].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
+    yield
+    LOG.warning("the Hugging Face Hub does not answer; using what is cached (HF_HUB_OFFLINE=1)")
+
+
+def not_cached(name: str, remedy: str) -> UserError:
+    """Return the error for what is not in the Hub's cache while the Hub cannot be asked."""
+    return UserError(
+        f"{name} is not in the Hugging Face cache, and the Hub does not answer (or HF_HUB_OFFLINE is set); {remedy}"
+    )
 
 
 def check_model(name: str) -> None:
     """Raise UserError where a model is no folder, not in the Hub's cache, and the Hub does not answer."""
     if Path(name).is_dir():
         return
-    cache_alone_if_unreachable()
-    if not is_offline():
-        return
-    from huggingface_hub import try_to_load_from_cache
+    with cache_if_unreachable():
+        if not is_offline():
+            return
+        from huggingface_hub import try_to_load_from_cache
 
-    if not any(isinstance(try_to_load_from_cache(name, f"{kind}config.json"), str) for kind in ("", "adapter_")):
-        raise UserError(
-            f"{name} is not in the Hugging Face cache, and the Hub does not answer (or HF_HUB_OFFLINE is set); "
-            "download it where there is a network, or name a model folder"
-        )
+        if not any(isinstance(try_to_load_from_cache(name, f"{kind}config.json"), str) for kind in ("", "adapter_")):
+            raise not_cached(name, "download it where there is a network, or name a model folder")
 
 
 def adapter_base(path: Path) -> str:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtpo.common.errors import UserError
 from gtpo.common.files import read_json
+from gtpo.common.hub import cache_if_unreachable
 from gtpo.common.packages import install_command, installed
 from gtpo.common.terminal import columns_of_stdout, folded
 from gtpo.config.schedule import launched_processes, optimizer_steps
@@ -114,14 +116,16 @@ def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
     """Print the resolved run on stdout, as text or as one JSON object. Raises UserError on what would refuse it."""
     problems = check_inputs(config)
     tokenizer = shape = None
-    try:
-        weights = find_weights(config.model)
-        tokenizer, why = _tokenizer(config, weights)
-        shape, origin = find_shape(config.model, weights.source)
-    except UserError as error:
-        if not _awaits_a_run(config.model.model_name):
-            raise
-        why = origin = str(error)
+    name = config.model.model_name
+    with nullcontext() if name is None or Path(name).exists() else cache_if_unreachable():
+        try:
+            weights = find_weights(config.model)
+            tokenizer, why = _tokenizer(config, weights)
+            shape, origin = find_shape(config.model, weights.source)
+        except UserError as error:
+            if not _awaits_a_run(name):
+                raise
+            why = origin = str(error)
     report, note = _dataset(problems, tokenizer, why)
     steps = _steps(config, report.kept if report else None, launched_processes())
     memory = forecast(config, shape) if shape else None

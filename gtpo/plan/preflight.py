@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gtpo.common.errors import UserError
-from gtpo.common.hub import cache_alone_if_unreachable
 from gtpo.common.log import LOG
 from gtpo.common.packages import require
 from gtpo.common.vllm_environment import LORA_RANKS
@@ -37,14 +36,9 @@ def is_local(problems: TrainingProblems) -> bool:
 
 
 def check_inputs(config: TrainConfig) -> TrainingProblems:
-    """Import the rewards and read the data that is local. Raises UserError for what cannot be trained with.
-
-    Where the run needs the Hub and it does not answer, a warning says so, and the libraries use what is cached.
-    """
-    problems, name = TrainingProblems(config), config.model.model_name
+    """Import the rewards and read the data that is local. Raises UserError for what cannot be trained with."""
+    problems = TrainingProblems(config)
     local = is_local(problems)
-    if not (local and (name is None or Path(name).exists())):
-        cache_alone_if_unreachable()
     functions = {}
     if config.method != "sft":
         functions = {path: load_reward(path) for path in config.trainer.reward_funcs}

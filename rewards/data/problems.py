@@ -19,7 +19,7 @@ from typing import Any
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import read_jsonl
-from gtpo.common.hub import cache_alone_if_unreachable
+from gtpo.common.hub import cache_if_unreachable, is_offline, not_cached
 from gtpo.rewards.boxes import last_boxed
 from gtpo.rewards.data.arithmetic import Split, arithmetic_problems
 from gtpo.rewards.data.problem import Problem
@@ -231,27 +231,30 @@ def load_file(path: Path) -> list[Problem]:
 
 def load_hub(name: str, source: HubSource) -> list[Problem]:
     """Load a source from the Hub. UserError where it cannot be reached or its fields have changed."""
-    cache_alone_if_unreachable()
-    import datasets
+    remedy = f"put {name}.jsonl in a folder and pass it as --data-dir or GTPO_DATA_DIR"
+    with cache_if_unreachable():
+        import datasets
 
-    problems: list[Problem] = []
-    try:
-        for config in source.configs:
-            for row in datasets.load_dataset(source.repository, config, split=source.split):
-                problems.append(source.parse(row, len(problems)))
-    except UserError:
-        raise
-    except (KeyError, TypeError) as error:
-        raise UserError(
-            f"{source.repository} ({source.split}) no longer has the fields that {name} is read from ({error}); "
-            f"put {name}.jsonl in a folder and pass it as --data-dir"
-        ) from error
-    except Exception as error:  # datasets raises a dozen kinds for "not reachable"; all mean the same to the user
-        first_line = str(error).strip().split("\n")[0][:200]
-        raise UserError(
-            f"could not load {source.repository} from the Hugging Face Hub ({type(error).__name__}: {first_line}); "
-            f"offline, put {name}.jsonl in a folder and pass it as --data-dir or GTPO_DATA_DIR"
-        ) from error
+        problems: list[Problem] = []
+        try:
+            for config in source.configs:
+                for row in datasets.load_dataset(source.repository, config, split=source.split):
+                    problems.append(source.parse(row, len(problems)))
+        except UserError:
+            raise
+        except (KeyError, TypeError) as error:
+            raise UserError(
+                f"{source.repository} ({source.split}) no longer has the fields that {name} is read from ({error}); "
+                + remedy
+            ) from error
+        except Exception as error:  # datasets raises a dozen kinds for "not reachable"; all mean the same to the user
+            if is_offline():
+                raise not_cached(source.repository, remedy) from error
+            first_line = str(error).strip().split("\n")[0][:200]
+            raise UserError(
+                f"could not load {source.repository} from the Hugging Face Hub ({type(error).__name__}: {first_line}); "
+                f"offline, {remedy}"
+            ) from error
     return problems
 
 
