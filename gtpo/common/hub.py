@@ -14,6 +14,9 @@ from gtpo.common.errors import UserError
 from gtpo.common.files import read_json_object
 from gtpo.common.log import LOG
 
+DESCRIPTIONS = ("config.json", "adapter_config.json")
+"""What says of what kind a model or an adapter is."""
+
 CONNECT_S = 3.0
 """The Hub cannot be reached if a connection takes longer; its libraries retry for a minute each."""
 
@@ -58,16 +61,34 @@ def not_cached(name: str, remedy: str) -> UserError:
 
 
 def check_model(name: str) -> None:
-    """Raise UserError where a model is no folder, not in the Hub's cache, and the Hub does not answer."""
+    """Raise UserError for a model that cannot be had: no folder, not on the Hub, gated, or the Hub is out of reach."""
     if Path(name).is_dir():
         return
     with cache_if_unreachable():
-        if not is_offline():
-            return
-        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+        from huggingface_hub.errors import (
+            EntryNotFoundError,
+            GatedRepoError,
+            HFValidationError,
+            RepositoryNotFoundError,
+        )
 
-        if not any(isinstance(try_to_load_from_cache(name, f"{kind}config.json"), str) for kind in ("", "adapter_")):
-            raise not_cached(name, "download it where there is a network, or name a model folder")
+        if is_offline():
+            if not any(isinstance(try_to_load_from_cache(name, file), str) for file in DESCRIPTIONS):
+                raise not_cached(name, "download it where there is a network, or name a model folder")
+            return
+        try:
+            hf_hub_download(name, DESCRIPTIONS[0])
+        except GatedRepoError as error:
+            raise UserError(
+                f"{name} is gated: accept its terms on the Hugging Face Hub, then `hf auth login`"
+            ) from error
+        except (RepositoryNotFoundError, HFValidationError) as error:
+            raise UserError(
+                f"{name} is neither a folder here nor a model of the Hugging Face Hub (private ones need `hf auth login`)"
+            ) from error
+        except EntryNotFoundError:  # an adapter has a config of its own
+            return
 
 
 def adapter_base(path: Path) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -134,6 +136,33 @@ def test_hub_that_does_not_answer_costs_no_minute(tmp_path: Path, dry: list[str]
         assert "org/model is not in the Hugging Face cache, and the Hub does not answer" in done.stderr
         assert len(done.stderr.splitlines()) == 1
         assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [(404, "RepoNotFound", "neither a folder here nor a model of"), (403, "GatedRepo", "org/model is gated")],
+)
+def test_model_that_the_hub_does_not_give(tmp_path: Path, status: int, code: str, said: str) -> None:
+    class Hub(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(status)
+            self.send_header("X-Error-Code", code)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    (tmp_path / "data.jsonl").write_text('{"problem": "1 + 1", "answer": "2"}\n')
+    (tmp_path / "run.yaml").write_text("model:\n  model_name: org/model\ndataset:\n  name: data.jsonl\n")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as hub:
+        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{hub.server_port}"
+        environment = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path)}
+        done = process("train", "run.yaml", cwd=tmp_path, **environment)
+        hub.shutdown()
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (tmp_path / "results").exists()
 
 
 def test_help_is_quick_to_import_and_free_of_torch() -> None:
