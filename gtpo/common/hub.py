@@ -85,7 +85,7 @@ def check_model(name: str) -> None:
             ) from error
         except (RepositoryNotFoundError, HFValidationError) as error:
             raise UserError(
-                f"{name} is neither a folder here nor a model of the Hugging Face Hub (private ones need `hf auth login`)"
+                f"{name} is neither a folder here nor a model of the Hugging Face Hub (private: `hf auth login`)"
             ) from error
         except EntryNotFoundError:  # an adapter has a config of its own
             return
