@@ -61,8 +61,8 @@ def test_no_look_costs_anything(gold: str, rules: list[str]) -> None:
 
 @pytest.mark.shared
 def test_the_law_on_real_problems(shared_dir: Path, verifier: Verifier) -> None:
-    rows = problems(shared_dir, 40)
-    base = refused(list(originals([*rows, *embedded()[:20]])), verifier)
+    rows = problems(shared_dir, 12)
+    base = refused(list(originals([*rows, *embedded()[:8]])), verifier)
     attacks = rewritten(base, REWRITINGS)
     assert len(attacks) > 1000
     assert [c for c, v in zip(attacks, judge(attacks, verifier), strict=True) if v is Verdict.CORRECT] == []
@@ -205,19 +205,17 @@ def test_no_gold_contradicts_its_contract(shared_dir: Path) -> None:
         (r"- \boxed{5}", "5", True),
     ],
 )
-def test_a_box_that_is_an_operand_is_no_answer(answer: str, gold: str, right: bool) -> None:
-    with Verifier(workers=1) as verifier:
-        assert (verifier.verify(answer, gold) == Verdict.CORRECT) is right
-        extracted = extract_answer(f"<answer>{answer}</answer>", "strict")
-        assert (verifier.verify(extracted, gold) == Verdict.CORRECT) is right
+def test_a_box_that_is_an_operand_is_no_answer(verifier: Verifier, answer: str, gold: str, right: bool) -> None:
+    assert (verifier.verify(answer, gold) == Verdict.CORRECT) is right
+    extracted = extract_answer(f"<answer>{answer}</answer>", "strict")
+    assert (verifier.verify(extracted, gold) == Verdict.CORRECT) is right
 
 
-def test_a_statement_of_the_problem_stays_one_behind_a_lead_in() -> None:
+def test_a_statement_of_the_problem_stays_one_behind_a_lead_in(verifier: Verifier) -> None:
     problem = r"In triangle $ABC,$ $AB = 3$ and $AC = 6.$ Find $\overline{AD}.$"
-    with Verifier(workers=1) as verifier:
-        for lead in "", "It is ", "so it's ", "We get that ":
-            assert verifier.verify(f"{lead}AB = 3.", "3", problem=problem) == Verdict.UNSIMPLIFIED
-            assert verifier.verify(f"{lead}AD = 3.", "3", problem=problem) == Verdict.CORRECT
+    for lead in "", "It is ", "so it's ", "We get that ":
+        assert verifier.verify(f"{lead}AB = 3.", "3", problem=problem) == Verdict.UNSIMPLIFIED
+        assert verifier.verify(f"{lead}AD = 3.", "3", problem=problem) == Verdict.CORRECT
 
 
 @pytest.mark.parametrize(
@@ -252,6 +250,5 @@ def test_a_statement_of_the_problem_stays_one_behind_a_lead_in() -> None:
         (r"40 \mathrm{sec}", r"40\text{ sec}", "How many seconds does it take?", True),
     ],
 )
-def test_what_the_law_found(answer: str, gold: str, problem: str, right: bool) -> None:
-    with Verifier(workers=1) as verifier:
-        assert (verifier.verify(answer, gold, problem=problem) == Verdict.CORRECT) is right
+def test_what_the_law_found(verifier: Verifier, answer: str, gold: str, problem: str, right: bool) -> None:
+    assert (verifier.verify(answer, gold, problem=problem) == Verdict.CORRECT) is right

@@ -133,10 +133,10 @@ def test_what_few_answers_need_is_loaded_off_the_clock() -> None:
 
 def test_a_pool_starts_one_worker_and_grows_behind_hard_tasks() -> None:
     slow = r"\frac{d^{7}}{dx^{7}} \tan(\tan(\tan(\tan(\tan(x^{x^{x}})))))"
-    with Verifier(workers=2, timeout_s=3) as verifier:
+    with Verifier(workers=2, timeout_s=2) as verifier:
         verifier.verify_many([(f"x+{i}", f"{i}+x") for i in range(40)])
         assert len(verifier._pool._alive) == 1
-        verifier.verify_many([(slow, rf"\frac{{d}}{{dx}} x^{{x^{i}}}") for i in range(2, 10)])
+        verifier.verify_many([(slow, rf"\frac{{d}}{{dx}} x^{{x^{i}}}") for i in range(2, 6)])
         assert len(verifier._pool._alive) == 2
 
 
