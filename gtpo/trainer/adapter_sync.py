@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import os
 import shutil
 import tempfile
 import traceback
@@ -151,6 +152,11 @@ class AdapterGeneration(OwnEngine):
         self.adapter = self._own_adapter()
         # vLLM compiles for a minute at each start, which on a CPU gains nothing that a run would notice.
         options: dict[str, Any] = {"max_num_seqs": max(self.max_num_seqs or 0, SEQUENCES)}
+        if self.mode == "colocate":
+            from vllm.utils.network_utils import get_open_port
+
+            # TRL takes 29500 where it is free, and so does another run that starts at the same time.
+            os.environ.setdefault("MASTER_PORT", str(get_open_port()))
         if self._on_cpu():
             options["enforce_eager"] = True
         if self.adapter is None:

@@ -147,6 +147,16 @@ def test_grpo_with_adapters_and_the_importance_correction(tmp_path: Path) -> Non
     assert weights.is_file()
 
 
+def test_runs_that_start_at_once_take_a_port_each(tmp_path: Path) -> None:
+    """As eight runs on eight GPUs do; before, all but one ended with "address already in use"."""
+    started = []
+    for name in "one", "two":
+        command, environment = command_of(tmp_path / name, "--training.max_steps", "1", "--training.eval_steps", "null")
+        environment.pop("MASTER_PORT", None)
+        started.append(subprocess.Popen(command, cwd=tmp_path / name, env=environment, stderr=subprocess.DEVNULL))
+    assert [process.wait(timeout=500) for process in started] == [0, 0]
+
+
 def test_what_a_cpu_cannot_do_is_refused_in_a_sentence(tmp_path: Path) -> None:
     said = gtpo(tmp_path, "--rollout.engine", "vllm_server", code=2)
     assert "rollout.engine vllm_server sends weights over NCCL" in said
