@@ -137,6 +137,7 @@ _OPERATED_AFTER = re.compile(
 _OPERATED_BEFORE = re.compile(
     rf"[\d)}}\]]\s*{_BETWEEN}\s*(?:\\left\s*)?[({{]*\s*$"
     r"|(?:\\sqrt(?:\s*\[[^\]]*\])?|\\[cdt]?frac(?:\s*\{[^{}]*\})?|[\^_])\s*\{\s*$"  # below a root, in a fraction
+    r"|\\sqrt\s*\[\s*$"
 )
 _FACTOR = re.compile(r"(?:(?<![a-zA-Z\\])[a-zA-Z]|[\d})\]])\s*(?:\\left\s*)?$")
 
@@ -155,16 +156,17 @@ def _in_a_factor(before: str) -> bool:
 def without_operand_box(text: str) -> str | None:
     r"""Return the text without its box where that is an operand, as in `\boxed{8} - 1`: else None.
 
-    What such a box holds is no answer. Words around a box make it one that prose leads to.
+    What such a box holds is no answer. Words behind a box make it one that prose goes on from, and so do words before
+    it, unless it is taken from or added to.
     """
     boxes = last_boxes(text) if "\\boxed" in text or "\\fbox" in text else []
     if not boxes:
         return None
     start, end, _ = boxes[-1]
     before, after = (_WRAPPED.sub(r"\1", _TAG.sub("", part)) for part in (text[:start], text[end:]))
-    bare = _NO_PROSE.sub(" ", f"{before} {after}")
-    if _WORD.search(bare) or not (
-        _OPERATED_AFTER.match(after) or _OPERATED_BEFORE.search(before) or _in_a_factor(before)
-    ):
+    if _WORD.search(_NO_PROSE.sub(" ", after)):
+        return None
+    led = _WORD.search(_NO_PROSE.sub(" ", before)) is not None
+    if not _OPERATED_AFTER.match(after) and (led or not (_OPERATED_BEFORE.search(before) or _in_a_factor(before))):
         return None
     return text.replace("\\boxed", "").replace("\\fbox", "")

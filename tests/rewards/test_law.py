@@ -194,6 +194,10 @@ def test_no_gold_contradicts_its_contract(shared_dir: Path) -> None:
         (r"\boxed{\boxed{54}}", "54", True),
         (r"\boxed{0}+|-0|+0", "0", False),
         (r"\boxed{10}-0 plus zero", "10", False),
+        (r"(\sqrt[\boxed{3}]{10})^3 - 7", "3", False),
+        (r"It is \boxed{8}-3+3.", "8", False),
+        (r"It is \boxed{8} - as shown above", "8", True),
+        (r"It is 3 times \boxed{8}", "8", True),
         (r"(\boxed{4})", "4", True),
         (r"x \in (\boxed{4}, 5)", "4", True),
         (r"\textbf{\boxed{4}}", "4", True),
@@ -248,6 +252,16 @@ def test_a_statement_of_the_problem_stays_one_behind_a_lead_in(verifier: Verifie
         (r"\frac{4}{2}^2", "4", r"Suppose that $3 + x \equiv 2^2 \pmod{3^3}$. What is $x$?", False),
         (r"\text{the result of } ab = 8.", "8", "Suppose that $ab = 8.$ Find the minimum.", False),
         (r"40 \mathrm{sec}", r"40\text{ sec}", "How many seconds does it take?", True),
+        (r"because y \in [0,\pi]", r"[0,\pi]", r"For which $y \in [0,\pi]$ does it hold?", False),
+        (r"because \therefore f(x) = 2", "2", "If $f(x) = 2$ for all $x$, what is $f(x + 2)$?", False),
+        (r"\therefore f(x + 2) = 2", "2", "If $f(x) = 2$ for all $x$, what is $f(x + 2)$?", True),
+        ("AB = BC = 002", "2", "The sides are $AB = BC = 2$. What is the area?", False),
+        (
+            r"\mathbf{v} = \begin{pmatrix} (+7) \\ -2 \end{pmatrix}",
+            r"\begin{pmatrix} 7 \\ -2 \end{pmatrix}",
+            r"For $\mathbf{v} = \begin{pmatrix} 7 \\ -2 \end{pmatrix}$ find $\mathbf{w}$.",
+            False,
+        ),
     ],
 )
 def test_what_the_law_found(verifier: Verifier, answer: str, gold: str, problem: str, right: bool) -> None:

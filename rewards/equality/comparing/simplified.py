@@ -42,6 +42,8 @@ _RELATIONS = frozenset(("=", r"\equiv", r"\in", r"\approx"))
 """Tokens of what says something of a number."""
 
 
+_DRESSED = re.compile(r"(?<!\w)\(\s*\+\s*(\d+(?:\.\d+)?)\s*\)|(?<![\w.])0+(?=\d)")
+"""A number with a sign or zeros that say nothing: `(+7)`, `007`."""
 _BOXED = re.compile(r"\\f?box(?:ed)?\s*\{([^{}]*)\}")
 
 
@@ -71,7 +73,10 @@ def finding(raw: str, prediction: str, p: Answer, gold: str, g: Answer, problem:
         return "CORRECT"
     if isinstance(p, Relation) and isinstance(g, Scalar):  # a chain: its last term is the answer
         p = Scalar(p.terms[-1])
-    spellings = (tokens, tokens_of(one_spelling(raw)), tokens_of(one_spelling(_TEXT.sub(" ", raw).strip(" .$"))))
+    texts = [prediction, one_spelling(raw), one_spelling(_TEXT.sub(" ", raw).strip(" .$"))]
+    if _DRESSED.search(raw):
+        texts += [_DRESSED.sub(r"\1", text) for text in texts]
+    spellings = [tokens_of(text) for text in texts]
     said = [each[1:] if each[:1] == ("=",) else each for each in spellings]
     if problem is not None and any(not _RELATIONS.isdisjoint(t) and occurs(t, problem.tokens) for t in said):
         return "COPIED"  # what the problem says of a number, `f(2) = 3`, is not what it asks

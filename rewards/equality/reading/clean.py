@@ -80,7 +80,7 @@ _SYNONYMS = [
         (r"\\lbrace(?![a-zA-Z])", r"\\{"),
         (r"\\rbrace(?![a-zA-Z])", r"\\}"),
         (r"\\text\s*\{\s*infinity\s*\}", r"\\infty "),
-        (r"^\s*\\(?:Rightarrow|implies|therefore|Longrightarrow)(?![a-zA-Z])", " "),
+        (r"^\s*\\(?:Rightarrow|implies|Longrightarrow)(?![a-zA-Z])|\\(?:therefore|because)(?![a-zA-Z])", " "),
         (r"(?<=,)\s*\.\.\.", r" \\ldots "),
         (r"\\(?:backslash)(?![a-zA-Z])", r"\\setminus "),
         (r"\\(?:colon|ratio)(?![a-zA-Z])", ":"),
@@ -117,7 +117,8 @@ _LEAD_IN = re.compile(
     r"(?:answer|result|solution|option|choice)"
     r"\s*(?:is|are|:|=)\s*:?\s*|^answer\s+(?=[\\\d(-])"
     r"|^(?:(?:so|thus|hence|therefore),?\s+)?(?:it(?:'s| is)|this is|that is|we (?:get|have|find))\s+(?:that\s+)?"
-    r"(?=\$?[^\s=]{1,30}\s*=)",
+    r"(?=\$?[^\s=]{1,30}\s*=)"
+    r"|^(?:because|since)\s+(?=[^\s=]{1,30}\s*(?:=|\\in(?![a-zA-Z])))",
     re.IGNORECASE,
 )
 _LABEL = re.compile(
