@@ -11,10 +11,13 @@ import torch
 
 def tune_for_cpu(engine: Any) -> None:
     """Replace what a vLLM engine in this process does slowly on a CPU: adapters, and the noise of seeded requests."""
+    import vllm
+
     runner = engine.model_executor.driver_worker.model_runner
-    sampler = runner.sampler.topk_topp_sampler
-    pool = ThreadPoolExecutor(torch.get_num_threads(), "noise")
-    sampler.forward = functools.partial(draw_seeded, pool, sampler.forward)
+    if vllm.__version__.startswith("0.31."):  # 0.32 has a fast sampler of its own, with other draws
+        sampler = runner.sampler.topk_topp_sampler
+        pool = ThreadPoolExecutor(torch.get_num_threads(), "noise")
+        sampler.forward = functools.partial(draw_seeded, pool, sampler.forward)
     for wrapper in {layer.punica_wrapper for layer in runner.model.modules() if hasattr(layer, "punica_wrapper")}:
         wrapper.add_lora_linear = functools.partial(add_adapter, wrapper, wrapper.add_lora_linear)
 
@@ -22,9 +25,9 @@ def tune_for_cpu(engine: Any) -> None:
 def draw_seeded(
     pool: Executor, plain: Any, logits: torch.Tensor, generators: dict[int, torch.Generator], k: Any, p: Any
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Draw the tokens [B] that TopKTopPSampler.forward_cpu draws from logits [B, V], where each row has a generator.
+    """Draw the tokens [B] that TopKTopPSampler.forward_cpu of vLLM 0.31 draws from logits [B, V].
 
-    vLLM draws the noise of all rows from the default generator, then again row by row, on one thread: over half of the
+    Each row has a generator. vLLM draws the noise of all rows from the default generator, then again row by row, on one thread: over half of the
     time for a vocabulary of 150,000. Here each row is drawn once, the rows side by side. Other batches go to plain.
     """
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
