@@ -27,8 +27,9 @@ def draw_seeded(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Draw the tokens [B] that TopKTopPSampler.forward_cpu of vLLM 0.31 draws from logits [B, V].
 
-    Each row has a generator. vLLM draws the noise of all rows from the default generator, then again row by row, on one thread: over half of the
-    time for a vocabulary of 150,000. Here each row is drawn once, the rows side by side. Other batches go to plain.
+    Each row has a generator. vLLM draws the noise of all rows from the default generator, then again row by row, on one
+    thread: over half of the time for a vocabulary of 150,000. Here each row is drawn once, the rows side by side. Other
+    batches go to plain.
     """
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
