@@ -53,6 +53,11 @@ class Table:
     pools: dict[Column, SeedVariance | None] = field(repr=False)
     """The variance of training in each column, over all methods of the table."""
 
+    def rank(self, method: str, column: Column) -> int | None:
+        """1 and 2 for the method that is best and second best in a column, where that is shown."""
+        ranked = self.best.get(column, (None, None))
+        return ranked.index(method) + 1 if method in ranked else None
+
     @property
     def title(self) -> str:
         """`math · geometry`."""

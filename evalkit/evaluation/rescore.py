@@ -9,7 +9,7 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.evaluation.benchmarks import checksum, content_checksum, find_benchmark, load_problems
@@ -26,16 +26,8 @@ SHOWN = 20
 """Changed samples that are printed one by one."""
 
 
-class Change(NamedTuple):
-    """A verdict that changed."""
-
-    benchmark: str
-    question_id: str
-    sample_index: int
-    scoring: str
-    answer: str | None
-    before: str
-    after: str
+Change = tuple[str, str, str, str, str | None]
+"""Of a sample: where it stands, scoring, verdict before and after, answer."""
 
 
 def rescore_run(settings: EvalSettings) -> tuple[Path, EvalRecord]:
@@ -129,28 +121,19 @@ def export_run(settings: EvalSettings) -> list[Path]:
 
 def _changes(before: list[Row], after: list[Row]) -> list[Change]:
     return [
-        Change(
-            new["benchmark"],
-            new["question_id"],
-            new["sample_index"],
-            scoring,
-            new[f"answer_{scoring}"],
-            old[f"verdict_{scoring}"],
-            new[f"verdict_{scoring}"],
-        )
+        (f"{new['benchmark']} {new['question_id']} #{new['sample_index']}", scoring, was, now, new[f"answer_{scoring}"])
         for old, new in zip(before, after, strict=True)
         for scoring in SCORINGS
-        if old[f"verdict_{scoring}"] != new[f"verdict_{scoring}"]
+        if (was := old[f"verdict_{scoring}"]) != (now := new[f"verdict_{scoring}"])
     ]
 
 
 def _print(changes: list[Change]) -> None:
     say = functools.partial(print, file=sys.stderr)
     say(f"rescored: {len(changes) or 'no'} verdicts changed")
-    for (scoring, old, new), count in Counter((c.scoring, c.before, c.after) for c in changes).most_common():
+    for (scoring, old, new), count in Counter(change[1:4] for change in changes).most_common():
         say(f"  {count:6d}  {scoring}: {old} -> {new}")
-    for c in changes[:SHOWN]:
-        where = f"{c.benchmark} {c.question_id} #{c.sample_index} {c.scoring}"
-        say(f"  {where}: {c.before} -> {c.after}  {c.answer!r:.60}")
+    for where, scoring, old, new, answer in changes[:SHOWN]:
+        say(f"  {where} {scoring}: {old} -> {new}  {answer!r:.60}")
     if len(changes) > SHOWN:
         say(f"  ... and {len(changes) - SHOWN} more")

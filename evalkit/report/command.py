@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -191,44 +191,30 @@ def _print_plan(comparison: Comparison, settings: CompareSettings) -> None:
     console.print(plan_as_rich(comparison, target, console.width))
 
 
-class Difference(NamedTuple):
-    """A sample that one of the two calls correct, and the other does not."""
+def print_differences(runs: Sequence[EvalRun], scoring: str | None) -> None:
+    """Print the samples that gtpo and Math-Verify judge differently, run by run (`--verifiers`).
 
-    benchmark: str
-    question: str
-    sample: int
-    ours: str
-    theirs: str
-    answer: str
-    gold: str
-
-
-def differences(run: EvalRun, scoring: str) -> Iterator[Difference]:
-    """Yield the samples of a run that differ, under one scoring. UserError where Math-Verify did not judge them."""
+    UserError where one of them did not judge.
+    """
+    from gtpo.evalkit.report.text import visible
     from gtpo.evalkit.results.questions import load_problems, read_table, sample_files
 
-    if run.record.verifier.name != "both":
-        raise UserError(
-            f"--verifiers: {run.name} lacks the verdicts of one; gtpo eval {run.name} --rescore --verifier both"
-        )
-    golds = {name: load_problems(run, name) for name in run.benchmarks}
-    columns = ["benchmark", "question_id", "sample_index", f"verdict_{scoring}", "verdict_math_verify"]
-    for part in sample_files(run):
-        for row in read_table(part, [*columns, f"answer_{scoring}"]).to_pylist():
+    for run in runs:
+        if run.record.verifier.name != "both":
+            raise UserError(
+                f"--verifiers: {run.name} lacks the verdicts of one; gtpo eval {run.name} --rescore --verifier both"
+            )
+        headline = scoring or run.record.scoring
+        golds = {name: load_problems(run, name) for name in run.benchmarks}
+        verdicts = [f"verdict_{headline}", "verdict_math_verify"]
+        columns = ["benchmark", "question_id", "sample_index", *verdicts, f"answer_{headline}"]
+        found = []
+        for row in (row for part in sample_files(run) for row in read_table(part, columns).to_pylist()):
             name, question, sample, ours, theirs, answer = row.values()
             if theirs is not None and (ours == "CORRECT") != (theirs == "CORRECT"):
                 _, gold = golds.get(name, {}).get(question, ("", ""))
-                yield Difference(name, question, sample, ours, theirs, str(answer), gold)
-
-
-def print_differences(runs: Sequence[EvalRun], scoring: str | None) -> None:
-    """Print them, run by run (`--verifiers`). Raises UserError."""
-    from gtpo.evalkit.report.text import visible
-
-    for run in runs:
-        headline = scoring or run.record.scoring
-        found = list(differences(run, headline))
+                answer, gold = (visible(text[:ANSWER_LENGTH]) for text in (str(answer), gold))
+                found.append(f"  {name} {question} #{sample}  {ours}, {theirs}  {answer!r} | gold {gold!r}")
         print(f"{run.name}: {len(found)} samples differ ({headline} scoring; gtpo, then Math-Verify)")
-        for d in found:
-            answer, gold = (visible(text[:ANSWER_LENGTH]) for text in (d.answer, d.gold))
-            print(f"  {d.benchmark} {d.question} #{d.sample}  {d.ours}, {d.theirs}  {answer!r} | gold {gold!r}")
+        for line in found:
+            print(line)

@@ -9,7 +9,9 @@ completions if everything fits, and otherwise a few: one of each verdict first, 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -55,20 +57,17 @@ def rank_questions(rates: NDArray[np.float64], seed: int = 0) -> list[int]:
     mean = rates.mean(axis=0)
     jitter = np.random.default_rng(seed).random(rates.shape[1])
     queues = {
-        "disagree": [q for q in np.lexsort((jitter, -spread)) if spread[q] > 0],
-        "partial": [q for q in np.lexsort((jitter, np.abs(mean - 0.5))) if 0 < mean[q] < 1],
-        "failed": [q for q in np.argsort(jitter) if mean[q] == 0],
-        "solved": [q for q in np.argsort(jitter) if mean[q] == 1],
+        "disagree": (q for q in np.lexsort((jitter, -spread)) if spread[q] > 0),
+        "partial": (q for q in np.lexsort((jitter, np.abs(mean - 0.5))) if 0 < mean[q] < 1),
+        "failed": (q for q in np.argsort(jitter) if mean[q] == 0),
+        "solved": (q for q in np.argsort(jitter) if mean[q] == 1),
     }
     order: dict[int, None] = {}
-    heads = dict.fromkeys(queues, 0)
-    while any(heads[name] < len(queue) for name, queue in queues.items()):
+    before = -1
+    while len(order) > before:
+        before = len(order)
         for name in TURNS:
-            queue = queues[name]
-            while heads[name] < len(queue) and int(queue[heads[name]]) in order:
-                heads[name] += 1
-            if heads[name] < len(queue):
-                order[int(queue[heads[name]])] = None
+            order |= dict.fromkeys(islice((int(q) for q in queues[name] if int(q) not in order), 1))
     return list(order)
 
 
@@ -206,10 +205,16 @@ def _rows_by_group(path: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:
 def groups_of(path: Path, budget: int) -> list[dict[str, Any]]:
     """The groups of one logged rollout, the most telling first, as far as `budget` bytes go."""
     groups = [_group(step, number, rows) for (step, number), rows in _rows_by_group(path).items()]
-    groups.sort(key=lambda group: -group["interest"])
+    return _that_fit(sorted(groups, key=lambda group: -group["interest"]), budget)
+
+
+def _that_fit(groups: Iterable[dict[str, Any]], budget: int) -> list[dict[str, Any]]:
+    """The first group, and each further one for which there is room left."""
     chosen: list[dict[str, Any]] = []
+    spent = 0
     for group in groups:
-        if not chosen or sum(g["bytes"] for g in chosen) + group["bytes"] <= budget:
+        if not chosen or spent + group["bytes"] <= budget:
+            spent += group["bytes"]
             chosen.append(group)
     return chosen
 
@@ -225,28 +230,18 @@ def choose_groups(train: TrainRun, budget: int) -> tuple[list[dict[str, Any]], i
         return [], 0
     picked = sorted({int(i) for i in np.linspace(0, len(files) - 1, num=min(len(files), 12))})
     by_step: dict[int, list[dict[str, Any]]] = {}
-    logged = 0
-    for i, path in enumerate(files):
-        if i not in picked:
-            continue
-        groups = _rows_by_group(path)
-        for (step, number), members in groups.items():
+    for i in picked:
+        for (step, number), members in _rows_by_group(files[i]).items():
             by_step.setdefault(step, []).append(_group(step, number, members))
-        logged += len(groups)
+    logged = sum(map(len, by_step.values()))
     if len(picked) < len(files):
         logged = round(logged * len(files) / len(picked))
-    for entries in by_step.values():
-        entries.sort(key=lambda g: -g["interest"])
-    chosen: list[dict[str, Any]] = []
-    spent = 0
-    for turn in range(max((len(entries) for entries in by_step.values()), default=0)):
-        for step in sorted(by_step):
-            if turn < len(by_step[step]):
-                group = by_step[step][turn]
-                if chosen and spent + group["bytes"] > budget:
-                    continue
-                spent += group["bytes"]
-                chosen.append(group)
+    ranked = [
+        (turn, step, group)
+        for step, groups in by_step.items()
+        for turn, group in enumerate(sorted(groups, key=lambda group: -group["interest"]))
+    ]
+    chosen = _that_fit((group for *_, group in sorted(ranked, key=lambda entry: entry[:2])), budget)
     chosen.sort(key=lambda g: (g["step"], g["group"]))
     return chosen, logged
 

@@ -108,8 +108,8 @@ def _curves(comparison: Comparison, table: Any) -> Figure:
     for axes, metric in zip(panels, (PASS, MAJ), strict=True):
         for name in table.methods:
             mean, low, high = 100 * np.array(found[name][metric]).T
-            axes.plot(ks[name], mean, label=label(name), linewidth=1.7, **styles[name])
-            axes.fill_between(ks[name], low, high, color=styles[name]["color"], alpha=0.12, linewidth=0)
+            axes.plot(ks, mean, label=label(name), linewidth=1.7, **styles[name])
+            axes.fill_between(ks, low, high, color=styles[name]["color"], alpha=0.12, linewidth=0)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_xlabel("k")

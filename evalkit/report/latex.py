@@ -110,9 +110,8 @@ def _below(cell: Cell) -> str:
 def _value(table: Table, method: str, column: Column, cell: Cell | None) -> str:
     if cell is None:
         return "--"
-    best, second = table.best.get(column, (None, None))
-    value = percent(cell.value.mean)
-    value = rf"\textbf{{{value}}}" if method == best else rf"\underline{{{value}}}" if method == second else value
+    value, rank = percent(cell.value.mean), table.rank(method, column)
+    value = rf"\textbf{{{value}}}" if rank == 1 else rf"\underline{{{value}}}" if rank == 2 else value
     if cell.direction and cell.p_corrected is not None:
         count = next((stars for level, stars in STARS if cell.p_corrected <= level), 0)
         value += f"$^{{{('*' if cell.direction > 0 else chr(92) + 'dagger ') * count}}}$"

@@ -76,33 +76,27 @@ def key_columns(comparison: Comparison, table: Table) -> list[Column]:
     return [column for column in dict.fromkeys(wanted) if column in table.columns and column != Column(MAJ, 1)]
 
 
-def curves_over_k(table: Table) -> dict[str, dict[str, Points]]:
-    """method -> metric -> (mean, low, high) for k = 1..n of that method; the band is that of the tables."""
-    out: dict[str, dict[str, Points]] = {}
-    for name in table.shared.parts:
-        largest = table.shared.samples
-        out[name] = {
-            metric: [_point(table, name, Column(metric, int(k))) for k in _ks(largest)] for metric in (PASS, MAJ)
-        }
-    return out
-
-
-def _point(table: Table, name: str, column: Column) -> tuple[float, float, float]:
-    cell = table.cells.get((name, column))
-    found = cell.value if cell else method_mean(scores(table.shared, name, column))
-    return found.mean, found.low, found.high
-
-
-def curve_ks(table: Table) -> dict[str, list[int]]:
-    """method -> the k of its points."""
-    return {name: _ks(table.shared.samples).tolist() for name in table.shared.parts}
-
-
-def _ks(largest: int) -> np.ndarray:
-    """All k up to 64; beyond, 64 of them, evenly spaced on a logarithmic axis."""
+def curve_ks(table: Table) -> list[int]:
+    """The k of a curve's points: all up to 64; beyond, 64 of them, evenly spaced on a logarithmic axis."""
+    largest = table.shared.samples
     if largest <= 64:
-        return np.arange(1, largest + 1)
-    return np.unique(np.round(np.geomspace(1, largest, 64)).astype(int))
+        return list(range(1, largest + 1))
+    return [int(k) for k in np.unique(np.round(np.geomspace(1, largest, 64)))]
+
+
+def curves_over_k(table: Table) -> dict[str, dict[str, Points]]:
+    """method -> metric -> (mean, low, high) at each of `curve_ks`; the band is that of the tables."""
+
+    def point(name: str, column: Column) -> tuple[float, float, float]:
+        cell = table.cells.get((name, column))
+        found = cell.value if cell else method_mean(scores(table.shared, name, column))
+        return found.mean, found.low, found.high
+
+    ks = curve_ks(table)
+    return {
+        name: {metric: [point(name, Column(metric, k)) for k in ks] for metric in (PASS, MAJ)}
+        for name in table.shared.parts
+    }
 
 
 def payload(comparison: Comparison, *, samples_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -114,9 +108,8 @@ def payload(comparison: Comparison, *, samples_bytes: int) -> tuple[dict[str, An
         for method in comparison.methods:
             if method.name not in versus:
                 versus[method.name] = rebased(comparison, method.name, keys)
-    members = [member for method in comparison.trained for member in method.members if member.train is not None]
-    logged = {m.name: choose_groups(m.train, 0)[1] for m in members if m.train}
-    with_weights = [name for name, count in logged.items() if count]
+    members = [member for method in comparison.trained for member in method.members]
+    with_weights = [(m, m.train) for m in members if m.train is not None and choose_groups(m.train, 0)[1]]
     room = samples_bytes * (1 - WEIGHTS_SHARE * bool(with_weights))
     blocks: dict[str, Any] = {
         "exports": {
@@ -150,7 +143,7 @@ def payload(comparison: Comparison, *, samples_bytes: int) -> tuple[dict[str, An
         }
         if not table.group:
             points = curves_over_k(table)
-            entry["ks"] = curve_ks(table)
+            entry["ks"] = dict.fromkeys(points, curve_ks(table))
             entry["curves"] = {
                 name: {metric: [[_short(v) for v in point] for point in line] for metric, line in found.items()}
                 for name, found in points.items()
@@ -159,15 +152,14 @@ def payload(comparison: Comparison, *, samples_bytes: int) -> tuple[dict[str, An
             entry["block"] = f"samples-{i}"
         benchmarks.append(entry)
     groups = []
-    for i, name in enumerate(with_weights):
-        member = next(m for m in members if m.name == name)
-        if member.train is None:
-            continue
-        chosen, total = choose_groups(member.train, int(samples_bytes * WEIGHTS_SHARE / len(with_weights)))
+    for i, (member, train) in enumerate(with_weights):
+        chosen, total = choose_groups(train, int(samples_bytes * WEIGHTS_SHARE / len(with_weights)))
         blocks[f"groups-{i}"] = chosen
         weighted = any(c["values"] != [1.0] for g in chosen for c in g["completions"])
-        groups.append({"name": visible(name), "method": member.preset, "block": f"groups-{i}", "groups": len(chosen),
-                       "weighted": weighted, "logged": total})  # fmt: skip
+        groups.append({
+            "name": visible(member.name), "method": member.preset, "block": f"groups-{i}", "groups": len(chosen),
+            "weighted": weighted, "logged": total,
+        })  # fmt: skip
     core = {
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "scoring": comparison.scoring,

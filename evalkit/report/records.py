@@ -35,7 +35,6 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
     for table in comparison.tables:
         for (name, column), cell in table.cells.items():
             d, method = cell.paired, by_name[name]
-            best, second = table.best.get(column, (None, None))
             record = {
                 "benchmark": table.benchmark,
                 "group": table.group or None,
@@ -54,7 +53,7 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
                 "worst": cell.bounds[0] if cell.bounds else None,
                 "best": cell.bounds[1] if cell.bounds else None,
                 "seed_sd": cell.value.seed_sd,
-                "rank_shown": 1 if name == best else 2 if name == second else None,
+                "rank_shown": table.rank(name, column),
                 "baseline": table.baseline if d else None,
                 "family": ("primary" if cell.primary else "exploratory") if d else None,
                 "verdict": cell.verdict,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 STYLES = {BETTER: "bold green", WORSE: "bold red", EQUIVALENT: "bold"}
+EMPHASIS: dict[int | None, str] = {1: "bold", 2: "underline"}
 SECTIONS = {PASS: "pass@k", MAJ: "maj@k", FORMAT: "format rate"}
 
 
@@ -100,20 +101,15 @@ def _paper_cell(table: Table, method: str, column: Column) -> Text:
     from rich.text import Text
 
     cell = table.cells.get((method, column))
-    if cell is None:
-        return Text("–")
-    best, second = table.best.get(column, (None, None))
-    return _rich_cell(cell, " bold" * (method == best) + " underline" * (method == second))
+    return Text("–") if cell is None else _rich_cell(cell, EMPHASIS.get(table.rank(method, column), "default"))
 
 
-def _rich_cell(cell: Cell, emphasis: str = "") -> Text:
+def _rich_cell(cell: Cell, emphasis: str = "default") -> Text:
     from rich.text import Text
 
     style = STYLES.get(cell.verdict or "", "")
     seeds = f" {spread(cell.value)}" if cell.value.seed_sd is not None else ""
-    text = Text.assemble(
-        (percent(cell.value.mean), emphasis.strip() or "default"), seeds, " ", (interval(cell.value), "dim")
-    )
+    text = Text.assemble((percent(cell.value.mean), emphasis), seeds, " ", (interval(cell.value), "dim"))
     if cell.bounds is not None:
         text.append(f" {bounds(cell)}", style="dim")
     if cell.paired is not None:
@@ -211,9 +207,8 @@ def _markdown_cell(table: Table, method: str, column: Column) -> str:
     cell = table.cells.get((method, column))
     if cell is None:
         return "–"
-    best, second = table.best.get(column, (None, None))
-    value = percent(cell.value.mean)
-    value = f"**{value}**" if method == best else f"<u>{value}</u>" if method == second else value
+    value, rank = percent(cell.value.mean), table.rank(method, column)
+    value = f"**{value}**" if rank == 1 else f"<u>{value}</u>" if rank == 2 else value
     text = " ".join(part for part in (value, spread(cell.value), interval(cell.value), bounds(cell)) if part)
     if cell.paired is None:
         return text

@@ -254,15 +254,13 @@ def samples_per_question(run: EvalRun, benchmark: str) -> str:
 def _joined_for(train: TrainRun, found: list[EvalRun], notes: list[str]) -> EvalRun:
     """The eval runs of a train run as one line; UserError where they are not parts of one evaluation."""
     try:
-        run = _check_shards(_joined(train.name, [replace(run, train=train) for run in found]), notes)
+        return _joined(train.name, [replace(run, train=train) for run in found], notes)
     except _NotOne as error:
         names = ", ".join(str(run.folders[0]) for run in found)
         raise UserError(
             f'train run "{train.name}" has {len(found)} eval runs ({names}) that {error.reason}: name the one to '
             "compare"
         ) from None
-    _note_joined(run, found, notes)
-    return run
 
 
 class _NotOne(UserError):
@@ -276,22 +274,17 @@ class _NotOne(UserError):
         )
 
 
-def _note_joined(run: EvalRun, parts: list[EvalRun], notes: list[str]) -> None:
-    if len(parts) < 2:
-        return
-    unknown = " of recorded completions, which do not say what model wrote them" if _recorded(run.record) else ""
-    notes.append(f"{run.name}: {len(parts)} parts joined{unknown} ({', '.join(str(p.folders[0]) for p in parts)})")
-
-
-def _check_shards(run: EvalRun, notes: list[str]) -> EvalRun:
-    """Note which shards of a run are missing."""
+def _note_parts(run: EvalRun, parts: list[EvalRun], notes: list[str]) -> None:
+    """Note which shards of a run are missing, and what it was joined of."""
     shards = [record.shard for record in run.records if record.shard]
     for total in sorted({shard.partition("/")[2] for shard in shards}):
         have = {shard.partition("/")[0] for shard in shards if shard.endswith(f"/{total}")}
         missing = [str(i) for i in range(1, int(total) + 1) if str(i) not in have]
         if missing:
             notes.append(f"{run.name}: shard {', '.join(missing)} of {total} is missing, the other questions are used")
-    return run
+    if len(parts) > 1:
+        unknown = " of recorded completions, which do not say what model wrote them" if _recorded(run.record) else ""
+        notes.append(f"{run.name}: {len(parts)} parts joined{unknown} ({', '.join(str(p.folders[0]) for p in parts)})")
 
 
 def _one_line_a_name(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
@@ -303,18 +296,22 @@ def _one_line_a_name(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
         if len(set(folders)) < len(folders):
             twice = next(folder for folder in folders if folders.count(folder) > 1)
             raise UserError(f'run "{name}" is given twice ({twice}); name it once')
-        if len(same) > 1:
-            lines.append(_check_shards(_joined(name, same), notes))
-            _note_joined(lines[-1], same, notes)
-        else:
-            lines.append(_check_shards(same[0], notes))
+        lines.append(_joined(name, same, notes))
     return lines
 
 
-def _joined(name: str, parts: list[EvalRun]) -> EvalRun:
-    """One run of parts that measured different questions of the same weights, sampled in the same way."""
-    if len(parts) == 1:
-        return replace(parts[0], name=name)
+def _joined(name: str, parts: list[EvalRun], notes: list[str]) -> EvalRun:
+    """One run of its parts; UserError where they are not of one."""
+    if len(parts) > 1:
+        _check_parts(name, parts)
+    folders = tuple(folder for part in parts for folder in part.folders)
+    run = replace(parts[0], name=name, folders=folders, records=tuple(r for part in parts for r in part.records))
+    _note_parts(run, parts, notes)
+    return run
+
+
+def _check_parts(name: str, parts: list[EvalRun]) -> None:
+    """Raise UserError unless parts measured different questions of the same weights, sampled in the same way."""
     places = " and ".join(str(folder) for part in parts for folder in part.folders)
     first = settings(parts[0])
     differing = [key for key in SETTINGS if any(settings(part)[key] != first[key] for part in parts[1:])]
@@ -332,8 +329,6 @@ def _joined(name: str, parts: list[EvalRun]) -> EvalRun:
             if not seen.isdisjoint(ids):
                 raise _NotOne(name, places, f"share questions of {benchmark}")
             seen.update(ids)
-    folders = tuple(folder for part in parts for folder in part.folders)
-    return EvalRun(name, folders, tuple(r for part in parts for r in part.records), parts[0].train)
 
 
 _WEIGHTS = ("model.fingerprint", "model.source", "model.adapter", "model.train_run", "model.checkpoint")
