@@ -1,12 +1,10 @@
-"""The per-question scores of a run, read from questions.parquet (evalkit/results/schema.py).
-
-Reading eight runs of 6,419 questions with 64 values each takes a fifth of a second: the buffers are used as they are.
-"""
+"""The per-question scores of a run, read from questions.parquet (evalkit/results/schema.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,10 +46,8 @@ class Questions:
         return Questions(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
 
-_KEYS = ("benchmark", "question_id", "scoring", "subject")
 _COUNTS = ("level", "n", "correct", "format_ok", "truncated")
-_COLUMNS = (*_KEYS, *_COUNTS, "mean_tokens", "maj_at_k")
-_FILES: dict[Path, _File] = {}
+_COLUMNS = ("benchmark", "question_id", "scoring", "subject", *_COUNTS, "mean_tokens", "maj_at_k")
 
 
 def load_questions(run: EvalRun, benchmark: str, scoring: str) -> Questions:
@@ -59,10 +55,7 @@ def load_questions(run: EvalRun, benchmark: str, scoring: str) -> Questions:
     parts = []
     for folder, record in zip(run.folders, run.records, strict=True):
         if benchmark in record.benchmarks:
-            path = folder / "questions.parquet"
-            if path not in _FILES:
-                _FILES[path] = _File(path)
-            parts.append(_FILES[path].questions(run.stored.get(benchmark, benchmark), scoring))
+            parts.append(_part(folder / "questions.parquet", run.stored.get(benchmark, benchmark), scoring))
     if not parts:
         raise UserError(f"{run.name}: {benchmark} was not evaluated")
     if len(parts) == 1:
@@ -76,75 +69,56 @@ def load_questions(run: EvalRun, benchmark: str, scoring: str) -> Questions:
     return whole.take(np.argsort(whole.ids))
 
 
-class _File:
-    """One questions.parquet in memory; what is asked for is laid out when it is asked for."""
+@cache
+def _file(path: Path) -> tuple[NDArray[np.object_], Questions]:
+    """One questions.parquet: `scoring benchmark` of each row, and the rows. UserError where it does not hold them.
 
-    def __init__(self, path: Path) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+    Without filters and scalars of Arrow, which import pandas: a quarter of a second.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
 
-        self.path = path
-        try:
-            with pq.ParquetFile(path, read_dictionary=["benchmark", "scoring", "subject"]) as file:
-                version = int((file.schema_arrow.metadata or {}).get(b"gtpo_schema_version", b"0"))
-                check_schema_version(path, version, EVAL_SCHEMA_VERSION)
-                missing = [name for name in _COLUMNS if name not in file.schema_arrow.names]
-                if missing:
-                    raise UserError(
-                        f"{path}: column {missing[0]} is missing; write the file again: gtpo eval --rescore"
-                    )
-                table = file.read(columns=list(_COLUMNS), use_threads=False)
-        except (pa.ArrowException, OSError) as error:
-            raise UserError(f"{path}: cannot be read ({error}); write it again with gtpo eval --rescore") from None
-        # Strings come as dictionary codes and ids as Python strings: to_numpy on them would import pandas.
-        columns = {name: table.column(name).combine_chunks() for name in _COLUMNS}
-        self.ids = np.array(columns["question_id"].to_pylist(), dtype=object)
-        self.coded = {
-            name: (_numbers(columns[name].indices, np.int32, -1), columns[name].dictionary.to_pylist())
-            for name in ("benchmark", "scoring", "subject")
-        }
-        self.counts = {name: _numbers(columns[name], np.int32, 0) for name in _COUNTS}
-        self.tokens = _numbers(columns["mean_tokens"], np.float64, np.nan)
-        self.offsets = _numbers(columns["maj_at_k"].offsets, np.int32, 0)
-        self.maj_at_k = _numbers(columns["maj_at_k"].values, np.float64, np.nan)
-        self.laid_out: dict[tuple[str, str], Questions] = {}
+    try:
+        with pq.ParquetFile(path, read_dictionary=["benchmark", "scoring", "subject"]) as file:
+            version = int((file.schema_arrow.metadata or {}).get(b"gtpo_schema_version", b"0"))
+            check_schema_version(path, version, EVAL_SCHEMA_VERSION)
+            missing = [name for name in _COLUMNS if name not in file.schema_arrow.names]
+            if missing:
+                raise UserError(f"{path}: column {missing[0]} is missing; write the file again: gtpo eval --rescore")
+            table = file.read(columns=list(_COLUMNS), use_threads=False).combine_chunks()
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); write it again with gtpo eval --rescore") from None
+    benchmarks, scorings, subjects = (
+        np.array([*column.dictionary.to_pylist(), ""], dtype=object)[_numbers(column.indices, -1)]
+        for column in (table[name].combine_chunks() for name in ("benchmark", "scoring", "subject"))
+    )
+    counts = {name: _numbers(table[name], 0) for name in _COUNTS}
+    n, most = counts["n"], int(counts["n"].max(initial=1))
+    if np.any(_numbers(pc.list_value_length(table["maj_at_k"]), 0) < n):
+        raise UserError(f"{path}: maj_at_k is shorter than n; write the file again: gtpo eval --rescore")
+    by_k = pc.list_slice(table["maj_at_k"], 0, most, return_fixed_size_list=True).combine_chunks().flatten()
+    rows = Questions(
+        ids=np.array(table["question_id"].to_pylist(), dtype=object),
+        subject=subjects,
+        mean_tokens=_numbers(table["mean_tokens"], np.nan),
+        pass_at_k=_pass_at_k(n, counts["correct"], most),
+        maj_at_k=np.where(np.arange(most) < n[:, None], _numbers(by_k, np.nan).reshape(-1, most), np.nan),
+        **counts,
+    )
+    return scorings + " " + benchmarks, rows
 
-    def questions(self, benchmark: str, scoring: str) -> Questions:
-        """The rows of one benchmark and scoring, by id."""
-        key = (benchmark, scoring)
-        if key not in self.laid_out:
-            self.laid_out[key] = self._lay_out(benchmark, scoring)
-        return self.laid_out[key]
 
-    def _lay_out(self, benchmark: str, scoring: str) -> Questions:
-        chosen = np.ones(self.ids.size, dtype=bool)
-        for name, word in (("benchmark", benchmark), ("scoring", scoring)):
-            codes, words = self.coded[name]
-            chosen &= codes == (words.index(word) if word in words else -2)
-        rows = np.flatnonzero(chosen)
-        if rows.size == 0:
-            raise UserError(f"{self.path}: no {scoring} scores of {benchmark}; write them again: gtpo eval --rescore")
-        rows = rows[np.argsort(self.ids[rows])]
-        counts = {name: column[rows] for name, column in self.counts.items()}
-        most = int(counts["n"].max())
-        if np.any(self.offsets[rows + 1] - self.offsets[rows] < counts["n"]):
-            raise UserError(f"{self.path}: maj_at_k is shorter than n; write the file again: gtpo eval --rescore")
-        codes, words = self.coded["subject"]
-        return Questions(
-            ids=self.ids[rows],
-            subject=np.array([*words, ""], dtype=object)[codes[rows]],
-            mean_tokens=self.tokens[rows],
-            pass_at_k=_pass_at_k(counts["n"], counts["correct"], most),
-            maj_at_k=self._maj_at_k(rows, counts["n"], most),
-            **counts,
-        )
-
-    def _maj_at_k(self, rows: NDArray[Any], n: NDArray[np.int32], most: int) -> NDArray[np.float64]:
-        places = self.offsets[rows][:, None] + np.arange(most)
-        if n.min() == most:
-            return self.maj_at_k[places]
-        there = np.arange(most) < n[:, None]
-        return np.where(there, self.maj_at_k[np.where(there, places, 0)], np.nan)
+@cache
+def _part(path: Path, benchmark: str, scoring: str) -> Questions:
+    """Return the rows of one file, benchmark and scoring, by id."""
+    keys, every = _file(path)
+    rows = np.flatnonzero(keys == f"{scoring} {benchmark}")
+    if not rows.size:
+        raise UserError(f"{path}: no {scoring} scores of {benchmark}; write them again: gtpo eval --rescore")
+    found = every.take(rows[np.argsort(every.ids[rows])])
+    k = slice(int(found.n.max()))
+    return replace(found, pass_at_k=found.pass_at_k[:, k], maj_at_k=found.maj_at_k[:, k])
 
 
 def _widened(values: NDArray[np.float64], most: int) -> NDArray[np.float64]:
@@ -161,17 +135,14 @@ def _pass_at_k(n: NDArray[np.int32], correct: NDArray[np.int32], most: int) -> N
     return out
 
 
-def _numbers(array: Any, kind: Any, null: float) -> NDArray[Any]:
-    """The buffer of a primitive array, nulls replaced. Arrow's own to_numpy imports pandas, a quarter of a second."""
-    valid, data = array.buffers()
-    if data is None:
-        return np.zeros(0, dtype=kind)
-    rows = slice(array.offset, array.offset + len(array))
-    values = np.frombuffer(data, dtype=kind)[rows]
-    if valid is None or array.null_count == 0:
-        return values
-    there = np.unpackbits(np.frombuffer(valid, dtype=np.uint8), bitorder="little")[rows].astype(bool)
-    return np.where(there, values, np.asarray(null, dtype=kind))
+def _numbers(column: Any, null: float) -> NDArray[Any]:
+    """A column of numbers, nulls replaced."""
+    import pyarrow as pa
+
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    whole = pa.Array.from_buffers(array.type, len(array), [None, array.buffers()[1]], offset=array.offset)
+    values = np.from_dlpack(whole)
+    return np.where(np.from_dlpack(array.is_null().cast("uint8")), null, values) if array.null_count else values
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None, *, remedy: str = "run gtpo eval again") -> pa.Table:
