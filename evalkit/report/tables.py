@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from gtpo.common.terminal import stacked
@@ -13,11 +15,10 @@ from gtpo.evalkit.report.text import bounds, change, header, interval, p_text, p
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
-    from rich.table import Table as Grid
     from rich.text import Text
 
 STYLES = {BETTER: "bold green", WORSE: "bold red", EQUIVALENT: "bold"}
-EMPHASIS: dict[int | None, str] = {1: "bold", 2: "underline"}
+EMPHASIS = {None: "default", 1: "bold", 2: "underline"}
 SECTIONS = {PASS: "pass@k", MAJ: "maj@k", FORMAT: "format rate"}
 
 
@@ -56,7 +57,7 @@ def as_rich(comparison: Comparison, width: int = 160, *, details: bool = False) 
     parts: list[RenderableType] = [Text(f"note: {visible(note)}", style="yellow") for note in comparison.all_notes]
     if comparison.tables:
         for column in comparison.metrics:
-            parts += [Text(""), *_paper_grids(comparison, column, width)]
+            parts += [Text(""), _paper_grid(comparison, column, width)]
         for one in sentences(comparison):
             parts.append(Text.assemble((one.head, STYLES.get(one.verdict, "default")), f" {one.rest}"))
     if details:
@@ -64,7 +65,7 @@ def as_rich(comparison: Comparison, width: int = 160, *, details: bool = False) 
         if rows:
             parts += [Text(""), _grid("primary comparisons: what each test covers", head, rows, width, keep=2)]
     for table in comparison.tables if details else [table for table in comparison.tables if table.group]:
-        parts += [Text(""), _details_grid(comparison, table, width)]
+        parts += [Text(""), *_details_grid(comparison, table, width)]
     if comparison.trained:
         title = "training: mean of the last tenth of the steps"
         parts += [Text(""), _grid(title, *training_rows(comparison), width, keep=2)]
@@ -73,35 +74,18 @@ def as_rich(comparison: Comparison, width: int = 160, *, details: bool = False) 
     return Group(*parts)
 
 
-def _paper_grids(comparison: Comparison, column: Column, width: int) -> list[Grid]:
+def _paper_grid(comparison: Comparison, column: Column, width: int) -> Group:
     """The table for a paper, in as many pieces as the width asks for."""
-    from rich.table import Table as Grid
     from rich.text import Text
 
-    labels = {method.name: name_text(comparison, method.name) for method in comparison.methods}
-    room = max(1, (width - max(map(len, labels.values())) - 4) // 26)
-    pieces = [comparison.benchmarks[i : i + room] for i in range(0, len(comparison.benchmarks), room)]
-    grids = []
-    for i, piece in enumerate(pieces):
-        grid = Grid(title=caption(comparison, column) if i == 0 else None, title_justify="left", title_style="bold")
-        grid.add_column("method", min_width=12)
-        for table in piece:
-            grid.add_column(f"{visible(table.benchmark)}\n{table.questions:,} questions", justify="right", no_wrap=True)
-        last = i == len(pieces) - 1 and len(comparison.benchmarks) > 1
-        if last:
-            grid.add_column("average", justify="right", no_wrap=True)
-        for name, label in labels.items():
-            cells = [_paper_cell(table, name, column) for table in piece]
-            grid.add_row(Text(label), *cells, *([average_text(comparison, name, column)] if last else []))
-        grids.append(grid)
-    return grids
-
-
-def _paper_cell(table: Table, method: str, column: Column) -> Text:
-    from rich.text import Text
-
-    cell = table.cells.get((method, column))
-    return Text("–") if cell is None else _rich_cell(cell, EMPHASIS.get(table.rank(method, column), "default"))
+    tables, average = comparison.benchmarks, len(comparison.benchmarks) > 1
+    heads = [f"{visible(table.benchmark)}\n{table.questions:,} questions" for table in tables]
+    rows: list[list[Text | str]] = []
+    for name in (method.name for method in comparison.methods):
+        found = [(table.cells.get((name, column)), EMPHASIS[table.rank(name, column)]) for table in tables]
+        cells = [Text("–") if cell is None else _rich_cell(cell, emphasis) for cell, emphasis in found]
+        rows.append([name_text(comparison, name), *cells, *([average_text(comparison, name, column)] * average)])
+    return _grid(caption(comparison, column), ["method", *heads, *["average"] * average], rows, width, numbers=True)
 
 
 def _rich_cell(cell: Cell, emphasis: str = "default") -> Text:
@@ -117,39 +101,40 @@ def _rich_cell(cell: Cell, emphasis: str = "default") -> Text:
     return text
 
 
-def _details_grid(comparison: Comparison, table: Table, width: int) -> Grid:
-    """Every column of one benchmark: pass@k, maj@k, format rate, wrapped to the width."""
-    from rich.table import Table as Grid
-    from rich.text import Text
-
-    labels = {name: name_text(comparison, name) for name in table.methods}
-    room = max(1, (width - max(map(len, labels.values())) - 4) // 26)
-    grid = Grid(title=header(table), title_justify="left", title_style="bold", show_header=False)
-    rows = [
-        (metric, columns[i : i + room]) for metric, columns in sections(table) for i in range(0, len(columns), room)
-    ]
-    most = max(len(columns) for _, columns in rows)
-    grid.add_column(min_width=12)
-    for _ in range(most):
-        grid.add_column(justify="right", no_wrap=True)
-    for metric, columns in rows:
-        grid.add_row(Text(SECTIONS[metric], style="bold"), *(Text(column.label, style="bold") for column in columns))
-        for name in table.methods:
-            grid.add_row(Text(labels[name]), *(_rich_cell(table.cells[name, column]) for column in columns))
-        grid.add_section()
-    return grid
+def _details_grid(comparison: Comparison, table: Table, width: int) -> list[Group]:
+    """Every column of one benchmark: pass@k, maj@k, format rate, each as wide as it may be."""
+    grids: list[Group] = []
+    for metric, columns in sections(table):
+        rows: list[list[Text | str]] = [
+            [name_text(comparison, name), *(_rich_cell(table.cells[name, column]) for column in columns)]
+            for name in table.methods
+        ]
+        title = header(table) if not grids else ""
+        grids.append(_grid(title, [SECTIONS[metric], *(column.label for column in columns)], rows, width, numbers=True))
+    return grids
 
 
-def _grid(title: str, head: list[str], rows: list[list[str]], width: int, *, keep: int = 1) -> Group:
+def _grid(
+    title: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[Text | str]],
+    width: int,
+    *,
+    keep: int = 1,
+    numbers: bool = False,
+) -> Group:
+    """A table in pieces that fit, the first `keep` columns in each. numbers: the others are figures."""
     from rich.console import Group
     from rich.table import Table as Grid
     from rich.text import Text
 
     grid = Grid(title=title or None, title_justify="left", title_style="bold")
-    for name in head:
-        grid.add_column(name, overflow="fold")
+    for place, name in enumerate(head):
+        figures = numbers and place >= keep
+        grid.add_column(name, overflow="fold", justify="right" if figures else "left", no_wrap=figures)
     for row in rows:
-        grid.add_row(*(Text(value) for value in row))
+        texts = (fill(value, max(20, width - 40)) if numbers and isinstance(value, str) else value for value in row)
+        grid.add_row(*(Text(value) if isinstance(value, str) else value for value in texts))
     return Group(*stacked(grid, width, keep=keep))
 
 
