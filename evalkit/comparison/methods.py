@@ -59,8 +59,8 @@ class Member:
         """What must be equal within a method; None where it is unknown."""
         if self.config is None:
             return None
-        skipped = (*NAME_KEYS, *WHERE_KEYS)
-        return {k: v for k, v in self.config.items() if k not in skipped and k != SEED_KEY}
+        skipped = (*NAME_KEYS, *WHERE_KEYS, SEED_KEY)
+        return {key: value for key, value in self.config.items() if key not in skipped}
 
 
 @dataclass(frozen=True)
@@ -254,14 +254,9 @@ def _names(groups: dict[tuple[str, str], list[Member]]) -> dict[tuple[str, str],
 def _differing(members: Sequence[Member], ignored: Iterable[str] = ()) -> dict[str, list[Any]]:
     """Config keys in which members differ, beside seeds and names, with their values."""
     configs = [member.config or {} for member in members]
-    keys = dict.fromkeys(key for config in configs for key in config)
-    return {
-        key: [config.get(key) for config in configs]
-        for key in keys
-        if key not in (*NAME_KEYS, *ignored)
-        and key != SEED_KEY
-        and len({str(config.get(key)) for config in configs}) > 1
-    }
+    found = {key: [config.get(key) for config in configs] for config in configs for key in config}
+    skipped = (*NAME_KEYS, *ignored, SEED_KEY)
+    return {key: values for key, values in found.items() if key not in skipped and len(set(map(str, values))) > 1}
 
 
 def _note_inside(method: Method, *, chosen: bool, notes: list[str]) -> None:

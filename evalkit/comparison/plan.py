@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -107,16 +108,10 @@ def plan_for(
 def averaged(plans: Sequence[Plan]) -> Plan:
     """One plan for several comparisons of a benchmark: the mean of each variance."""
     trained = [plan.of_training for plan in plans if plan.of_training is not None]
-    return Plan(
-        plans[0].questions,
-        plans[0].samples,
-        float(np.mean([plan.of_methods for plan in plans])),
-        float(np.mean([plan.of_runs for plan in plans])),
-        float(np.mean([plan.of_samples for plan in plans])),
-        float(np.mean(trained)) if trained else None,
-        all(plan.paired for plan in plans),
-        plans[0].alpha,
-    )
+    sources = ("of_methods", "of_runs", "of_samples")
+    means: dict[str, Any] = {name: float(np.mean([getattr(plan, name) for plan in plans])) for name in sources}
+    of_training = float(np.mean(trained)) if trained else None
+    return replace(plans[0], **means, of_training=of_training, paired=all(plan.paired for plan in plans))
 
 
 def table(plan: Plan, difference: float) -> list[tuple[int, list[int | None]]]:

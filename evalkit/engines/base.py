@@ -75,6 +75,11 @@ class Generation(NamedTuple):
     prompt_tokens: int | None = None
     """Tokens of the prompt as a server counts them; None where it does not say, or the prompt is known itself."""
 
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """The benchmark, question and sample that it is of."""
+        return self[:3]
+
 
 class Running(NamedTuple):
     """A sample that an engine works on."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 QUESTIONS = 2
@@ -31,23 +32,18 @@ def judge(sung: Iterable[Sung], models: Iterable[str], fingerprints: Iterable[st
     Texts are kept as hashes, those of several servers side by side. Empty ones (thoughts that are not shown) say
     nothing.
     """
-    by_request: dict[tuple[str, str, int], list[str]] = {}
+    by_question: dict[tuple[str, str], dict[int, list[str]]] = {}
+    texts: dict[str, set[str]] = {}
     for one in sung:
         if one.text.strip():
-            by_request.setdefault((one.server, one.question, one.seed), []).append(one.text)
-    by_question: dict[tuple[str, str], set[str]] = {}
-    many = False
-    texts: dict[str, set[str]] = {}
-    for (server, question, seed), found in by_request.items():
-        known = by_question.setdefault((server, question), set())
-        many |= bool(known) or any(s != seed and (u, q) == (server, question) for u, q, s in by_request)
-        known |= set(found)
-        texts.setdefault(f"{question} {seed}", set()).update(map(_hash, found))
-    twice = [found for found in by_request.values() if len(found) > 1]
+            by_question.setdefault((one.server, one.question), {}).setdefault(one.seed, []).append(one.text)
+            texts.setdefault(f"{one.question} {one.seed}", set()).add(_hash(one.text))
+    many = any(len(seeds) > 1 for seeds in by_question.values())
+    twice = [found for seeds in by_question.values() for found in seeds.values() if len(found) > 1]
     return {
         "models": sorted(set(models)),
         "fingerprints": sorted(set(fingerprints)),
-        "seed_matters": any(len(found) > 1 for found in by_question.values()) if many else None,
+        "seed_matters": any(len(set(chain(*seeds.values()))) > 1 for seeds in by_question.values()) if many else None,
         "repeats": all(len(set(found)) == 1 for found in twice) if twice else None,
         "texts": {key: sorted(found) for key, found in sorted(texts.items())},
     }

@@ -100,7 +100,6 @@ class Dispatch:
         results: queue.SimpleQueue[Generation | None],
     ) -> None:
         self._asked, self.servers, self._results = asked, servers, results
-        self.concurrency, self.retries, self.wait_s = asked.concurrency, asked.retries, asked.wait_s
         self._access = asked.access
         self._stop_at: float | None = None
         self._fatal: Exception | None = None
@@ -109,9 +108,7 @@ class Dispatch:
         self._changed = asyncio.Event()
         self._away_since: float | None = None  # when the last server was lost, until a completion arrives
         for server in servers.values():
-            server.open.clear()
-            server.asking.clear()
-            server.paused.clear()
+            server.forget()
 
     def stop(self, grace_s: float) -> None:
         """Send nothing new; requests in flight may be answered for grace_s more seconds."""
@@ -124,7 +121,7 @@ class Dispatch:
 
     async def run(self) -> None:
         """Ask until every sample is there or has failed, or the run is stopped."""
-        async with self._access.session(self.concurrency * len(self.servers) + 8) as self._session:
+        async with self._access.session(self._asked.concurrency * len(self.servers) + 8) as self._session:
             for server in self.servers.values():
                 if server.out is not None:
                     self._watch(self._rejoin(server))
@@ -253,7 +250,7 @@ class Dispatch:
         gone = error.lost and len(self._in()) > 1 and await server.models(self._session) is None
         if not self._dealer.owes(server.url, request.key):  # it was left out meanwhile, or another answered
             return
-        if error.passing and request.attempts <= self.retries and not gone:
+        if error.passing and request.attempts <= self._asked.retries and not gone:
             pause = min(LONGEST_PAUSE_S, 0.5 * 2 ** (request.attempts - 1)) * random.uniform(0.75, 1.25)
             server.paused[request.key] = request
             asyncio.get_running_loop().call_later(max(pause, error.pause_s), self._again, server, request)
@@ -274,7 +271,7 @@ class Dispatch:
 
     def _settle(self, server: Server, generation: Generation) -> None:
         """Hand on a sample, completed or failed; nobody else needs to ask for it."""
-        key = generation.benchmark, generation.question_id, generation.sample_index
+        key = generation.key
         shared = self._dealer.is_shared(key)
         if self._dealer.settle(server.url, key):
             server.throughput.add([generation])
@@ -306,7 +303,7 @@ class Dispatch:
             # Another server may have better luck with it.
             if not (error.passing and len(self._in()) > 1 and self._dealer.move(url, request.key, MOVES)):
                 self._settle(server, failed)
-            if server.failed_in_a_row >= max(ALL_FAILED, self.concurrency):
+            if server.failed_in_a_row >= max(ALL_FAILED, self._asked.concurrency):
                 if server.served == 0 and server.refused:
                     self._halt(UserError(f"{url} refuses every request ({text})"))
                 else:
@@ -323,25 +320,25 @@ class Dispatch:
         """Leave a server out that has accepted nothing for long."""
         since, now = server.pace.refused_since, time.monotonic()
         least, most = REFUSED_S
-        patience = max(self.wait_s, min(most, max(least, self._access.timeout_s)))
+        patience = max(self._asked.wait_s, min(most, max(least, self._access.timeout_s)))
         if since is not None and now - since > patience and now > server.pace.retry_at:
             reason = f"{server.url} has accepted no request for {now - since:.0f} s (HTTP 429)"
             self._leave_out(server, EngineStopped(reason))
 
     def _check_wait(self) -> None:
         """Stop where no server has answered for as long as the user waits."""
-        if self._away_since is None or time.monotonic() - self._away_since <= self.wait_s:
+        if self._away_since is None or time.monotonic() - self._away_since <= self._asked.wait_s:
             return
         reasons = "; ".join(f"{server.url}: {server.out}" for server in self.servers.values() if server.out)
         if reasons:
-            self._halt(EngineStopped(f"no server for {self.wait_s:.0f} s (--wait-for-server): {reasons}"))
+            self._halt(EngineStopped(f"no server for {self._asked.wait_s:.0f} s (--wait-for-server): {reasons}"))
 
     def _leave_out(self, server: Server, why: EngineStopped) -> None:
         """Deal what a server owes to the others and ask it again later; without others the engine waits or stops."""
         if server.out is not None:
             return
         if len(self._in()) == 1:
-            if not self.wait_s:
+            if not self._asked.wait_s:
                 lost = [f"{other.url}: {other.out}" for other in self.servers.values() if other.out is not None]
                 self._halt(EngineStopped("; ".join([str(why), *lost])))
                 return
@@ -352,11 +349,9 @@ class Dispatch:
         for task, _ in server.asking.values():
             if task is not me:
                 task.cancel()
-        server.asking.clear()
-        server.open.clear()
-        server.paused.clear()
+        server.forget()
         again = self._dealer.give_back(server.url)
-        where = "go to the other servers" if self._in() else f"wait for it, up to {self.wait_s:.0f} s"
+        where = "go to the other servers" if self._in() else f"wait for it, up to {self._asked.wait_s:.0f} s"
         LOG.warning("%s: left out, and asked again later; %d samples %s", why, again, where)
         self._watch(self._rejoin(server))
         for other in self._in():

@@ -98,6 +98,11 @@ class Server:
         self.fingerprints: set[str] = set()
         self.last_byte = time.monotonic()
 
+    def forget(self) -> None:
+        """Drop the requests that it was to answer."""
+        for requests in (self.open, self.asking, self.paused):
+            requests.clear()
+
     def silent_s(self) -> float:
         """Return for how long requests have waited without a byte."""
         return time.monotonic() - self.last_byte if self.asking else 0.0

@@ -112,6 +112,11 @@ class _Copy:
         """Return whether it takes questions."""
         return self.starting is None and self.out is None
 
+    @property
+    def awaited(self) -> bool:
+        """Return whether something of it is to come back."""
+        return self.out is None and (self.starting is not None or bool(self.calls))
+
 
 class RayEngine(Engine):
     """Copies of the model as Ray actors. Raises UserError where they do not fit or one of them does not start.
@@ -234,7 +239,7 @@ class RayEngine(Engine):
         """Wait for the next calls to come back, and yield what they bring."""
         import ray
 
-        awaited = {copy.calls[0] if copy.ready else copy.starting: copy for copy in self._copies if _waits(copy)}
+        awaited = {copy.calls[0] if copy.ready else copy.starting: copy for copy in self._copies if copy.awaited}
         if not awaited:
             time.sleep(_TICK_S)
             return
@@ -256,9 +261,7 @@ class RayEngine(Engine):
             copy.calls.popleft()
             copy.called, copy.warm = time.monotonic(), True
             # A run that was broken off may have left something in a copy that nobody asks for any more.
-            owed = [
-                g for g in result if self._dealer.settle(copy.name, (g.benchmark, g.question_id, g.sample_index))
-            ]  # fmt: skip
+            owed = [g for g in result if self._dealer.settle(copy.name, g.key)]
             if owed:
                 copy.deaths = 0
                 copy.throughput.add(owed)
@@ -321,10 +324,6 @@ class RayEngine(Engine):
         self._copies = []
         if self._joined:
             ray.shutdown()
-
-
-def _waits(copy: _Copy) -> bool:
-    return copy.out is None and (copy.starting is not None or bool(copy.calls))
 
 
 def _reason(error: Exception) -> str:

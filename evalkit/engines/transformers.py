@@ -177,7 +177,6 @@ class TransformersEngine(Engine):
                 f"{ref.adapter or ref.source}: cannot be loaded ({' '.join(str(error).split())[:300]})"
             ) from None
         self.model = model.to(self.device).eval()
-        self._stopped = False
         self._at: tuple[list[Task], int, list[int]] = [], 0, []
         """What is sampled: questions, steps done, and the length of each row, the limit where it is not known yet."""
         self.rows = rows or self._default_rows()
@@ -213,7 +212,7 @@ class TransformersEngine(Engine):
 
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
         """Yield one batch of completions at a time."""
-        self._stopped = False
+        self._stop_at = None
         for benchmark in dict.fromkeys(task.benchmark for task in tasks):
             of_benchmark = [task for task in tasks if task.benchmark == benchmark]
             for batch in plan_batches(of_benchmark, self.sampling.n, self.rows):
@@ -284,7 +283,7 @@ class TransformersEngine(Engine):
         known = lengths.tolist()
         for step in range(most):
             self._at = tasks, step, known
-            if self._stopped:
+            if self._stop_at is not None:  # a batch is sampled whole or not at all
                 raise _Stopped
             drawn = uniforms.at(step)[alive.cpu()].to(self.device)
             tokens = draw_tokens(penalties.apply(logits.float()) if penalties else logits, drawn, self.sampling)
@@ -340,10 +339,6 @@ class TransformersEngine(Engine):
             Running(batch[row // size].benchmark, min(step, length), length <= step)
             for row, length in enumerate(lengths)
         ]
-
-    def stop(self, grace_s: float) -> None:
-        """Give up the batch at its next token: it is sampled whole or not at all."""
-        self._stopped = True
 
     def close(self) -> None:
         """Let go of the model."""

@@ -296,25 +296,24 @@ def print_check(settings: EvalSettings) -> None:
     with Verifier() as verifier:
         failures = find_unverifiable([(p.id, p.answer) for p in problems], verifier)
     print(f"\nself-test: {len(problems) - len(failures)} of {len(problems)} golds verify against themselves")
-    for failure in failures[:20]:
-        print(f"  {failure.id}: {failure.reason}")
-    if len(failures) > 20:
-        print(f"  ... and {len(failures) - 20} more")
+    _print_first([f"{failure.id}: {failure.reason}" for failure in failures])
     contracts = [read_contract(p.problem) for p in problems]
-    against = [(p, found) for p in problems if (found := contradiction(p.problem, p.answer)) is not None]
+    against = [f"{p.id}: {why}" for p in problems if (why := contradiction(p.problem, p.answer)) is not None]
     print(f"answer contracts: {sum(map(bool, map(str, contracts)))} problems say what their answer must be")
     for problem, contract in list(zip(problems, contracts, strict=True))[:3]:
         print(f"  {problem.id}: {str(contract) or 'nothing in particular'}")
     print(f"contracts that the gold contradicts: {len(against)}")
-    for problem, found in against[:20]:
-        print(f"  {problem.id}: {found}")
-    if len(against) > 20:
-        print(f"  ... and {len(against) - 20} more")
-    if benchmark.checksum:
-        same = checksum(problems) == benchmark.checksum
-        print(f"checksum of ids and golds: {'as published' if same else 'not that of the published set'}")
-    else:
-        print(f"checksum of ids and golds: {checksum(problems)}")
+    _print_first(against)
+    found = checksum(problems)
+    same = "as published" if found == benchmark.checksum else "not that of the published set"
+    print(f"checksum of ids and golds: {same if benchmark.checksum else found}")
+
+
+def _print_first(lines: list[str]) -> None:
+    for line in lines[:20]:
+        print(f"  {line}")
+    if len(lines) > 20:
+        print(f"  ... and {len(lines) - 20} more")
 
 
 def _print_prompt(settings: EvalSettings, protocol: Protocol, problems: Sequence[Problem]) -> None:

@@ -30,7 +30,7 @@ from gtpo.evalkit.results.record import (
     VerifierRecord,
 )
 from gtpo.evalkit.results.run import check_identity
-from gtpo.evalkit.results.store import EvalFolder, QuestionKey
+from gtpo.evalkit.results.store import EvalFolder, QuestionKey, key_of
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verify import Verifier
@@ -260,10 +260,10 @@ def reuse(
                 row
                 for row in table.to_pylist()
                 if row["error"] is None
-                and row["sample_index"] < wanted.get((row["benchmark"], row["question_id"]), 0)
-                and (row["benchmark"], row["question_id"], row["sample_index"]) not in have
+                and row["sample_index"] < wanted.get(key_of(row)[:2], 0)
+                and key_of(row) not in have
             ]
-            have |= {(row["benchmark"], row["question_id"], row["sample_index"]) for row in rows}
+            have |= set(map(key_of, rows))
             folder.append(rows)
             taken += len(rows)
     LOG.info("%s: %d samples taken from %s", folder.path, taken, path)

@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.results.record import EvalRecord
+from gtpo.evalkit.results.record import EvalRecord, PromptRecord, SamplingRecord
 
 IDENTITY = (
     "model.source", "model.adapter", "model.fingerprint", "model.weights", "model.tokenizer",
-    "model.generation_config", "engine.name", "engine.dtype",
-    "engine.deterministic", "sampling.temperature", "sampling.top_p", "sampling.top_k", "sampling.min_p",
-    "sampling.presence_penalty", "sampling.repetition_penalty", "sampling.max_tokens", "sampling.seed",
-    "sampling.extra_body", "sampling.stop", "prompt.system", "prompt.system_role", "prompt.user",
-    "prompt.fewshot", "prompt.api", "prompt.thoughts", "prompt.begins_in_thought",
-    "prompt.chat_template_hash", "prompt.chat_template_kwargs",
+    "model.generation_config", "engine.name", "engine.dtype", "engine.deterministic",
+    *(f"sampling.{name}" for name in SamplingRecord.model_fields if name != "n"),
+    *(f"prompt.{name}" for name in PromptRecord.model_fields if name not in ("protocol", "hash")),
 )  # fmt: skip
 """Settings that a run keeps for life: samples drawn under others would not be of one kind."""
 

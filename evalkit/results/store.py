@@ -36,6 +36,11 @@ WALL = b"gtpo_wall_seconds"
 """Metadata of a part: wall time of the run when it was written, which outlives a kill."""
 
 
+def key_of(row: Mapping[str, Any]) -> Key:
+    """Return the key of a row of SAMPLE_SCHEMA."""
+    return row["benchmark"], row["question_id"], row["sample_index"]
+
+
 def _schema(path: Path) -> pa.Schema:
     """Return the schema of a file that gtpo wrote, with metadata. UserError where it is damaged or too new."""
     try:
@@ -162,11 +167,7 @@ class EvalFolder:
         for part, table in self.tables() if keys else ():
             if table.column("error").null_count < len(table):
                 rows = table.to_pylist()
-                kept = [
-                    row
-                    for row in rows
-                    if row["error"] is None or (row["benchmark"], row["question_id"], row["sample_index"]) not in keys
-                ]
+                kept = [row for row in rows if row["error"] is None or key_of(row) not in keys]
                 if len(kept) < len(rows):
                     self.replace_part(part, kept)
 
