@@ -40,7 +40,6 @@ class Row:
     where: str
     id: str
     samples: list[Sample]
-    gold: str | None = None
     no_gold: bool = False
     """Whether the row itself says that there is no gold."""
     problem: Problem | None = None
@@ -76,7 +75,7 @@ def _row(
         subject=str(about.get("subject") or ""),
         level=parse_level(about.get("level")),
     )
-    return Row(where, identifier, samples, str(gold), problem=problem, labels=labels)
+    return Row(where, identifier, samples, problem=problem, labels=labels)
 
 
 def _plain(where: str, row: dict[str, Any]) -> Row:

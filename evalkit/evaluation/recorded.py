@@ -39,9 +39,8 @@ CHUNK = 512
 class Recorded:
     """What the first reading of a file found."""
 
-    golds: dict[str, str] = field(default_factory=dict)
-    """id -> gold, for rows that bring one."""
     problems: dict[str, Problem] = field(default_factory=dict)
+    """id -> problem with its gold, for rows that bring one."""
     counts: dict[str, int] = field(default_factory=dict)
     """id -> samples."""
     labels: dict[tuple[str, int], bool] = field(default_factory=dict)
@@ -58,24 +57,14 @@ def read_recorded(path: Path) -> Recorded:
     for row in read_completions(path):
         first = found.counts.get(row.id, 0)
         found.counts[row.id] = first + len(row.samples)
-        if row.gold is None and row.no_gold:
+        if row.problem is None and row.no_gold:
             found.no_gold.add(row.id)
-        elif row.gold is None:
+        elif row.problem is None:
             found.without_gold = found.without_gold or (row.where, row.id)
-        elif found.golds.setdefault(row.id, row.gold) != row.gold:
-            raise UserError(f'{row.where}: id "{row.id}" had the gold "{found.golds[row.id]}" before, now "{row.gold}"')
-        if row.problem is not None:
-            found.problems.setdefault(row.id, row.problem)
+        elif (before := found.problems.setdefault(row.id, row.problem).answer) != (gold := row.problem.answer):
+            raise UserError(f'{row.where}: id "{row.id}" had the gold "{before}" before, now "{gold}"')
         found.labels |= {(row.id, first + i): label for i, label in enumerate(row.labels)}
     return found
-
-
-def _recognise(ids: Sequence[str]) -> Benchmark | None:
-    """Return the benchmark whose ids these are."""
-    for benchmark in BENCHMARKS.values():
-        if benchmark.ids and all(re.fullmatch(benchmark.ids, identifier) for identifier in ids):
-            return benchmark
-    return None
 
 
 def _identify(settings: EvalSettings, path: Path, found: Recorded) -> tuple[str, str, dict[str, Problem]]:
@@ -87,7 +76,8 @@ def _identify(settings: EvalSettings, path: Path, found: Recorded) -> tuple[str,
             raise UserError(f"--completions scores one benchmark at a time, found --benchmarks {settings.benchmarks}")
         benchmark: Benchmark | None = asked[0]
     else:
-        benchmark = _recognise(list(found.counts))
+        by_ids = (b for b in BENCHMARKS.values() if b.ids and all(re.fullmatch(b.ids, i) for i in found.counts))
+        benchmark = next(by_ids, None)
     complete = found.without_gold is None and (benchmark is None or not found.no_gold)
     if benchmark is None:
         if not complete:
@@ -101,7 +91,7 @@ def _identify(settings: EvalSettings, path: Path, found: Recorded) -> tuple[str,
         return benchmark.name, str(path), found.problems  # its own golds will do; no download for a name
     known = {p.id: p for p in load_problems(benchmark, settings.data_dir)}
     unknown = next((identifier for identifier in found.counts if identifier not in known), None)
-    others = sum(gold.strip() != known[i].answer for i, gold in found.golds.items() if i in known)
+    others = sum(p.answer != known[i].answer for i, p in found.problems.items() if i in known)
     if (unknown is not None or others) and complete and not settings.benchmarks:
         what = f'id "{unknown}" is unknown to it' if unknown is not None else f"{others} golds are others"
         LOG.warning("%s has ids like %s's, but %s: scored as %s, by its own golds", path, benchmark.name, what, stem)

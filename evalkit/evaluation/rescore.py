@@ -9,7 +9,7 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.evaluation.benchmarks import checksum, content_checksum, find_benchmark, load_problems
@@ -106,13 +106,9 @@ def export_run(settings: EvalSettings) -> list[Path]:
                         written[name] = folder.path / f"{name}.jsonl"
                         files[name] = stack.enter_context(written[name].open("w", encoding="utf-8"))
                     fields = {key: row[key] for key in ("sample_index", "tokens", "finish_reason", "seed", "error")}
-                    about: dict[str, Any] = {
-                        "gold": problem.answer,
-                        "problem": problem.problem,
-                        "subject": problem.subject,
-                    }
-                    about |= {"level": problem.level, "prompt": prompts.get((name, question), ([], None, None))[1]}
-                    line = {"id": question, **about, "completion": row["completion"], **fields}
+                    about = {key: getattr(problem, key) for key in ("problem", "subject", "level")}
+                    about["prompt"] = prompts.get((name, question), ([], None, None))[1]
+                    line = {"id": question, "gold": problem.answer, **about, "completion": row["completion"], **fields}
                     files[name].write(json.dumps(line, ensure_ascii=False) + "\n")
     for path in written.values():
         print(path)

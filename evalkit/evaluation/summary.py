@@ -235,13 +235,6 @@ def _groups(problems: Sequence[Problem], key: Callable[[Problem], Any]) -> dict[
     return {str(value): groups[value] for value in sorted(groups)}
 
 
-def _unscored(errors: Counter[str], failed: list[str]) -> dict[str, Any]:
-    if not errors:
-        return {}
-    reasons = dict(errors.most_common(10))
-    return {"unscored": errors.total(), "unscored_reasons": reasons, "unscored_questions": failed}
-
-
 def summarise(
     name: str,
     record: BenchmarkRecord,
@@ -279,7 +272,8 @@ def summarise(
     summary: dict[str, Any] = {
         "questions": len(problems),
         "samples": total,
-        **_unscored(errors, failed),
+        **({"unscored": errors.total(), "unscored_reasons": dict(errors.most_common(10))} if errors else {}),
+        **({"unscored_questions": failed} if errors else {}),
         **({"refused": refused} if refused else {}),
         **({"lacking": lacking} if lacking else {}),
         **({"unfinished_rate": unfinished / total} if unfinished else {}),

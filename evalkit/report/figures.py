@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,9 +93,12 @@ def _styles(comparison: Comparison) -> dict[str, dict[str, Any]]:
     return {name: {"color": COLOURS[i % 8], "linestyle": DASHES[i % 8]} for i, name in enumerate(names)}
 
 
-def _legend(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, max(1, len(labels))))
+def _legend(figure: Figure, panels: Iterable[Axes]) -> None:
+    """One legend for all panels."""
+    handles: dict[Any, Any] = {}
+    for axes in panels:
+        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=min(4, max(1, len(handles))))
 
 
 def _curves(comparison: Comparison, table: Any) -> Figure:
@@ -118,7 +121,7 @@ def _curves(comparison: Comparison, table: Any) -> Figure:
         f"{label(table.benchmark)}: {table.questions:,} questions, n = {table.samples}, {comparison.scoring}",
         fontsize=9,
     )
-    _legend(figure, panels[0])
+    _legend(figure, panels[:1])
     return figure
 
 
@@ -197,9 +200,5 @@ def _training(comparison: Comparison, bands: dict[str, dict[str, Band]]) -> Figu
         unit = "%" if metric.unit == "share" else metric.unit
         axes.set_title(f"{metric.title}, {unit}" if unit else metric.title)
         axes.set_xlabel("step")
-    handles: dict[Any, Any] = {}
-    for axes in grid[: len(panels)]:
-        for handle, text in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(text, handle)
-    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=min(4, max(1, len(handles))))
+    _legend(figure, grid[: len(panels)])
     return figure

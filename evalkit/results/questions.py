@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -161,27 +161,24 @@ def sample_files(run: EvalRun) -> list[Path]:
     return [path for folder in run.folders for path in sorted((folder / "samples").glob("part-*.parquet"))]
 
 
+def _rows(run: EvalRun, benchmark: str, name: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield a benchmark's rows of a Parquet file of the run's folders, where they hold it."""
+    stored = run.stored.get(benchmark, benchmark)
+    for path in (folder / name for folder in run.folders):
+        found = read_table(path, ["benchmark", *columns]).to_pylist() if path.is_file() else []
+        yield from (row for row in found if row["benchmark"] == stored)
+
+
 def load_problems(run: EvalRun, benchmark: str) -> dict[str, tuple[str, str]]:
     """id -> (question, gold) from the run's problems.parquet; empty where the run does not hold it."""
-
-    benchmark = run.stored.get(benchmark, benchmark)
-    found: dict[str, tuple[str, str]] = {}
-    for folder in run.folders:
-        path = folder / "problems.parquet"
-        if path.is_file():
-            rows = read_table(path, ["benchmark", "id", "problem", "answer"]).to_pylist()
-            found |= {row["id"]: (row["problem"] or "", row["answer"]) for row in rows if row["benchmark"] == benchmark}
-    return found
+    rows = _rows(run, benchmark, "problems.parquet", ["id", "problem", "answer"])
+    return {row["id"]: (row["problem"] or "", row["answer"]) for row in rows}
 
 
 def load_prompts(run: EvalRun, benchmark: str) -> dict[str, tuple[str, int | None]]:
     """id -> (what the model read, its tokens) from prompts.parquet; a conversation where a server did not show it."""
-
-    benchmark = run.stored.get(benchmark, benchmark)
-    found: dict[str, tuple[str, int | None]] = {}
-    for path in (folder / "prompts.parquet" for folder in run.folders):
-        for row in read_table(path).to_pylist() if path.is_file() else ():
-            if row["benchmark"] == benchmark:
-                tokens = row["tokens"]
-                found[row["id"]] = row["prompt"] or row["messages"], None if tokens is None else len(tokens)
-    return found
+    rows = _rows(run, benchmark, "prompts.parquet", ["id", "prompt", "messages", "tokens"])
+    return {
+        row["id"]: (row["prompt"] or row["messages"], None if row["tokens"] is None else len(row["tokens"]))
+        for row in rows
+    }
