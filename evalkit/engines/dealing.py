@@ -6,7 +6,7 @@ fails is dealt again: no sample is lost, and none is asked for twice once it is 
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -35,15 +35,14 @@ class Dealer:
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self._waiting = deque(_Waiting(task, None) for task in tasks if task.missing)
-        self._owed: dict[str, dict[SampleKey, Task]] = {}
+        self._owed: defaultdict[str, dict[SampleKey, Task]] = defaultdict(dict)
         self._moves: Counter[SampleKey] = Counter()
-        self._shared: set[SampleKey] = set()  # what two workers owe
         self.left = sum(len(waiting.task.missing) for waiting in self._waiting)
         """Samples that are neither done nor failed."""
 
     def load(self, worker: str) -> int:
         """Return how many samples a worker owes."""
-        return len(self._owed.get(worker, ()))
+        return len(self._owed[worker])
 
     def deal(self, limits: Mapping[str, int]) -> Dealt | None:
         """Return the next question and its worker; None where no question waits or every worker owes its limit.
@@ -58,49 +57,40 @@ class Dealer:
         if self.load(worker) >= limits[worker]:
             return None
         self._waiting.popleft()
-        owed = self._owed.setdefault(worker, {})
-        owed.update({(task.benchmark, task.question_id, index): task for index in task.missing})
+        self._owed[worker] |= {(task.benchmark, task.question_id, index): task for index in task.missing}
         return Dealt(worker, task)
 
     def settle(self, worker: str, key: SampleKey) -> bool:
         """Note that a sample is done, or has failed for good; False where the worker does not owe it (any more)."""
-        if self._owed.get(worker, {}).pop(key, None) is None:
+        if not self.owes(worker, key):
             return False
-        if key in self._shared:
-            self._shared.discard(key)
-            for owed in self._owed.values():
-                owed.pop(key, None)
+        for owed in self._owed.values():
+            owed.pop(key, None)
         self.left -= 1
         return True
 
     def share(self, worker: str, other: str, key: SampleKey, *, keep: bool) -> None:
         """Have another worker owe a sample: beside the first (`keep`; who is first settles it), or in its place."""
         task = self._owed[worker][key] if keep else self._owed[worker].pop(key)
-        self._owed.setdefault(other, {})[key] = task
-        if keep:
-            self._shared.add(key)
+        self._owed[other][key] = task
 
     def is_shared(self, key: SampleKey) -> bool:
         """Return whether two workers owe a sample."""
-        return key in self._shared
+        return sum(key in owed for owed in self._owed.values()) > 1
 
     def owes(self, worker: str, key: SampleKey) -> bool:
         """Return whether a worker owes a sample (still)."""
-        return key in self._owed.get(worker, ())
+        return key in self._owed[worker]
 
-    def _only(self, key: SampleKey) -> bool:
-        """Return whether nobody owes a sample (any more)."""
-        if key in self._shared and any(key in owed for owed in self._owed.values()):
-            self._shared.discard(key)
-            return False
-        return True
+    def _owed_by_any(self, key: SampleKey) -> bool:
+        return any(key in owed for owed in self._owed.values())
 
     def give_back(self, worker: str) -> int:
         """Deal again, before all else, what a worker owes; return the number of samples."""
         owed = self._owed.pop(worker, {})
         by_question: dict[tuple[str, str], list[int]] = {}
         for benchmark, question, index in owed:
-            if self._only((benchmark, question, index)):
+            if not self._owed_by_any((benchmark, question, index)):
                 by_question.setdefault((benchmark, question), []).append(index)
         for (benchmark, question), indices in reversed(by_question.items()):
             task = replace(owed[benchmark, question, indices[0]], missing=tuple(sorted(indices)))
@@ -113,7 +103,7 @@ class Dealer:
             return False
         self._moves[key] += 1
         task = self._owed[worker].pop(key)
-        if not self._only(key):
+        if self._owed_by_any(key):
             return True
         self._waiting.append(_Waiting(replace(task, missing=(key[2],)), worker))
         return True
