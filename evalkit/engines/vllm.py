@@ -116,7 +116,8 @@ class VLLMEngine(Engine):
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (OSError, ValueError, RuntimeError, AssertionError, MemoryError) as error:
             raise UserError(f"vLLM does not start with {ref.source}: {' '.join(str(error).split())[:400]}") from error
-        if on_cpu and hasattr(self._engine, "model_executor"):  # not in a process of its own
+        # Not where the model is in processes of its own: vLLM's, or those of several ranks.
+        if on_cpu and tensor_parallel_size == 1 and hasattr(self._engine, "model_executor"):
             from gtpo.common.vllm_cpu import tune_for_cpu
 
             tune_for_cpu(self._engine)
