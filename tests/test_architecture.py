@@ -188,6 +188,7 @@ def test_no_file_is_longer_than_one_sitting(root):
 # What imports torch and its companions as soon as it is imported itself. Everything else works in the light base.
 NEEDS_TRAIN = (
     "gtpo.callbacks",
+    "gtpo.common.vllm_cpu",
     "gtpo.completions",
     "gtpo.conflict",
     "gtpo.doctor.loss",
