@@ -3,19 +3,14 @@ r"""Labelled pairs made by mutation of golds, each with the rule that made it: w
 The golds are our own and, where the real sets are at hand, theirs; the rules are code. A pair is `equal`, `unequal`, or
 `unsimplified`: right in value, but the computation is left undone or copied from the problem, so that it must not pay.
 Contested pairs, on which graders differ with reason, are marked and counted apart.
-
-    python -m bench.mutations [--shared DIR]      prints, rule by rule, what this project and Math-Verify accept
+`python -m bench.verify` scores both contenders on them.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import os
 import random
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -326,25 +321,3 @@ def score(pairs: Sequence[Pair], accepted: Sequence[bool]) -> Score:
     equal = [yes for same, yes in judged if same]
     others = [yes for same, yes in judged if not same]
     return Score(len(equal), sum(equal), len(others), sum(others), len(pairs) - len(judged))
-
-
-def main() -> None:
-    """Print both contenders' scores, whole and by rule."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--shared", type=Path, default=Path(os.environ.get("GTPO_SHARED_DIR", "../shared")))
-    args = parser.parse_args()
-    pairs = own_pairs() + (real_pairs(args.shared) if (args.shared / "data").is_dir() else [])
-    with Verifier() as verifier:
-        accepted = {"gtpo": ours(pairs, verifier), "Math-Verify": math_verify(pairs)}
-    for name, verdicts in accepted.items():
-        print(name, json.dumps(score(pairs, verdicts)._asdict()))
-    off: dict[str, list[Pair]] = defaultdict(list)
-    for pair, yes in zip(pairs, accepted["gtpo"], strict=True):
-        if yes != (pair.label == "equal") and not pair.contested:
-            off[pair.rule].append(pair)
-    for rule, found in off.items():
-        print(f"gtpo is off on {len(found)} of {rule}: {found[0].prediction!r} | {found[0].gold!r} is {found[0].label}")
-
-
-if __name__ == "__main__":
-    main()
