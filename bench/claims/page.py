@@ -17,7 +17,7 @@ from bench.claims.questions import TASKS, primaries
 from bench.claims.record import find_record
 from bench.claims.run import as_program
 from bench.claims.second import SECOND
-from bench.claims.second_tables import gate_table, results_lines
+from bench.claims.second_tables import gate_table, phrases, results_lines
 from bench.claims.tables import (
     ORDER,
     alarm_notes,
@@ -50,6 +50,8 @@ SEARCH, SEARCHED = Path("bench/claims/search.yaml"), Path("results/published/cla
 
 def readme_lines(records: Records, plan: Plan, found: list[Answer]) -> list[str]:
     """The generated part of the README: a line per verdict with its claims, what did not hold first."""
+    second = load_plan(SECOND)
+    later = phrases(read_records(second), second)
     recorded, planned = sum(len(seeds) for seeds in records.values()), len(plan.runs)
     lines = (
         [] if recorded == planned else [f"- **Interim: {recorded} of {planned} runs are in.** What follows may change."]
@@ -59,11 +61,9 @@ def readme_lines(records: Records, plan: Plan, found: list[Answer]) -> list[str]
         for answer in found:
             if bare(answer.verdict) == verdict:
                 claims.setdefault(answer.question.short, []).append(answer)
-        if claims:
-            said = "; ".join(
-                f'"{short}" ({", ".join(answer.scale for answer in its)})' for short, its in claims.items()
-            )
-            lines.append(f"- **{verdict.capitalize()}** ({meaning}): {said}.")
+        said = [f'"{short}" ({", ".join(answer.scale for answer in its)})' for short, its in claims.items()]
+        if said := [*said, *later.get(verdict, [])]:
+            lines.append(f"- **{verdict.capitalize()}** ({meaning}): {'; '.join(said)}.")
     return lines
 
 

@@ -80,6 +80,21 @@ def warnings_table(records: Records, plan: Plan, found: list[Look]) -> list[str]
     return table(("regime", *(f">{key}" for key in INDICATORS)), rows) if rows else []
 
 
+def phrases(records: Records, plan: Plan) -> dict[str, list[str]]:
+    """For the README: each verdict -> the claims of which the last look is taken, with what was found."""
+    found = [look_at(records, plan, test) for test in tests_of(plan)]
+    out: dict[str, list[str]] = {}
+    for look, verdict in zip(found, verdicts(found), strict=True):
+        if look.taken == 2:
+            values = [value or 0.0 for value in (look.difference, look.low, look.high)]
+            if look.test.measure.startswith("accuracy"):
+                number = "{:+.1f} points [{:+.1f}, {:+.1f}]".format(*(100 * value for value in values))
+            else:
+                number = "times {:.2f} [{:.2f}, {:.2f}]".format(*(math.exp(value) for value in values))
+            out.setdefault(verdict, []).append(f'"{look.test.claim}" (second experiment: {number})')
+    return out
+
+
 def results_lines(records: Records, plan: Plan) -> list[str]:
     """For docs/results.md: how many runs are in, and every look that has been taken."""
     found = [look_at(records, plan, test) for test in tests_of(plan)]
