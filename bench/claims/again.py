@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.claims.answers import Records, read_records
 from bench.claims.measures import Record, evaluated
 from bench.claims.plan import PLAN, load_plan
 from bench.claims.record import read_record
 from bench.claims.run import as_program, pending, run_all
+from bench.claims.statistics import Records, read_records
 from gtpo.common.errors import UserError
 
 EVIDENCE = Path("results/claims/again")

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.claims.answers import Answer, Records, pairs
 from bench.claims.measures import Record, curve, tag_means
+from bench.claims.page import compared, is_share, short_measure, unit
 from bench.claims.plan import Plan
-from bench.claims.questions import TASKS
-from bench.claims.tables import bare, compared, is_share, measure_name, unit
+from bench.claims.statistics import Answer, Records, pairs
 from gtpo.common.files import write_bytes
 from gtpo.evalkit.comparison.training_curves import LN2
 from gtpo.evalkit.report.figures import COLOURS, DASHES, STYLE
@@ -67,15 +66,15 @@ def _question(found: list[Answer], records: Records, plan: Plan) -> bytes:
         axis.plot(middle, row - 0.15, "s", color=COLOURS[1], markersize=6)
     test = found[0].effects[0].test
     axis.axvline(0, color="#555", linewidth=0.8)
-    axis.set_yticks(range(len(found)), [f"{a.scale}:\n{bare(a.verdict)}" for a in found], fontsize=9)
+    axis.set_yticks(range(len(found)), [f"{a.scale}:\n{a.verdict}" for a in found], fontsize=9)
     axis.set_ylim(len(found) - 0.4, -0.6)
     axis.xaxis.set_major_locator(MaxNLocator(5))
     axis.tick_params(labelsize=9)
     figure.suptitle(
         textwrap.fill(found[0].question.short.replace("`", ""), 52), x=0.01, ha="left", fontsize=10, fontweight="bold"
     )
-    measure = measure_name(test, plan).removeprefix(TASKS[test.scale].replace("_", " ")).strip()
-    axis.set_xlabel(textwrap.fill(f"{compared(test)}: {measure}, {unit(test.measure)}", 52), fontsize=9)
+    said = f"{compared(test)}: {short_measure(test, plan)}, {unit(test.measure)}"
+    axis.set_xlabel(textwrap.fill(said, 52), fontsize=9)
     return _png(figure)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.claims.record import scores
 from gtpo.evalkit.comparison.training_curves import smoothed
 
 RUNNING = 4
@@ -37,24 +36,31 @@ def curve(record: Record, key: str) -> tuple[NDArray[np.float64], NDArray[np.flo
     return steps, values
 
 
+def scores(record: Record, benchmark: str, metric: str) -> NDArray[np.float64]:
+    """[Q] scores in [0, 1] of a record: pass@1, pass@n, maj@n or format, in the order of the question ids."""
+    found = record["evaluation"][benchmark]
+    n, correct = found["n"], np.array(found["correct"], dtype=np.float64)
+    return {
+        "pass@1": correct / n,
+        "pass@n": (correct > 0).astype(np.float64),
+        "maj@n": np.array(found["maj"], dtype=np.float64),
+        "format": np.array(found["format_ok"], dtype=np.float64) / n,
+    }[metric]
+
+
+def mean_of(key: str, part: int = 1) -> Callable[[Record], float]:
+    """The mean of a curve, or of its last `part`-th."""
+
+    def measure(record: Record) -> float:
+        _, values = curve(record, key)
+        return float(values[-max(1, values.size // part) :].mean()) if values.size else math.nan
+
+    return measure
+
+
 def at_end(key: str) -> Callable[[Record], float]:
     """The mean of the last tenth of a curve."""
-
-    def measure(record: Record) -> float:
-        _, values = curve(record, key)
-        return float(values[-max(1, values.size // 10) :].mean()) if values.size else math.nan
-
-    return measure
-
-
-def mean_of(key: str) -> Callable[[Record], float]:
-    """The mean of a whole curve."""
-
-    def measure(record: Record) -> float:
-        _, values = curve(record, key)
-        return float(values.mean()) if values.size else math.nan
-
-    return measure
+    return mean_of(key, 10)
 
 
 def running(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -99,23 +105,12 @@ def lead_over_kl(record: Record) -> float:
     return float(halves[1] - halves[0])
 
 
-def tags_over_training(record: Record) -> float:
-    """Mean log-probability of the four tags and the end, averaged over the checkpoints after the start."""
-    return float(tag_means(record)[1:].mean())
-
-
 def tag_means(record: Record) -> NDArray[np.float64]:
     """Mean over the four tags and the end, per checkpoint; the first is the base."""
     if not record["tags"]:
         return np.full(2, np.nan)
     columns = [values for name, values in record["tags"].items() if name != "step"]
     return np.mean(np.array(columns, dtype=np.float64), axis=0)
-
-
-def initial_entropy(record: Record) -> float:
-    """Entropy of the first block of steps: within it the policy has hardly moved. Every method logs it."""
-    _, values = curve(record, "entropy/mean")
-    return float(values[0]) if values.size else math.nan
 
 
 def evaluated(benchmark: str, metric: str) -> Callable[[Record], float]:
@@ -134,11 +129,6 @@ def lost_at(record: Record) -> float:
     return float(steps[below[0]]) if below.size else math.inf
 
 
-def time_to_half(record: Record) -> float:
-    """The same, and the last step where there is none."""
-    return min(lost_at(record), float(curve(record, VALIDATION)[0][-1]))
-
-
 MEASURES: dict[str, Callable[[Record], float]] = {
     "format reward at the end": at_end("reward/format"),
     "entropy at the end": at_end("entropy/mean"),
@@ -147,10 +137,10 @@ MEASURES: dict[str, Callable[[Record], float]] = {
     "kept by the gate": mean_of("gate/kept"),
     "collapsed": collapsed,
     "lead of entropy over KL": lead_over_kl,
-    "tags over training": tags_over_training,
-    "accuracy over training": lambda record: float(curve(record, VALIDATION)[1].mean()),
+    "tags over training": lambda record: float(tag_means(record)[1:].mean()),  # after the start
+    "accuracy over training": mean_of(VALIDATION),
     "accuracy at the end": lambda record: float(curve(record, VALIDATION)[1][-1]),
     "log entropy at the end": lambda record: math.log(max(at_end("entropy/mean")(record), 1e-4)),
-    "log time to half of the accuracy": lambda record: math.log(time_to_half(record)),
+    "log time to half of the accuracy": lambda record: math.log(min(lost_at(record), curve(record, VALIDATION)[0][-1])),
 }
 """Name -> measure, for the tests of both plans. The difference of two logarithms is that of a ratio."""

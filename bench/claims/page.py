@@ -1,189 +1,290 @@
 """`python -m bench.claims.page`: from the committed records to answers.json, the figures, and the pages' own sections.
 
 What it writes stands between comments in README.md, docs/results.md and docs/claims-plan.md; a test writes it again and
-compares.
+compares. The words are in pages.jinja, the tables here. What has no pre-stated test is marked exploratory on the page.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from bench.claims.answers import Answer, Effect, Records, answers, as_json, read_records
-from bench.claims.measures import MEASURES, curve, running
-from bench.claims.plan import PLAN, Plan, load_plan
-from bench.claims.questions import TASKS, primaries
+import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from bench.claims.measures import MEASURES, at_end, collapsed, curve, evaluated, running
+from bench.claims.null import PASSES
+from bench.claims.plan import (
+    BASELINES,
+    PLAN,
+    SECOND,
+    TASKS,
+    PairedTest,
+    Plan,
+    Test,
+    load_plan,
+    planned_tests,
+    primaries,
+)
 from bench.claims.record import find_record
 from bench.claims.run import as_program
-from bench.claims.second import SECOND
-from bench.claims.second_tables import gate_table, phrases, results_lines
-from bench.claims.tables import (
-    ORDER,
-    alarm_notes,
-    apart_from_zero,
-    at_every_scale,
-    bare,
-    baselines_table,
-    compared,
-    compute_table,
-    effects_table,
+from bench.claims.statistics import (
+    INDICATORS,
+    Answer,
+    Effect,
+    Look,
+    Records,
+    answers,
+    as_json,
+    effect,
     entropy_as_predictor,
-    fewer_seeds_notes,
-    floors,
-    interval,
-    measure_name,
-    methods_table,
-    null_table,
-    provenance_lines,
-    questions_table,
-    secondary,
-    table,
-    unit,
+    look_at,
+    looks,
+    read_records,
+    settled,
+    verdicts,
+    warning_auc,
+    warning_runs,
 )
 from gtpo.common.errors import UserError
 from gtpo.common.files import read_json, write_json, write_text
 
 README, RESULTS, PREREGISTERED = Path("README.md"), Path("docs/results.md"), Path("docs/claims-plan.md")
 SEARCH, SEARCHED = Path("bench/claims/search.yaml"), Path("results/published/claims/search")
+ORDER = {
+    "withdrawn": "the test finds the effect in noise too",
+    "refuted": "the opposite is shown, or the method that should stay accurate collapses too",
+    "equivalent": "the two accuracies differ by less than 2 points",
+    "undecided": "neither shown nor excluded",
+    "holds": "shown",
+}
+"""Verdict -> what it means. What did not hold comes first."""
+COLUMNS = ("pass@1", "maj@n", "pass@n", "hard: pass@1", "hard: pass@n", "format")
+SHOWN = ("entropy/mean", "kl/untrained", "completions/length", "conflict/fraction")
+"""Curves whose last tenth the second experiment's table of means shows."""
+FLOOR = 0.05
+"""Where every method that is trained on rewards ends below this pass@1, its accuracy says nothing about the methods."""
 
 
-def readme_lines(records: Records, plan: Plan, found: list[Answer]) -> list[str]:
-    """The generated part of the README: a line per verdict with its claims, what did not hold first."""
-    second = load_plan(SECOND)
-    later = phrases(read_records(second), second)
-    recorded, planned = sum(len(seeds) for seeds in records.values()), len(plan.runs)
-    lines = (
-        [] if recorded == planned else [f"- **Interim: {recorded} of {planned} runs are in.** What follows may change."]
-    )
-    for verdict, meaning in ORDER.items():
-        claims: dict[str, list[Answer]] = {}
-        for answer in found:
-            if bare(answer.verdict) == verdict:
-                claims.setdefault(answer.question.short, []).append(answer)
-        said = [f'"{short}" ({", ".join(answer.scale for answer in its)})' for short, its in claims.items()]
-        if said := [*said, *later.get(verdict, [])]:
-            lines.append(f"- **{verdict.capitalize()}** ({meaning}): {'; '.join(said)}.")
-    return lines
+# --- how numbers are written
 
 
-def withdrawn_lines(plan: Plan, found: list[Answer]) -> list[str]:
-    """Each claim whose test fails its placebos, with what the placebos gave; nothing where there is none."""
-    lines = []
-    null = {(row["question"], row["regime"]): row for row in read_json(plan.evidence / "null.json")["tests"]}
-    for answer in found:
-        if answer.verdict != "withdrawn":
-            continue
-        primary = answer.effects[0]
-        row = null[answer.question.name, primary.test.regime]
-        noise, length, loss = row["trendless"], row["completions/length"], row["loss"]
-        noise_share = f"{100 * noise['share']:.1f} % of {noise['of']:,} simulations"
-        lines.append(
-            f"- **Withdrawn: {answer.question.short}** ({primary.test.regime}). The test gave {interval(primary)} "
-            f'steps and was called "holds". With entropy replaced by noise without a trend it gives '
-            f"{noise['lead']:+.1f} steps and rejects in {noise_share}. Completion length leads KL by "
-            f"{length['lead']:+.1f} steps, the loss by {loss['lead']:+.1f}. The measure favours any curve that "
-            "wiggles over one that accelerates, as KL does."
+def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table; a column whose name begins with > is aligned to the right."""
+    columns = list(columns)
+    marks = "|".join("--:" if name.startswith(">") else ":--" for name in columns)
+    lines = [" | ".join(cells) for cells in ((name.removeprefix(">") for name in columns), *rows)]
+    return "\n".join([f"| {lines[0]} |", f"|{marks}|", *(f"| {line} |" for line in lines[1:])])
+
+
+def is_share(measure: str) -> bool:
+    """Return whether a measure is a fraction, shown in percent and points."""
+    return ":" in measure or measure in ("collapsed", "kept by the gate")
+
+
+def unit(measure: str) -> str:
+    """What a difference of a measure is counted in."""
+    if is_share(measure):
+        return "points"
+    return "steps" if "lead" in measure else "points of 10" if "reward" in measure else "nats"
+
+
+def number(value: float | None, measure: str, *, signed: bool = False, fine: bool = False) -> str:
+    """A value as the page shows it; fine: with a digit more, where nats are few."""
+    if value is None:
+        return "-"
+    digits = 3 + fine if unit(measure) == "nats" else 1
+    value = round(100 * value if is_share(measure) else value, digits) or 0.0  # never "-0.0"
+    return f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
+
+
+def interval(effect: Effect) -> str:
+    """`+1.2 [-0.3, +2.7]`."""
+    if effect.difference is None:
+        return "-"
+    values = (effect.difference, effect.low, effect.high)
+    fine = max(abs(value or 0.0) for value in values) < 0.01
+    middle, low, high = (number(value, effect.test.measure, signed=True, fine=fine) for value in values)
+    return f"{middle} [{low}, {high}]"
+
+
+def measure_name(test: PairedTest | Test, plan: Plan) -> str:
+    """A test's measure in words, with the samples per question for n."""
+    name = test.measure.replace(":", " ").replace("_", " ")
+    return name.replace("@n", f"@{plan.evaluation(test.regime)[1]}") if "@n" in name else name
+
+
+def short_measure(test: PairedTest, plan: Plan) -> str:
+    """The same without the name of the task."""
+    return measure_name(test, plan).removeprefix(TASKS[test.scale].replace("_", " ")).strip()
+
+
+def compared(test: PairedTest | Test) -> str:
+    """`gtpo - grpo`."""
+    return f"{test.a} - {test.b}" if test.b else test.a
+
+
+def described(test: PairedTest | Test, plan: Plan) -> str:
+    """`micro-calm: gtpo - grpo, arithmetic pass@1`."""
+    return f"{test.regime}: {compared(test)}, {measure_name(test, plan)}"
+
+
+def p_value(p: float) -> str:
+    """Two digits, or an upper bound."""
+    return "< 0.001" if p < 0.001 else f"{p:.2g}"
+
+
+# --- the first experiment
+
+
+def questions_table(found: list[Answer], plan: Plan) -> str:
+    """The primary test of each question, what did not hold first."""
+    rows = [
+        (
+            answer.question.short,
+            described(primary.test, plan),
+            interval(primary),
+            number(answer.detectable, primary.test.measure),
+            f"{p_value(answer.p_corrected)}, {p_value(answer.p_joint)}",
+            f"{primary.seeds} of {primary.planned}",
+            f"**{answer.verdict}**",
         )
-    return [*lines, ""] if lines else []
-
-
-def predictor_line(records: Records, scale: str) -> str:
-    """Entropy at the start against collapse; "" without runs."""
-    found = entropy_as_predictor(records, scale)
-    if found is None:
-        return ""
-    runs = f"Of {found.runs} {scale} runs without a gate {found.collapsed} collapsed"
-    if found.auc is None:
-        return f"- {runs}, and in no regime some did and others did not, so nothing can be said of H_ini."
-    return (
-        f"- {runs}. Entropy at the start was {found.in_collapsed:.3f} nats in these and {found.in_others:.3f} in the "
-        f"others; within a regime: AUC {found.auc:.2f} [{found.low:.2f}, {found.high:.2f}]."
-    )
-
-
-def repeated_lines(repeated: list[list[Effect]], plan: Plan) -> list[str]:
-    """What excludes 0 at both scales, a line each; nothing where there is none."""
-    if not repeated:
-        return []
-    lines = ["Of these, found at both scales, in the same direction:", ""]
-    for effects in repeated:
-        numbers = "; ".join(f"{effect.test.scale} {interval(effect)}" for effect in effects)
-        test = effects[0].test
-        what = measure_name(test, plan).removeprefix(TASKS[test.scale].replace("_", " ")).strip()
-        regime = test.regime.removeprefix(f"{test.scale}-")
-        lines.append(f"- `{compared(test)}`, {regime}, {what}: {numbers} {unit(test.measure)}.")
-    return [*lines, ""]
-
-
-def methods_lines(records: Records, plan: Plan) -> list[str]:
-    """Regime by regime: the table of its methods, what to mind about it, the figure of its training."""
-    parts = []
-    for regime in dict.fromkeys(regime for regime, _ in plan.seeds):
-        if rows := methods_table(records, plan, regime):
-            parts += [f"**{regime}**", "", *rows, ""]
-            for note in [*alarm_notes(plan, regime), *fewer_seeds_notes(records, plan, regime)]:
-                parts += [note, ""]
-            parts += [f"![Training in {regime}](../{plan.evidence}/figures/training-{regime}.png)", ""]
-    return parts[:-1]
-
-
-def results_blocks(records: Records, plan: Plan, found: list[Answer]) -> dict[str, list[str]]:
-    """The generated parts of docs/results.md."""
-    recorded, planned = sum(len(seeds) for seeds in records.values()), len(plan.runs)
-    others = secondary(found)
-    seen = apart_from_zero(others)
-    second = load_plan(SECOND)
-    return {
-        "verdicts": [
-            *withdrawn_lines(plan, found),
-            "All planned runs are recorded." if recorded == planned else
-            f"**Interim: {recorded} of {planned} planned runs are recorded.** Rows with missing seeds say so.",
-            "",
-            *(f"- **{verdict}**: {meaning}." for verdict, meaning in ORDER.items() if verdict != "no answer yet"),
-            "",
-            *questions_table(found, plan),
-            "",
-            *floors(records, plan),
-        ],
-        "questions": [
-            line
-            for question in dict.fromkeys(a.question for a in found if a.effects[0].difference is not None)
-            for line in (f"![{question.short}](../{plan.evidence}/figures/question-{question.name}.png)", "")
-        ],
-        "methods": methods_lines(records, plan),
-        "baselines": baselines_table(records, plan),
-        "others": [
-            f"**Other tests whose interval excludes 0.** {len(seen)} of {len(others)}; about {len(others) / 20:.0f} "
-            f"would by chance alone. All of them: [effects.md](../{plan.evidence}/effects.md).",
-            "",
-            *effects_table(seen, plan),
-            "",
-            *repeated_lines(at_every_scale(seen), plan),
-        ],
-        "predictor": [line for scale in TASKS if (line := predictor_line(records, scale))],
-        "compute": compute_table(records, plan),
-        "second": results_lines(read_records(second), second),
-        "provenance": provenance_lines(records),
-    }  # fmt: skip
-
-
-def effects_page(found: list[Answer], plan: Plan) -> str:
-    """effects.md: every test with its own interval."""
-    lines = [
-        "# Every test",
-        "",
-        "Each with its own 95 % interval over seeds (accuracy: over seeds and questions), uncorrected. All but the",
-        "primary tests of docs/claims-plan.md are exploratory. Accuracy, format, collapse: percent and points;",
-        "entropy, KL, log-probabilities: nats; rewards: points of 10; lead: steps.",
-        "",
-        *effects_table((effect for answer in found for effect in answer.effects), plan),
+        for answer in sorted(found, key=lambda each: list(ORDER).index(each.verdict))
+        for primary in answer.effects[:1]
     ]
-    return "\n".join(lines) + "\n"
+    columns = ("claim", "primary test", ">difference [95 %]", ">80 % power finds", ">p (Holm: scale, both)", ">seeds")
+    return table((*columns, "verdict"), rows)
 
 
-def search_page(plan: Plan) -> str:
-    """summary.md of the search: what every run of it did, in the order of its plan."""
+def effects_table(effects: Iterable[Effect], plan: Plan) -> str:
+    """A row per test that has an interval, each test once."""
+    rows = []
+    for test, its in {each.test: each for each in effects if each.difference is not None}.items():
+        fine = max(abs(value or 0.0) for value in (its.a, its.b)) < 0.01
+        means = (number(value, test.measure, fine=fine) for value in (its.a, its.b))
+        rows.append((test.regime, compared(test), measure_name(test, plan), *means, interval(its), f"{its.seeds}"))
+    return table(("regime", "comparison", "measure", ">a", ">b", ">difference [95 %]", ">seeds"), rows)
+
+
+def baselines_table(records: Records, plan: Plan) -> str:
+    """pass@1 of GTPO minus each baseline's, a column per regime that runs three or more of them."""
+    regimes = dict.fromkeys(regime for regime, _ in plan.seeds)
+    shown = [regime for regime in regimes if sum((regime, name) in plan.seeds for name in BASELINES) >= 3]
+
+    def cell(regime: str, name: str) -> str:
+        return interval(effect(records, plan, PairedTest(regime, "gtpo", name, f"{plan.evaluation(regime)[0]}:pass@1")))
+
+    names = dict.fromkeys(name for regime in shown for name in BASELINES if (regime, name) in plan.seeds)
+    rows = [(name, *(cell(regime, name) for regime in shown)) for name in names]
+    return table(("GTPO minus", *(f">{regime}" for regime in shown)), rows)
+
+
+def methods_table(records: Records, plan: Plan, regime: str) -> str:
+    """Means of every method of a regime over its seeds, and how many runs collapsed; the base first."""
+    base = next(run.base for run in plan.runs if run.regime == regime)
+    assert base is not None
+    bases = records[base.regime, "base"]
+    lines = [("(base)", bases, len(bases))]
+    lines += [(method, records[its, method], seeds) for (its, method), seeds in plan.seeds.items() if its == regime]
+    benchmark, k = plan.evaluation(regime)
+    measures = [
+        evaluated(benchmark + ("_hard" if hard else ""), metric)
+        for _, hard, metric in (name.rpartition("hard: ") for name in COLUMNS)
+    ]
+    rows = []
+    for method, seeds, planned in lines:
+        found = [record for _, record in sorted(seeds.items())]
+        cells = [f"{100 * sum(map(measure, found)) / len(found):.1f}" for measure in measures]
+        entropy = sum(map(MEASURES["entropy at the end"], found)) / len(found)
+        lost = "-" if method in ("(base)", "sft") else f"{int(sum(map(collapsed, found)))}"
+        rows.append((method, f"{len(found)} of {planned}", *cells, f"{entropy:.3f}", lost))
+    names = (f">{name.replace('@n', f'@{k}')}" for name in COLUMNS)
+    return table(("method", ">seeds", *names, ">entropy at the end", ">collapsed"), rows)
+
+
+def fewer_seeds(records: Records, plan: Plan, regime: str) -> list[dict[str, Any]]:
+    """What GTPO has on the seeds of each method with fewer: seeds differ by more than methods do."""
+    measure = evaluated(plan.evaluation(regime)[0], "pass@1")
+    reference, notes = records[regime, "gtpo"], []
+    for method in (method for its, method in plan.seeds if its == regime):
+        seeds = sorted(set(records[regime, method]) & set(reference))
+        if len(seeds) < len(reference):
+            theirs, ours = (100 * sum(measure(its[seed]) for seed in seeds) / len(seeds)
+                            for its in (records[regime, method], reference))  # fmt: skip
+            notes.append({"method": method, "seeds": len(seeds), "all": len(reference), "theirs": theirs, "ours": ours})
+    return notes
+
+
+def compute_table(records: Records, plan: Plan) -> str:
+    """Runs and core hours by regime."""
+    rows = []
+    for regime in (*dict.fromkeys(run.regime for run in plan.runs), "all"):
+        planned = sum(regime in (run.regime, "all") for run in plan.runs)
+        found = [r for (its, _), seeds in records.items() if regime in (its, "all") for r in seeds.values()]
+        rows.append((regime, f"{len(found)}", f"{planned}", f"{sum(r['seconds'] for r in found) / 3600:.2f}"))
+    return table(("regime", ">runs recorded", ">planned", ">hours of one core, by the clock"), rows)
+
+
+def floors(records: Records, plan: Plan) -> list[str]:
+    """The regimes in which all methods but SFT end near 0."""
+    named = []
+    for regime in dict.fromkeys(regime for regime, _ in plan.seeds):
+        measure = evaluated(plan.evaluation(regime)[0], "pass@1")
+        found = [seeds for (its, method), seeds in records.items() if its == regime and method != "sft"]
+        means = [sum(map(measure, seeds.values())) / len(seeds) for seeds in found]
+        if max(means) < FLOOR:
+            named.append(f"`{regime}` ({100 * min(means):.1f} to {100 * max(means):.1f} %)")
+    return named
+
+
+def null_table(plan: Plan) -> str:
+    """What each primary test says of its placebos, and the smallest difference that it finds."""
+    kinds = ("labels", "unchanged", "trendless", "accelerating")
+    rows = []
+    for row in read_json(plan.evidence / "null.json")["tests"]:
+        test = PairedTest(*(row[name] for name in PairedTest._fields))
+        rows.append((
+            described(test, plan),
+            *(f"{100 * row[kind]['share']:.1f}" if kind in row else "-" for kind in kinds),
+            f"{number(row.get('detectable'), test.measure)} {unit(test.measure)}",
+            "yes" if row["passes"] else "**no**",
+        ))  # fmt: skip
+    columns = (">rejects, in % of placebos: labels", ">unchanged", ">trendless", ">accelerating", ">80 % power finds")
+    return table(("primary test", *columns, "passes"), rows)
+
+
+def secondary(found: list[Answer]) -> list[Effect]:
+    """Every test but the primary and the withdrawn ones, each once, with an interval."""
+    tests: dict[PairedTest, Effect] = {}
+    for each in (each for answer in found if answer.verdict != "withdrawn" for each in answer.effects[1:]):
+        if each.difference is not None:
+            tests.setdefault(each.test, each)
+    return list(tests.values())
+
+
+def apart_from_zero(effects: list[Effect]) -> list[Effect]:
+    """Those whose 95 % interval excludes 0. A width of 0 says that all seeds agree, not that the interval is known."""
+    return [each for each in effects if (each.low or 0.0) * (each.high or 0.0) > 0 and each.low != each.high]
+
+
+def at_every_scale(effects: list[Effect]) -> list[list[Effect]]:
+    """Those of them that are found at every scale, with the same sign: one list per comparison."""
+    alike: dict[tuple[str, str, str | None, str, bool], list[Effect]] = {}
+    for each in effects:
+        regime = each.test.regime.removeprefix(f"{each.test.scale}-")
+        measure = each.test.measure.removeprefix(TASKS[each.test.scale])
+        key = (regime, each.test.a, each.test.b, measure, (each.difference or 0.0) > 0)
+        alike.setdefault(key, []).append(each)
+    return [found for found in alike.values() if len(found) == len(TASKS)]
+
+
+def search_table(plan: Plan) -> str:
+    """What every run of the search did, in the order of its plan."""
     rows = []
     for run in plan.runs:
         record = None if run.method == "base" else find_record(plan, run)
@@ -192,61 +293,200 @@ def search_page(plan: Plan) -> str:
         steps, accuracy = curve(record, "reward/accuracy")
         _, entropy = curve(record, "entropy/mean")
         smooth, nats = running(accuracy), running(entropy)
-        above = max(running(curve(record, "entropy/above_ln2")[1]))
-        form, kl = (MEASURES[name](record) for name in ("format reward at the end", "KL at the end"))
         rows.append((
             run.regime,
             run.method,
             f"{int(steps[-1])}",
             f"{accuracy[0]:.1f}, {smooth.max():.1f}, {smooth[-1]:.1f}",
-            f"{form:.1f}",
+            f"{MEASURES['format reward at the end'](record):.1f}",
             f"{entropy[0]:.2f}, {nats.max():.2f}, {nats[-1]:.2f}",
-            f"{100 * above:.0f} %",
-            f"{kl:.2f}",
+            f"{100 * max(running(curve(record, 'entropy/above_ln2')[1])):.0f} %",
+            f"{MEASURES['KL at the end'](record):.2f}",
         ))  # fmt: skip
     columns = (">steps", ">accuracy: start, best, end", ">format: end", ">entropy: start, highest, end (nats)",
                ">most completions above ln 2", ">KL: end")  # fmt: skip
-    lines = [
-        "# The search for regimes: every run",
-        "",
-        "One seed, training alone; no evidence about a method. Rewards: points of 10. Best, highest, most and end are",
-        "of a running mean over a twentieth of the run. KL: from the base, in nats.",
-        "",
-        *table(("regime", "method", *columns), rows),
-    ]
-    return "\n".join(lines) + "\n"
+    return table(("regime", "method", *columns), rows)
 
 
-def plan_lines(plan: Plan) -> list[str]:
-    """The generated part of docs/claims-plan.md: the primary tests, the runs, the gates of both experiments."""
-    tests = [
-        (question.asks, question.claim, f"{test.regime}: {compared(test)}, {measure_name(test, plan)}",
+def tests_table(plan: Plan) -> str:
+    """The primary tests as they were planned."""
+    rows = [
+        (question.asks, question.claim, described(test, plan),
          f"{min(plan.seeds[test.regime, name] for name in (test.a, test.b or test.a))}")
         for _, question, test in primaries()
     ]  # fmt: skip
+    return table(("question", "claim", "primary test (paired by seed)", ">seeds"), rows)
+
+
+def runs_table(plan: Plan) -> str:
+    """The runs as they were planned: the methods of a regime that have as many seeds."""
     by_seeds: dict[tuple[str, int], list[str]] = {}
     for (regime, method), seeds in plan.seeds.items():
         by_seeds.setdefault((regime, seeds), []).append(method)
-    runs = [(regime, ", ".join(methods), f"{seeds}") for (regime, seeds), methods in by_seeds.items()]
-    return [
-        *table(("question", "claim", "primary test (paired by seed)", ">seeds"), tests),
-        "",
-        *table(("regime", "method", ">seeds"), runs),
-        "",
-        *null_table(read_json(plan.evidence / "null.json"), plan),
-        "",
-        "The second experiment:",
-        "",
-        *gate_table(load_plan(SECOND)),
-    ]
+    rows = [(regime, ", ".join(methods), f"{seeds}") for (regime, seeds), methods in by_seeds.items()]
+    return table(("regime", "method", ">seeds"), rows)
 
 
-def replaced(page: Path, blocks: dict[str, list[str]]) -> str:
+# --- the second experiment
+
+
+def gate_table(plan: Plan) -> str:
+    """What each primary test of the second experiment says of its placebos, and what it would find."""
+    assert plan.packed is not None
+    rows = []
+    for row in read_json(plan.packed / "null.json")["tests"]:
+        half, every = looks(plan, row["regime"])
+        kinds = [name for name in ("labels", "unchanged", "noise", "information") if name in row]
+        simulated = "equivalent_at_margin" in row
+        planted = row["planted"]["difference"] if "planted" in row else row["matters"]
+        rows.append((
+            described(Test(**{name: row[name] for name in Test._fields}), plan),
+            f"{len(half)}, {len(every)}",
+            ", ".join(f"{name} {100 * row[name]['share']:.1f}" for name in kinds),
+            f"{100 * row['equivalent_at_margin']['share']:.1f}" if simulated else "-",
+            f"{row['margin']}",
+            f"{100 * row['power']:.0f} at {planted:.2g}",
+            f"{100 * row['equivalent_if_none']:.0f}" if simulated else "-",
+            "yes" if row["passes"] else "**no**",
+        ))  # fmt: skip
+    columns = (">seeds: half, all", ">rejects, in % of placebos", ">calls equivalent, at the margin (%)", ">margin",
+               ">power (%) at", ">equivalent if none (%)")  # fmt: skip
+    return table(("primary test", *columns, "passes"), rows)
+
+
+def looks_table(found: list[Look], plan: Plan) -> str:
+    """Every primary test as far as it has got."""
+    rows = []
+    for look, verdict in zip(found, verdicts(found), strict=True):
+        d, low, high = (f"{value or 0.0:+.3f}" for value in (look.difference, look.low, look.high))
+        numbers = (f"{d} [{low}, {high}]", f"{look.p:.2g}") if look.taken else ("-", "-")
+        seeds = f"{look.seeds} of {look.planned}"
+        rows.append((look.test.claim, described(look.test, plan), seeds, *numbers, f"**{verdict}**"))
+    columns = (">seeds", ">difference [95 % over both looks]", ">p over both looks", "verdict")
+    return table(("claim", "primary test", *columns), rows)
+
+
+def means_and_warnings(records: Records, plan: Plan, found: list[Look]) -> tuple[str, str]:
+    """Of the regimes and seeds that a look has been taken at, without a test: every measure of every method, and the
+    AUC of each indicator for a loss within HORIZON steps ("" where no regime has one)."""
+    means, warnings = [], []
+    for regime, taken in {look.test.regime: look.taken for look in found if look.taken}.items():
+        seeds = looks(plan, regime)[taken - 1]
+        runs = [run for run in warning_runs(records, regime) if run[1] in seeds]
+        measures = [MEASURES["accuracy over training"], MEASURES["accuracy at the end"], *map(at_end, SHOWN)]
+        for method in (method for its, method in plan.seeds if its == regime):
+            its = [records[regime, method][seed] for seed in seeds]
+            shown = (f"{np.mean([measure(record) for record in its]):.3f}" for measure in measures)
+            survive = sum(lost == math.inf for stratum, _, _, lost in runs if stratum == method)
+            means.append((regime, method, f"{len(seeds)}", *shown, f"{survive}"))
+        auc, without = warning_auc(runs, INDICATORS)
+        errors = math.sqrt(len(seeds) - 1) * without.std(0)
+        if not np.isnan(auc).any():
+            warnings.append((regime, *(f"{a:.2f} ± {1.96 * e:.2f}" for a, e in zip(auc, errors, strict=True))))
+    names = (">accuracy over training", ">at the end", *(f">{key}, at the end" for key in SHOWN), ">kept half of it")
+    below = table(("regime", *(f">{key}" for key in INDICATORS)), warnings) if warnings else ""
+    return table(("regime", "method", ">seeds", *names), means), below
+
+
+def phrases(found: list[Look]) -> dict[str, list[str]]:
+    """For the README: each verdict -> the claims of which the last look is taken, with what was found."""
+    out: dict[str, list[str]] = {}
+    for look, verdict in zip(found, verdicts(found), strict=True):
+        if look.taken == 2:
+            values = [value or 0.0 for value in (look.difference, look.low, look.high)]
+            if look.test.measure.startswith("accuracy"):
+                said = "{:+.1f} points [{:+.1f}, {:+.1f}]".format(*(100 * value for value in values))
+            else:
+                said = "times {:.2f} [{:.2f}, {:.2f}]".format(*(math.exp(value) for value in values))
+            out.setdefault(verdict, []).append(f'"{look.test.claim}" (second experiment: {said})')
+    return out
+
+
+def second_values(records: Records, plan: Plan, found: list[Look]) -> dict[str, Any]:
+    """For docs/results.md: how many runs are in, and every look that has been taken."""
+    stopped = settled(records, plan)
+    halves = {regime: set(looks(plan, regime)[0]) for regime in stopped}
+    every = [record for seeds in records.values() for record in seeds.values()]
+    taken = sum(look.taken > 0 for look in found)
+    means, warnings = means_and_warnings(records, plan, found) if taken else ("", "")
+    return {
+        "recorded": len(every),
+        "planned": sum(run.seed in halves.get(run.regime, {run.seed}) for run in plan.runs),
+        "taken": taken,
+        "tests": len(found),
+        "commits": Counter(record.get("train", {}).get("git_commit", "unknown")[:7] for record in every),
+        "stopped": sorted(stopped),
+        "looks": looks_table(found, plan),
+        "means": means,
+        "warnings": warnings,
+    }
+
+
+# --- the pages
+
+
+def said(found: list[Answer], later: list[Look]) -> dict[str, list[str]]:
+    """For the README: verdict -> its claims, each with the scales where it has been given."""
+    out, of_second = {}, phrases(later)
+    for verdict in ORDER:
+        claims: dict[str, list[str]] = {}
+        for answer in (answer for answer in found if answer.verdict == verdict):
+            claims.setdefault(answer.question.short, []).append(answer.scale)
+        first = [f'"{short}" ({", ".join(scales)})' for short, scales in claims.items()]
+        out[verdict] = first + of_second.get(verdict, [])
+    return out
+
+
+def values(records: Records, plan: Plan, found: list[Answer]) -> dict[str, Any]:
+    """What the template's blocks say."""
+    null = read_json(plan.evidence / "null.json")
+    rows = {(row["question"], row["regime"]): row for row in null["tests"]}
+    second = load_plan(SECOND)
+    later = read_records(second)
+    seen_later = [look_at(later, second, test) for test in planned_tests(second)]
+    others = secondary(found)
+    seen = apart_from_zero(others)
+    commits = [record["train"].get("git_commit", "") for seeds in records.values() for record in seeds.values()]
+    alarms = {regime: alarm for regime, alarm in null["collapsed"].items() if alarm["high"] > PASSES}
+    return {
+        "order": ORDER, "evidence": plan.evidence, "interval": interval, "compared": compared, "unit": unit,
+        "short_measure": lambda test: short_measure(test, plan),
+        "said": said(found, seen_later),
+        "withdrawn": [(answer, rows[answer.question.name, answer.effects[0].test.regime])
+                      for answer in found if answer.verdict == "withdrawn"],
+        "questions_table": questions_table(found, plan),
+        "floors": floors(records, plan),
+        "figures": {answer.question.name: answer.question.short for answer in found},
+        "regimes": [{"name": regime, "table": methods_table(records, plan, regime), "alarm": alarms.get(regime),
+                     "fewer": fewer_seeds(records, plan, regime)}
+                    for regime in dict.fromkeys(regime for regime, _ in plan.seeds)],
+        "baselines_table": baselines_table(records, plan),
+        "others": others, "seen": seen, "seen_table": effects_table(seen, plan), "repeated": at_every_scale(seen),
+        "predictors": {scale: entropy_as_predictor(records, scale) for scale in TASKS},
+        "compute_table": compute_table(records, plan),
+        "second": second_values(later, second, seen_later),
+        "changed": sum(commit.endswith("+") for commit in commits), "recorded": len(commits),
+        "tests_table": tests_table(plan), "runs_table": runs_table(plan), "null_table": null_table(plan),
+        "gate_table": gate_table(second),
+        "effects_table": effects_table((effect for answer in found for effect in answer.effects), plan),
+        "search_table": search_table(load_plan(SEARCH)),
+    }  # fmt: skip
+
+
+def rendered(name: str, **given: Any) -> str:
+    """A block of pages.jinja, without the empty lines around it."""
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    template = environment.get_template("pages.jinja")
+    return "".join(template.blocks[name](template.new_context(given))).strip("\n")
+
+
+def replaced(page: Path, blocks: dict[str, str]) -> str:
     """The page with what stands between `<!-- claims: NAME -->` and `<!-- claims: end -->` written anew."""
     text, left = page.read_text(encoding="utf-8"), dict(blocks)
     new = re.sub(
         r"(<!-- claims: (\w+)[^\n]* -->\n\n).*?\n\n(<!-- claims: end -->)",
-        lambda match: match[1] + "\n".join(left.pop(match[2])).rstrip("\n") + "\n\n" + match[3],
+        lambda match: f"{match[1]}{left.pop(match[2])}\n\n{match[3]}",
         text,
         flags=re.DOTALL,
     )
@@ -257,30 +497,29 @@ def replaced(page: Path, blocks: dict[str, list[str]]) -> str:
 
 def pages(records: Records, plan: Plan, found: list[Answer]) -> dict[Path, str]:
     """Every page with its sections written anew."""
+    given = values(records, plan, found)
+    of_results = ("verdicts", "questions", "methods", "baselines", "others", "predictor", "compute", "second",
+                  "provenance")  # fmt: skip
     return {
-        README: replaced(README, {"verdicts": readme_lines(records, plan, found)}),
-        RESULTS: replaced(RESULTS, results_blocks(records, plan, found)),
-        PREREGISTERED: replaced(PREREGISTERED, {"tests": plan_lines(plan)}),
-        plan.evidence / "effects.md": effects_page(found, plan),
-        SEARCHED / "summary.md": search_page(load_plan(SEARCH)),
+        README: replaced(README, {"verdicts": rendered("readme", **given)}),
+        RESULTS: replaced(RESULTS, {name: rendered(name, **given) for name in of_results}),
+        PREREGISTERED: replaced(PREREGISTERED, {"tests": rendered("tests", **given)}),
+        plan.evidence / "effects.md": rendered("effects", **given) + "\n",
+        SEARCHED / "summary.md": rendered("search", **given) + "\n",
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plan", type=Path, default=PLAN)
-    parser.add_argument("--no-figures", action="store_true")
-    asked = parser.parse_args()
-    plan = load_plan(asked.plan)
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    from bench.claims.figures import write_figures
+
+    plan = load_plan(PLAN)
     records = read_records(plan)
     found = answers(records, plan)
     write_json(plan.evidence / "answers.json", as_json(found))
     for page, text in pages(records, plan, found).items():
         write_text(page, text)
-    if not asked.no_figures:
-        from bench.claims.figures import write_figures
-
-        write_figures(records, plan, found)
+    write_figures(records, plan, found)
 
 
 if __name__ == "__main__":

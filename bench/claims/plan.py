@@ -1,4 +1,4 @@
-"""The plan of an experiment: which regime x method x seed is run, in which order, and the config of each run.
+"""The plans: which regime x method x seed is run, in which order, the config of each run, and what is tested.
 
 A plan is a YAML file (plan.yaml says how it reads). A run's config extends the repository's own files, so that a
 setting that methods share is written once.
@@ -7,17 +7,17 @@ setting that methods share is written once.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import write_text
 
-PLAN = Path("bench/claims/plan.yaml")
+PLAN, SECOND = Path("bench/claims/plan.yaml"), Path("bench/claims/second.yaml")
 CONFIGS = Path("results/claims/configs")
 """Where the configs of the runs are written; the working directory is the repository's root."""
 TRAIN_RUNS, EVAL_RUNS = Path("results/train"), Path("results/eval")
@@ -74,7 +74,7 @@ class Plan:
     commit: str | None = None
     """The commit that every run is made at, without changes; None where any will do."""
     tests: list[dict[str, Any]] = field(default_factory=list)
-    """The primary tests, of a plan that names them itself (second.py)."""
+    """The primary tests, of a plan that names them itself (`Test`)."""
 
     def record(self, run: Run) -> Path:
         """The committed record of a run."""
@@ -187,3 +187,91 @@ def _seeds(given: int | str | list[int]) -> list[int]:
 
 def _identity(name: str, seed: int) -> dict[str, Any]:
     return {"run_name": name, "model": {"random_seed": seed}}
+
+
+# --- what is tested
+
+TASKS = {"micro": "arithmetic", "small": "word_problems"}
+"""Scale -> its benchmark; the harder one has `_hard` behind its name."""
+BASELINES = ("sft", "grpo", "grpo-filtered", "dr-grpo", "dapo", "80-20", "nsr", "w-reinforce")
+"""What GTPO is held against, without a test."""
+ACCURACY = ("pass@1", "hard:pass@1", "maj@n", "pass@n", "hard:maj@n", "hard:pass@n", "format")
+"""What a test of `accuracy` compares."""
+
+
+class PairedTest(NamedTuple):
+    """a - b of one measure in one regime, paired by seed; b None: a against 0.
+
+    measure: a name of measures.MEASURES, or `benchmark:metric` with metric pass@1, pass@n, maj@n or format.
+    """
+
+    regime: str
+    a: str
+    b: str | None
+    measure: str
+
+    @property
+    def scale(self) -> str:
+        """micro or small: how the regime's name begins."""
+        return self.regime.partition("-")[0]
+
+
+class Question(NamedTuple):
+    """One question; plan.yaml says what its fields are."""
+
+    name: str
+    short: str
+    asks: str
+    claim: str
+    expected: int
+    tests: tuple[PairedTest, ...]
+    stays: bool = False
+
+
+def _tests(regime: str, a: str, b: str | None, *measures: str) -> Iterator[PairedTest]:
+    """The tests of one row of the plan."""
+    task = TASKS[regime.partition("-")[0]]
+    for name in measures:
+        for each in ACCURACY if name == "accuracy" else (name,):
+            hard, metric = "_hard" if each.startswith("hard:") else "", each.removeprefix("hard:")
+            yield PairedTest(regime, a, b, f"{task}{hard}:{metric}" if metric in ACCURACY else metric)
+
+
+def _read() -> tuple[Question, ...]:
+    rows = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))["questions"]
+    return tuple(
+        Question(**{**row, "tests": tuple(t for given in row["tests"] for t in _tests(*given))}) for row in rows
+    )
+
+
+QUESTIONS = _read()
+
+
+def primaries() -> Iterator[tuple[str, Question, PairedTest]]:
+    """(scale, question, its primary test there), scale by scale."""
+    for scale in TASKS:
+        for question in QUESTIONS:
+            test = next((test for test in question.tests if test.scale == scale), None)
+            if test is not None:
+                yield scale, question, test
+
+
+class Test(NamedTuple):
+    """A primary test: a - b of one number per run, paired by seed."""
+
+    __test__ = False  # not one of pytest's
+    claim: str
+    regime: str
+    a: str
+    b: str
+    measure: str
+    expected: int
+    margin: float
+    matters: float
+    source: str
+    slower: float = 1.0
+
+
+def planned_tests(plan: Plan) -> list[Test]:
+    """The primary tests of the plan, in its order."""
+    return [Test(**{"source" if key == "from" else key: value for key, value in row.items()}) for row in plan.tests]

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import yaml
-from numpy.typing import NDArray
 
 from bench.claims.plan import EVAL_RUNS, TRAIN_RUNS, Plan, Run
 from gtpo.common.errors import UserError
@@ -90,16 +89,14 @@ def read_record(path: Path) -> dict[str, Any]:
 
 def packed_records(plan: Plan) -> dict[str, dict[str, Any]]:
     """Run -> record, of those in the plan's packs; empty for a plan without."""
-    if plan.packed is None:
-        return {}
-    packs = sorted(plan.packed.glob("*.jsonl.gz"))
-    return dict(_unpacked(tuple((pack, pack.stat().st_mtime_ns) for pack in packs)))
+    packs = sorted(plan.packed.glob("*.jsonl.gz")) if plan.packed else []
+    return {row["run"]: row for pack in packs for row in _unpacked(pack, pack.stat().st_mtime_ns)}
 
 
 @cache
-def _unpacked(packs: tuple[tuple[Path, int], ...]) -> dict[str, dict[str, Any]]:
-    rows = (json.loads(line) for pack, _ in packs for line in gzip.decompress(pack.read_bytes()).splitlines())
-    return {row["run"]: row for row in rows}
+def _unpacked(pack: Path, changed: int) -> list[dict[str, Any]]:
+    """The rows of a pack. changed: when, so that a file that is written again is read again."""
+    return [json.loads(line) for line in gzip.decompress(pack.read_bytes()).splitlines()]
 
 
 def find_record(plan: Plan, run: Run) -> dict[str, Any] | None:
@@ -158,15 +155,3 @@ def evaluation(folder: Path) -> dict[str, Any]:
             "maj": [_short(value) for value in questions.maj_at_k[:, -1]],
         }
     return out
-
-
-def scores(record: dict[str, Any], benchmark: str, metric: str) -> NDArray[np.float64]:
-    """[Q] scores in [0, 1] of a record: pass@1, pass@n, maj@n or format, in the order of the question ids."""
-    found = record["evaluation"][benchmark]
-    n, correct = found["n"], np.array(found["correct"], dtype=np.float64)
-    return {
-        "pass@1": correct / n,
-        "pass@n": (correct > 0).astype(np.float64),
-        "maj@n": np.array(found["maj"], dtype=np.float64),
-        "format": np.array(found["format_ok"], dtype=np.float64) / n,
-    }[metric]

@@ -14,13 +14,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from bench.claims.plan import PLAN, TRAIN_RUNS, Plan, Run, load_plan
-from bench.claims.record import find_record, write_record
-from bench.claims.varied import FILE, write_varied
+from bench.claims.record import find_record, pack, write_record
+from bench.claims.texts import FILE, TASKS, tag_log_probabilities, write_varied
 from gtpo.common.errors import UserError
 from gtpo.common.files import flatten
 from gtpo.common.provenance import git_commit
@@ -59,7 +59,6 @@ def is_done(plan: Plan, run: Run) -> bool:
 
 def execute(plan: Plan, run: Run) -> None:
     """Train, evaluate and record one run, in this process. Raises UserError."""
-    from bench.claims.tags import TASKS, tag_log_probabilities
     from gtpo.cli import app
 
     if is_done(plan, run) and (run.weights is None or run.weights.is_dir()):
@@ -93,7 +92,7 @@ def execute(plan: Plan, run: Run) -> None:
     tags = None
     if run.base is not None and config.dataset.name in TASKS and not plan.thin:
         assert run.base.weights is not None
-        measured = tag_log_probabilities([run.base.weights, *checkpoints], config.dataset.name)
+        measured = [tag_log_probabilities(path, config.dataset.name) for path in (run.base.weights, *checkpoints)]
         tags = {"step": [0, *steps], **{tag: [row[tag] for row in measured] for tag in measured[0]}}
     write_record(plan, run, tags, time.monotonic() - begin)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
@@ -118,33 +117,23 @@ def _spawn(plan: Plan, run: Run) -> int:
 
 def run_all(plan: Plan, runs: list[Run], jobs: int) -> list[str]:
     """Execute the runs, `jobs` at a time, each after its base. Returns the names of those that failed."""
-    waiting, failed, finished = list(runs), [], 0
-    ready = {run.name for run in plan.runs if run.method == "base"} - {run.name for run in runs}
-    active: dict[Future[int], tuple[Run, float]] = {}
-    begin = time.monotonic()
+    begin, futures, failed = time.monotonic(), dict[str, Future[bool]](), []
+
+    def one(run: Run) -> bool:
+        # A plan has each base before the runs that need it, so the one waited for is never behind this in the queue.
+        base = futures.get(run.base.name) if run.base else None
+        return (base is None or base.result()) and _spawn(plan, run) == 0
+
     with ThreadPoolExecutor(jobs) as pool:
-        while waiting or active:
-            for run in list(waiting):
-                if run.base is not None and run.base.name in failed:
-                    waiting.remove(run)
-                    failed.append(run.name)
-                elif len(active) < jobs and (run.base is None or run.base.name in ready):
-                    waiting.remove(run)
-                    active[pool.submit(_spawn, plan, run)] = (run, time.monotonic())
-            if not active:
-                continue
-            for future in wait(active, return_when=FIRST_COMPLETED).done:
-                run, started = active.pop(future)
-                seconds = time.monotonic() - started
-                finished += 1
-                if future.result() == 0:
-                    ready.add(run.name)
-                else:
-                    failed.append(run.name)
-                left = (time.monotonic() - begin) / finished * (len(runs) - finished)
-                outcome = "FAILED, see " + str(LOGS / f"{run.name}.log") if future.result() else "done"
-                print(f"[{finished}/{len(runs)}] {run.name} {outcome} ({seconds:.0f} s; {left / 60:.0f} min left)",
-                      flush=True)  # fmt: skip
+        for run in runs:  # one at a time: a run that starts at once must find its base's
+            futures[run.name] = pool.submit(one, run)
+        names = {future: name for name, future in futures.items()}
+        for finished, future in enumerate(as_completed(names), start=1):
+            name, done = names[future], future.result()
+            failed += [] if done else [name]
+            left = (time.monotonic() - begin) / finished * (len(runs) - finished) / 60
+            outcome = "done" if done else f"FAILED, see {LOGS / f'{name}.log'}"
+            print(f"[{finished}/{len(runs)}] {name} {outcome} ({left:.0f} min left)", flush=True)
     return failed
 
 
@@ -161,8 +150,7 @@ def stopped_regimes(plan: Plan) -> set[str]:
     """The regimes that the look at half has decided; none of a plan without looks."""
     if not plan.tests:
         return set()
-    from bench.claims.answers import read_records
-    from bench.claims.second import settled
+    from bench.claims.statistics import read_records, settled
 
     return settled(read_records(plan), plan)
 
@@ -175,36 +163,27 @@ def main() -> None:
     parser.add_argument("--evidence", type=Path, help="where records are written, in place of the plan's folder")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument("--list", action="store_true", help="print the runs that are left, and run nothing")
+    parser.add_argument("--pack", action="store_true", help="pack the plan's records into the repository, run nothing")
     parser.add_argument("--execute", metavar="RUN", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     plan = load_plan(asked.plan, prefix=asked.prefix, evidence=asked.evidence)
     if asked.execute:
         execute(plan, next(run for run in plan.runs if run.name == asked.execute))
         return
+    if asked.pack:
+        if plan.packed is None:
+            raise UserError(f"{asked.plan}: its records are committed as they are; --pack is for a plan with `packed`")
+        print(", ".join(f"{regime}: {count} runs" for regime, count in pack(plan).items()))
+        return
     chosen = plan.choose(asked.runs)
     todo = pending(plan, chosen)
     if asked.list:
         print("\n".join(run.name for run in todo))
         return
-    seconds = estimate(plan, todo)
-    about = f", about {seconds / 3600 / asked.jobs:.1f} h with {asked.jobs} at a time" if seconds else ""
-    print(f"{len(chosen) - len(todo)} of {len(chosen)} runs are recorded; {len(todo)} to go{about}", flush=True)
+    print(f"{len(chosen) - len(todo)} of {len(chosen)} runs are recorded; {len(todo)} to go", flush=True)
     failed = run_all(plan, todo, asked.jobs)
     if failed:
         sys.exit(f"{len(failed)} runs failed: {', '.join(failed)}; the same command tries them again")
-
-
-def estimate(plan: Plan, todo: list[Run]) -> float:
-    """Seconds that the runs will take, from the records of their regime, or of all; 0 without any."""
-    known: dict[str, list[float]] = {}
-    for run in plan.runs:
-        if (record := find_record(plan, run)) is not None:
-            known.setdefault(run.regime, []).append(record["seconds"])
-    every = [seconds for found in known.values() for seconds in found]
-    if not every:
-        return 0.0
-    means = {regime: sum(found) / len(found) for regime, found in known.items()}
-    return sum(means.get(run.regime, sum(every) / len(every)) for run in todo)
 
 
 def as_program(run: Callable[[], None]) -> None:

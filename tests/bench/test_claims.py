@@ -6,6 +6,8 @@ import json
 import math
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +15,13 @@ import pytest
 import yaml
 
 from bench.claims import measures, null
+from bench.claims import run as runner
 from bench.claims.again import spread
-from bench.claims.answers import Effect, answers, as_json, effect, read_records
-from bench.claims.page import pages
-from bench.claims.plan import load_plan, merge
-from bench.claims.questions import QUESTIONS, TASKS, PairedTest
+from bench.claims.page import apart_from_zero, at_every_scale, fewer_seeds, pages, secondary
+from bench.claims.plan import QUESTIONS, TASKS, PairedTest, load_plan, merge
 from bench.claims.record import POINTS, find_record, packed_records, read_record
 from bench.claims.run import is_done
-from bench.claims.tables import apart_from_zero, at_every_scale, entropy_as_predictor, fewer_seeds_notes, secondary
+from bench.claims.statistics import Effect, answers, as_json, effect, entropy_as_predictor, read_records
 from gtpo.common.errors import UserError
 from gtpo.common.files import read_json
 from gtpo.config import load_config
@@ -127,6 +128,37 @@ def test_runs_are_recorded_once_and_a_failure_stops_no_other(root, tmp_path):
     assert all(value < 0 for tag in record["tags"] if tag != "step" for value in record["tags"][tag])
     listed = subprocess.run([*command, "--list"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert listed.stdout.split() == ["tinyclaims-one-broken-s1"]
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_run_waits_for_its_base_and_is_not_made_without_it(plan, monkeypatch, capsys, jobs):
+    """Each base is slow, so that with a worker to spare its runs would overtake it if they did not wait."""
+    wanted = [run for run in plan.runs if run.seed in (4, 5) and run.regime in ("base-micro", "micro-reuse")]
+    events = []
+
+    def spawn(_, run):
+        events.append(("begins", run.name))
+        time.sleep(0.05 if run.method == "base" else 0)
+        events.append(("ends", run.name))
+        return int(run.name == "claims-base-micro-s5")
+
+    monkeypatch.setattr(runner, "_spawn", spawn)
+    failed = runner.run_all(plan, wanted, jobs)
+    made = [run for run in wanted if ("begins", run.name) in events]
+    for run in made:
+        if run.base is not None:
+            assert events.index(("ends", run.base.name)) < events.index(("begins", run.name))
+    lost = {run.name for run in wanted if run.seed == 5}
+    assert set(failed) == lost
+    assert {run.name for run in made} == {run.name for run in wanted} - lost | {"claims-base-micro-s5"}
+    assert capsys.readouterr().out.count("FAILED, see results/claims/logs/") == len(lost) == 4
+
+
+def test_the_page_is_refused_while_runs_are_missing(plan):
+    records = {key: dict(seeds) for key, seeds in read_records(plan).items()}
+    del records["micro-calm", "gtpo"][3]
+    with pytest.raises(UserError, match="not all runs of micro-calm are recorded: make claims"):
+        answers(records, plan)
 
 
 def _record(accuracy: list[float], entropy: list[float], kl: list[float]) -> dict:
@@ -287,8 +319,9 @@ def test_a_method_with_fewer_seeds_is_compared_on_those(plan):
         ("micro-calm", "gtpo-no-filter"): {1: run(0.5), 2: run(0.25)},
         ("micro-calm", "grpo"): {1: run(0.5), 2: run(0.25), 3: run(1.0)},
     }
-    (note,) = fewer_seeds_notes(records, plan, "micro-calm")
-    assert note == "`gtpo-no-filter` has 2 of these 3 seeds: on them its pass@1 is 37.5, that of `gtpo` 62.5."
+    plan = replace(plan, seeds={key: len(seeds) for key, seeds in records.items()})
+    (note,) = fewer_seeds(records, plan, "micro-calm")
+    assert note == {"method": "gtpo-no-filter", "seeds": 2, "all": 3, "theirs": 37.5, "ours": 62.5}
 
 
 def test_the_primary_tests_are_of_runs_that_are_planned(plan):

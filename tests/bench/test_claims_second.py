@@ -9,28 +9,30 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench.claims import second, second_tables
-from bench.claims.plan import load_plan
-from bench.claims.sequential import bound, crossing, level_at, p_value
-from bench.claims.varied import remarks, solution
+from bench.claims import page, statistics
+from bench.claims.measures import MEASURES, lost_at
+from bench.claims.null import PASSES
+from bench.claims.plan import SECOND, Test, load_plan, planned_tests
+from bench.claims.statistics import bound, crossing, level_at, p_value
+from bench.claims.texts import remarks, solution
 from gtpo.common.files import read_json
 
 
 @pytest.fixture
 def plan(root, monkeypatch):
     monkeypatch.chdir(root)
-    return load_plan(second.SECOND)
+    return load_plan(SECOND)
 
 
 def test_every_primary_measure_passes_its_placebos(plan):
     """A plan whose gate fails, or that was changed after it, cannot be committed."""
     rows = read_json(plan.packed / "null.json")["tests"]
-    tests = second.tests_of(plan)
+    tests = planned_tests(plan)
     planned = [json.loads(json.dumps(test._asdict())) for test in tests]
-    assert [{key: row[key] for key in second.Test._fields} for row in rows] == planned
+    assert [{key: row[key] for key in Test._fields} for row in rows] == planned
     for row in rows:
         assert row["passes"] is True
-        assert row["labels" if "labels" in row else "noise"]["high"] <= second.PASSES
+        assert row["labels" if "labels" in row else "noise"]["high"] <= PASSES
 
 
 def test_the_bounds_are_the_published_ones():
@@ -66,17 +68,17 @@ BASE = {"evaluation": {"arithmetic": {"n": 16, "correct": [8, 8], "maj": [1, 1],
 def test_the_measures():
     lost = _record([0.5, 0.4, 0.2, 0.1], 0.01)
     kept = _record([0.5, 0.4, 0.3, 0.26], 0.02)
-    assert second.MEASURES["accuracy over training"](lost) == pytest.approx(0.3)
-    assert second.MEASURES["accuracy at the end"](kept) == 0.26
-    assert (second.lost_at(lost), second.lost_at(kept)) == (30, math.inf)
-    assert second.MEASURES["log time to half of the accuracy"](kept) == math.log(40)
-    ratio = [second.MEASURES["log entropy at the end"](record) for record in (lost, kept)]
+    assert MEASURES["accuracy over training"](lost) == pytest.approx(0.3)
+    assert MEASURES["accuracy at the end"](kept) == 0.26
+    assert (lost_at(lost), lost_at(kept)) == (30, math.inf)
+    assert MEASURES["log time to half of the accuracy"](kept) == math.log(40)
+    ratio = [MEASURES["log entropy at the end"](record) for record in (lost, kept)]
     assert math.exp(ratio[0] - ratio[1]) == pytest.approx(0.5)
 
 
 def _records(plan, test, seeds, shift: float, rng) -> dict:
     made = {("base-micro", "base"): dict.fromkeys(seeds, BASE)}
-    others = {key: rng.standard_normal(20).tolist() for key in second.INDICATORS[1:]}
+    others = {key: rng.standard_normal(20).tolist() for key in statistics.INDICATORS[1:]}
     for method, its in ((test.a, shift), (test.b, 0.0)):
         made[test.regime, method] = {
             s: _record([0.4 + its + 0.02 * rng.standard_normal()] * 20, 0.1, others) for s in seeds
@@ -85,38 +87,43 @@ def _records(plan, test, seeds, shift: float, rng) -> dict:
 
 
 def test_no_look_before_every_seed_of_it_is_in_and_no_second_half_after_a_verdict(plan):
-    test = second.tests_of(plan)[0]
-    half, every = second.looks(plan, test.regime)
+    test = planned_tests(plan)[0]
+    half, every = statistics.looks(plan, test.regime)
     assert (len(half), len(every), half[0]) == (17, 33, 11)
     rng = np.random.default_rng(2)
-    early = second.look_at(_records(plan, test, half[:-1], 0.1, rng), plan, test)
+    early = statistics.look_at(_records(plan, test, half[:-1], 0.1, rng), plan, test)
     assert (early.taken, early.seeds, early.p) == (0, 16, 1.0)
-    seen = second.look_at(_records(plan, test, half, 0.1, rng), plan, test)
+    seen = statistics.look_at(_records(plan, test, half, 0.1, rng), plan, test)
     assert seen.taken == 1
     assert seen.low < 0.1 < seen.high
     assert seen.p < 1e-3
-    others = [second.Look(other, 0, 0, 33) for other in second.tests_of(plan)[1:]]
-    assert second.verdicts([seen, *others])[:2] == ["holds", "not tested yet"]
-    alike = second.look_at(_records(plan, test, half, 0.0, rng), plan, test)
-    assert second.verdicts([alike, *others])[0] == "equivalent"
+    others = [statistics.Look(other, 0, 0, 33) for other in planned_tests(plan)[1:]]
+    assert statistics.verdicts([seen, *others])[:2] == ["holds", "not tested yet"]
+    alike = statistics.look_at(_records(plan, test, half, 0.0, rng), plan, test)
+    assert statistics.verdicts([alike, *others])[0] == "equivalent"
     # Its other primary tests have no look, so the regime goes on.
-    assert second.settled(_records(plan, test, half, 0.1, rng), plan) == set()
-    calm = second.tests_of(plan)[-2]
+    assert statistics.settled(_records(plan, test, half, 0.1, rng), plan) == set()
+    calm = planned_tests(plan)[-2]
     assert calm.regime == "calm"
-    half, _ = second.looks(plan, "calm")
-    assert second.settled(_records(plan, calm, half, 0.1, rng), plan) == {"calm"}
+    half, _ = statistics.looks(plan, "calm")
+    assert statistics.settled(_records(plan, calm, half, 0.1, rng), plan) == {"calm"}
+
+
+def _section(records: dict, plan) -> str:
+    found = [statistics.look_at(records, plan, test) for test in planned_tests(plan)]
+    return page.rendered("second", second=page.second_values(records, plan, found))
 
 
 def test_the_page_tells_what_a_look_has_seen_and_nothing_before(plan):
-    test = second.tests_of(plan)[0]
-    half, _ = second.looks(plan, test.regime)
+    test = planned_tests(plan)[0]
+    half, _ = statistics.looks(plan, test.regime)
     rng = np.random.default_rng(5)
-    early = "\n".join(second_tables.results_lines(_records(plan, test, half[:-1], 0.1, rng), plan))
+    early = _section(_records(plan, test, half[:-1], 0.1, rng), plan)
     assert "**Interim: 48 of 786 runs, no test made yet.**" in early
     assert "Means over seeds" not in early
     records = _records(plan, test, half, 0.1, rng)
     records["reuse-4", "gtpo-conflict-only"] = records["reuse-4", "grpo"]
-    text = "\n".join(second_tables.results_lines(records, plan))
+    text = _section(records, plan)
     assert "3 of 12 tests made" in text  # accuracy, conflict correction alone, entropy
     row = next(line for line in text.splitlines() if line.startswith("| reuse-4 | gtpo | 17 |"))
     assert float(row.split("|")[4]) == pytest.approx(0.5, abs=0.02)
@@ -136,13 +143,13 @@ def test_a_warning_is_found_and_noise_is_none():
         accuracy = np.where(ends >= lost, 0.1, 0.5) + 0.02 * rng.standard_normal(40)
         extra = {key: values.tolist() for key, values in series.items()}
         runs.append(("grpo", seed, _record(accuracy.tolist(), 0.0, extra), lost))
-    auc, without = second.warning_auc(runs, ("entropy/mean", "kl/untrained"))
+    auc, without = statistics.warning_auc(runs, ("entropy/mean", "kl/untrained"))
     assert auc[0] > 0.8
     assert 0.35 < auc[1] < 0.65
-    difference, error = second.compared_auc(auc, without, 0, 1)
+    difference, error = statistics.compared_auc(auc, without)
     assert difference > 3 * error > 0
     kept = [[run for run in runs if run[1] != seed] for seed in range(30)]
-    again = np.array([second.warning_auc(part, ("entropy/mean", "kl/untrained"))[0] for part in kept])
+    again = np.array([statistics.warning_auc(part, ("entropy/mean", "kl/untrained"))[0] for part in kept])
     # Without a seed the straight line in accuracy is another, which the jackknife leaves as it is.
     assert without == pytest.approx(again, abs=0.02)
 
