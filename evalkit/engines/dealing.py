@@ -6,8 +6,8 @@ fails is dealt again: no sample is lost, and none is asked for twice once it is 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -24,41 +24,44 @@ class Dealt(NamedTuple):
     task: Task
 
 
-class _Waiting(NamedTuple):
-    task: Task
-    avoid: str | None
-    """The worker that failed at it."""
-
-
 class Dealer:
     """Deals tasks to named workers, the least loaded first, and remembers who owes which sample."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
-        self._waiting = deque(_Waiting(task, None) for task in tasks if task.missing)
+        self._waiting = deque(task for task in tasks if task.missing)
         self._owed: defaultdict[str, dict[SampleKey, Task]] = defaultdict(dict)
-        self._moves: Counter[SampleKey] = Counter()
-        self.left = sum(len(waiting.task.missing) for waiting in self._waiting)
+        self._failed_at: defaultdict[SampleKey, list[str]] = defaultdict(list)
+        self.left = sum(len(task.missing) for task in self._waiting)
         """Samples that are neither done nor failed."""
 
     def load(self, worker: str) -> int:
         """Return how many samples a worker owes."""
         return len(self._owed[worker])
 
-    def deal(self, limits: Mapping[str, int]) -> Dealt | None:
+    def has_failed(self, worker: str, key: SampleKey) -> bool:
+        """Return whether a sample was moved away from a worker."""
+        return worker in self._failed_at.get(key, ())
+
+    def deal(self, limits: Mapping[str, int], busy: Collection[str] = ()) -> Dealt | None:
         """Return the next question and its worker; None where no question waits or every worker owes its limit.
 
-        limits: worker -> samples that it may owe before it gets another question, for those that work now.
+        limits: worker -> samples that it may owe before it gets another question, for those that work now. busy:
+        further workers, that take nothing now. A sample that was moved waits for one of them rather than go back.
         """
-        if not self._waiting or not limits:
-            return None
-        task, avoid = self._waiting[0]
-        workers = [name for name in limits if name != avoid] or list(limits)
-        worker = min(workers, key=self.load)
-        if self.load(worker) >= limits[worker]:
-            return None
-        self._waiting.popleft()
-        self._owed[worker] |= {(task.benchmark, task.question_id, index): task for index in task.missing}
-        return Dealt(worker, task)
+        for position, task in enumerate(self._waiting):
+            failed_at = self._failed_at.get((task.benchmark, task.question_id, task.missing[0]), ())
+            workers = [name for name in limits if name not in failed_at]
+            if not workers and all(name in failed_at for name in busy):
+                workers = list(limits)
+            free = [name for name in workers if self.load(name) < limits[name]]
+            if free:
+                worker = min(free, key=self.load)
+                del self._waiting[position]
+                self._owed[worker] |= {(task.benchmark, task.question_id, index): task for index in task.missing}
+                return Dealt(worker, task)
+            if not failed_at:
+                break
+        return None
 
     def settle(self, worker: str, key: SampleKey) -> bool:
         """Note that a sample is done, or has failed for good; False where the worker does not owe it (any more)."""
@@ -88,22 +91,23 @@ class Dealer:
     def give_back(self, worker: str) -> int:
         """Deal again, before all else, what a worker owes; return the number of samples."""
         owed = self._owed.pop(worker, {})
-        by_question: dict[tuple[str, str], list[int]] = {}
-        for benchmark, question, index in owed:
-            if not self._owed_by_any((benchmark, question, index)):
-                by_question.setdefault((benchmark, question), []).append(index)
-        for (benchmark, question), indices in reversed(by_question.items()):
+        by_question: dict[tuple[str, str, frozenset[str]], list[int]] = {}
+        for key in owed:
+            if not self._owed_by_any(key):
+                benchmark, question, index = key
+                failed_at = frozenset(self._failed_at.get(key, ()))
+                by_question.setdefault((benchmark, question, failed_at), []).append(index)
+        for (benchmark, question, _), indices in reversed(by_question.items()):
             task = replace(owed[benchmark, question, indices[0]], missing=tuple(sorted(indices)))
-            self._waiting.appendleft(_Waiting(task, None))
+            self._waiting.appendleft(task)
         return sum(map(len, by_question.values()))
 
     def move(self, worker: str, key: SampleKey, most: int) -> bool:
         """Deal one sample again, after all else and to another worker; False where that was done `most` times."""
-        if self._moves[key] == most:
+        if len(self._failed_at[key]) == most:
             return False
-        self._moves[key] += 1
+        self._failed_at[key].append(worker)
         task = self._owed[worker].pop(key)
-        if self._owed_by_any(key):
-            return True
-        self._waiting.append(_Waiting(replace(task, missing=(key[2],)), worker))
+        if not self._owed_by_any(key):
+            self._waiting.append(replace(task, missing=(key[2],)))
         return True

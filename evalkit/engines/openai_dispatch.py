@@ -176,7 +176,7 @@ class Dispatch:
             now = time.monotonic()
             free = (s for s in self._in() if s is server or not (s.open or s.pace.wait_s(now, len(s.asking))))
             limits = {s.url: int(s.pace.window) for s in free}
-            dealt = self._dealer.deal(limits)
+            dealt = self._dealer.deal(limits, [s.url for s in self._in() if s.url not in limits])
             if dealt is None:
                 return self._taken_back(server)
             task, worker = dealt.task, self.servers[dealt.worker]
@@ -193,11 +193,14 @@ class Dispatch:
             return None
         now = time.monotonic()
         if victim.open and victim.pace.wait_s(now, len(victim.asking)) > 0:
-            for _ in range(math.ceil(len(victim.open) / 2)):
-                request = victim.open.pop()
+            half = math.ceil(len(victim.open) / 2)
+            last = [r for r in reversed(victim.open) if not self._dealer.has_failed(server.url, r.key)][:half]
+            for request in last:
+                victim.open.remove(request)
                 self._dealer.share(victim.url, server.url, request.key, keep=False)
                 server.open.appendleft(request)
-            return server.open.popleft()
+            if last:
+                return server.open.popleft()
         if not server.served:
             return None
         usual, pace = server.seconds / server.served, server.tokens / max(1e-6, server.seconds)
@@ -205,7 +208,8 @@ class Dispatch:
             for key, (_, request) in other.asking.items():
                 age = now - request.sent
                 slow = age > SLOW_S + SLOW * usual and request.answer.deltas < age * pace / SLOW
-                if slow and key not in server.asking and not self._dealer.is_shared(key):
+                known = self._dealer.is_shared(key) or self._dealer.has_failed(server.url, key)
+                if slow and not known and key not in server.asking:
                     self._dealer.share(other.url, server.url, key, keep=True)
                     other.pace.strain(now, request.sent)
                     return request_of(request.task, request.index, self._asked.sampling.seed)

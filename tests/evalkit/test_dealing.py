@@ -82,3 +82,17 @@ def test_a_moved_sample_goes_to_another_worker_where_there_is_one() -> None:
     alone = dealer.deal({"a": 100})
     assert alone is not None
     assert alone.worker == "a"
+
+
+def test_a_moved_sample_waits_for_a_busy_worker_and_holds_nothing_up() -> None:
+    dealer = Dealer([Task("b", f"q{i}", Prompt([]), (0, 1)) for i in range(2)])
+    dealer.deal({"a": 1})
+    assert dealer.move("a", ("b", "q0", 1), 3)
+    dealer.give_back("a")
+    next_for_a = [dealer.deal({"a": 100}, busy=["b"]) for _ in range(3)]
+    assert [(d.task.question_id, d.task.missing) for d in next_for_a if d] == [("q0", (0,)), ("q1", (0, 1))]
+    assert dealer.deal({"a": 100, "b": 1}).worker == "b"  # type: ignore[union-attr]
+    assert dealer.give_back("b") == 1
+    assert dealer.has_failed("a", ("b", "q0", 1)), "given back by another, it is remembered"
+    assert dealer.deal({"a": 100}, busy=["b"]) is None
+    assert dealer.deal({"a": 100}) is not None, "unless there is nobody else"

@@ -119,6 +119,19 @@ def test_a_server_that_fails_is_left_out(serve, caplog, name: str) -> None:  # t
     assert broken.url in caplog.text
 
 
+def test_a_sample_does_not_go_back_to_where_it_failed(serve) -> None:  # type: ignore[no-untyped-def]
+    """However idle the server that failed, and however busy the other."""
+    wanted = tasks(30, 4)
+
+    def behaviour(payload: dict[str, Any], times: int) -> Reply:
+        return completion(payload) if len(bad.requests) <= 6 else FAULTS["malformed completions"][0]
+
+    bad, busy = serve(behaviour), serve(slow(0.05))
+    found = collect(make(bad, busy, retries=1), wanted)
+    assert not [g for g in found.values() if g.error is not None]
+    assert len(found) == 120
+
+
 def test_a_server_that_comes_back_is_used_again(serve) -> None:  # type: ignore[no-untyped-def]
     def behaviour(payload: dict[str, Any], times: int) -> Reply:
         if 6 < len(first.requests) <= 20:
