@@ -247,7 +247,8 @@ class TrainingRun(TrainerCallback):
         if self.main:
             self.folder.drop_after(state.global_step)
         if self.validation is not None and state.global_step == 0:
-            self.validation.run(0)
+            with self.stop.at_once():
+                self.validation.run(0)
             self.validation.fresh = {}
             self.health.validated(0, self.validation.passed)
             self._save_best(0)

@@ -59,7 +59,7 @@ class Interrupt:
 
 
 class StoppedBeforeTraining(Exception):
-    """The run was asked to stop while H_ini was measured."""
+    """The run was asked to stop while the untrained policy was measured."""
 
 
 class Stop:

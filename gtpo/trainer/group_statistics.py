@@ -102,10 +102,15 @@ class GroupStatistics(TrainerCallback):
             self.stopwatch.update(times)
 
     def sample_texts(self, prompts: Sequence[Any], seed: int) -> list[str]:
-        """Return one sampled completion per prompt, on every process; each samples its share of the prompts."""
+        """Return one sampled completion per prompt, on every process; each samples its share of the prompts.
+
+        The trainer's own model samples as many at once as a step samples; vLLM, which bounds its memory, all of them.
+        """
         accelerator, arguments = self.trainer.accelerator, self.trainer.args
         world = accelerator.num_processes
         batch = arguments.per_device_train_batch_size * arguments.steps_per_generation * world
+        if self.trainer.use_vllm:
+            batch = max(batch, len(prompts))
         texts: list[str] = []
         with self.sampling_aside(seed):
             for start in range(0, len(prompts), batch):
