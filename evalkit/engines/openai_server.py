@@ -169,7 +169,7 @@ class Server:
                 return self._checked(request.answer)
             if status == 429:
                 error = refused(status, headers, body)
-                self.pace.refuse(time.monotonic(), request.sent, error.pause_s)
+                self.pace.refuse(time.monotonic(), request.sent, error.pause_s, len(self.asking) - 1)
                 raise error
             if status in (401, 403) or not self._learn(sent, body[:10_000].decode("utf-8", "replace")):
                 raise refused(status, headers, self.access.redact(body.decode("utf-8", "replace")).encode())
@@ -189,7 +189,7 @@ class Server:
                 if self.last_byte - request.sent > patience / 2:
                     self.pace.strain(self.last_byte, request.sent)
                 if response.status == 200:
-                    self.pace.accepted()
+                    self.pace.accepted(self.last_byte)
                 async for part in response.content.iter_any():
                     self.last_byte = time.monotonic()
                     if response.status != 200:
