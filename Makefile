@@ -6,7 +6,8 @@ VLLM_VENV ?= .venv-vllm
 TRL115_VENV ?= .venv-trl115
 VERL_VENV ?= .venv-verl
 PIP_FLAGS ?= --quiet --disable-pip-version-check
-TEST_JOBS ?= 2
+# Many tests wait for processes that they started: one job more than there are cores.
+TEST_JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 8 ? cores + 1 : 8)))
 
 .PHONY: help install docs demo publish-demo publish-real clean-demo lint check test test-all release-check test-trl115 test-unsloth test-verl test-vllm real bench claims claims-quick clean
 
@@ -115,10 +116,14 @@ lint: types $(VENV)/.installed-dev  ## ruff, mypy, the import contracts and the 
 	@$(call quietly,cd .types && $(abspath $(BIN))/lint-imports --config ../pyproject.toml --no-cache --no-logo)
 	@$(call quietly,$(BIN)/deptry gtpo evalkit rewards)
 
-# A process per core and file: each test takes one thread, and a file's tests share what they have set up.
+# A file's tests run in one process, one after another, and share what they have set up; each takes one thread.
 PYTEST := python -m pytest -n $(TEST_JOBS) --dist loadfile
 ELSEWHERE := not vllm and not verl and not base and not docs
-test: $(VENV)/.installed-dev lint  ## lint, then the tests that this machine can run, but for the slow ones
+test: $(VENV)/.installed-dev  ## lint, and beside it the tests that this machine can run, but for the slow ones
+	@$(MAKE) --no-print-directory -j2 lint quick-tests
+
+.PHONY: quick-tests
+quick-tests: $(VENV)/.installed-dev
 	@$(BIN)/$(PYTEST) -m "not slow and $(ELSEWHERE)"
 
 check: lint  ## lint, then the tests of what differs from main: under a minute, for every commit
@@ -165,9 +170,9 @@ $(VLLM_VENV)/.installed: pyproject.toml setup.py constraints-vllm.txt
 	@$(VLLM_VENV)/bin/python -m pip uninstall $(PIP_FLAGS) -y torchvision torchaudio torchcodec
 	@touch $@
 
-# One at a time: two trainings with vLLM beside them would want the same port.
+# Each by itself, wherever there is room: one file has half of the work.
 test-vllm: $(VLLM_VENV)/.installed  ## the tests that drive real vLLM, alone and on Ray, in an environment of its own
-	@$(VLLM_VENV)/bin/python -m pytest -m vllm
+	@$(VLLM_VENV)/bin/python -m pytest -n $(TEST_JOBS) --dist worksteal -m vllm
 
 # verl wants torch 2.11 and transformers < 5.11: an environment of its own. Not in CI: results/published/verl/ holds
 # what these tests printed, and the tests of the settings and of the advantages run in `make test`.
