@@ -130,6 +130,10 @@ check: lint  ## lint, then the tests of what differs from main: under a minute, 
 	@files=$$($(BIN)/python tests/changed.py) && { test -z "$$files" || $(BIN)/$(PYTEST) -q -m "not slow and $(ELSEWHERE)" $$files || [ $$? = 5 ]; }
 
 test-all: test  ## what `make test` runs, then the slow tests: several processes, other libraries, whole runs
+	@$(MAKE) --no-print-directory slow-tests
+
+.PHONY: slow-tests
+slow-tests: $(VENV)/.installed-dev
 	@$(BIN)/$(PYTEST) -m "slow and $(ELSEWHERE)"
 
 $(VENV)/.installed-docs: $(VENV)/.installed-dev
