@@ -57,9 +57,15 @@ def resolve_dtype(section: ModelSection, stored: Any) -> torch.dtype:
     return dtype
 
 
-def compute_precision(section: ModelSection) -> dict[str, bool]:
-    """Return the `bf16`/`fp16` arguments of transformers' Trainer (autocast)."""
-    if not torch.cuda.is_available() or section.dtype == "float32":
+def compute_precision(section: ModelSection, dtype: str) -> dict[str, bool]:
+    """Return the `bf16`/`fp16` arguments of transformers' Trainer (autocast). dtype: of the weights, as loaded.
+
+    On a CPU beside bfloat16 weights, adapters compute in bfloat16 too, as on a GPU: their products in float32, and the
+    casts around them, would take more time than all of the model's own. The adapters stay in float32.
+    """
+    if not torch.cuda.is_available():
+        return {"bf16": bool(section.lora_rank) and dtype == "bfloat16", "fp16": False}
+    if section.dtype == "float32":
         return {"bf16": False, "fp16": False}
     if section.dtype == "float16" or not torch.cuda.is_bf16_supported():
         return {"bf16": False, "fp16": True}

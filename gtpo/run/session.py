@@ -177,7 +177,7 @@ class TrainingRun(TrainerCallback):
             provide_base(loaded, self.folder, self.processes)
         common = {
             "model": loaded.model,
-            "args": trainer_arguments(self.config, self.folder.checkpoints, check_loss=self.check_loss),
+            "args": trainer_arguments(self.config, self.folder.checkpoints, loaded.dtype, check_loss=self.check_loss),
             "train_dataset": dataset,
             "processing_class": loaded.tokenizer,
             "peft_config": loaded.peft_config,

@@ -114,7 +114,7 @@ def rollout_engine(config: TrainConfig) -> str:
     return engine
 
 
-def _common(config: TrainConfig, output: Path) -> dict[str, Any]:
+def _common(config: TrainConfig, output: Path, dtype: str) -> dict[str, Any]:
     training = config.training
     return {
         "output_dir": str(output),
@@ -131,7 +131,7 @@ def _common(config: TrainConfig, output: Path) -> dict[str, Any]:
         "disable_tqdm": True,
         "dataloader_pin_memory": torch.cuda.is_available(),
         "ddp_find_unused_parameters": False,
-        **compute_precision(config.model),
+        **compute_precision(config.model, dtype),
     }
 
 
@@ -156,15 +156,17 @@ def _sampled(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def trainer_arguments(config: TrainConfig, output: Path, *, check_loss: bool = False) -> Any:
+def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_loss: bool = False) -> Any:
     """Return the GTPOConfig, GRPOConfig or SFTConfig of a run; checkpoints go to `output`.
+
+    dtype: of the model's weights, as loaded.
 
     Raises UserError where this machine or batch cannot do what the config asks.
     """
     try:
         if config.method == "sft":
-            return SFTConfig(**_common(config, output), max_length=config.model.max_seq_length)
-        arguments = _common(config, output) | _sampled(config)
+            return SFTConfig(**_common(config, output, dtype), max_length=config.model.max_seq_length)
+        arguments = _common(config, output, dtype) | _sampled(config)
         objective = config.resolved_objective()
         if config.method == "gtpo":
             arguments.pop("beta")

@@ -12,7 +12,7 @@ import torch
 from gtpo.common import processor
 from gtpo.common.errors import UserError
 from gtpo.config import ModelSection
-from gtpo.inputs.model import resolve_dtype
+from gtpo.inputs.model import compute_precision, resolve_dtype
 from gtpo.run.folder import TrainFolder
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="of machines without a GPU")
@@ -47,3 +47,11 @@ def test_a_run_is_not_resumed_in_another_dtype(tmp_path: Path) -> None:
     folder.check_dtype("float32")
     with pytest.raises(UserError, match=r"was trained in float32, and model\.dtype means bfloat16 on this machine"):
         folder.check_dtype("bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("rank", "dtype", "bf16"), [(4, "bfloat16", True), (4, "float32", False), (0, "bfloat16", False)]
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of a CPU")
+def test_adapters_beside_bfloat16_weights_compute_in_bfloat16_on_a_cpu(rank: int, dtype: str, bf16: bool) -> None:
+    assert compute_precision(ModelSection(lora_rank=rank), dtype) == {"bf16": bf16, "fp16": False}

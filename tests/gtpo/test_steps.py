@@ -51,7 +51,7 @@ def test_steps_are_those_of_the_trainer(
     problems = [Problem(str(n), f"{n}+1", str(n + 1)) for n in range(rows)]
     data = Dataset.from_list(TrainingProblems(config, problems).select(None)[0])
     model, tokenizer = build_tiny_model(config.model.build, max_seq_length=96, seed=0)
-    arguments = trainer_arguments(config, tmp_path / "checkpoints")
+    arguments = trainer_arguments(config, tmp_path / "checkpoints", "float32")
     assert arguments.generation_batch_size // arguments.num_generations == prompts_per_rollout(config, 1)
     trainer = GTPOTrainer(
         model=model,
