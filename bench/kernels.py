@@ -8,41 +8,30 @@ calculator has it. Bytes per logit are those of the vector loads and stores in t
 once; the floor is what any kernel must move that reads its row once and writes its results once.
 
     python -m bench.kernels [--out FILE]
-    python -m bench.kernels --table FILE
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import os
 import re
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
-from gtpo.common.files import read_json, write_json
+from bench.common import parser, save, table
 
 ARCHITECTURES = (80, 90, 100)
 WARPS = 4
 """Triton's default, which `gtpo.kernels.triton_rows` launches with."""
 
 
-class Limits(NamedTuple):
-    """What a multiprocessor has (CUDA C++ programming guide, technical specifications by compute capability)."""
-
-    warps: int
-    blocks: int
-    registers: int
-    shared_bytes: int
-
-
-LIMITS = {
-    80: Limits(64, 32, 65536, 164 * 1024),
-    90: Limits(64, 32, 65536, 228 * 1024),
-    100: Limits(64, 32, 65536, 228 * 1024),
-}
+SHARED_BYTES = {80: 164 * 1024, 90: 228 * 1024, 100: 228 * 1024}
+"""Of a multiprocessor, as is what follows (CUDA C++ programming guide, specifications by compute capability)."""
+MOST_WARPS, MOST_BLOCKS, REGISTERS = 64, 32, 65536
 REGISTERS_PER_UNIT = 256
 """Registers are handed out to a warp in units of this many."""
 SHARED_PER_BLOCK = 1024
@@ -54,33 +43,32 @@ class Variant(NamedTuple):
 
     kernel: str
     name: str
-    switches: dict[str, bool]
-    aligned: bool
     floor_bytes: int
     """Bytes per logit that must be moved: the row read once, what it leaves written once."""
+    switches: tuple[str, ...] = ()
+    aligned: bool = True
 
 
-_ALL = {"CAPPED": True, "CLAMPED": True, "TRANSFORMED": True, "WITH_ENTROPY": True}
+_ALL = ("CAPPED", "CLAMPED", "TRANSFORMED", "WITH_ENTROPY")
 VARIANTS = (
-    Variant("online_softmax", "plain", {}, True, 4 + 2),
-    Variant("online_softmax", "soft cap", {"CAPPED": True}, True, 4 + 2),
-    Variant("online_softmax", "plain, ragged", {}, False, 4 + 2),
-    Variant("statistics", "plain", {}, True, 4),
-    Variant("statistics", "soft cap, clamp", _ALL, True, 4 + 4),
-    Variant("statistics", "plain, ragged", {}, False, 4),
-    Variant("gradient", "plain", {}, True, 4 + 4),
-    Variant("gradient", "soft cap, clamp, entropy", _ALL, True, 4 + 4),
-    Variant("gradient", "plain, ragged", {}, False, 4 + 4),
+    Variant("online_softmax", "plain", 4 + 2),
+    Variant("online_softmax", "soft cap", 4 + 2, ("CAPPED",)),
+    Variant("online_softmax", "plain, ragged", 4 + 2, aligned=False),
+    Variant("statistics", "plain", 4),
+    Variant("statistics", "soft cap, clamp", 4 + 4, _ALL),
+    Variant("statistics", "plain, ragged", 4, aligned=False),
+    Variant("gradient", "plain", 4 + 4),
+    Variant("gradient", "soft cap, clamp, entropy", 4 + 4, _ALL),
+    Variant("gradient", "plain, ragged", 4 + 4, aligned=False),
 )
 
 
 def occupancy(architecture: int, registers: int, shared_bytes: int, warps: int = WARPS) -> float:
     """Return the share of a multiprocessor's warps that blocks of this kernel can fill."""
-    limits = LIMITS[architecture]
     per_warp = -(-registers * 32 // REGISTERS_PER_UNIT) * REGISTERS_PER_UNIT
-    by_registers = limits.registers // per_warp // warps
-    by_shared = limits.shared_bytes // (shared_bytes + SHARED_PER_BLOCK)
-    return min(by_registers, by_shared, limits.blocks, limits.warps // warps) * warps / limits.warps
+    by_registers = REGISTERS // per_warp // warps
+    by_shared = SHARED_BYTES[architecture] // (shared_bytes + SHARED_PER_BLOCK)
+    return min(by_registers, by_shared, MOST_BLOCKS, MOST_WARPS // warps) * warps / MOST_WARPS
 
 
 def moved_bytes(ptx: str, block: int, warps: int = WARPS) -> float:
@@ -91,12 +79,10 @@ def moved_bytes(ptx: str, block: int, warps: int = WARPS) -> float:
     all of a thread's logits.
     """
     share = block // (32 * warps)
-    groups: dict[tuple[str, int], int] = {}
-    for kind, vector, bits in re.findall(r"\b(ld|st)\.global(?:\.\w+)*?(?:\.v(\d))?\.b(\d+)", ptx):
-        width = int(vector or 1) * int(bits) // 8
-        groups[kind, width] = groups.get((kind, width), 0) + 1
+    accesses = re.findall(r"\b(ld|st)\.global(?:\.\w+)*?(?:\.v(\d))?\.b(\d+)", ptx)
+    widths = Counter((kind, int(vector or 1) * int(bits) // 8) for kind, vector, bits in accesses)
     total = 0.0
-    for (_, width), count in groups.items():
+    for (_, width), count in widths.items():
         for element in (4, 2):  # float32 logits, bfloat16 powers
             per_access = width // element
             if per_access and count >= share // per_access and width % element == 0:
@@ -120,7 +106,7 @@ def compile_variant(variant: Variant, architecture: int, **options: Any) -> dict
     signature, attributes = {}, {}
     for index, name in enumerate(kernel.arg_names):
         if name.isupper():
-            constants.setdefault(name, variant.switches.get(name, False))
+            constants.setdefault(name, name in variant.switches)
             signature[name] = "constexpr"
             continue
         kind = next((kind for end, kind in kinds.items() if name.endswith(end)), "fp32")
@@ -129,16 +115,14 @@ def compile_variant(variant: Variant, architecture: int, **options: Any) -> dict
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     log = io.StringIO()
-    with tempfile.TemporaryDirectory() as cache, contextlib.redirect_stdout(log):
-        before, os.environ["TRITON_CACHE_DIR"] = os.environ.get("TRITON_CACHE_DIR"), cache
-        try:
-            with triton.knobs.nvidia.scope():
-                triton.knobs.nvidia.dump_ptxas_log = True
-                compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
-        finally:
-            os.environ.pop("TRITON_CACHE_DIR")
-            if before is not None:
-                os.environ["TRITON_CACHE_DIR"] = before
+    with (
+        tempfile.TemporaryDirectory() as cache,
+        patch.dict(os.environ, TRITON_CACHE_DIR=cache),
+        contextlib.redirect_stdout(log),
+        triton.knobs.nvidia.scope(),
+    ):
+        triton.knobs.nvidia.dump_ptxas_log = True
+        compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
     said = log.getvalue()
 
     def number(pattern: str) -> int:
@@ -163,44 +147,37 @@ def compile_variant(variant: Variant, architecture: int, **options: Any) -> dict
     }
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def page(rows: list[dict[str, Any]]) -> str:
     """Return the measurement as Markdown; values of several architectures stand side by side."""
     names = " / ".join(f"sm_{architecture}" for architecture in ARCHITECTURES)
-    lines = [
-        f"| kernel | variant | registers, {names} | spills | shared memory | occupancy, {names} "
-        "| bytes per logit | floor |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    cells = []
     for variant in VARIANTS:
         same = [row for row in rows if (row["kernel"], row["variant"]) == (variant.kernel, variant.name)]
         same.sort(key=lambda row: row["architecture"])
-        registers = " / ".join(str(row["registers"]) for row in same)
-        shares = " / ".join(f"{row['occupancy']:.0%}" for row in same)
-        lines.append(
-            f"| {variant.kernel} | {variant.name} | {registers} | {max(row['spill_bytes'] for row in same)} B "
-            f"| {max(row['shared_bytes'] for row in same)} B | {shares} | {same[0]['bytes_per_logit']:g} "
-            f"| {same[0]['floor_bytes']} |"
-        )
-    return "\n".join(lines)
+        cells.append((
+            variant.kernel,
+            variant.name,
+            " / ".join(str(row["registers"]) for row in same),
+            f"{max(row['spill_bytes'] for row in same)} B",
+            f"{max(row['shared_bytes'] for row in same)} B",
+            " / ".join(f"{row['occupancy']:.0%}" for row in same),
+            f"{same[0]['bytes_per_logit']:g}",
+            same[0]["floor_bytes"],
+        ))  # fmt: skip
+    columns = ("kernel", "variant", f"registers, {names}", "spills", "shared memory", f"occupancy, {names}")
+    return table((*columns, "bytes per logit", "floor"), cells)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/bench/kernels.json"))
-    parser.add_argument("--table", type=Path, help="Print the table of this file; compile nothing.")
-    args = parser.parse_args()
-    if args.table is not None:
-        print(table(read_json(args.table)["rows"]))
-        return
+    args = parser(__doc__, out=Path("results/bench/kernels.json")).parse_args()
     import triton
     from triton.backends.nvidia.compiler import get_ptxas_version
 
     rows = [compile_variant(variant, architecture) for variant in VARIANTS for architecture in ARCHITECTURES]
     version = re.search(r"V([\d.]+)", get_ptxas_version(max(ARCHITECTURES)))
     environment = {"triton": triton.__version__, "ptxas": version[1] if version else "", "warps": WARPS}
-    write_json(args.out, {"environment": environment, "rows": rows})
-    print(table(rows))
-    print(f"written to {args.out}")
+    print(page(rows))
+    save(args.out, {"environment": environment, "rows": rows})
 
 
 if __name__ == "__main__":

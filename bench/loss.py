@@ -15,6 +15,8 @@ work of 1.3 ns a logit stands beside matmuls of half the time; at most 0.75 of f
 frozen: within 1.30 of the two bare matmuls.
 
 On a machine with a CUDA device the same command measures there, in bfloat16. A FILE that exists keeps its other rows.
+--shapes: NxDxV or N@MODEL; --gate off: no completion is dropped; --completions: of N / this many tokens, in groups of
+8; --table FILE: print this file's table and stop.
 """
 
 from __future__ import annotations
@@ -22,9 +24,6 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import platform
-import random
-import shlex
 import statistics
 import sys
 import time
@@ -36,20 +35,11 @@ from typing import Any
 
 import torch
 
-from bench.conflict import with_temporaries
-from bench.loss_contenders import (
-    CONTENDERS,
-    GROUP,
-    SEED,
-    Case,
-    Contender,
-    Result,
-    errors,
-    float64_result,
-    make_case,
-)
+from bench.common import bytes_of, command, in_turns, merged, parser, seconds, table, with_temporaries
+from bench.loss_contenders import CONTENDERS, GROUP, Case, Contender, Result, errors, float64_result, make_case
 from gtpo.common.files import read_json, write_json
 from gtpo.common.packages import installed
+from gtpo.common.processor import cpu_model
 from gtpo.common.provenance import package_versions
 
 MODELS = {
@@ -79,36 +69,13 @@ def with_peak(call: Callable[[], Result], device: str) -> tuple[Result, int]:
     """Return a call's result and the peak of what it allocates, less what it returns."""
     gc.collect()
     if device == "cpu":
-        results: list[Result] = []
-
-        def tensors() -> Any:
-            results.append(call())
-            return results[0].tensors()
-
-        _, peak = with_temporaries(tensors)
-        return results[0], peak
+        return with_temporaries(call, Result.tensors)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     result = call()
     torch.cuda.synchronize()
-    return result, torch.cuda.max_memory_allocated() - before - returned_bytes(result)
-
-
-def returned_bytes(result: Result) -> int:
-    """Return the bytes of what a contender hands over."""
-    return sum(t.untyped_storage().nbytes() for t in result.tensors())
-
-
-def seconds(call: Callable[[], Any], device: str, clock: str) -> float:
-    read = time.process_time if clock == "processor" else time.perf_counter
-    if device == "cuda":
-        torch.cuda.synchronize()
-    begin = read()
-    call()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return read() - begin
+    return result, torch.cuda.max_memory_allocated() - before - bytes_of(result.tensors())
 
 
 def reason_to_skip(contender: Contender, device: str) -> str | None:
@@ -122,9 +89,7 @@ def reason_to_skip(contender: Contender, device: str) -> str | None:
 def check(names: list[str], case: Case, exact: Result, device: str) -> dict[str, dict[str, Any]]:
     """Return each contender's errors and memory, or why it may not be timed."""
     rows: dict[str, dict[str, Any]] = {}
-    for contender in CONTENDERS:
-        if contender.name not in names:
-            continue
+    for contender in (contender for contender in CONTENDERS if contender.name in names):
         row: dict[str, Any] = {"note": contender.note, "skipped": reason_to_skip(contender, device)}
         rows[contender.name] = row
         if row["skipped"]:
@@ -134,7 +99,7 @@ def check(names: list[str], case: Case, exact: Result, device: str) -> dict[str,
         except torch.OutOfMemoryError as problem:
             row["failed"] = str(problem).splitlines()[0]
             continue
-        row["returned_bytes"] = returned_bytes(result)
+        row["returned_bytes"] = bytes_of(result.tensors())
         if contender.comparable:
             row["error_to_float64"] = errors(result, exact)
             worst = max(row["error_to_float64"].get(name, 0.0) for name in ("dhidden", "dlm_head"))
@@ -148,16 +113,20 @@ def timed(
     rows: dict[str, dict[str, Any]], case: Case, device: str, arguments: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
     """Return the rows with the times of the contenders that may be timed."""
-    usable = [c for c in CONTENDERS if c.name in rows and not (rows[c.name]["skipped"] or "failed" in rows[c.name])]
-    times: dict[str, list[float]] = {contender.name: [] for contender in usable}
-    running = list(usable)
-    for repeat in range(arguments.repeats):
-        random.shuffle(running)
-        for contender in running:
-            times[contender.name].append(seconds(partial(contender.run, case), device, arguments.clock))
-        note(f"repetition {repeat + 1} of {arguments.repeats}")
-        ours = min(times[name][0] for name in times if name.startswith("ours"))
-        running = [c for c in running if times[c.name][0] <= SLOW * ours or c.name == "bare matmuls"]
+    usable = [name for name, row in rows.items() if not row["skipped"] and "failed" not in row]
+    running = {contender.name: contender for contender in CONTENDERS if contender.name in usable}
+    times: dict[str, list[float]] = {name: [] for name in running}
+
+    def clock() -> float:
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.process_time() if arguments.clock == "processor" else time.perf_counter()
+
+    for repeat, name in in_turns(running, arguments.repeats):
+        ours = min((times[its][0] for its in times if its.startswith("ours") and times[its]), default=0.0)
+        if not repeat or times[name][0] <= SLOW * ours or name == "bare matmuls":
+            times[name].append(seconds(partial(running[name].run, case), clock=clock))
+            note(f"repetition {repeat + 1} of {arguments.repeats}: {name}")
     return {
         name: row | ({"all_seconds": times[name], "seconds": statistics.median(times[name])} if name in times else {})
         for name, row in rows.items()
@@ -174,6 +143,11 @@ def measure(shape: str, device: str, arguments: argparse.Namespace) -> list[dict
         case = case._replace(objective=replace(case.objective, entropy_threshold=1e3))
     note(f"{shape}: float64 reference")
     case, exact = float64_result(case)
+    given = {"device": device, **{name: getattr(arguments, name) for name in ("gate", "completions", "dtype", "clock")}}
+    gpu = torch.cuda.get_device_name() if device == "cuda" else None
+    versions = package_versions("torch", "trl", "triton", "liger-kernel")
+    given |= {"environment": {"versions": versions, "cpu": cpu_model(), "gpu": gpu}, "command": command()}
+    model = next((name for name, size in MODELS.items() if shape.endswith(f"x{size}")), None)
     blocks = []
     for head in arguments.heads:
         case.lm_head.requires_grad_(head == "trainable")
@@ -181,58 +155,14 @@ def measure(shape: str, device: str, arguments: argparse.Namespace) -> list[dict
         for threads in arguments.threads:
             torch.set_num_threads(threads)
             note(f"{shape} {head}, {threads} thread(s)")
-            load = os.getloadavg()[0]
-            blocks.append(
-                {
-                    "shape": shape,
-                    "model": next((name for name, size in MODELS.items() if shape.endswith(f"x{size}")), None),
-                    "head": head,
-                    "threads": threads,
-                    "gate": arguments.gate,
-                    "completions": arguments.completions,
-                    "device": device,
-                    "dtype": arguments.dtype,
-                    "clock": arguments.clock,
-                    "environment": environment(device),
-                    "load_average": load,
-                    "completions_kept": int((case.shaped != 0).sum()),
-                    "contenders": timed(rows, case, device, arguments),
-                    "command": shlex.join(["python", "-m", "bench.loss", *sys.argv[1:]]),
-                }
-            )
+            block = {"shape": shape, "model": model, "head": head, "threads": threads, **given}
+            block |= {"load_average": os.getloadavg()[0], "completions_kept": int((case.shaped != 0).sum())}
+            blocks.append(block | {"contenders": timed(rows, case, device, arguments)})
     return blocks
 
 
 def note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def environment(device: str) -> dict[str, Any]:
-    """Return what the figures depend on."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    gpu = torch.cuda.get_device_name() if device == "cuda" else None
-    return {"versions": package_versions("torch", "trl", "triton", "liger-kernel"), "cpu": cpu, "gpu": gpu}
-
-
-def expand(shape: str) -> str:
-    """Return NxDxV for N@MODEL."""
-    tokens, _, model = shape.partition("@")
-    return f"{tokens}x{MODELS[model]}" if model else shape
-
-
-def merge(path: Path, new: list[dict[str, Any]]) -> dict[str, Any]:
-    """Put blocks into the file, in the place of older ones of the same thing, and return it."""
-    report: dict[str, Any] = read_json(path) if path.exists() else {"blocks": []}
-
-    def key(block: dict[str, Any]) -> list[Any]:
-        return [block.get(name, default) for name, default in KEY.items()]
-
-    keys = [key(block) for block in new]
-    report["blocks"] = [block for block in report["blocks"] if key(block) not in keys] + new
-    write_json(path, report)
-    return report
 
 
 def ratio(block: dict[str, Any], other: str, key: str = "seconds") -> float | None:
@@ -242,57 +172,52 @@ def ratio(block: dict[str, Any], other: str, key: str = "seconds") -> float | No
     return ours / theirs if ours is not None and theirs else None
 
 
+def sizes(block: dict[str, Any]) -> tuple[int, int, int]:
+    """Return N, D, V of a block."""
+    tokens, features, vocabulary = map(int, block["shape"].split("x"))
+    return tokens, features, vocabulary
+
+
 def page(report: dict[str, Any]) -> str:
     """Return the blocks as a table of docs/one_pass.md; errors are the largest against float64, full logits' beside."""
-    lines = [
-        "| N x D x V | lm_head, threads | time / TRL's fused lm_head | / Liger | / full logits | / bare matmuls "
-        "| extra memory, MiB | / full logits | returned, MiB | error of statistics (full logits) | of gradients |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for block in sorted((KEY | block for block in report["blocks"]), key=_place):
+
+    def place(block: dict[str, Any]) -> tuple[Any, ...]:
+        tokens, features, vocabulary = sizes(block)
+        rest = (block["head"], block["gate"] == "off", block["completions"], block["threads"])
+        return (block["busy"], features, vocabulary, tokens, *rest)
+
+    def worst(block: dict[str, Any], names: tuple[str, str]) -> str:
+        both = [block["contenders"].get(who, {}).get("error_to_float64", {}) for who in ("ours/torch", "full logits")]
+        cells = [f"{max(of[name] for name in names if name in of):.0e}" if of else "-" for of in both]
+        return f"{cells[0]} ({cells[1]})"
+
+    rows = []
+    for block in sorted((KEY | block for block in report["blocks"]), key=place):
         ours = block["contenders"]["ours/torch"]
-        found = [ratio(block, name) for name in BASES.values()]
-        times = " | ".join("-" if value is None else f"{value:.2f}" for value in found)
         extra = ratio(block, "full logits", "extra_bytes")
         what = block["head"] + (", gate off" if block["gate"] == "off" else "")
         what += f", {block['completions']} completions" if block["completions"] != GROUP else ""
-        threads = f"{block['threads']}" + (f" beside {block['busy']} busy" if block["busy"] else "")
-        returned = f"{ours['returned_bytes'] / 2**20:.0f}" if "returned_bytes" in ours else "-"
+        what += f", {block['threads']}" + (f" beside {block['busy']} busy" if block["busy"] else "")
         model = f" ({block['model']})" if block.get("model") else ""
-        wrong = " | ".join(_worst(block, names) for names in (("logp", "entropy"), ("dhidden", "dlm_head")))
-        lines.append(
-            f"| {block['shape'].replace('x', ' x ')}{model} | {what}, {threads} | {times} "
-            f"| {ours['extra_bytes'] / 2**20:.0f} | {'-' if extra is None else f'{extra:.2f}'} | {returned} | {wrong} |"
-        )
-    return "\n".join(lines)
-
-
-def _worst(block: dict[str, Any], names: tuple[str, str]) -> str:
-    """Return the larger of two errors, of ours and in brackets of full logits."""
-    errors = [block["contenders"].get(who, {}).get("error_to_float64", {}) for who in ("ours/torch", "full logits")]
-    cells = [f"{max(of[name] for name in names if name in of):.0e}" if of else "-" for of in errors]
-    return f"{cells[0]} ({cells[1]})"
-
-
-def left_out(report: dict[str, Any]) -> list[str]:
-    """Return a line for every contender that was not timed, with the reason."""
-    return [
-        f"{block['shape']} {block['head']}: {name}: {row.get('failed') or row.get('skipped')}"
-        for block in report["blocks"]
-        for name, row in block["contenders"].items()
-        if "seconds" not in row
-    ]
-
-
-def _place(block: dict[str, Any]) -> tuple[Any, ...]:
-    tokens, features, vocabulary = (int(part) for part in block["shape"].split("x"))
-    rest = (block["head"], block["gate"] == "off", block["completions"], block["threads"])
-    return (block["busy"], features, vocabulary, tokens, *rest)
+        rows.append((
+            f"{block['shape'].replace('x', ' x ')}{model}",
+            what,
+            *("-" if (found := ratio(block, name)) is None else f"{found:.2f}" for name in BASES.values()),
+            f"{ours['extra_bytes'] / 2**20:.0f}",
+            "-" if extra is None else f"{extra:.2f}",
+            f"{ours['returned_bytes'] / 2**20:.0f}" if "returned_bytes" in ours else "-",
+            worst(block, ("logp", "entropy")),
+            worst(block, ("dhidden", "dlm_head")),
+        ))  # fmt: skip
+    columns = ("N x D x V", "lm_head, threads", "time / TRL's fused lm_head", "/ Liger", "/ full logits",
+               "/ bare matmuls", "extra memory, MiB", "/ full logits", "returned, MiB",
+               "error of statistics (full logits)", "of gradients")  # fmt: skip
+    return table(columns, rows)
 
 
 def marks(block: dict[str, Any]) -> list[tuple[str, str, float]]:
     """Return (contender, quantity, the most that ours may be of it)."""
-    tokens, features, _ = (int(part) for part in block["shape"].split("x"))
+    tokens, features, _ = sizes(block)
     trainable = block["head"] == "trainable"
     if block["dtype"] == "bfloat16" and block["device"] == "cpu":
         if tokens < 512:
@@ -323,40 +248,42 @@ def misses(report: dict[str, Any]) -> list[str]:
     return lines
 
 
-def summary(report: dict[str, Any]) -> list[str]:
-    """Return what the command prints of a report."""
-    return [page(report), "", *left_out(report), *(misses(report) or ["every mark is met"])]
+def summary(report: dict[str, Any]) -> str:
+    """Return what the command prints of a report: its table, who was not timed and why, the marks that are missed."""
+    left_out = [
+        f"{block['shape']} {block['head']}: {name}: {row.get('failed') or row.get('skipped')}"
+        for block in report["blocks"]
+        for name, row in block["contenders"].items()
+        if "seconds" not in row
+    ]
+    return "\n".join([page(report), "", *left_out, *(misses(report) or ["every mark is met"])])
 
 
 def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", default=SHAPES[device], help="NxDxV or N@MODEL")
-    parser.add_argument(
-        "--dtype", choices=["float32", "bfloat16"], default="bfloat16" if device == "cuda" else "float32"
-    )
-    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2] if device == "cpu" else [1])
-    parser.add_argument("--heads", nargs="+", choices=["frozen", "trainable"], default=["frozen", "trainable"])
-    parser.add_argument("--gate", choices=["on", "off"], default="on", help="off: no completion is dropped")
-    parser.add_argument("--completions", type=int, default=GROUP, help="of N / this many tokens, in groups of 8")
+    on_gpu = device == "cuda"
     names = [contender.name for contender in CONTENDERS]
-    parser.add_argument("--contenders", nargs="+", choices=names, default=names, metavar="NAME")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--clock", choices=["wall", "processor"], default="wall")
-    parser.add_argument("--out", type=Path, default=Path("results/bench/loss.json"))
-    parser.add_argument("--table", type=Path, metavar="FILE", help="print this file's table and stop")
-    arguments = parser.parse_args()
+    made = parser(
+        __doc__, shapes=SHAPES[device], dtype=("float32", "bfloat16")[:: -1 if on_gpu else 1],
+        threads=[1] if on_gpu else [1, 2], heads=["frozen", "trainable"], gate=("on", "off"), completions=GROUP,
+        contenders=names, repeats=7, clock=("wall", "processor"), out=Path("results/bench/loss.json"), table=Path,
+    )  # fmt: skip
+    arguments = made.parse_args()
+    if unknown := {*arguments.contenders, *arguments.heads} - {*names, "frozen", "trainable"}:
+        made.error(f"unknown: {', '.join(unknown)}; --heads frozen trainable, --contenders {', '.join(names)}")
     if arguments.table:
-        print("\n".join(summary(read_json(arguments.table))))
+        print(summary(read_json(arguments.table)))
         return
-    random.seed(SEED)
     warm, _ = float64_result(make_case(64, 64, 1000, True, getattr(torch, arguments.dtype), device))
     for contender in CONTENDERS:  # no import and no compilation is timed
         if contender.name in arguments.contenders and not reason_to_skip(contender, device):
             contender.run(warm)
-    for shape in map(expand, arguments.shapes):
-        report = merge(arguments.out, measure(shape, device, arguments))
-    print("\n".join(summary(report)))
+    for shape in arguments.shapes:
+        tokens, _, model = shape.partition("@")
+        blocks = measure(f"{tokens}x{MODELS[model]}" if model else shape, device, arguments)
+        report = {"blocks": merged(arguments.out, "blocks", blocks, lambda block: [(KEY | block)[key] for key in KEY])}
+        write_json(arguments.out, report)
+    print(summary(report))
     note(f"wrote {arguments.out}; python -m bench.loss --table {arguments.out} prints it again")
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +17,12 @@ from torch import Tensor
 from trl.kernels import ChunkedLogProbFunction
 from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE, entropy_from_logits, selective_log_softmax
 
+from bench.common import SEED
 from gtpo.completions import Completions
 from gtpo.conflict import ConflictWeights, conflict_weights
 from gtpo.fused import fused_loss
 from gtpo.objective import PRESETS, Objective, completion_coefficients, entropy_gate, reference_loss, token_entropy
 
-SEED = 20250819
 GROUP = 8
 BLOCK = 8192
 """Rows of lm_head that are widened to float64 at a time."""
@@ -71,12 +72,11 @@ class Result(NamedTuple):
 
 def policy_loss(case: Case, logps: Tensor, entropies: Tensor) -> Tensor:
     """Return the objective's loss from log-probabilities [N, L] with gradient and entropies [N, L] without."""
-    lengths = torch.full_like(case.spans.union, case.ids.shape[1])
     entropy = entropies.detach().mean(dim=1)
     c = completion_coefficients(
         case.objective,
         case.completions,
-        lengths=lengths,
+        lengths=torch.full_like(case.spans.union, case.ids.shape[1]),
         entropy=entropy,
         keep_mask=entropy_gate(case.objective, entropy, case.advantages, gate_active=True),
         num_generations=case.group,
@@ -85,22 +85,17 @@ def policy_loss(case: Case, logps: Tensor, entropies: Tensor) -> Tensor:
     return -(c.policy_scale[:, None] * case.spans.weights * ratio).sum()
 
 
-def ours(backend: str) -> Callable[[Case], Result]:
-    def run(case: Case) -> Result:
-        result = fused_loss(
-            case.objective,
-            case.hidden,
-            case.lm_head,
-            case.ids,
-            torch.ones_like(case.ids, dtype=torch.bool),
-            case.completions,
-            case.group,
-            gate_active=True,
-            backend=backend,  # type: ignore[arg-type]
-        )
-        return Result(torch.autograd.grad(result.loss, case.leaves), result.logps, result.token_entropies)
+def policy_result(case: Case, logps: Tensor, entropies: Tensor) -> Result:
+    """Return the statistics with the gradients of the objective's loss."""
+    return Result(torch.autograd.grad(policy_loss(case, logps, entropies), case.leaves), logps, entropies)
 
-    return run
+
+def ours(case: Case, backend: Any) -> Result:
+    """This project's op."""
+    mask = torch.ones_like(case.ids, dtype=torch.bool)
+    given = (case.objective, case.hidden, case.lm_head, case.ids, mask, case.completions, case.group)
+    result = fused_loss(*given, gate_active=True, backend=backend)
+    return Result(torch.autograd.grad(result.loss, case.leaves), result.logps, result.token_entropies)
 
 
 def trl_fused(case: Case) -> Result:
@@ -110,9 +105,7 @@ def trl_fused(case: Case) -> Result:
         flat, case.lm_head, None, case.ids.reshape(-1), 1.0, _CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0,
         ("log_probs", "entropy"),
     )  # fmt: skip
-    logps, entropies = logps.view(case.ids.shape), entropies.view(case.ids.shape)
-    gradients = torch.autograd.grad(policy_loss(case, logps, entropies), case.leaves)
-    return Result(gradients, logps, entropies)
+    return policy_result(case, logps.view(case.ids.shape), entropies.view(case.ids.shape))
 
 
 def full_logits(case: Case) -> Result:
@@ -121,8 +114,7 @@ def full_logits(case: Case) -> Result:
     logps = log_probabilities.gather(-1, case.ids[..., None]).squeeze(-1)
     with torch.no_grad():
         entropies = -(log_probabilities.exp() * log_probabilities).sum(dim=-1)
-    gradients = torch.autograd.grad(policy_loss(case, logps, entropies), case.leaves)
-    return Result(gradients, logps, entropies)
+    return policy_result(case, logps, entropies)
 
 
 def trl_plain(case: Case) -> Result:
@@ -131,8 +123,7 @@ def trl_plain(case: Case) -> Result:
     logps = selective_log_softmax(logits, case.ids)
     with torch.no_grad():
         entropies = entropy_from_logits(logits)
-    gradients = torch.autograd.grad(policy_loss(case, logps, entropies), case.leaves)
-    return Result(gradients, logps, entropies)
+    return policy_result(case, logps, entropies)
 
 
 def liger(case: Case) -> Result:
@@ -143,13 +134,9 @@ def liger(case: Case) -> Result:
         beta=0.0, compiled=case.hidden.is_cuda, use_ref_model=False, loss_type="grpo", temperature=1.0
     )
     value, _ = loss(
-        _input=case.hidden,
-        lin_weight=case.lm_head,
-        selected_token_ids=case.ids,
-        attention_mask=torch.ones_like(case.ids),
-        advantages=case.shaped,
-        vllm_is_ratio=case.spans.weights,
-    )
+        _input=case.hidden, lin_weight=case.lm_head, selected_token_ids=case.ids,
+        attention_mask=torch.ones_like(case.ids), advantages=case.shaped, vllm_is_ratio=case.spans.weights,
+    )  # fmt: skip
     return Result(torch.autograd.grad(value, case.leaves))
 
 
@@ -169,21 +156,23 @@ def published(case: Case) -> Result:
     """
     totals: list[Tensor] = [torch.zeros_like(leaf) for leaf in case.leaves]
     logps, entropies = [], []
-    length, count = case.ids.shape[1], case.ids.shape[0]
-    scale = 1.0 / (count if case.objective.group_reduction == "mean" else count / case.group)
+    count, length = case.ids.shape
+
+    def logp(row: int) -> Tensor:
+        scores = (case.hidden[row] @ case.lm_head.t()).float().log_softmax(dim=-1)
+        return scores.gather(-1, case.ids[row, :, None]).squeeze(-1)
+
     for row in range(count):
         with torch.no_grad():
             p = (case.hidden[row] @ case.lm_head.t()).float().softmax(dim=-1)
             entropy = -(p * p.clamp(min=1e-30).log()).sum(dim=-1)
             del p
-            old = (case.hidden[row] @ case.lm_head.t()).float().log_softmax(dim=-1)
-            old = old.gather(-1, case.ids[row, :, None]).squeeze(-1)
-        new = (case.hidden[row] @ case.lm_head.t()).float().log_softmax(dim=-1)
-        new = new.gather(-1, case.ids[row, :, None]).squeeze(-1)
+            old = logp(row)
+        new = logp(row)
         mean = entropy.mean()
         advantage = case.advantages[row] - case.objective.gamma * mean
         advantage = torch.where(mean > case.objective.entropy_threshold, 0.0, advantage)
-        value = -(torch.exp(new - old) * case.spans.weights[row]).sum() * advantage / length * scale
+        value = -(torch.exp(new - old) * case.spans.weights[row]).sum() * advantage / length / count
         for total, gradient in zip(totals, torch.autograd.grad(value, case.leaves), strict=True):
             total += gradient
         logps.append(new.detach())
@@ -215,8 +204,8 @@ class Contender(NamedTuple):
 
 
 CONTENDERS = [
-    Contender("ours/torch", ours("torch")),
-    Contender("ours/triton", ours("triton"), needs="cuda"),
+    Contender("ours/torch", partial(ours, backend="torch")),
+    Contender("ours/triton", partial(ours, backend="triton"), needs="cuda"),
     Contender("trl fused lm_head", trl_fused),
     Contender("full logits", full_logits),
     Contender("trl full logits", trl_plain, "selective_log_softmax, entropy_from_logits"),

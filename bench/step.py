@@ -21,9 +21,11 @@ with all weights, since the layer's own products are as many as the head's; 0.55
 and 0.5. Of a whole run 0.8: sampling is the same for both.
 
     python -m bench.step [--rounds N] [--tokens L] [--hidden D] [--vocabulary V] [--layers N] [--sample]
-        [--model NAME] [--dtype TYPE] [--cases lora all] [--profile] [--out FILE]
+        [--model NAME] [--dtype TYPE] [--cases lora all] [--ragged] [--max-padding P] [--profile] [--out FILE]
 
---page FILE prints the table of docs/scale.md from a file.
+--rounds: of turns; 0 takes the times of the memory's processes. --steps: of a turn; the first one is not counted.
+--dtype: of the frozen weights. --ragged: completions of an eighth of --tokens up to all. --max-padding: GTPO's.
+--threads: torch's, on a CPU. --turn, --lora: one turn of one contender, which prints its JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +36,6 @@ import functools
 import gc
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -53,15 +54,17 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, LlamaConfig, PrinterCallback, Qwen2Config, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from bench.common import in_turns, parser, save, table
 from bench.step_profile import Profiler
 from gtpo import GTPOConfig, GTPOTrainer
-from gtpo.common.files import write_json
+from gtpo.common.files import read_json
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.run.environment import quiet_libraries
 
 GROUP = 8
 PROMPT = 16
 KINDS = ("gtpo", "grpo", "grpo-kl")
+CLOCKS = ("seconds", "cpu_seconds")
 MODELS = {
     "Qwen2.5-0.5B": functools.partial(
         Qwen2Config, vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
@@ -82,9 +85,7 @@ class _Meter(TrainerCallback):
     """Seconds and peak bytes of each step."""
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.cpu_seconds: list[float] = []
-        self.bytes: list[float] = []
+        self.found: dict[str, list[float]] = {"seconds": [], "cpu_seconds": [], "peak_bytes": []}
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         gc.collect()
@@ -95,19 +96,18 @@ class _Meter(TrainerCallback):
         else:
             Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the high-water mark of resident memory
             self.held = psutil.Process().memory_info().rss
-        self.begin, self.begin_cpu = time.perf_counter(), time.process_time()
+        self.begin = time.perf_counter(), time.process_time()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self.seconds.append(time.perf_counter() - self.begin)
-        self.cpu_seconds.append(time.process_time() - self.begin_cpu)
+        for name, now, begin in zip(CLOCKS, (time.perf_counter(), time.process_time()), self.begin, strict=True):
+            self.found[name].append(now - begin)
         if torch.cuda.is_available():
             peak = torch.cuda.max_memory_allocated()
         else:
-            status = Path("/proc/self/status").read_text().split("VmHWM:")[1]
-            peak = int(status.split()[0]) * 1024
-        self.bytes.append(peak - self.held)
+            peak = 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+        self.found["peak_bytes"].append(peak - self.held)
 
 
 def turn(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, Any]:
@@ -122,32 +122,18 @@ def turn(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, Any]:
 def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict[str, Any]:
     tokenizer = build_tokenizer()
     torch.manual_seed(0)
-    common_config: dict[str, Any] = {
-        "max_position_embeddings": PROMPT + shape.tokens,
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-    }
-    config = (
-        MODELS[shape.model](**common_config)
-        if shape.model
-        else LlamaConfig(
-            vocab_size=shape.vocabulary,
-            hidden_size=shape.hidden,
-            intermediate_size=4 * shape.hidden,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=8,
-            tie_word_embeddings=False,
-            **common_config,
-        )
-    )
+    architecture = MODELS[shape.model] if shape.model else functools.partial(
+        LlamaConfig, vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=4 * shape.hidden,
+        num_hidden_layers=shape.layers, num_attention_heads=8, tie_word_embeddings=False,
+    )  # fmt: skip
+    config = architecture(max_position_embeddings=PROMPT + shape.tokens, pad_token_id=tokenizer.pad_token_id,
+                          eos_token_id=tokenizer.eos_token_id)  # fmt: skip
     dtype = torch.bfloat16 if lora and shape.dtype == "bfloat16" else torch.float32
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     generator = torch.Generator().manual_seed(1)
     completions = torch.randint(10, config.vocab_size, (GROUP, shape.tokens), generator=generator)
     completions[:, :3] = torch.tensor([11, 12, 13])  # a shared start, as formatted answers have
-    lengths = [shape.tokens] * GROUP
-    if shape.ragged:  # from an eighth of the longest, evenly
-        lengths = [shape.tokens * (row + 1) // GROUP for row in range(GROUP)]
+    lengths = [shape.tokens * (row + 1) // GROUP if shape.ragged else shape.tokens for row in range(GROUP)]
     texts = [
         [*row[: size - 1], tokenizer.eos_token_id] for row, size in zip(completions.tolist(), lengths, strict=True)
     ]
@@ -159,34 +145,21 @@ def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict
             "logprobs": None,
         }
 
+    on_gpu = torch.cuda.is_available()
     shared: dict[str, Any] = {
-        "output_dir": folder,
-        "num_generations": GROUP,
-        "per_device_train_batch_size": GROUP,
-        "max_steps": shape.steps,
-        "max_completion_length": shape.tokens,
-        "learning_rate": 1e-6,
-        "bf16": torch.cuda.is_available(),
-        "use_cpu": not torch.cuda.is_available(),
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "logging_steps": 1,
-        "dataloader_pin_memory": False,
-    }
+        "output_dir": folder, "num_generations": GROUP, "per_device_train_batch_size": GROUP, "max_steps": shape.steps,
+        "max_completion_length": shape.tokens, "learning_rate": 1e-6, "bf16": on_gpu, "use_cpu": not on_gpu,
+        "gradient_checkpointing": False, "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
+        "logging_steps": 1, "dataloader_pin_memory": False,
+    }  # fmt: skip
     meter, reference, profiler = _Meter(), 0, Profiler(shape.steps)
+    adapters = LoraConfig(r=16, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
     common: dict[str, Any] = {
-        "model": model,
-        "reward_funcs": reward,
+        "model": model, "reward_funcs": reward, "processing_class": tokenizer,
         "train_dataset": Dataset.from_dict({"prompt": [str(number) for number in range(shape.steps)]}),
-        "processing_class": tokenizer,
-        "rollout_func": None if shape.sample else rollouts,
-        "callbacks": [meter, profiler] if shape.profile else [meter],
-        "peft_config": LoraConfig(r=16, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
-        if lora
-        else None,
-    }
+        "rollout_func": None if shape.sample else rollouts, "callbacks": [meter, *[profiler] * shape.profile],
+        "peft_config": adapters if lora else None,
+    }  # fmt: skip
     if kind == "gtpo":
         gate = {"entropy_threshold": 1e3}
         arguments = GTPOConfig(**shared, initial_entropy=0.5, objective=gate, max_padding=shape.max_padding)
@@ -202,13 +175,8 @@ def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict
     trainer.remove_callback(PrinterCallback)
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
         trainer.train()
-    return {
-        "seconds": meter.seconds[1:],
-        "cpu_seconds": meter.cpu_seconds[1:],
-        "peak_bytes": meter.bytes[1:],
-        "reference_bytes": [float(reference)],
-        "parts": profiler.seconds,
-    }
+    found = {name: values[1:] for name, values in meter.found.items()}
+    return {**found, "reference_bytes": [float(reference)], "parts": profiler.seconds}
 
 
 def apart(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, Any]:
@@ -216,13 +184,7 @@ def apart(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, Any]:
     if torch.cuda.is_available():
         return turn(kind, lora, shape)
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    sizes = [
-        f"--{name}={getattr(shape, name)}" for name in ("tokens", "hidden", "vocabulary", "layers", "threads", "steps")
-    ]
-    sizes += [f"--dtype={shape.dtype}", *([f"--model={shape.model}"] if shape.model else [])]
-    flags = [f"--{name}" for name in ("sample", "profile", "ragged") if getattr(shape, name)]
-    flags += ["--lora"] * lora + ([] if shape.max_padding is None else [f"--max-padding={shape.max_padding}"])
-    command = [sys.executable, "-m", "bench.step", *sizes, "--turn", kind, *flags]
+    command = [sys.executable, "-m", "bench.step", *sys.argv[1:], "--turn", kind, *["--lora"] * lora]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -236,115 +198,74 @@ def measure(shape: argparse.Namespace) -> dict[str, Any]:
         parts = {kind: each.pop("parts") for kind, each in found.items()}
         if shape.rounds:  # bytes from there, times from turns inside one process
             found = {kind: {**each, "seconds": [], "cpu_seconds": []} for kind, each in found.items()}
-        for number in range(shape.rounds):
-            order = list(KINDS)
-            random.Random(number).shuffle(order)
-            for kind in order:
-                taken = turn(kind, lora, shape)
-                for name in ("seconds", "cpu_seconds"):
-                    found[kind][name] += taken[name]
+        for _, kind in in_turns(KINDS, shape.rounds):
+            taken = turn(kind, lora, shape)
+            for name in CLOCKS:
+                found[kind][name] += taken[name]
         median = {
             kind: {name: statistics.median(values) for name, values in each.items()} for kind, each in found.items()
         }
-        cases["lora, frozen head" if lora else "all weights"] = {
-            "median": median,
-            "ratio": _ratio(median, "grpo"),
-            "ratio_with_kl": _ratio(median, "grpo-kl"),
-            "all": found,
-            **({"parts": parts} if shape.profile else {}),
-        }
+        ratio, with_kl = (
+            {name: median["gtpo"][name] / median[other][name] for name in (*CLOCKS, "peak_bytes")}
+            for other in KINDS[1:]
+        )
+        case = {"median": median, "ratio": ratio, "ratio_with_kl": with_kl, "all": found}
+        cases["lora, frozen head" if lora else "all weights"] = case | ({"parts": parts} if shape.profile else {})
     return cases
-
-
-def _ratio(median: dict[str, dict[str, float]], other: str) -> dict[str, float]:
-    names = ("seconds", "cpu_seconds", "peak_bytes")
-    return {name: median["gtpo"][name] / median[other][name] for name in names}
 
 
 def page(document: dict[str, Any]) -> str:
     """Return the table of docs/scale.md. On a CPU the time to judge by is that of the processor."""
     clock = "cpu_seconds" if document["device"] == "cpu" else "seconds"
-    lines = ["| | GTPO | GRPO (beta 0) | ratio | GRPO with KL (beta 0.04) | ratio |", "|---|---|---|---|---|---|"]
+    rows, lines = [], []
     for name, case in document["cases"].items():
-        ours, theirs, with_kl = (case["median"][kind] for kind in KINDS)
-        reference = with_kl["reference_bytes"] / 2**20
-        lines.append(
-            f"| {name}: time, s | {ours[clock]:.2f} | {theirs[clock]:.2f} | {case['ratio'][clock]:.2f} "
-            f"| {with_kl[clock]:.2f} | {case['ratio_with_kl'][clock]:.2f} |"
-        )
-        mine, other, most = (each["peak_bytes"] / 2**20 for each in (ours, theirs, with_kl))
+        each = [case["median"][kind] for kind in KINDS]
+        ours, theirs, with_kl = (f"{its[clock]:.2f}" for its in each)
+        ratios = [f"{case[which][clock]:.2f}" for which in ("ratio", "ratio_with_kl")]
+        rows.append((f"{name}: time, s", ours, theirs, ratios[0], with_kl, ratios[1]))
+        mine, other, most = (its["peak_bytes"] / 2**20 for its in each)
+        reference = each[-1]["reference_bytes"] / 2**20
         kept = f" and {reference:.0f} for the reference model" if reference else ""
-        lines.append(
-            f"| {name}: peak memory of a step, MiB | {mine:.0f} | {other:.0f} | {mine / other:.2f} "
-            f"| {most:.0f}{kept} | {mine / (most + reference):.2f} |"
-        )
-    for name, case in document["cases"].items():
+        rows.append((f"{name}: peak memory of a step, MiB", f"{mine:.0f}", f"{other:.0f}", f"{mine / other:.2f}",
+                     f"{most:.0f}{kept}", f"{mine / (most + reference):.2f}"))  # fmt: skip
         for kind, parts in case.get("parts", {}).items():
             total = sum(parts.values())
             shares = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in parts.items())
             lines.append(f"\n{name}, {kind}: {total:.2f} s: {shares}")
-    return "\n".join(lines)
+    columns = ("", "GTPO", "GRPO (beta 0)", "ratio", "GRPO with KL (beta 0.04)", "ratio")
+    return "\n".join([table(columns, rows), *lines])
 
 
 def main() -> None:
     """Measure, write the JSON, print its table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="Of turns; 0 takes the times of the memory's processes.")
-    parser.add_argument("--steps", type=int, default=4, help="Steps a turn; the first one is not counted.")
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--vocabulary", type=int, default=32000)
-    parser.add_argument("--cases", nargs="+", choices=("lora", "all"), default=["lora", "all"])
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--model", choices=MODELS, help="A real model's architecture instead of these sizes.")
-    default = "bfloat16" if torch.cuda.is_available() else "float32"
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default=default, help="Of the frozen weights.")
-    parser.add_argument("--ragged", action="store_true", help="Completions of an eighth of --tokens up to all.")
-    parser.add_argument("--max-padding", type=float, help="GTPO's max_padding.")
-    parser.add_argument("--profile", action="store_true", help="Where the last step's time goes, on a CPU.")
-    parser.add_argument("--out", type=Path, default=Path("results/bench/step.json"))
-    parser.add_argument("--threads", type=int, default=1, help="Torch threads, on a CPU.")
-    parser.add_argument("--turn", choices=KINDS, help="One turn of one contender; prints its JSON.")
-    parser.add_argument("--lora", action="store_true", help="With --turn: adapters, frozen head.")
-    parser.add_argument("--sample", action="store_true", help="The trainers sample their completions themselves.")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="Print this file's table and stop.")
-    shape = parser.parse_args()
-    if shape.page:
-        print(page(json.loads(shape.page.read_text())))
-        return
+    types = ("float32", "bfloat16")[:: -1 if torch.cuda.is_available() else 1]
+    made = parser(__doc__, rounds=3, steps=4, tokens=128, hidden=512, vocabulary=32000, cases=["lora", "all"], layers=2,
+                  dtype=types, ragged=False, max_padding=float, profile=False, out=Path("results/bench/step.json"),
+                  threads=1, lora=False, sample=False)  # fmt: skip
+    made.add_argument("--model", choices=MODELS, help="a real model's architecture instead of these sizes")
+    made.add_argument("--turn", choices=KINDS)
+    shape = made.parse_args()
     torch.set_num_threads(shape.threads)
     quiet_libraries()
     if shape.turn:
         print(json.dumps(turn(shape.turn, shape.lora, shape)))
         return
+    names = ("tokens", "hidden", "vocabulary", "layers", "model", "dtype", "ragged", "max_padding")
+    sizes = {"completions": GROUP, **{name: getattr(shape, name) for name in names}}
     document = {
         "schema_version": 1,
         "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "shape": {
-            "completions": GROUP,
-            "tokens": shape.tokens,
-            "hidden": shape.hidden,
-            "vocabulary": shape.vocabulary,
-            "layers": shape.layers,
-            "model": shape.model,
-            "dtype": shape.dtype,
-            "ragged": shape.ragged,
-            "max_padding": shape.max_padding,
-            "sampled": shape.sample,
-            "rounds": shape.rounds,
-            "counted_steps": shape.steps - 1,
-        },
+        "shape": sizes | {"sampled": shape.sample, "rounds": shape.rounds, "counted_steps": shape.steps - 1},
         "cases": measure(shape),
     }
     if shape.out.exists():  # a file of the same shape keeps its other case
-        before = json.loads(shape.out.read_text())
+        before = read_json(shape.out)
         if before["shape"] == document["shape"]:
             document["cases"] = before["cases"] | document["cases"]
-    write_json(shape.out, document)
     print(page(document))
-    print(f"written to {shape.out}")
+    save(shape.out, document)
 
 
 if __name__ == "__main__":

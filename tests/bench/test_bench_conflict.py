@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.conflict import batch, presence_map_weights, table, with_temporaries
+from bench.common import with_temporaries
+from bench.conflict import batch, page, presence_map_weights
 from gtpo.conflict import conflict_weights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +42,7 @@ def test_temporaries_are_the_peak_without_the_result() -> None:
         del second
         return result
 
-    kept, peak = with_temporaries(call)
+    kept, peak = with_temporaries(call, lambda tensor: [tensor])
     assert kept.numel() == 500
     assert abs(peak - (4000 + 12000 - 2000)) <= 128
 
@@ -59,11 +60,11 @@ def test_the_command_writes_its_json_and_adds_rows(tmp_path: Path) -> None:
     out = tmp_path / "conflict.json"
     for length in ("32", "48"):
         command = [sys.executable, "-m", "bench.conflict", "--groups", "4", "--lengths", length, "--prompts", "1"]
-        command += ["--vocabulary", "500", "--rounds", "2", "--add", "--out", str(out)]
+        command += ["--vocabulary", "500", "--rounds", "2", "--out", str(out)]
         env = os.environ | {"PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
     document = json.loads(out.read_text())
     assert [(row["L"], row["weights_equal"]) for row in document["rows"]] == [(32, True), (48, True)]
-    assert table(document["rows"]) in done.stdout
+    assert page(document["rows"]) in done.stdout
     assert all(row["conflict_weights"]["seconds"] > 0 for row in document["rows"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.kernels import ARCHITECTURES, VARIANTS, Variant, compile_variant, moved_bytes, occupancy, table
+from bench.kernels import ARCHITECTURES, VARIANTS, Variant, compile_variant, moved_bytes, occupancy, page
 from gtpo.common.files import read_json
 from gtpo.common.packages import installed
 
@@ -56,5 +56,5 @@ def test_bytes_of_a_loop_that_reads_a_row_and_writes_half_of_it() -> None:
 def test_the_table_in_the_docs_is_the_published_one(root: Path) -> None:
     rows = read_json(root / "results/published/bench/kernels.json")["rows"]
     assert len(rows) == len(VARIANTS) * len(ARCHITECTURES)
-    assert table(rows) in (root / "docs/one_pass.md").read_text()
+    assert page(rows) in (root / "docs/one_pass.md").read_text()
     assert all(row["spill_bytes"] == 0 for row in rows)
