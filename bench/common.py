@@ -24,7 +24,7 @@ def parser(doc: str | None, **options: Any) -> argparse.ArgumentParser:
 
     A tuple: one of these texts, the first where it is not given. A list: several values. False: a flag.
     """
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = argparse.ArgumentParser(program(), description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in options.items():
         rest: dict[str, Any] = {"default": default, "type": type(default)}
         if isinstance(default, type):
@@ -54,9 +54,14 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [row for _, row in read_jsonl(path)]
 
 
+def program() -> str:
+    """Return the name of the bench that is running."""
+    return f"bench.{Path(sys.argv[0]).stem}"
+
+
 def command() -> str:
     """Return the command that is running, as a file names it."""
-    return shlex.join(["python", "-m", f"bench.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+    return shlex.join(["python", "-m", program(), *sys.argv[1:]])
 
 
 def in_turns(names: Iterable[str], rounds: int, seed: int = SEED) -> Iterator[tuple[int, str]]:

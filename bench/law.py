@@ -2,6 +2,9 @@ r"""The judge's law, on real problems: what computes nothing earns nothing, what
 
     python -m bench.law [--shared FOLDER] [--problems N] [--rewritings N] [--seed N] [--out FILE] [--show]
 
+--problems: of the real sets; --rewritings: of each copy. Both are drawn with the seed; all of them by default. --show
+prints each case that breaks the law.
+
 Three questions, in strict scoring, which is also the training reward's:
 
 - **Copies.** Every formula of a problem that is refused as its answer, rewritten without computing anything
@@ -17,8 +20,6 @@ Expected, written down before the first run: 0, 0, and none lost.
 
 from __future__ import annotations
 
-import argparse
-import os
 import random
 import re
 from collections import Counter
@@ -26,8 +27,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.common import parser, save, with_shared
 from bench.rewritings import LOOKS, REWRITINGS, Rewriting
-from gtpo.common.files import read_jsonl, write_json
+from gtpo.common.files import read_jsonl
 from gtpo.rewards import Verdict, Verifier
 from gtpo.rewards.data.arithmetic import arithmetic_problems
 
@@ -59,11 +61,12 @@ class Case(NamedTuple):
 
 def problems(shared: Path, count: int | None, seed: int = 0) -> list[tuple[str, str, str]]:
     """Return (id, problem, gold) of the embedded task and, drawn with the seed, of the sets under `shared`/data."""
-    rows = []
-    for name in SETS:
-        for line, row in read_jsonl(shared / f"data/{name}.jsonl"):
-            if row["answer"]:
-                rows.append((f"{name}.jsonl:{line}", str(row["problem"]), str(row["answer"])))
+    rows = [
+        (f"{name}.jsonl:{line}", str(row["problem"]), str(row["answer"]))
+        for name in SETS
+        for line, row in read_jsonl(shared / f"data/{name}.jsonl")
+        if row["answer"]
+    ]
     return rows if count is None or count >= len(rows) else random.Random(seed).sample(rows, count)
 
 
@@ -115,16 +118,7 @@ def refused(cases: Sequence[Case], verifier: Verifier) -> list[Case]:
 
 def main() -> None:
     """Rewrite, judge, print what breaks the law and write the file."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--shared", type=Path, default=Path(os.environ.get("GTPO_SHARED_DIR", "../shared")))
-    parser.add_argument("--problems", type=int, help="of the real sets; all of them by default")
-    parser.add_argument("--rewritings", type=int, help="of each copy, drawn with the seed; all of them by default")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--show", action="store_true", help="print each case that breaks the law")
-    args = parser.parse_args()
-    if not (args.shared / "data").is_dir():
-        parser.exit(2, f"bench.law: {args.shared}/data: no such folder; name it by --shared\n")
+    args = with_shared(parser(__doc__, problems=int, rewritings=int, seed=0, out=Path, show=False), "data")
     real, own = problems(args.shared, args.problems, args.seed), embedded()[: args.problems]
     with Verifier() as verifier:
         base = refused(list(originals(real)), verifier) + refused(list(originals(own)), verifier)
@@ -134,7 +128,7 @@ def main() -> None:
         refused_golds = [c for c, v in zip(golds, judge(golds, verifier), strict=True) if v is not Verdict.CORRECT]
         golds = [c for c in golds if c not in refused_golds]
         looks = rewritten(golds, LOOKS)
-        lost = [(c, v) for c, v in zip(looks, judge(looks, verifier), strict=True) if v is not Verdict.CORRECT]
+        lost = [c for c, v in zip(looks, judge(looks, verifier), strict=True) if v is not Verdict.CORRECT]
     summary: dict[str, Any] = {
         "problems": len(real) + len(own),
         "refused_originals": len(base),
@@ -148,18 +142,14 @@ def main() -> None:
         "golds_refused": len(refused_golds),
         "looks": len(looks),
         "lost": len(lost),
-        "lost_by_rule": dict(Counter(case.rule for case, _ in lost)),
+        "lost_by_rule": dict(Counter(case.rule for case in lost)),
     }
     print(*(f"{key}: {value}" for key, value in summary.items()), sep="\n")
-    if args.show:
-        for case in paid:
-            print(f"  paid: {case.problem_id}  {case.rule}: {case.text!r} | gold {case.gold!r}")
-        for case in refused_golds:
-            print(f"  gold refused: {case.problem_id} {case.gold!r}")
-        for case, verdict in lost:
-            print(f"  lost: {case.problem_id}  {case.rule}: {case.text!r} | gold {case.gold!r}: {verdict}")
+    for what, cases in {"paid": paid, "gold refused": refused_golds, "lost": lost}.items() if args.show else ():
+        for case in cases:
+            print(f"  {what}: {case.problem_id}  {case.rule}: {case.text!r} | gold {case.gold!r}")
     if args.out:
-        write_json(args.out, {"schema_version": 1, **summary})
+        save(args.out, {"schema_version": 1, **summary})
 
 
 if __name__ == "__main__":
