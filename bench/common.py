@@ -102,10 +102,11 @@ def bytes_of(tensors: Sequence[Any]) -> int:
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Return a Markdown table; a column whose name begins with > is aligned to the right."""
+    """Return a Markdown table; a column whose name begins with > is aligned to the right, numbers have four digits."""
     columns = list(columns)
     marks = "|".join("--:" if name.startswith(">") else ":--" for name in columns)
-    lines = [" | ".join(map(str, cells)) for cells in ((name.removeprefix(">") for name in columns), *rows)]
+    texts = [[f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+    lines = [" | ".join(cells) for cells in ((name.removeprefix(">") for name in columns), *texts)]
     return "\n".join([f"| {lines[0]} |", f"|{marks}|", *(f"| {line} |" for line in lines[1:])])
 
 

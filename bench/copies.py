@@ -1,6 +1,6 @@
 """What Ray costs: two model copies as Ray actors against one process, and against two bare processes.
 
-Same requests, same two cores, engines only, in rounds that begin with each contender in turn. `one process` is
+Same requests, same two cores, engines only, in turns of random order. `one process` is
 `--engine vllm` with as many threads as there are cores; `two processes` are two of them with one thread each and every
 second question, begun together, ended with the slower; `ray` is `--engine ray --data-parallel-size 2`. All are up
 before the clock starts. Expected, written down before the first run: `ray` takes at most 1.10 times `one process`.
@@ -12,7 +12,6 @@ The model is small, with random weights. Needs vLLM and Ray.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import statistics
@@ -23,8 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.common import in_turns, parser, save, table
 from bench.kills import QUIET, random_model
-from gtpo.common.files import write_json
 from gtpo.evalkit.engines.base import Engine, Generation, Sampling, Task
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.evalkit.evaluation.engine import make_engine
@@ -79,84 +78,65 @@ class BareProcesses:
 
 def page(report: dict[str, Any]) -> str:
     """Return the table of docs/scale.md."""
-    lines = ["| | seconds, by round | time of Ray / its time |", "|---|---|---|"]
     labels = {
         "one process": f"one process, {report['cpus']} threads",
         "two processes": "two bare processes, one thread each",
         "ray": "two copies on Ray, one thread each",
     }
-    for name, label in labels.items():
-        seconds = ", ".join(f"{value:.1f}" for value in report["seconds"][name])
-        ratio = report.get(f"ray_over_{name.replace(' ', '_')}")
-        lines.append(f"| {label} | {seconds} | {'-' if ratio is None else f'{ratio:.2f}'} |")
-    return "\n".join(lines) + "\n"
+    rows = [
+        (label, ", ".join(f"{value:.1f}" for value in report["seconds"][name]),
+         "-" if name == "ray" else f"{report['ray_over_' + name.replace(' ', '_')]:.2f}")
+        for name, label in labels.items()
+    ]  # fmt: skip
+    return table(("", "seconds, by round", "time of Ray / its time"), rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--k", type=int, default=64)
-    parser.add_argument("--limit", type=int, default=64)
-    parser.add_argument("--max-tokens", type=int, default=24)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("results/bench/copies.json"))
-    arguments = parser.parse_args()
+    made = parser(__doc__, k=64, limit=64, max_tokens=24, rounds=3, out=Path("results/bench/copies.json"))
+    arguments = made.parse_args()
     os.environ.update(QUIET)
     with tempfile.TemporaryDirectory() as scratch:
-        model = random_model(Path(scratch) / "model")
-        common: dict[str, Any] = {
-            "model": str(model),
-            "benchmarks": "arithmetic",
-            "limit": arguments.limit,
-            "k": arguments.k,
-            "max_tokens": arguments.max_tokens,
-        }
-        settings = EvalSettings(**common, engine="vllm")
+        given: dict[str, Any] = {name: getattr(arguments, name) for name in ("k", "limit", "max_tokens")}
+        given |= {"model": str(random_model(Path(scratch) / "model")), "benchmarks": "arithmetic"}
+        settings = EvalSettings(**given, engine="vllm")
         with Verifier() as verifier:
             plan = plan_evaluation(settings, verifier, "vllm")
         sampling, tasks = choose_sampling(settings, plan), plan.tasks(settings.n)
-        one = make_engine(settings, plan.ref, sampling, plan.longest_prompt)
-        two = BareProcesses(settings, plan.ref, sampling, plan.longest_prompt)
-        on_ray = EvalSettings(**common, engine="ray", data_parallel_size=COPIES)
-        ray = make_engine(on_ray, plan.ref, sampling, plan.longest_prompt)
+        common = (plan.ref, sampling, plan.longest_prompt)
+        one = make_engine(settings, *common)
+        two = BareProcesses(settings, *common)
+        ray = make_engine(EvalSettings(**given, engine="ray", data_parallel_size=COPIES), *common)
         contenders = {
-            "one process": partial(collect, one),
-            "two processes": two.collect,
-            "ray": partial(collect, ray),
-        }
-        names = list(contenders)
-        seconds: dict[str, list[float]] = {name: [] for name in names}
+            "one process": partial(collect, one), "two processes": two.collect, "ray": partial(collect, ray),
+        }  # fmt: skip
+        seconds: dict[str, list[float]] = {name: [] for name in contenders}
         texts: dict[str, dict[tuple[str, int], str]] = {}
         for collect_from in contenders.values():
             collect_from(tasks[:8])  # allocations, the workers' caches
-        for number in range(arguments.rounds):
-            for name in names[number % len(names) :] + names[: number % len(names)]:
-                start = time.perf_counter()
-                texts[name] = contenders[name](tasks)
-                seconds[name].append(time.perf_counter() - start)
-                print(f"round {number + 1}: {name} {seconds[name][-1]:.2f} s", flush=True)
+        for number, name in in_turns(contenders, arguments.rounds):
+            start = time.perf_counter()
+            texts[name] = contenders[name](tasks)
+            seconds[name].append(time.perf_counter() - start)
+            print(f"round {number + 1}: {name} {seconds[name][-1]:.2f} s", flush=True)
         two.close()
         ray.close()
-
-    def ratios(other: str) -> list[float]:
-        return [a / b for a, b in zip(seconds["ray"], seconds[other], strict=True)]
-
-    same = {name: sum(texts[name][key] == text for key, text in texts["one process"].items()) for name in names}
+    ratios = {
+        other: [a / b for a, b in zip(seconds["ray"], seconds[other], strict=True)]
+        for other in ("one process", "two processes")
+    }
+    expected = texts["one process"]
     result = {
-        "samples": len(texts["one process"]),
+        "samples": len(expected),
         "max_tokens": arguments.max_tokens,
         "cpus": len(os.sched_getaffinity(0)),
         "engine": one.describe(),
         "seconds": seconds,
-        "same_texts_as_one_process": same,
-        "ray_over_one_process": statistics.median(ratios("one process")),
-        "ray_over_two_processes": statistics.median(ratios("two processes")),
-        "ratios": {"one process": ratios("one process"), "two processes": ratios("two processes")},
+        "same_texts_as_one_process": {n: sum(texts[n][key] == text for key, text in expected.items()) for n in texts},
+        **{f"ray_over_{other.replace(' ', '_')}": statistics.median(found) for other, found in ratios.items()},
+        "ratios": ratios,
     }
-    write_json(arguments.out, result)
-    print(
-        f"{result['samples']} samples: ray / one process {result['ray_over_one_process']:.3f}, "
-        f"ray / two bare processes {result['ray_over_two_processes']:.3f}; written to {arguments.out}"
-    )
+    print(page(result))
+    save(arguments.out, result)
 
 
 if __name__ == "__main__":

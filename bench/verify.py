@@ -132,7 +132,7 @@ def main() -> None:
         rows = [row for name, pairs in sets.items() for row in throughput(name, pairs, args.workers, args.rounds, pool)]
         agree = agreement(found, args.workers, pool)
     mutated = mutation_scores(args.shared, args.workers)
-    print(table(rows[0], (map(str, row.values()) for row in rows)))
+    print(table(rows[0], (row.values() for row in rows)))
     print(table(("suite", "cases", *CONTENDERS, "contested", *CONTENDERS),
                 ((row["suite"], row["cases"], *row["agree"].values(), row["contested"],
                   *row["contested_agree"].values()) for row in agree)))  # fmt: skip
