@@ -11,26 +11,47 @@ import mpmath
 
 from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate, symbols
 from gtpo.rewards.equality.arithmetic.values import NoValue, number_of
-from gtpo.rewards.equality.comparing.clock import is_clock, same_time, time_of_day
-from gtpo.rewards.equality.comparing.decimals import agree_as_decimals, hundredth
-from gtpo.rewards.equality.comparing.equations import FLIPPED, difference, is_graph, value_of_chain
-from gtpo.rewards.equality.comparing.names import assigned, distinct_names, indexed, rename, same_quantity, strip_names
+from gtpo.rewards.equality.comparing.equations import (
+    FLIPPED,
+    assigned,
+    difference,
+    distinct_names,
+    indexed,
+    is_graph,
+    rename,
+    same_quantity,
+    strip_names,
+    value_of_chain,
+)
 from gtpo.rewards.equality.comparing.numeric import (
+    agree_as_decimals,
     close,
     equal_terms,
+    hundredth,
     point_for,
     proportional,
     stable,
 )
 from gtpo.rewards.equality.comparing.realsets import RealSets
-from gtpo.rewards.equality.reading.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Union, Words
+from gtpo.rewards.equality.reading.answers import (
+    Answer,
+    Based,
+    Choice,
+    Listing,
+    Named,
+    Relation,
+    Scalar,
+    Union,
+    Words,
+    leaves,
+)
 from gtpo.rewards.equality.reading.clean import clean
 from gtpo.rewards.equality.reading.contract import Contract
 from gtpo.rewards.equality.reading.expressions import canonical
 from gtpo.rewards.equality.reading.problem import ProblemText
 from gtpo.rewards.equality.reading.reader import read
 from gtpo.rewards.equality.reading.units import Unit, is_noun, singular
-from gtpo.rewards.equality.reading.words import same_words
+from gtpo.rewards.equality.reading.words import is_clock, same_time, same_words, time_of_day
 
 
 class Comparison:
@@ -48,10 +69,11 @@ class Comparison:
             return given.keys() == wanted.keys() and all(self.equal(given[name], wanted[name]) for name in given)
         if isinstance(p, Named) or isinstance(g, Named):
             return self._named(p, g)
+        if isinstance(p, Scalar) and isinstance(g, Scalar):
+            return self._scalars(p, g)
+        if (same := same_time(p, g)) is not None:
+            return same
         if isinstance(p, Words) or isinstance(g, Words):
-            times = time_of_day(p), time_of_day(g)
-            if times[0] is not None and times[1] is not None:
-                return same_time(times[0], times[1])
             return isinstance(p, Words) and isinstance(g, Words) and same_words(p.text, g.text)
         if isinstance(p, Based) or isinstance(g, Based):
             return _based(p, g)
@@ -60,8 +82,6 @@ class Comparison:
         if isinstance(p, Relation) and isinstance(g, Scalar):
             value = value_of_chain(p, self.problem)
             return value is not None and equal_terms(value, g.term)
-        if isinstance(p, Scalar) and isinstance(g, Scalar):
-            return self._scalars(p, g)
         if isinstance(p, Listing) and isinstance(g, Listing) and self._listings(p, g):
             return True
         if any(isinstance(x, (Union, Relation)) or _inequalities(x) for x in (p, g)):
@@ -130,7 +150,11 @@ class Comparison:
             return False  # an angle in radians
         if not self._units_agree(p.unit, g.unit) or (p.percent and g.unit.name) or (g.percent and p.unit.name):
             return False
-        if p.unscaled is not None and self.problem is not None and self.problem.counted.issuperset(_units_of(p.scales)):
+        if (
+            p.unscaled is not None
+            and self.problem is not None
+            and self.problem.counted.issuperset(map(singular, p.scales))
+        ):
             p = replace(p, term=p.unscaled)  # `5 dozen` where the problem asks how many dozen
         if p.percent == g.percent:
             return self._values(p, g)
@@ -262,62 +286,44 @@ class Comparison:
     def _ratios(self, p: Listing, g: Listing) -> bool:
         if len(p.items) != len(g.items):
             return False
-        times = time_of_day(p), time_of_day(g)
-        if times[0] is not None and times[1] is not None:  # 7:30 is not 14:60
-            return same_time(times[0], times[1])
-        if any(time is not None and ":0" in time[0] for time in times):  # a time of day, which no ratio equals
+        if any(
+            time is not None and ":0" in time[0] for time in (time_of_day(p), time_of_day(g))
+        ):  # a time of day, which no ratio equals
             return False
         if self._ordered(p.items, g.items):
             return True
         if any(isinstance(x, Scalar) and equal_terms(x.term, ("num", Fraction(0))) for x in (*p.items, *g.items)):
             return False
-        terms = [[item.term for item in x.items if isinstance(item, Scalar)] for x in (p, g)]
-        first_p, first_g = terms[0][0], terms[1][0]
-        return all(
-            equal_terms(("mul", a, first_g), ("mul", b, first_p)) for a, b in zip(terms[0], terms[1], strict=True)
-        ) and not equal_terms(first_p, ("num", Fraction(0)))
+        (first_p, *_), (first_g, *_) = terms = _terms(p), _terms(g)
+        return all(equal_terms(("mul", a, first_g), ("mul", b, first_p)) for a, b in zip(*terms, strict=True))
 
     def _single(self, p: Answer, g: Answer) -> bool:
         """One answer beside a list or set of one; a ratio of two beside its quotient."""
-        for whole, part in ((p, g), (g, p)):
-            if isinstance(whole, Listing) and isinstance(part, Scalar):
-                times = time_of_day(whole), time_of_day(part)
-                if times[0] is not None and times[1] is not None:  # 5 p.m. is 5:00 p.m.
-                    return same_time(times[0], times[1])
-                whole_number = part.term[0] == "num" and part.term[1].denominator == 1
-                if (
-                    whole.kind == "ratio"
-                    and len(whole.items) == 2
-                    and not is_clock(whole.brackets)
-                    and not whole_number
-                ):
-                    a, b = whole.items
-                    return (
-                        isinstance(a, Scalar)
-                        and isinstance(b, Scalar)
-                        and equal_terms(("div", a.term, b.term), part.term)
-                    )
-                if whole.kind == "tuple" and part.term[0] == "mat":
-                    return _as_matrix(whole, part.term)
-                forms = {repr(item) for item in whole.items}
-                names = distinct_names(whole.items)  # `a = 3, c = 3` says more than 3
-                twice = whole.kind == "list" and 1 < len(forms) == len(whole.items) and (not names or indexed(names))
-                if twice:  # `5/2 or 2.5`
-                    return all(self.equal(item, part) if whole is p else self.equal(part, item) for item in whole.items)
-                if whole.kind in ("list", "set") and len(whole.items) == 1:
-                    return self.equal(whole.items[0], part) if whole is p else self.equal(part, whole.items[0])
+        whole, part = (p, g) if isinstance(p, Listing) else (g, p)
+        if not isinstance(whole, Listing) or not isinstance(part, Scalar):
+            return False
+        whole_number = part.term[0] == "num" and part.term[1].denominator == 1
+        if whole.kind == "ratio" and len(whole.items) == 2 and not is_clock(whole.brackets) and not whole_number:
+            return equal_terms(("div", *_terms(whole)), part.term)
+        if whole.kind == "tuple" and part.term[0] == "mat":
+            return _as_matrix(whole, part.term)
+        forms = {repr(item) for item in whole.items}
+        names = distinct_names(whole.items)  # `a = 3, c = 3` says more than 3
+        twice = whole.kind == "list" and 1 < len(forms) == len(whole.items) and (not names or indexed(names))
+        if twice or (whole.kind in ("list", "set") and len(whole.items) == 1):  # `5/2 or 2.5`
+            return all(self.equal(item, part) if whole is p else self.equal(part, item) for item in whole.items)
         return False
 
     def _sets(self, p: Answer, g: Answer) -> bool:
-        point = point_for(set().union(*(_answer_symbols(x) for x in (p, g))), 0)
+        point = point_for(set().union(*(_symbols(x) for x in (p, g))), 0)
         sets = RealSets(point, close)
-        first, second = sets.read(p), sets.read(g)
+        same = sets.same(p, g)
         if isinstance(p, Scalar) or isinstance(g, Scalar):
             return False
-        if isinstance(p, Relation) and isinstance(g, Relation) and _answer_symbols(p) != _answer_symbols(g):
+        if isinstance(p, Relation) and isinstance(g, Relation) and _symbols(p) != _symbols(g):
             return False  # x > 3 is not y > 3
-        if first is not None and second is not None:
-            return stable(lambda: _same_sets(sets, p, g))
+        if same is not None:
+            return stable(lambda: bool(sets.same(p, g)))
         if isinstance(p, Union) and isinstance(g, Union) and len(p.parts) == len(g.parts):
             return all(a[0] == b[0] and self.equal(a[1], b[1]) for a, b in zip(p.parts, g.parts, strict=True))
         return False
@@ -327,29 +333,20 @@ def _inequalities(answer: Answer) -> bool:
     return isinstance(answer, Listing) and any(isinstance(item, Relation) for item in answer.items)
 
 
-def _same_sets(sets: RealSets, p: Answer, g: Answer) -> bool:
-    first, second = sets.read(p), sets.read(g)
-    return first is not None and second is not None and sets.same(first, second)
-
-
 _MONEY = frozenset(("dollar", "cent", "euro", "sterling", "yen", "rupee"))
 
 
 def _as_matrix(listing: Listing, matrix: Term) -> bool:
     """A vector may be written as a tuple, a matrix as a tuple of rows."""
-    rows = matrix[1]
-    if all(isinstance(item, Listing) and item.kind == "tuple" for item in listing.items):
-        written = [item.items for item in listing.items if isinstance(item, Listing)]
-    else:
-        flat = len(rows) == 1
-        written = [listing.items] if flat else [(item,) for item in listing.items]
-    if [len(row) for row in written] != [len(row) for row in rows]:
-        return False
-    return all(
-        isinstance(item, Scalar) and equal_terms(item.term, cell)
-        for row, cells in zip(written, rows, strict=True)
-        for item, cell in zip(row, cells, strict=True)
-    )
+    nested = [item.items for item in listing.items if isinstance(item, Listing) and item.kind == "tuple"]
+    flat = [listing.items] if len(matrix[1]) == 1 else [(item,) for item in listing.items]
+    rows = nested if len(nested) == len(listing.items) else flat
+    cells = tuple(tuple(cell.term if isinstance(cell, Scalar) else () for cell in row) for row in rows)
+    return all(map(all, cells)) and equal_terms(("mat", cells), matrix)
+
+
+def _terms(listing: Listing) -> tuple[Term, ...]:
+    return tuple(item.term for item in listing.items if isinstance(item, Scalar))
 
 
 def _letter(answer: Answer) -> str | None:
@@ -360,20 +357,8 @@ def _letter(answer: Answer) -> str | None:
     return answer.text if isinstance(answer, Words) and len(answer.text) == 1 else None
 
 
-def _units_of(scales: Sequence[str]) -> set[str]:
-    return {singular(word) for word in scales}
-
-
-def _answer_symbols(answer: Answer) -> set[str]:
-    if isinstance(answer, Scalar):
-        return symbols(answer.term)
-    if isinstance(answer, Relation):
-        return set().union(*(symbols(term) for term in answer.terms))
-    if isinstance(answer, Listing):
-        return set().union(*(_answer_symbols(item) for item in answer.items))
-    if isinstance(answer, Union):
-        return set().union(*(_answer_symbols(part) for _, part in answer.parts))
-    return _answer_symbols(answer.value) if isinstance(answer, Named) else set()
+def _symbols(answer: Answer) -> set[str]:
+    return set().union(*(symbols(leaf.term) for leaf in leaves(answer)))
 
 
 def _based(p: Answer, g: Answer) -> bool:

@@ -1,185 +1,127 @@
-"""Sets of real numbers as sorted, disjoint pieces, so that two ways of writing one set compare equal."""
+"""Sets of real numbers, compared by what belongs to them: at each of their ends, between two ends, and beyond all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any
 
 from mpmath import mp
 
 from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate, symbols
 from gtpo.rewards.equality.arithmetic.values import NoValue, Value
+from gtpo.rewards.equality.comparing.equations import FLIPPED
 from gtpo.rewards.equality.reading.answers import Answer, Listing, Named, Relation, Scalar, Union
 
-
-class Piece(NamedTuple):
-    """One interval; a point is closed at both of its equal ends."""
-
-    low: Value
-    low_closed: bool
-    high: Value
-    high_closed: bool
-
-
-Close = Callable[[Value, Value], bool]
-_FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
+Has = Callable[[Any], bool]
+"""Whether a number, or an infinity, belongs to a set."""
 
 
 class RealSets:
-    """Reads answers as real sets at one point of their symbols, comparing ends with `close`."""
+    """Compares answers as real sets at one point of their symbols, numbers with `close`."""
 
-    def __init__(self, point: Mapping[str, Value], close: Close) -> None:
-        self.point, self.close = point, close
+    def __init__(self, point: Mapping[str, Value], close: Callable[[Value, Value], bool]) -> None:
+        self._point, self._close = point, close
+        self._ends: list[Any] = []
 
-    def read(self, answer: Answer) -> list[Piece] | None:
-        """Return the pieces of an answer, merged, or None if it is no set of reals."""
+    def same(self, p: Answer, g: Answer) -> bool | None:
+        """Return whether two answers are one set of reals, None where one of them is no such set."""
+        self._ends = []
+        first, second = self._set(p), self._set(g)
+        if first is None or second is None:
+            return None
+        return all(first(x) == second(x) for x in self._places())
+
+    def _set(self, answer: Answer) -> Has | None:
         try:
-            pieces = self._read(answer)
-            return None if pieces is None else self._merge(pieces)
+            return self._read(answer)
         except (NoValue, TypeError):
             return None
 
-    def same(self, first: list[Piece], second: list[Piece]) -> bool:
-        """Compare merged sets piece by piece."""
-        return len(first) == len(second) and all(
-            a.low_closed == b.low_closed
-            and a.high_closed == b.high_closed
-            and self._equal(a.low, b.low)
-            and self._equal(a.high, b.high)
-            for a, b in zip(first, second, strict=True)
-        )
+    def _places(self) -> Iterator[Any]:
+        """Yield where sets with the ends that were read may differ."""
+        ends = sorted(end for end in self._ends if mp.isfinite(end))
+        yield from (-mp.inf, mp.mpf(0), mp.inf, *ends)
+        yield from (sign * (1 + 2 * abs(end)) for sign in (1, -1) for end in ends)
+        yield from ((a + b) / 2 for a, b in pairwise(ends) if not self._close(a, b))
 
-    def _value(self, term: Term) -> Any:
-        value = evaluate(term, self.point)
+    def _end(self, term: Term) -> Any:
+        value = evaluate(term, self._point)
         if isinstance(value, Fraction):
-            return mp.mpf(value.numerator) / value.denominator
+            value = mp.mpf(value.numerator) / value.denominator
         if not isinstance(value, mp.mpf):
             raise NoValue
+        self._ends += [value, -value]  # of |x| < 3 both
         return value
 
-    def _equal(self, a: Value, b: Value) -> bool:
-        return bool(a == b) or (abs(a) != mp.inf and abs(b) != mp.inf and self.close(a, b))
+    def _holds(self, op: str, x: Any, bound: Any) -> bool:
+        if x == bound or (mp.isfinite(x) and mp.isfinite(bound) and self._close(x, bound)):
+            return op in ("=", "<=", ">=")
+        return op == "!=" or (op[0] == "<" and x < bound) or (op[0] == ">" and x > bound)
 
-    def _read(self, answer: Answer) -> list[Piece] | None:
+    def _read(self, answer: Answer) -> Has | None:
         if isinstance(answer, Named):
             return self._read(answer.value)
         if isinstance(answer, Scalar):
-            value = self._value(answer.term)
-            return [Piece(value, True, value, True)]
+            value = self._end(answer.term)
+            return lambda x: self._holds("=", x, value)
         if isinstance(answer, Listing) and answer.kind == "tuple" and len(answer.items) == 2:
-            ends = [self._value(item.term) for item in answer.items if isinstance(item, Scalar)]
+            ends = [self._end(item.term) for item in answer.items if isinstance(item, Scalar)]
             if len(ends) != 2 or ends[0] > ends[1]:
                 return None
-            return [Piece(ends[0], answer.brackets[0] == "[", ends[1], answer.brackets[1] == "]")]
+            low, high = (">=" if answer.brackets[0] == "[" else ">"), ("<=" if answer.brackets[1] == "]" else "<")
+            return lambda x: self._holds(low, x, ends[0]) and self._holds(high, x, ends[1])
         if isinstance(answer, Listing) and answer.kind in ("set", "list"):
-            found = [self._read(item) for item in answer.items]
-            if None in found:
-                return None
-            if not found:
-                return []
-            pieces = [self._merge(part) for part in found if part is not None]
-            union = [piece for part in pieces for piece in part]
-            if not all(isinstance(item, Relation) for item in answer.items) or answer.joint == "or":
-                return union
-            both = pieces[0]
-            for part in pieces[1:]:
-                both = _intersect(both, part)
-            if answer.joint == "and":
-                return both
-            # A comma between inequalities means both of them, unless nothing fulfils both.
-            return both or union
+            return self._several(answer)
         if isinstance(answer, Relation):
             return self._relation(answer)
-        if isinstance(answer, Union):
-            return self._union(answer)
-        return None
+        return self._union(answer) if isinstance(answer, Union) else None
 
-    def _union(self, answer: Union) -> list[Piece] | None:
-        total: list[Piece] = []
-        for operation, part in answer.parts:
-            pieces = self._read(part)
-            if pieces is None:
-                return None
-            if operation == "cup":
-                total = total + pieces
-            elif operation == "cap":
-                total = _intersect(self._merge(total), self._merge(pieces))
-            else:
-                total = _intersect(self._merge(total), _complement(self._merge(pieces)))
-        return total
+    def _several(self, answer: Listing) -> Has | None:
+        parts = [part for item in answer.items if (part := self._read(item)) is not None]
+        if len(parts) < len(answer.items):
+            return None
+        if not parts or not all(isinstance(item, Relation) for item in answer.items) or answer.joint == "or":
+            return lambda x: any(part(x) for part in parts)
+        both = answer.joint == "and" or any(all(part(x) for part in parts) for x in self._places())
+        # A comma between inequalities means both of them, unless nothing fulfills both.
+        return lambda x: (all if both else any)(part(x) for part in parts)
 
-    def _relation(self, answer: Relation) -> list[Piece] | None:
+    def _union(self, answer: Union) -> Has | None:
+        parts = [(operation, read) for operation, part in answer.parts if (read := self._read(part)) is not None]
+
+        def has(x: Any) -> bool:
+            found = False
+            for operation, part in parts:
+                if operation == "cup":
+                    found = found or part(x)
+                else:
+                    found = found and (part(x) if operation == "cap" else mp.isfinite(x) and not part(x))
+            return found
+
+        return has if len(parts) == len(answer.parts) else None
+
+    def _relation(self, answer: Relation) -> Has | None:
         variables = [i for i, term in enumerate(answer.terms) if symbols(term) or contains(term, "opaque")]
         if len(variables) != 1:
             return None
         at = variables[0]
         term = answer.terms[at]
-        inside = [Piece(-mp.inf, False, mp.inf, False)]
         absolute = term[:2] == ("fn", "abs")
         if (term[2] if absolute else term)[0] not in ("sym", "opaque"):
             return None
+        bounds: list[tuple[str, Any]] = []
         for index, op in enumerate(answer.ops):
             if at not in (index, index + 1):
                 return None
-            bound = self._value(answer.terms[index + 1 if at == index else index])
-            inside = _intersect(inside, _half_line(op if at == index else _FLIP[op], bound, absolute))
-        return inside
+            bound = self._end(answer.terms[index + 1 if at == index else index])
+            bounds.append((op if at == index else FLIPPED[op], bound))
 
-    def _merge(self, pieces: list[Piece]) -> list[Piece]:
-        ordered = sorted((p for p in pieces if not _empty(p)), key=lambda p: (p.low, not p.low_closed))
-        merged: list[Piece] = []
-        for piece in ordered:
-            last = merged[-1] if merged else None
-            touches = last is not None and (
-                piece.low < last.high or (self._equal(piece.low, last.high) and (piece.low_closed or last.high_closed))
-            )
-            if last is None or not touches:
-                merged.append(piece)
-            elif self._equal(piece.high, last.high):
-                merged[-1] = last._replace(high_closed=last.high_closed or piece.high_closed)
-            elif piece.high > last.high:
-                merged[-1] = last._replace(high=piece.high, high_closed=piece.high_closed)
-        return merged
+        def fulfills(x: Any, op: str, bound: Any) -> bool:
+            if not absolute:
+                return self._holds(op, x, bound)
+            both = (self._holds(op, x, bound), self._holds(FLIPPED[op], x, -bound))
+            return all(both) if op[0] in "<!" else any(both)
 
-
-def _empty(piece: Piece) -> bool:
-    return bool(piece.low > piece.high) or bool(
-        piece.low == piece.high and not (piece.low_closed and piece.high_closed)
-    )
-
-
-def _half_line(op: str, bound: Value, absolute: bool) -> list[Piece]:
-    closed = op in ("<=", ">=", "=")
-    if op == "=":
-        return [Piece(b, True, b, True) for b in ({bound, -bound} if absolute else {bound})]
-    if op == "!=":
-        return _complement(_half_line("=", bound, absolute))
-    if op in ("<", "<="):
-        return [Piece(-bound if absolute else -mp.inf, closed and absolute, bound, closed)]
-    right = Piece(bound, closed, mp.inf, False)
-    if not absolute:
-        return [right]
-    return [Piece(-mp.inf, False, -bound, closed), right] if bound > 0 else [Piece(-mp.inf, False, mp.inf, False)]
-
-
-def _intersect(first: list[Piece], second: list[Piece]) -> list[Piece]:
-    found = []
-    for a in first:
-        for b in second:
-            low, low_closed = max((a.low, not a.low_closed), (b.low, not b.low_closed))
-            high, high_closed = min((a.high, a.high_closed), (b.high, b.high_closed))
-            piece = Piece(low, not low_closed, high, high_closed)
-            if not _empty(piece):
-                found.append(piece)
-    return found
-
-
-def _complement(pieces: list[Piece]) -> list[Piece]:
-    left, left_closed = -mp.inf, False
-    found = []
-    for piece in sorted(pieces, key=lambda p: p.low):
-        found.append(Piece(left, left_closed, piece.low, not piece.low_closed))
-        left, left_closed = piece.high, not piece.high_closed
-    found.append(Piece(left, left_closed, mp.inf, False))
-    return [piece for piece in found if not _empty(piece) and piece.low != mp.inf and piece.high != -mp.inf]
+        return lambda x: mp.isfinite(x) and all(fulfills(x, *each) for each in bounds)

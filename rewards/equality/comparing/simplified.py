@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from fractions import Fraction
 from itertools import pairwise
 
 from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate, symbols
-from gtpo.rewards.equality.arithmetic.values import NoValue, TooBig
-from gtpo.rewards.equality.comparing.decimals import hundredth
-from gtpo.rewards.equality.comparing.form import in_form
-from gtpo.rewards.equality.comparing.names import rename
-from gtpo.rewards.equality.comparing.numeric import equal_terms
-from gtpo.rewards.equality.comparing.padding import is_padded
+from gtpo.rewards.equality.arithmetic.values import NoValue
+from gtpo.rewards.equality.comparing.equations import rename
+from gtpo.rewards.equality.comparing.form import in_form, is_padded
+from gtpo.rewards.equality.comparing.numeric import equal_terms, hundredth
 from gtpo.rewards.equality.comparing.work import ALWAYS, ONE, Count, Work, is_rational, work_left
-from gtpo.rewards.equality.reading.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Union, Words
+from gtpo.rewards.equality.reading.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Words, leaves
 from gtpo.rewards.equality.reading.clean import one_spelling
 from gtpo.rewards.equality.reading.expressions import canonical, is_literal, occurs, tokens_of
-from gtpo.rewards.equality.reading.grammar import parse
+from gtpo.rewards.equality.reading.grammar import term_of
 from gtpo.rewards.equality.reading.problem import ProblemText
 from gtpo.rewards.equality.reading.reader import read
-from gtpo.rewards.equality.reading.tokens import NotMathematics
 
 ANALYSIS = re.compile(r"\\(?:int|iint|oint|lim|sum|prod|partial)(?![a-zA-Z])|\\frac\s*\{\s*d[^{}]*\}\s*\{\s*d")
 """Integrals, limits, sums, products and derivatives."""
@@ -62,14 +59,13 @@ def finding(raw: str, prediction: str, p: Answer, gold: str, g: Answer, problem:
     """Return CORRECT, COPIED or UNEVALUATED for a prediction equal to the gold: raw, cleaned and read."""
     if isinstance(p, Named) and p.contradicted and not isinstance(g, Words):
         return "UNEVALUATED"
-    tokens = tokens_of(prediction)
     if (
         problem is not None
         and boxes_a_given(raw, problem)
         and len(tokens_of(gold)) < len(tokens_of(_BOXED.sub(r"\1", raw)))
     ):
         return "COPIED"  # `f(2) = \boxed{3}`
-    if isinstance(p, Choice) or isinstance(g, (Words, Choice)) or tokens == tokens_of(gold):
+    if isinstance(p, Choice) or isinstance(g, (Words, Choice)) or tokens_of(prediction) == tokens_of(gold):
         return "CORRECT"
     if isinstance(p, Relation) and isinstance(g, Scalar):  # a chain: its last term is the answer
         p = Scalar(p.terms[-1])
@@ -82,18 +78,14 @@ def finding(raw: str, prediction: str, p: Answer, gold: str, g: Answer, problem:
         return "COPIED"  # what the problem says of a number, `f(2) = 3`, is not what it asks
     if problem is not None and "=" in prediction and _restates(prediction, problem):
         return "COPIED"
-    if isinstance(p, Listing) and p.kind == "ratio" and isinstance(g, Scalar) and _is_one(p.items[-1]):
-        p, prediction = p.items[0], prediction.rpartition(":")[0]  # a ratio to 1
-    if (
-        isinstance(p, Listing)
-        and p.kind == "ratio"
-        and isinstance(g, Scalar)
-        and not all(isinstance(item, Scalar) and is_rational(item.term) for item in p.items)
-    ):
-        return "UNEVALUATED"
+    if isinstance(p, Listing) and p.kind == "ratio" and isinstance(g, Scalar):
+        if isinstance(last := p.items[-1], Scalar) and last.term == ONE:
+            p, prediction = p.items[0], prediction.rpartition(":")[0]  # a ratio to 1
+        elif not all(isinstance(item, Scalar) and is_rational(item.term) for item in p.items):
+            return "UNEVALUATED"
     if isinstance(g, Based):
         return "CORRECT" if isinstance(p, (Based, Scalar, Named)) else "UNEVALUATED"
-    written, wanted = list(_leaves(p)), list(_leaves(g))
+    written, wanted = list(leaves(p)), list(leaves(g))
     if wanted and _has_foreign_symbols(p, g):
         return "COPIED" if problem is not None else "UNEVALUATED"
     excess = _work(written) - _work(wanted)
@@ -129,34 +121,29 @@ def finding(raw: str, prediction: str, p: Answer, gold: str, g: Answer, problem:
     return "CORRECT"
 
 
-def _is_one(answer: Answer) -> bool:
-    return isinstance(answer, Scalar) and answer.term == ONE
-
-
 def _has_foreign_symbols(p: Answer, g: Answer) -> bool:
     """Return whether an answer has variables that its gold has not: its value does not depend on them."""
     if isinstance(p, Named) and isinstance(g, Named) and len(p.variables) == len(g.variables):
         p = rename(p, g)
     elif isinstance(p, Named) and p.variables:
         return False
-    own = _symbols(list(_leaves(g)))
+    own = _symbols(leaves(g))
     if isinstance(g, Named):
         own |= {g.name, *g.variables}.union(*map(symbols, g.relation.terms if g.relation else ()))
     relations = isinstance(p, (Relation, Listing)) and not own  # `x > 3` for an interval
-    return not relations and not _symbols(list(_leaves(p))) <= own
+    return not relations and not _symbols(leaves(p)) <= own
 
 
-def _symbols(leaves: list[Scalar]) -> set[str]:
-    return set().union(*(symbols(leaf.term) for leaf in leaves))
+def _symbols(parts: Iterable[Scalar]) -> set[str]:
+    return set().union(*(symbols(part.term) for part in parts))
 
 
-def _work(leaves: list[Scalar]) -> Count:
-    return sum((_leaf_work(leaf) for leaf in leaves), Counter())
-
-
-def _leaf_work(leaf: Scalar) -> Count:
-    term = leaf.unscaled or leaf.term
-    return work_left(("div", term, _HUNDRED) if leaf.percent and not is_rational(term) else term)
+def _work(parts: Iterable[Scalar]) -> Count:
+    found: Count = Counter()
+    for part in parts:
+        term = part.unscaled or part.term
+        found += work_left(("div", term, _HUNDRED) if part.percent and not is_rational(term) else term)
+    return found
 
 
 def _states(problem: ProblemText, wanted: list[Scalar]) -> bool:
@@ -166,40 +153,18 @@ def _states(problem: ProblemText, wanted: list[Scalar]) -> bool:
     return any(equal_terms(term, leaf.term) for leaf in wanted for term in given)
 
 
-def _leaves(answer: Answer) -> Iterator[Scalar]:
-    """Yield the expressions that an answer is made of, without names and units."""
-    if isinstance(answer, Scalar):
-        if answer.term[0] == "mat":
-            yield from (Scalar(cell) for row in answer.term[1] for cell in row)
-        else:
-            yield answer
-    elif isinstance(answer, Named):
-        yield from _leaves(answer.value)
-    elif isinstance(answer, Listing):
-        for item in answer.items:
-            yield from _leaves(item)
-    elif isinstance(answer, Union):
-        for _, part in answer.parts:
-            yield from _leaves(part)
-    elif isinstance(answer, Relation):
-        for term in answer.terms:
-            yield Scalar(term)
-
-
-def _form_of(leaves: list[Scalar]) -> list[str]:
+def _form_of(parts: list[Scalar]) -> list[str]:
     """Return what tells the form of an answer: its expressions as written, their order and units left out."""
-    return sorted(repr(canonical(leaf.unscaled or leaf.term)) for leaf in leaves)
+    return sorted(repr(canonical(part.unscaled or part.term)) for part in parts)
 
 
 def _restates(prediction: str, problem: ProblemText) -> bool:
     """Return whether an answer has an equation in it that the problem states, whatever its sides are written as."""
-    sides: list[Term] = []
-    for part in prediction.strip("() ").split("="):
-        try:
-            sides.append(parse(part.strip(" .,;")))
-        except (NotMathematics, TooBig):
-            return _disguised(prediction, problem)
-    return _disguised(prediction, problem) or any(
+    if _disguised(prediction, problem):
+        return True
+    parts = [term_of(part.strip(" .,;")) for part in prediction.strip("() ").split("=")]
+    sides = [side for side in parts if side is not None]
+    return len(sides) == len(parts) and any(
         left[0] != "num" and equal_terms(left, given) and equal_terms(right, value)
         for pair in pairwise(sides)
         for left, right in (pair, pair[::-1])
@@ -241,10 +206,8 @@ def _number(text: str) -> Term | None:
 
 
 def _is_asked(name: str, problem: ProblemText) -> bool:
-    try:
-        return canonical(parse(name)) in problem.asked
-    except (NotMathematics, TooBig):
-        return False
+    term = term_of(name)
+    return term is not None and canonical(term) in problem.asked
 
 
 def _repeats(prediction: str, p: Answer, problem: ProblemText) -> bool:

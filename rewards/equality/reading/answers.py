@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gtpo.rewards.equality.arithmetic.terms import Term
@@ -89,3 +90,19 @@ class Based:
 
 
 Answer = Scalar | Listing | Union | Relation | Named | Words | Choice | Based
+
+
+def leaves(answer: Answer | None) -> Iterator[Scalar]:
+    """Yield the expressions that an answer is made of, without names and units."""
+    if isinstance(answer, Scalar):
+        if answer.term[0] == "mat":
+            yield from (Scalar(cell) for row in answer.term[1] for cell in row)
+        else:
+            yield answer
+    elif isinstance(answer, Named):
+        yield from leaves(answer.value)
+    elif isinstance(answer, Relation):
+        yield from map(Scalar, answer.terms)
+    elif isinstance(answer, (Listing, Union)):
+        for part in answer.items if isinstance(answer, Listing) else (part for _, part in answer.parts):
+            yield from leaves(part)

@@ -9,9 +9,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from gtpo.rewards.equality.arithmetic.terms import Term
-from gtpo.rewards.equality.arithmetic.values import FUNCTIONS
-from gtpo.rewards.equality.reading.cursor import Cursor
-from gtpo.rewards.equality.reading.differentials import is_differential, without_differential
+from gtpo.rewards.equality.arithmetic.values import FUNCTIONS, TooBig
 from gtpo.rewards.equality.reading.tokens import (
     ACCENTS,
     ALIASES,
@@ -25,12 +23,18 @@ from gtpo.rewards.equality.reading.tokens import (
     STARTS,
     TRIGONOMETRY,
     UNARY,
+    Cursor,
     NotMathematics,
     read_number,
     repeating_decimal,
 )
 
 _ONE_DEGREE: Term = ("div", ("const", "pi"), ("num", Fraction(180)))
+_SIGNS = ("+", "-", "\\pm", "\\mp")
+_OF_TWO: dict[str, tuple[str, ...]] = {
+    "frac": ("div",),
+    **dict.fromkeys(("binom", "dbinom", "tbinom"), ("fn", "binomial")),
+}
 
 
 class Parser(Cursor):
@@ -43,38 +47,25 @@ class Parser(Cursor):
 
     def parse(self) -> Term:
         """Return the term of the whole text. Raises NotMathematics."""
-        if not self.tokens:
-            raise NotMathematics("empty")
         try:
             term = self._sum()
         except RecursionError:
             raise NotMathematics("nested too deeply") from None
-        if self.at != len(self.tokens):
-            raise NotMathematics(f"unexpected {self._peek()!r}")
+        self._need("")
         return term
 
     # -- sums, products, powers ----------------------------------------------------------------------------------
     def _sum(self) -> Term:
         terms = [self._product()]
-        while True:
-            if self._take("+"):
-                terms.append(self._product())
-            elif self._take("-"):
-                terms.append(("neg", self._product()))
-            elif self._peek() in ("\\pm", "\\mp"):
-                terms.append(self._product())
-            else:
-                return terms[0] if len(terms) == 1 else ("add", *terms)
+        while self._peek() in _SIGNS:
+            terms.append(self._product())
+        return terms[0] if len(terms) == 1 else ("add", *terms)
 
     def _product(self) -> Term:
-        if self._take("-"):
-            return ("neg", self._product())
-        if self._take("+"):
-            return self._product()
-        if self._peek() in ("\\pm", "\\mp"):
-            sign = 1 if self._peek() == "\\pm" else -1
-            self.at += 1
-            return ("pm", sign, self._product())
+        sign = self._peek()
+        if self._take(*_SIGNS):
+            term = self._product()
+            return term if sign == "+" else ("neg", term) if sign == "-" else ("pm", 1 if sign == "\\pm" else -1, term)
         term = self._power()
         while True:
             if self._take("*", "\\cdot", "\\times", "\\ast"):
@@ -103,16 +94,12 @@ class Parser(Cursor):
             return self.tokens[self.at - 1][1] in (")", "\\rfloor", "\\rceil")
         if kind == "let" or token in STARTS or (token == "|" and not self._bars):
             return True
-        if kind != "cmd":
-            return False
-        return token[1:] in STARTING_COMMANDS
+        return kind == "cmd" and token[1:] in STARTING_COMMANDS
 
     def _power(self) -> Term:
         base = self._postfix(self._atom())
         while self._take("^", "**"):
-            if self._take("\\circ") or (self._peek() == "{" and self._peek(1) == "\\circ" and self._peek(2) == "}"):
-                if self._peek() == "{":
-                    self.at += 3
+            if self._take("\\circ"):
                 if self._trigonometry:
                     base = ("mul", base, _ONE_DEGREE)
                 continue  # elsewhere degrees are a unit
@@ -149,15 +136,13 @@ class Parser(Cursor):
         r"""Read the argument of a command as TeX does: a group, or one token (`\frac12`, `\sqrt3`)."""
         if self._peek() == "{":
             return self._group()
-        kind, token = self.tokens[self.at] if self.at < len(self.tokens) else ("", "")
+        kind, token = self.tokens[self.at]
         if kind == "num" and len(token) > 1 and token.isdigit():
             self.tokens[self.at] = ("num", token[1:])
             return ("num", Fraction(token[0]))
         return self._atom()
 
     def _atom(self) -> Term:
-        if self.at >= len(self.tokens):
-            raise NotMathematics("it ends too early")
         kind, token = self.tokens[self.at]
         if kind == "num":
             self.at += 1
@@ -176,16 +161,19 @@ class Parser(Cursor):
             return self._command(token[1:])
         raise NotMathematics(f"unexpected {token!r}")
 
+    def _listed(self, opening: str) -> list[Term]:
+        """Read expressions with commas between them up to the bracket that closes `opening`, which is behind."""
+        terms = [self._sum()]
+        while self._take(","):
+            terms.append(self._sum())
+        self._need(CLOSERS[opening])
+        return terms
+
     def _bracketed(self, opening: str) -> Term:
         self.at += 1
-        term = self._sum()
-        if self._take(","):
-            arguments = [term, self._sum()]
-            while self._take(","):
-                arguments.append(self._sum())
-            self._need(CLOSERS[opening])
-            return ("opaque", "tuple" + opening, *arguments)
-        self._need(CLOSERS[opening])
+        term, *others = self._listed(opening)
+        if others:
+            return ("opaque", "tuple" + opening, term, *others)
         if opening in ("\\lfloor", "\\lceil"):
             return ("fn", "floor" if opening == "\\lfloor" else "ceil", term)
         return term
@@ -201,59 +189,43 @@ class Parser(Cursor):
 
     def _named(self, letter: str) -> Term:
         """A variable with its subscript and primes, a constant, or the call of a function."""
-        if self._peek() == "_":
-            self.at += 1
+        if self._take("_"):
             return self._subscripted(letter)
-        if letter in CALLED and self._peek() == "(":
-            return self._call(letter)
-        primes = 0
+        name = letter
         while self._take("'") or (self._peek() == "^" and self._peek(1) in ("\\prime", "'") and self._take("^")):
-            primes += 1
-        if primes:
-            name = letter + "'" * primes
-            return self._call(name) if self._peek() == "(" else ("sym", name)
-        if letter in ("e", "i"):
-            return ("const", letter)
-        return ("sym", letter)
+            name += "'"
+        if self._peek() == "(" and (name != letter or letter in CALLED):
+            return self._call(name)
+        return ("const" if name in ("e", "i") else "sym", name)
 
     def _subscripted(self, letter: str) -> Term:
-        if self._peek() == "{":
-            start = self.at
-            try:
-                index = self._group()
-            except NotMathematics:
-                self.at = start
-                return ("sym", f"{letter}_{self._raw_group()}")
-        else:
+        start = self.at
+        try:
             index = self._atom()
+        except NotMathematics:
+            self.at = start
+            return ("sym", f"{letter}_{self._raw_group()}")
         if index[0] == "num":
             return ("sym", f"{letter}_{index[1]}")
         return ("opaque", f"{letter}_", index)
 
     def _call(self, name: str) -> Term:
         self._need("(")
-        arguments = [self._sum()]
-        while self._take(","):
-            arguments.append(self._sum())
-        self._need(")")
-        return ("opaque", name, *arguments)
+        return ("opaque", name, *self._listed("("))
 
     def _command(self, name: str) -> Term:
-        if name == "frac":
+        if name in _OF_TWO:
             top = self._argument()
             bottom = self._argument()
-            if is_differential(top) and is_differential(bottom):
+            if name == "frac" and _is_differential(top) and _is_differential(bottom):
                 raise NotMathematics("a derivative")
-            return ("div", top, bottom)
+            return (*_OF_TWO[name], top, bottom)
         if name in ("sqrt", "root"):
             if self._take("["):
                 degree = self._sum()
                 self._need("]")
                 return ("fn", "root", self._argument(), degree)
             return ("fn", "sqrt", self._argument())
-        if name in ("binom", "dbinom", "tbinom"):
-            top = self._argument()
-            return ("fn", "binomial", top, self._argument())
         if name in ("pi", "infty", "oo", "inf", "infinity"):
             return ("const", "pi" if name == "pi" else "inf")
         if name in UNARY or name in ALIASES:
@@ -284,7 +256,7 @@ class Parser(Cursor):
         base = power = None
         while self._peek() in ("_", "^"):
             if self._take("_"):
-                base = self._argument() if self._peek() == "{" else self._atom()
+                base = self._atom()
             elif self._take("^"):
                 if self._take("\\circ"):
                     raise NotMathematics("degrees after a function name")
@@ -309,13 +281,8 @@ class Parser(Cursor):
 
     def _arguments(self) -> list[Term]:
         if self._peek() in ("(", "[", "\\{") and self._peek(1):
-            closing = CLOSERS[self._peek()]
             self.at += 1
-            arguments = [self._sum()]
-            while self._take(","):
-                arguments.append(self._sum())
-            self._need(closing)
-            return arguments
+            return self._listed(self.tokens[self.at - 1][1])
         return [self._group() if self._peek() == "{" else self._function_argument()]
 
     def _function_argument(self) -> Term:
@@ -338,23 +305,21 @@ class Parser(Cursor):
         variable, low, high = "", None, None
         while self._peek() in ("_", "^"):
             if self._take("^"):
-                high = self._group() if self._peek() == "{" else self._atom()
-                continue
-            self._take("_")
-            if head == "int":
-                low = self._group() if self._peek() == "{" else self._atom()
-                continue
-            variable, low = self._range()
+                high = self._atom()
+            elif self._take("_") and head == "int":
+                low = self._atom()
+            else:
+                variable, low = self._range()
         body = self._product()
         if head == "int":
-            body, variable = without_differential(body)
+            body, variable = _without_differential(body)
         if not variable:
             raise NotMathematics(f"\\{head} without a variable")
         return ("bind", head, variable, body, low, high)
 
     def _range(self) -> tuple[str, Term]:
         self._need("{")
-        kind, name = self.tokens[self.at] if self.at < len(self.tokens) else ("", "")
+        kind, name = self.tokens[self.at]
         if kind != "let":
             raise NotMathematics("a range without a variable")
         self.at += 1
@@ -371,21 +336,16 @@ class Parser(Cursor):
         if name == "array":
             self._raw_group()
         rows: list[list[Term]] = [[]]
-        while True:
+        while not self._take("\\end"):
             if self._take("\\hline"):
                 continue
-            if self._peek() == "\\end":
-                break
             if self._peek() in ("\\\\", "&"):
                 raise NotMathematics("an empty cell")
             rows[-1].append(self._sum())
-            if self._take("&"):
-                continue
             if self._take("\\\\"):
                 rows.append([])
-            elif self._peek() != "\\end":
+            elif not self._take("&") and self._peek() != "\\end":
                 raise NotMathematics(f"unexpected {self._peek()!r} in a matrix")
-        self._need("\\end")
         if self._environment() != name:
             raise NotMathematics("environments that do not close")
         filled = [tuple(row) for row in rows if row]
@@ -394,6 +354,33 @@ class Parser(Cursor):
         return ("fn", "det", ("mat", tuple(filled))) if name in ("vmatrix", "Vmatrix") else ("mat", tuple(filled))
 
 
+def _is_differential(term: Term) -> bool:
+    """Return whether a side of a fraction is `d`, `dx`, `d^2 y` or the like with a curly d."""
+    while term[0] in ("mul", "pow"):
+        term = term[1]
+    return term in (("sym", "d"), ("sym", "partial"))
+
+
+def _without_differential(body: Term) -> tuple[Term, str]:
+    """Take the trailing `d x` off an integrand."""
+    factors = _factors(body)
+    if len(factors) < 2 or factors[-2] != ("sym", "d") or factors[-1][0] != "sym":
+        raise NotMathematics("an integral without its differential")
+    return ("mul", ("num", Fraction(1)), *factors[:-2]), factors[-1][1]
+
+
+def _factors(term: Term) -> list[Term]:
+    return [factor for part in term[1:] for factor in _factors(part)] if term[0] == "mul" else [term]
+
+
 def parse(text: str) -> Term:
-    """Read cleaned text into a term. Raises NotMathematics."""
+    """Read cleaned text into a term. Raises NotMathematics, and TooBig for a number beyond the bounds."""
     return Parser(text).parse()
+
+
+def term_of(text: str) -> Term | None:
+    """Return the term of a cleaned text, None where it has none."""
+    try:
+        return parse(text)
+    except (NotMathematics, TooBig):
+        return None

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gtpo.rewards.equality.arithmetic.terms import Term, subterms, symbols
-from gtpo.rewards.equality.arithmetic.values import TooBig
 from gtpo.rewards.equality.reading.clean import clean, one_spelling
 from gtpo.rewards.equality.reading.contract import Contract, read_contract
 from gtpo.rewards.equality.reading.expressions import canonical, is_literal, tokens_of
-from gtpo.rewards.equality.reading.grammar import parse
-from gtpo.rewards.equality.reading.tokens import NotMathematics
+from gtpo.rewards.equality.reading.grammar import term_of
 from gtpo.rewards.equality.reading.units import singular
 
 MAX_CHARACTERS = 8_000
@@ -141,12 +139,7 @@ def read_problem(text: str) -> ProblemText:
 @lru_cache(maxsize=4096)
 def _parsed(piece: str) -> Term | None:
     """Return the term of a piece of the text, None where it is none."""
-    if not any(map(str.isalnum, piece)):
-        return None
-    try:
-        return parse(clean(piece))
-    except (NotMathematics, TooBig):
-        return None
+    return term_of(clean(piece)) if any(map(str.isalnum, piece)) else None
 
 
 def _statements(formulas: list[str]) -> tuple[tuple[tuple[Term, Term], ...], tuple[tuple[str, Term], ...]]:

@@ -320,7 +320,7 @@ def _read_bracketed(text: str, depth: int) -> Answer | None:
     if text == "\\reals":
         inf: Term = ("const", "inf")
         return Listing("tuple", (Scalar(("neg", inf)), Scalar(inf)), "()")
-    if text.startswith("\\{") and text.endswith("\\}") and closes_first(text, 2, 2):
+    if text.startswith("\\{") and text.endswith("\\}") and closes_first(text, 2):
         return _read_set(text[2:-2], depth)
     if not text or text[0] not in "([{]" or text[-1] not in ")]}[" or len(text) < 2:
         return None
@@ -329,7 +329,7 @@ def _read_bracketed(text: str, depth: int) -> Answer | None:
         if match_brace(text, 0) != len(text) - 1:
             return None
         return read(text[1:-1], depth + 1)
-    if not closes_first(text, 1, 1):
+    if not closes_first(text, 1):
         return None
     inner = text[1:-1]
     items = [part for _, part in split_top(inner, re.compile(r"[,;]"))]

@@ -1,4 +1,4 @@
-"""Tokens of an expression, and the tables of the names the grammar knows."""
+"""Tokens of an expression, a place in them, and the tables of the names the grammar knows."""
 
 from __future__ import annotations
 
@@ -31,6 +31,16 @@ OPAQUE_COMMANDS = words("angle triangle nabla partial mathbb ldots cdots dots vd
 CALLED = frozenset("fghFG")
 CLOSERS = {"(": ")", "[": "]", "\\{": "\\}", "\\langle": "\\rangle", "\\lceil": "\\rceil", "\\lfloor": "\\rfloor"}
 STARTS = frozenset(["(", "[", "\\{", "{", "\\langle", "\\lceil", "\\lfloor"])
+
+STARTING_COMMANDS = (
+    GREEK
+    | UNARY
+    | ALIASES.keys()
+    | ACCENTS
+    | OPAQUE_COMMANDS
+    | {"frac", "sqrt", "pi", "infty", "binom", "dbinom", "tbinom", "sum", "prod", "int", "lim", "begin", "{", "langle"}
+    | {"lceil", "lfloor", "lvert", "unitvector", "repeating", "mixed", "theta", "abs", "floor", "ceil"}
+)
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<sci>(?:\d+\.?\d*|\.\d+)[eE][+-]?\d+(?![\w]))|(?P<num>\d+\.\d+|\.\d+|\d+\.(?![\d.])|\d+)"
@@ -74,15 +84,45 @@ def _split_word(word: str) -> list[tuple[str, str]]:
     return [("let", letter) for letter in word]
 
 
-STARTING_COMMANDS = (
-    GREEK
-    | UNARY
-    | ALIASES.keys()
-    | ACCENTS
-    | OPAQUE_COMMANDS
-    | {"frac", "sqrt", "pi", "infty", "binom", "dbinom", "tbinom", "sum", "prod", "int", "lim", "begin", "{", "langle"}
-    | {"lceil", "lfloor", "lvert", "unitvector", "repeating", "mixed", "theta", "abs", "floor", "ceil"}
-)
+class Cursor:
+    """The tokens of a text and how far they have been read. What is missing raises NotMathematics."""
+
+    def __init__(self, text: str) -> None:
+        self.tokens = [*tokenize(text), ("", ""), ("", "")]
+        self.at = 0
+
+    def _peek(self, ahead: int = 0) -> str:
+        return self.tokens[self.at + ahead][1]
+
+    def _kind(self) -> str:
+        return self.tokens[self.at][0]
+
+    def _take(self, *expected: str) -> bool:
+        found = self._peek() in expected
+        self.at += found
+        return found
+
+    def _need(self, expected: str) -> None:
+        if not self._take(expected):
+            raise NotMathematics(f"expected {expected!r}, found {self._peek()!r}")
+
+    def _raw_group(self) -> str:
+        self._need("{")
+        depth = 1
+        parts: list[str] = []
+        while depth:
+            if not self._kind():
+                raise NotMathematics("an open brace")
+            parts.append(self._peek())
+            self.at += 1
+            depth += (parts[-1] == "{") - (parts[-1] == "}")
+        return "".join(parts[:-1])
+
+    def _environment(self) -> str:
+        if self._kind() != "env":
+            raise NotMathematics("an environment without a name")
+        self.at += 1
+        return self.tokens[self.at - 1][1]
 
 
 def read_number(token: str) -> Fraction:
