@@ -1,4 +1,4 @@
-"""The objective in one pass over the logits, without ever holding them (DESIGN section 3; docs/method.md).
+"""The objective in one pass over the logits, without ever holding them (docs/one_pass.md).
 
     z_t = W h_t / tau,  p_t = softmax z_t,  logp_t = z_t[y_t] - lse,  H_t = -sum_v p log p
     loss = - sum_i c_i sum_t rho_it lambda_it + sum_i e_i sum_t H_it

@@ -1,6 +1,6 @@
 """What MODEL on the command line stands for: a Hub name, a local folder, a LoRA adapter, or a train run.
 
-A train run is recognised by what lies on disk (DESIGN section 6): `run.json`, `config.yaml`, and `best/` or `final/`.
+A train run is recognised by what lies on disk: `run.json`, `config.yaml`, and `best/` or `final/`.
 Its system prompt and its longest completion become the defaults of the evaluation.
 """
 

@@ -1,6 +1,6 @@
 """GTPOTrainer: GTPO on TRL's GRPO engine. A TRL user switches by changing the class name.
 
-Objective (DESIGN section 2; arXiv 2508.03772, Eq. 4-7), per completion o_i of a group of G:
+Objective (docs/method.md; arXiv 2508.03772, Eq. 4-7), per completion o_i of a group of G:
 
     loss_i = -A'_i / |o_i| / norm_i * sum_t rho_it lambda_it  (+ gamma <H>_i in entropy mode `loss`)
     A'_i   = delta_i (A_i - gamma <H>_i)
