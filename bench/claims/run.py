@@ -67,8 +67,8 @@ def execute(plan: Plan, run: Run) -> None:
         return  # decided while this command was running
     if plan.commit not in (None, git_commit()):
         raise UserError(
-            f"this plan's runs are made at commit {plan.commit}, without changes; here is {git_commit()}. "
-            f"git worktree add --detach DIR {plan.commit}, copy {plan.packed} there, and run them there"
+            f"this plan's runs are made at commit {plan.commit}, without changes; here is {git_commit()}: "
+            f"python -m bench.claims.pinned"
         )
     if not FILE.is_file():
         write_varied()
