@@ -2,17 +2,17 @@
 
     OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind python -m bench.adapter_sync --base 4bit --out FILE.json
 
-A model built here is trained with LoRA at learning rate 1e-2, on a random reward, sampled by vLLM in this process.
+A model built here, or that of --model, is trained with LoRA at learning rate 1e-2, on a random reward, sampled by vLLM
+in this process.
 Expected: both copies of the base bit for bit as at the start, and at each step a difference within the tolerance.
 --merge: the null, with TRL's own synchronisation, which merges: the base must move.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import tempfile
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from datasets import Dataset  # noqa: E402
 from peft import LoraConfig  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig  # noqa: E402
 
+from bench.common import parser, save  # noqa: E402
 from gtpo import GTPOConfig, GTPOTrainer  # noqa: E402
 from gtpo.config import BuiltModel  # noqa: E402
 from gtpo.inputs.model import widen_adapters  # noqa: E402
@@ -55,22 +56,20 @@ def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
     return [float(sum(ids) % 7) for ids in completion_ids]
 
 
-def measure(
-    base: str, steps: int, *, rank: int, alpha: int, rslora: bool, width: int, model: str | None
-) -> dict[str, Any]:
-    """Train `steps` steps; return checksums of the base and the differences in nats per token."""
+def measure(asked: Namespace) -> dict[str, Any]:
+    """Train and return checksums of the base and the differences in nats per token."""
     torch.manual_seed(0)
-    dtype = torch.bfloat16 if base == "bfloat16" else torch.float32
+    dtype = torch.bfloat16 if asked.base == "bfloat16" else torch.float32
     with tempfile.TemporaryDirectory() as folder:
-        source = model or folder
-        if model is None:
-            spec = BuiltModel(hidden_size=width, intermediate_size=width, num_hidden_layers=2, num_attention_heads=2,
+        source = asked.model or folder
+        if asked.model is None:
+            spec = BuiltModel(hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
                               initializer_range=0.2)  # fmt: skip
             built, tokenizer = build_tiny_model(spec, max_seq_length=96, seed=0)
             built.to(dtype).save_pretrained(folder)
             tokenizer.save_pretrained(folder)
         options: dict[str, Any] = {"dtype": dtype}
-        if base == "4bit":
+        if asked.base == "4bit":
             options["quantization_config"] = BitsAndBytesConfig(
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
                 bnb_4bit_compute_dtype=torch.float32,
@@ -80,7 +79,7 @@ def measure(
             model=AutoModelForCausalLM.from_pretrained(source, **options),
             reward_funcs=[reward],
             args=GTPOConfig(
-                output_dir=f"{folder}/out", per_device_train_batch_size=8, num_generations=8, max_steps=steps,
+                output_dir=f"{folder}/out", per_device_train_batch_size=8, num_generations=8, max_steps=asked.steps,
                 max_completion_length=16, learning_rate=1e-2, lr_scheduler_type="constant", optim="adamw_torch",
                 use_vllm=True, vllm_mode="colocate", vllm_max_model_length=96, initial_entropy=1.0, report_to="none",
                 use_cpu=True, bf16=False, logging_steps=1, save_strategy="no", disable_tqdm=True,
@@ -88,45 +87,33 @@ def measure(
             ),
             train_dataset=Dataset.from_dict({"prompt": problems}),
             processing_class=AutoTokenizer.from_pretrained(source, padding_side="left"),
-            peft_config=LoraConfig(r=rank, lora_alpha=alpha, use_rslora=rslora, lora_dropout=0.0, task_type="CAUSAL_LM",
+            peft_config=LoraConfig(r=8, lora_alpha=24, use_rslora=asked.rslora, lora_dropout=0.0, task_type="CAUSAL_LM",
                 target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
         )  # fmt: skip
         widen_adapters(trainer.model)
         before = bases(trainer)
         trainer.train()
         after = bases(trainer)
-        gaps = [
-            row["sampling/logp_difference"] for row in trainer.state.log_history if "sampling/logp_difference" in row
-        ]
+        key = "sampling/logp_difference"
+        gaps = [row[key] for row in trainer.state.log_history if key in row]
         moved = max(p.abs().max().item() for n, p in trainer.model.named_parameters() if "lora_B" in n)
         return {
-            "base": base, "steps": len(gaps), "tolerance": tolerance_of(trainer), "largest_b": moved,
-            "base_unchanged": {name: before[name] == after[name] for name in before},
-            "difference_first": gaps[0], "difference_last": gaps[-1], "difference_largest": max(gaps),
-            "differences": gaps,
+            "base": asked.base, "steps": len(gaps), "tolerance": tolerance_of(trainer), "largest_b": moved,
+            "base_unchanged": {name: before[name] == after[name] for name in before}, "difference_first": gaps[0],
+            "difference_last": gaps[-1], "difference_largest": max(gaps), "differences": gaps,
         }  # fmt: skip
 
 
 def main() -> None:
     """Measure, print, and write a JSON where one is named."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", choices=("float32", "bfloat16", "4bit"), default="bfloat16")
-    parser.add_argument("--model", help="a model folder instead of one that is built")
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--rank", type=int, default=8)
-    parser.add_argument("--alpha", type=int, default=24)
-    parser.add_argument("--rslora", action="store_true")
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--merge", action="store_true")
-    parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    bases = ("bfloat16", "float32", "4bit")
+    asked = parser(__doc__, base=bases, model=str, steps=50, rslora=False, merge=False, out=Path).parse_args()
     if asked.merge:
         adapter_sync.adapter_obstacle = lambda model: "bench.adapter_sync --merge"
-    found = measure(asked.base, asked.steps, rank=asked.rank, alpha=asked.alpha, rslora=asked.rslora,
-                    width=asked.width, model=asked.model)  # fmt: skip
+    found = measure(asked)
+    print({name: value for name, value in found.items() if name != "differences"})
     if asked.out:
-        asked.out.write_text(json.dumps(found, indent=1))
-    print(json.dumps({name: value for name, value in found.items() if name != "differences"}))
+        save(asked.out, found)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import operator
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +64,7 @@ def run_lm_eval(task: str, data: Path, completions: dict[str, str], limit: int |
             def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
                 raise NotImplementedError
 
-            def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
-                raise NotImplementedError
+            loglikelihood_rolling = loglikelihood
 
         done = lm_eval.simple_evaluate(
             model=Recorded(), tasks=[config], limit=limit, log_samples=True, bootstrap_iters=0, verbosity="ERROR"
@@ -109,21 +110,20 @@ def compare(name: str, task: str, data: Path, texts: dict[str, str], verifier: V
     ours = score(generations, asked, verifier)
     right = [bool(row["verdict_lenient"] == "CORRECT") for row in ours]
     inspected = asyncio.run(judge_by_inspect([g.text for g in generations], [p.answer for p in chosen]))
-    differ = []
-    for i, (problem, row) in enumerate(zip(chosen, ours, strict=True)):
-        theirs = bool(flexible[i]["exact_match"] == 1)
-        if not theirs == right[i] == inspected[i]:
-            differ.append(
-                {
-                    "id": problem.id,
-                    "gold": problem.answer,
-                    "lm_eval": flexible[i]["filtered_resps"][0],
-                    "lm_eval_right": theirs,
-                    "inspect_right": inspected[i],
-                    "gtpo": row["answer_lenient"],
-                    "gtpo_verdict": row["verdict_lenient"],
-                }
-            )
+    theirs = [bool(flexible[i]["exact_match"] == 1) for i in range(limit)]
+    differ = [
+        {
+            "id": problem.id,
+            "gold": problem.answer,
+            "lm_eval": flexible[i]["filtered_resps"][0],
+            "lm_eval_right": theirs[i],
+            "inspect_right": inspected[i],
+            "gtpo": row["answer_lenient"],
+            "gtpo_verdict": row["verdict_lenient"],
+        }
+        for i, (problem, row) in enumerate(zip(chosen, ours, strict=True))
+        if not theirs[i] == right[i] == inspected[i]
+    ]
     return {
         "completions": name,
         "task": task,
@@ -133,8 +133,8 @@ def compare(name: str, task: str, data: Path, texts: dict[str, str], verifier: V
         "lm_eval_flexible": sum(s["exact_match"] for s in flexible.values()) / limit,
         "inspect_match": sum(inspected) / limit,
         "gtpo_lenient": sum(right) / limit,
-        "agree_lm_eval": sum(d == (flexible[i]["exact_match"] == 1) for i, d in enumerate(right)) / limit,
-        "agree_inspect": sum(a == b for a, b in zip(right, inspected, strict=True)) / limit,
+        "agree_lm_eval": sum(map(operator.eq, right, theirs)) / limit,
+        "agree_inspect": sum(map(operator.eq, right, inspected)) / limit,
         "differ": differ,
     }
 
@@ -148,16 +148,20 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     settings = parser.parse_args()
     results = []
+    shown = ("completions", "task", "questions", "same_prompts", "lm_eval_flexible", "gtpo_lenient", "inspect_match",
+             "agree_lm_eval", "agree_inspect")  # fmt: skip
     with Verifier() as verifier:
-        for path in settings.completions:
+        for path, task in product(settings.completions, settings.tasks):
             texts = {row.id: row.samples[0].text for row in read_completions(path) if not row.samples[0].error}
-            for task in settings.tasks:
-                name = path.name.removesuffix(".gz").removesuffix(".jsonl")
-                found = compare(name, task, settings.data, texts, verifier)
-                results.append(found)
-                shown = ("completions", "task", "questions", "same_prompts", "lm_eval_flexible", "gtpo_lenient")
-                shown += ("inspect_match", "agree_lm_eval", "agree_inspect")
-                print("  ".join(f"{found[k]:.4f}" if isinstance(found[k], float) else str(found[k]) for k in shown))
+            name = path.name.removesuffix(".gz").removesuffix(".jsonl")
+            results.append(compare(name, task, settings.data, texts, verifier))
+            print(
+                *(
+                    f"{results[-1][key]:.4f}" if isinstance(results[-1][key], float) else results[-1][key]
+                    for key in shown
+                ),
+                sep="  ",
+            )
     settings.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -7,11 +7,12 @@ the PATH), at most five pages on paper and, folded, four screens on a phone; the
 of at most 1.5 MB; that of two runs with 5,000 x 64 completions (640,000 rows) in at most 60 s and of at most 3 MB.
 
     python -m bench.compare [--rounds N] [--out FILE]
+
+The fastest of the rounds counts; a page is made once.
 """
 
 from __future__ import annotations
 
-import argparse
 import base64
 import json
 import os
@@ -28,6 +29,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bench.common import parser, run_timed, save
 from gtpo.common.files import write_json
 from gtpo.evalkit.metrics import maj_at_all_k, pass_at_all_k
 from gtpo.evalkit.results.schema import EVAL_SCHEMA_VERSION, QUESTION_SCHEMA, SAMPLE_SCHEMA
@@ -47,8 +49,7 @@ def write_train(folder: Path, method: str, seed: int) -> None:
     write_json(folder / "run.json", {"schema_version": 1, "run_name": folder.name, "method": kind, "preset": preset,
                                      "seed": seed, "status": "finished"})  # fmt: skip
     (folder / "config.yaml").write_text(f"run_name: {folder.name}\nmethod: {method}\nmodel:\n  random_seed: {seed}\n")
-    rng = np.random.default_rng(seed)
-    noise = rng.normal(0, 0.3, (300, 3))
+    noise = np.random.default_rng(seed).normal(0, 0.3, (300, 3))
     rows = [
         {"step": t + 1, "reward/accuracy": 5 + t / 100 + a, "entropy/mean": 0.5 - t / 900 + b / 10,
          "completions/length": 200 + 10 * c}
@@ -57,24 +58,27 @@ def write_train(folder: Path, method: str, seed: int) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def write_table(path: Path, schema: pa.Schema, count: int, columns: dict[str, Any]) -> None:
+    """Write rows; a single value stands for a column of it, and a column that is not given is empty."""
+    table = {
+        name: column if isinstance(column := columns.get(name), list) else [column] * count for name in schema.names
+    }
+    pq.write_table(pa.table(table, schema=schema), path, compression="zstd")
+
+
 def write_run(
     folder: Path, method: str | None, seed: int, samples_of: str | None, train_run: str | None = None
 ) -> None:
     """Write one complete eval run of made-up verdicts, with the completions of one benchmark where asked."""
     folder.mkdir(parents=True)
     document: dict[str, Any] = {
-        "schema_version": EVAL_SCHEMA_VERSION,
-        "status": "complete",
-        "name": folder.name,
+        "schema_version": EVAL_SCHEMA_VERSION, "status": "complete", "name": folder.name, "engine": {"name": "none"},
         "model": {"source": "none", "method": method, "preset": method, "train_run": train_run},
-        "engine": {"name": "none"},
         "sampling": {"temperature": 1.0, "top_p": 1.0, "max_tokens": 2048, "n": N, "seed": 0},
         "prompt": {"system": "", "chat_template_hash": None, "hash": ""},
-        "scoring": "strict",
-        "verifier": {"version": 1},
-        "benchmarks": {},
-    }
-    rows: dict[str, list[Any]] = {name: [] for name in QUESTION_SCHEMA.names}
+        "scoring": "strict", "verifier": {"version": 1}, "benchmarks": {},
+    }  # fmt: skip
+    rows: dict[str, list[Any]] = {}
     for benchmark, count in SIZES.items():
         difficulty = np.random.default_rng(count).normal(0.0, 2.0, count)
         rng = np.random.default_rng([seed, count])
@@ -82,35 +86,25 @@ def write_run(
         votes = [[v for v in (w - w // 2, w // 4, w // 4) if v] for w in (N - right).tolist()]
         silent = [N - int(c) - sum(v) for c, v in zip(right, votes, strict=True)]
         passes, majority = pass_at_all_k([N] * count, right.tolist()), maj_at_all_k(votes, right.tolist(), silent)
-        entry: dict[str, Any] = {"source": "made up", "questions": count, "samples": N * count, "checksum": "x"}
+        scored = {
+            metric: {str(k): mean_interval(found[:, k - 1])._asdict() for k in range(1, N + 1)}
+            for metric, found in (("pass@k", passes), ("maj@k", majority))
+        }
+        entry = {"source": "made up", "questions": count, "samples": N * count, "checksum": "x"}
+        document["benchmarks"][benchmark] = {**entry, **scored, "strict": scored, "lenient": scored}
+        values = {
+            "benchmark": [benchmark] * count, "question_id": [f"{benchmark}/{i}" for i in range(count)],
+            "correct": right.tolist(), "abstentions": silent, "votes": votes, "pass_at_k": list(passes),
+            "maj_at_k": list(majority), "format_ok": rng.binomial(N, 0.95, count).tolist(),
+        }  # fmt: skip
         for scoring in ("strict", "lenient"):
-            values = {
-                "benchmark": [benchmark] * count,
-                "question_id": [f"{benchmark}/{i}" for i in range(count)],
-                "scoring": [scoring] * count,
-                "subject": [None] * count,
-                "level": [None] * count,
-                "n": [N] * count,
-                "correct": right.tolist(),
-                "abstentions": silent,
-                "votes": votes,
-                "pass_at_k": list(passes),
-                "maj_at_k": list(majority),
-                "format_ok": rng.binomial(N, 0.95, count).tolist(),
-                "truncated": [0] * count,
-                "mean_tokens": [200.0] * count,
-            }
-            for name, column in values.items():
-                rows[name] += column
-            entry[scoring] = {
-                metric: {str(k): mean_interval(found[:, k - 1])._asdict() for k in range(1, N + 1)}
-                for metric, found in (("pass@k", passes), ("maj@k", majority))
-            }
-        document["benchmarks"][benchmark] = entry | entry["strict"]
+            for name, column in {**values, "scoring": [scoring] * count}.items():
+                rows.setdefault(name, []).extend(column)
         if benchmark == samples_of:
             write_samples(folder / "samples", benchmark, right)
     write_json(folder / "eval.json", document)
-    pq.write_table(pa.table(rows, schema=QUESTION_SCHEMA), folder / "questions.parquet", compression="zstd")
+    same = {"n": N, "truncated": 0, "mean_tokens": 200.0}
+    write_table(folder / "questions.parquet", QUESTION_SCHEMA, len(rows["scoring"]), {**rows, **same})
 
 
 def write_samples(folder: Path, benchmark: str, right: np.ndarray) -> None:
@@ -120,40 +114,21 @@ def write_samples(folder: Path, benchmark: str, right: np.ndarray) -> None:
     keys = [(q, j) for q in range(right.size) for j in range(N)]
     for part, start in enumerate(range(0, len(keys), CHUNK)):
         chosen = keys[start : start + CHUNK]
-        verdicts = ["CORRECT" if j < right[q] else "INCORRECT" for q, j in chosen]
-        table = {
-            "benchmark": [benchmark] * len(chosen),
-            "question_id": [f"{benchmark}/{q}" for q, _ in chosen],
-            "sample_index": [j for _, j in chosen],
-            "completion": [" ".join(words[(7 * q + 13 * j) % 3800 :][:140]) for q, j in chosen],
-            "answer_strict": ["12"] * len(chosen),
-            "verdict_strict": verdicts,
-            "answer_lenient": ["12"] * len(chosen),
-            "verdict_lenient": verdicts,
-            "format_ok": [True] * len(chosen),
-            "tokens": [200] * len(chosen),
-            "finish_reason": ["stop"] * len(chosen),
-            "unfinished": [False] * len(chosen),
-            "seed": [j for _, j in chosen],
-            "error": [None] * len(chosen),
-        }
-        table = {name: [None] * len(chosen) for name in SAMPLE_SCHEMA.names} | table
-        pq.write_table(pa.table(table, schema=SAMPLE_SCHEMA), folder / f"part-{part:06d}.parquet", compression="zstd")
+        verdicts, indices = ["CORRECT" if j < right[q] else "INCORRECT" for q, j in chosen], [j for _, j in chosen]
+        write_table(folder / f"part-{part:06d}.parquet", SAMPLE_SCHEMA, len(chosen), {
+            "benchmark": benchmark, "question_id": [f"{benchmark}/{q}" for q, _ in chosen], "sample_index": indices,
+            "completion": [" ".join(words[(7 * q + 13 * j) % 3800 :][:140]) for q, j in chosen], "seed": indices,
+            "answer_strict": "12", "answer_lenient": "12", "verdict_strict": verdicts, "verdict_lenient": verdicts,
+            "format_ok": True, "tokens": 200, "finish_reason": "stop", "unfinished": False,
+        })  # fmt: skip
 
 
-def seconds(command: list[str], rounds: int, cwd: Path) -> dict[str, float]:
+def fastest(command: list[str], rounds: int, cwd: Path) -> dict[str, float]:
     """Least of `rounds` wall and processor times of a command; the second hardly depends on the load."""
     root = Path(__file__).resolve().parent.parent
     environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    best = {"seconds": float("inf"), "cpu_seconds": float("inf")}
-    for _ in range(rounds):
-        start, used = time.perf_counter(), os.times()
-        subprocess.run(command, cwd=cwd, env=environment, check=True, capture_output=True)
-        now = os.times()
-        cpu = now.children_user + now.children_system - used.children_user - used.children_system
-        found = {"seconds": time.perf_counter() - start, "cpu_seconds": cpu}
-        best = {key: min(best[key], value) for key, value in found.items()}
-    return best
+    found = [run_timed(command, cwd=cwd, env=environment, stdout=subprocess.DEVNULL) for _ in range(rounds)]
+    return {name: min(row[name] for row in found) for name in found[0]}
 
 
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
@@ -182,24 +157,18 @@ def in_browser(page: Path) -> dict[str, float]:
         driver.set_window_size(1280, 900)
         rounds = [drawn() for _ in range(3)]
         best: dict[str, float] = {f"{key}_ms": min(int(r[key]) for r in rounds) for key in ("ready", "complete")}
-        printed = base64.b64decode(
-            driver.execute_cdp_cmd("Page.printToPDF", {"paperWidth": 8.27, "paperHeight": 11.69})["data"]
-        )
+        paper = driver.execute_cdp_cmd("Page.printToPDF", {"paperWidth": 8.27, "paperHeight": 11.69})
+        printed = len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(paper["data"])))
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
         drawn()
         height = driver.execute_script("return document.documentElement.scrollHeight")
-        return best | {"printed_pages": len(re.findall(rb"/Type\s*/Page\b", printed)),
-                       "phone_screens": round(height / 844, 1)}  # fmt: skip
+        return best | {"printed_pages": printed, "phone_screens": round(height / PHONE["height"], 1)}
     finally:
         driver.quit()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3, help="the fastest counts; a page is made once")
-    parser.add_argument("--out", type=Path, default=Path("results/bench/compare.json"))
-    arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    arguments = parser(__doc__, rounds=3, out=Path("results/bench/compare.json")).parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         home = Path(temporary)
         evals, trains = home / "results" / "eval", home / "results" / "train"
@@ -212,24 +181,25 @@ def main() -> None:
             write_train(trains / name, method, seed)
             write_run(evals / f"{name}-eval", method, 10 + 10 * (i // 5) + seed, None, train_run=name)
         two = ["run-grpo", "run-gtpo"]
-        bare = [sys.executable, "-c", "import numpy"]
-        rows.append({"what": "python -c 'import numpy'"} | seconds(bare, arguments.rounds, home))
+        bare = fastest([sys.executable, "-c", "import numpy"], arguments.rounds, home)
+        rows: list[dict[str, Any]] = [{"what": "python -c 'import numpy'"} | bare]
         gtpo, page = [sys.executable, "-m", "gtpo", "compare"], home / "page.html"
-        for what, chosen, with_page in (
-            ("2 runs x 5 benchmarks", two, False),
-            ("8 runs x 5 benchmarks", single, False),
-            ("30 runs (6 methods x 5 seeds)", seeded, False),
-            ("page, 8 runs", single, True),
-            ("page, 30 runs (6 methods x 5 seeds)", seeded, True),
-            ("page, 2 runs, 5,000 x 64 completions", two, True),
+        for what, chosen in (
+            ("2 runs x 5 benchmarks", two),
+            ("8 runs x 5 benchmarks", single),
+            ("30 runs (6 methods x 5 seeds)", seeded),
+            ("page, 8 runs", single),
+            ("page, 30 runs (6 methods x 5 seeds)", seeded),
+            ("page, 2 runs, 5,000 x 64 completions", two),
         ):
-            extra = ["--html", str(page)] if with_page else []
-            row = {"what": what} | seconds([*gtpo, *chosen, *extra], 1 if with_page else arguments.rounds, home)
-            rows.append(row | ({"bytes": page.stat().st_size} | in_browser(page) if with_page else {}))
-    write_json(arguments.out, {"rounds": arguments.rounds, "rows": rows})
-    for row in rows:
-        shown = {key: f"{value:.4g}" for key, value in row.items() if key != "what"}
-        print(f"{row['what']:<40}{', '.join(f'{key} {value}' for key, value in shown.items())}")
+            if what.startswith("page"):
+                row = fastest([*gtpo, *chosen, "--html", str(page)], 1, home)
+                row |= {"bytes": page.stat().st_size} | in_browser(page)
+            else:
+                row = fastest([*gtpo, *chosen], arguments.rounds, home)
+            rows.append({"what": what} | row)
+            print(", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+    save(arguments.out, {"rounds": arguments.rounds, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -13,15 +13,18 @@ Marked: a difference is shown. Equivalent: declared within a margin that is the 
 What is promised is in `promises`; `promised` says where, from what a reader knows of a design. A test holds the
 published file to it, with two standard errors.
 
-    python -m bench.coverage [--repeats N] [--jobs N] [--out FILE]
+    python -m bench.coverage [--repeats N] [--jobs N] [--seed N] [--out FILE]
+
+--jobs: processes; the result does not depend on it.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
-from gtpo.common.files import write_json
+from bench.common import parser, save, table
 from gtpo.evalkit.differences import compare_columns
 from gtpo.evalkit.statistics import mean_interval, method_mean
 from gtpo.evalkit.training_variance import borrowed, seed_variance
@@ -110,53 +113,55 @@ def draw(
     return out
 
 
+def in_lots(repeats: int, numbers: int, run: Callable[[int], dict[str, Array]]) -> dict[str, Array]:
+    """Return what `run(count)` returns over all repeats, done in lots. numbers: of one repeat."""
+    at_once = max(1, LARGEST // numbers)
+    lots = [run(min(at_once, repeats - start)) for start in range(0, repeats, at_once)]
+    return {name: np.concatenate([lot[name] for lot in lots]) for name in lots[0]}
+
+
 def measure(
     kind: str, design: Design, questions: int, samples: int, difference: float, repeats: int, seed: list[int]
 ) -> Cell:
     """One cell: a difference, in one setting."""
-    rng = np.random.default_rng(seed)
-    at_once = max(1, LARGEST // ((design.a + design.b + sum(design.others)) * questions))
-    found: dict[str, list[Array]] = {}
-    for start in range(0, repeats, at_once):
-        x = draw(rng, kind, design, questions, samples, difference, min(at_once, repeats - start))
-        pool = borrowed([seed_variance(scores) for scores in x if scores.shape[1] > 1]) if kind != "weights" else None
-        by_training = kind != "weights"
+    rng, by_training = np.random.default_rng(seed), kind != "weights"
+
+    def lot(count: int) -> dict[str, Array]:
+        x = draw(rng, kind, design, questions, samples, difference, count)
+        pool = borrowed([seed_variance(scores) for scores in x if scores.shape[1] > 1]) if by_training else None
         got = compare_columns(
-            x[0],
-            x[1],
-            seeds_paired=design.paired,
-            exact_too=False,
-            p_too=False,
-            trained=(by_training, by_training),
+            x[0], x[1], seeds_paired=design.paired, exact_too=False, p_too=False, trained=(by_training, by_training),
             pool=pool,
-        )
-        parts = {
+        )  # fmt: skip
+        return {
+            "judged": np.full(count, got.basis.judged),
             "coverage": (got.low <= difference + 1e-12) & (got.high >= difference - 1e-12),
             "marked": got.shown != 0,
             "found": got.shown == 1,
             "equivalent": got.equivalent(difference or 0.02, 0.05) & (got.shown == 0) & got.basis.judged,
         }
-        for name, values in parts.items():
-            found.setdefault(name, []).append(values)
+
+    found = in_lots(repeats, (design.a + design.b + sum(design.others)) * questions, lot)
     about = {
         "kind": kind, "design": design.name, "seeds": [design.a, design.b], "questions": questions, "samples": samples,
-        "difference": difference, "repeats": repeats, "judged": got.basis.judged,
+        "difference": difference, "repeats": repeats, "judged": bool(found.pop("judged").all()),
     }  # fmt: skip
-    return about | {name: round(float(np.concatenate(values).mean()), 4) for name, values in found.items()}
+    return about | {name: round(float(values.mean()), 4) for name, values in found.items()}
 
 
 def measure_mean(kind: str, seeds: int, questions: int, samples: int, repeats: int, seed: list[int]) -> Cell:
     """One cell: the interval of a method's mean."""
     rng, truth = np.random.default_rng(seed), mean_score(0.0, SPREADS[kind][0], False)
-    hits = []
-    at_once = max(1, LARGEST // ((seeds + 1) * questions))
-    for start in range(0, repeats, at_once):
-        scores, _ = draw(rng, kind, Design(seeds, 1), questions, samples, 0.0, min(at_once, repeats - start))
+
+    def lot(count: int) -> dict[str, Array]:
+        scores, _ = draw(rng, kind, Design(seeds, 1), questions, samples, 0.0, count)
         found = [mean_interval(x[0]) if kind == "weights" else method_mean(x) for x in scores]
-        hits += [one.low <= truth <= one.high for one in found]
+        return {"coverage": np.array([one.low <= truth <= one.high for one in found])}
+
+    covered = in_lots(repeats, (seeds + 1) * questions, lot)["coverage"].mean()
     return {"kind": "mean", "design": "one model" if kind == "weights" else f"{seeds} seeds", "seeds": [seeds],
             "questions": questions, "samples": samples, "repeats": repeats,
-            "coverage": round(float(np.mean(hits)), 4)}  # fmt: skip
+            "coverage": round(float(covered), 4)}  # fmt: skip
 
 
 def promised(cell: Cell) -> bool:
@@ -180,8 +185,7 @@ def promises(cells: list[Cell]) -> str:
             ("equal methods are marked", "at most 6 %", f"{rest:.1f} % at most"),
             ("the same where half of the runs collapse", "at most 8 %", f"{worst['collapse']:.1f} % at most"),
             ("methods are wrongly declared equivalent", "at most 5 %", f"{wrongly:.1f} % at most")]  # fmt: skip
-    lines = ["| where it is promised | promise | measured |", "|:--|--:|--:|"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+    return table(("where it is promised", ">promise", ">measured"), rows)
 
 
 def covers_as_promised(cell: Cell) -> bool:
@@ -205,46 +209,41 @@ def tables(cells: list[Cell]) -> list[str]:
     def most(chosen: list[Cell], key: str) -> str:
         return f"{max(100 * cell[key] for cell in chosen):.1f}" if chosen else ""
 
+    columns = ("seeds", ">marked, equal methods", ">coverage, 0 points", ">2 points", ">10 points", ">found, 2 points",
+               ">found, 10 points", ">wrongly equivalent")  # fmt: skip
     out = []
     for kind in SPREADS:
-        lines = ["| seeds | marked, equal methods | coverage, 0 points | 2 points | 10 points | found, 2 points | "
-                 "found, 10 points | wrongly equivalent |", "|:--|" + "--:|" * 7]  # fmt: skip
+        rows = []
         of_kind = [cell for cell in cells if cell["kind"] == kind]
         for name in dict.fromkeys(cell["design"] for cell in of_kind):
             its = [cell for cell in of_kind if cell["design"] == name]
-            zero, two, ten = ([cell for cell in its if cell["difference"] == d] for d in DIFFERENCES)
+            zero, two, ten = by_difference = [[cell for cell in its if cell["difference"] == d] for d in DIFFERENCES]
             label = name if its[0]["judged"] else f"{name} (not judged)"
-            lines.append(
-                f"| {label} | {most(zero, 'marked')} | {spread(zero, 'coverage')} | {spread(two, 'coverage')} | "
-                f"{spread(ten, 'coverage')} | {spread(two, 'found')} | {spread(ten, 'found')} | "
-                f"{most(two + ten, 'equivalent')} |"
-            )
-        out.append("\n".join(lines))
-    lines = ["| mean of | 30 questions | 100 | 1,319 |", "|:--|--:|--:|--:|"]
+            rows.append((label, most(zero, "marked"), *(spread(each, "coverage") for each in by_difference),
+                         spread(two, "found"), spread(ten, "found"), most(two + ten, "equivalent")))  # fmt: skip
+        out.append(table(columns, rows))
     means = [cell for cell in cells if cell["kind"] == "mean"]
+    rows = []
     for name in dict.fromkeys(cell["design"] for cell in means):
         its = [[c for c in means if c["design"] == name and c["questions"] == q] for q in QUESTIONS]
-        lines.append(f"| {name} | {' | '.join(spread(of, 'coverage') for of in its)} |")
-    return [*out, "\n".join(lines)]
+        rows.append((name, *(spread(of, "coverage") for of in its)))
+    return [*out, table(("mean of", *(f">{q:,}{' questions' * (q == 30)}" for q in QUESTIONS)), rows)]
 
 
 def simulate(seed: int, repeats: int, jobs: int) -> list[Cell]:
     """Every cell: everything on 100 questions, and on 30 and 1,319 what differs most from it."""
     work: list[tuple[Any, ...]] = []
-    for q in QUESTIONS:
-        for n in SAMPLES:
-            for i, design in enumerate(DESIGNS):
-                kinds = ("alike", "unequal", "collapse") if n == 16 else ("alike",)
-                for k, kind in enumerate(kinds):
-                    whole = q == 100 or (n, kind) == (16, "alike")
-                    differences = DIFFERENCES if whole else DIFFERENCES[:1] if q == 30 or n == 16 else ()
-                    work += [(kind, design, q, n, d, repeats, [seed, q, n, i, k, int(100 * d)]) for d in differences]
-            work += [("weights", Design(1, 1), q, n, d, repeats, [seed, q, n, int(100 * d)]) for d in DIFFERENCES]
+    for q, n in product(QUESTIONS, SAMPLES):
+        kinds = ("alike", "unequal", "collapse") if n == 16 else ("alike",)
+        for (i, design), (k, kind) in product(enumerate(DESIGNS), enumerate(kinds)):
+            whole = q == 100 or (n, kind) == (16, "alike")
+            differences = DIFFERENCES if whole else DIFFERENCES[:1] if q == 30 or n == 16 else ()
+            work += [(kind, design, q, n, d, repeats, [seed, q, n, i, k, int(100 * d)]) for d in differences]
+        work += [("weights", Design(1, 1), q, n, d, repeats, [seed, q, n, int(100 * d)]) for d in DIFFERENCES]
     means = [
         (kind, seeds, q, n, repeats, [seed, q, n, seeds])
         for kind, seeds in (("weights", 1), ("alike", 3), ("alike", 5), ("alike", 10))
-        for q in QUESTIONS
-        for n in SAMPLES
+        for q, n in product(QUESTIONS, SAMPLES)
     ]
     with ProcessPoolExecutor(jobs) as pool:
         found = list(pool.map(measure, *zip(*reversed(work), strict=True)))[::-1]
@@ -252,15 +251,11 @@ def simulate(seed: int, repeats: int, jobs: int) -> list[Cell]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=1000)
-    parser.add_argument("--jobs", type=int, default=1, help="processes; the result does not depend on it")
-    parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--out", type=Path, default=Path("results/bench/coverage.json"))
-    arguments = parser.parse_args()
+    out = Path("results/bench/coverage.json")
+    arguments = parser(__doc__, repeats=1000, jobs=1, seed=SEED, out=out).parse_args()
     cells = simulate(arguments.seed, arguments.repeats, arguments.jobs)
-    write_json(arguments.out, {"seed": arguments.seed, "repeats": arguments.repeats, "cells": cells})
     print("\n\n".join([promises(cells), *tables(cells)]))
+    save(arguments.out, {"seed": arguments.seed, "repeats": arguments.repeats, "cells": cells})
 
 
 if __name__ == "__main__":

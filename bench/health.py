@@ -10,11 +10,10 @@ line.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,14 @@ from typing import Any
 import numpy as np
 
 from bench.claims.measures import collapse_step, curve
+from bench.common import save, table
+from gtpo.common.files import read_json
 from gtpo.config import HealthSection
 from gtpo.prompt_past import PromptPast
 from gtpo.run.sequential import Drift, Floats
 from gtpo.run.watch import SIGNALS, Watch
 
+Row = dict[str, Any]
 OUT = Path("results/published/bench/health.json")
 RECORDS = Path("results/published/claims/records")
 COMPLETIONS = 8
@@ -110,7 +112,6 @@ def of_past(by_prompt: Floats, turn: Any) -> Floats:
 
 
 MEANS = (0.05, 0.2, 0.5, 0.8)
-LONG_ONES = [Policy(0.2, 0.3, 1), Policy(0.2, 0.3, 16)]
 
 
 def first_alarms(metrics: Mapping[str, Floats]) -> dict[str, Floats]:
@@ -152,20 +153,16 @@ def false_alarms(metrics: Mapping[str, Floats]) -> dict[str, Any]:
     }
 
 
-def measure_stationary() -> None:
-    """Save false alarms by setting, of all runs within STEPS and of some within LONG."""
+def measure_stationary() -> Iterator[Row]:
+    """Yield false alarms by setting, of all runs within STEPS and of some within LONG."""
     policies = [Policy(mean, *each) for mean in MEANS for each in ((0.3, 1), (20.0, 4), (0.3, 16))]
     policies += [Policy(0.3, 0.3, 1, negative=True), Policy(0.3, kl=0.5)]
     policies += [Policy(0.05, 0.3, 1, problems=250), Policy(0.2, 0.3, 1, problems=250)]
     policies += [Policy(0.5, 20.0, 4, problems=1000)]
     policies += [Policy(mean, memory=each) for each in (0.7, 0.9) for mean in (0.05, 0.2, 0.5)]
-    rows = []
     for number, policy in enumerate(policies):
-        long = policy in LONG_ONES
-        draw = np.random.default_rng([7, number])
-        rows.append(asdict(policy) | false_alarms(policy.metrics(draw, RUNS, LONG if long else STEPS)))
-        print(rows[-1], flush=True)
-        save("stationary", rows)
+        steps = LONG if policy in (Policy(0.2, 0.3, 1), Policy(0.2, 0.3, 16)) else STEPS
+        yield asdict(policy) | false_alarms(policy.metrics(np.random.default_rng([7, number]), RUNS, steps))
 
 
 def trends() -> dict[str, dict[str, Floats]]:
@@ -185,32 +182,25 @@ def trends() -> dict[str, dict[str, Floats]]:
     }  # fmt: skip
 
 
-def measure_trends() -> None:
-    """Save false alarms of runs that change without a collapse."""
-    rows = []
+def measure_trends() -> Iterator[Row]:
+    """Yield false alarms of runs that change without a collapse."""
     for number, (name, drift) in enumerate(trends().items()):
         draw = np.random.default_rng([8, number])
-        rows.append({"trend": name} | false_alarms(Policy(prompts=4).metrics(draw, RUNS, STEPS, drift)))
-        print(rows[-1], flush=True)
-    save("trends", rows)
+        yield {"trend": name} | false_alarms(Policy(prompts=4).metrics(draw, RUNS, STEPS, drift))
 
 
-def measure_sudden() -> None:
-    """Save how late runs are flagged whose accuracy falls to a tenth at step 501: by it, and by prompts seen before."""
+def measure_sudden() -> Iterator[Row]:
+    """Yield how late runs are flagged whose accuracy falls to a tenth at step 501: by it, by prompts seen before."""
     policies = [Policy(*each) for each in itertools.product(MEANS, (0.3, 20.0), (1, 16))]
     policies += [Policy(mean, 0.3, 1, problems=each) for mean in (0.05, 0.2, 0.5) for each in (100, 400)]
-    rows = []
     for number, policy in enumerate(policies):
-        draw = np.random.default_rng([9, number])
-        metrics = policy.metrics(draw, RUNS, 1000, None, lost_from=500)
-        row = asdict(policy) | {"runs": RUNS, "by": {}}
+        metrics = policy.metrics(np.random.default_rng([9, number]), RUNS, 1000, None, lost_from=500)
+        row: Row = asdict(policy) | {"runs": RUNS, "by": {}}
         for name in ("accuracy", "prompts") if policy.problems else ("accuracy",):
             late = alone(name, metrics[name]) - 500
             seen = late[late > 0]
             row["by"][name] = {"flagged": len(seen), "median_delay": float(np.median(seen)) if len(seen) else None}
-        rows.append(row)
-        print(row, flush=True)
-    save("sudden", rows)
+        yield row
 
 
 def watched(record: dict[str, Any]) -> tuple[int, str] | None:
@@ -227,51 +217,40 @@ def watched(record: dict[str, Any]) -> tuple[int, str] | None:
     return None
 
 
-def measure_claims() -> None:
-    """Save which records are flagged, by regime."""
-    found: dict[str, Any] = {}
+def measure_claims() -> Row:
+    """Return which records are flagged, by regime."""
+    found: dict[str, Row] = {}
+    delays: dict[str, list[int]] = {}
     for path in sorted(RECORDS.glob("*.json")):
-        record = json.loads(path.read_text())
+        record = read_json(path)
         if not curve(record, "reward/accuracy")[0].size:
             continue
-        regime = found.setdefault(
-            record["regime"],
-            {"collapsed": 0, "flagged": 0, "others": 0, "others_flagged": 0, "missed": [], "delays": []},
-        )
+        name = record["regime"]
+        regime = found.setdefault(name, {"collapsed": 0, "flagged": 0, "others": 0, "others_flagged": 0, "missed": []})
         end, alarm = collapse_step(record), watched(record)
-        if math.isnan(end):
-            regime["others"] += 1
-            regime["others_flagged"] += alarm is not None
-            continue
-        regime["collapsed"] += 1
-        regime["flagged"] += alarm is not None
-        if alarm is None:
+        collapsed = not math.isnan(end)
+        regime["collapsed" if collapsed else "others"] += 1
+        if alarm is not None:
+            regime["flagged" if collapsed else "others_flagged"] += 1
+        if collapsed and alarm is None:
             regime["missed"].append(record["run"])
-        else:
-            regime["delays"].append(alarm[0] - int(end))
-    everything = [delay for regime in found.values() for delay in regime["delays"]]
-    for regime in found.values():
-        delays = regime.pop("delays")
-        regime["median_delay_steps"] = float(np.median(delays)) if delays else None
-    save("claims", {"regimes": found, "median_delay_steps": float(np.median(everything))})
-    print(json.dumps(found, indent=1))
+        elif collapsed:
+            delays.setdefault(name, []).append(alarm[0] - int(end))
+    for name, regime in found.items():
+        regime["median_delay_steps"] = float(np.median(delays[name])) if name in delays else None
+    return {"regimes": found, "median_delay_steps": float(np.median(list(itertools.chain(*delays.values()))))}
 
 
-def measure_cost() -> None:
-    """Save the time of the watch per line, late in a run."""
+def measure_cost() -> Row:
+    """Return the time of the watch per line, late in a run."""
     draw, watch = np.random.default_rng(0), Watch(0.01)
     row = {"reward/format": 9.0, "entropy/mean": 0.3, "completions/length": 30.0, "kl": 0.01}
     for at in range(2000):
         if at == 1000:
             begin, processor = time.perf_counter(), time.process_time()
         watch.observe(at, row | {"reward/accuracy": float(draw.binomial(8, 0.5))})
-    save(
-        "cost",
-        {
-            "milliseconds_per_line": time.perf_counter() - begin,
-            "processor_milliseconds": time.process_time() - processor,
-        },
-    )
+    wall, used = time.perf_counter() - begin, time.process_time() - processor
+    return {"milliseconds_per_line": wall, "processor_milliseconds": used}  # of 1,000 lines, in seconds
 
 
 def tables(found: dict[str, Any]) -> list[str]:
@@ -283,40 +262,43 @@ def tables(found: dict[str, Any]) -> list[str]:
     groups["rewards of -1 and 1"] = [row for row in rows if row["negative"]]
     groups["KL of 0.5 nats"] = [row for row in rows if row["kl"] > 0.05]
     groups |= {f"memory {each}": [row for row in rows if row["memory"] == each] for each in (0.7, 0.9)}
-    alarms = ["| policy that does not change | runs | flagged in 3,000 steps | in 7,500 |", "|---|--:|--:|--:|"]
+    alarms = []
     for name, its in groups.items():
-        if not its:
-            continue
         long = [row for row in its if str(LONG) in row["flagged"]]
-        until = (
-            f"{sum(row['flagged'][str(LONG)] for row in long)} of {sum(row['runs'] for row in long)}" if long else ""
-        )
-        flagged = sum(row["flagged"][str(STEPS)] for row in its)
-        alarms.append(f"| {name} | {sum(row['runs'] for row in its):,} | {flagged} | {until} |")
-    slow = ["| policy that changes slowly | flagged of 100 |", "|---|--:|"]
-    slow += [f"| {row['trend']} | {row['flagged'][str(STEPS)]} |" for row in found["trends"]]
-    late = [
-        "| accuracy | problems | prompts a step | come again | flagged of 100 | median delay |",
-        "|--:|---|--:|---|--:|--:|",
-    ]
+        flagged, of = sum(row["flagged"][str(STEPS)] for row in its), sum(row["runs"] for row in its)
+        until = f"{sum(row['flagged'][str(LONG)] for row in long)} of {sum(row['runs'] for row in long)}"
+        alarms.append((name, f"{of:,}", flagged, until if long else ""))
+    late = []
     for row in found["sudden"]:
         again = f"after {row['problems']} steps" if row["problems"] else "no"
         shape = "U-shaped" if row["spread"] < 1 else "even"
         for name, by in row["by"].items():
             said = f"{again}, compared" if name == "prompts" else again
-            first = f"| {row['accuracy']} | {shape} | {row['prompts']} | {said} |"
-            late.append(f"{first} {by['flagged']} | {by['median_delay']:.0f} |")
-    return ["\n".join(lines) for lines in (alarms, slow, late)]
+            cells = (f"{row['accuracy']}", shape, row["prompts"], said, by["flagged"], f"{by['median_delay']:.0f}")
+            late.append(cells)
+    return [
+        table(("policy that does not change", ">runs", ">flagged in 3,000 steps", ">in 7,500"), alarms),
+        table(
+            ("policy that changes slowly", ">flagged of 100"),
+            ((row["trend"], row["flagged"][str(STEPS)]) for row in found["trends"]),
+        ),
+        table((">accuracy", "problems", ">prompts a step", "come again", ">flagged of 100", ">median delay"), late),
+    ]
 
 
-def save(part: str, found: dict[str, Any]) -> None:
-    """Write a part of the result; the others stay."""
-    whole = json.loads(OUT.read_text()) if OUT.exists() else {"schema_version": 1}
-    OUT.write_text(json.dumps(whole | {part: found}, indent=2) + "\n")
+def main() -> None:
+    """Measure the parts that are named, or all; the others stay in the file."""
+    parts: dict[str, Callable[[], Any]] = {
+        "cost": measure_cost, "claims": measure_claims, "sudden": measure_sudden, "trends": measure_trends,
+        "stationary": measure_stationary,
+    }  # fmt: skip
+    for name in sys.argv[1:] or parts:
+        found = parts[name]()
+        if isinstance(found, Iterator):
+            found = [print(row, flush=True) or row for row in found]
+        whole = read_json(OUT) if OUT.exists() else {"schema_version": 1}
+        save(OUT, whole | {name: found})
 
 
 if __name__ == "__main__":
-    parts = {"cost": measure_cost, "claims": measure_claims, "sudden": measure_sudden, "trends": measure_trends,
-             "stationary": measure_stationary}  # fmt: skip
-    for name in sys.argv[1:] or parts:
-        parts[name]()
+    main()

