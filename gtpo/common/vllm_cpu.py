@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 import torch
 
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+"""Parameters of glibc's mallopt."""
+
 
 def tune_for_cpu(engine: Any) -> None:
-    """Replace what a vLLM engine in this process does slowly on a CPU: adapters, and the noise of seeded requests."""
+    """Replace what a vLLM engine in this process does slowly on a CPU: adapters, seeded noise, memory."""
     import vllm
 
+    keep_freed_memory()
     runner = engine.model_executor.driver_worker.model_runner
     if vllm.__version__.startswith("0.31."):  # 0.32 has a fast sampler of its own, with other draws
         sampler = runner.sampler.topk_topp_sampler
@@ -20,6 +25,18 @@ def tune_for_cpu(engine: Any) -> None:
         sampler.forward = functools.partial(draw_seeded, pool, sampler.forward)
     for wrapper in {layer.punica_wrapper for layer in runner.model.modules() if hasattr(layer, "punica_wrapper")}:
         wrapper.add_lora_linear = functools.partial(add_adapter, wrapper, wrapper.add_lora_linear)
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep the memory that it frees, where the C library is glibc; elsewhere do nothing.
+
+    By default glibc takes each block of over 32 MB from the kernel and gives it back at once. The logits of a step are
+    such blocks, and its clearing of their pages took a fifth of the time of sampling with a vocabulary of 150,000.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, -1)  # never
 
 
 def draw_seeded(
