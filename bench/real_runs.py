@@ -152,6 +152,7 @@ def with_settings(run: Run, model: str, data_dir: Path | None, rate: float | Non
 def main() -> None:
     """Run what is not recorded yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", help="names of the plan, to split it over processes; default: all")
     parser.add_argument("--model", required=True, help="a hub name, or a folder of bench.real_model")
     parser.add_argument("--data-dir", type=Path, help="where gsm8k_train and gsm8k_test lie, if not on the hub")
     parser.add_argument("--plan", type=Path, default=PLAN)
@@ -159,7 +160,7 @@ def main() -> None:
     asked = parser.parse_args()
     plan = load_plan(asked.plan)
     os.environ.update(plan.environment)
-    todo = [run for run in plan.runs if find_record(plan, run) is None]
+    todo = [run for run in plan.choose(asked.runs) if find_record(plan, run) is None]
     if asked.list or not todo:
         print("\n".join(run.name for run in todo) or "all runs are recorded")
         return
@@ -175,6 +176,8 @@ def main() -> None:
         if not run.regime.startswith("search-"):
             search = [other for other in plan.runs if other.regime.startswith("search-")]
             records = [record for other in search if (record := find_record(plan, other))]
+            if len(records) < len(search):
+                raise UserError(f"{run.name} takes the rate of the search, which is not recorded yet: run it first")
             rate, rows = best_rate(records)
             write_text(plan.evidence / "search.json", one_line_lists({"learning_rate": rate, "from": rows}))
         execute(plan, with_settings(run, asked.model, asked.data_dir, rate))
