@@ -155,13 +155,8 @@ def main() -> None:
             texts = {row.id: row.samples[0].text for row in read_completions(path) if not row.samples[0].error}
             name = path.name.removesuffix(".gz").removesuffix(".jsonl")
             results.append(compare(name, task, settings.data, texts, verifier))
-            print(
-                *(
-                    f"{results[-1][key]:.4f}" if isinstance(results[-1][key], float) else results[-1][key]
-                    for key in shown
-                ),
-                sep="  ",
-            )
+            cells = [results[-1][key] for key in shown]
+            print(*(f"{cell:.4f}" if isinstance(cell, float) else cell for cell in cells), sep="  ")
     settings.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -51,11 +51,11 @@ import psutil
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import AutoModelForCausalLM, LlamaConfig, PrinterCallback, Qwen2Config, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from bench.common import in_turns, parser, save, table
-from bench.step_profile import Profiler
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.common.files import read_json
 from gtpo.inputs.tiny import build_tokenizer
@@ -72,6 +72,8 @@ MODELS = {
     )
 }  # fmt: skip
 """Architectures of real models, as their config.json has them."""
+PARTS = {"self_attn": "attention", "mlp": "MLP", "lora_A": "adapters", "lora_B": "adapters"}
+"""Part of a step by the name of a module; the innermost one that has a part counts."""
 BETA = 0.04
 """KL weight of `grpo-kl`, the paper's (figure 1)."""
 
@@ -108,6 +110,70 @@ class _Meter(TrainerCallback):
         else:
             peak = 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
         self.found["peak_bytes"].append(peak - self.held)
+
+
+class _Profiler(TrainerCallback):
+    """Seconds of the last step by part: forward by the module that ran it, backward by its forward's."""
+
+    def __init__(self, last: int) -> None:
+        self.last, self.seconds = last, dict[str, float]()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Mark what each part's modules run."""
+        for name, module in model.named_modules():
+            part = next((PARTS[piece] for piece in reversed(name.split(".")[-2:]) if piece in PARTS), None)
+            if part is not None:
+                module.register_forward_pre_hook(functools.partial(self._enter, part))
+                module.register_forward_hook(self._leave)
+        self.ranges: list[Any] = []
+
+    def _enter(self, part: str, *_: Any) -> None:
+        self.ranges.append(record_function(f"part {part}").__enter__())
+
+    def _leave(self, *_: Any) -> None:
+        self.ranges.pop().__exit__(None, None, None)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Record the last step."""
+        if state.global_step == self.last - 1:
+            self.recorded = profile(activities=[ProfilerActivity.CPU]).__enter__()
+            self.begin = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Add up what was recorded."""
+        if state.global_step == self.last:
+            total = time.perf_counter() - self.begin
+            self.recorded.__exit__(None, None, None)
+            self.seconds = seconds_by_part(list(self.recorded.events() or []))
+            self.seconds["between operators"] = total - sum(self.seconds.values())
+
+
+def seconds_by_part(events: list[Any]) -> dict[str, float]:
+    """Return the self time of a profile's CPU events by part; an operator's backward belongs to its forward's part."""
+
+    def forward_part(event: Any) -> str | None:
+        while event is not None:
+            if event.name.startswith("part "):
+                return str(event.name[5:])
+            if any(name in event.name for name in ("OnePass", "ChunkedLogProb")):
+                return "loss"
+            if event.name.startswith("Optimizer.step"):
+                return "optimizer"
+            event = event.cpu_parent
+        return None
+
+    def node(event: Any) -> Any:
+        while event is not None and not event.name.startswith("autograd::engine::evaluate_function"):
+            event = event.cpu_parent
+        return event
+
+    parts = {e.sequence_nr: forward_part(e) for e in events if e.sequence_nr >= 0 and node(e) is None}
+    found: dict[str, float] = {}
+    for event in events:
+        backward = node(event)
+        part = forward_part(event) or (parts.get(backward.sequence_nr) if backward is not None else None)
+        found[part or "rest"] = found.get(part or "rest", 0.0) + event.self_cpu_time_total / 1e6
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def turn(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, Any]:
@@ -152,7 +218,7 @@ def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict
         "gradient_checkpointing": False, "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
         "logging_steps": 1, "dataloader_pin_memory": False,
     }  # fmt: skip
-    meter, reference, profiler = _Meter(), 0, Profiler(shape.steps)
+    meter, reference, profiler = _Meter(), 0, _Profiler(shape.steps)
     adapters = LoraConfig(r=16, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
     common: dict[str, Any] = {
         "model": model, "reward_funcs": reward, "processing_class": tokenizer,

@@ -36,7 +36,7 @@ def write_figures(records: Records, plan: Plan, found: list[Answer]) -> list[Pat
     matplotlib.use("Agg")
     written = []
     with matplotlib.rc_context(STYLE):
-        for regime in dict.fromkeys(regime for regime, _ in plan.seeds):
+        for regime in plan.regimes:
             runs = {method: list(records[regime, method].values()) for method in SHOWN if (regime, method) in records}
             if runs:
                 path = plan.evidence / "figures" / f"training-{regime}.png"

@@ -20,17 +20,16 @@ are those of the first experiment's records in the same kind of regime, whose tr
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from bench.claims import statistics as st
 from bench.claims.measures import MEASURES, VALIDATION, Record, collapsed, curve, running, scores
 from bench.claims.plan import PLAN, PairedTest, Plan, Test, load_plan, planned_tests, primaries
 from bench.claims.run import as_program
@@ -41,18 +40,12 @@ from bench.claims.statistics import (
     Array,
     Effect,
     Records,
-    compared_auc,
-    effect,
-    equivalent,
     evaluation_of,
     looks,
-    p_value,
     pairs,
-    read_records,
-    two_sided,
-    warning_auc,
-    warning_runs,
+    stacked,
 )
+from bench.common import parser
 from gtpo.common.files import write_json
 from gtpo.evalkit.differences import differences
 from gtpo.evalkit.permutation import sign_flip_p
@@ -98,8 +91,7 @@ def paired_rejections(records: Records, test: PairedTest, signs: Array, shift: f
         p, _ = sign_flip_p(signs * (a - b - (a - b).mean()) + shift)
         return p <= ALPHA
     assert test.b is not None
-    seeds = sorted(set(records[test.regime, test.a]) & set(records[test.regime, test.b]))
-    a, b = (np.stack([scores(records[test.regime, name][s], *scored) for s in seeds]) for name in (test.a, test.b))
+    a, b = stacked(records, test, sorted(set(records[test.regime, test.a]) & set(records[test.regime, test.b])))
     a = a - (a - b).mean()
     kept = signs[:, :, None] > 0
     found = differences(np.where(kept, a, b) + shift, np.where(kept, b, a), seeds_paired=True, exact_too=False)
@@ -161,7 +153,7 @@ def lead_placebos(
 
     def lead(change: Callable[[Record], Array]) -> Effect:
         found = {seed: with_entropy(r, change(r)) for seed, r in records[test.regime, test.a].items()}
-        return effect({(test.regime, test.a): found}, plan, test)
+        return st.effect({(test.regime, test.a): found}, plan, test)
 
     def on_entropys_steps(record: Record, key: str) -> Array:
         return np.interp(curve(record, "entropy/mean")[0], *curve(record, key))
@@ -233,7 +225,7 @@ def null_gate(records: Records, plan: Plan, runs: int) -> dict[str, Any]:
     for _, question, test in primaries():
         row = of_test(records, plan, test, rng, runs)
         tests.append({"question": question.name, **row, "passes": passes(row)})
-    regimes = dict.fromkeys(regime for regime, method in plan.seeds if method == "grpo")
+    regimes = [regime for regime in plan.regimes if "grpo" in plan.methods(regime)]
     alarms = {regime: false_collapses(records, plan, regime, rng, runs) for regime in regimes}
     return {"simulations": runs, "passes_at": PASSES, "tests": tests, "collapsed": alarms}
 
@@ -281,9 +273,9 @@ def simulate(d: Array, plan: Plan, test: Test) -> tuple[Array, Array]:
     shares = [len(half) / len(every), 1.0]
     parts = [d[:, : len(half)], d]
     means, errors, counts = zip(*((p.mean(-1), stats.sem(p, axis=-1), p.shape[-1]) for p in parts), strict=True)
-    p_values = [two_sided(*each) for each in zip(means, errors, counts, strict=True)]
-    rejected = p_value(p_values, shares) <= ALPHA
-    return rejected, equivalent(list(means), list(errors), list(counts), shares, test.margin)
+    p_values = [st.two_sided(*each) for each in zip(means, errors, counts, strict=True)]
+    rejected = st.p_value(p_values, shares) <= ALPHA
+    return rejected, st.equivalent(list(means), list(errors), list(counts), shares, test.margin)
 
 
 def warning_placebo(runs: list[tuple[Any, int, Record, float]], kind: str, rng: np.random.Generator, test: Test,
@@ -313,7 +305,7 @@ def warning_placebo(runs: list[tuple[Any, int, Record, float]], kind: str, rng: 
             accuracy = np.array(record["curves"]["metrics"][VALIDATION]["mean"])
             series[VALIDATION] = {"mean": (rng.binomial(256, accuracy) / 256).tolist()}
             made.append((stratum, new, {"curves": {"last_step_of_block": ends.tolist(), "metrics": series}}, lost))
-    return compared_auc(*warning_auc(made, (test.a, test.b)))
+    return st.compared_auc(*st.warning_auc(made, (test.a, test.b)))
 
 
 def warning_gate(old: Records, plan: Plan, test: Test, rng: np.random.Generator, runs: int) -> dict[str, Any]:
@@ -323,11 +315,11 @@ def warning_gate(old: Records, plan: Plan, test: Test, rng: np.random.Generator,
         (test.source, method): {s: stand_in(r, test.slower, rng, 400) for s, r in old[test.source, method].items()}
         for method in ("gtpo", "grpo", "gtpo-conflict-only")
     }
-    runs_made = warning_runs(made, test.source)
+    runs_made = st.warning_runs(made, test.source)
     n = len(looks(plan, test.regime)[1])
     for kind in ("noise", "information", "planted"):
         d, error = np.array([warning_placebo(runs_made, kind, rng, test, n) for _ in range(runs)]).T
-        hits = two_sided(d, error, n) <= ALPHA
+        hits = st.two_sided(d, error, n) <= ALPHA
         found[kind] = {**share(hits)._asdict(), "difference": float(d.mean())}
     found["power"] = found["planted"]["share"]
     return found | {"passes": passes(found)}
@@ -357,17 +349,15 @@ def gate_of(old: Records, plan: Plan, test: Test, rng: np.random.Generator, runs
 
 def second_gate(plan: Plan, runs: int) -> dict[str, Any]:
     """Every primary test of a plan that names its own."""
-    old, rng = read_records(load_plan(PLAN)), np.random.default_rng(0)
+    old, rng = st.read_records(load_plan(PLAN)), np.random.default_rng(0)
     tests = [gate_of(old, plan, test, rng, runs) for test in planned_tests(plan)]
     return {"simulations": runs, "passes_at": PASSES, "tests": tests}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plan", type=Path, default=PLAN)
-    plan = load_plan(parser.parse_args().plan)
+    plan = load_plan(parser(__doc__, plan=PLAN).parse_args().plan)
     runs = SIMULATIONS[bool(plan.tests)]
-    found = second_gate(plan, runs) if plan.tests else null_gate(read_records(plan), plan, runs)
+    found = second_gate(plan, runs) if plan.tests else null_gate(st.read_records(plan), plan, runs)
     write_json((plan.packed or plan.evidence) / "null.json", found)
     for row in found["tests"]:
         print(f"{row['regime']:16} {row['measure']:34} {row['a']:19} {'passes' if row['passes'] else 'FAILS'}")

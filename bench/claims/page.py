@@ -10,47 +10,21 @@ import argparse
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from bench.claims import statistics as st
 from bench.claims.measures import MEASURES, at_end, collapsed, curve, evaluated, running
 from bench.claims.null import PASSES
-from bench.claims.plan import (
-    BASELINES,
-    PLAN,
-    SECOND,
-    TASKS,
-    PairedTest,
-    Plan,
-    Test,
-    load_plan,
-    planned_tests,
-    primaries,
-)
+from bench.claims.plan import PLAN, SECOND, TASKS, PairedTest, Plan, Test, load_plan, planned_tests, primaries
 from bench.claims.record import find_record
 from bench.claims.run import as_program
-from bench.claims.statistics import (
-    INDICATORS,
-    Answer,
-    Effect,
-    Look,
-    Records,
-    answers,
-    as_json,
-    effect,
-    entropy_as_predictor,
-    look_at,
-    looks,
-    read_records,
-    settled,
-    verdicts,
-    warning_auc,
-    warning_runs,
-)
+from bench.claims.statistics import Answer, Effect, Look, Records, effect, looks
+from bench.common import table
 from gtpo.common.errors import UserError
 from gtpo.common.files import read_json, write_json, write_text
 
@@ -65,6 +39,8 @@ ORDER = {
 }
 """Verdict -> what it means. What did not hold comes first."""
 COLUMNS = ("pass@1", "maj@n", "pass@n", "hard: pass@1", "hard: pass@n", "format")
+BASELINES = ("sft", "grpo", "grpo-filtered", "dr-grpo", "dapo", "80-20", "nsr", "w-reinforce")
+"""What GTPO is held against, without a test."""
 SHOWN = ("entropy/mean", "kl/untrained", "completions/length", "conflict/fraction")
 """Curves whose last tenth the second experiment's table of means shows."""
 FLOOR = 0.05
@@ -72,14 +48,6 @@ FLOOR = 0.05
 
 
 # --- how numbers are written
-
-
-def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A Markdown table; a column whose name begins with > is aligned to the right."""
-    columns = list(columns)
-    marks = "|".join("--:" if name.startswith(">") else ":--" for name in columns)
-    lines = [" | ".join(cells) for cells in ((name.removeprefix(">") for name in columns), *rows)]
-    return "\n".join([f"| {lines[0]} |", f"|{marks}|", *(f"| {line} |" for line in lines[1:])])
 
 
 def is_share(measure: str) -> bool:
@@ -124,6 +92,12 @@ def short_measure(test: PairedTest, plan: Plan) -> str:
     return measure_name(test, plan).removeprefix(TASKS[test.scale].replace("_", " ")).strip()
 
 
+def mean(measure: Callable[[dict[str, Any]], float], records: Iterable[dict[str, Any]], factor: float = 100) -> float:
+    """The mean of a measure over records, in percent."""
+    found = [measure(record) for record in records]
+    return factor * sum(found) / len(found)
+
+
 def compared(test: PairedTest | Test) -> str:
     """`gtpo - grpo`."""
     return f"{test.a} - {test.b}" if test.b else test.a
@@ -145,18 +119,12 @@ def p_value(p: float) -> str:
 def questions_table(found: list[Answer], plan: Plan) -> str:
     """The primary test of each question, what did not hold first."""
     rows = [
-        (
-            answer.question.short,
-            described(primary.test, plan),
-            interval(primary),
-            number(answer.detectable, primary.test.measure),
-            f"{p_value(answer.p_corrected)}, {p_value(answer.p_joint)}",
-            f"{primary.seeds} of {primary.planned}",
-            f"**{answer.verdict}**",
-        )
+        (answer.question.short, described(primary.test, plan), interval(primary),
+         number(answer.detectable, primary.test.measure), f"{p_value(answer.p_corrected)}, {p_value(answer.p_joint)}",
+         f"{primary.seeds} of {primary.planned}", f"**{answer.verdict}**")
         for answer in sorted(found, key=lambda each: list(ORDER).index(each.verdict))
         for primary in answer.effects[:1]
-    ]
+    ]  # fmt: skip
     columns = ("claim", "primary test", ">difference [95 %]", ">80 % power finds", ">p (Holm: scale, both)", ">seeds")
     return table((*columns, "verdict"), rows)
 
@@ -173,13 +141,13 @@ def effects_table(effects: Iterable[Effect], plan: Plan) -> str:
 
 def baselines_table(records: Records, plan: Plan) -> str:
     """pass@1 of GTPO minus each baseline's, a column per regime that runs three or more of them."""
-    regimes = dict.fromkeys(regime for regime, _ in plan.seeds)
-    shown = [regime for regime in regimes if sum((regime, name) in plan.seeds for name in BASELINES) >= 3]
+    run = {regime: [name for name in BASELINES if (regime, name) in plan.seeds] for regime in plan.regimes}
+    shown = [regime for regime, names in run.items() if len(names) >= 3]
 
     def cell(regime: str, name: str) -> str:
         return interval(effect(records, plan, PairedTest(regime, "gtpo", name, f"{plan.evaluation(regime)[0]}:pass@1")))
 
-    names = dict.fromkeys(name for regime in shown for name in BASELINES if (regime, name) in plan.seeds)
+    names = dict.fromkeys(name for regime in shown for name in run[regime])
     rows = [(name, *(cell(regime, name) for regime in shown)) for name in names]
     return table(("GTPO minus", *(f">{regime}" for regime in shown)), rows)
 
@@ -190,7 +158,7 @@ def methods_table(records: Records, plan: Plan, regime: str) -> str:
     assert base is not None
     bases = records[base.regime, "base"]
     lines = [("(base)", bases, len(bases))]
-    lines += [(method, records[its, method], seeds) for (its, method), seeds in plan.seeds.items() if its == regime]
+    lines += [(method, records[regime, method], plan.seeds[regime, method]) for method in plan.methods(regime)]
     benchmark, k = plan.evaluation(regime)
     measures = [
         evaluated(benchmark + ("_hard" if hard else ""), metric)
@@ -199,9 +167,9 @@ def methods_table(records: Records, plan: Plan, regime: str) -> str:
     rows = []
     for method, seeds, planned in lines:
         found = [record for _, record in sorted(seeds.items())]
-        cells = [f"{100 * sum(map(measure, found)) / len(found):.1f}" for measure in measures]
-        entropy = sum(map(MEASURES["entropy at the end"], found)) / len(found)
+        entropy = mean(MEASURES["entropy at the end"], found, 1)
         lost = "-" if method in ("(base)", "sft") else f"{int(sum(map(collapsed, found)))}"
+        cells = (f"{mean(measure, found):.1f}" for measure in measures)
         rows.append((method, f"{len(found)} of {planned}", *cells, f"{entropy:.3f}", lost))
     names = (f">{name.replace('@n', f'@{k}')}" for name in COLUMNS)
     return table(("method", ">seeds", *names, ">entropy at the end", ">collapsed"), rows)
@@ -211,11 +179,10 @@ def fewer_seeds(records: Records, plan: Plan, regime: str) -> list[dict[str, Any
     """What GTPO has on the seeds of each method with fewer: seeds differ by more than methods do."""
     measure = evaluated(plan.evaluation(regime)[0], "pass@1")
     reference, notes = records[regime, "gtpo"], []
-    for method in (method for its, method in plan.seeds if its == regime):
+    for method in plan.methods(regime):
         seeds = sorted(set(records[regime, method]) & set(reference))
         if len(seeds) < len(reference):
-            theirs, ours = (100 * sum(measure(its[seed]) for seed in seeds) / len(seeds)
-                            for its in (records[regime, method], reference))  # fmt: skip
+            theirs, ours = (mean(measure, map(its.get, seeds)) for its in (records[regime, method], reference))
             notes.append({"method": method, "seeds": len(seeds), "all": len(reference), "theirs": theirs, "ours": ours})
     return notes
 
@@ -233,12 +200,11 @@ def compute_table(records: Records, plan: Plan) -> str:
 def floors(records: Records, plan: Plan) -> list[str]:
     """The regimes in which all methods but SFT end near 0."""
     named = []
-    for regime in dict.fromkeys(regime for regime, _ in plan.seeds):
+    for regime in plan.regimes:
         measure = evaluated(plan.evaluation(regime)[0], "pass@1")
-        found = [seeds for (its, method), seeds in records.items() if its == regime and method != "sft"]
-        means = [sum(map(measure, seeds.values())) / len(seeds) for seeds in found]
-        if max(means) < FLOOR:
-            named.append(f"`{regime}` ({100 * min(means):.1f} to {100 * max(means):.1f} %)")
+        means = [mean(measure, records[regime, its].values()) for its in plan.methods(regime) if its != "sft"]
+        if max(means) < 100 * FLOOR:
+            named.append(f"`{regime}` ({min(means):.1f} to {max(means):.1f} %)")
     return named
 
 
@@ -357,7 +323,7 @@ def gate_table(plan: Plan) -> str:
 def looks_table(found: list[Look], plan: Plan) -> str:
     """Every primary test as far as it has got."""
     rows = []
-    for look, verdict in zip(found, verdicts(found), strict=True):
+    for look, verdict in zip(found, st.verdicts(found), strict=True):
         d, low, high = (f"{value or 0.0:+.3f}" for value in (look.difference, look.low, look.high))
         numbers = (f"{d} [{low}, {high}]", f"{look.p:.2g}") if look.taken else ("-", "-")
         seeds = f"{look.seeds} of {look.planned}"
@@ -370,70 +336,58 @@ def means_and_warnings(records: Records, plan: Plan, found: list[Look]) -> tuple
     """Of the regimes and seeds that a look has been taken at, without a test: every measure of every method, and the
     AUC of each indicator for a loss within HORIZON steps ("" where no regime has one)."""
     means, warnings = [], []
+    measures = [MEASURES["accuracy over training"], MEASURES["accuracy at the end"], *map(at_end, SHOWN)]
     for regime, taken in {look.test.regime: look.taken for look in found if look.taken}.items():
         seeds = looks(plan, regime)[taken - 1]
-        runs = [run for run in warning_runs(records, regime) if run[1] in seeds]
-        measures = [MEASURES["accuracy over training"], MEASURES["accuracy at the end"], *map(at_end, SHOWN)]
-        for method in (method for its, method in plan.seeds if its == regime):
+        runs = [run for run in st.warning_runs(records, regime) if run[1] in seeds]
+        for method in plan.methods(regime):
             its = [records[regime, method][seed] for seed in seeds]
             shown = (f"{np.mean([measure(record) for record in its]):.3f}" for measure in measures)
             survive = sum(lost == math.inf for stratum, _, _, lost in runs if stratum == method)
             means.append((regime, method, f"{len(seeds)}", *shown, f"{survive}"))
-        auc, without = warning_auc(runs, INDICATORS)
+        auc, without = st.warning_auc(runs, st.INDICATORS)
         errors = math.sqrt(len(seeds) - 1) * without.std(0)
         if not np.isnan(auc).any():
             warnings.append((regime, *(f"{a:.2f} ± {1.96 * e:.2f}" for a, e in zip(auc, errors, strict=True))))
     names = (">accuracy over training", ">at the end", *(f">{key}, at the end" for key in SHOWN), ">kept half of it")
-    below = table(("regime", *(f">{key}" for key in INDICATORS)), warnings) if warnings else ""
+    below = table(("regime", *(f">{key}" for key in st.INDICATORS)), warnings) if warnings else ""
     return table(("regime", "method", ">seeds", *names), means), below
-
-
-def phrases(found: list[Look]) -> dict[str, list[str]]:
-    """For the README: each verdict -> the claims of which the last look is taken, with what was found."""
-    out: dict[str, list[str]] = {}
-    for look, verdict in zip(found, verdicts(found), strict=True):
-        if look.taken == 2:
-            values = [value or 0.0 for value in (look.difference, look.low, look.high)]
-            if look.test.measure.startswith("accuracy"):
-                said = "{:+.1f} points [{:+.1f}, {:+.1f}]".format(*(100 * value for value in values))
-            else:
-                said = "times {:.2f} [{:.2f}, {:.2f}]".format(*(math.exp(value) for value in values))
-            out.setdefault(verdict, []).append(f'"{look.test.claim}" (second experiment: {said})')
-    return out
 
 
 def second_values(records: Records, plan: Plan, found: list[Look]) -> dict[str, Any]:
     """For docs/results.md: how many runs are in, and every look that has been taken."""
-    stopped = settled(records, plan)
+    stopped = st.settled(records, plan)
     halves = {regime: set(looks(plan, regime)[0]) for regime in stopped}
     every = [record for seeds in records.values() for record in seeds.values()]
     taken = sum(look.taken > 0 for look in found)
     means, warnings = means_and_warnings(records, plan, found) if taken else ("", "")
     return {
-        "recorded": len(every),
-        "planned": sum(run.seed in halves.get(run.regime, {run.seed}) for run in plan.runs),
-        "taken": taken,
-        "tests": len(found),
+        "recorded": len(every), "planned": sum(run.seed in halves.get(run.regime, {run.seed}) for run in plan.runs),
+        "taken": taken, "tests": len(found), "stopped": sorted(stopped), "looks": looks_table(found, plan),
         "commits": Counter(record.get("train", {}).get("git_commit", "unknown")[:7] for record in every),
-        "stopped": sorted(stopped),
-        "looks": looks_table(found, plan),
-        "means": means,
-        "warnings": warnings,
-    }
+        "means": means, "warnings": warnings,
+    }  # fmt: skip
 
 
 # --- the pages
 
 
 def said(found: list[Answer], later: list[Look]) -> dict[str, list[str]]:
-    """For the README: verdict -> its claims, each with the scales where it has been given."""
-    out, of_second = {}, phrases(later)
+    """For the README: verdict -> its claims, each with the scales where it has been given, or with what was found at
+    the last look of the second experiment."""
+    out: dict[str, list[str]] = {}
     for verdict in ORDER:
         claims: dict[str, list[str]] = {}
         for answer in (answer for answer in found if answer.verdict == verdict):
             claims.setdefault(answer.question.short, []).append(answer.scale)
-        first = [f'"{short}" ({", ".join(scales)})' for short, scales in claims.items()]
-        out[verdict] = first + of_second.get(verdict, [])
+        out[verdict] = [f'"{short}" ({", ".join(scales)})' for short, scales in claims.items()]
+    for look, verdict in zip(later, st.verdicts(later), strict=True):
+        if look.taken == 2:
+            found_values = [value or 0.0 for value in (look.difference, look.low, look.high)]
+            text = "times {:.2f} [{:.2f}, {:.2f}]".format(*map(math.exp, found_values))
+            if look.test.measure.startswith("accuracy"):
+                text = "{:+.1f} points [{:+.1f}, {:+.1f}]".format(*(100 * value for value in found_values))
+            out[verdict].append(f'"{look.test.claim}" (second experiment: {text})')
     return out
 
 
@@ -442,8 +396,8 @@ def values(records: Records, plan: Plan, found: list[Answer]) -> dict[str, Any]:
     null = read_json(plan.evidence / "null.json")
     rows = {(row["question"], row["regime"]): row for row in null["tests"]}
     second = load_plan(SECOND)
-    later = read_records(second)
-    seen_later = [look_at(later, second, test) for test in planned_tests(second)]
+    later = st.read_records(second)
+    seen_later = [st.look_at(later, second, test) for test in planned_tests(second)]
     others = secondary(found)
     seen = apart_from_zero(others)
     commits = [record["train"].get("git_commit", "") for seeds in records.values() for record in seeds.values()]
@@ -459,10 +413,10 @@ def values(records: Records, plan: Plan, found: list[Answer]) -> dict[str, Any]:
         "figures": {answer.question.name: answer.question.short for answer in found},
         "regimes": [{"name": regime, "table": methods_table(records, plan, regime), "alarm": alarms.get(regime),
                      "fewer": fewer_seeds(records, plan, regime)}
-                    for regime in dict.fromkeys(regime for regime, _ in plan.seeds)],
+                    for regime in plan.regimes],
         "baselines_table": baselines_table(records, plan),
         "others": others, "seen": seen, "seen_table": effects_table(seen, plan), "repeated": at_every_scale(seen),
-        "predictors": {scale: entropy_as_predictor(records, scale) for scale in TASKS},
+        "predictors": {scale: st.entropy_as_predictor(records, scale) for scale in TASKS},
         "compute_table": compute_table(records, plan),
         "second": second_values(later, second, seen_later),
         "changed": sum(commit.endswith("+") for commit in commits), "recorded": len(commits),
@@ -514,9 +468,9 @@ def main() -> None:
     from bench.claims.figures import write_figures
 
     plan = load_plan(PLAN)
-    records = read_records(plan)
-    found = answers(records, plan)
-    write_json(plan.evidence / "answers.json", as_json(found))
+    records = st.read_records(plan)
+    found = st.answers(records, plan)
+    write_json(plan.evidence / "answers.json", st.as_json(found))
     for page, text in pages(records, plan, found).items():
         write_text(page, text)
     write_figures(records, plan, found)

@@ -76,6 +76,15 @@ class Plan:
     tests: list[dict[str, Any]] = field(default_factory=list)
     """The primary tests, of a plan that names them itself (`Test`)."""
 
+    @property
+    def regimes(self) -> list[str]:
+        """Regimes with methods, in the order of the plan."""
+        return list(dict.fromkeys(regime for regime, _ in self.seeds))
+
+    def methods(self, regime: str) -> list[str]:
+        """The methods of a regime, in the order of the plan."""
+        return [method for its, method in self.seeds if its == regime]
+
     def record(self, run: Run) -> Path:
         """The committed record of a run."""
         return self.evidence / "records" / f"{run.name}.json"
@@ -130,51 +139,40 @@ def load_plan(path: Path = PLAN, *, prefix: str | None = None, evidence: Path | 
         found: dict[str, Any] = document[section][name] or {}
         return found
 
+    def base_of(name_of_base: str, seed: int, scale: dict[str, Any]) -> Run:
+        group = f"base-{name_of_base}"
+        committed = document.get("weights", {}).get(name_of_base, {})
+        seed = committed.get("seed", seed)
+        name = f"{own}-{group}-s{seed}"
+        folder = Path(committed["folder"]) / name if committed else TRAIN_RUNS / name / "final"
+        fragment = merge(defined("bases", name_of_base), _identity(name, seed))
+        evaluate = scale.get("evaluate_base", scale.get("evaluate"))
+        half = committed.get("dtype") == "float16"
+        return runs.setdefault(name, Run(name, group, "base", seed, fragment, evaluate, folder, half))
+
     for phase in document["phases"]:
         regime = defined("regimes", phase["regime"])
         scale = defined("scales", regime["scale"])
         for seed in _seeds(phase["seeds"]):
-            base = None
-            if "base" in regime:
-                group = f"base-{regime['base']}"
-                committed = document.get("weights", {}).get(regime["base"], {})
-                of_base = committed.get("seed", seed)
-                name = f"{own}-{group}-s{of_base}"
-                fragment = merge(defined("bases", regime["base"]), _identity(name, of_base))
-                folder = Path(committed["folder"]) / name if committed else TRAIN_RUNS / name / "final"
-                half = committed.get("dtype") == "float16"
-                evaluate = scale.get("evaluate_base", scale.get("evaluate"))
-                base = Run(name, group, "base", of_base, fragment, evaluate, folder, half)
-                base = runs.setdefault(name, base)
+            base = base_of(regime["base"], seed, scale) if "base" in regime else None
             for method in phase["methods"]:
                 name = f"{prefix}-{phase['regime']}-{method}-s{seed}"
                 start = {"model": {"model_name": str(base.weights)}} if base else {}
+                own_settings = {k: v for k, v in defined("methods", method).items() if k != "extends"}
                 fragment = merge(
-                    {"extends": scale.get("extends", [])},
-                    defined("methods", method),
-                    scale.get("settings", {}),
-                    regime.get("settings", {}),
-                    {k: v for k, v in defined("methods", method).items() if k != "extends"},
-                    start,
-                    _identity(name, seed),
-                )
+                    {"extends": scale.get("extends", [])}, defined("methods", method), scale.get("settings", {}),
+                    regime.get("settings", {}), own_settings, start, _identity(name, seed),
+                )  # fmt: skip
                 run = Run(name, phase["regime"], method, seed, fragment, scale.get("evaluate"), base=base)
                 runs.setdefault(name, run)
                 seeds.setdefault((phase["regime"], method), set()).add(seed)
     environment = {key: str(value) for key, value in document.get("environment", {}).items()}
     evidence = evidence or Path(document["evidence"])
     arguments = ["--plan", str(path), "--prefix", prefix, "--evidence", str(evidence)]
-    return Plan(
-        list(runs.values()),
-        evidence,
-        environment,
-        arguments,
-        {key: len(found) for key, found in seeds.items()},
-        Path(document["packed"]) if "packed" in document else None,
-        document.get("thin", False),
-        document.get("commit"),
-        document.get("tests", []),
-    )
+    planned = {key: len(found) for key, found in seeds.items()}
+    packed = Path(document["packed"]) if "packed" in document else None
+    further = {key: document[key] for key in ("thin", "commit", "tests") if key in document}
+    return Plan(list(runs.values()), evidence, environment, arguments, planned, packed, **further)
 
 
 def _seeds(given: int | str | list[int]) -> list[int]:
@@ -193,8 +191,6 @@ def _identity(name: str, seed: int) -> dict[str, Any]:
 
 TASKS = {"micro": "arithmetic", "small": "word_problems"}
 """Scale -> its benchmark; the harder one has `_hard` behind its name."""
-BASELINES = ("sft", "grpo", "grpo-filtered", "dr-grpo", "dapo", "80-20", "nsr", "w-reinforce")
-"""What GTPO is held against, without a test."""
 ACCURACY = ("pass@1", "hard:pass@1", "maj@n", "pass@n", "hard:maj@n", "hard:pass@n", "format")
 """What a test of `accuracy` compares."""
 
@@ -237,14 +233,10 @@ def _tests(regime: str, a: str, b: str | None, *measures: str) -> Iterator[Paire
             yield PairedTest(regime, a, b, f"{task}{hard}:{metric}" if metric in ACCURACY else metric)
 
 
-def _read() -> tuple[Question, ...]:
-    rows = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))["questions"]
-    return tuple(
-        Question(**{**row, "tests": tuple(t for given in row["tests"] for t in _tests(*given))}) for row in rows
-    )
-
-
-QUESTIONS = _read()
+QUESTIONS = tuple(
+    Question(**{**row, "tests": tuple(test for given in row["tests"] for test in _tests(*given))})
+    for row in yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))["questions"]
+)
 
 
 def primaries() -> Iterator[tuple[str, Question, PairedTest]]:

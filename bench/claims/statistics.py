@@ -136,9 +136,7 @@ def effect(records: Records, plan: Plan, test: PairedTest) -> Effect:
     found = found._replace(a=float(a.mean()), b=float(b.mean()) if test.b else None)
     scored = evaluation_of(test.measure)
     if scored and len(seeds) >= SEEDS_NEEDED:
-        sides = (records[test.regime, name] for name in (test.a, test.b or test.a))
-        stacked = [np.stack([scores(its[seed], *scored) for seed in seeds])[None] for its in sides]
-        pair = differences(*stacked, seeds_paired=True)[0]
+        pair = differences(*(x[None] for x in stacked(records, test, seeds)), seeds_paired=True)[0]
         wide = pair.at_level(1 - 2 * ALPHA)
         found = found._replace(low_90=wide.low, high_90=wide.high, how=pair.test)
         return found._replace(difference=pair.difference, low=pair.low, high=pair.high, p=pair.p_value)
@@ -146,6 +144,15 @@ def effect(records: Records, plan: Plan, test: PairedTest) -> Effect:
     mean, half = float(d.mean()), float(stats.t.ppf(0.975, d.size - 1) * stats.sem(d))
     found = found._replace(p=float(sign_flip_p(d[None])[0][0]), how="sign flips over seeds")
     return found._replace(difference=mean, low=mean - half, high=mean + half)
+
+
+def stacked(records: Records, test: PairedTest, seeds: Sequence[int]) -> tuple[Array, Array]:
+    """[S, Q] scores of a and b on these seeds, of a measure that has scores per question."""
+    scored = evaluation_of(test.measure)
+    assert scored is not None
+    sides = (records[test.regime, name] for name in (test.a, test.b or test.a))
+    a, b = (np.stack([scores(its[seed], *scored) for seed in seeds]) for its in sides)
+    return a, b
 
 
 def answers(records: Records, plan: Plan) -> list[Answer]:
@@ -194,12 +201,11 @@ def as_json(found: list[Answer]) -> list[dict[str, Any]]:
 
     rows = []
     for answer in found:
-        effects = [short({**each.test._asdict(), **each._asdict()}) for each in answer.effects]
-        for row in effects:
-            row.pop("test")
+        effects = [{**each.test._asdict(), **each._asdict()} for each in answer.effects]
         named = {"question": answer.question.name, "scale": answer.scale, "verdict": answer.verdict}
-        numbers = {name: getattr(answer, name) for name in ("p_corrected", "p_joint", "detectable")}
-        rows.append({**named, **short(numbers), "effects": effects})
+        named |= {name: getattr(answer, name) for name in ("p_corrected", "p_joint", "detectable")}
+        shown = [{key: value for key, value in short(row).items() if key != "test"} for row in effects]
+        rows.append({**short(named), "effects": shown})
     return rows
 
 

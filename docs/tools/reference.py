@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from config_page import as_markdown
-from metrics_reference import METRICS
+import yaml
 from pydantic import BaseModel
-from run_reference import BEST_JSON, COMPLETION_COLUMNS, RUN_JSON, Field
 
 from gtpo import cli
+from gtpo.config.flags import SHORTCUTS
+from gtpo.config.published import REWARDS, RUNTIME, TRAINERS, WITHOUT_EFFECT
+from gtpo.config.reference import by_section
+from gtpo.config.reference import default_of as config_default
 from gtpo.evalkit.results.record import (
     BenchmarkRecord,
     EvalRecord,
@@ -30,6 +32,8 @@ from gtpo.evalkit.results.record import (
 from gtpo.evalkit.results.schema import PROBLEM_COLUMNS, PROMPT_COLUMNS, QUESTION_COLUMNS, SAMPLE_COLUMNS, Columns
 
 DOCS = Path(__file__).resolve().parents[1]
+RUN_REFERENCE: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("run_reference.yaml").read_text())
+"""What the files of a train run hold."""
 HEADER = "<!-- Written by `python docs/tools/reference.py` from {}. Edit that, not this file. -->\n"
 
 
@@ -100,6 +104,58 @@ def command_line() -> str:
     )
 
 
+# -- the config ------------------------------------------------------------------------------------------------------
+
+CONFIG_INTRODUCTION = """\
+<!-- Written by `python docs/tools/reference.py` from gtpo/config/schema.py. Edit the schema, not this file. -->
+
+# The config of a training run
+
+`gtpo train CONFIG [flags]`, where CONFIG is a YAML file or the name of one that comes with gtpo, such as
+`paper/llama-math-gtpo-g8` (`gtpo configs` lists them). Every key below is also a flag, `--section.key value`, before or
+after the file. A list takes several words, `--key=value` works too, and a flag wins over the file. `gtpo train
+--help-config` prints this list, `--dry-run` prints what a run resolves to.
+
+A file may extend others: `extends: base.yaml`, or a list. They are files relative to the extending one, or names as
+above. Sections merge key by key, lists are replaced, and `section: null` clears the base's section.
+
+Numbers such as `1e-6` are numbers. Unknown keys, values out of range and contradictions are errors, exit code 2, before
+anything heavy is imported. They are reported together, each with the key as you typed it, its file and its line. A key
+that is accepted but has no effect in this run is named on stderr.
+"""
+
+
+PUBLISHED = """\
+## The published config files
+
+The authors' own files and flags run unchanged. Each mapping below is named in one line on stderr, and so is each key
+that has no effect. None of these keys remains in the run's config.yaml. The files train with the paper's objective;
+`--objective.preset gtpo-published --trainer.reward_funcs gtpo.rewards.published_final_reward
+--training.temperature 0.9` computes what the authors' code computed (docs/paper_vs_code.md).
+"""
+
+
+def config() -> str:
+    """Return docs/config.md."""
+    parts = [CONFIG_INTRODUCTION]
+    for name, doc, own in by_section():
+        rows = ((f"`{key.name}`", str(key.expects), str(config_default(key)), key.doc) for key in own)
+        parts.append(f"## {f'`{name}`' if name else 'Top level'}\n\n{doc}\n")
+        parts.append(table(("key", "takes", "default", ""), rows))
+    parts.append("## Short flags\n")
+    parts.append(table(("flag", "sets"), ((f"`--{flag}`", f"`{key}`") for flag, key in SHORTCUTS.items())))
+    rows = [
+        (f"`trainer.class_path: {path}`", f"`method: {method}`") for path, (method, line) in TRAINERS.items() if line
+    ]
+    rows += [(f"`trainer.reward_funcs: {path}`", f"`{ours}` ({why})") for path, (ours, why) in REWARDS.items()]
+    rows += [(f"`gtpo_runtime.{key}`", f"`objective.{field}`") for key, field in RUNTIME.items()]
+    rows += [(f"`{key}`", f"no effect: {why}") for key, why in WITHOUT_EFFECT.items()]
+    rows += RUN_REFERENCE["published config"].items()
+    return "\n".join(
+        [*parts, "`--dataset-subset` may be repeated.\n", PUBLISHED, table(("in the published file", "here"), rows)]
+    )
+
+
 # -- metrics.jsonl ---------------------------------------------------------------------------------------------------
 
 METRICS_INTRODUCTION = """\
@@ -113,19 +169,18 @@ collapse watch uses them. Names in UPPER CASE stand for a name or a number that 
 
 def metrics() -> str:
     """Return docs/metrics.md."""
-    groups: dict[str, list[Any]] = {}
-    for metric in METRICS:
-        groups.setdefault(metric.name.partition("/")[0] if "/" in metric.name else "The step and its loss", []).append(
-            metric
-        )
-    parts = [HEADER.format("docs/tools/metrics_reference.py"), METRICS_INTRODUCTION]
-    for group, members in groups.items():
+    groups: dict[str, list[str]] = {}
+    for name in RUN_REFERENCE["metrics"]:
+        groups.setdefault(name.partition("/")[0] if "/" in name else "The step and its loss", []).append(name)
+    parts = [HEADER.format("docs/tools/run_reference.yaml"), METRICS_INTRODUCTION]
+    labels = {"unit": "Unit", "healthy": "Healthy", "otherwise": "If not", "when": "Written by"}
+    for group, names in groups.items():
         parts.append(f"## {group}\n")
-        for metric in members:
-            parts.append(f"### `{metric.name}`\n\n{metric.meaning}\n")
-            rows = (("Unit", metric.unit), ("Healthy", metric.healthy), ("If not", metric.otherwise))
-            said = [(name, text) for name, text in (*rows, ("Written by", metric.when)) if text and text != "-"]
-            parts.append("\n".join(f"- **{name}:** {text}" for name, text in said) + "\n")
+        for name in names:
+            metric = RUN_REFERENCE["metrics"][name]
+            parts.append(f"### `{name}`\n\n{metric['meaning']}\n")
+            said = [(label, metric[key]) for key, label in labels.items() if metric.get(key, "-") != "-"]
+            parts.append("\n".join(f"- **{label}:** {text}" for label, text in said) + "\n")
     return "\n".join(parts)
 
 
@@ -190,9 +245,9 @@ def record_rows(record: type[BaseModel], prefix: str = "", leaves: tuple[type, .
             yield from record_rows(inner, f"{full}.", leaves)
 
 
-def fields(of: Iterable[Field]) -> str:
-    """Return the table of declared fields."""
-    return table(("name", "meaning"), ((f"`{name}`", meaning) for name, meaning in of))
+def fields(part: str) -> str:
+    """Return the table of the fields that RUN_REFERENCE declares."""
+    return table(("name", "meaning"), ((f"`{name}`", meaning) for name, meaning in RUN_REFERENCE[part].items()))
 
 
 def columns(of: Columns) -> str:
@@ -206,14 +261,14 @@ def files() -> str:
     sub = (("Interval", Interval, "in `pass@k` and `maj@k`"), ("Scoring", ScoringMetrics, "`strict` and `lenient`"))
     sub += (("Group", GroupMetrics, "in `by_subject` and `by_level`"), ("Labels", LabelAgreement, "`labels`"))
     parts = [
-        HEADER.format("docs/tools/run_reference.py, evalkit/results/record.py and evalkit/results/schema.py"),
+        HEADER.format("docs/tools/run_reference.yaml, evalkit/results/record.py and evalkit/results/schema.py"),
         FILES_INTRODUCTION,
         "## run.json\n",
-        fields(RUN_JSON),
+        fields("run.json"),
         "## best.json\n",
-        fields(BEST_JSON),
+        fields("best.json"),
         "## completions/step-N.parquet\n\nOne row per completion.\n",
-        fields(COMPLETION_COLUMNS),
+        fields("completions"),
         "## eval.json\n\nRates and metrics are fractions in [0, 1].\n",
         table(("name", "meaning"), record_rows(EvalRecord, leaves=own)),
         "### A benchmark: `benchmarks.NAME`\n\nThe metrics at this level are those of the headline scoring.\n",
@@ -236,7 +291,7 @@ def files() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": command_line,
-    "config.md": as_markdown,
+    "config.md": config,
     "metrics.md": metrics,
     "files.md": files,
 }

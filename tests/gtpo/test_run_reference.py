@@ -1,4 +1,4 @@
-"""docs/tools/run_reference.py declares what real runs write, all of it and nothing else."""
+"""docs/tools/run_reference.yaml declares what real runs write, all of it and nothing else."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from metrics_reference import METRICS
-from run_reference import BEST_JSON, COMPLETION_COLUMNS, RUN_JSON
+from reference import RUN_REFERENCE
 from test_train_run import MANY_STEPS_A_ROUND, config_of
 
 from gtpo.evalkit.evaluation.summary import score_held_out
@@ -71,11 +70,11 @@ def dotted(value: Any, declared: Iterable[str], prefix: str = "") -> set[str]:
 
 def test_every_metric_is_declared_and_written(runs: dict[str, Path]) -> None:
     lines = [line for run in runs.values() for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert_same([metric.name for metric in METRICS], {key for line in lines for key in json.loads(line)})
+    assert_same(RUN_REFERENCE["metrics"], {key for line in lines for key in json.loads(line)})
 
 
 def test_committed_metrics_are_declared(root: Path) -> None:
-    patterns = [pattern(metric.name) for metric in METRICS]
+    patterns = [pattern(name) for name in RUN_REFERENCE["metrics"]]
     for path in (root / "results/published/demo").rglob("metrics.jsonl"):
         for line in path.read_text().splitlines():
             assert [key for key in json.loads(line) if not any(p.fullmatch(key) for p in patterns)] == [], path
@@ -83,14 +82,14 @@ def test_committed_metrics_are_declared(root: Path) -> None:
 
 def test_metrics_of_one_method_alone_say_so(runs: dict[str, Path]) -> None:
     written = {method: (runs[method] / "metrics.jsonl").read_text() for method in runs}
-    for metric in METRICS:
-        if f'"{metric.name}"' in written["gtpo"] and not metric.when:
-            assert f'"{metric.name}"' in written["sft"], f"{metric.name}: `when` must say who writes it"
+    for name, metric in RUN_REFERENCE["metrics"].items():
+        if f'"{name}"' in written["gtpo"] and "when" not in metric:
+            assert f'"{name}"' in written["sft"], f"{name}: `when` must say who writes it"
 
 
 def test_run_json_and_best_json_are_declared(runs: dict[str, Path]) -> None:
-    for file, declared in (("run.json", RUN_JSON), ("best/best.json", BEST_JSON)):
-        names = [field.name for field in declared]
+    for file in ("run.json", "best/best.json"):
+        names = RUN_REFERENCE[Path(file).name]
         written = {name for run in runs.values() for name in dotted(json.loads((run / file).read_text()), names)}
         assert_same(names, written)
 
@@ -102,4 +101,4 @@ def test_completion_columns_are_declared(runs: dict[str, Path]) -> None:
         for path in (runs[method] / "completions").glob("*.parquet")
         for name in pq.read_schema(path).names
     }
-    assert_same([field.name for field in COMPLETION_COLUMNS], written)
+    assert_same(RUN_REFERENCE["completions"], written)
