@@ -94,7 +94,7 @@ def train(
         raise UserError("--quiet and --verbose exclude each other")
     start_logging("quiet" if quiet else "verbose" if verbose else "normal")
     if help_config:
-        from gtpo.config.reference import print_reference
+        from gtpo.config.keys import print_reference
 
         print_reference()
         return

@@ -17,10 +17,9 @@ import yaml
 from pydantic import BaseModel
 
 from gtpo import cli
-from gtpo.config.flags import SHORTCUTS
+from gtpo.config.keys import SHORTCUTS, by_section
+from gtpo.config.keys import default_of as config_default
 from gtpo.config.published import REWARDS, RUNTIME, TRAINERS, WITHOUT_EFFECT
-from gtpo.config.reference import by_section
-from gtpo.config.reference import default_of as config_default
 from gtpo.evalkit.results.record import (
     BenchmarkRecord,
     EvalRecord,

@@ -11,32 +11,13 @@ import yaml
 
 from gtpo.common.errors import UserError
 from gtpo.config.document import find_config
-from gtpo.config.keys import ConfigKey, keys, value_of
-
-SHORTCUTS: dict[str, str] = {
-    "model": "model.model_name",
-    "data": "dataset.name",
-    "model-name": "model.model_name",
-    "dataset-name": "dataset.name",
-    "dataset-subset": "dataset.subsets",
-    "dataset-split": "dataset.split",
-    "data-dir": "dataset.data_dir",
-    "cuda": "env.CUDA_VISIBLE_DEVICES",
-    "run-name": "run_name",
-}
-"""The short flags of the published README (and --model, --data, --data-dir, as in `gtpo eval`) -> the key they set."""
+from gtpo.config.keys import SHORTCUTS, ConfigKey, full_name, keys, value_of
 
 START = "recipes/start"
 """The config of ours that `gtpo train --model M --data D` starts from."""
 
 _BOOLEAN = {"true", "false", "1", "0", "yes", "no", "y", "n", "t", "f", "on", "off"}
 _NULL = {"none", "null", "~"}
-
-
-def full_name(flag: str) -> str:
-    """Return the dotted key that a flag (without its dashes) sets; an unknown flag is returned as it is."""
-    name = SHORTCUTS.get(flag, flag)
-    return name if name in keys() or name.replace("-", "_") not in keys() else name.replace("-", "_")
 
 
 def from_flags(overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,16 +5,32 @@ from __future__ import annotations
 import functools
 import types
 import typing
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from gtpo.config.schema import TrainConfig
+from gtpo.presets import PRESETS
 
 _BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
+
+SHORTCUTS: dict[str, str] = {
+    "model": "model.model_name",
+    "data": "dataset.name",
+    "model-name": "model.model_name",
+    "dataset-name": "dataset.name",
+    "dataset-subset": "dataset.subsets",
+    "dataset-split": "dataset.split",
+    "data-dir": "dataset.data_dir",
+    "cuda": "env.CUDA_VISIBLE_DEVICES",
+    "run-name": "run_name",
+}
+"""The short flags of the published README (and --model, --data, --data-dir, as in `gtpo eval`) -> the key they set."""
 
 
 @dataclass(frozen=True)
@@ -50,47 +66,33 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _walk(section: type[BaseModel], prefix: str) -> typing.Iterator[ConfigKey]:
-    for name, info in section.model_fields.items():
-        annotation = info.annotation
-        if inner := _section_of(annotation):
-            yield from _walk(inner, f"{prefix}{name}.")
-            continue
-        optional = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
-        if optional:
-            (annotation,) = (part for part in typing.get_args(annotation) if part is not type(None))
-        many = typing.get_origin(annotation) is list
-        if many:
-            (annotation,) = typing.get_args(annotation)
-        choices = typing.get_args(annotation) if typing.get_origin(annotation) is Literal else ()
-        yield ConfigKey(
-            name=prefix + name,
-            scalar=str if choices else typing.cast("type", annotation),
-            choices=choices,
-            many=many,
-            optional=optional,
-            bounds=tuple(
-                f"{sign} {getattr(rule, bound)}"
-                for rule in info.metadata
-                for bound, sign in _BOUNDS
-                if getattr(rule, bound, None) is not None
-            ),
-            default=None if info.is_required() else info.get_default(call_default_factory=True),
-            doc=" ".join((info.description or "").split()),
-        )
-
-
-@functools.cache
-def keys() -> dict[str, ConfigKey]:
-    """Return every key by its dotted name, in the schema's order."""
-    return {key.name: key for key in _walk(TrainConfig, "")}
+def _key(name: str, info: FieldInfo) -> ConfigKey:
+    annotation = info.annotation
+    optional = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
+    if optional:
+        (annotation,) = (part for part in typing.get_args(annotation) if part is not type(None))
+    many = typing.get_origin(annotation) is list
+    if many:
+        (annotation,) = typing.get_args(annotation)
+    choices = typing.get_args(annotation) if typing.get_origin(annotation) is Literal else ()
+    bounds = ((sign, getattr(rule, bound, None)) for rule in info.metadata for bound, sign in _BOUNDS)
+    return ConfigKey(
+        name=name,
+        scalar=str if choices else typing.cast("type", annotation),
+        choices=choices,
+        many=many,
+        optional=optional,
+        bounds=tuple(f"{sign} {limit}" for sign, limit in bounds if limit is not None),
+        default=None if info.is_required() else info.get_default(call_default_factory=True),
+        doc=" ".join((info.description or "").split()),
+    )
 
 
 @functools.cache
 def sections() -> dict[str, type[BaseModel]]:
     """Return every section class by its dotted name, in the schema's order; the root is the empty name."""
 
-    def walk(section: type[BaseModel], prefix: str) -> typing.Iterator[tuple[str, type[BaseModel]]]:
+    def walk(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseModel]]]:
         for name, info in section.model_fields.items():
             if inner := _section_of(info.annotation):
                 yield prefix + name, inner
@@ -99,9 +101,74 @@ def sections() -> dict[str, type[BaseModel]]:
     return {"": TrainConfig, **dict(walk(TrainConfig, ""))}
 
 
+@functools.cache
+def keys() -> dict[str, ConfigKey]:
+    """Return every key by its dotted name, section by section in the schema's order."""
+    fields = (
+        (f"{section}.{name}".lstrip("."), info)
+        for section, model in sections().items()
+        for name, info in model.model_fields.items()
+    )
+    return {name: _key(name, info) for name, info in fields if not _section_of(info.annotation)}
+
+
+def full_name(flag: str) -> str:
+    """Return the dotted key that a flag (without its dashes) sets; an unknown flag is returned as it is."""
+    name = SHORTCUTS.get(flag, flag)
+    return name if name in keys() or name.replace("-", "_") not in keys() else name.replace("-", "_")
+
+
 def value_of(config: TrainConfig, name: str) -> Any:
     """Return the value of a dotted key, None where its section is absent."""
     value: Any = config
     for part in name.split("."):
         value = getattr(value, part, None)
     return value
+
+
+# -- the reference: `gtpo train --help-config` and docs/config.md ------------------------------------------------------
+
+
+def default_of(key: ConfigKey) -> str:
+    """Return a key's default as a word."""
+    if key.name == "run_name":
+        return "the file's name"
+    if key.name == "dataset.system_instruction":
+        return "the published prompt"
+    section, _, field = key.name.rpartition(".")
+    if section == "objective" and field != "preset":
+        return f"the preset's; gtpo: {_word(getattr(PRESETS['gtpo'], field))}"
+    return _word(key.default)
+
+
+def _word(value: Any) -> str:
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "[" + ", ".join(map(str, value)) + "]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value) if value != "" else '""'
+
+
+def by_section() -> Iterator[tuple[str, str, list[ConfigKey]]]:
+    """Yield (section, its documentation, its own keys)."""
+    for name, section in sections().items():
+        own = [key for key in keys().values() if key.name.rpartition(".")[0] == name]
+        if own:
+            yield name, " ".join((section.__doc__ or "").split()), own
+
+
+def print_reference() -> None:
+    """Print every key as plain text, unwrapped: one block per key."""
+    for name, doc, own in by_section():
+        print(f"\n{name or 'top level'}: {doc}")
+        for key in own:
+            print(f"  --{key.name}\n      {key.expects}; default {default_of(key)}")
+            if key.doc:
+                print(f"      {key.doc}")
+    print("\nshort flags")
+    for flag, name in SHORTCUTS.items():
+        print(f"  --{flag:20} --{name}")

@@ -9,13 +9,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from gtpo.common.log import LOG
-from gtpo.config.document import Document, Origin, find_config, read_document
-from gtpo.config.flags import full_name
-from gtpo.config.keys import keys, sections, value_of
-from gtpo.config.messages import Findings, schema_error
+from gtpo.config.document import Document, Findings, Origin, find_config, read_document, schema_error
+from gtpo.config.keys import ConfigKey, full_name, keys, sections, value_of
 from gtpo.config.published import translate
 from gtpo.config.resolve import resolve
 from gtpo.config.schema import TrainConfig
+from gtpo.presets import PRESETS
 
 
 def validate(document: Document, findings: Findings) -> TrainConfig:
@@ -33,6 +32,14 @@ def validate(document: Document, findings: Findings) -> TrainConfig:
         findings.errors += [schema_error(document, found) for found in error.errors()]
     findings.raise_errors()
     return config
+
+
+def _unset(config: TrainConfig, key: ConfigKey) -> Any:
+    """Return what a key would be if it were not set: its default, or the preset's value."""
+    section, _, name = key.name.rpartition(".")
+    if section != "objective" or name == "preset" or config.method == "sft":
+        return key.default
+    return getattr(PRESETS[config.preset_name()], name)
 
 
 def load_config(
@@ -61,7 +68,7 @@ def load_config(
         name
         for name, key in keys().items()
         # A key set to its default changes nothing by having no effect, so it needs no line.
-        if document.get(name) is not None and value_of(config, name) != key.default
+        if document.get(name) is not None and value_of(config, name) != _unset(config, key)
         # Nor does SFT for what it shares with other methods in a file that it extends.
         if config.method != "sft" or document.origin(name).is_flag or document.origin(name).place.startswith(f"{file}:")
     ]

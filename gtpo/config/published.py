@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gtpo.config.document import Document
+from gtpo.config.document import Document, Findings, unknown_key
 from gtpo.config.keys import keys, sections
-from gtpo.config.messages import Findings, unknown_key
 from gtpo.config.resolve import FAMILIES
 from gtpo.config.schema import DatasetSection
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.packages import installed
-from gtpo.config import baselines
-from gtpo.config.effects import is_file, without_effect
-from gtpo.config.messages import Findings, OriginOf
+from gtpo.config.document import Findings, OriginOf
+from gtpo.config.effects import coincidences, is_file, without_effect
 from gtpo.config.schedule import launched_processes, micro_batches_per_rollout
-from gtpo.config.schema import DatasetSection, Optimizer, TrainConfig
+from gtpo.config.schema import SWITCHES, DatasetSection, Optimizer, TrainConfig, TrainingSection
 from gtpo.presets import PRESETS
 from gtpo.rewards.data.problems import MATH_SUBJECTS, source_names
 
@@ -52,30 +50,25 @@ FAMILIES = {
 """dataset.name in any case -> the family whose splits `gtpo.rewards.data.problems.load_source` knows."""
 
 
-def _find_source(dataset: DatasetSection) -> tuple[str, str, str]:
-    """Return (source, "", ""), or ("", the key that is wrong, what is wrong with it)."""
-    name = dataset.name
+def _find_source(dataset: DatasetSection) -> tuple[str, str]:
+    """Return the name by which `load_source` knows a dataset section, or ("", a sentence on the key at fault)."""
+    name, split = dataset.name, dataset.split
     if is_file(name):
-        return name, "", ""
+        return name, ""
     if name in source_names():
         # The name has its split already. "train" is also what is read where no split was set.
-        if dataset.split != "train" and not name.endswith(f"_{dataset.split}"):
-            return (
-                "",
-                "dataset.split",
-                f'"{dataset.split}" contradicts dataset.name {name}, which names its split itself',
-            )
-        return name, "", ""
+        if split == "train" or name.endswith(f"_{split}"):
+            return name, ""
+        return "", f'dataset.split "{split}" contradicts dataset.name {name}, which names its split itself'
     family = FAMILIES.get(name.lower())
     if family is None:
         known = "gsm8k, math (hendrycks_math), arithmetic, word_problems, or a .jsonl or .parquet file"
         hint = did_you_mean(name, [*FAMILIES, *source_names()])
-        return "", "dataset.name", f'"{name}" is not known.{hint} Known: {known}'
-    source = f"{family}_{dataset.split}"
-    if source not in source_names():
-        splits = [known.removeprefix(f"{family}_") for known in source_names() if known.startswith(f"{family}_")]
-        return "", "dataset.split", f'"{dataset.split}" is not known: {name} has the splits {", ".join(splits)}'
-    return source, "", ""
+        return "", f'dataset.name "{name}" is not known.{hint} Known: {known}'
+    if f"{family}_{split}" in source_names():
+        return f"{family}_{split}", ""
+    splits = [known.removeprefix(f"{family}_") for known in source_names() if known.startswith(f"{family}_")]
+    return "", f'dataset.split "{split}" is not known: {name} has the splits {", ".join(splits)}'
 
 
 def _is_undivided(source: str) -> bool:
@@ -87,97 +80,119 @@ def training_source(dataset: DatasetSection) -> str:
 
     Raises UserError for an unknown name or split, with the nearest one.
     """
-    source, key, message = _find_source(dataset)
-    if not source:
-        raise UserError(f"{key} {message}")
+    source, fault = _find_source(dataset)
+    if fault:
+        raise UserError(fault)
     return source
 
 
-def _contradictions(config: TrainConfig) -> Iterator[tuple[str, str]]:
-    """Yield (key, what is wrong) for all that cannot be trained as it is set."""
-    model, training, trainer = config.model, config.training, config.trainer
+# -- contradictions: a sentence for each, which begins with the key ----------------------------------------------------
+
+
+def _contradictions(config: TrainConfig) -> Iterator[str]:
+    """Yield what cannot be trained as it is set."""
+    model, training = config.model, config.training
     if model.model_name and model.build:
-        yield "model.model_name", "and model.build exclude each other: load a model or build one"
+        yield "model.model_name and model.build exclude each other: load a model or build one"
     if not model.model_name and not model.build:
-        yield "model", "needs model_name (a Hub name, a local folder or a train run) or build"
-    if model.build and model.build.hidden_size % model.build.num_attention_heads:
-        heads, width = model.build.num_attention_heads, model.build.hidden_size
-        yield "model.build.num_attention_heads", f"{heads} does not divide hidden_size {width}"
+        yield "model needs model_name (a Hub name, a local folder or a train run) or build"
+    if (build := model.build) and build.hidden_size % build.num_attention_heads:
+        heads, width = build.num_attention_heads, build.hidden_size
+        yield f"model.build.num_attention_heads {heads} does not divide hidden_size {width}"
     if model.load_in_4bit and not model.lora_rank:
-        yield "model.load_in_4bit", "needs lora_rank > 0: 4-bit weights are frozen, only adapters are trained"
+        yield "model.load_in_4bit needs lora_rank > 0: 4-bit weights are frozen, only adapters are trained"
     if model.load_in_4bit and model.build:
-        yield (
-            "model.load_in_4bit",
-            "contradicts model.build: weights are packed as they are loaded, and these are built",
-        )
+        yield "model.load_in_4bit contradicts model.build: weights are packed as they are loaded, and these are built"
     if model.backend == "unsloth" and model.build:
-        yield "model.backend", "unsloth contradicts model.build: unsloth loads models, and this one is built"
-    source, key, message = _find_source(config.dataset)
-    if not source:
-        yield key, message
+        yield "model.backend unsloth contradicts model.build: unsloth loads models, and this one is built"
+    source, fault = _find_source(config.dataset)
+    if fault:
+        yield fault
     elif _is_undivided(source):
         for subset in config.dataset.subsets:
             if subset not in ("main", *MATH_SUBJECTS, *MATH_SUBJECTS.values()):
-                yield "dataset.subsets", f'"{subset}" is not known; {config.dataset.name} has only main'
+                yield f'dataset.subsets "{subset}" is not known; {config.dataset.name} has only main'
     if training.max_steps == 0:
-        yield "training.max_steps", "0 trains nothing; set it to 1 or more, or to -1 for training.num_train_epochs"
+        yield "training.max_steps 0 trains nothing; set it to 1 or more, or to -1 for training.num_train_epochs"
     if training.lr_scheduler_type == "polynomial" and training.learning_rate <= POLYNOMIAL_END:
         yield (
-            "training.learning_rate",
-            f"{training.learning_rate} with lr_scheduler_type polynomial, which falls to {POLYNOMIAL_END}: set it "
-            "above that, or choose another schedule (linear, cosine)",
+            f"training.learning_rate {training.learning_rate} with lr_scheduler_type polynomial, which falls to "
+            f"{POLYNOMIAL_END}: set it above that, or choose another schedule (linear, cosine)"
         )
     if model.lora_rank and "lm_head" in model.target_modules:
-        yield "model.target_modules", "lm_head: the loss reads its weight, so an adapter on it would not be trained"
-    if training.beta > 0 and config.method != "grpo":
-        why = "GTPO has no reference model and no KL term" if config.method == "gtpo" else "SFT has no KL term"
-        yield "training.beta", f"{training.beta} contradicts method {config.method}: {why}; set it to 0"
-    yield from baselines.contradictions(config)
-    if training.eval_steps is not None and config.method == "sft":
-        yield (
-            "training.eval_steps",
-            f"{training.eval_steps} contradicts method sft, which samples nothing; gtpo eval measures its weights",
-        )
+        yield "model.target_modules lm_head: the loss reads its weight, so an adapter on it would not be trained"
+    yield from _of_method(config)
     for name, every in (("eval_steps", training.eval_steps), ("log_kl_steps", training.log_kl_steps)):
         if every is not None and every % training.logging_steps:
             yield (
-                f"training.{name}",
-                f"{every} is no multiple of training.logging_steps {training.logging_steps}, and its result is a part "
-                "of that step's line",
+                f"training.{name} {every} is no multiple of training.logging_steps {training.logging_steps}, and its "
+                "result is a part of that step's line"
             )
     if config.method == "sft":
         for name in config.objective.model_dump(exclude_none=True):
-            yield f"objective.{name}", "contradicts method sft: supervised fine-tuning has no RL objective"
-        return
-    if training.num_generations < 2:
-        yield (
-            "training.num_generations",
-            f"{training.num_generations}: a group of one has no advantage to learn from; at least 2",
-        )
-    if not trainer.reward_funcs:
-        yield "trainer.reward_funcs", "is empty; at least one reward function is needed"
-    elif trainer.reward_weights is not None and len(trainer.reward_weights) != len(trainer.reward_funcs):
-        yield (
-            "trainer.reward_weights",
-            f"has {len(trainer.reward_weights)} values for {len(trainer.reward_funcs)} reward functions",
-        )
-    elif trainer.reward_weights is not None and not any(trainer.reward_weights):
-        yield "trainer.reward_weights", f"{trainer.reward_weights}: nothing is rewarded; at least one must not be 0"
-    room, longest = model.max_seq_length - training.max_prompt_length, training.max_completion_length
-    if longest is not None and longest > room:
-        yield (
-            "training.max_completion_length",
-            f"{longest} + max_prompt_length {training.max_prompt_length} exceeds model.max_seq_length "
-            f"{model.max_seq_length}",
-        )
-    elif room < 1:
-        yield (
-            "training.max_prompt_length",
-            f"{training.max_prompt_length} leaves no room for a completion in model.max_seq_length "
-            f"{model.max_seq_length}",
-        )
+            yield f"objective.{name} contradicts method sft: supervised fine-tuning has no RL objective"
+    else:
+        yield from _of_sampling(config)
     if config.method == "grpo":
         yield from _not_in_trl(config)
+
+
+def _of_method(config: TrainConfig) -> Iterator[str]:
+    """Yield the keys of `training` that the method cannot have."""
+    training, method = config.training, config.method
+    if training.beta > 0 and method != "grpo":
+        why = "GTPO has no reference model and no KL term" if method == "gtpo" else "SFT has no KL term"
+        yield f"training.beta {training.beta} contradicts method {method}: {why}; set it to 0"
+    if training.eval_steps is not None and method == "sft":
+        every = training.eval_steps
+        yield (
+            f"training.eval_steps {every} contradicts method sft, which samples nothing; gtpo eval measures its weights"
+        )
+    if method != "grpo":
+        why = "SFT has no RL loss"
+        if method == "gtpo":
+            why = "GTPO's loss is that of its objective; TRL's losses are those of method grpo"
+        for name in SWITCHES:
+            if (value := getattr(training, name)) != TrainingSection.model_fields[name].default:
+                yield f"training.{name} {value} contradicts method {method}: {why}"
+        return
+    if training.loss_type == "cispo" and (training.epsilon_high is None or training.epsilon_high < 1):
+        yield (
+            f"training.epsilon_high {training.epsilon_high} contradicts loss_type cispo, which cuts the ratio itself "
+            "off at epsilon_high; set it above 1 (configs/recipes/cispo.yaml: 5.0)"
+        )
+    if (level := training.importance_sampling_level) != "sequence" and training.loss_type == "luspo":
+        yield (
+            f"training.importance_sampling_level {level} contradicts loss_type luspo, a loss of whole sequences; set "
+            "it to sequence"
+        )
+    if training.use_adaptive_entropy and training.entropy_coef_min > training.entropy_coef_max:
+        low, high = training.entropy_coef_min, training.entropy_coef_max
+        yield f"training.entropy_coef_min {low} exceeds entropy_coef_max {high}"
+
+
+def _of_sampling(config: TrainConfig) -> Iterator[str]:
+    """Yield what contradicts a method that samples."""
+    training, names, weights = config.training, config.trainer.reward_funcs, config.trainer.reward_weights
+    if training.num_generations < 2:
+        yield (
+            f"training.num_generations {training.num_generations}: a group of one has no advantage to learn from; at "
+            "least 2"
+        )
+    if not names:
+        yield "trainer.reward_funcs is empty; at least one reward function is needed"
+    elif weights is not None and len(weights) != len(names):
+        yield f"trainer.reward_weights has {len(weights)} values for {len(names)} reward functions"
+    elif weights is not None and not any(weights):
+        yield f"trainer.reward_weights {weights}: nothing is rewarded; at least one must not be 0"
+    prompt, longest, whole = training.max_prompt_length, training.max_completion_length, config.model.max_seq_length
+    if longest is not None and longest > whole - prompt:
+        yield (
+            f"training.max_completion_length {longest} + max_prompt_length {prompt} exceeds model.max_seq_length "
+            f"{whole}"
+        )
+    elif prompt >= whole:
+        yield f"training.max_prompt_length {prompt} leaves no room for a completion in model.max_seq_length {whole}"
     if (
         config.rollout.importance_sampling_correction
         and config.rollout.engine != "transformers"
@@ -185,28 +200,24 @@ def _contradictions(config: TrainConfig) -> Iterator[tuple[str, str]]:
         and config.resolved_objective().temperature(training.temperature) != training.temperature
     ):
         yield (
-            "rollout.importance_sampling_correction",
-            f"true compares vLLM's log-probabilities, at training.temperature {training.temperature}, with the "
-            "objective's, at 1 (objective.entropy_temperature one); set training.temperature to 1.0, "
-            "objective.entropy_temperature to sampling, or the correction to false",
+            "rollout.importance_sampling_correction true compares vLLM's log-probabilities, at training.temperature "
+            f"{training.temperature}, with the objective's, at 1 (objective.entropy_temperature one); set "
+            "training.temperature to 1.0, objective.entropy_temperature to sampling, or the correction to false"
         )
 
 
-def _not_in_trl(config: TrainConfig) -> Iterator[tuple[str, str]]:
+def _not_in_trl(config: TrainConfig) -> Iterator[str]:
     """Yield what an objective asks for that TRL's own GRPO cannot do."""
     if config.preset_name() != "grpo":
         yield (
-            "objective.preset",
-            f'"{config.objective.preset}" contradicts method grpo, which is TRL\'s own GRPO; '
-            "set method: gtpo to train with this preset",
+            f'objective.preset "{config.objective.preset}" contradicts method grpo, which is TRL\'s own GRPO; '
+            "set method: gtpo to train with this preset"
         )
-    trl = asdict(PRESETS["grpo"])
     for name, value in config.objective.changes().items():
-        if value != trl[name] and name not in _TRL_GRPO_FIELDS:
+        if value != getattr(PRESETS["grpo"], name) and name not in _TRL_GRPO_FIELDS:
             yield (
-                f"objective.{name}",
-                f"{value} contradicts method grpo, which is TRL's own GRPO and has no such switch; "
-                "method: gtpo with objective.preset grpo or grpo-filtered has it",
+                f"objective.{name} {value} contradicts method grpo, which is TRL's own GRPO and has no such switch; "
+                "method: gtpo with objective.preset grpo or grpo-filtered has it"
             )
 
 
@@ -298,9 +309,10 @@ def resolve(
 ) -> TrainConfig:
     """Return the resolved copy of a valid config. Raises UserError with a line per contradiction.
 
-    explicit_keys: the keys that were set to something other than their default.
+    explicit_keys: the keys that were set to something other than their default, or their preset's value.
     """
-    findings.errors += [f"{origin(key)} {message}" for key, message in _contradictions(config)]
+    for key, _, message in (fault.partition(" ") for fault in _contradictions(config)):
+        findings.errors.append(f"{origin(key)} {message}")
     findings.raise_errors()
     config = config.model_copy(deep=True)
     model, training = config.model, config.training
@@ -310,14 +322,14 @@ def resolve(
     _subsets(config, findings)
     _precision(config, origin, findings)
     source = training_source(config.dataset)
-    findings.notices += [
-        f"no effect {why}: {', '.join(keys)}" for keys, why in without_effect(config, source, explicit_keys) if keys
-    ]
+    for idle, why in without_effect(config, source):
+        if found := [key for key in explicit_keys if key in idle]:
+            findings.notices.append(f"no effect {why}: {', '.join(found)}")
     if config.method != "sft":
         if training.max_completion_length is None:
             training.max_completion_length = model.max_seq_length - training.max_prompt_length
         config.objective.preset = config.preset_name()
         _batch(config, world_size or launched_processes(), origin, findings)
-        findings.notices += baselines.coincidences(config)
+        findings.notices += coincidences(config)
     _trackers(config, origin, findings)
     return config

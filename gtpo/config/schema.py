@@ -237,6 +237,24 @@ class TrainingSection(Section):
     """Experiment trackers, in addition to metrics.jsonl."""
 
 
+SWITCHES = (
+    "loss_type",
+    "delta",
+    "importance_sampling_level",
+    "top_entropy_quantile",
+    "entropy_coef",
+    "use_adaptive_entropy",
+    "entropy_coef_min",
+    "entropy_coef_max",
+    "entropy_coef_delta",
+    "entropy_target",
+)
+"""Keys of `training` that only TRL's GRPO has, under the names of its GRPOConfig."""
+
+CLIPPING = ("epsilon", "epsilon_high")
+"""Keys of `training` that act in grpo and gtpo alike, where several optimizer steps share a rollout."""
+
+
 class TrainerSection(Section):
     """Trainer class and rewards by dotted path."""
 

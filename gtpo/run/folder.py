@@ -31,9 +31,8 @@ from gtpo.common.files import (
 )
 from gtpo.common.log import LOG
 from gtpo.config import TrainConfig
-from gtpo.config.document import read_document
+from gtpo.config.document import Findings, read_document
 from gtpo.config.load import validate
-from gtpo.config.messages import Findings
 from gtpo.run.metrics_log import drop_metrics_after
 
 SCHEMA_VERSION = 1

@@ -19,7 +19,7 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from gtpo.common.errors import UserError
 from gtpo.common.packages import installed
 from gtpo.config import TrainConfig
-from gtpo.config.baselines import CLIPPING, SWITCHES
+from gtpo.config.schema import CLIPPING, SWITCHES
 from gtpo.inputs.model import compute_precision
 from gtpo.rewards.loading import import_dotted
 from gtpo.trainer import GTPOConfig, GTPOTrainer

@@ -12,8 +12,8 @@ from logs import logged
 
 from gtpo.common.errors import UserError
 from gtpo.config import TrainConfig, load_config
-from gtpo.config.flags import SHORTCUTS, parse_flags
-from gtpo.config.keys import keys, sections
+from gtpo.config.flags import parse_flags
+from gtpo.config.keys import SHORTCUTS, keys, sections
 from gtpo.presets import PRESETS, Objective
 
 ROOT = Path(__file__).resolve().parents[2]

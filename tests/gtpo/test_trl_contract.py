@@ -186,8 +186,7 @@ def test_helpers_that_are_called() -> None:
 def test_switches_of_the_config_are_trls_with_its_defaults() -> None:
     from typing import get_args
 
-    from gtpo.config.baselines import CLIPPING, SWITCHES
-    from gtpo.config.schema import LossType, TrainingSection
+    from gtpo.config.schema import CLIPPING, SWITCHES, LossType, TrainingSection
 
     theirs = GRPOConfig.__dataclass_fields__
     ours = TrainingSection.model_fields
