@@ -54,6 +54,5 @@ def restore_best(trainer: Any, best: Path) -> None:
     seam.forget_round()
     getattr(trainer.optimizer, "optimizer", trainer.optimizer).state.clear()
     trainer.lr_scheduler.base_lrs = [rate / 2 for rate in trainer.lr_scheduler.base_lrs]
-    trainer.lr_scheduler._last_lr = [rate / 2 for rate in trainer.lr_scheduler._last_lr]
     for group in trainer.optimizer.param_groups:
         group["lr"] /= 2

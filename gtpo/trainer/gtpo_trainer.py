@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor
-from trl import GRPOTrainer
 
 from gtpo.common.log import LOG, start_logging
 from gtpo.fused import FusedLoss, fused_loss
@@ -46,29 +45,12 @@ _TEXT_KEYS = frozenset(
 )
 """What a batch of text holds; images or other modalities would be dropped in silence otherwise."""
 
-_CITATION = """\
-@article{simoni2025gtpo,
-    title        = {{GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control}},
-    author       = {Marco Simoni and Aleksandar Fontana and Giulio Rossolini and Andrea Saracino and Paolo Mori},
-    year         = 2025,
-    eprint       = {arXiv:2508.03772},
-}"""
-
 
 class GTPOTrainer(OwnLossTrainer):
     """GRPOTrainer with GTPO's objective. Same arguments; `args` is a GTPOConfig.
 
     It is the loss alone. What is measured, logged and checked around it are parts, each an attribute.
     """
-
-    _tag_names = ["trl", "gtpo"]  # noqa: RUF012  # TRL declares it so
-    _name = "GTPO"
-    _paper = {  # noqa: RUF012
-        "title": "GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control",
-        "id": "2508.03772",
-        "citation": f"{_CITATION}\n\n{GRPOTrainer._paper['citation']}",
-    }
-    """What the model card cites: GTPO, and GRPO, which it stands on."""
 
     def __init__(
         self,

@@ -69,6 +69,19 @@ def check_version(found: str) -> None:
 check_version(version("trl"))
 
 
+class _Field:
+    """A field of the trainer under a name of the seam's."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, seam: Seam, kind: type | None = None) -> Any:
+        return getattr(seam.trainer, self.name)
+
+    def __set__(self, seam: Seam, value: Any) -> None:
+        setattr(seam.trainer, self.name, value)
+
+
 class Sampled(NamedTuple):
     """One completion per prompt."""
 
@@ -82,12 +95,15 @@ class Seam:
     """A trainer of any method under names of ours; of what only sampling has, nothing."""
 
     samples = False
-    micro_step = 0
+    tokens_seen: Any = _Field("_total_train_tokens")
+    """Tokens that were trained on, as TRL's `num_tokens` counts them (sft)."""
+    micro_step: Any = 0
     """Micro-batches so far, of one process."""
     round_inputs: Any = None
     """The micro-batches of the round of sampling in use."""
     reference_model: Any = None
-    temperature = 1.0
+    """TRL's reference of its KL term, where it has one as a model of its own."""
+    temperature: Any = 1.0
     """Of the sampling; 1 where nothing is sampled."""
 
     def __init__(self, trainer: Any) -> None:
@@ -102,15 +118,6 @@ class Seam:
     def mode(self) -> str:
         """`train` or `eval`."""
         return "train" if self.trainer.model is not None and self.trainer.model.training else "eval"
-
-    @property
-    def tokens_seen(self) -> int:
-        """Tokens that were trained on, as TRL's `num_tokens` counts them (sft)."""
-        return int(self.trainer._total_train_tokens)
-
-    @tokens_seen.setter
-    def tokens_seen(self, count: int) -> None:
-        self.trainer._total_train_tokens = count
 
     def mid_round(self) -> bool:
         """Return whether a round of sampling still feeds later steps."""
@@ -158,44 +165,18 @@ class SampledSeam(Seam):
 
     samples = True
 
-    @property
-    def micro_step(self) -> int:
-        """Micro-batches so far, of one process."""
-        return int(self.trainer._step)
-
-    @micro_step.setter
-    def micro_step(self, count: int) -> None:
-        self.trainer._step = count
-
-    @property
-    def round_inputs(self) -> Any:
-        """The micro-batches of the round of sampling in use."""
-        return self.trainer._buffered_inputs
-
-    @round_inputs.setter
-    def round_inputs(self, inputs: Any) -> None:
-        self.trainer._buffered_inputs = inputs
-
-    @property
-    def reference_model(self) -> Any:
-        """TRL's reference of its KL term, where it has one as a model of its own."""
-        return self.trainer.ref_model
-
-    @property
-    def temperature(self) -> float:  # type: ignore[override]
-        """Of the sampling."""
-        return float(self.trainer.temperature)
+    micro_step = _Field("_step")
+    round_inputs = _Field("_buffered_inputs")
+    reference_model = _Field("ref_model")
+    temperature = _Field("temperature")
+    tokenizer = _Field("_tokenizer")
+    """The tokenizer, also where the processing class is a processor around it."""
 
     @property
     def group_size(self) -> int:
         """Completions per prompt, of the mode that the model is in."""
         trainer = self.trainer
         return int(trainer.num_generations if self.mode == "train" else trainer.num_generations_eval)
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer, also where the processing class is a processor around it."""
-        return self.trainer._tokenizer
 
     def mid_round(self) -> bool:
         """Return whether a round of sampling still feeds later steps."""
@@ -204,7 +185,7 @@ class SampledSeam(Seam):
 
     def forget_round(self) -> None:
         """Sample anew before the next step, also within a round, from the weights as they are now."""
-        self.trainer._buffered_inputs = None
+        self.round_inputs = None
         self.trainer._last_loaded_step = -1  # vLLM takes the weights anew
 
     def sample(self, prompts: Sequence[Any]) -> Sampled:
@@ -240,8 +221,25 @@ def part_of(trainer: Any, kind: type[Part]) -> Part | None:
     return next((part for part in trainer.callback_handler.callbacks if isinstance(part, kind)), None)
 
 
+_PAPER = {
+    "title": "GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control",
+    "id": "2508.03772",
+    "citation": """\
+@article{simoni2025gtpo,
+    title        = {{GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control}},
+    author       = {Marco Simoni and Aleksandar Fontana and Giulio Rossolini and Andrea Saracino and Paolo Mori},
+    year         = 2025,
+    eprint       = {arXiv:2508.03772},
+}""",
+}
+
+
 class OwnLossTrainer(GRPOTrainer, ABC):
-    """GRPOTrainer whose loss is that of a subclass."""
+    """GRPOTrainer whose loss is that of a subclass, and whose model card cites GTPO, and GRPO, which it extends."""
+
+    _tag_names = ["trl", "gtpo"]  # noqa: RUF012  # TRL declares it so
+    _name = "GTPO"
+    _paper = _PAPER | {"citation": f"{_PAPER['citation']}\n\n{GRPOTrainer._paper['citation']}"}
 
     @abstractmethod
     def policy_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
