@@ -23,7 +23,7 @@ from gtpo.config import HealthSection
 from gtpo.run.advice import Advice
 from gtpo.run.exact import ExactCheckpoints
 from gtpo.run.health import Health
-from gtpo.run.metrics_log import metrics_row
+from gtpo.run.logs import metrics_row
 from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.run.validation import METRIC, Validation
 from gtpo.trainer.group_statistics import GroupStatistics

@@ -33,20 +33,14 @@ Backend = Literal["auto", "torch", "triton"]
 
 
 class FusedLoss(NamedTuple):
-    """`gtpo.objective.Loss` plus what a trainer logs. Only `loss` carries a gradient."""
+    """The fields of `gtpo.objective.Loss`, and what a trainer logs. Only `loss` carries a gradient."""
 
     loss: Tensor
-    """Scalar, to be minimised."""
     advantages: Tensor
-    """A_i [N]."""
     shaped_advantages: Tensor
-    """A'_i [N]."""
     entropy: Tensor
-    """<H>_i [N] in nats."""
     kept: Tensor
-    """delta_i [N] bool."""
     weights: Tensor
-    """lambda [N, L]."""
     logps: Tensor
     """log pi(o_it) [N, L], 0 outside the mask."""
     token_entropies: Tensor

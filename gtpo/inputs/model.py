@@ -174,26 +174,26 @@ def lora_config(section: ModelSection, model: Any, notes: list[str]) -> Any:
         raise UserError(
             f"model.target_modules {head}: the loss reads its weight, so an adapter on it would not be trained"
         )
-    absent = [
-        target
+    named = {
+        target: {name: layer for name, layer in layers.items() if f".{name}".endswith(f".{target}")}
         for target in section.target_modules
-        if not any(name == target or name.endswith(f".{target}") for name in layers)
-    ]
+    }
+    absent = [target for target, found in named.items() if not found]
     if absent:
         linear = {name.rpartition(".")[2] for name, layer in layers.items() if isinstance(layer, torch.nn.Linear)}
         line = (
             f"model.target_modules {', '.join(absent)}: no layer of this name; {section.model_name or 'the model'} has "
         )
         line += ", ".join(sorted(linear))
-        if absent == section.target_modules:
+        if len(absent) == len(named):
             raise UserError(line)
         if section.target_modules == ModelSection.model_fields["target_modules"].default:
             notes.append(line)  # nobody named it
         else:
             LOG.warning(line)
-    for target in section.target_modules:
-        for name, layer in layers.items():
-            if (name == target or name.endswith(f".{target}")) and not _is_matrix(layer):
+    for target, found in named.items():
+        for name, layer in found.items():
+            if getattr(layer, "weight", None) is None or layer.weight.dim() < 2:
                 raise UserError(
                     f"model.target_modules {target}: {name} is a {type(layer).__name__}, which takes no adapter; "
                     "name linear layers"
@@ -206,11 +206,6 @@ def lora_config(section: ModelSection, model: Any, notes: list[str]) -> Any:
         bias="none",
         task_type="CAUSAL_LM",
     )
-
-
-def _is_matrix(layer: Any) -> bool:
-    weight = getattr(layer, "weight", None)
-    return weight is not None and weight.dim() > 1
 
 
 def widen_adapters(model: Any) -> None:

@@ -137,13 +137,10 @@ def shape_of_config(values: dict[str, Any]) -> ModelShape | None:
     if any(values.get(name) for name in _EXPERTS):
         return None
     try:
-        heads = int(values["num_attention_heads"])
-        hidden = int(values["hidden_size"])
+        heads, hidden = int(values["num_attention_heads"]), int(values["hidden_size"])
         return ModelShape(
-            vocab_size=int(values["vocab_size"]),
+            **{name: int(values[name]) for name in ("vocab_size", "intermediate_size", "num_hidden_layers")},
             hidden_size=hidden,
-            intermediate_size=int(values["intermediate_size"]),
-            num_hidden_layers=int(values["num_hidden_layers"]),
             num_attention_heads=heads,
             num_key_value_heads=int(values.get("num_key_value_heads") or heads),
             head_dim=int(values.get("head_dim") or hidden // heads),
@@ -182,18 +179,9 @@ def find_shape(section: ModelSection, source: str) -> tuple[ModelShape | None, s
     if build := section.build:
         from gtpo.inputs.tiny import build_tokenizer
 
-        heads = build.num_attention_heads
-        return ModelShape(
-            vocab_size=len(build_tokenizer(build.vocabulary)),
-            hidden_size=build.hidden_size,
-            intermediate_size=build.intermediate_size,
-            num_hidden_layers=build.num_hidden_layers,
-            num_attention_heads=heads,
-            num_key_value_heads=heads,
-            head_dim=build.hidden_size // heads,
-            tied=build.tie_word_embeddings,
-            attention_bias=build.architecture == "qwen2",
-        ), "model.build"
+        vocabulary = len(build_tokenizer(build.vocabulary))
+        values = build.model_dump() | {"vocab_size": vocabulary, "model_type": build.architecture}
+        return shape_of_config(values), "model.build"
     adapter, config = Path(source) / "adapter_config.json", Path(source) / "config.json"
     if adapter.is_file():
         return find_shape(section, adapter_base(adapter))

@@ -100,17 +100,13 @@ def build_tiny_model(
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
     tokenizer = build_tokenizer(spec.vocabulary)
+    ours = {"architecture", "vocabulary", "rope_theta"}
     shape = {
+        **spec.model_dump(exclude=ours),
         "vocab_size": len(tokenizer),
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
-        "num_hidden_layers": spec.num_hidden_layers,
-        "num_attention_heads": spec.num_attention_heads,
         "num_key_value_heads": spec.num_attention_heads,
-        "tie_word_embeddings": spec.tie_word_embeddings,
         "max_position_embeddings": max_seq_length,
         "rope_parameters": {"rope_type": "default", "rope_theta": spec.rope_theta},
-        "initializer_range": spec.initializer_range,
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "bos_token_id": None,

@@ -33,7 +33,7 @@ from gtpo.common.log import LOG
 from gtpo.config import TrainConfig
 from gtpo.config.document import Findings, read_document
 from gtpo.config.load import validate
-from gtpo.run.metrics_log import drop_metrics_after
+from gtpo.run.logs import drop_metrics_after
 
 SCHEMA_VERSION = 1
 
@@ -165,19 +165,18 @@ class TrainFolder:
                 f"(--run-name), restore the key, or move the folder away; nothing was overwritten"
             )
 
-    def check_processes(self, count: int) -> None:
-        """Refuse to resume with another number of processes than the run has. Raises UserError naming both."""
-        before = self.run().get("processes")
-        if before not in (None, count):  # an older run does not say
+    def check_same(self, processes: int, dtype: str | None = None) -> None:
+        """Refuse to resume with what the run's numbers depend on and no key says. Raises UserError naming both values.
+
+        processes: their number; dtype: of the weights, None where they are not loaded yet.
+        """
+        run = self.run()
+        if (before := run.get("processes", processes)) != processes:
             raise UserError(
-                f"{self.root} was trained by {before} process(es), now {count}: batches and data order follow from "
+                f"{self.root} was trained by {before} process(es), now {processes}: batches and data order follow from "
                 f"the number. Resume it with {before}, or choose another run_name (--run-name)"
             )
-
-    def check_dtype(self, dtype: str) -> None:
-        """Refuse to resume in another dtype: `auto` may come to another one here. Raises UserError naming both."""
-        before = self.run().get("dtype")
-        if before not in (None, dtype):  # a published run does not say
+        if dtype and (before := run.get("dtype", dtype)) != dtype:
             raise UserError(
                 f"{self.root} was trained in {before}, and model.dtype means {dtype} on this machine: resume it where "
                 "it ran, or choose another run_name (--run-name)"

@@ -227,14 +227,13 @@ class Health:
         return {name: getattr(self, name) for name in _STATE} | lists | {"watch": self.watch.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take up the state of a checkpoint; what an earlier version did not keep stays as it is."""
+        """Take up the state of a checkpoint."""
         for name in _STATE:
-            setattr(self, name, state.get(name, getattr(self, name)))
+            setattr(self, name, state[name])
         for name in _DEQUES:
             getattr(self, name).clear()
-            getattr(self, name).extend(state.get(name, []) if isinstance(state.get(name), list) else [])
-        if "watch" in state:
-            self.watch.load(state["watch"])
+            getattr(self, name).extend(state[name])
+        self.watch.load(state["watch"])
 
 
 _STATE = (

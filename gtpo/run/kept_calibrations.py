@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,47 +39,36 @@ def policy_key(trainer: Any) -> str:
     return found.hexdigest()
 
 
-class KeptCalibrations:
-    """The calibrations that the runs of a folder have made, of one process each: several could disagree on a file."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / FILE
-
-    def find(self, trainer: Any) -> dict[str, Any] | None:
-        """Return the record of an earlier run with this trainer's policy, or None."""
-        if not self.path.is_file() or trainer.accelerator.num_processes > 1:
-            return None
-        record: dict[str, Any] | None = read_json_object(self.path).get(policy_key(trainer))
-        return record
-
-    def keep(self, trainer: Any, calibration: Calibration) -> None:
-        """Add a calibration."""
-        if trainer.accelerator.num_processes == 1:
-            known = read_json_object(self.path) if self.path.is_file() else {}
-            write_json(self.path, {**known, policy_key(trainer): calibration.record()})
-
-
 class CalibrationRecord(CalibrationFile):
-    """H_ini and the gate's decision in run.json; with a trainer, H_ini also beside the runs, for others to take up."""
+    """H_ini and the gate's decision in run.json; with a trainer, H_ini also beside the runs, for others to take up.
+
+    Of one process only: several could disagree on the file beside the runs.
+    """
 
     def __init__(self, folder: TrainFolder, trainer: Any = None) -> None:
         super().__init__(folder.run_json)
-        self.folder, self.trainer = folder, trainer
-        self.kept = KeptCalibrations(folder.root.parent)
+        self.folder, self.kept = folder, folder.root.parent / FILE
+        self.trainer = trainer if trainer is not None and trainer.accelerator.num_processes == 1 else None
+
+    def _known(self) -> dict[str, Any]:
+        """Return the records of the runs beside this one, by policy."""
+        return read_json_object(self.kept) if self.kept.is_file() else {}
 
     def load(self, *, resumed: bool) -> Calibration | None:
         """Return what run.json holds: the folder is one run's, also where it stopped before its first checkpoint."""
         stored = self.folder.run().get("initial_entropy")
-        if stored is None and not resumed and self.trainer is not None and (stored := self.kept.find(self.trainer)):
-            self.folder.update_run(initial_entropy=stored)
-            LOG.info("H_ini was measured by an earlier run of the same model, data, prompt and temperature")
+        if stored is None and not resumed and self.trainer is not None:
+            known = self._known()
+            if known and (stored := known.get(policy_key(self.trainer))) is not None:
+                self.folder.update_run(initial_entropy=stored)
+                LOG.info("H_ini was measured by an earlier run of the same model, data, prompt and temperature")
         return None if stored is None else Calibration.from_record(stored)
 
     def store(self, calibration: Calibration) -> None:
         """Put H_ini into run.json."""
         self.folder.update_run(initial_entropy=calibration.record())
         if self.trainer is not None and not self.trainer.state.global_step:
-            self.kept.keep(self.trainer, calibration)
+            write_json(self.kept, {**self._known(), policy_key(self.trainer): calibration.record()})
 
     def decided(self, gate: Mapping[str, Any]) -> None:
         """Note the gate's decision in run.json."""

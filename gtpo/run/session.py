@@ -23,15 +23,21 @@ from gtpo.plan.memory import memory_advice
 from gtpo.plan.preflight import RunInputs
 from gtpo.rewards.data.problem import Problem
 from gtpo.run.advice import Advice
-from gtpo.run.checkpoint import check_checkpoint
-from gtpo.run.completions_log import completions_table, write_completions
+from gtpo.run.checkpoint import check_checkpoint, provide_base, restore_best, save_weights
 from gtpo.run.environment import quiet_libraries, settle_on_cpu
 from gtpo.run.exact import ExactCheckpoints
 from gtpo.run.folder import TrainFolder, last_checkpoint, no_room, out_of_space
 from gtpo.run.guarded_reward import guarded_rewards, mark_unscored
 from gtpo.run.health import MAX_ROLLBACKS, Health
 from gtpo.run.kept_calibrations import CalibrationRecord
-from gtpo.run.metrics_log import append_metrics, metrics_lines, metrics_row, reward_table
+from gtpo.run.logs import (
+    append_metrics,
+    completions_table,
+    metrics_lines,
+    metrics_row,
+    reward_table,
+    write_completions,
+)
 from gtpo.run.progress import Progress, SamplingProgress
 from gtpo.run.provenance import describe_run
 from gtpo.run.stopping import Stop, StoppedBeforeTraining
@@ -39,7 +45,6 @@ from gtpo.run.trainers import build_trainer, rollout_engine, trainer_arguments, 
 from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.run.validation import METRIC as VALIDATION_METRIC
 from gtpo.run.validation import ScoreHeldOut, Validation
-from gtpo.run.weights import provide_base, restore_best, save_weights
 from gtpo.trainer import GTPOTrainer
 from gtpo.trainer.adapter_sync import vllm_failures_explained, vllm_of
 from gtpo.trainer.group_statistics import GroupStatistics
@@ -108,12 +113,12 @@ class TrainingRun(TrainerCallback):
             metrics_lines(self.folder.metrics_jsonl)
             checkpoint = last_checkpoint(self.folder.checkpoints)
             if checkpoint is not None:
-                self.folder.check_processes(self.processes.num_processes)
+                self.folder.check_same(self.processes.num_processes)
                 check_checkpoint(checkpoint, self.processes.num_processes)
             with libraries_aside():
                 loaded = load_model(self.config, self.inputs.weights)
             if checkpoint is not None:
-                self.folder.check_dtype(loaded.dtype)
+                self.folder.check_same(self.processes.num_processes, loaded.dtype)
             dataset, report = self.inputs.problems.dataset(loaded.tokenizer)
             if self.score_held_out is not None and self.config.training.eval_steps is not None:
                 self.held_out = self.inputs.problems.validation(loaded.tokenizer)

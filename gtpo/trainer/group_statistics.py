@@ -213,8 +213,8 @@ class GroupStatistics(TrainerCallback):
         seam.log("completions/repeated", repeated_across_prompts(ids, mask, group))
         seam.log("completions/truncated", seam.logged("completions/clipped_ratio"))
         self.rollouts[seam.mode] = Rollout(
+            **vars(self._scores),
             step=trainer.state.global_step + 1,
-            **self._scores._asdict(),
             ids=ids,
             mask=mask,
             truncated=truncated,

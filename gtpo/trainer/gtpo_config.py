@@ -13,30 +13,28 @@ from trl import GRPOConfig
 from gtpo.presets import PRESETS, Objective
 
 _DECIDED = {
-    "loss_type": "the objective is GTPO's; GRPOTrainer has TRL's losses",
-    "scale_rewards": "set objective={'scale_rewards': ...}",
-    "mask_truncated_completions": "set objective={'mask_truncated': True}",
-    "importance_sampling_level": "GTPO's ratio is per token",
-    "top_entropy_quantile": "GTPO has its entropy gate",
-    **dict.fromkeys(
-        (
+    name: instead
+    for instead, names in {
+        "the objective is GTPO's; GRPOTrainer has TRL's losses": ["loss_type"],
+        "set objective={'scale_rewards': ...}": ["scale_rewards"],
+        "set objective={'mask_truncated': True}": ["mask_truncated_completions"],
+        "GTPO's ratio is per token": ["importance_sampling_level"],
+        "GTPO has its entropy gate": ["top_entropy_quantile"],
+        "set objective={'entropy_mode': 'loss', 'gamma': ...}": [
             *("entropy_coef", "use_adaptive_entropy", "entropy_coef_min", "entropy_coef_max"),
             *("entropy_coef_delta", "entropy_target"),
-        ),
-        "set objective={'entropy_mode': 'loss', 'gamma': ...}",
-    ),
-    **dict.fromkeys(
-        (
+        ],
+        "it belongs to another loss; GRPOTrainer has TRL's losses": [
             *("sapo_temperature_neg", "sapo_temperature_pos"),
             *("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
-        ),
-        "it belongs to another loss; GRPOTrainer has TRL's losses",
-    ),
-    "off_policy_mask_threshold": "GTPO has no such mask",
-    "delta": "GTPO clips on both sides by epsilon",
-    **dict.fromkeys(("beta", "use_bias_correction_kl"), "GTPO has no reference model and no KL term"),
-    **dict.fromkeys(("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"), "GTPO has no reference model"),
-    "cast_lm_head_to_fp32": "logits and statistics are float32 already",
+        ],
+        "GTPO has no such mask": ["off_policy_mask_threshold"],
+        "GTPO clips on both sides by epsilon": ["delta"],
+        "GTPO has no reference model and no KL term": ["beta", "use_bias_correction_kl"],
+        "GTPO has no reference model": ["sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"],
+        "logits and statistics are float32 already": ["cast_lm_head_to_fp32"],
+    }.items()
+    for name in names
 }
 """GRPOConfig's fields that GTPO decides itself, and what to do instead: setting one is an error, never ignored."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -20,7 +20,8 @@ BATCH_ROWS = {
 """Field of `Completions` -> key of the batch dict. TRL shuffles and splits these rows with the completions."""
 
 
-class Scores(NamedTuple):
+@dataclass
+class Scores:
     """What the reward functions gave, gathered over ranks."""
 
     prompts: list[Any]
@@ -34,19 +35,11 @@ class Scores(NamedTuple):
 
 
 @dataclass
-class Rollout:
+class Rollout(Scores):
     """A round of sampling: N completions, rank-major (group = row // G). What the completions log writes."""
 
     step: int
     """The step it was sampled for, from 1."""
-    prompts: list[Any]
-    """This rank's prompts, one per completion."""
-    rewards: Tensor
-    """[N, functions]; NaN where a function gave none."""
-    format: Tensor
-    """Format reward [N]."""
-    accuracy: Tensor | None
-    """Accuracy reward [N]; None where no function computes it."""
     ids: Tensor
     """Completion tokens [N, L]."""
     mask: Tensor

@@ -20,7 +20,7 @@ from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.entropy import Calibration
 from gtpo.objective import PRESETS
 from gtpo.run.folder import TrainFolder
-from gtpo.run.kept_calibrations import CalibrationRecord, KeptCalibrations
+from gtpo.run.kept_calibrations import CalibrationRecord
 from gtpo.run.stopping import Interrupt, StoppedBeforeTraining
 from gtpo.trainer import calibration
 from gtpo.trainer.calibration import GateCalibration
@@ -150,17 +150,22 @@ def test_the_trainers_own_model_samples_as_many_at_once_as_its_cache_may_hold(
 def test_kept_for_the_next_start_of_the_same_policy(tmp_path: Path) -> None:
     model, tokenizer = tiny_model()
     trainer = trainer_at(tmp_path / "run", model, tokenizer, [])
-    kept, measured = KeptCalibrations(tmp_path), Calibration(0.42, 5, 0.012)
-    assert kept.find(trainer) is None
-    kept.keep(trainer, measured)
-    assert Calibration.from_record(kept.find(trainer) or {}) == measured
+    measured = Calibration(0.42, 5, 0.012)
+
+    def found_by(trainer: Any, run: str) -> Calibration | None:
+        return CalibrationRecord(TrainFolder(tmp_path / run), trainer).load(resumed=False)
+
+    assert found_by(trainer, "first") is None
+    CalibrationRecord(TrainFolder(tmp_path / "first"), trainer).store(measured)
+    assert found_by(trainer, "second") == measured
+    assert json.loads((tmp_path / "second/run.json").read_text())["initial_entropy"]["nats"] == 0.42
     trainer.temperature = 0.9
-    assert kept.find(trainer) is None
+    assert found_by(trainer, "third") is None
     warmer = trainer_at(tmp_path / "other", model, tokenizer, [])
-    assert kept.find(warmer) is not None
+    assert found_by(warmer, "fourth") == measured
     with torch.no_grad():
         warmer.model.get_input_embeddings().weight[0, 0] += 1e-3
-    assert kept.find(warmer) is None, "another policy"
+    assert found_by(warmer, "fifth") is None, "another policy"
 
 
 def test_new_run_in_a_used_folder_measures_its_own(tmp_path: Path) -> None:

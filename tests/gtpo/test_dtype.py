@@ -42,11 +42,11 @@ def test_auto_takes_bfloat16_where_it_is_stored_frozen_and_multiplied(
 def test_a_run_is_not_resumed_in_another_dtype(tmp_path: Path) -> None:
     folder = TrainFolder(tmp_path / "run")
     folder.root.mkdir()
-    folder.check_dtype("bfloat16")
+    folder.check_same(1, "bfloat16")
     folder.update_run(dtype="float32")
-    folder.check_dtype("float32")
+    folder.check_same(1, "float32")
     with pytest.raises(UserError, match=r"was trained in float32, and model\.dtype means bfloat16 on this machine"):
-        folder.check_dtype("bfloat16")
+        folder.check_same(1, "bfloat16")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gtpo.run.metrics_log import reward_rows, reward_table
+from gtpo.run.logs import reward_rows, reward_table
 
 
 def test_means_of_the_first_last_and_best_window(tmp_path: Path) -> None:
