@@ -34,7 +34,7 @@ __all__ = ["Advice", "CollapseWatch", "ExactCheckpoints", "GroupStatistics", "Un
 class CollapseWatch(TrainerCallback):
     """Watches the metrics of a run for collapse (`gtpo.run.health`, docs/training.md).
 
-    trainer: a GTPOTrainer, or TRL's GRPOTrainer, whose reward stands for the accuracy where nothing logs that.
+    trainer: a GTPOTrainer, or TRL's GRPOTrainer, whose reward is watched where no accuracy is logged.
     on_collapse: warn, or stop training after saving. false_alarms: share of the runs of a policy that does not change
     in which a collapse is reported. validation: the judge, where there is one; added to the trainer before.
     """

@@ -191,14 +191,11 @@ def _check_shapes(
             raise ValueError(f"bias must have shape [{lm_head.shape[0]}], as lm_head has; found {list(bias.shape)}")
         if not bool(bias.isfinite().all()):
             raise ValueError(f"bias[{int((~bias.isfinite()).nonzero()[0])}] is not finite")
-    for name in ("advantages", "forward", "backward", "union", "excluded", "old_entropy", "old_keep_mask"):
-        value = getattr(completions, name)
-        if value is not None and value.shape != (rows,):
-            raise ValueError(f"completions.{name} must have shape [{rows}]; found {list(value.shape)}")
-    for name in ("weights", "old_logps"):
-        value = getattr(completions, name)
-        if value is not None and value.shape != ids.shape:
-            raise ValueError(f"completions.{name} must have shape {list(ids.shape)}; found {list(value.shape)}")
+    rowwise = ("advantages", "forward", "backward", "union", "excluded", "old_entropy", "old_keep_mask")
+    for name, dimensions in {**dict.fromkeys(rowwise, 1), "weights": 2, "old_logps": 2}.items():
+        value, expected = getattr(completions, name), list(ids.shape[:dimensions])
+        if value is not None and list(value.shape) != expected:
+            raise ValueError(f"completions.{name} must have shape {expected}; found {list(value.shape)}")
     importance = completions.importance_weights
     if importance is not None and importance.shape not in ((rows,), (rows, 1), (rows, width)):
         raise ValueError(

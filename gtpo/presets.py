@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 LN2 = math.log(2.0)
 """The paper's entropy threshold in nats: the entropy of a fair choice between two tokens (Eq. 6)."""
 
-_BOUNDS = {"ge": ">=", "gt": ">", "lt": "<"}
+_BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 @dataclass(
@@ -95,8 +95,13 @@ def _expected(field: FieldInfo) -> str:
         return "True or False"
     if choices := get_args(field.annotation):
         return "one of " + ", ".join(choices)
-    limits = [(sign, getattr(limit, key, None)) for limit in field.metadata for key, sign in _BOUNDS.items()]
-    return "a number " + " and ".join(f"{sign} {limit:g}" for sign, limit in limits if limit is not None)
+    return "a number " + " and ".join(bounds_of(field))
+
+
+def bounds_of(field: FieldInfo) -> list[str]:
+    """Return the bounds of a pydantic field in words, e.g. `>= 0`."""
+    limits = [(sign, getattr(rule, key, None)) for rule in field.metadata for key, sign in _BOUNDS.items()]
+    return [f"{sign} {limit}" for sign, limit in limits if limit is not None]
 
 
 _FIELDS: dict[str, FieldInfo] = vars(Objective)["__pydantic_fields__"]

@@ -1,4 +1,4 @@
-"""The one exception for mistakes of the user's."""
+"""The exception for the user's mistakes."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # a full disk does not say which file it had no room for
+            error.filename = str(path)  # a full disk does not say which file did not fit
         raise
 
 

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face Hub: whether it can be reached, and which of them an adapter stands on."""
+"""Models of the Hugging Face Hub: whether it can be reached, and which of them an adapter was trained on."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def check_model(name: str) -> None:
             raise UserError(
                 f"{name} is neither a folder here nor a model of the Hugging Face Hub (private: `hf auth login`)"
             ) from error
-        except EntryNotFoundError:  # an adapter has a config of its own
+        except EntryNotFoundError:  # an adapter has another config file
             return
 
 

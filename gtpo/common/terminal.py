@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import sys
 import textwrap
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -50,7 +52,6 @@ def stacked(table: Table, width: int, *, keep: int = 1) -> list[Table]:
     """Return the table, or several that hold its columns in turn behind the first `keep`, so that each fits."""
     from rich.console import Console
     from rich.measure import Measurement
-    from rich.table import Table
 
     console = Console(width=10_000)
 
@@ -71,14 +72,9 @@ def stacked(table: Table, width: int, *, keep: int = 1) -> list[Table]:
     if len(pieces) == 1:
         return [table]
     found = []
-    for i, places in enumerate(pieces):
-        title = table.title if i == 0 else None
-        piece = Table(title=title, title_justify="left", title_style=table.title_style, box=table.box,
-                      pad_edge=table.pad_edge)  # fmt: skip
-        for place in places:
-            column = table.columns[place]
-            piece.add_column(column.header, justify=column.justify, no_wrap=True)
-        for row in zip(*(list(table.columns[place].cells) for place in places), strict=True):
-            piece.add_row(*row)
+    for places in pieces:
+        piece = copy.copy(table)
+        piece.columns = [replace(table.columns[place], no_wrap=True) for place in places]
+        piece.title = None if found else table.title
         found.append(piece)
     return found

@@ -14,9 +14,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from gtpo.config.schema import TrainConfig
-from gtpo.presets import PRESETS
+from gtpo.presets import PRESETS, bounds_of
 
-_BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
 
 SHORTCUTS: dict[str, str] = {
@@ -75,14 +74,13 @@ def _key(name: str, info: FieldInfo) -> ConfigKey:
     if many:
         (annotation,) = typing.get_args(annotation)
     choices = typing.get_args(annotation) if typing.get_origin(annotation) is Literal else ()
-    bounds = ((sign, getattr(rule, bound, None)) for rule in info.metadata for bound, sign in _BOUNDS)
     return ConfigKey(
         name=name,
         scalar=str if choices else typing.cast("type", annotation),
         choices=choices,
         many=many,
         optional=optional,
-        bounds=tuple(f"{sign} {limit}" for sign, limit in bounds if limit is not None),
+        bounds=tuple(bounds_of(info)),
         default=None if info.is_required() else info.get_default(call_default_factory=True),
         doc=" ".join((info.description or "").split()),
     )

@@ -67,7 +67,7 @@ def load_config(
     explicit_keys = [
         name
         for name, key in keys().items()
-        # A key set to its default changes nothing by having no effect, so it needs no line.
+        # A key set to its default changes nothing by having no effect, so it is not reported.
         if document.get(name) is not None and value_of(config, name) != _unset(config, key)
         # Nor does SFT for what it shares with other methods in a file that it extends.
         if config.method != "sft" or document.origin(name).is_flag or document.origin(name).place.startswith(f"{file}:")

@@ -164,7 +164,7 @@ def _runtime(document: Document, findings: Findings) -> None:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Compare two raw values; a flag's is text."""
+    """Return whether two raw values are equal; a flag's is text."""
     try:
         return float(one) == float(other)
     except (TypeError, ValueError):

@@ -168,13 +168,9 @@ def forecast(config: TrainConfig, shape: ModelShape) -> Forecast:
         parts.append(Part(name, count / GIB, basis))
 
     billions = f"{shape.parameters / 1e9:.2f} B" if shape.parameters > 1e8 else f"{shape.parameters / 1e6:.2f} M"
-    four_bit = shape.linear_parameters * NF4_BYTES + (shape.parameters - shape.linear_parameters) * size
     if model.load_in_4bit:
-        part(
-            "base weights",
-            four_bit,
-            f"{billions} parameters, linear layers in 4 bits, the rest in {8 * size} bits",
-        )
+        count = shape.linear_parameters * NF4_BYTES + (shape.parameters - shape.linear_parameters) * size
+        part("base weights", count, f"{billions} parameters, linear layers in 4 bits, the rest in {8 * size} bits")
     else:
         part("base weights", shape.parameters * size, f"{billions} parameters, {8 * size} bits")
     if model.lora_rank:

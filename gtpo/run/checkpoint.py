@@ -59,7 +59,7 @@ def window_file(checkpoint: str | Path, rank: int) -> Path:
 
 
 def read_state(checkpoint: str | Path, *also: str) -> dict[str, Any]:
-    """Return gtpo_state.json. Raises UserError where it is missing or lacks what a run goes on from.
+    """Return gtpo_state.json. Raises UserError where it is missing or lacks what a run resumes from.
 
     also: keys that it must have besides those of every checkpoint.
     """
@@ -79,7 +79,7 @@ def read_state(checkpoint: str | Path, *also: str) -> dict[str, Any]:
 def check_checkpoint(checkpoint: Path, processes: int) -> None:
     """Raise UserError where a part of a checkpoint is missing that the trainer would do without in silence."""
     rounds = [round_file(checkpoint, rank) for rank in range(processes)]
-    if read_state(checkpoint, "health").get("within_round"):  # an older checkpoint does not say
+    if read_state(checkpoint, "health")["within_round"]:
         for path in rounds:
             if not path.is_file():
                 raise damaged(checkpoint, f"has no {path.name}")
@@ -111,7 +111,7 @@ def save_weights(trainer: Any, target: Path, about: dict[str, Any] | None = None
     trainer.save_model(str(partial))
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        (partial / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
+        (partial / "training_args.bin").unlink(missing_ok=True)  # a pickle that is never read
         if about is not None:
             write_json(partial / "best.json", about)
         replace_folder(partial, target)
@@ -142,5 +142,6 @@ def restore_best(trainer: Any, best: Path) -> None:
     seam.forget_round()
     getattr(trainer.optimizer, "optimizer", trainer.optimizer).state.clear()
     trainer.lr_scheduler.base_lrs = [rate / 2 for rate in trainer.lr_scheduler.base_lrs]
+    trainer.lr_scheduler._last_lr = [rate / 2 for rate in trainer.lr_scheduler._last_lr]
     for group in trainer.optimizer.param_groups:
         group["lr"] /= 2

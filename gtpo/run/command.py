@@ -19,7 +19,7 @@ from gtpo.config.schedule import launched_processes
 from gtpo.plan.preflight import preflight
 from gtpo.run.environment import trackers_write_to
 from gtpo.run.folder import ENDED, TrainFolder
-from gtpo.run.stopping import Interrupt
+from gtpo.run.stopping import Stop
 
 if TYPE_CHECKING:
     from gtpo.run.validation import ScoreHeldOut
@@ -62,17 +62,15 @@ def train(
         import torch
 
         quiet_vllm(on_cpu=not torch.cuda.is_available())  # before TRL imports vLLM
-    with Interrupt(_launcher_limit(folder.root)) as interrupt, trackers_write_to(folder.root):
+    with Stop(folder.root, _launcher_limit(folder.root)) as stop, trackers_write_to(folder.root):
         with libraries_aside():
             from gtpo.run.session import TrainingRun
 
-        run = TrainingRun(
-            config, folder, inputs, interrupt=interrupt, check_loss=check_loss, score_held_out=score_held_out
-        )
+        run = TrainingRun(config, folder, inputs, stop, check_loss=check_loss, score_held_out=score_held_out)
         run.run()
     if run.main:
         _print_result(folder, json_output)
-    if interrupt.asked:
+    if stop.asked:
         raise KeyboardInterrupt
     return folder.root
 

@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import Sampler
 from transformers import TrainerCallback, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+from trl.trainer.utils import RepeatSampler
 
 from gtpo.common.files import write_json
 from gtpo.run.checkpoint import STATE_FILE, read_state, readable, round_file, window_file
@@ -31,31 +32,25 @@ from gtpo.trainer.rollout import Rollout
 from gtpo.trainer.trl_seam import part_of, seam_of
 
 
-class EpochOrder(Sampler[int]):
+class EpochOrder(RepeatSampler):
     """Indices of a dataset: its own order in epoch 0, a permutation drawn from (seed, epoch) afterwards.
 
-    Each chunk of `chunk` distinct indices is emitted `rounds` times, each index `repeats` times in a row (TRL's
-    RepeatSampler); an incomplete last chunk is left out.
+    Each chunk of `chunk` distinct indices is emitted `rounds` times, each index `repeats` times in a row; an incomplete
+    last chunk is left out.
     """
 
     def __init__(
         self, size: int, seed: int, epoch: Callable[[], int], chunk: int = 1, repeats: int = 1, rounds: int = 1
     ) -> None:
-        self.size, self.seed, self.epoch = size, seed, epoch
-        self.chunk, self.repeats, self.rounds = chunk, repeats, rounds
-
-    def __len__(self) -> int:
-        return self.size // self.chunk * self.chunk * self.repeats * self.rounds
+        super().__init__(range(size), repeats, chunk, rounds, shuffle=False, seed=seed)
+        self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        epoch, order = self.epoch(), list(range(self.size))
+        epoch, order = self.epoch(), list(self.data_source)
         if epoch:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-            order = torch.randperm(self.size, generator=generator).tolist()
-        for start in range(0, self.size - self.chunk + 1, self.chunk):
-            for _ in range(self.rounds):
-                for index in order[start : start + self.chunk]:
-                    yield from (index for _ in range(self.repeats))
+            order = torch.randperm(len(order), generator=generator).tolist()
+        yield from (order[place] for place in super().__iter__())
 
 
 class ExactCheckpoints(TrainerCallback):
@@ -185,7 +180,7 @@ class ExactCheckpoints(TrainerCallback):
         self.seam.micro_step = self.restored["micro_step"]
         self.seam.tokens_seen = self.restored["tokens_seen"]
         groups = part_of(self.trainer, GroupStatistics)
-        if groups and "prompts" in self.restored:  # an older checkpoint lacks it
+        if groups and "prompts" in self.restored:
             groups.past.load(self.restored["prompts"])
         rounds = round_file(checkpoint, self.trainer.accelerator.process_index)
         if rounds.is_file():

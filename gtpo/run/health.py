@@ -54,7 +54,7 @@ class Health:
     """The watch, the best step and the patience of a run; its state travels with the checkpoints.
 
     metric: what selects `best/`: `validation/pass@1` where the run validates, else `reward/accuracy`, or (sft) `loss`,
-    of which lower is better. logging_steps: how many steps a line stands for.
+    of which lower is better. logging_steps: how many steps a line covers.
     """
 
     def __init__(self, section: HealthSection, metric: str = "reward/accuracy", logging_steps: int = 1) -> None:
@@ -213,7 +213,7 @@ class Health:
         self.watch.forgive(keep_past=False)
 
     def after_rollback(self) -> None:
-        """Begin anew with the past of the weights that were put back."""
+        """Start again with the past of the weights that were restored."""
         self.rollbacks += 1
         self.fallen = self.judged = self.overfitted = False
         self.watch.forgive(keep_past=True)

@@ -23,8 +23,6 @@ from gtpo.common.errors import UserError
 from gtpo.common.files import write_parquet, write_text
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from gtpo.trainer.rollout import Rollout
 
 COMPLETIONS_SCHEMA = 1
@@ -62,7 +60,7 @@ DROPPED = (
 
 
 def metrics_row(step: int, logs: Mapping[str, Any], method: str, *, ratios_move: bool = False) -> dict[str, Any]:
-    """Return the line of a step from what transformers' Trainer logs, metrics of the user's own included.
+    """Return the line of a step from what transformers' Trainer logs, the user's own metrics included.
 
     ratios_move: several optimizer steps share a rollout, so that a ratio can be clipped.
     """
@@ -145,7 +143,7 @@ def reward_rows(metrics: Sequence[dict[str, Any]], window: int) -> list[RewardRo
 def reward_table(metrics_jsonl: Path, window: int, logging_steps: int = 1) -> str:
     """Return the table as text, empty where nothing was rewarded (sft).
 
-    window: lines that a mean covers; logging_steps: steps that a line stands for.
+    window: lines that a mean covers; logging_steps: steps that a line covers.
     """
     if not metrics_jsonl.exists():
         return ""
@@ -181,15 +179,16 @@ def _numbers(values: Any) -> list[float | None]:
     return [None if math.isnan(value) else value for value in values.float().tolist()]
 
 
-def completions_table(
-    rollout: Rollout, prompts: Sequence[Any], names: Sequence[str], tokenizer: Any, group_size: int
-) -> pa.Table:
-    """Return the table of one round of sampling. prompts: of all ranks [N]; names: of the reward functions."""
+def write_completions(folder: Path, rollout: Rollout, prompts: Sequence[Any], trainer: Any) -> None:
+    """Write a round of sampling as folder/step-NNNNNN.parquet, whole or not at all. prompts: of all ranks [N]."""
     import pyarrow as pa
 
     ids, mask, weights = rollout.ids.cpu(), rollout.mask.cpu(), rollout.weights.float().cpu()
-    count = len(ids)
-    tokens = [[tokenizer.decode([token]) for token in row[keep].tolist()] for row, keep in zip(ids, mask, strict=True)]
+    count, group_size = len(ids), trainer.args.num_generations
+    tokens = [
+        [trainer.processing_class.decode([token]) for token in row[keep].tolist()]
+        for row, keep in zip(ids, mask, strict=True)
+    ]
     columns: dict[str, Any] = {
         "step": pa.array([rollout.step] * count, pa.int64()),
         "group": pa.array([row // group_size for row in range(count)], pa.int32()),
@@ -201,16 +200,10 @@ def completions_table(
         "entropy": pa.array(_numbers(rollout.entropy), pa.float32()),
         "kept": pa.array(rollout.keep_mask.tolist(), pa.bool_()),
     }
-    for place, name in enumerate(names):
+    for place, name in enumerate(trainer.reward_func_names):
         columns[f"reward_{name}"] = pa.array(_numbers(rollout.rewards[:, place]), pa.float32())
     columns.setdefault("reward_format", pa.array(_numbers(rollout.format), pa.float32()))
     if rollout.accuracy is not None:
         columns["reward_accuracy"] = pa.array(_numbers(rollout.accuracy), pa.float32())
-    return pa.table(columns).replace_schema_metadata({"gtpo_schema_version": str(COMPLETIONS_SCHEMA)})
-
-
-def write_completions(folder: Path, table: pa.Table, step: int) -> Path:
-    """Write `table` as folder/step-NNNNNN.parquet, whole or not at all."""
-    path = folder / f"step-{step:06d}.parquet"
-    write_parquet(path, table)
-    return path
+    table = pa.table(columns).replace_schema_metadata({"gtpo_schema_version": str(COMPLETIONS_SCHEMA)})
+    write_parquet(folder / f"step-{rollout.step:06d}.parquet", table)

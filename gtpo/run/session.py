@@ -30,14 +30,7 @@ from gtpo.run.folder import TrainFolder, last_checkpoint, no_room, out_of_space
 from gtpo.run.guarded_reward import guarded_rewards, mark_unscored
 from gtpo.run.health import MAX_ROLLBACKS, Health
 from gtpo.run.kept_calibrations import CalibrationRecord
-from gtpo.run.logs import (
-    append_metrics,
-    completions_table,
-    metrics_lines,
-    metrics_row,
-    reward_table,
-    write_completions,
-)
+from gtpo.run.logs import append_metrics, metrics_lines, metrics_row, reward_table, write_completions
 from gtpo.run.progress import Progress, SamplingProgress
 from gtpo.run.provenance import describe_run
 from gtpo.run.stopping import Stop, StoppedBeforeTraining
@@ -54,7 +47,6 @@ from gtpo.trainer.trl_seam import seam_of
 class TrainingRun(TrainerCallback):
     """Builds the trainer of a config, runs it, and writes the run folder; its methods on_* are the trainer's events.
 
-    interrupt: its `asked` says that the user wants the run to stop after the step (`gtpo.run.stopping`).
     score_held_out: what scores the held-out problems; UserError without it where the config asks for validation.
     """
 
@@ -63,17 +55,16 @@ class TrainingRun(TrainerCallback):
         config: TrainConfig,
         folder: TrainFolder,
         inputs: RunInputs,
+        stop: Stop,
         *,
-        interrupt: Any,
         check_loss: bool = False,
         score_held_out: ScoreHeldOut | None = None,
     ) -> None:
         quiet_libraries()
         if not torch.accelerator.is_available():
             settle_on_cpu()
-        self.config, self.folder, self.inputs = config, folder, inputs
+        self.config, self.folder, self.inputs, self.stop = config, folder, inputs, stop
         self.check_loss, self.score_held_out = check_loss, score_held_out
-        self.stop = Stop(interrupt, folder.root)
         if config.training.eval_steps is not None and score_held_out is None:
             raise UserError(
                 "training.eval_steps: held-out problems cannot be scored without score_held_out; gtpo train gives it"
@@ -164,7 +155,7 @@ class TrainingRun(TrainerCallback):
         finally:
             if self.main:
                 self.folder.unlock()
-            # Left to the interpreter's end, it can wait for ever. vLLM closes what it shares by itself.
+            # Left to the interpreter's end, it can wait forever. vLLM closes what it shares by itself.
             if self.processes.num_processes > 1 and not self.beside_vllm:
                 torch.distributed.destroy_process_group()
 
@@ -173,7 +164,7 @@ class TrainingRun(TrainerCallback):
         if not (self.main and self.trainer is not None and self.folder.run_json.exists()):
             return
         self.folder.remove_partial()
-        with suppress(OSError):  # a full disk has no room for this either
+        with suppress(OSError):  # a full disk cannot take this either
             self.folder.update_run(status="failed", stopped_because=str(mistake).splitlines()[0])
 
     def _build(self, kind: Any, loaded: LoadedModel, dataset: Any, rewards: list[Any]) -> None:
@@ -248,7 +239,7 @@ class TrainingRun(TrainerCallback):
         """Load the state of the checkpoint and start the progress display; end at once after the run's last step."""
         if restored := self.exact.restored:
             self.health.load(restored["health"])
-            self.stopped_because = restored.get("stopped_because")  # an older checkpoint lacks it
+            self.stopped_because = restored["stopped_because"]
         if self.main:
             self.folder.drop_after(state.global_step)
         if self.validation is not None and state.global_step == 0:
@@ -317,14 +308,7 @@ class TrainingRun(TrainerCallback):
         rollout.logged = True
         prompts = gather_object(rollout.prompts)
         if self.main:
-            table = completions_table(
-                rollout,
-                prompts,
-                self.trainer.reward_func_names,
-                self.trainer.processing_class,
-                self.trainer.args.num_generations,
-            )
-            write_completions(self.folder.completions, table, rollout.step)
+            write_completions(self.folder.completions, rollout, prompts, self.trainer)
 
     def _stop(self, control: Any, why: str) -> None:
         self.stopped_because = why

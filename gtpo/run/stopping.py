@@ -2,7 +2,7 @@
 
 A signal reaches the processes of a run at different moments, or one of them alone; a launcher kills them some time
 after it passed the signal on (`torchrun`, `accelerate`: 30 s). A stop file has no such limit, and needs no process id.
-Either way all processes stop after the same step: one that went on alone would wait for the others for ever.
+Either way all processes stop after the same step: one that continued alone would wait for the others forever.
 """
 
 from __future__ import annotations
@@ -25,20 +25,29 @@ STOP_FILE = "GTPO_STOP_FILE"
 """Environment variable: a file whose existence stops the run, besides `stop` in the run folder."""
 
 
-class Interrupt:
-    """First SIGINT or SIGTERM asks for a clean stop after the step; the second one acts as usual.
+class StoppedBeforeTraining(Exception):
+    """The run was asked to stop while the untrained policy was measured."""
+
+
+class Stop:
+    """Whether a run stops after its step. As a context manager it takes SIGINT and SIGTERM: the first one asks for a
+    clean stop, the second one acts as usual.
 
     hint: what else to say when asked.
     """
 
-    def __init__(self, hint: str = "") -> None:
+    def __init__(self, run_folder: Path, hint: str = "") -> None:
         self.asked = False
-        self.at_once = False
-        """Whether the first one stops at once: nothing has been trained that a step would lose."""
-        self.hint = hint
+        """On this process; after `agree`, on any."""
+        self.agreed = False
+        self.immediate = False
+        """Whether a signal stops at once: nothing has been trained that a step would lose."""
+        self.hint, self.in_folder = hint, run_folder / "stop"
+        named = os.environ.get(STOP_FILE)
+        self.files = [self.in_folder, *([Path(named)] if named else [])]
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Interrupt:
+    def __enter__(self) -> Stop:
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 self._before[number] = signal.signal(number, self._on_signal)
@@ -52,34 +61,19 @@ class Interrupt:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
-        if self.at_once:
+        if self.immediate:
             raise StoppedBeforeTraining
         LOG.warning(f"stopping after this step (press again to stop at once){self.hint}")
         signal.signal(number, self._before[number])
 
-
-class StoppedBeforeTraining(Exception):
-    """The run was asked to stop while the untrained policy was measured."""
-
-
-class Stop:
-    """Whether the run stops after its step. interrupt: `asked` on any process counts; it is set on all of them."""
-
-    def __init__(self, interrupt: Any, run_folder: Path) -> None:
-        self.interrupt = interrupt
-        self.in_folder = run_folder / "stop"
-        named = os.environ.get(STOP_FILE)
-        self.files = [self.in_folder, *([Path(named)] if named else [])]
-        self.agreed = False
-
     @contextmanager
     def at_once(self) -> Iterator[None]:
         """Let a signal stop the run at once in here, by StoppedBeforeTraining. Of one process: others would wait."""
-        self.interrupt.at_once = launched_processes() == 1
+        self.immediate = launched_processes() == 1
         try:
             yield
         finally:
-            self.interrupt.at_once = False
+            self.immediate = False
 
     def forget(self) -> None:
         """Remove the run folder's stop file: the next start must not meet it. The main process calls it."""
@@ -87,7 +81,7 @@ class Stop:
 
     def agree(self, accelerator: Accelerator) -> bool:
         """Return whether any process was asked to stop, the same on all. All processes call it after each step."""
-        asked = self.interrupt.asked
+        asked = self.asked
         if accelerator.is_main_process and (found := [path for path in self.files if path.exists()]):
             if not asked:
                 LOG.warning(f"stopping after this step ({found[0]})")
@@ -96,5 +90,5 @@ class Stop:
             import torch  # not before CUDA_VISIBLE_DEVICES is set
 
             asked = bool(accelerator.gather(torch.tensor([asked], device=accelerator.device).int()).max())
-        self.interrupt.asked = self.agreed = asked
+        self.asked = self.agreed = asked
         return asked

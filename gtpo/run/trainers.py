@@ -1,6 +1,6 @@
 """Which class of trainer a config means, its arguments, and how a run builds it.
 
-The arguments of all three trainers are made in one place, so that they differ by method alone. A class of the user's
+The arguments of all three trainers are made in one place, so that they differ by method alone. A user's class
 may stand at the place of ours.
 
 The run's own concerns are parts beside the trainer (`gtpo.callbacks`), the same for every class.
@@ -25,7 +25,7 @@ from gtpo.rewards.loading import import_dotted
 from gtpo.trainer import GTPOConfig, GTPOTrainer
 
 _METHODS: dict[str, type] = {"gtpo": GTPOTrainer, "grpo": GRPOTrainer, "sft": SFTTrainer}
-"""method -> the class that trains, and that a class of the user's must be."""
+"""method -> the class that trains, and that a user's class must derive from."""
 
 
 def trainer_class(config: TrainConfig) -> Any:
@@ -80,7 +80,7 @@ def _init_of(theirs: type) -> str:
 
 
 def build_trainer(kind: Any, path: str | None, arguments: Mapping[str, Any]) -> Any:
-    """Return `kind(**arguments)`; `path` is the class of the user's in it (`trainer.class_path`), None without one.
+    """Return `kind(**arguments)`; `path` names the user's class (`trainer.class_path`); None without one.
 
     Raises UserError where that class's own __init__ does not build a trainer.
     """
@@ -107,7 +107,7 @@ _SAME_SAMPLED = (
 
 
 def rollout_engine(config: TrainConfig) -> str:
-    """Return the engine that `rollout.engine` comes to here: transformers, vllm or vllm_server."""
+    """Return the engine that `rollout.engine` means on this machine: transformers, vllm or vllm_server."""
     engine = config.rollout.engine
     if engine == "auto":
         return "vllm" if installed("vllm") and torch.cuda.is_available() else "transformers"

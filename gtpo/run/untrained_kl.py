@@ -39,7 +39,7 @@ class UntrainedKL(TrainerCallback):
     """Logs `kl/untrained` every `every` steps: `trainer.add_callback(UntrainedKL(trainer, every=10))`.
 
     trainer: a GTPOTrainer, or TRL's GRPOTrainer or SFTTrainer. reference: the untrained model; needed where the model
-    has no adapter to disable and TRL holds no reference of its own: ValueError there without it.
+    has no adapter to disable and TRL holds no reference: ValueError without it.
     """
 
     def __init__(self, trainer: Any, every: int, reference: Any = None) -> None:

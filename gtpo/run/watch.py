@@ -156,7 +156,7 @@ class Watch:
         return bool(now.mean() <= before.mean() + (noise if logs[0].mean() > math.log(KL_FAR) else -2 * noise))
 
     def forgive(self, *, keep_past: bool) -> None:
-        """Begin anew. keep_past: with the past up to where the strongest bet began, which is that of a well run."""
+        """Start the tests again. keep_past: with the past up to the start of the strongest bet, that of a well run."""
         for name, test in self.tests.items():
             later = test.count - test.strongest()[0] if keep_past and test.starts else test.count
             test.forget(test.past[:, : max(0, test.past.shape[1] - later)])

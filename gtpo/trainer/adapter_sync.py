@@ -3,7 +3,7 @@
 TRL merges the adapter into the base, sends all weights, and takes it out again. In bfloat16 the base then drifts by a
 rounding at each synchronisation, and in 4 bits most of the adapter is rounded away and the base with it. Here vLLM
 starts with its LoRA layers, and A and B alone follow: in this process as tensors, to a server as a folder that it
-loads (`/v1/load_lora_adapter`). Each B travels times its layer's scaling, so rsLoRA and alpha patterns need no word.
+loads (`/v1/load_lora_adapter`). Each B is sent times its layer's scaling, which covers rsLoRA and alpha patterns.
 
 vLLM reads no bitsandbytes weights. Where the base is in 4 bits, it gets what the trainer computes with: the same
 numbers, unpacked, in the dtype they are unpacked to. They pass once, as it starts, through a folder.
@@ -168,12 +168,7 @@ class AdapterGeneration(OwnEngine):
         if self.mode == "server":
             self._connect()
             return
-        options |= {
-            "enable_lora": True,
-            "max_loras": 1,
-            "max_cpu_loras": 1,
-            "max_lora_rank": lora_rank_slot(self.rank),
-        }
+        options |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": lora_rank_slot(self.rank)}
         packed = is_quantized(self.model)
         if packed:
             options |= {"dtype": layer.get_base_layer().compute_dtype, "quantization": None}
@@ -225,7 +220,7 @@ class AdapterGeneration(OwnEngine):
         return None
 
     def sync_weights(self) -> None:
-        """Hand vLLM the adapter as it is now; all weights, where it does not take the adapter by itself."""
+        """Send vLLM the current adapter; all weights, where it does not take the adapter by itself."""
         if self.adapter is None:
             with reloaded_by_layers(self.llm) if self._on_cpu() else nullcontext():
                 super().sync_weights()
@@ -246,7 +241,7 @@ class AdapterGeneration(OwnEngine):
         del self.tensors
 
     def _load(self, request: Any) -> Any:
-        """Stand for the manager's loading from a folder: make vLLM's adapter of the tensors at hand."""
+        """Return vLLM's adapter made of the current tensors, in place of one that its manager loads from a folder."""
         from vllm.lora.lora_model import LoRAModel
         from vllm.lora.peft_helper import PEFTHelper
 

@@ -62,13 +62,11 @@ class BehaviourStatistics:
     ) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies [N, length] of the last tokens of ids [N, T], as the loss has them."""
         plain = replace(
-            PRESETS["grpo"],
-            log_clamp=self.objective.log_clamp,
-            entropy_temperature=self.objective.entropy_temperature,
+            PRESETS["grpo"], log_clamp=self.objective.log_clamp, entropy_temperature=self.objective.entropy_temperature
         )
 
         def statistics(tokens: Tensor, written: Tensor, hidden: Tensor, head: LMHead) -> FusedLoss:
-            # No reward enters a statistic: any do, and every row is a group of its own.
+            # No reward enters a statistic: any will do, and every row is its own group.
             scored = group_advantages(plain, torch.zeros(len(hidden), device=hidden.device), 1)
             completions = prepare_completions(plain, scored, tokens, written, 1)
             return fused_loss(

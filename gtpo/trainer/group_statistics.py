@@ -52,7 +52,7 @@ class GroupStatistics(TrainerCallback):
     """Logs `reward/*`, `entropy/*`, `conflict/*`, `groups/*` and `completions/*`.
 
     trainer: TRL's GRPOTrainer, whose loss and gradients stay its own: the spans logged are those that GTPO would see.
-    objective: of a trainer with a loss of its own, which hands over what it finds (`log_completions`).
+    objective: of a trainer with its own loss, which calls `log_completions` itself.
     """
 
     def __init__(self, trainer: Any, objective: Objective | None = None) -> None:

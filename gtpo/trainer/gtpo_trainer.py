@@ -63,7 +63,7 @@ class GTPOTrainer(OwnLossTrainer):
         args = GTPOConfig(output_dir="gtpo-output") if args is None else args
         if not isinstance(args, GTPOConfig):
             raise ValueError(f"GTPOTrainer: args must be a GTPOConfig; found {type(args).__name__}")
-        if not LOG.hasHandlers():  # a TRL user's script without logging of its own still sees the gate's decision
+        if not LOG.hasHandlers():  # a TRL user's script that sets up no logging still sees the gate's decision
             start_logging()
         if train_dataset is not None and kwargs.get("environment_factory") is None:  # environments own their prompts
             prompts = (args.generation_batch_size or 0) // (args.num_generations or 1)

@@ -102,7 +102,7 @@ class Seam:
     round_inputs: Any = None
     """The micro-batches of the round of sampling in use."""
     reference_model: Any = None
-    """TRL's reference of its KL term, where it has one as a model of its own."""
+    """TRL's reference of its KL term, where it holds one as a separate model."""
     temperature: Any = 1.0
     """Of the sampling; 1 where nothing is sampled."""
 
@@ -124,7 +124,7 @@ class Seam:
         return False
 
     def forget_round(self) -> None:
-        """Sample anew before the next step, also within a round, from the weights as they are now."""
+        """Sample again before the next step, also within a round, with the current weights."""
 
     def load_weights(self, folder: str) -> None:
         """Put the weights of a folder into the trainer's model."""
@@ -184,9 +184,9 @@ class SampledSeam(Seam):
         return bool(self.micro_step % (args.steps_per_generation * args.num_iterations))
 
     def forget_round(self) -> None:
-        """Sample anew before the next step, also within a round, from the weights as they are now."""
+        """Sample again before the next step, also within a round, with the current weights."""
         self.round_inputs = None
-        self.trainer._last_loaded_step = -1  # vLLM takes the weights anew
+        self.trainer._last_loaded_step = -1  # vLLM takes the weights again
 
     def sample(self, prompts: Sequence[Any]) -> Sampled:
         """Return a completion for each prompt of this process. All processes call it."""

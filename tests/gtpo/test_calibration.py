@@ -21,7 +21,7 @@ from gtpo.entropy import Calibration
 from gtpo.objective import PRESETS
 from gtpo.run.folder import TrainFolder
 from gtpo.run.kept_calibrations import CalibrationRecord
-from gtpo.run.stopping import Interrupt, StoppedBeforeTraining
+from gtpo.run.stopping import Stop, StoppedBeforeTraining
 from gtpo.trainer import calibration
 from gtpo.trainer.calibration import GateCalibration
 
@@ -222,9 +222,8 @@ def test_signal_while_it_measures_stops_the_run_after_the_forward(
     assert (finished["status"], finished["initial_entropy"]["samples"]) == ("finished", 8)
 
 
-def test_signal_during_the_calibration_stops_at_once() -> None:
-    with Interrupt() as interrupt:
-        interrupt.at_once = True
+def test_signal_during_the_calibration_stops_at_once(tmp_path: Path) -> None:
+    with Stop(tmp_path) as stop, stop.at_once():
         with pytest.raises(StoppedBeforeTraining):
             signal.raise_signal(signal.SIGTERM)
-        assert interrupt.asked
+        assert stop.asked
