@@ -5,8 +5,9 @@ In a process of its own, because a faulty kernel can take the process with it. H
 
 from __future__ import annotations
 
+import itertools
 import json
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,28 +21,11 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """Largest relative difference of a gradient (Frobenius norms) that counts as equal, by the dtype of the inputs."""
 
 
-class Case(NamedTuple):
-    """Two groups of completions, and the two factors of their logits."""
+def make_case(rows: int, length: int, width: int, vocabulary: int) -> list[Tensor]:
+    """Return hidden [N, L, D], lm_head [V, D], ids [N, L], mask [N, L] and rewards [N]. On the CPU, in float32.
 
-    hidden: Tensor
-    """[N, L, D]."""
-    lm_head: Tensor
-    """[V, D]."""
-    ids: Tensor
-    """[N, L]."""
-    mask: Tensor
-    """[N, L] bool."""
-    rewards: Tensor
-    """[N]."""
-
-    def to(self, device: str, dtype: torch.dtype) -> Case:
-        """Return the case on a device, with hidden and lm_head of this dtype."""
-        hidden, lm_head = (factor.to(device, dtype) for factor in (self.hidden, self.lm_head))
-        return Case(hidden, lm_head, *(tensor.to(device) for tensor in self[2:]))
-
-
-def make_case(rows: int, length: int, width: int, vocabulary: int) -> Case:
-    """Return ragged completions that share tokens at both ends, half of them of high entropy. On the CPU, float32."""
+    The completions are ragged and share tokens at both ends; half of them have a high entropy.
+    """
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(0, vocabulary, (rows, length), generator=draw)
     ids[:, :3] = ids[0, :3]
@@ -49,7 +33,7 @@ def make_case(rows: int, length: int, width: int, vocabulary: int) -> Case:
     hidden = torch.randn(rows, length, width, generator=draw) * sharpness
     lm_head = torch.randn(vocabulary, width, generator=draw) / width**0.5
     mask = torch.arange(length) < torch.randint(length // 2, length + 1, (rows, 1), generator=draw)
-    return Case(hidden, lm_head, ids, mask, torch.randint(0, 3, (rows,), generator=draw).float())
+    return [hidden, lm_head, ids, mask, torch.randint(0, 3, (rows,), generator=draw).float()]
 
 
 def _backends(device: str) -> list[Literal["torch", "triton"]]:
@@ -58,39 +42,37 @@ def _backends(device: str) -> list[Literal["torch", "triton"]]:
 
 def check_gradients(device: str) -> list[dict[str, Any]]:
     """Return, for each backend, preset, dtype and head, how far loss and gradients are from float64 on the CPU."""
-    rows = []
-    for dtype, tolerance in TOLERANCE.items():
-        here = make_case(2 * GROUP, 24, 64, 1000).to(device, dtype)
-        exact = here.to("cpu", torch.float64)
-        for preset in ("gtpo", "gtpo-published", "gtpo-eq7", "grpo"):
-            objective = PRESETS[preset]
-            for trainable in (False, True):
-                leaves = [here.hidden.requires_grad_(), here.lm_head.requires_grad_(trainable)][: 1 + trainable]
-                doubled = [exact.hidden.requires_grad_(), exact.lm_head.requires_grad_(trainable)][: 1 + trainable]
-                logits = exact.hidden @ exact.lm_head.T
-                wanted = reference_loss(
-                    objective, logits, exact.ids, exact.mask, exact.rewards, GROUP, initial_entropy=0.1
-                )
-                targets = torch.autograd.grad(wanted.loss, doubled)
-                for backend in _backends(device):
-                    got = fused_linear_gtpo_loss(objective, *here, GROUP, initial_entropy=0.1, backend=backend)
-                    found = torch.autograd.grad(got.loss, leaves)
-                    worst = max(
-                        float((one.cpu().double() - other).norm() / other.norm())
-                        for one, other in zip(found, targets, strict=True)
-                    )
-                    rows.append(
-                        {
-                            "backend": backend,
-                            "preset": preset,
-                            "dtype": str(dtype).removeprefix("torch."),
-                            "head": "trainable" if trainable else "frozen",
-                            "loss_error": float((got.loss - wanted.loss.to(device)).abs().detach()),
-                            "gradient_error": worst,
-                            "kept": int(got.kept.sum()),
-                            "ok": worst < tolerance and torch.equal(got.kept.cpu(), wanted.kept),
-                        }
-                    )
+    rows, case = [], make_case(2 * GROUP, 24, 64, 1000)
+    presets = ("gtpo", "gtpo-published", "gtpo-eq7", "grpo")
+    for (dtype, tolerance), preset, trainable in itertools.product(TOLERANCE.items(), presets, (False, True)):
+        objective, parameters = PRESETS[preset], 1 + trainable
+        here = [value.detach().to(device, dtype).requires_grad_(at < parameters) for at, value in enumerate(case[:2])]
+        exact = [value.detach().cpu().double().requires_grad_(at < parameters) for at, value in enumerate(here)]
+        logits, (ids, mask, rewards) = exact[0] @ exact[1].T, case[2:]
+        wanted = reference_loss(objective, logits, ids, mask, rewards, GROUP, initial_entropy=0.1)
+        targets = torch.autograd.grad(wanted.loss, exact[:parameters])
+        for backend in _backends(device):
+            told = [value.to(device) for value in (ids, mask, rewards)]
+            got = fused_linear_gtpo_loss(
+                objective, here[0], here[1], told[0], told[1], told[2], GROUP, initial_entropy=0.1, backend=backend
+            )
+            found = torch.autograd.grad(got.loss, here[:parameters])
+            worst = max(
+                float((one.cpu().double() - other).norm() / other.norm())
+                for one, other in zip(found, targets, strict=True)
+            )
+            rows.append(
+                {
+                    "backend": backend,
+                    "preset": preset,
+                    "dtype": str(dtype).removeprefix("torch."),
+                    "head": "trainable" if trainable else "frozen",
+                    "loss_error": float((got.loss - wanted.loss.to(device)).abs().detach()),
+                    "gradient_error": worst,
+                    "kept": int(got.kept.sum()),
+                    "ok": worst < tolerance and torch.equal(got.kept.cpu(), wanted.kept),
+                }
+            )
     return rows
 
 

@@ -10,7 +10,7 @@ SFT targets are in the published format; GSM8K's reasoning keeps its `<<48/2=24>
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -58,15 +58,12 @@ class DatasetReport:
         out = [f"{self.source}: {self.kept:,} of {self.available:,} problems"]
         if self.examined < self.available:
             out[0] += f" (the first {self.kept:,} usable of the shuffle)"
-        if self.unverifiable:
-            out.append(
-                f"  {len(self.unverifiable)} left out, the gold answer cannot be verified: {_some(self.unverifiable)}"
-            )
-        if self.without_solution:
-            out.append(f"  {len(self.without_solution)} left out, no worked solution: {_some(self.without_solution)}")
-        if self.too_long:
-            longest = max(self.too_long.values())
-            out.append(f"  {len(self.too_long)} left out, too long (up to {longest:,} tokens): {_some(self.too_long)}")
+        left_out: dict[str, Collection[str]] = {
+            "the gold answer cannot be verified": self.unverifiable,
+            "no worked solution": self.without_solution,
+            f"too long (up to {max(self.too_long.values(), default=0):,} tokens)": self.too_long,
+        }
+        out += [f"  {len(ids)} left out, {why}: {_some(ids)}" for why, ids in left_out.items() if ids]
         if self.held_out:
             out.append(f"  {self.held_out:,} held out for validation")
         if self.lengths_checked:

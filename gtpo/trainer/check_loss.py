@@ -62,11 +62,7 @@ def compare_losses(
     length = min(MAX_TOKENS, completion_ids.shape[1])
     ids, mask = completion_ids[:, :length], completion_mask[:, :length].bool()
     group = len(ids)
-    shared: dict[str, Any] = {
-        "initial_entropy": initial_entropy,
-        "temperature": temperature,
-        "truncated": truncated,
-    }
+    shared: dict[str, Any] = {"initial_entropy": initial_entropy, "temperature": temperature, "truncated": truncated}
     with torch.enable_grad():
         ours = hidden[:, :length].detach().clone().requires_grad_()
         fused = fused_linear_gtpo_loss(

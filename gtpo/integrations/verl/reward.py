@@ -28,10 +28,4 @@ def final_score(
     (accuracy,) = accuracy_reward([solution_str], [ground_truth], prompts=None if problem is None else [problem])
     if form is None or accuracy is None:
         return {"score": 0.0, "acc": 0.0, "accuracy": 0.0, "format": form or 0.0, "unscored": 1.0}
-    return {
-        "score": form + accuracy,
-        "acc": float(accuracy > 0),
-        "accuracy": accuracy,
-        "format": form,
-        "unscored": 0.0,
-    }
+    return {"score": form + accuracy, "acc": float(accuracy > 0), "accuracy": accuracy, "format": form, "unscored": 0.0}

@@ -123,11 +123,7 @@ def _requirements(objective: Objective, preset: str, config: Mapping[str, Any]) 
     correction = "algorithm.rollout_correction"
     yield f"{correction}.bypass_mode", False, "the entropies come from the pass that this mode leaves out"
     yield f"{correction}.rollout_rs", None, "rejected tokens would change |o_i| after the spans were found"
-    yield (
-        "actor_rollout_ref.rollout.multi_turn.enable",
-        False,
-        "a completion is the policy's tokens alone",
-    )
+    yield ("actor_rollout_ref.rollout.multi_turn.enable", False, "a completion is the policy's tokens alone")
     yield "skip.rollout_tq.enable", False, "stored completions are not this policy's"
     yield "distillation.enabled", False, "distillation adds a loss of its own"
     yield "trainer.critic_warmup", 0, "GTPO has no critic"
