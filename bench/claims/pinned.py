@@ -49,11 +49,12 @@ def prepare(commit: str, packed: Path) -> Path:
 def run_forked(plan_file: Path, names: list[str], back: Path) -> None:
     """In the tree, with its modules: run what is not recorded. back: the folder that the packed records go to."""
     from bench.claims.plan import load_plan
-    from bench.claims.record import pack
+    from bench.claims.record import find_record, pack
     from bench.claims.run import LOGS, execute, pending
 
     plan = load_plan(plan_file)
     todo = pending(plan, plan.choose(names))
+    known = {run.name for run in todo if find_record(plan, run) is not None}
     print(f"{len(todo)} runs to go", flush=True)
     for module in LIBRARIES:
         importlib.import_module(module)
@@ -74,6 +75,8 @@ def run_forked(plan_file: Path, names: list[str], back: Path) -> None:
             sys.stdout.flush()
             os._exit(code)
         failed = os.waitpid(child, 0)[1]
+        if run.name in known:  # a base whose weights are not on this disk: what was recorded of it first stays
+            plan.record(run).unlink(missing_ok=True)
         outcome = f"FAILED, see {LOGS / f'{run.name}.log'}" if failed else f"{time.monotonic() - begin:.0f} s"
         print(f"[{finished}/{len(todo)}] {run.name} {outcome}", flush=True)
         if finished % PACK_EVERY == 0 or finished == len(todo):
