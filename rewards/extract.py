@@ -73,27 +73,18 @@ def without_thoughts(text: str, tags: tuple[str, ...] = _THOUGHT_TAGS) -> str:
     `<reasoning>` hides nothing that stands in answer tags after it.
     """
     for tag in tags:
-        if tag not in text:
-            continue
         opening, closing = f"<{tag}>", f"</{tag}>"
-        if opening not in text and closing not in text:
-            continue
-        kept: list[str] = []
-        rest = text
-        first_open, first_close = rest.find(opening), rest.find(closing)
-        if first_close >= 0 and (first_open < 0 or first_close < first_open):
-            rest = rest[first_close + len(closing) :]
-        while (start := rest.find(opening)) >= 0:
-            kept.append(rest[:start])
-            end = rest.find(closing, start)
-            if end < 0:
-                rest = rest[start + len(opening) :] if tag == "reasoning" else ""
-                break
-            # Nested or repeated openings close together at the last closing tag before the next opening.
-            rest = rest[end + len(closing) :]
-            while (again := rest.find(closing)) >= 0 and not 0 <= rest.find(opening) < again:
-                rest = rest[again + len(closing) :]
-        text = " ".join([*kept, rest])
+        before, *opened = text.split(opening)
+        visible, unclosed = [before.split(closing, 1)[-1]], []
+        for part in opened:
+            _, closed, after = part.rpartition(closing)
+            unclosed.append(part)
+            if closed:  # nested or repeated openings close together, at the last closing tag before the next opening
+                visible.append(after)
+                unclosed.clear()
+        if unclosed:
+            visible.append(opening.join(unclosed) if tag == "reasoning" else "")
+        text = " ".join(visible)
     return text
 
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
+from functools import reduce
+from itertools import chain
 from typing import Any
 
 from mpmath import mp
@@ -31,9 +33,9 @@ from gtpo.rewards.equality.arithmetic.values import (
     fingerprint,
     integer,
     multiply,
+    negative,
     noise,
     power,
-    sum_of,
 )
 
 Term = tuple[Any, ...]
@@ -108,18 +110,13 @@ def _value(term: Term, point: Mapping[str, Value], sign: int) -> Value:
             raise NoValue from None
     if kind == "pm":
         value = evaluate(term[2], point, sign)
-        return value if term[1] * sign > 0 else multiply(Fraction(-1), value)
+        return value if term[1] * sign > 0 else negative(value)
     values = [evaluate(argument, point, sign) for argument in term[1:]]
     try:
         if kind == "neg":
-            return multiply(Fraction(-1), values[0])
-        if kind == "add":
-            return sum_of(values)
-        if kind == "mul":
-            product = values[0]
-            for value in values[1:]:
-                product = multiply(product, value)
-            return product
+            return negative(values[0])
+        if kind in ("add", "mul"):
+            return reduce(add if kind == "add" else multiply, values)
         return divide(*values) if kind == "div" else power(*values)
     except (ValueError, ZeroDivisionError, OverflowError):
         raise NoValue from None
@@ -156,35 +153,28 @@ def symbols(term: Term) -> set[str]:
     """Return the free variables of a term."""
     if term[0] == "sym":
         return {term[1]}
-    if term[0] == "mat":
-        return set().union(*(symbols(cell) for row in term[1] for cell in row))
     if term[0] == "bind":
         _, _, variable, body, low, high = term
         ends = set().union(*(symbols(end) for end in (low, high) if end is not None))
         return (symbols(body) - {variable}) | ends
-    found: set[str] = set()
-    for part in term[1:]:
-        if isinstance(part, tuple):
-            found |= symbols(part)
-    return found
+    return set().union(*map(symbols, _parts(term)))
+
+
+def _parts(term: Term) -> Iterator[Term]:
+    """Yield the terms right within a term."""
+    return (part for part in (chain(*term[1]) if term[0] == "mat" else term[1:]) if isinstance(part, tuple))
 
 
 def subterms(term: Term) -> Iterator[Term]:
     """Yield a term and every term within it."""
     yield term
-    parts = (cell for row in term[1] for cell in row) if term[0] == "mat" else term[1:]
-    for part in parts:
-        if isinstance(part, tuple):
-            yield from subterms(part)
+    for part in _parts(term):
+        yield from subterms(part)
 
 
 def contains(term: Term, *marks: Any) -> bool:
     """Return whether some part of a term is tagged or named so: `contains(t, "pm")`, `contains(t, "const", "i")`."""
-    if term[: len(marks)] == marks:
-        return True
-    if term[0] == "mat":
-        return any(contains(cell, *marks) for row in term[1] for cell in row)
-    return any(contains(part, *marks) for part in term[1:] if isinstance(part, tuple))
+    return any(part[: len(marks)] == marks for part in subterms(term))
 
 
 def substitute(term: Any, name: str, value: Term) -> Any:

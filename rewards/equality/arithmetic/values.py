@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from functools import reduce
 from typing import Any
 
 import mpmath
@@ -109,9 +110,11 @@ def _bits(value: Fraction) -> int:
 
 def integer(value: Value) -> int | None:
     """Return a value as an int if it is a whole fraction, else None."""
-    if isinstance(value, Fraction):
-        return value.numerator if value.denominator == 1 else None
-    return None
+    return value.numerator if isinstance(value, Fraction) and value.denominator == 1 else None
+
+
+def _both_exact(a: Value, b: Value) -> bool:
+    return isinstance(a, Fraction) and isinstance(b, Fraction) and _bits(a) + _bits(b) <= 2 * MAX_EXACT_BITS
 
 
 def add(a: Value, b: Value) -> Value:
@@ -120,11 +123,7 @@ def add(a: Value, b: Value) -> Value:
         if not (isinstance(a, Matrix) and isinstance(b, Matrix)) or [len(r) for r in a] != [len(r) for r in b]:
             raise NoValue
         return Matrix(tuple(add(x, y) for x, y in zip(p, q, strict=True)) for p, q in zip(a, b, strict=True))
-    if isinstance(a, Fraction) and isinstance(b, Fraction):
-        if _bits(a) + _bits(b) > 2 * MAX_EXACT_BITS:
-            return number_of(a) + number_of(b)
-        return a + b
-    return number_of(a) + number_of(b)
+    return a + b if _both_exact(a, b) else number_of(a) + number_of(b)
 
 
 def multiply(a: Value, b: Value) -> Value:
@@ -133,34 +132,23 @@ def multiply(a: Value, b: Value) -> Value:
         columns = list(zip(*b, strict=True))
         if any(len(row) != len(b) for row in a):
             raise NoValue
-        return Matrix(
-            tuple(sum_of([multiply(x, y) for x, y in zip(row, c, strict=True)]) for c in columns) for row in a
-        )
+        return Matrix(tuple(reduce(add, map(multiply, row, c)) for c in columns) for row in a)
     if isinstance(a, Matrix):
         return Matrix(tuple(multiply(x, b) for x in row) for row in a)
     if isinstance(b, Matrix):
         return multiply(b, a)
-    if isinstance(a, Fraction) and isinstance(b, Fraction) and _bits(a) + _bits(b) <= 2 * MAX_EXACT_BITS:
-        return a * b
-    return number_of(a) * number_of(b)
+    return a * b if _both_exact(a, b) else number_of(a) * number_of(b)
 
 
-def sum_of(values: list[Value]) -> Value:
-    """Return the sum of one value or more."""
-    total = values[0]
-    for value in values[1:]:
-        total = add(total, value)
-    return total
+def negative(value: Value) -> Value:
+    """Return -value."""
+    return multiply(Fraction(-1), value)
 
 
 def divide(a: Value, b: Value) -> Value:
     """Return a / b. Raises NoValue for b = 0."""
-    if isinstance(b, Matrix):
+    if isinstance(b, Matrix) or b == 0:
         raise NoValue
-    if b == 0:
-        raise NoValue
-    if isinstance(b, Fraction):
-        return multiply(a, 1 / b)
     return multiply(a, 1 / b)
 
 
@@ -180,10 +168,7 @@ def power(a: Value, b: Value) -> Value:
     if isinstance(a, Matrix):
         if exponent is None or not 1 <= exponent <= 64:
             raise NoValue
-        result: Value = a
-        for _ in range(exponent - 1):
-            result = multiply(result, a)
-        return result
+        return reduce(multiply, [a] * exponent)
     if isinstance(b, Matrix):
         raise NoValue
     if a == 0:
@@ -302,25 +287,16 @@ def _cube_root_style(value: Value, degree: Value) -> Value:
     if index is None or index == 0:
         return power(value, divide(Fraction(1), degree))
     if index % 2 == 1 and is_real(value) and not isinstance(value, Matrix) and mpmath.re(number_of(value)) < 0:
-        return multiply(Fraction(-1), power(multiply(Fraction(-1), value), Fraction(1, index)))
+        return negative(power(negative(value), Fraction(1, index)))
     return power(value, Fraction(1, index))
 
 
 FUNCTIONS: dict[str, Callable[..., Value]] = {
-    "sin": _bounded(mpmath.sin),
-    "cos": _bounded(mpmath.cos),
-    "tan": _bounded(mpmath.tan),
-    "cot": _bounded(mpmath.cot),
-    "sec": _bounded(mpmath.sec),
-    "csc": _bounded(mpmath.csc),
-    "arcsin": _bounded(mpmath.asin),
-    "arccos": _bounded(mpmath.acos),
-    "arctan": _bounded(mpmath.atan),
+    **{name: _bounded(getattr(mpmath, name)) for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
+    **{f"arc{name}": _bounded(getattr(mpmath, f"a{name}")) for name in ("sin", "cos", "tan")},
     "arccot": _bounded(lambda x: mpmath.pi / 2 - mpmath.atan(x)),
-    "sinh": lambda x: divide(
-        add(_exponential(x), multiply(Fraction(-1), _exponential(multiply(Fraction(-1), x)))), Fraction(2)
-    ),
-    "cosh": lambda x: divide(add(_exponential(x), _exponential(multiply(Fraction(-1), x))), Fraction(2)),
+    "sinh": lambda x: divide(add(_exponential(x), negative(_exponential(negative(x)))), Fraction(2)),
+    "cosh": lambda x: divide(add(_exponential(x), _exponential(negative(x))), Fraction(2)),
     "tanh": _tanh,
     "exp": _exponential,
     "ln": _log,
@@ -331,9 +307,9 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "factorial": _factorial,
     "binomial": _binomial,
     "floor": _floor,
-    "ceil": lambda x: multiply(Fraction(-1), _floor(multiply(Fraction(-1), x))),
+    "ceil": lambda x: negative(_floor(negative(x))),
     "det": lambda x: _determinant(x) if isinstance(x, Matrix) else x,
-    "mod": lambda a, b: add(a, multiply(Fraction(-1), multiply(b, _floor(divide(a, b))))),
+    "mod": lambda a, b: add(a, negative(multiply(b, _floor(divide(a, b))))),
     "mixed": lambda whole, top, bottom: add(whole, divide(top, bottom)),
     "gcd": lambda *v: _whole(math.gcd, v),
     "lcm": lambda *v: _whole(math.lcm, v),

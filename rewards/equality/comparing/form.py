@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from gtpo.rewards.equality.arithmetic.terms import Budget, Term, contains, evaluate, subterms, symbols
-from gtpo.rewards.equality.arithmetic.values import NoValue, Value, add, divide, multiply, noise
+from gtpo.rewards.equality.arithmetic.values import NoValue, Value, add, divide, multiply, negative, noise
 from gtpo.rewards.equality.comparing.numeric import close
 from gtpo.rewards.equality.comparing.work import ONE, addends, factors
 from gtpo.rewards.equality.reading.answers import Scalar
@@ -83,7 +83,7 @@ def _is_factored_as(p: Term, g: Term) -> bool:
         left = [tuple(evaluate(f, point) for point in points) for f in theirs]
         for factor in ours:
             values = tuple(evaluate(factor, point) for point in points)
-            signs = (values, tuple(multiply(Fraction(-1), value) for value in values))
+            signs = (values, tuple(map(negative, values)))
             match = next((i for i, other in enumerate(left) if any(same_values(way, other) for way in signs)), None)
             if match is None:
                 return False

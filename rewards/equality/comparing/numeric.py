@@ -8,7 +8,8 @@ rounded: the last functions say when one stands for a number with more digits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 
@@ -100,12 +101,7 @@ def _same_values(a: Term, b: Term, sign: int) -> bool:
     complex_meant = contains(a, "const", "i") or contains(b, "const", "i")
     agreed = undecided = 0
     # A term may hold unknowns that are no symbols (calls of unknown functions): those need one point only.
-    for index in range(POINTS_TRIED if names else 1):
-        point = point_for(names, index)
-        try:
-            x, y = evaluate(a, point, sign), evaluate(b, point, sign)
-        except NoValue:
-            continue
+    for x, y in _values(a, b, (point_for(names, index) for index in range(POINTS_TRIED if names else 1)), sign):
         if close(x, y):
             agreed += 1
         elif complex_meant or (is_real_value(x) and is_real_value(y)) or not names:
@@ -116,7 +112,21 @@ def _same_values(a: Term, b: Term, sign: int) -> bool:
             break
     if not agreed or undecided > agreed:
         return False
-    return not names or complex_meant or all(_agree_at(a, b, point, sign) for point in _far_points(a, b, names))
+    return (
+        not names
+        or complex_meant
+        or all(
+            close(x, y) or not (is_real_value(x) and is_real_value(y))
+            for x, y in _values(a, b, _far_points(a, b, names), sign)
+        )
+    )
+
+
+def _values(a: Term, b: Term, points: Iterable[dict[str, Value]], sign: int = 1) -> Iterator[tuple[Value, Value]]:
+    """Yield the values of two terms at each point where both have one."""
+    for point in points:
+        with suppress(NoValue):
+            yield evaluate(a, point, sign), evaluate(b, point, sign)
 
 
 def _steps_of_one(a: Term, b: Term) -> bool:
@@ -126,14 +136,6 @@ def _steps_of_one(a: Term, b: Term) -> bool:
         for term in (a, b)
     )
     return (bool(first - {"abs"}) and not second) or (bool(second - {"abs"}) and not first)
-
-
-def _agree_at(a: Term, b: Term, point: dict[str, Value], sign: int) -> bool:
-    try:
-        x, y = evaluate(a, point, sign), evaluate(b, point, sign)
-    except NoValue:
-        return True
-    return close(x, y) or not (is_real_value(x) and is_real_value(y))
 
 
 def _far_points(a: Term, b: Term, names: set[str]) -> Iterator[dict[str, Value]]:
@@ -182,17 +184,12 @@ def _proportional(a: Term, b: Term, positive: bool) -> bool:
         return False
     first: tuple[Value, Value] | None = None
     agreed = 0
-    for index in range(POINTS_TRIED):
-        try:
-            point = point_for(names, index)
-            x, y = evaluate(a, point), evaluate(b, point)
-            if not (is_real_value(x) and is_real_value(y)) or isinstance(x, Matrix) or isinstance(y, Matrix):
-                continue
-            if _is_zero(x) or _is_zero(y):
-                if _is_zero(x) != _is_zero(y):
-                    return False
-                continue
-        except NoValue:
+    for x, y in _values(a, b, (point_for(names, index) for index in range(POINTS_TRIED))):
+        if not (is_real_value(x) and is_real_value(y)) or isinstance(x, Matrix) or isinstance(y, Matrix):
+            continue
+        if _is_zero(x) or _is_zero(y):
+            if _is_zero(x) != _is_zero(y):
+                return False
             continue
         if first is None:
             first = (x, y)

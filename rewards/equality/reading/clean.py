@@ -7,8 +7,10 @@ and degrees, and its thousands separators are gone where they cannot be anything
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from gtpo.rewards.boxes import last_boxed, match_brace, without_operand_box
+from gtpo.rewards.text import words
 
 _CHARACTERS = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "×": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ",
@@ -34,11 +36,6 @@ _RAISED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ]+")
 _LOWERED_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 
 _SIZES = re.compile(r"\\(?:[bB]igg?[lrm]?|left|right|middle)(?![a-zA-Z])\s*(?:\.(?!\d))?")
-_DROPPED = re.compile(
-    r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|nonumber|hfill|allowbreak|strut|centering|bf|rm|it)"
-    r"(?![a-zA-Z])|\\(?:phantom|hphantom|vphantom|hspace|vspace|label|tag|color|quad)\*?\s*\{[^{}]*\}"
-)
-_SPACES = re.compile(r"\\(?:quad|qquad|enspace|thinspace|medspace|thickspace)(?![a-zA-Z])|(?<!\\)\\[,;:! >]|~")
 _THOUSANDS = re.compile(r"(?<![\d.])([1-9]\d{0,2})((?:\s*(?:\{\s*,\s*\}(?:\\!)?|,?\s*\\!|\\,)\s*\d{3})+)(?!\d)")
 _TYPED_THOUSANDS = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?:,\d{3})+)(?!\d|,\d)")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,])(?<![\d}] )([1-9]\d{0,2})((?: \d{3})+)(?![\d]| \d)")
@@ -53,61 +50,65 @@ _REPEATING = re.compile(
     r"|(?P<run>(?P<first>\d)(?P=first)+|(?P<block>\d{2,6}?)(?P=block)+)\s*(?:\.\.\.|\\l?dots))"
 )
 """`0.1\\overline{6}`, `0.1(6)`, and `0.1666...`, whose last digits must repeat themselves."""
-_WHOLE_ROOT = re.compile(r"(\\sqrt\s*(?:\[\s*\d+\s*\])?)\s*(\d+(?:\.\d+)?)(?![\d.])")
-"""`\\sqrt 15` and `√15`: TeX would take one digit, whoever writes it means the number."""
-_MODULO = re.compile(r"(?<=[\d)}])\s*(?:\\bmod|\\mod|mod)(?![a-zA-Z])\s*(?=[\d({\\-])")
 _RESIDUE = re.compile(r"\s*(?:\\bmod|\\mod|(?<![a-zA-Z\\])mod)(?![a-zA-Z])\s*\{?\s*(\w+)\s*\}?\s*$")
 """The modulus of a congruence, `x \\equiv 4 \\mod 5`: no operation."""
 _STARRED = re.compile(r"(\*{1,3}|_{1,2})(?![*_])(.+?)(?<![*_])\1", re.DOTALL)
-_SYNONYMS = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in [
-        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-        (r"\\(?:leq?slant|leqq|leq)(?![a-zA-Z])", r"\\le "),
-        (r"\\(?:geq?slant|geqq|geq)(?![a-zA-Z])", r"\\ge "),
-        (r"\\lt(?![a-zA-Z])", "<"),
-        (r"\\gt(?![a-zA-Z])", ">"),
-        (r"<=|=<", r"\\le "),
-        (r">=|=>", r"\\ge "),
-        (r"\\neq(?![a-zA-Z])|\\not\s*=|!=", r"\\ne "),
-        (r"\\(?:varnothing|O)(?![a-zA-Z])", r"\\emptyset "),
-        (r"\\(?:thickapprox|approxeq|simeq|cong)(?![a-zA-Z])|~=", r"\\approx "),
-        (
-            r"\\(?:degree|degrees)(?![a-zA-Z])|\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![a-zA-Z])|(?<=\d)\s*\\circ(?![a-zA-Z])",
-            r"^\\circ ",
-        ),
-        (r"\{([^{}]{1,80})\\over(?![a-zA-Z])([^{}]{1,80})\}", r"\\frac{\1}{\2}"),
-        (r"\\lbrace(?![a-zA-Z])", r"\\{"),
-        (r"\\rbrace(?![a-zA-Z])", r"\\}"),
-        (r"\\text\s*\{\s*infinity\s*\}", r"\\infty "),
-        (r"^\s*\\(?:Rightarrow|implies|Longrightarrow)(?![a-zA-Z])|\\(?:therefore|because)(?![a-zA-Z])", " "),
-        (r"(?<=,)\s*\.\.\.", r" \\ldots "),
-        (r"\\(?:backslash)(?![a-zA-Z])", r"\\setminus "),
-        (r"\\(?:colon|ratio)(?![a-zA-Z])", ":"),
-        (r"\\(?:arctg)(?![a-zA-Z])", r"\\arctan "),
-        (r"\\(?:imath)(?![a-zA-Z])", "i"),
-        (r"\\(?:dotsc|dotsm|dotsi|dotso|dotsb|hdots|cdots|dots)(?![a-zA-Z])", r"\\ldots "),
-        (r"\\mathbb\s*(?:\{\s*R\s*\}|R)|\\R(?![a-zA-Z])|\\Reals", r"\\reals "),
-        (r"\\(?:pmod|pod)\s*(?:\{([^{}]*)\}|(\w+))", r"\\text{ mod \1\2}"),
-        (r"\(\s*\\text\s*\{\s*mod\s*\}\s*(\w+)\s*\)", r"\\text{ mod \1}"),
-        (r"\\mathbb\s*\{?\s*([A-Z])\s*\}?", r"\\mathbb{\1}"),
-        (r"\{([^{}]{1,40})\\choose(?![a-zA-Z])([^{}]{1,40})\}", r"\\binom{\1}{\2}"),
-        (r"\\langle(?![a-zA-Z])", "("),
-        (r"\\rangle(?![a-zA-Z])", ")"),
-        (r"(?:\\text\s*\{\s*)?\(\s*\\?mod\s+(\w+)\s*\)(?:\s*\})?", r"\\text{ mod \1}"),
-        (r"\\(?:textpercent|percent)(?![a-zA-Z])|\\%", "%"),
-        (r"\\textdollar(?![a-zA-Z])", r"\\$"),
-        (r"\\(?:text)?pounds(?![a-zA-Z])", r"\\text{sterling}"),
-        (r"\\(?:text)?euro(?![a-zA-Z])", r"\\text{euro}"),
-        (r"\\(?:wedge|land)(?![a-zA-Z])", r"\\text{ and }"),
-        (r"\\(?:vee|lor)(?![a-zA-Z])", r"\\text{ or }"),
-        (r"\\rightarrow(?![a-zA-Z])", r"\\to "),
-        (r"(?i)(?<![a-z])(?:percent(?:age)?|pct\.?|per cent)(?![a-z])", "%"),
-        (r"\\text\s*\{\s*(%)\s*\}", r"\1"),
+_RENAMED = {
+    name: replacement
+    for names, replacement in [
+        ("dfrac tfrac cfrac", r"\frac"), ("leslant leqslant leqq leq", r"\le "), ("geslant geqslant geqq geq", r"\ge "),
+        ("lt", "<"), ("gt", ">"), ("neq", r"\ne "), ("varnothing O", r"\emptyset "), ("R Reals", r"\reals "),
+        ("thickapprox approxeq simeq cong", r"\approx "), ("degree degrees", r"^\circ "), ("lbrace", r"\{"),
+        ("rbrace", r"\}"), ("langle", "("), ("rangle", ")"), ("backslash", r"\setminus "), ("colon ratio", ":"),
+        ("arctg", r"\arctan "), ("imath", "i"), ("textpercent percent", "%"), ("textdollar", r"\$"),
+        ("textpounds pounds", r"\text{sterling}"), ("texteuro euro", r"\text{euro}"), ("rightarrow", r"\to "),
+        ("wedge land", r"\text{ and }"), ("vee lor", r"\text{ or }"), ("therefore because", " "),
+        ("displaystyle textstyle scriptstyle limits nolimits nonumber hfill allowbreak strut centering bf rm it", " "),
     ]
+    for name in names.split()
+}  # fmt: skip
+"""Commands by the names that they have in others' hands."""
+_COMMAND = re.compile(r"\\([a-zA-Z]+)")
+_Substitutions = list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]]
+
+
+def _repeating(match: re.Match[str]) -> str:
+    period = match["bar"] or match["bracket"] or match["first"] or match["block"]
+    return f"\\repeating{{{match['whole']}}}{{{match['fixed']}}}{{{period}}}"
+
+
+_TYPED: _Substitutions = [
+    (_REPEATING, _repeating),
+    (re.compile(r"(?<=[\d)}])\s*(?:\\bmod|\\mod|mod)(?![a-zA-Z])\s*(?=[\d({\\-])"), r" \\bmod "),
+    (re.compile("<=|=<"), r"\\le "),
+    (re.compile(">=|=>"), r"\\ge "),
+    (re.compile(r"\\not\s*=|!="), r"\\ne "),
+    (re.compile("~="), r"\\approx "),
+    (re.compile(r"(?<=,)\s*\.\.\."), r" \\ldots "),
+    (re.compile(r"\\(?:pmod|pod)\s*(?:\{([^{}]*)\}|(\w+))"), r"\\text{ mod \1\2}"),
+    (re.compile(r"\(\s*\\text\s*\{\s*mod\s*\}\s*(\w+)\s*\)"), r"\\text{ mod \1}"),
+    (re.compile(r"(?:\\text\s*\{\s*)?\(\s*\\?mod\s+(\w+)\s*\)(?:\s*\})?"), r"\\text{ mod \1}"),
+    (re.compile(r"(?i)(?<![a-z])(?:percent(?:age)?|pct\.?|per cent)(?![a-z])"), "%"),
 ]
-_TYPED_SYNONYMS = [each for each in _SYNONYMS if re.search(r"^<=|^>=|\(\?<=,\)|mod|!=|~=|pct", each[0].pattern)]
-"""Those that may be written without a backslash."""
+"""What may be written without a backslash, or with one."""
+_SYNONYMS: _Substitutions = [
+    *_TYPED,
+    (re.compile(r"(\\sqrt\s*(?:\[\s*\d+\s*\])?)\s*(\d+(?:\.\d+)?)(?![\d.])"), r"\1{\2}"),
+    # `\\sqrt 15` and `√15`: TeX would take one digit, whoever writes it means the number.
+    (re.compile(r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![a-zA-Z])|(?<=\d)\s*\\circ(?![a-zA-Z])"), r"^\\circ "),
+    (re.compile(r"\{([^{}]{1,80})\\over(?![a-zA-Z])([^{}]{1,80})\}"), r"\\frac{\1}{\2}"),
+    (re.compile(r"\\text\s*\{\s*infinity\s*\}"), r"\\infty "),
+    (re.compile(r"^\s*\\(?:Rightarrow|implies|Longrightarrow)(?![a-zA-Z])"), " "),
+    (re.compile(r"\\(?:dots[cmiob]|hdots|cdots|dots)(?![a-zA-Z])"), r"\\ldots "),
+    (re.compile(r"\\mathbb\s*(?:\{\s*R\s*\}|R)"), r"\\reals "),
+    (re.compile(r"\\mathbb\s*\{?\s*([A-Z])\s*\}?"), r"\\mathbb{\1}"),
+    (re.compile(r"\{([^{}]{1,40})\\choose(?![a-zA-Z])([^{}]{1,40})\}"), r"\\binom{\1}{\2}"),
+    (re.compile(r"\\%"), "%"),
+    (re.compile(r"\\text\s*\{\s*(%)\s*\}"), r"\1"),
+    (re.compile(r"\\[vh]?phantom\s*(?:\{[^{}]*\}|.)"), " "),
+    (re.compile(r"\\(?:hspace|vspace|label|tag|color|quad)\*?\s*\{[^{}]*\}"), " "),
+    (re.compile(r"\\(?:quad|qquad|enspace|thinspace|medspace|thickspace)(?![a-zA-Z])|(?<!\\)\\[,;:! >]|~"), " "),
+]
 _PRICE = re.compile(r"-?\$\s?\d[\d,]*(?:\.\d+)?")
 """In a gold, one dollar sign before a number delimits no formula; what samples have before a number is any habit."""
 _LEAD_IN = re.compile(
@@ -152,56 +153,39 @@ _ENVIRONMENT = re.compile(
 )
 
 
-def _unwrap(pattern: re.Pattern[str], text: str, keep: str) -> str:
-    r"""Replace `\command{content}` by `keep` with the content in its place of `\0`, balanced."""
-    parts, position = [], 0
+def _contents(
+    pattern: re.Pattern[str], text: str, replaced: Callable[[re.Match[str], str], str], between: str = ""
+) -> str:
+    r"""Replace each `\command{content}` that the pattern opens, balanced; `between` goes before all but the first."""
+    parts: list[str] = []
+    position = 0
     while (match := pattern.search(text, position)) is not None:
         end = match_brace(text, match.end() - 1)
         if end < 0:
             break
-        content = _unwrap(pattern, text[match.end() : end], keep)
-        parts += [text[position : match.start()], keep.replace("\0", content)]
+        parts += [text[position : match.start()], between if parts else "", replaced(match, text[match.end() : end])]
         position = end + 1
     return "".join(parts) + text[position:]
 
 
+def _text(match: re.Match[str], content: str) -> str:
+    return f"\\text{{{_contents(_TEXTS, content, _text)}}}"
+
+
+_NAMED_FUNCTIONS = words("sin cos tan log ln cot sec csc gcd lcm max min det")
 _AFTER_NUMBER = re.compile(r"[\d}]\s*(?:\\[ ,;:!~]|~)*\s*$")
 
 
-def _fonts(text: str) -> str:
-    r"""Drop font commands: `\mathbf{i}` is the unit vector and not the imaginary unit; `\mathrm{cm}` is text."""
-    parts: list[str] = []
-    position = 0
-    while (match := _FONTS.search(text, position)) is not None:
-        end = match_brace(text, match.end() - 1)
-        if end < 0:
-            break
-        content = text[match.end() : end].strip()
-        bold = match.group().startswith(("\\mathbf", "\\bold", "\\bm", "\\pmb"))
-        if bold and content in ("i", "j", "k", "e"):
-            content = f"\\unitvector{{{content}}}"
-        elif re.fullmatch(r"[A-Za-z][A-Za-z .]+", content):
-            known = content in (
-                "sin",
-                "cos",
-                "tan",
-                "log",
-                "ln",
-                "cot",
-                "sec",
-                "csc",
-                "gcd",
-                "lcm",
-                "max",
-                "min",
-                "det",
-            )
-            if content in ("min", "sec") and _AFTER_NUMBER.search(text[max(0, match.start() - 20) : match.start()]):
-                known = False  # minutes, seconds
-            content = f"\\{content} " if known else f"\\text{{{content}}}"
-        parts += [text[position : match.start()], " " if parts else "", content]
-        position = end + 1
-    return "".join(parts) + text[position:]
+def _font(match: re.Match[str], content: str) -> str:
+    r"""Drop a font command: `\mathbf{i}` is the unit vector and not the imaginary unit; `\mathrm{cm}` is text."""
+    content = content.strip()
+    if content in ("i", "j", "k", "e") and match.group().startswith(("\\mathbf", "\\bold", "\\bm", "\\pmb")):
+        return f"\\unitvector{{{content}}}"
+    if re.fullmatch(r"[A-Za-z][A-Za-z .]+", content) is None:
+        return content
+    before = match.string[max(0, match.start() - 20) : match.start()]
+    measured = content in ("min", "sec") and _AFTER_NUMBER.search(before)  # minutes, seconds
+    return f"\\{content} " if content in _NAMED_FUNCTIONS and not measured else f"\\text{{{content}}}"
 
 
 def _join_thousands(text: str) -> str:
@@ -276,31 +260,21 @@ def one_spelling(text: str) -> str:
     )
 
 
+def _substituted(text: str, substitutions: _Substitutions) -> str:
+    for pattern, replacement in substitutions:
+        text = pattern.sub(replacement, text)
+    return text
+
+
 def _synonyms(text: str) -> str:
     if "\\" not in text:  # most answers: few of the spellings need to be looked for
-        text = _MODULO.sub(r" \\bmod ", _REPEATING.sub(_repeating, text))
-        for pattern, replacement in _TYPED_SYNONYMS:
-            text = pattern.sub(replacement, text)
+        text = _substituted(text, _TYPED)
         if "\\" not in text:
             return text.replace("~", " ")
-    text = _SIZES.sub("", text)
-    text = _REPEATING.sub(_repeating, text)
+    text = _COMMAND.sub(lambda m: _RENAMED.get(m[1], m.group()), _SIZES.sub("", text))
     text = _RESIDUE.sub(r"\\text{ mod \1}", text) if "\\equiv" in text else text
-    text = _MODULO.sub(r" \\bmod ", text)
-    text = _WHOLE_ROOT.sub(r"\1{\2}", text)
-    for pattern, replacement in _SYNONYMS:
-        text = pattern.sub(replacement, text)
-    text = re.sub(r"\\[vh]?phantom\s*(?:\{[^{}]*\}|.)", " ", text)
-    text = _DROPPED.sub(" ", text)
-    text = _SPACES.sub(" ", text)
-    text = _fonts(text)
-    text = _unwrap(_TEXTS, text, "\\text{\0}")
-    return re.sub(r"\\text\{\s*\}", " ", text)
-
-
-def _repeating(match: re.Match[str]) -> str:
-    period = match["bar"] or match["bracket"] or match["first"] or match["block"]
-    return f"\\repeating{{{match['whole']}}}{{{match['fixed']}}}{{{period}}}"
+    text = _contents(_FONTS, _substituted(text, _SYNONYMS), _font, between=" ")
+    return re.sub(r"\\text\{\s*\}", " ", _contents(_TEXTS, text, _text))
 
 
 def typed_thousands(text: str) -> str | None:

@@ -40,28 +40,18 @@ _MODULUS = re.compile(r"\s*\\text\s*\{\s*\(?\s*mod\s*(\w+)\s*\)?\s*\}\s*$")
 def mixed(text: str) -> str:
     """Write `3 1/2` and `3\\frac{1}{2}` as mixed numbers, where the fraction is below one."""
 
-    def typed(match: re.Match[str]) -> str:
-        whole, top, bottom = match.groups()
-        return _mixed(whole, top, bottom) or match.group()
+    def written(match: re.Match[str]) -> str:
+        whole, top, bottom = filter(None, match.groups())
+        return f"\\mixed{{{whole}}}{{{top}}}{{{bottom}}}" if int(top) < int(bottom) else match.group()
 
-    def latex(match: re.Match[str]) -> str:
-        whole, top, bottom = match[1], match[2] or match[4], match[3] or match[5]
-        return _mixed(whole, top, bottom) or match.group()
-
-    return _MIXED_LATEX.sub(latex, _MIXED_TYPED.sub(typed, text))
-
-
-def _mixed(whole: str, top: str, bottom: str) -> str:
-    if not int(top) < int(bottom):
-        return ""
-    return f"\\mixed{{{whole}}}{{{top}}}{{{bottom}}}"
+    return _MIXED_LATEX.sub(written, _MIXED_TYPED.sub(written, text))
 
 
 def read_quantity(text: str) -> Scalar | Based | Words:
     """Return the number or expression a text is, or Words if the grammar does not know it."""
     based = _BASED.match(text)
-    if based and (based[2].isdigit() or based[2] in ("ten", "twelve", "sixteen", *NUMBER_WORDS)):
-        base = int(based[2]) if based[2].isdigit() else 16 if based[2] == "sixteen" else NUMBER_WORDS[based[2]]
+    if based:
+        base = int(based[2]) if based[2].isdigit() else NUMBER_WORDS[based[2]]
         if base > 10 or not re.search("[a-f]", based[1]):  # `2a_5` is 2 times a_5
             return Based(re.sub(r"^(-?)0+(?=\d)", r"\1", based[1].upper()), base)
     hexadecimal = re.fullmatch(r"0[xX]([0-9A-Fa-f]+)", text)

@@ -92,22 +92,19 @@ NEGATIONS = words(
 """Words that say that something is not the case."""
 AMOUNTS = words("pair couple trio quartet more less fewer additional extra another score set")
 """Words that say an amount, in the singular: `5 pairs` is 5 where the problem asks how many pairs."""
-_NUMBERS = (
+
+
+def _valued(names: str, values: range) -> dict[str, int]:
+    return dict(zip(names.split(), values, strict=True))
+
+
+NUMBER_WORDS = _valued(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen twenty"
+    "eighteen nineteen twenty",
+    range(21),
 )
-NUMBER_WORDS = {word: value for value, word in enumerate(_NUMBERS.split())}
-_TENS = dict(
-    zip(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], range(20, 100, 10), strict=True)
-)
-_PARTS = dict(
-    zip(
-        ["half", "third", "quarter", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"], range(2, 11), strict=True
-    )
-)
-_PARTS |= {"fourth": 4, "halve": 2}
-
-
+_TENS = _valued("twenty thirty forty fifty sixty seventy eighty ninety", range(20, 100, 10))
+_PARTS = _valued("half third quarter fifth sixth seventh eighth ninth tenth", range(2, 11)) | {"fourth": 4, "halve": 2}
 MAX_WORDS = 6
 """Words of a unit; more are a sentence."""
 
