@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from gtpo.rewards.verification.limits import reject_reason
+from gtpo.rewards.verification.static import reject_reason
 from gtpo.rewards.verify import Verdict, Verifier, default_verifier
 
 

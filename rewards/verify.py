@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import os
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -19,9 +18,8 @@ from typing import Literal, NamedTuple
 
 from gtpo.rewards.extract import Scoring
 from gtpo.rewards.text import AnswerText, as_text
-from gtpo.rewards.verification.exact import decide_exactly, plain_number
-from gtpo.rewards.verification.limits import reject_reason
 from gtpo.rewards.verification.pool import WorkerPool
+from gtpo.rewards.verification.static import decide_exactly, plain_number, reject_reason
 
 Pair = tuple[AnswerText, AnswerText]
 """(prediction, gold)"""
@@ -50,10 +48,8 @@ class Verdict(enum.StrEnum):
     """The gold is empty or beyond the limits: unscored, not wrong."""
 
 
-_VERDICTS: dict[Scoring, dict[str, Verdict]] = {
-    "strict": {**{str(v): v for v in Verdict}, "COPIED": Verdict.UNSIMPLIFIED, "UNEVALUATED": Verdict.UNSIMPLIFIED},
-    "lenient": {**{str(v): v for v in Verdict}, "COPIED": Verdict.UNSIMPLIFIED, "UNEVALUATED": Verdict.CORRECT},
-}
+_STRICT = {**{str(v): v for v in Verdict}, "COPIED": Verdict.UNSIMPLIFIED, "UNEVALUATED": Verdict.UNSIMPLIFIED}
+_VERDICTS = {"strict": _STRICT, "lenient": _STRICT | {"UNEVALUATED": Verdict.CORRECT}}
 """What a worker's finding is worth under each scoring: it finds more than the verdicts."""
 
 
@@ -168,12 +164,6 @@ class Verifier:
         self.workers = workers if workers is not None else usable_cpus()
         self.timeout_s, self.memory_mb, self.cache_size = timeout_s, memory_mb, cache_size
         self._cache: OrderedDict[_Key, str] = OrderedDict()
-        self._renew()
-        _VERIFIERS.add(self)
-
-    def _renew(self) -> None:
-        """Take a new lock and a new pool: at first, and in a forked child, where the old ones belong to the parent."""
-        self._lock = threading.Lock()
         self._pool = WorkerPool(self.workers, self.timeout_s, self.memory_mb)
 
     def verify(
@@ -234,7 +224,7 @@ class Verifier:
         """Return what each key comes to: from the cache, by exact arithmetic, or from the workers."""
         findings: dict[_Key, str] = {}
         unknown: list[_Key] = []
-        with self._lock:
+        with self._pool.lock:
             for key in keys:
                 known = self._cache.get(key)
                 if known is None:
@@ -242,21 +232,16 @@ class Verifier:
                 else:
                     self._cache.move_to_end(key)
                     findings[key] = known
-        found: dict[_Key, str] = {}
-        for key in unknown:
-            decided = _decide_here(*key)
-            if decided is not None:
-                found[key] = decided
+        found = {key: decided for key in unknown if (decided := _decide_here(*key)) is not None}
         open_keys = [key for key in unknown if key not in found]
-        if open_keys:
-            tasks = [
-                {"text": p, "gold": g, "by": kind}
-                if kind == "math-verify"
-                else {"prediction": p, "gold": g, "problem": problem}
-                for p, g, problem, kind in open_keys
-            ]
-            found |= zip(open_keys, self._pool.run(tasks), strict=True)
-        with self._lock:
+        tasks = [
+            {"text": p, "gold": g, "by": kind}
+            if kind == "math-verify"
+            else {"prediction": p, "gold": g, "problem": problem}
+            for p, g, problem, kind in open_keys
+        ]
+        found |= zip(open_keys, self._pool.run(tasks), strict=True)
+        with self._pool.lock:
             self._cache.update((key, finding) for key, finding in found.items() if finding != "TIMEOUT")
             while len(self._cache) > self.cache_size:
                 self._cache.popitem(last=False)
@@ -264,23 +249,19 @@ class Verifier:
 
     def verify_golds(self, golds: Sequence[str]) -> list[Verdict]:
         """Return the verdict on each gold answer against itself, where equal text alone does not decide."""
-        verdicts = [Verdict.CORRECT if plain_number(gold) is not None else None for gold in golds]
-        tasks = [
-            {"prediction": gold, "gold": gold, "by_text": False}
-            for gold, verdict in zip(golds, verdicts, strict=True)
-            if verdict is None
-        ]
-        outcomes = iter(self._pool.run(tasks))
-        return [verdict or Verdict(next(outcomes)) for verdict in verdicts]
+        others = [gold for gold in golds if plain_number(gold) is None]
+        outcomes = self._pool.run([{"prediction": gold, "gold": gold, "by_text": False} for gold in others])
+        found = dict(zip(others, outcomes, strict=True))
+        return [Verdict(found.get(gold, Verdict.CORRECT)) for gold in golds]
 
     def _exact_values(self, answers: Iterable[str]) -> dict[str, Fraction]:
         """Return the values of those answers that are a value and nothing else (`equality.decide.exact_value`)."""
-        values = {answer: None if "." in answer else plain_number(answer) for answer in answers}
-        others = [answer for answer, value in values.items() if value is None and plain_number(answer) is None]
+        plain = {answer: plain_number(answer) for answer in answers}
+        values = {answer: value for answer, value in plain.items() if value is not None and "." not in answer}
+        others = [answer for answer, value in plain.items() if value is None]
         undecided = {"", *Verdict}
-        for answer, outcome in zip(others, self._pool.run([{"text": answer} for answer in others]), strict=True):
-            values[answer] = None if outcome in undecided else Fraction(outcome)
-        return {answer: value for answer, value in values.items() if value is not None}
+        outcomes = zip(others, self._pool.run([{"text": answer} for answer in others]), strict=True)
+        return values | {answer: Fraction(outcome) for answer, outcome in outcomes if outcome not in undecided}
 
     def answer_classes_many(
         self,
@@ -334,7 +315,6 @@ class Verifier:
         self.close()
 
 
-_VERIFIERS: weakref.WeakSet[Verifier] = weakref.WeakSet()
 _default: Verifier | None = None
 _default_lock = threading.Lock()
 
@@ -349,11 +329,9 @@ def default_verifier() -> Verifier:
 
 
 def _renew_after_fork() -> None:
-    """Give a forked child locks that no thread holds and pools of its own: other threads stay with the parent."""
+    """Give a forked child a lock that no thread holds: other threads stay with the parent."""
     global _default_lock
     _default_lock = threading.Lock()
-    for verifier in list(_VERIFIERS):
-        verifier._renew()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork

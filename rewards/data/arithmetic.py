@@ -14,13 +14,9 @@ from __future__ import annotations
 
 import itertools
 import random
-import zlib
-from typing import Literal
+from collections.abc import Callable
 
-from gtpo.common.errors import UserError
-from gtpo.rewards.data.problem import Problem
-
-Split = Literal["train", "test", "hard"]
+from gtpo.rewards.data.problem import Problem, Split, generate
 
 DEFAULT_COUNTS: dict[str, int] = {"train": 3000, "test": 64, "hard": 64}
 """Problems per split when no count is asked for; the two benchmarks are defined by theirs."""
@@ -28,13 +24,6 @@ DEFAULT_COUNTS: dict[str, int] = {"train": 3000, "test": 64, "hard": 64}
 TEMPLATES = ("What is {}?",)
 
 _SHARE_OF_THREE_TERMS = 0.35  # of train and test: enough to learn the layout of two steps
-
-_MOST_MISSES = 5000  # draws in a row that give nothing new: the split is exhausted
-
-
-def _is_held_out(expression: str) -> bool:
-    """Return whether an expression belongs to the test split (one in eight), by a hash that no seed changes."""
-    return zlib.crc32(expression.encode()) % 8 == 0
 
 
 def _terms(rng: random.Random, kind: str) -> tuple[list[int], list[str]]:
@@ -63,38 +52,19 @@ def _worked(numbers: list[int], signs: list[str]) -> str:
 
 
 def arithmetic_problems(split: Split, count: int | None = None, seed: int = 0) -> list[Problem]:
-    """Generate the distinct problems of a split; the same arguments give the same list on every machine.
+    """Generate the distinct problems of a split (`gtpo.rewards.data.problem.generate`)."""
 
-    Raises UserError for an unknown split, or a count beyond the distinct expressions there are.
-    """
-    if split not in DEFAULT_COUNTS:
-        raise UserError(f'arithmetic has the splits {", ".join(DEFAULT_COUNTS)}; found "{split}"')
-    count = DEFAULT_COUNTS[split] if count is None else count
-    rng = random.Random(f"gtpo-arithmetic-{split}-{seed}")
-    problems: list[Problem] = []
-    seen: set[str] = set()
-    misses = 0
-    while len(problems) < count:
-        if misses > _MOST_MISSES:
-            raise UserError(
-                f"arithmetic/{split} has only about {len(problems)} distinct problems; {count} were asked for"
-            )
+    def draw(rng: random.Random) -> tuple[str, Callable[[str], Problem]]:
         kind = "hard" if split == "hard" else "three" if rng.random() < _SHARE_OF_THREE_TERMS else "two"
         numbers, signs = _terms(rng, kind)
         expression = str(numbers[0]) + "".join(f"{s}{n}" for s, n in zip(signs, numbers[1:], strict=True))
-        if expression in seen or (split != "hard" and _is_held_out(expression) != (split == "test")):
-            misses += 1
-            continue
-        misses = 0
-        seen.add(expression)
-        problems.append(
-            Problem(
-                id=f"arithmetic/{split}/{len(problems)}",
-                problem=rng.choice(TEMPLATES).format(expression),
-                answer=str(_totals(numbers, signs)[-1]),
-                solution=_worked(numbers, signs),
-                subject={"+": "addition", "-": "subtraction"}.get("".join(sorted(set(signs))), "mixed"),
-                level=len(signs),
-            )
+        return expression, lambda identifier: Problem(
+            id=identifier,
+            problem=rng.choice(TEMPLATES).format(expression),
+            answer=str(_totals(numbers, signs)[-1]),
+            solution=_worked(numbers, signs),
+            subject={"+": "addition", "-": "subtraction"}.get("".join(sorted(set(signs))), "mixed"),
+            level=len(signs),
         )
-    return problems
+
+    return generate("arithmetic", DEFAULT_COUNTS, split, count, seed, draw)

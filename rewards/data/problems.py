@@ -21,8 +21,8 @@ from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import read_jsonl
 from gtpo.common.hub import cache_if_unreachable, is_offline, not_cached
 from gtpo.rewards.boxes import last_boxed
-from gtpo.rewards.data.arithmetic import Split, arithmetic_problems
-from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.data.arithmetic import arithmetic_problems
+from gtpo.rewards.data.problem import Problem, Split
 from gtpo.rewards.data.word_problems import word_problems
 from gtpo.rewards.extract import gsm8k_gold
 

@@ -16,13 +16,11 @@ All numbers are whole and between 0 and 99. What runs before the last step stays
 from __future__ import annotations
 
 import random
-import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from gtpo.common.errors import UserError
-from gtpo.rewards.data.arithmetic import Split
-from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.data.problem import Problem, Split, generate
 
 Operation = Literal["gain", "lose", "packs", "share", "times"]
 
@@ -30,7 +28,6 @@ DEFAULT_COUNTS: dict[str, int] = {"train": 8000, "test": 128, "hard": 128}
 """Problems per split when no count is asked for; the two benchmarks are defined by theirs."""
 
 LARGEST = 99
-_MOST_MISSES = 5000  # draws in a row that give nothing new: the split is exhausted
 
 NAMES = ("Mia", "Tom", "Ana", "Ben", "Zoe", "Sam", "Eva", "Leo", "Ida", "Max")
 ITEMS = ("apples", "books", "coins", "cards", "shells", "stamps", "pencils", "marbles")
@@ -122,18 +119,8 @@ def _draw(rng: random.Random, steps: int) -> list[_Step]:
             return drawn
 
 
-def _key(drawn: list[_Step]) -> str:
-    """Return the numbers and operations of a story as text: what makes it another problem."""
-    return f"{drawn[0].before}" + "".join(f" {s.operation} {s.n} {s.m} {s.k}" for s in drawn)
-
-
-def _is_held_out(key: str) -> bool:
-    """Return whether a story belongs to the test split (one in eight), by a hash that no seed changes."""
-    return zlib.crc32(key.encode()) % 8 == 0
-
-
-def _tell(rng: random.Random, drawn: list[_Step]) -> tuple[str, str]:
-    """Return (problem, worked solution) of a story, in words drawn by `rng`."""
+def _tell(rng: random.Random, identifier: str, drawn: list[_Step]) -> Problem:
+    """Return a story as a problem with its worked solution, in words drawn by `rng`."""
     a, b = rng.sample(NAMES, 2)
     words = {"a": a, "b": b, "item": rng.choice(ITEMS), "pack": rng.choice(PACKS)}
     told = [rng.choice(BEGIN).format(**words, n=drawn[0].before)]
@@ -143,43 +130,26 @@ def _tell(rng: random.Random, drawn: list[_Step]) -> tuple[str, str]:
         told.append(rng.choice(TOLD[step.operation]).format(**words, **numbers))
         worked.append(rng.choice(WORKED[step.operation]).format(**words, **numbers))
     told.append(rng.choice(ASKED[drawn[-1].operation]).format(**words))
-    return " ".join(told), "\n".join(worked)
+    return Problem(
+        id=identifier,
+        problem=" ".join(told),
+        answer=str(drawn[-1].after),
+        solution="\n".join(worked),
+        subject=drawn[-1].operation,
+        level=len(drawn),
+    )
 
 
 def word_problems(split: Split, count: int | None = None, seed: int = 0) -> list[Problem]:
-    """Generate the distinct problems of a split; the same arguments give the same list on every machine.
+    """Generate the distinct problems of a split (`gtpo.rewards.data.problem.generate`).
 
-    `level` is the number of steps, `subject` the last operation. Raises UserError for an unknown split, or a count
-    beyond the distinct problems there are.
+    `level` is the number of steps, `subject` the last operation.
     """
-    if split not in DEFAULT_COUNTS:
-        raise UserError(f'word_problems has the splits {", ".join(DEFAULT_COUNTS)}; found "{split}"')
-    count = DEFAULT_COUNTS[split] if count is None else count
-    rng = random.Random(f"gtpo-word-problems-{split}-{seed}")
-    problems: list[Problem] = []
-    seen: set[str] = set()
-    misses = 0
-    while len(problems) < count:
-        if misses > _MOST_MISSES:
-            raise UserError(
-                f"word_problems/{split} has only about {len(problems)} distinct problems; {count} were asked for"
-            )
+
+    def draw(rng: random.Random) -> tuple[str, Callable[[str], Problem]]:
         drawn = _draw(rng, 4 if split == "hard" else rng.choice((2, 3)))
-        key = _key(drawn)
-        if key in seen or (split != "hard" and _is_held_out(key) != (split == "test")):
-            misses += 1
-            continue
-        misses = 0
-        seen.add(key)
-        problem, solution = _tell(rng, drawn)
-        problems.append(
-            Problem(
-                id=f"word_problems/{split}/{len(problems)}",
-                problem=problem,
-                answer=str(drawn[-1].after),
-                solution=solution,
-                subject=drawn[-1].operation,
-                level=len(drawn),
-            )
-        )
-    return problems
+        # The numbers and operations of a story are what makes it another problem.
+        key = f"{drawn[0].before}" + "".join(f" {s.operation} {s.n} {s.m} {s.k}" for s in drawn)
+        return key, lambda identifier: _tell(rng, identifier, drawn)
+
+    return generate("word_problems", DEFAULT_COUNTS, split, count, seed, draw)

@@ -92,11 +92,8 @@ class _Worker:
         """Read one message. Raises TimeoutError at the deadline, EOFError when the worker is gone, and NotStarted with
         what it lacks."""
         while b"\n" not in self._buffer:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0 or not self._poll.poll(remaining * 1000):
-                if time.monotonic() >= deadline:
-                    raise TimeoutError
-                continue
+            if not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise TimeoutError
             part = os.read(self._stdout.fileno(), 65536)
             if not part:
                 raise EOFError
@@ -166,11 +163,8 @@ class _Worker:
 
     def kill(self) -> None:
         """Kill the process and reap it, so that no zombie stays."""
-        self.process.kill()
-        self.process.wait()
-        for stream in (self._stdin, self._stdout):
-            with contextlib.suppress(OSError):
-                stream.close()
+        with self.process:
+            self.process.kill()
 
 
 class WorkerPool:
@@ -182,12 +176,16 @@ class WorkerPool:
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be above 0, not {timeout_s}")
         self.workers, self.timeout_s, self.memory_mb = workers, timeout_s, memory_mb
+        self._closed = False
+        self._renew()
+        _POOLS.add(self)
+
+    def _renew(self) -> None:
+        """Begin without workers: at first, and in a forked child, where locks, threads and workers are the parent's."""
+        self.lock = threading.Lock()
         self._queue: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
         self._threads = self._starting = self._idle = 0
         self._alive: set[_Worker] = set()
-        self._closed = False
-        _POOLS.add(self)
 
     def run(self, tasks: Sequence[Task]) -> list[str]:
         """Return each task's outcome, in order: what the worker said, or `TIMEOUT`, or `REJECTED` if it died."""
@@ -208,7 +206,7 @@ class WorkerPool:
 
     def _grow(self, most: int) -> None:
         """Start up to `most` workers for what waits, unless some are starting already."""
-        with self._lock:
+        with self.lock:
             if self._closed:
                 raise RuntimeError("the verifier is closed")
             if self._starting:
@@ -225,7 +223,7 @@ class WorkerPool:
                 "on Windows run gtpo under WSL 2"
             )
         worker = _Worker(self.memory_mb, self.timeout_s)
-        with self._lock:
+        with self.lock:
             if not self._closed:
                 self._alive.add(worker)
                 return worker
@@ -233,7 +231,7 @@ class WorkerPool:
         raise RuntimeError("the verifier is closed")
 
     def _discard(self, worker: _Worker) -> None:
-        with self._lock:
+        with self.lock:
             self._alive.discard(worker)
         worker.kill()
 
@@ -282,7 +280,7 @@ class WorkerPool:
 
     def close(self) -> None:
         """Kill the workers. Calls in progress fail with RuntimeError or see their task REJECTED."""
-        with self._lock:
+        with self.lock:
             self._closed = True
             alive, self._alive = list(self._alive), set()
             threads, self._threads = self._threads, 0
@@ -298,13 +296,13 @@ def _serve(pool: WorkerPool) -> None:
     with contextlib.suppress(RuntimeError):  # it cannot start, or the pool has closed: its first chunk will be told
         worker = pool._start()
         worker.await_ready()  # before it takes a chunk, which another worker may have done by then
-    with pool._lock:
+    with pool.lock:
         pool._starting -= 1
     while True:
-        with pool._lock:
+        with pool.lock:
             pool._idle += 1
         chunk = pool._queue.get()
-        with pool._lock:
+        with pool.lock:
             pool._idle -= 1
         if chunk is None:
             return
@@ -325,11 +323,11 @@ def _close_all() -> None:
         pool.close()
 
 
-def _forget_after_fork() -> None:
-    """In a forked child the parent's workers are not ours to talk to or to kill."""
-    _POOLS.clear()
+def _renew_all() -> None:
+    for pool in list(_POOLS):
+        pool._renew()
 
 
 atexit.register(_close_all)
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_forget_after_fork)
+    os.register_at_fork(after_in_child=_renew_all)

@@ -79,8 +79,7 @@ def main() -> None:
     try:
         from gtpo.rewards.equality.arithmetic.values import TooBig
         from gtpo.rewards.equality.comparing.decide import decide, exact_value
-        from gtpo.rewards.equality.comparing.sympy_fallback import agree, warm_up
-        from gtpo.rewards.verification.math_verify import math_verify_outcome
+        from gtpo.rewards.equality.comparing.sympy_fallback import agree, math_verify_outcome, warm_up
     except ImportError as error:
         _send(replies, "lacks", f"{error}; install gtpo again with its dependencies")
         os._exit(1)

@@ -18,7 +18,7 @@ from layout import copy_packages
 from gtpo.rewards import Verdict, Verifier, accuracy_reward, math_verify_reward
 from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verification import pool
-from gtpo.rewards.verification.limits import reject_reason
+from gtpo.rewards.verification.static import reject_reason
 
 TIMEOUT_S = 5.0
 SLACK_S = 2.5

@@ -12,6 +12,7 @@ TooBig before it starts; SymPy plays no part, so nothing is evaluated that has n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
@@ -39,6 +40,11 @@ from gtpo.rewards.equality.arithmetic.values import (
 )
 
 Term = tuple[Any, ...]
+
+
+ZERO: Term = ("num", Fraction(0))
+ONE: Term = ("num", Fraction(1))
+MINUS_ONE: Term = ("num", Fraction(-1))
 
 
 class Budget:
@@ -191,3 +197,72 @@ def rename(term: Any, names: Mapping[str, str]) -> Any:
             return ("sym", names.get(term[1], term[1]))
         return tuple(rename(part, names) for part in term)
     return term
+
+
+def is_literal(term: Term) -> bool:
+    """Return whether a term is one number or name, with or without its sign: nothing in it can be computed."""
+    if term[0] == "neg" or (term[0] == "mul" and len(term) == 3 and term[1] == MINUS_ONE):
+        return is_literal(term[-1])
+    return term[0] in ("num", "sym", "const")
+
+
+def canonical(term: Term) -> Term:
+    """Return a term with signs, quotients and roots as factors and powers, operands in order, 0 and 1 left out."""
+    kind = term[0]
+    if kind in ("num", "sym", "const"):
+        return term
+    if kind == "neg":
+        return _product([MINUS_ONE, canonical(term[1])])
+    if kind == "add":
+        parts = [part for each in term[1:] for part in _operands(canonical(each), "add")]
+        parts = sorted((part for part in parts if part != ZERO), key=repr)
+        return ("add", *parts) if len(parts) > 1 else parts[0] if parts else ZERO
+    if kind == "mul":
+        return _product([canonical(part) for part in term[1:]])
+    if kind == "div":
+        return _product([canonical(term[1]), _power(canonical(term[2]), MINUS_ONE)])
+    if kind == "pow":
+        return _power(canonical(term[1]), canonical(term[2]))
+    if term[:2] == ("fn", "sqrt"):
+        return _power(canonical(term[2]), ("num", Fraction(1, 2)))
+    if kind == "mat":
+        return ("mat", tuple(tuple(canonical(cell) for cell in row) for row in term[1]))
+    return tuple(canonical(part) if isinstance(part, tuple) else part for part in term)
+
+
+def _operands(term: Term, kind: str) -> Iterator[Term]:
+    if term[0] == kind:
+        yield from term[1:]
+    else:
+        yield term
+
+
+def _power(base: Term, exponent: Term) -> Term:
+    if exponent == ONE:
+        return base
+    if base[0] == "pow" and exponent == MINUS_ONE:
+        return ("pow", base[1], _product([MINUS_ONE, base[2]]))
+    return ONE if base == ONE else ("pow", base, exponent)
+
+
+def _product(factors: list[Term]) -> Term:
+    parts: list[Term] = []
+    sign = 1
+    for factor in factors:
+        for part in _operands(factor, "mul"):
+            if part[0] == "num" and part[1] < 0:
+                sign, part = -sign, ("num", -part[1])
+            if part != ONE:
+                parts.append(part)
+    merged: list[Term] = []
+    for part, count in Counter(parts).items():
+        if part[0] == "num":
+            merged += [part] * count
+        else:
+            merged.append(_power(part, ("num", Fraction(count))))
+    merged.sort(key=repr)
+    if sign < 0:
+        if len(merged) < 2 and (not merged or merged[0][0] == "num"):
+            return ("num", -(merged[0][1] if merged else 1))
+        merged.insert(0, MINUS_ONE)
+    return ("mul", *merged) if len(merged) > 1 else merged[0] if merged else ONE

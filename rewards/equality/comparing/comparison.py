@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import mpmath
 
-from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate, symbols
+from gtpo.rewards.equality.arithmetic.terms import ZERO, Term, canonical, contains, evaluate, symbols
 from gtpo.rewards.equality.arithmetic.values import NoValue, number_of
 from gtpo.rewards.equality.comparing.equations import (
     FLIPPED,
@@ -47,7 +47,6 @@ from gtpo.rewards.equality.reading.answers import (
 )
 from gtpo.rewards.equality.reading.clean import clean
 from gtpo.rewards.equality.reading.contract import Contract
-from gtpo.rewards.equality.reading.expressions import canonical
 from gtpo.rewards.equality.reading.problem import ProblemText
 from gtpo.rewards.equality.reading.reader import read
 from gtpo.rewards.equality.reading.units import Unit, is_noun, singular
@@ -292,7 +291,7 @@ class Comparison:
             return False
         if self._ordered(p.items, g.items):
             return True
-        if any(isinstance(x, Scalar) and equal_terms(x.term, ("num", Fraction(0))) for x in (*p.items, *g.items)):
+        if any(isinstance(x, Scalar) and equal_terms(x.term, ZERO) for x in (*p.items, *g.items)):
             return False
         (first_p, *_), (first_g, *_) = terms = _terms(p), _terms(g)
         return all(equal_terms(("mul", a, first_g), ("mul", b, first_p)) for a, b in zip(*terms, strict=True))

@@ -9,11 +9,10 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from gtpo.rewards.equality.arithmetic.terms import Term, evaluate, substitute, symbols
+from gtpo.rewards.equality.arithmetic.terms import ZERO, Term, canonical, evaluate, substitute, symbols
 from gtpo.rewards.equality.arithmetic.terms import rename as rename_symbols
 from gtpo.rewards.equality.comparing.numeric import equal_terms
 from gtpo.rewards.equality.reading.answers import Answer, Listing, Named, Relation, Scalar
-from gtpo.rewards.equality.reading.expressions import canonical
 from gtpo.rewards.equality.reading.problem import ProblemText
 
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!=", "~": "~"}
@@ -39,12 +38,11 @@ def is_graph(named: Named, equation: Relation) -> bool:
     def at(term: Term) -> Term:
         return substitute(left, name, term)
 
-    zero: Term = ("num", Fraction(0))
     at_minus_one, at_zero, at_one, at_two = (at(("num", Fraction(n))) for n in (-1, 0, 1, 2))
     bends = [("add", a, ("mul", ("num", Fraction(-2)), b), c)
              for a, b, c in ((at_minus_one, at_zero, at_one), (at_zero, at_one, at_two))]  # fmt: skip
-    linear = all(equal_terms(bend, zero) for bend in bends) and not equal_terms(at_one, at_zero)
-    return linear and equal_terms(at(value), zero) and not _share_factor(("add", at_one, ("neg", at_zero)), at_zero)
+    linear = all(equal_terms(bend, ZERO) for bend in bends) and not equal_terms(at_one, at_zero)
+    return linear and equal_terms(at(value), ZERO) and not _share_factor(("add", at_one, ("neg", at_zero)), at_zero)
 
 
 def _share_factor(first: Term, second: Term) -> bool:

@@ -7,12 +7,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from gtpo.rewards.equality.arithmetic.terms import Budget, Term, contains, evaluate, subterms, symbols
+from gtpo.rewards.equality.arithmetic.terms import (
+    ONE,
+    Budget,
+    Term,
+    canonical,
+    contains,
+    evaluate,
+    is_literal,
+    subterms,
+    symbols,
+)
 from gtpo.rewards.equality.arithmetic.values import NoValue, Value, add, divide, multiply, negative, noise
 from gtpo.rewards.equality.comparing.numeric import close
-from gtpo.rewards.equality.comparing.work import ONE, addends, factors
+from gtpo.rewards.equality.comparing.work import addends, factors
 from gtpo.rewards.equality.reading.answers import Scalar
-from gtpo.rewards.equality.reading.expressions import canonical, is_literal
 
 Values = tuple[Value, ...]
 """Of one term, at each point."""

@@ -13,18 +13,18 @@ from collections.abc import Iterable
 from fractions import Fraction
 from itertools import pairwise
 
-from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate, symbols
+from gtpo.rewards.equality.arithmetic.terms import ONE, Term, canonical, contains, evaluate, is_literal, symbols
 from gtpo.rewards.equality.arithmetic.values import NoValue
 from gtpo.rewards.equality.comparing.equations import rename
 from gtpo.rewards.equality.comparing.form import in_form, is_padded
 from gtpo.rewards.equality.comparing.numeric import equal_terms, hundredth
-from gtpo.rewards.equality.comparing.work import ALWAYS, ONE, Count, Work, is_rational, work_left
+from gtpo.rewards.equality.comparing.work import ALWAYS, Count, Work, is_rational, work_left
 from gtpo.rewards.equality.reading.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Words, leaves
 from gtpo.rewards.equality.reading.clean import one_spelling
-from gtpo.rewards.equality.reading.expressions import canonical, is_literal, occurs, tokens_of
 from gtpo.rewards.equality.reading.grammar import term_of
 from gtpo.rewards.equality.reading.problem import ProblemText
 from gtpo.rewards.equality.reading.reader import read
+from gtpo.rewards.equality.reading.tokens import occurs, tokens_of
 
 ANALYSIS = re.compile(r"\\(?:int|iint|oint|lim|sum|prod|partial)(?![a-zA-Z])|\\frac\s*\{\s*d[^{}]*\}\s*\{\s*d")
 """Integrals, limits, sums, products and derivatives."""

@@ -127,3 +127,21 @@ def _is_zero(difference: Any) -> bool:
 
     difference = difference.doit()
     return bool((difference if difference.is_Rational else sympy.simplify(difference)) == 0)
+
+
+def math_verify_outcome(text: str, gold: str) -> str:
+    """Return Math-Verify's own verdict, from its extraction and its comparison, as its documentation asks for it.
+
+    CORRECT, INCORRECT, NO_ANSWER (it extracts nothing) or UNUSABLE_GOLD (it cannot read the gold). Its timeouts are
+    off: they are signals, and the worker has clocks of its own.
+    """
+    from math_verify import parse, verify
+
+    logging.disable(logging.CRITICAL)
+    golds = parse(f"${gold}$", parsing_timeout=0)
+    if not golds:
+        return "UNUSABLE_GOLD"
+    answers = parse(text, parsing_timeout=0)
+    if not answers:
+        return "NO_ANSWER"
+    return "CORRECT" if verify(golds, answers, timeout_seconds=0) else "INCORRECT"

@@ -15,9 +15,8 @@ from fractions import Fraction
 from itertools import chain
 from typing import NamedTuple
 
-from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate, subterms, symbols
+from gtpo.rewards.equality.arithmetic.terms import ONE, ZERO, Term, canonical, contains, evaluate, subterms, symbols
 from gtpo.rewards.equality.arithmetic.values import NoValue, number_of
-from gtpo.rewards.equality.reading.expressions import canonical
 
 
 class Work(enum.Enum):
@@ -41,8 +40,6 @@ ALWAYS = frozenset(Work) - {Work.FRACTION, Work.ROOT, Work.LITERAL_POWER}
 """What no answer may leave that its gold does not leave; the others depend on the problem."""
 _INVERSES = {"ln": "exp", "exp": "ln", "sin": "arcsin", "cos": "arccos", "tan": "arctan", "arcsin": "sin",
              "arccos": "cos", "arctan": "tan"}  # fmt: skip
-_ZERO: Term = ("num", Fraction(0))
-ONE: Term = ("num", Fraction(1))
 
 
 def work_left(term: Term) -> Count:
@@ -95,7 +92,7 @@ def _sum(term: Term, found: Count) -> None:
     parts = list(addends(term))
     if not symbols(term):
         found[Work.SUM] += len(parts) - 1
-    found[Work.LIKE] += len(parts) - len({_kind_of(part) for part in parts}) + parts.count(_ZERO)
+    found[Work.LIKE] += len(parts) - len({_kind_of(part) for part in parts}) + parts.count(ZERO)
     for part in parts:
         _visit(part, found)
 
@@ -191,7 +188,7 @@ def _product(term: Term, found: Count, whole: bool) -> None:
     scientific = any(f[0] == "pow" and f[1] == ("num", Fraction(10)) for f in tops) and not below
     found[Work.PRODUCT] += max(0, len(tops) - 1 - scientific) + max(0, len(bottoms) - 1)
     if not alone:
-        found[Work.PRODUCT] += sum(f in (ONE, _ZERO) for f in tops)
+        found[Work.PRODUCT] += sum(f in (ONE, ZERO) for f in tops)
     reduction = Work.FRACTION if whole else Work.REDUCTION
     found[reduction] += sum(_is_reducible(f) for f in tops + bottoms) + bottoms.count(ONE)
     for top in tops:
@@ -224,8 +221,8 @@ def _rational(factor: Term, found: Count, whole: bool) -> None:
     if factor[0] != "pow":
         return
     base, exponent = _unsigned(factor[1])[0], factor[2]
-    small = exponent in (_ZERO, ONE) or base in (_ZERO, ONE) or base[0] == "pow" or _is_reducible(base)
-    if base == ("num", Fraction(10)) and exponent != _ZERO:
+    small = exponent in (ZERO, ONE) or base in (ZERO, ONE) or base[0] == "pow" or _is_reducible(base)
+    if base == ("num", Fraction(10)) and exponent != ZERO:
         return
     found[Work.POWER if small else Work.LITERAL_POWER if whole else Work.REDUCTION] += 1
 
@@ -246,7 +243,7 @@ def _factor(factor: Term, found: Count, whole: bool, below: bool) -> None:
 def _power(base: Term, exponent: Term, found: Count) -> None:
     bare, signs = _unsigned(base)
     whole_exponent = _is_integer(_unsigned(exponent)[0])
-    if exponent in (_ZERO, ONE) or bare in (_ZERO, ONE) or bare[0] == "pow" or (bare[0] == "fn" and exponent == ONE):
+    if exponent in (ZERO, ONE) or bare in (ZERO, ONE) or bare[0] == "pow" or (bare[0] == "fn" and exponent == ONE):
         found[Work.POWER] += 1
     if whole_exponent:
         found[Work.SIGN] += signs

@@ -10,11 +10,11 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gtpo.rewards.equality.arithmetic.terms import Term, subterms, symbols
+from gtpo.rewards.equality.arithmetic.terms import Term, canonical, is_literal, subterms, symbols
 from gtpo.rewards.equality.reading.clean import clean, one_spelling
 from gtpo.rewards.equality.reading.contract import Contract, read_contract
-from gtpo.rewards.equality.reading.expressions import canonical, is_literal, tokens_of
 from gtpo.rewards.equality.reading.grammar import term_of
+from gtpo.rewards.equality.reading.tokens import tokens_of
 from gtpo.rewards.equality.reading.units import singular
 
 MAX_CHARACTERS = 8_000

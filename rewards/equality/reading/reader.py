@@ -16,10 +16,9 @@ from gtpo.rewards.boxes import match_brace
 from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate
 from gtpo.rewards.equality.arithmetic.values import NoValue, number_of
 from gtpo.rewards.equality.reading.answers import Answer, Choice, Listing, Named, Relation, Scalar, Union, Words
-from gtpo.rewards.equality.reading.brackets import closes_first, split_top
 from gtpo.rewards.equality.reading.grammar import parse
 from gtpo.rewards.equality.reading.quantities import mixed, read_quantity
-from gtpo.rewards.equality.reading.tokens import NotMathematics
+from gtpo.rewards.equality.reading.tokens import NotMathematics, closes_first, split_top
 from gtpo.rewards.equality.reading.units import (
     CHANGES_MEANING,
     NEGATIONS,
@@ -108,36 +107,25 @@ def _read_words(text: str, depth: int) -> Answer | None:
     quantity = spoken_quantity(plain)
     if quantity is not None:
         return Scalar(("num", quantity[0]), unit=quantity[1])
-    letters = re.fullmatch(r"[A-Za-z][A-Za-z'\-. !?\"]*", plain)
-    if letters is None:
+    if re.fullmatch(r"[A-Za-z][A-Za-z'\-. !?\"]*", plain) is None:
         return None
-    if "\\text" in text and len(plain) > 1:
-        return _joined_words(text) or Words(plain)
     if len(plain) == 1:
         return Scalar(("const", plain) if plain in "ei" else ("sym", plain))
-    if plain.lower() in ("infinity", "inf", "oo", "pi"):
-        return None
-    if plain.lower() in SHORT_WORDS:
-        return Words(plain)
-    # `ab` may be a product; `even` is a word, and so is a run of capitals (points, seats, initials).
-    return (
-        None
-        if re.fullmatch(r"[a-z]{2,3}|[a-z]+ ?[a-z]", plain) and len(plain) <= 3
-        else _joined_words(text) or Words(plain)
-    )
+    if "\\text" not in text:
+        if plain.lower() in SHORT_WORDS:
+            return Words(plain)
+        # `ab` may be a product; `even` is a word, and so is a run of capitals (points, seats, initials).
+        product = len(plain) <= 3 and re.fullmatch(r"[a-z]{2,3}|[a-z]+ ?[a-z]", plain)
+        if product or plain.lower() in ("infinity", "inf", "oo", "pi"):
+            return None
+    return _joined_words(text) or Words(plain)
 
 
 def _joined_words(text: str) -> Answer | None:
-    parts = [
-        part.strip()
-        for _, part in split_top(_TEXT_PIECE.sub(r" \1 ", text), re.compile(r"(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])|,|;"))
-    ]
-    parts = [part for part in parts if part]
-    return Listing("list", tuple(_word(part) for part in parts)) if len(parts) > 1 else None
-
-
-def _word(part: str) -> Answer:
-    return Scalar(("sym", part)) if len(part) == 1 and part.isalpha() else Words(part)
+    pieces = split_top(_TEXT_PIECE.sub(r" \1 ", text), re.compile(r"(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])|,|;"))
+    parts = [part.strip() for _, part in pieces if part.strip()]
+    words = (Scalar(("sym", part)) if len(part) == 1 and part.isalpha() else Words(part) for part in parts)
+    return Listing("list", tuple(words)) if len(parts) > 1 else None
 
 
 def _read_list(text: str, depth: int) -> Answer | None:
@@ -179,10 +167,12 @@ def _expand_signs(text: str, depth: int) -> Answer | None:
     r"""`1 \pm \sqrt{2}` is a list of two answers; several signs change together."""
     if not _signs(text) or _RELATION.search(text) or split_top(text, _SET_OPERATION)[1:]:
         return None
-    upper = re.sub(r"\\pm(?![a-zA-Z])", "+", re.sub(r"\\mp(?![a-zA-Z])", "-", text))
-    lower = re.sub(r"\\pm(?![a-zA-Z])", "-", re.sub(r"\\mp(?![a-zA-Z])", "+", text))
-    items = (read(upper, depth + 1), read(lower, depth + 1))
+    items = tuple(read(_signed(text, plus), depth + 1) for plus in ("pm", "mp"))
     return Listing("list", items) if all(isinstance(item, (Scalar, Listing)) for item in items) else None
+
+
+def _signed(text: str, plus: str) -> str:
+    return re.sub(r"\\(pm|mp)(?![a-zA-Z])", lambda m: "+" if m[1] == plus else "-", text)
 
 
 def is_name(text: str) -> bool:

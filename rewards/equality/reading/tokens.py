@@ -1,9 +1,11 @@
-"""Tokens of an expression, a place in them, and the tables of the names the grammar knows."""
+"""Tokens of an expression, a place in them, the tables of the names the grammar knows, and brackets of a text."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from fractions import Fraction
+from itertools import accumulate
 
 from gtpo.rewards.equality.arithmetic.values import TooBig
 from gtpo.rewards.text import words
@@ -139,3 +141,66 @@ def repeating_decimal(whole: str, fixed: str, period: str) -> Fraction:
         raise NotMathematics("a repeating decimal without digits")
     scale = 10 ** len(fixed)
     return Fraction(int(whole + fixed or "0"), scale) + Fraction(int(period), scale * (10 ** len(period) - 1))
+
+
+_PIECE = re.compile(r"\\[a-zA-Z]+|\d+(?:\.\d+)?|\.\d+|[a-zA-Z]+|\\?[^\s]")
+_SAME = {
+    r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\times": "*", r"\cdot": "*", r"\ast": "*",
+    r"\div": "/", r"\leq": r"\le", r"\geq": r"\ge", r"\%": "%",
+}  # fmt: skip
+_SILENT = frozenset(
+    ["$", "{", "}", r"\left", r"\right", r"\,", r"\;", r"\!", r"\:", r"\displaystyle", r"\quad", r"\text", r"\$",
+     r"\(", r"\)", r"\[", r"\]", r"\big", r"\Big", r"\bigl", r"\bigr", "~", "\\"]
+)  # fmt: skip
+
+
+def tokens_of(text: str) -> tuple[str, ...]:
+    """Return the tokens of a text without delimiters, braces and space, operators in one spelling."""
+    joined = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    return tuple(_SAME.get(token, token) for token in _PIECE.findall(joined) if token not in _SILENT)
+
+
+def occurs(part: tuple[str, ...], whole: tuple[str, ...]) -> bool:
+    """Return whether tokens stand in a row within others."""
+    if not part:
+        return False
+    first, size = part[0], len(part)
+    return any(token == first and whole[at : at + size] == part for at, token in enumerate(whole))
+
+
+_OPEN, _CLOSE = "([{", ")]}"
+
+
+def _steps(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the place of each character, or of a backslash with the next, and by how much it changes the depth."""
+    position = 0
+    while position < len(text):
+        character = text[position]
+        if character == "\\":
+            following = text[position + 1 : position + 2]
+            environment = text.startswith("\\begin", position) - text.startswith("\\end", position)
+            yield position, (following == "{") - (following == "}") + environment
+            position += 1
+        else:
+            yield position, (character in _OPEN) - (character in _CLOSE)
+        position += 1
+
+
+def split_top(text: str, pattern: re.Pattern[str]) -> list[tuple[str, str]]:
+    """Split at the matches of `pattern` outside all brackets: (separator before the part, part), in order."""
+    parts, depth, start, separator = [], 0, 0, ""
+    for position, change in _steps(text):
+        if position < start:
+            continue
+        if depth == 0 and (match := pattern.match(text, position)) is not None and match.end() > position:
+            parts.append((separator, text[start:position]))
+            separator, start = match.group().strip(), match.end()
+        else:
+            depth += change
+    return [*parts, (separator, text[start:])]
+
+
+def closes_first(text: str, width: int) -> bool:
+    """Return whether the bracket of `width` characters that opens the text is the one that closes it."""
+    levels = list(accumulate((change for _, change in _steps(text[width:-width])), initial=1))
+    return 0 not in levels and levels[-1] == 1
