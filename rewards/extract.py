@@ -18,7 +18,7 @@ Scoring = Literal["strict", "lenient"]
 
 
 _FORMULA_WORDS = words("sin cos tan log sqrt exp and percent pct percentage inf infinity")
-_ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
+ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
 _THOUGHT_TAGS = ("think", "thinking", "reasoning")
 
 _HASHES = re.compile(r"####[^\S\n]*(\S[^\n]*)")
@@ -113,11 +113,6 @@ def _of_boxes(boxes: list[Box], text: str) -> str:
     return boxed + "\\%" if boxed and _PERCENT_AFTER.match(text, boxes[-1][1]) else boxed
 
 
-def _tagged(text: str) -> str | None:
-    matches = _ANSWER.findall(text)
-    return matches[-1].strip() if matches else None
-
-
 def _first_sentence(text: str) -> str:
     """Cut a phrase at the end of its sentence: a full stop (not a decimal point), or the end of the line."""
     line = text.lstrip().split("\n")[0]
@@ -164,10 +159,8 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     if len(text) > MAX_TEXT:  # the tag that opens a thought may be far from the end
         text = without_thoughts(text, _THOUGHT_TAGS[:2])
     tail = text[-MAX_TEXT:].replace("\x0crac", r"\frac")  # what `\f` of an unescaped string becomes
-    if "<answer>" in tail:
-        tagged = _tagged(without_thoughts(tail))
-        if tagged is not None:
-            return _inner(tagged)
+    if "<answer>" in tail and (tagged := ANSWER.findall(without_thoughts(tail))):
+        return _inner(tagged[-1].strip())
     if scoring == "strict":
         return None
     visible = without_thoughts(tail, ("think", "thinking"))

@@ -240,7 +240,8 @@ class Verifier:
             else {"prediction": p, "gold": g, "problem": problem}
             for p, g, problem, kind in open_keys
         ]
-        found |= zip(open_keys, self._pool.run(tasks), strict=True)
+        if tasks:
+            found |= zip(open_keys, self._pool.run(tasks), strict=True)
         with self._pool.lock:
             self._cache.update((key, finding) for key, finding in found.items() if finding != "TIMEOUT")
             while len(self._cache) > self.cache_size:

@@ -63,32 +63,26 @@ def parse_level(value: Any) -> int | None:
     return int(digits.group()) if digits else None
 
 
-def _gsm8k(split: str) -> Callable[[dict[str, Any], int], Problem]:
-    def parse(row: dict[str, Any], position: int) -> Problem:
-        solution = str(row["answer"]).rpartition("####")[0]
-        return Problem(
-            f"gsm8k/{split}/{position}",
-            row["question"],
-            plain_integer(gsm8k_gold(str(row["answer"])) or ""),
-            solution.strip(),
-        )
-
-    return parse
+def _gsm8k(split: str, row: dict[str, Any], position: int) -> Problem:
+    solution = str(row["answer"]).rpartition("####")[0]
+    return Problem(
+        f"gsm8k/{split}/{position}",
+        row["question"],
+        plain_integer(gsm8k_gold(str(row["answer"])) or ""),
+        solution.strip(),
+    )
 
 
-def _math(split: str) -> Callable[[dict[str, Any], int], Problem]:
-    def parse(row: dict[str, Any], position: int) -> Problem:
-        solution = str(row["solution"])
-        return Problem(
-            f"math/{split}/{position}",
-            row["problem"],
-            math_gold(solution),
-            solution,
-            str(row.get("type") or ""),
-            parse_level(row.get("level")),
-        )
-
-    return parse
+def _math(split: str, row: dict[str, Any], position: int) -> Problem:
+    solution = str(row["solution"])
+    return Problem(
+        f"math/{split}/{position}",
+        row["problem"],
+        math_gold(solution),
+        solution,
+        str(row.get("type") or ""),
+        parse_level(row.get("level")),
+    )
 
 
 def _math500(row: dict[str, Any], position: int) -> Problem:
@@ -118,14 +112,10 @@ def _aime25(row: dict[str, Any], position: int) -> Problem:
     return Problem(f"aime/2025-{_aime_paper(position)}", row["problem"], plain_integer(str(row["answer"])))
 
 
-def _matharena(name: str) -> Callable[[dict[str, Any], int], Problem]:
+def _matharena(name: str, row: dict[str, Any], position: int) -> Problem:
     """Parse MathArena's final-answer sets: problem_idx counts from 1, the answer is an integer or LaTeX."""
-
-    def parse(row: dict[str, Any], position: int) -> Problem:
-        number = row.get("problem_idx", position + 1)
-        return Problem(f"{name}-{number}", row["problem"], plain_integer(str(row["answer"])))
-
-    return parse
+    number = row.get("problem_idx", position + 1)
+    return Problem(f"{name}-{number}", row["problem"], plain_integer(str(row["answer"])))
 
 
 def _amc23(row: dict[str, Any], position: int) -> Problem:
@@ -145,15 +135,15 @@ MATH_SUBJECTS = {
 """Hub config -> subject, in the order in which the ids count."""
 
 SOURCES: dict[str, HubSource] = {
-    "gsm8k_train": HubSource("openai/gsm8k", ("main",), "train", _gsm8k("train"), 7473),
-    "gsm8k_test": HubSource("openai/gsm8k", ("main",), "test", _gsm8k("test"), 1319),
-    "math_train": HubSource("EleutherAI/hendrycks_math", tuple(MATH_SUBJECTS), "train", _math("train"), 7500),
-    "math_test": HubSource("EleutherAI/hendrycks_math", tuple(MATH_SUBJECTS), "test", _math("test"), 5000),
+    "gsm8k_train": HubSource("openai/gsm8k", ("main",), "train", partial(_gsm8k, "train"), 7473),
+    "gsm8k_test": HubSource("openai/gsm8k", ("main",), "test", partial(_gsm8k, "test"), 1319),
+    "math_train": HubSource("EleutherAI/hendrycks_math", tuple(MATH_SUBJECTS), "train", partial(_math, "train"), 7500),
+    "math_test": HubSource("EleutherAI/hendrycks_math", tuple(MATH_SUBJECTS), "test", partial(_math, "test"), 5000),
     "math500": HubSource("HuggingFaceH4/MATH-500", ("default",), "test", _math500, 500),
     "aime24": HubSource("HuggingFaceH4/aime_2024", ("default",), "train", _aime24, 30),
     "aime25": HubSource("math-ai/aime25", ("default",), "test", _aime25, 30),
-    "aime26": HubSource("MathArena/aime_2026", ("default",), "train", _matharena("aime/2026"), 30),
-    "hmmt26": HubSource("MathArena/hmmt_feb_2026", ("default",), "train", _matharena("hmmt/2026-feb"), 33),
+    "aime26": HubSource("MathArena/aime_2026", ("default",), "train", partial(_matharena, "aime/2026"), 30),
+    "hmmt26": HubSource("MathArena/hmmt_feb_2026", ("default",), "train", partial(_matharena, "hmmt/2026-feb"), 33),
     "amc23": HubSource("math-ai/amc23", ("default",), "test", _amc23, 40),
 }
 
@@ -273,13 +263,6 @@ def data_folder(data_dir: str | Path | None = None) -> Path | None:
     return folder
 
 
-def _local_file(name: str, folder: Path) -> Path:
-    for candidate in (folder / f"{name}.jsonl", folder / f"{name}.parquet"):
-        if candidate.is_file():
-            return candidate
-    raise UserError(f"{folder} has neither {name}.jsonl nor {name}.parquet")
-
-
 def _normalise_subject(name: str) -> str:
     return re.sub(r"[^a-z]+", "_", name.lower().replace("&", "and")).strip("_")
 
@@ -301,7 +284,11 @@ def load_source(
         problems = GENERATED[name]()
     elif name in SOURCES:
         folder = data_folder(data_dir)
-        problems = load_hub(name, SOURCES[name]) if folder is None else load_file(_local_file(name, folder))
+        files = [folder / f"{name}.{kind}" for kind in ("jsonl", "parquet")] if folder else []
+        found = next(filter(Path.is_file, files), None)
+        if folder and not found:
+            raise UserError(f"{folder} has neither {name}.jsonl nor {name}.parquet")
+        problems = load_file(found) if found else load_hub(name, SOURCES[name])
     elif name.endswith((".jsonl", ".jsonl.gz", ".parquet")):
         problems = load_file(Path(name))
     else:

@@ -163,10 +163,10 @@ def symbols(term: Term) -> set[str]:
         _, _, variable, body, low, high = term
         ends = set().union(*(symbols(end) for end in (low, high) if end is not None))
         return (symbols(body) - {variable}) | ends
-    return set().union(*map(symbols, _parts(term)))
+    return set().union(*map(symbols, parts(term)))
 
 
-def _parts(term: Term) -> Iterator[Term]:
+def parts(term: Term) -> Iterator[Term]:
     """Yield the terms right within a term."""
     return (part for part in (chain(*term[1]) if term[0] == "mat" else term[1:]) if isinstance(part, tuple))
 
@@ -174,7 +174,7 @@ def _parts(term: Term) -> Iterator[Term]:
 def subterms(term: Term) -> Iterator[Term]:
     """Yield a term and every term within it."""
     yield term
-    for part in _parts(term):
+    for part in parts(term):
         yield from subterms(part)
 
 
@@ -183,19 +183,12 @@ def contains(term: Term, *marks: Any) -> bool:
     return any(part[: len(marks)] == marks for part in subterms(term))
 
 
-def substitute(term: Any, name: str, value: Term) -> Any:
-    """Return a term with `value` in place of the variable `name`."""
-    if term == ("sym", name):
-        return value
-    return tuple(substitute(part, name, value) for part in term) if isinstance(term, tuple) else term
-
-
-def rename(term: Any, names: Mapping[str, str]) -> Any:
-    """Return a term with its variables renamed by the table."""
+def substitute(term: Any, table: Mapping[str, Term]) -> Any:
+    """Return a term with the terms of the table in place of the variables that it names."""
     if isinstance(term, tuple):
         if len(term) == 2 and term[0] == "sym":
-            return ("sym", names.get(term[1], term[1]))
-        return tuple(rename(part, names) for part in term)
+            return table.get(term[1], term)
+        return tuple(substitute(part, table) for part in term)
     return term
 
 

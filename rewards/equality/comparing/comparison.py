@@ -83,16 +83,16 @@ class Comparison:
             return value is not None and equal_terms(value, g.term)
         if isinstance(p, Listing) and isinstance(g, Listing) and self._listings(p, g):
             return True
-        if any(isinstance(x, (Union, Relation)) or _inequalities(x) for x in (p, g)):
+        inequalities = (i for x in (p, g) if isinstance(x, Listing) for i in x.items if isinstance(i, Relation))
+        if isinstance(p, (Union, Relation)) or isinstance(g, (Union, Relation)) or any(inequalities):
             return self._sets(p, g)
         return self._single(p, g)
 
     # -- multiple choice, names ----------------------------------------------------------------------------------
     def _choices(self, p: Answer, g: Answer) -> bool:
-        letters = [_letter(p), _letter(g)]
-        if None not in letters:
+        first, second = _letter(p), _letter(g)
+        if first is not None and second is not None:
             marked = isinstance(p, Choice) and p.marked
-            first, second = (str(letter) for letter in letters)
             same = first == second or (marked and first.lower() == second.lower())
             return same and self._option_agrees(p)
         if isinstance(p, Choice):
@@ -107,10 +107,7 @@ class Comparison:
         if not isinstance(choice, Choice) or choice.body is None or self.problem is None:
             return True
         option = self.problem.option(choice.letter)
-        return option is None or self._is_option(choice.body, option)
-
-    def _is_option(self, answer: Answer, option: str) -> bool:
-        return self.equal(answer, read(clean(option)))
+        return option is None or self.equal(choice.body, read(clean(option)))
 
     def _named(self, p: Answer, g: Answer) -> bool:
         if isinstance(p, Named) and isinstance(g, Named):
@@ -297,7 +294,7 @@ class Comparison:
         return all(equal_terms(("mul", a, first_g), ("mul", b, first_p)) for a, b in zip(*terms, strict=True))
 
     def _single(self, p: Answer, g: Answer) -> bool:
-        """One answer beside a list or set of one; a ratio of two beside its quotient."""
+        """Return whether a list or set of one is the answer beside it, a ratio of two its quotient."""
         whole, part = (p, g) if isinstance(p, Listing) else (g, p)
         if not isinstance(whole, Listing) or not isinstance(part, Scalar):
             return False
@@ -328,15 +325,11 @@ class Comparison:
         return False
 
 
-def _inequalities(answer: Answer) -> bool:
-    return isinstance(answer, Listing) and any(isinstance(item, Relation) for item in answer.items)
-
-
 _MONEY = frozenset(("dollar", "cent", "euro", "sterling", "yen", "rupee"))
 
 
 def _as_matrix(listing: Listing, matrix: Term) -> bool:
-    """A vector may be written as a tuple, a matrix as a tuple of rows."""
+    """Return whether a tuple is a vector, or a tuple of rows a matrix."""
     nested = [item.items for item in listing.items if isinstance(item, Listing) and item.kind == "tuple"]
     flat = [listing.items] if len(matrix[1]) == 1 else [(item,) for item in listing.items]
     rows = nested if len(nested) == len(listing.items) else flat

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from gtpo.rewards.equality.arithmetic.terms import ZERO, Term, canonical, evaluate, substitute, symbols
-from gtpo.rewards.equality.arithmetic.terms import rename as rename_symbols
 from gtpo.rewards.equality.comparing.numeric import equal_terms
 from gtpo.rewards.equality.reading.answers import Answer, Listing, Named, Relation, Scalar
 from gtpo.rewards.equality.reading.problem import ProblemText
@@ -36,7 +35,7 @@ def is_graph(named: Named, equation: Relation) -> bool:
         return False
 
     def at(term: Term) -> Term:
-        return substitute(left, name, term)
+        return substitute(left, {name: term})
 
     at_minus_one, at_zero, at_one, at_two = (at(("num", Fraction(n))) for n in (-1, 0, 1, 2))
     bends = [("add", a, ("mul", ("num", Fraction(-2)), b), c)
@@ -90,11 +89,10 @@ def _plain(name: str) -> str:
 
 def rename(p: Named, g: Named) -> Named:
     """Rename the argument of `f(t) = …` to the other's."""
-    table = dict(zip(p.variables, g.variables, strict=True))
-
+    table: dict[str, Term] = {old: ("sym", new) for old, new in zip(p.variables, g.variables, strict=True)}
     value = p.value
     if isinstance(value, Scalar):
-        value = Scalar(rename_symbols(value.term, table), value.digits, value.places, value.unit, value.percent)
+        value = Scalar(substitute(value.term, table), value.digits, value.places, value.unit, value.percent)
     return Named(g.name, value, None, g.variables)
 
 

@@ -15,6 +15,7 @@ from gtpo.rewards.equality.arithmetic.terms import (
     contains,
     evaluate,
     is_literal,
+    parts,
     subterms,
     symbols,
 )
@@ -57,7 +58,7 @@ def _outline(term: Term) -> str:
         if part[0] in ("sym", "const"):
             return str(part[1])
         head = f"{part[0]} {part[1]}" if isinstance(part[1], str) else part[0]
-        within = [outline(each) for each in part[1:] if isinstance(each, tuple)]
+        within = [outline(each) for each in parts(part)]
         if part[0] == "mul":
             within = [each for each in within if each != "n"]
             if len(within) < 2:
@@ -136,12 +137,11 @@ def _padding(term: Term, points: Sequence[dict[str, Value]]) -> list[Values] | N
     if term[0] in ("bind", "mat", "opaque") or not symbols(term):
         return []
     within: list[Values] = []
-    for part in term[1:]:
-        if isinstance(part, tuple):
-            values = _padding(part, points)
-            if values is None:
-                return None
-            within += values
+    for part in parts(term):
+        values = _padding(part, points)
+        if values is None:
+            return None
+        within += values
     try:
         own: Values = tuple(evaluate(term, point) for point in points)
         if term[0] != "sym":
@@ -156,9 +156,9 @@ def _padding(term: Term, points: Sequence[dict[str, Value]]) -> list[Values] | N
     return [own, *within]
 
 
-def _cancel(parts: list[Term], points: Sequence[dict[str, Value]]) -> bool:
+def _cancel(added: list[Term], points: Sequence[dict[str, Value]]) -> bool:
     """Return whether some addends in a row add up to 0."""
-    values = [tuple(evaluate(part, point) for point in points) for part in parts[:40]]
+    values = [tuple(evaluate(part, point) for point in points) for part in added[:40]]
     for start in range(len(values)):
         total = values[start]
         for value in values[start + 1 :]:

@@ -32,7 +32,7 @@ _MAX_SCALES = 6
 
 
 def close(a: Value, b: Value) -> bool:
-    """Compare two values: exactly if both are rational, else relative to the larger or to what rounding leaves."""
+    """Return whether two values agree: exactly if both are rational, else relative to the larger or up to rounding."""
     if isinstance(a, Matrix) or isinstance(b, Matrix):
         if not (isinstance(a, Matrix) and isinstance(b, Matrix)) or [len(r) for r in a] != [len(r) for r in b]:
             return False
@@ -56,7 +56,7 @@ def _is_zero(value: Value) -> bool:
 
 
 def stable(decide: Callable[[], bool]) -> bool:
-    """Return what a comparison says; what it finds equal must be so with digits enough for all its numbers.
+    """Return whether a comparison finds its sides equal, with digits enough for all its numbers too.
 
     Raises TooBig where that would take too many.
     """
@@ -226,7 +226,7 @@ def hundredth(answer: Scalar) -> Scalar:
 
 
 def agree_as_decimals(p: Scalar, g: Scalar, contract: Contract | None) -> bool:
-    """Apply the policy on decimals: the fewer digits are written, the more exactly they must be meant.
+    """Return whether a decimal stands for the other number: the fewer digits it has, the more exact it must be.
 
     `contract` is that of a known problem: one that speaks of no rounding has an exact answer.
     """

@@ -23,21 +23,19 @@ _INVENTED = re.compile(
 )
 """What the parser adds up, or leaves out without a word: `2 3`, `(x^2)'`, `12_3`, dots."""
 _CUT = re.compile(r"(?:[-+*/=<>^_×·÷]|\\(?:times|cdot|div))\s*$|<<")
-
-
-def _cut(text: str) -> bool:
-    """Return whether a text stops short, as a cut completion does: in an operator, or with brackets left open."""
-    return _CUT.search(text) is not None or sum(map(text.count, "([{")) != sum(map(text.count, ")]}"))
+"""An operator at the end of a text, or one without an operand."""
 
 
 def _fit(text: str) -> bool:
-    if re.fullmatch(r"[A-Za-z\s.,']*", text):  # letters alone: our grammar's to read, or a word
+    """Return whether a text is for this parser.
+
+    Not so are letters alone, which our grammar reads, and a text that stops short, as a cut completion does: no parser
+    reads that, and asking one costs loading SymPy.
+    """
+    if re.fullmatch(r"[A-Za-z\s.,']*", text) or _INVENTED.search(text) or _BEYOND.search(text) or _CUT.search(text):
         return False
-    if _INVENTED.search(text):
-        return False
-    if _cut(text):  # no parser reads it, and asking one costs loading SymPy
-        return False
-    return _BEYOND.search(text) is None and _WORD.search(re.sub(r"\\(?:begin|end)\{\w+\}", "", text)) is None
+    balanced = sum(map(text.count, "([{")) == sum(map(text.count, ")]}"))
+    return balanced and _WORD.search(re.sub(r"\\(?:begin|end)\{\w+\}", "", text)) is None
 
 
 MAX_EVENTS = 2_000_000
@@ -51,7 +49,7 @@ class _Exhausted(BaseException):
 
 
 def _bounded(work: Callable[[], bool]) -> bool:
-    """Return what `work` says. Raises TooBig when it takes more calls than MAX_EVENTS."""
+    """Return whether `work` says so. Raises TooBig when it takes more calls than MAX_EVENTS."""
     from sympy.core.cache import clear_cache
 
     left = MAX_EVENTS

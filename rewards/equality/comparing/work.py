@@ -15,7 +15,17 @@ from fractions import Fraction
 from itertools import chain
 from typing import NamedTuple
 
-from gtpo.rewards.equality.arithmetic.terms import ONE, ZERO, Term, canonical, contains, evaluate, subterms, symbols
+from gtpo.rewards.equality.arithmetic.terms import (
+    ONE,
+    ZERO,
+    Term,
+    canonical,
+    contains,
+    evaluate,
+    parts,
+    subterms,
+    symbols,
+)
 from gtpo.rewards.equality.arithmetic.values import NoValue, number_of
 
 
@@ -58,9 +68,8 @@ def _visit(term: Term, found: Count, whole: bool = False) -> None:
         matrices = sum(_unsigned(part)[0][0] == "mat" for part in term[1:])
         found[Work.PRODUCT] += max(0, matrices - 1)
     if kind == "mat":
-        for row in term[1]:
-            for cell in row:
-                _visit(cell, found, not symbols(cell))
+        for cell in parts(term):
+            _visit(cell, found, not symbols(cell))
     elif kind == "bind":
         found[Work.BOUND] += 1
     elif kind == "add":
@@ -70,9 +79,8 @@ def _visit(term: Term, found: Count, whole: bool = False) -> None:
     elif kind == "fn":
         _function(term, found)
     else:
-        for part in term[1:]:
-            if isinstance(part, tuple):
-                _visit(part, found)
+        for part in parts(term):
+            _visit(part, found)
 
 
 # -- sums ----------------------------------------------------------------------------------------------------------
@@ -89,11 +97,11 @@ def addends(term: Term) -> Iterator[Term]:
 
 
 def _sum(term: Term, found: Count) -> None:
-    parts = list(addends(term))
+    added = list(addends(term))
     if not symbols(term):
-        found[Work.SUM] += len(parts) - 1
-    found[Work.LIKE] += len(parts) - len({_kind_of(part) for part in parts}) + parts.count(ZERO)
-    for part in parts:
+        found[Work.SUM] += len(added) - 1
+    found[Work.LIKE] += len(added) - len(set(map(_kind_of, added))) + added.count(ZERO)
+    for part in added:
         _visit(part, found)
 
 

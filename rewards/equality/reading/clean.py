@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 
 from gtpo.rewards.boxes import last_boxed, match_brace, without_operand_box
+from gtpo.rewards.extract import ANSWER
 from gtpo.rewards.text import words
 
 _CHARACTERS = {
@@ -188,11 +189,6 @@ def _font(match: re.Match[str], content: str) -> str:
     return f"\\{content} " if content in _NAMED_FUNCTIONS and not measured else f"\\text{{{content}}}"
 
 
-def _join_thousands(text: str) -> str:
-    text = _THOUSANDS.sub(lambda m: m[1] + re.sub(r"\D", "", m[2]), text)
-    return _SPACED_THOUSANDS.sub(lambda m: m[1] + m[2].replace(" ", ""), text)
-
-
 def _undouble(text: str) -> str:
     r"""Undo the doubled backslashes of text that was escaped once too often: `\\frac{1}{2}`."""
     if "\\\\" not in text or re.search(r"(?<!\\)\\begin", text):
@@ -204,8 +200,7 @@ def unwrap_answer(text: str, gold: bool = False) -> str:
     r"""Take an answer out of answer tags, `\boxed`, math delimiters, markdown and "the answer is"."""
     text = text.strip()
     if "<answer>" in text:
-        tagged = re.findall(r"<answer>((?:(?!</?answer>).)*)</answer>", text, re.DOTALL)
-        text = tagged[-1] if tagged else text
+        text = [text, *ANSWER.findall(text)][-1]
     if "\\boxed" in text or "\\fbox" in text:
         for _ in range(50):
             inside = without_operand_box(text) or last_boxed(text)
@@ -230,7 +225,8 @@ def clean(text: str, gold: bool = False) -> str:
     text = _undouble(unwrap_answer(_undouble(text), gold))
     text = one_spelling(text)
     text = _ENVIRONMENT.sub(" ", text)
-    text = _join_thousands(text)
+    text = _THOUSANDS.sub(lambda m: m[1] + re.sub(r"\D", "", m[2]), text)
+    text = _SPACED_THOUSANDS.sub(lambda m: m[1] + m[2].replace(" ", ""), text)
     text = re.sub(r"(?<!\\)\$", r"\\$" if gold and _PRICE.fullmatch(text.strip()) else " ", text)
     text = _LEAD_IN.sub("", text.strip())
     text = _synonyms(text)

@@ -50,6 +50,7 @@ _OPTION = re.compile(
     r"(?<![a-zA-Z\\])(?:\\(?:textbf|text|mathrm|mathbf|textrm)\s*\{\s*)?\(?(?P<letter>[A-H])\s*[).](?:\s*\})?"
     r"(?:\\[ ,;]|\\quad|~|\s)*"
 )
+_OPTION_END = re.compile(r"(?:\\q?quad|[\s$,;&]|\\\\|\\[,; ])+$")
 _NUMERAL = re.compile(r"(?<![\w.$\\{])-?(?:\d[\d,]*\.?\d*|\.\d+)(?![\w}])")
 _ORDER = re.compile(r"\(\s*([a-zA-Z](?:\s*,\s*[a-zA-Z])+)\s*\)")
 _N = r"\$?(\d[\d,]*(?:\.\d+)?|\d+/\d+)\$?"
@@ -116,7 +117,9 @@ def read_problem(text: str) -> ProblemText:
     formulas = [next(part for part in match.groups() if part is not None) for match in _FORMULA.finditer(text)]
     prose = _FORMULA.sub(" ", text)
     runs = [match.group() for match in _MATHEMATICS.finditer(one_spelling(prose))]
-    pieces = [piece for part in [*formulas, *runs, *_spoken(text)] for piece in [part, *_SEPARATOR.split(part)]]
+    plain = text.replace(",", "")
+    spoken = [form.format(*filter(None, m.groups())) for pattern, form in _SPOKEN for m in pattern.finditer(plain)]
+    pieces = [piece for part in [*formulas, *runs, *spoken] for piece in [part, *_SEPARATOR.split(part)]]
     terms = [term for piece in list(dict.fromkeys(pieces))[:MAX_EXPRESSIONS] if (term := _parsed(piece)) is not None]
     found = re.findall(r"[a-z]+(?:'[a-z]+)?", prose.lower())
     order = _ORDER.findall(one_spelling(text))
@@ -187,15 +190,6 @@ def _asked(formulas: list[str]) -> frozenset[Term]:
     return frozenset(alone - given)
 
 
-def _spoken(text: str) -> list[str]:
-    plain = text.replace(",", "")
-    return [
-        expression.format(*filter(None, match.groups()))
-        for pattern, expression in _SPOKEN
-        for match in pattern.finditer(plain)
-    ]
-
-
 def _asks_percent(text: str) -> bool:
     """Return whether a question or instruction speaks of a percentage without a number before it."""
     for sentence in _SENTENCE.split(text):
@@ -218,12 +212,7 @@ def _options(text: str) -> tuple[tuple[str, str], ...]:
                 run.append(match)
         if len(run) >= 2:
             ends = [*(match.start() for match in run[1:]), len(text)]
-            return tuple(
-                (match["letter"], _option_text(text[match.end() : end])) for match, end in zip(run, ends, strict=True)
-            )
+            lines = [text[match.end() : end].strip().split("\n")[0] for match, end in zip(run, ends, strict=True)]
+            bare = [_OPTION_END.sub("", line).strip().removeprefix("$").strip() for line in lines]
+            return tuple(zip((match["letter"] for match in run), bare, strict=True))
     return ()
-
-
-def _option_text(text: str) -> str:
-    line = text.strip().split("\n")[0]
-    return re.sub(r"(?:\\q?quad|[\s$,;&]|\\\\|\\[,; ])+$", "", line).strip().removeprefix("$").strip()

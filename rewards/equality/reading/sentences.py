@@ -72,11 +72,6 @@ _SUBJECTS = words("i we you he she it they there that this who which")
 _NO_PROSE = words("sin cos tan cot sec csc log ln lg exp sqrt pi mod gcd lcm max min det and")
 
 
-def _chooses_as(sentence: set[str], asked: frozenset[str]) -> bool:
-    """Return whether a sentence speaks of the one that is asked for: not of the second number, or of the larger."""
-    return all(kind.isdisjoint(sentence) or not kind.isdisjoint(asked) for kind in _CHOOSING)
-
-
 def sentence_value(text: str, asked: frozenset[str] = frozenset()) -> str | None:
     """Return, as written, the one number of a short sentence ("She sold 72 clips."), or what follows "the answer is".
 
@@ -95,13 +90,14 @@ def sentence_value(text: str, asked: frozenset[str] = frozenset()) -> str | None
     spoken = re.findall(r"[A-Za-z]+", rest)
     if len(spoken) < 2 or any(word in _NO_PROSE or (len(word) == 1 and word not in "aIA") for word in spoken):
         return None
-    if not _chooses_as(set(rest.lower().split()), asked):
-        return None
+    said = rest.lower().split()
+    if any(not kind.isdisjoint(said) and kind.isdisjoint(asked) for kind in _CHOOSING):
+        return None  # it speaks of another than the one asked for: of the second number, or of the larger
     number, tail = numbers[0].group().strip().rstrip(","), text[numbers[0].end() :].strip(" .!")
     if not _states_a_number(text[: numbers[0].start()].lower()):
         return None
     following = tail.lower().split(" ")[0]
-    if not text[: numbers[0].start()].strip() or not _DENIALS.isdisjoint(rest.lower().split()):
+    if not text[: numbers[0].start()].strip() or not _DENIALS.isdisjoint(said):
         return None
     if scale_of(following) is None and following in CHANGES_MEANING - _PREPOSITIONS:
         return None

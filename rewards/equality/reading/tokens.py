@@ -100,7 +100,7 @@ class Cursor:
         return self.tokens[self.at][0]
 
     def _take(self, *expected: str) -> bool:
-        found = self._peek() in expected
+        found = self.tokens[self.at][1] in expected
         self.at += found
         return found
 
@@ -189,7 +189,7 @@ def _steps(text: str) -> Iterator[tuple[int, int]]:
 def split_top(text: str, pattern: re.Pattern[str]) -> list[tuple[str, str]]:
     """Split at the matches of `pattern` outside all brackets: (separator before the part, part), in order."""
     parts, depth, start, separator = [], 0, 0, ""
-    for position, change in _steps(text):
+    for position, change in _steps(text) if pattern.search(text) else ():
         if position < start:
             continue
         if depth == 0 and (match := pattern.match(text, position)) is not None and match.end() > position:

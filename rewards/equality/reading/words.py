@@ -43,14 +43,14 @@ def _worded(text: str) -> str | None:
 
 
 def same_name(prediction: str, name: str) -> bool:
-    """Compare an answer with a name, letter by letter: neither case nor what wraps it counts."""
+    """Return whether an answer is a name, letter by letter: neither case nor what wraps it counts."""
     bare = re.sub(r"\\[a-zA-Z]+\s*\{|[\s{}$*\"'`.,;:!()]+$|^[\s{}$*\"'`(]+", "", prediction)
     bare = re.sub(r"^(?:it is|it's|it was|on)\s+", "", bare, flags=re.IGNORECASE)
     return bare.strip("{}() ").casefold() == name.strip().casefold()
 
 
 def same_words(first: str, second: str) -> bool:
-    """Compare two texts without their spaces; words also without case and punctuation."""
+    """Return whether two texts agree without their spaces; words also without case and punctuation."""
     bare = bare_text(first)
     if bare and bare == bare_text(second):
         return True
@@ -73,6 +73,6 @@ def time_of_day(answer: Answer) -> tuple[str, str] | None:
 
 
 def same_time(first: Answer, second: Answer) -> bool | None:
-    """Compare two times of day, None where one is none; what does not say morning or afternoon fits both."""
+    """Return whether two times of day agree, None where one is no time; without a.m. or p.m. it fits both."""
     a, b = time_of_day(first), time_of_day(second)
     return None if a is None or b is None else a[0] == b[0] and (a[1] == b[1] or "" in (a[1], b[1]))
