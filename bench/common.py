@@ -36,7 +36,7 @@ def parser(doc: str | None, **options: Any) -> argparse.ArgumentParser:
             rest = {"default": default[0], "choices": default}
         elif isinstance(default, list):
             rest = {"default": default, "nargs": "+", "type": type(default[0])}
-        said = "" if rest.get("default") is None else f"default: {default}"
+        said = f"default: {rest['default']}" if "default" in rest else ""
         made.add_argument(f"--{name.replace('_', '-')}", help=said, **rest)
     return made
 

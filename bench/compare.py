@@ -18,7 +18,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.common import parser, run_timed, save
+from bench.common import parser, run_timed, save, table
 from gtpo.common.files import write_json
 from gtpo.evalkit.metrics import maj_at_all_k, pass_at_all_k
 from gtpo.evalkit.results.schema import EVAL_SCHEMA_VERSION, QUESTION_SCHEMA, SAMPLE_SCHEMA
@@ -127,7 +126,7 @@ def fastest(command: list[str], rounds: int, cwd: Path) -> dict[str, float]:
     """Least of `rounds` wall and processor times of a command; the second hardly depends on the load."""
     root = Path(__file__).resolve().parent.parent
     environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    found = [run_timed(command, cwd=cwd, env=environment, stdout=subprocess.DEVNULL) for _ in range(rounds)]
+    found = [run_timed(command, cwd=cwd, env=environment, capture_output=True) for _ in range(rounds)]
     return {name: min(row[name] for row in found) for name in found[0]}
 
 
@@ -198,7 +197,8 @@ def main() -> None:
             else:
                 row = fastest([*gtpo, *chosen], arguments.rounds, home)
             rows.append({"what": what} | row)
-            print(", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+    columns = dict.fromkeys(key for row in rows for key in row)
+    print(table(columns, ([row.get(column, "") for column in columns] for row in rows)))
     save(arguments.out, {"rounds": arguments.rounds, "rows": rows})
 
 

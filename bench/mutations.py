@@ -143,16 +143,6 @@ def ours(pairs: Sequence[Pair], verifier: Verifier) -> list[bool]:
     return [verdict is Verdict.CORRECT for verdict in verdicts]
 
 
-def math_verify(pairs: Sequence[Pair]) -> list[bool]:
-    """Return what Math-Verify accepts, given the answers in dollars as its documentation asks."""
-    import logging
-
-    from math_verify import parse, verify
-
-    logging.disable(logging.CRITICAL)
-    return [bool(verify(parse(f"${p.gold}$"), parse(f"${p.prediction}$"))) for p in pairs]
-
-
 class Score(NamedTuple):
     """How a verifier does on pairs of one kind; contested pairs are left out but for their number."""
 

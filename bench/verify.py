@@ -114,12 +114,14 @@ def agreement(found: dict[str, Suite], workers: int, pool: Pool) -> list[dict[st
     return rows
 
 
-def mutation_scores(shared: Path, workers: int) -> list[dict[str, Any]]:
-    """Return one row a contender: its score on the mutation suite."""
+def mutation_scores(shared: Path, workers: int, pool: Pool) -> list[dict[str, Any]]:
+    """Return one row a contender: its score on the mutation suite, for Math-Verify as answers in dollars."""
     pairs = mutations.own_pairs() + mutations.real_pairs(shared)
     with Verifier(workers=workers) as verifier:
-        accepted = {"gtpo": mutations.ours(pairs, verifier), "Math-Verify": mutations.math_verify(pairs)}
-    return [{"contender": c, **mutations.score(pairs, verdicts)._asdict()} for c, verdicts in accepted.items()]
+        accepted = mutations.ours(pairs, verifier)
+    theirs = pool.map(math_verify_one, [(f"${pair.prediction}$", pair.gold) for pair in pairs], chunksize=32)
+    both = zip(CONTENDERS, (accepted, theirs), strict=True)
+    return [{"contender": c, **mutations.score(pairs, verdicts)._asdict()} for c, verdicts in both]
 
 
 def main() -> None:
@@ -131,7 +133,7 @@ def main() -> None:
     with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
         rows = [row for name, pairs in sets.items() for row in throughput(name, pairs, args.workers, args.rounds, pool)]
         agree = agreement(found, args.workers, pool)
-    mutated = mutation_scores(args.shared, args.workers)
+        mutated = mutation_scores(args.shared, args.workers, pool)
     print(table(rows[0], (row.values() for row in rows)))
     print(table(("suite", "cases", *CONTENDERS, "contested", *CONTENDERS),
                 ((row["suite"], row["cases"], *row["agree"].values(), row["contested"],
