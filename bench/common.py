@@ -57,8 +57,9 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def program() -> str:
-    """Return the name of the bench that is running."""
-    return f"bench.{Path(sys.argv[0]).stem}"
+    """Return the name of the module that is running."""
+    spec = sys.modules["__main__"].__spec__
+    return spec.name if spec else Path(sys.argv[0]).stem
 
 
 def command() -> str:

@@ -5,11 +5,12 @@ float32 differ, sampling then takes other turns, and what is reproduced is a dra
 must lie within three standard deviations (TOLERANCE), at least `LEAST`. Of two estimates the smaller holds: over the
 method's recorded seeds, and the same after the mean of the regime's other methods on each seed is taken off, since a
 repetition starts from the same base. Both are larger than the spread of a repetition, because seeds differ in more.
+
+--quick: seed 1 of SFT, GRPO and GTPO in the first regime.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from bench.claims.plan import PLAN, load_plan
 from bench.claims.record import read_record
 from bench.claims.run import as_program, pending, run_all
 from bench.claims.statistics import Records, read_records
+from bench.common import parser
 from gtpo.common.errors import UserError
 
 EVIDENCE = Path("results/claims/again")
@@ -58,12 +60,9 @@ def rows(before: Record, now: Record, records: Records) -> list[tuple[str, float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs", nargs="*", help="names of recorded runs")
-    parser.add_argument("--quick", action="store_true", help="seed 1 of sft, grpo and gtpo in the first regime")
-    parser.add_argument("--plan", type=Path, default=PLAN)
-    parser.add_argument("--jobs", type=int, default=2)
-    asked = parser.parse_args()
+    made = parser(__doc__, quick=False, plan=PLAN, jobs=2)
+    made.add_argument("runs", nargs="*", help="names of recorded runs")
+    asked = made.parse_args()
     plan = load_plan(asked.plan)
     if asked.quick:
         regime = next(iter(plan.seeds))[0]

@@ -24,23 +24,9 @@ from gtpo.evalkit.results.questions import load_questions
 SCHEMA_VERSION = 1
 POINTS = 80
 """Blocks of steps that the curves are averaged over."""
-CURVES = (
-    "loss",
-    "grad_norm",
-    "reward/accuracy",
-    "reward/format",
-    "entropy/mean",
-    "entropy/above_ln2",
-    "gate/kept",
-    "conflict/fraction",
-    "groups/zero_variance",
-    "completions/length",
-    "completions/truncated",
-    "completions/repeated",
-    "kl/untrained",
-    "clipped",
-    "validation/pass@1",
-)
+CURVES = ("loss", "grad_norm", "reward/accuracy", "reward/format", "entropy/mean", "entropy/above_ln2", "gate/kept",
+          "conflict/fraction", "groups/zero_variance", "completions/length", "completions/truncated",
+          "completions/repeated", "kl/untrained", "clipped", "validation/pass@1")  # fmt: skip
 PROVENANCE = ("method", "preset", "parameters", "packages", "hardware", "git_commit", "started", "status", "step",
               "stopped_because", "initial_entropy", "gate", "wall_time_s")  # fmt: skip
 

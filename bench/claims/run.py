@@ -3,11 +3,14 @@
 Each run is a process of its own with one thread: `gtpo train`, `gtpo eval` of its last weights, the log-probability of
 the tags, its record. A run whose record is there is done; one that was cut off resumes from its last checkpoint. One
 that fails is reported, and the others go on.
+
+--jobs: runs at a time, one thread each. --prefix, --evidence: of the runs' names and records, in place of the plan's.
+--list prints the runs that are left, --pack packs the plan's records into the repository; neither runs anything.
+--execute: one run, in this process.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -21,6 +24,7 @@ from typing import Any
 from bench.claims.plan import PLAN, TRAIN_RUNS, Plan, Run, load_plan
 from bench.claims.record import find_record, pack, write_record
 from bench.claims.texts import FILE, TASKS, tag_log_probabilities, write_varied
+from bench.common import parser
 from gtpo.common.errors import UserError
 from gtpo.common.files import flatten
 from gtpo.common.provenance import git_commit
@@ -156,16 +160,9 @@ def stopped_regimes(plan: Plan) -> set[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs", nargs="*", help="names of the plan (default: all); the bases they need come along")
-    parser.add_argument("--plan", type=Path, default=PLAN)
-    parser.add_argument("--prefix", help="of the runs' names, in place of the plan's")
-    parser.add_argument("--evidence", type=Path, help="where records are written, in place of the plan's folder")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
-    parser.add_argument("--list", action="store_true", help="print the runs that are left, and run nothing")
-    parser.add_argument("--pack", action="store_true", help="pack the plan's records into the repository, run nothing")
-    parser.add_argument("--execute", metavar="RUN", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    made = parser(__doc__, plan=PLAN, prefix=str, evidence=Path, jobs=2, list=False, pack=False, execute=str)
+    made.add_argument("runs", nargs="*", help="names of the plan (default: all); the bases they need come along")
+    asked = made.parse_args()
     plan = load_plan(asked.plan, prefix=asked.prefix, evidence=asked.evidence)
     if asked.execute:
         execute(plan, next(run for run in plan.runs if run.name == asked.execute))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +56,8 @@ def test_half_of_the_runs_collapse_and_other_methods_lend() -> None:
 
 
 @pytest.fixture(scope="module")
-def cells(root: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((root / "results/published/bench/coverage.json").read_text())["cells"]
-    return found
+def cells(published) -> list[dict[str, Any]]:
+    return published("bench/coverage")["cells"]
 
 
 def test_the_published_file_keeps_what_is_promised(cells: list[dict[str, Any]]) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from bench.kernels import ARCHITECTURES, VARIANTS, Variant, compile_variant, moved_bytes, occupancy, page
-from gtpo.common.files import read_json
 from gtpo.common.packages import installed
 
 pytestmark = [
@@ -53,8 +52,8 @@ def test_bytes_of_a_loop_that_reads_a_row_and_writes_half_of_it() -> None:
     assert moved_bytes(ptx, 2048) == 4 + 2
 
 
-def test_the_table_in_the_docs_is_the_published_one(root: Path) -> None:
-    rows = read_json(root / "results/published/bench/kernels.json")["rows"]
+def test_the_table_in_the_docs_is_the_published_one(root: Path, published) -> None:
+    rows = published("bench/kernels")["rows"]
     assert len(rows) == len(VARIANTS) * len(ARCHITECTURES)
     assert page(rows) in (root / "docs/one_pass.md").read_text()
     assert all(row["spill_bytes"] == 0 for row in rows)

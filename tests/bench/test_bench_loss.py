@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
@@ -26,26 +25,15 @@ def test_a_contender_with_wrong_gradients_is_not_timed(monkeypatch) -> None:
     assert rows["ours/torch"]["returned_bytes"] == 4 * (128 * 16 + 400 * 16 + 2 * 128)
 
 
-def test_the_pages_tables_are_the_published_measurements(root: Path) -> None:
+def test_the_pages_tables_are_the_published_measurements(root: Path, published) -> None:
     page = (root / "docs/one_pass.md").read_text()
-    reports = {
-        name: json.loads((root / f"results/published/bench/{name}.json").read_text())
-        for name in ("loss", "loss_narrow", "loss_bfloat16")
-    }
-    for name, report in reports.items():
-        assert loss.page(report) in page, name
-    assert loss.misses(reports["loss"]) == []
+    for name in ("loss", "loss_narrow", "loss_bfloat16"):
+        assert loss.page(published(f"bench/{name}")) in page, name
+    assert loss.misses(published("bench/loss")) == []
     assert "marks that are missed (none)" in page
     scale = (root / "docs/scale.md").read_text()
-    for name in (
-        "step",
-        "step_wide",
-        "step_wide_sampled",
-        "step_bfloat16",
-        "step_bfloat16_sampled",
-        "step_bfloat16_profile",
-    ):
-        assert step.page(json.loads((root / f"results/published/bench/{name}.json").read_text())) in scale, name
+    for name in ("", "_wide", "_wide_sampled", "_bfloat16", "_bfloat16_sampled", "_bfloat16_profile"):
+        assert step.page(published(f"bench/step{name}")) in scale, name
 
 
 def test_a_missed_mark_is_named() -> None:

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 from bench import copies, kills
 
 
-def published(root: Path, name: str) -> dict[str, Any]:
-    report: dict[str, Any] = json.loads((root / f"results/published/bench/{name}.json").read_text())
-    return report
-
-
-def test_ten_kills_change_nothing(root: Path) -> None:
-    reports = [published(root, f"kills_{engine}") for engine in ("ray", "openai")]
+def test_ten_kills_change_nothing(root, published) -> None:
+    reports = [published(f"bench/kills_{engine}") for engine in ("ray", "openai")]
     for report in reports:
         assert len(report["kills"]) == 10
         assert report["same_rows"] == report["stored"] == report["samples"]
@@ -23,8 +14,8 @@ def test_ten_kills_change_nothing(root: Path) -> None:
     assert kills.page(reports) in (root / "docs/scale.md").read_text()
 
 
-def test_what_ray_costs(root: Path) -> None:
-    report = published(root, "copies")
+def test_what_ray_costs(root, published) -> None:
+    report = published("bench/copies")
     assert report["samples"] == 4096
     assert report["ray_over_one_process"] <= 1.10
     assert copies.page(report) in (root / "docs/scale.md").read_text()

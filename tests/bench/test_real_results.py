@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 
-def published(root: Path, name: str) -> Any:
-    return json.loads((root / f"results/published/real/{name}.json").read_text())
-
-
-def test_agreement_on_a_models_own_completions(root: Path) -> None:
+def test_agreement_on_a_models_own_completions(root, published) -> None:
     page = (root / "docs/evaluation.md").read_text()
-    report = published(root, "agreement")
+    report = published("real/agreement")
     for golds, row in zip(("right", "of the next question (null)"), (*report["rows"], *report["null"]), strict=True):
         assert row["questions"] == row["same_prompts"] == 200
         assert row["agree_lm_eval"] == pytest.approx(
@@ -29,9 +21,9 @@ def test_agreement_on_a_models_own_completions(root: Path) -> None:
         assert difference["id"].rpartition("/")[2] in explained.partition("\n## ")[0]
 
 
-def test_both_data_types(root: Path) -> None:
+def test_both_data_types(root, published) -> None:
     page = (root / "docs/laptop.md").read_text()
-    rows = published(root, "dtypes")["rows"]
+    rows = published("real/dtypes")["rows"]
     assert {row["dtype"] for row in rows} == {"float32", "bfloat16"}
     for row in rows:
         accuracy = row["pass@1"]
