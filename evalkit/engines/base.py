@@ -114,15 +114,11 @@ class Throughput:
         while self._recent[0][0] < now - WINDOW_S:
             self._recent.popleft()
 
-    def tokens_per_second(self) -> float:
-        """Return the rate of the last WINDOW_S seconds."""
+    def __str__(self) -> str:
         now = time.monotonic()
         recent = sum(tokens for moment, tokens in list(self._recent) if moment >= now - WINDOW_S)
-        return recent / max(1e-3, min(WINDOW_S, now - self._began))
-
-    def __str__(self) -> str:
-        state = self.state or f"{self.tokens_per_second():.0f} tokens/s"
-        return f"{self.name}: {self.samples} samples, {state}"
+        rate = recent / max(1e-3, min(WINDOW_S, now - self._began))
+        return f"{self.name}: {self.samples} samples, {self.state or f'{rate:.0f} tokens/s'}"
 
 
 class Engine(ABC):
@@ -181,8 +177,8 @@ def check_context(prompts: Mapping[tuple[str, str], Prompt], context: int | None
     question = max(prompts, key=lambda key: len(prompts[key].ids or ()))
     longest = len(prompts[question].ids or ())
     if longest + max_tokens > context:
-        room = context - longest
-        advice = f"use --max-tokens {room} or less" if room > 0 else "this model cannot read it"
+        left = context - longest
+        advice = f"use --max-tokens {left} or less" if left > 0 else "this model cannot read it"
         raise UserError(
             f"the longest prompt ({' '.join(question)}, {longest} tokens) and --max-tokens {max_tokens} "
             f"do not fit the context of {where} ({context} tokens): {advice}"

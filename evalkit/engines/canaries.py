@@ -17,7 +17,7 @@ TOKENS = 48
 """Most tokens of a canary."""
 
 
-class Sung(NamedTuple):
+class Reply(NamedTuple):
     """The completion of a canary: its question, seed, and text."""
 
     server: str
@@ -26,7 +26,7 @@ class Sung(NamedTuple):
     text: str
 
 
-def judge(sung: Iterable[Sung], models: Iterable[str], fingerprints: Iterable[str]) -> dict[str, Any]:
+def judge(replies: Iterable[Reply], models: Iterable[str], fingerprints: Iterable[str]) -> dict[str, Any]:
     """Return what eval.json keeps. seed_matters and repeats are None where nothing can be said.
 
     Texts are kept as hashes, those of several servers side by side. Empty ones (thoughts that are not shown) say
@@ -34,10 +34,11 @@ def judge(sung: Iterable[Sung], models: Iterable[str], fingerprints: Iterable[st
     """
     by_question: dict[tuple[str, str], dict[int, list[str]]] = {}
     texts: dict[str, set[str]] = {}
-    for one in sung:
+    for one in replies:
         if one.text.strip():
             by_question.setdefault((one.server, one.question), {}).setdefault(one.seed, []).append(one.text)
-            texts.setdefault(f"{one.question} {one.seed}", set()).add(_hash(one.text))
+            digest = hashlib.sha256(one.text.encode()).hexdigest()[:16]
+            texts.setdefault(f"{one.question} {one.seed}", set()).add(digest)
     many = any(len(seeds) > 1 for seeds in by_question.values())
     twice = [found for seeds in by_question.values() for found in seeds.values() if len(found) > 1]
     return {
@@ -89,7 +90,3 @@ def copies(texts: Mapping[tuple[str, str], Sequence[int]]) -> tuple[int, int]:
     """
     several = [found for found in texts.values() if len(found) >= SEEDS]
     return sum(len(set(found)) == 1 for found in several), len(several)
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

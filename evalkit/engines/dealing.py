@@ -64,7 +64,7 @@ class Dealer:
         return None
 
     def settle(self, worker: str, key: SampleKey) -> bool:
-        """Note that a sample is done, or has failed for good; False where the worker does not owe it (any more)."""
+        """Note that a sample is done, or has failed for good; return whether the worker still owed it."""
         if not self.owes(worker, key):
             return False
         for owed in self._owed.values():
@@ -79,21 +79,21 @@ class Dealer:
 
     def is_shared(self, key: SampleKey) -> bool:
         """Return whether two workers owe a sample."""
-        return sum(key in owed for owed in self._owed.values()) > 1
+        return self._owners(key) > 1
 
     def owes(self, worker: str, key: SampleKey) -> bool:
         """Return whether a worker owes a sample (still)."""
         return key in self._owed[worker]
 
-    def _owed_by_any(self, key: SampleKey) -> bool:
-        return any(key in owed for owed in self._owed.values())
+    def _owners(self, key: SampleKey) -> int:
+        return sum(key in owed for owed in self._owed.values())
 
     def give_back(self, worker: str) -> int:
         """Deal again, before all else, what a worker owes; return the number of samples."""
         owed = self._owed.pop(worker, {})
         by_question: dict[tuple[str, str, frozenset[str]], list[int]] = {}
         for key in owed:
-            if not self._owed_by_any(key):
+            if not self._owners(key):
                 benchmark, question, index = key
                 failed_at = frozenset(self._failed_at.get(key, ()))
                 by_question.setdefault((benchmark, question, failed_at), []).append(index)
@@ -103,11 +103,11 @@ class Dealer:
         return sum(map(len, by_question.values()))
 
     def move(self, worker: str, key: SampleKey, most: int) -> bool:
-        """Deal one sample again, after all else and to another worker; False where that was done `most` times."""
+        """Deal one sample again, last and to another worker; return whether it was not, so far, `most` times."""
         if len(self._failed_at[key]) == most:
             return False
         self._failed_at[key].append(worker)
         task = self._owed[worker].pop(key)
-        if not self._owed_by_any(key):
+        if not self._owners(key):
             self._waiting.append(replace(task, missing=(key[2],)))
         return True

@@ -86,7 +86,7 @@ class OpenAIEngine(Engine):
 
     def describe(self) -> dict[str, Any]:
         """Return name, the servers' addresses, what they say of themselves, and what the canaries brought."""
-        said, sung = apart(self._ask_first())
+        said, replies = apart(self._ask_first())
         versions = package_versions("aiohttp")
         if said:
             versions["server"] = ", ".join(sorted(set(said.values())))
@@ -99,8 +99,8 @@ class OpenAIEngine(Engine):
         for model in set(models.values()) - {self.ref.served_name}:
             LOG.warning('"%s" answers where "%s" is asked for', model, self.ref.served_name)
         fingerprints = set[str]().union(*(server.fingerprints for server in self.servers.values()))
-        found = canaries.judge(sung, models.values(), fingerprints)
-        for concern in canaries.concerns(found, self.sampling.temperature) if sung else ():
+        found = canaries.judge(replies, models.values(), fingerprints)
+        for concern in canaries.concerns(found, self.sampling.temperature) if replies else ():
             LOG.warning("%s", concern)
         left_out = sorted(set[str]().union(*(server.left_out for server in self.servers.values())))
         return {
@@ -108,14 +108,14 @@ class OpenAIEngine(Engine):
             "versions": versions,
             "hardware": None,
             "base_urls": list(self.servers),
-            **({"canaries": found} if sung else {}),
+            **({"canaries": found} if replies else {}),
             **({"parameters_left_out": left_out} if left_out else {}),
         }
 
-    async def _ask_first(self) -> tuple[dict[str, str], list[canaries.Sung]]:
+    async def _ask_first(self) -> tuple[dict[str, str], list[canaries.Reply]]:
         """Return url -> version of the server, and the completions of the canaries."""
         said: dict[str, str] = {}
-        sung: list[canaries.Sung] = []
+        replies: list[canaries.Reply] = []
 
         async def version(server: Server) -> None:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
@@ -135,22 +135,22 @@ class OpenAIEngine(Engine):
                     await asyncio.sleep(min(1.0, error.pause_s))
                     continue
                 question = f"{task.benchmark} {task.question_id}"
-                sung.append(canaries.Sung(server.url, question, request.seed, reply.text))
+                replies.append(canaries.Reply(server.url, question, request.seed, reply.text))
                 return
 
-        async def sing(server: Server, task: Task) -> None:
+        async def try_out(server: Server, task: Task) -> None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CANARIES_S):
                     await ask(server, task, 0)
                     again = range(canaries.SEEDS) if self.sampling.temperature > 0 else (0,)
-                    if any(one.server == server.url for one in sung):  # else it is not asked for more
+                    if any(one.server == server.url for one in replies):  # else it is not asked for more
                         await asyncio.gather(*(ask(server, task, index) for index in again))
 
         async with self._asked.access.session() as session:
             there = [server for server in self.servers.values() if server.out is None]
-            asked = [sing(server, task) for server in there for task in self._first]
+            asked = [try_out(server, task) for server in there for task in self._first]
             await asyncio.gather(*map(version, there), *asked)
-        return said, sung
+        return said, replies
 
     def throughput(self) -> Sequence[Throughput]:
         """Return what each of several servers has done."""

@@ -230,42 +230,36 @@ def served_prompts(
     ref: ModelRef, url: str, access: Access, prompts: Mapping[_Key, Prompt], kwargs: dict[str, Any] | None
 ) -> dict[_Key, Prompt]:
     """Return the prompts with text and tokens as the server at `url` renders them, else as they are."""
-    return apart(_ask_all(ref.served_name, url.removesuffix("/v1"), access, dict(prompts), kwargs))
+    root, timeout = url.removesuffix("/v1"), aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
 
+    async def ask_all() -> dict[_Key, Prompt]:
+        gate = asyncio.Semaphore(AT_ONCE)
 
-async def _ask_all(
-    model: str, root: str, access: Access, prompts: dict[_Key, Prompt], kwargs: dict[str, Any] | None
-) -> dict[_Key, Prompt]:
-    gate = asyncio.Semaphore(AT_ONCE)
+        async def post(path: str, **said: Any) -> dict[str, Any]:
+            body = {"model": ref.served_name, **said}
+            async with session.post(f"{root}/{path}", json=body, timeout=timeout, allow_redirects=False) as response:
+                response.raise_for_status()
+                found: dict[str, Any] = await response.json(content_type=None)
+                return found
 
-    async def ask(session: aiohttp.ClientSession, prompt: Prompt) -> Prompt:
-        said: dict[str, Any] = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
-        if kwargs:
-            said["chat_template_kwargs"] = kwargs
-        async with gate:
-            found = await _post(session, f"{root}/tokenize", {"model": model, **said})
-            ids = [int(token) for token in found["tokens"]]
-            if prompt.text is not None:
-                return prompt._replace(ids=ids)
-            text = (await _post(session, f"{root}/detokenize", {"model": model, "tokens": ids}))["prompt"]
-            return prompt._replace(text=str(text), ids=ids)
+        async def ask(prompt: Prompt) -> Prompt:
+            said: dict[str, Any] = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
+            async with gate:
+                found = await post("tokenize", **said, **({"chat_template_kwargs": kwargs} if kwargs else {}))
+                ids = [int(token) for token in found["tokens"]]
+                text = prompt.text if prompt.text is not None else (await post("detokenize", tokens=ids))["prompt"]
+                return prompt._replace(text=str(text), ids=ids)
 
-    first, *rest = prompts
-    async with access.session(AT_ONCE) as session:
-        try:
-            known = {first: await ask(session, prompts[first])}  # the others only where this one is answered
-            answers = await asyncio.gather(*(ask(session, prompts[key]) for key in rest))
-        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
-            return prompts
-        return known | dict(zip(rest, answers, strict=True))
+        first, *rest = prompts
+        async with access.session(AT_ONCE) as session:
+            try:
+                known = {first: await ask(prompts[first])}  # the others only where this one is answered
+                answers = await asyncio.gather(*(ask(prompts[key]) for key in rest))
+            except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
+                return dict(prompts)
+            return known | dict(zip(rest, answers, strict=True))
 
-
-async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> dict[str, Any]:
-    timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
-    async with session.post(url, json=body, timeout=timeout, allow_redirects=False) as response:
-        response.raise_for_status()
-        found: dict[str, Any] = await response.json(content_type=None)
-        return found
+    return apart(ask_all())
 
 
 def refusal(url: str, access: Access, status: int | None, text: str) -> str:

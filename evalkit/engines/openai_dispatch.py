@@ -243,27 +243,49 @@ class Dispatch:
         server.failed_in_a_row, server.times_out, self._away_since = 0, 0, None
         server.seconds += time.monotonic() - request.sent
         server.tokens += request.answer.deltas or reply.tokens or 0
-        text = self._access.redact(reply.text)
-        read = reply.prompt_tokens
-        self._settle(
-            server, Generation(*request.key, text, reply.tokens, reply.finish_reason, request.seed, None, read)
-        )
+        text, read = self._access.redact(reply.text), reply.prompt_tokens
+        done = Generation(*request.key, text, reply.tokens, reply.finish_reason, request.seed, None, read)
+        self._settle(server, done)
 
     async def _failed(self, server: Server, request: Request, error: RequestError) -> None:
+        """Decide from an error: the request is sent again, its sample has failed or belongs elsewhere, or the server is
+        gone."""
+        last = not error.passing or request.attempts > self._asked.retries
         # Where the server is gone the others need not wait for it.
-        gone = error.lost and len(self._in()) > 1 and await server.models(self._session) is None
+        gone = error.lost and (last or len(self._in()) > 1) and await server.models(self._session) is None
         if not self._dealer.owes(server.url, request.key):  # it was left out meanwhile, or another answered
             return
-        if error.passing and request.attempts <= self._asked.retries and not gone:
+        if not (last or gone):
             pause = min(LONGEST_PAUSE_S, 0.5 * 2 ** (request.attempts - 1)) * random.uniform(0.75, 1.25)
             server.paused[request.key] = request
             asyncio.get_running_loop().call_later(max(pause, error.pause_s), self._again, server, request)
             return
         if self._stop_at is not None and error.passing:
             return
-        text, reason = self._access.redact(str(error)), "error" if error.passing else "refused"
-        partial = self._access.redact(error.text)
-        await self._judge(server, error, Generation(*request.key, partial, None, reason, request.seed, text), request)
+        url, text = server.url, self._access.redact(str(error))
+        if server.served == 0 and error.status in (401, 404):
+            self._halt(UserError(refusal(url, self._access, error.status, text)))
+        elif server.served == 0 and error.status is not None and 300 <= error.status < 400:
+            self._halt(UserError(f"{url}: {text}"))
+        elif error.status in (401, 429):
+            what = "the key" if error.status == 401 else "further requests"
+            self._leave_out(server, EngineStopped(f"the server at {url} refuses {what} now ({text})"))
+        elif gone:
+            times = "1 attempt" if request.attempts == 1 else f"{request.attempts} attempts"
+            self._leave_out(server, EngineStopped(f"the server at {url} gave no answer in {times} ({text})"))
+        else:
+            server.failed_in_a_row += 1
+            server.refused &= error.status is not None and not error.passing
+            # Another server may have better luck with it.
+            if not (error.passing and len(self._in()) > 1 and self._dealer.move(url, request.key, MOVES)):
+                partial, reason = self._access.redact(error.text), "error" if error.passing else "refused"
+                self._settle(server, Generation(*request.key, partial, None, reason, request.seed, text))
+            if server.failed_in_a_row >= max(ALL_FAILED, self._asked.concurrency):
+                if server.served == 0 and server.refused:
+                    self._halt(UserError(f"{url} refuses every request ({text})"))
+                else:
+                    reason = f"{server.failed_in_a_row} requests in a row failed at {url} ({text})"
+                    self._leave_out(server, EngineStopped(reason))
 
     def _again(self, server: Server, request: Request) -> None:
         """Send a request again after its pause, if the server still owes it and was not left out meanwhile."""
@@ -284,35 +306,6 @@ class Dispatch:
             for other in self.servers.values() if shared else ():
                 if (flight := other.asking.pop(key, None)) is not None:
                     flight[0].cancel()
-
-    async def _judge(self, server: Server, error: RequestError, failed: Generation, request: Request) -> None:
-        """Decide from a request's last error: its sample has failed, belongs elsewhere, or the server is gone."""
-        url, text = server.url, failed.error or ""
-        gone = error.lost and await server.models(self._session) is None
-        if not self._dealer.owes(url, request.key):  # it was left out meanwhile, or another answered
-            return
-        if server.served == 0 and error.status in (401, 404):
-            self._halt(UserError(refusal(url, self._access, error.status, text)))
-        elif server.served == 0 and error.status is not None and 300 <= error.status < 400:
-            self._halt(UserError(f"{url}: {text}"))
-        elif error.status in (401, 429):
-            what = "the key" if error.status == 401 else "further requests"
-            self._leave_out(server, EngineStopped(f"the server at {url} refuses {what} now ({text})"))
-        elif gone:
-            times = "1 attempt" if request.attempts == 1 else f"{request.attempts} attempts"
-            self._leave_out(server, EngineStopped(f"the server at {url} gave no answer in {times} ({text})"))
-        else:
-            server.failed_in_a_row += 1
-            server.refused &= error.status is not None and not error.passing
-            # Another server may have better luck with it.
-            if not (error.passing and len(self._in()) > 1 and self._dealer.move(url, request.key, MOVES)):
-                self._settle(server, failed)
-            if server.failed_in_a_row >= max(ALL_FAILED, self._asked.concurrency):
-                if server.served == 0 and server.refused:
-                    self._halt(UserError(f"{url} refuses every request ({text})"))
-                else:
-                    reason = f"{server.failed_in_a_row} requests in a row failed at {url} ({text})"
-                    self._leave_out(server, EngineStopped(reason))
 
     def _halt(self, error: Exception) -> None:
         """Stop by itself; the first reason counts."""

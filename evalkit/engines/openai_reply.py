@@ -214,7 +214,7 @@ def refused(status: int, headers: Any, body: bytes) -> RequestError:
         where = one_line(str(headers.get("location", "?")))
         return RequestError(f"HTTP {status}: it redirects to {where}; --base-url takes that address", status=status)
     return RequestError(
-        f"HTTP {status}: {error_message(body)}",
+        f"HTTP {status}: {_message(body)}",
         passing=(status >= 500 or status in _TRY_AGAIN) and b"insufficient_quota" not in body,
         lost=status >= 500,
         pause_s=_retry_after(headers.get("retry-after", "")),
@@ -222,7 +222,7 @@ def refused(status: int, headers: Any, body: bytes) -> RequestError:
     )
 
 
-def error_message(body: bytes) -> str:
+def _message(body: bytes) -> str:
     """Return what a server says of an error, in whatever form it says it, as one short printable line."""
     text = body[:10_000].decode("utf-8", "replace")
     with contextlib.suppress(ValueError, RecursionError):

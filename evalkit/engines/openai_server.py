@@ -131,13 +131,6 @@ class Server:
             return await listed_models(session, self.url, PROBE_S, self.access)
         return None
 
-    def _dialect(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Return a request as this server takes it."""
-        sent = {name: value for name, value in payload.items() if name not in self.left_out}
-        if self.renamed:
-            sent["max_completion_tokens"] = sent.pop("max_tokens")
-        return sent
-
     def _learn(self, sent: dict[str, Any], said: str) -> bool:
         """Learn from an error which parameters the server does not know; return whether another request may do."""
         said = said.lower()
@@ -159,7 +152,9 @@ class Server:
     async def ask(self, session: aiohttp.ClientSession, payload: dict[str, Any], request: Request) -> Reply:
         """Send one request and read its answer. Raises RequestError."""
         while True:
-            sent = self._dialect(payload)
+            sent = {name: value for name, value in payload.items() if name not in self.left_out}
+            if self.renamed:
+                sent["max_completion_tokens"] = sent.pop("max_tokens")
             request.answer, request.sent = Answer(), time.monotonic()
             self.pace.sent(request.sent)
             if not self.asking:
