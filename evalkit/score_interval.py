@@ -73,7 +73,7 @@ def mean_bounds(mean: float, effective: float, critical: float) -> tuple[float, 
     shrink = critical**2 / effective
     centre = (mean + shrink / 2) / (1 + shrink)
     half = critical * np.sqrt(mean * (1 - mean) / effective + (critical / effective) ** 2 / 4) / (1 + shrink)
-    # At mean 0 and 1 the bound is the mean itself; rounding must not put it a hair beside.
+    # At mean 0 and 1 the bound is the mean itself; rounding must not move it.
     return float(min(max(centre - half, 0.0), mean)), float(max(min(centre + half, 1.0), mean))
 
 

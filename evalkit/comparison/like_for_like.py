@@ -19,14 +19,10 @@ from gtpo.evalkit.results.record import EvalRecord
 from gtpo.evalkit.results.run import EvalRun
 
 NOT_SETTINGS = (
-    "schema_version", "status", "name", "shard", "created", "wall_seconds", "benchmark_seconds", "command",
-    "benchmarks", "scoring",
-    "model.source", "model.fingerprint", "model.weights", "model.tokenizer", "model.generation_config",
-    "model.train_run", "model.checkpoint", "model.method", "model.preset",
-    "sampling.n", "sampling.temperature", "sampling.top_p", "sampling.top_k", "sampling.min_p", "sampling.max_tokens",
-    "sampling.stop", "prompt.protocol", "prompt.system", "prompt.user", "prompt.fewshot", "prompt.api", "prompt.hash",
-    "prompt.chat_template_hash", "verifier.version",
-    "verifier.name", "verifier.math_verify",
+    *SETTINGS.values(), "schema_version", "status", "name", "shard", "created", "wall_seconds", "benchmark_seconds",
+    "command", "benchmarks", "model.source", "model.fingerprint", "model.weights", "model.tokenizer",
+    "model.generation_config", "model.train_run", "model.checkpoint", "model.method", "model.preset", "sampling.n",
+    "prompt.protocol", "prompt.hash", "verifier.name", "verifier.math_verify",
 )  # fmt: skip
 """Keys of eval.json that identify a run, count its work, or are compared elsewhere."""
 
@@ -62,7 +58,8 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
         if len({str(value) for value in values.values()}) <= 1:
             shared[key] = next(iter(values.values()), None)
             continue
-        if key == "max_tokens" and not _any_cut_off(runs):
+        rates = [e.truncation_rate for run in runs for record in run.records for e in record.benchmarks.values()]
+        if key == "max_tokens" and all(rate == 0 for rate in rates):  # None: not known
             notes.append(f"max_tokens differs ({by_run(values)}), but no completion reached it")
             continue
         problems.append(f"{key} differs ({by_run(values)})")
@@ -151,9 +148,3 @@ def unscored_notes(run: EvalRun, benchmark: str) -> list[str]:
     if lost:
         text += f"; {lost} question{'s' * (lost != 1)} without a scored sample {'are' if lost != 1 else 'is'} left out"
     return [f"{text}. The gtpo eval command tries them again"]
-
-
-def _any_cut_off(runs: list[EvalRun]) -> bool:
-    """Return whether any completion stopped at the token limit (or the run does not say)."""
-    rates = [entry.truncation_rate for run in runs for record in run.records for entry in record.benchmarks.values()]
-    return any(rate is None or rate > 0 for rate in rates)

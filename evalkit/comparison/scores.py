@@ -88,13 +88,11 @@ def training_noise(shared: Shared, columns: Sequence[Column]) -> list[SeedVarian
         stacked = [np.stack([scores(shared, name, columns[i]) for i in places]) for name in names]
         if stacked[0].shape[2] > 1 and (pool := borrowed([seed_variance(x) for x in stacked])) is not None:
             for place, i in enumerate(places):
-                out[i] = column_of(pool, [place])
+                one = slice(place, place + 1)
+                out[i] = pool._replace(
+                    between=pool.between[one], residual=pool.residual[one], freedom=pool.freedom[one]
+                )
     return out
-
-
-def column_of(pool: SeedVariance, places: list[int]) -> SeedVariance:
-    """Some columns of a variance."""
-    return pool._replace(between=pool.between[places], residual=pool.residual[places], freedom=pool.freedom[places])
 
 
 def _joined(parts: list[SeedVariance | None]) -> SeedVariance | None:

@@ -8,11 +8,11 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
 _SPARE = 64
-"""Tokens of room that a full buffer is enlarged by."""
+"""Tokens by which a full buffer is enlarged."""
 
 
 class GrowingLayer(DynamicLayer):
-    """A DynamicLayer whose keys and values [rows, heads, tokens, size] are views of buffers with spare room."""
+    """A DynamicLayer whose keys and values [rows, heads, tokens, size] are views of larger buffers."""
 
     _buffers: tuple[torch.Tensor, torch.Tensor] | None = None
 

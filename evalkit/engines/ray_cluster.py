@@ -117,16 +117,11 @@ def _checked_address(address: str) -> str:
     return address
 
 
-def has_gpus() -> bool:
-    """Return whether any node of the cluster has a GPU."""
+def unit(size: int) -> dict[str, float]:
+    """Return what one model copy takes: a core and `size` GPUs; `size` cores where no node has a GPU."""
     import ray
 
-    return ray.cluster_resources().get("GPU", 0) > 0
-
-
-def unit(size: int) -> dict[str, float]:
-    """Return what one model copy takes: a core and `size` GPUs; without GPUs `size` cores."""
-    return {"CPU": 1, "GPU": size} if has_gpus() else {"CPU": size}
+    return {"CPU": 1, "GPU": size} if ray.cluster_resources().get("GPU", 0) > 0 else {"CPU": size}
 
 
 def capacity(needed: dict[str, float]) -> tuple[int, str]:

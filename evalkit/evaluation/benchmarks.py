@@ -77,38 +77,17 @@ def content_checksum(problems: Sequence[Problem]) -> str | None:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def _named(name: str, title: str, source: str, count: int, digest: str | None, ids: str) -> Benchmark:
+def _built_in(name: str, title: str, source: str, count: int, ids: str, checksum: str | None = None) -> Benchmark:
     hub = SOURCES.get(source)
     where = f"{hub.repository} ({hub.split})" if hub else "generated, embedded"
     local = source if hub else ""
-    return Benchmark(name, title, lambda folder: load_source(source, data_dir=folder), where, count, digest, local, ids)
-
-
-BENCHMARKS: dict[str, Benchmark] = {
-    b.name: b
-    for b in (
-        _named("gsm8k", "GSM8K test", "gsm8k_test", 1319, "cccf1b6621765632", r"gsm8k/test/\d+"),
-        _named("math", "MATH test", "math_test", 5000, "cfe5ca17c56776b9", r"math/test/\d+"),
-        _named("math500", "MATH-500", "math500", 500, "e4f43de6c9324f31", r"test/\w+/\d+\.json"),
-        _named("aime24", "AIME 2024", "aime24", 30, "2e2b027cc14571a8", r"aime/2024-\w+-\d+"),
-        _named("aime25", "AIME 2025", "aime25", 30, "eb7819ea7f33c596", r"aime/2025-\w+-\d+"),
-        _named("aime26", "AIME 2026", "aime26", 30, None, r"aime/2026-\d+"),
-        _named("hmmt26", "HMMT February 2026", "hmmt26", 33, None, r"hmmt/2026-feb-\d+"),
-        _named("amc", "AMC 2023", "amc23", 40, "56d3aeaa053d0163", r"amc23/\d+"),
-        _named("arithmetic", "arithmetic, held out", "arithmetic_test", 64, "099c925520b74e46", r"arithmetic/test/\d+"),
-        _named(
-            "arithmetic_hard", "arithmetic, harder", "arithmetic_hard", 64, "51f1269712bdbcbf", r"arithmetic/hard/\d+"
-        ),
-        _named(
-            *("word_problems", "word problems, held out", "word_problems_test"),
-            *(128, "2efe9b283db5a487", r"word_problems/test/\d+"),
-        ),
-        _named(
-            *("word_problems_hard", "word problems, more steps", "word_problems_hard"),
-            *(128, "6fe926c6ef785f23", r"word_problems/hard/\d+"),
-        ),
+    return Benchmark(
+        name, title, lambda folder: load_source(source, data_dir=folder), where, count, checksum, local, ids
     )
-}
+
+
+_DECLARED, _ = read_yaml(Path(__file__).with_name("benchmarks.yaml"))
+BENCHMARKS = {name: _built_in(name, **said) for name, said in _DECLARED.items()}
 
 
 Field = Literal["id", "problem", "answer", "solution", "subject", "level"]

@@ -90,15 +90,17 @@ class Plan:
         return max(len(prompt.ids or ()) for prompt in self.prompts.values())
 
     def asked(self, settings: EvalSettings, sampling: Sampling) -> Asked:
-        """Return what the record says of it."""
-        engine = EngineRecord(
-            name=self.engine,
-            dtype=settings.dtype if self.engine != "openai" else None,
-            deterministic=settings.deterministic,
-        )
+        """Return what a session asks for."""
+        dtype = settings.dtype if self.engine != "openai" else None
         body = settings.request_body() if settings.extra_body else None
-        how = SamplingRecord(**asdict(sampling), **({"extra_body": body} if body else {}))
-        return Asked(_model_record(self.ref), engine, how, self.prompt, self.benchmarks, self.problems)
+        record = EvalRecord(
+            model=_model_record(self.ref),
+            engine=EngineRecord(name=self.engine, dtype=dtype, deterministic=settings.deterministic),
+            sampling=SamplingRecord(**asdict(sampling), **({"extra_body": body} if body else {})),
+            prompt=self.prompt,
+            benchmarks=self.benchmarks,
+        )
+        return Asked(record, self.problems)
 
     def tasks(self, n: int) -> list[Task]:
         """Return every question with its n samples."""
@@ -169,7 +171,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                 with ExitStack() as stack:
                     source = engine
                     if source is None and plan is None:
-                        source = RecordedEngine(Path(asked.model.source or ""))
+                        source = RecordedEngine(Path(record.model.source or ""))
                     elif source is None and plan is not None:
                         LOG.info("starting %s with %s", plan.engine, plan.ref.adapter or plan.ref.source)
                         loading = time.monotonic()
@@ -190,7 +192,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                     pipeline = ScoringPipeline(
                         folder, asked.questions, wanted, tally, verifier, progress, settings.verifier
                     )
-                    progress.start(source, asked.sampling.max_tokens)
+                    progress.start(source, record.sampling.max_tokens)
                     try:
                         _sample(settings, plan, lacking, source, pipeline, progress, sum(wanted.values()))
                     finally:
@@ -289,10 +291,7 @@ def _model_record(ref: ModelRef) -> ModelRecord:
         adapter=str(ref.adapter) if ref.adapter else None,
         fingerprint="-".join(fingerprint(folder) for folder in folders) or None,  # None: a Hub name or a server
         **content_hashes(ref),
-        train_run=ref.train_run,
-        checkpoint=ref.checkpoint,
-        method=ref.method,
-        preset=ref.preset,
+        **{name: getattr(ref, name) for name in ("train_run", "checkpoint", "method", "preset")},
     )
 
 
@@ -351,9 +350,16 @@ def _sample(
             for generations in engine.generate(tasks):
                 progress.arrive(generations)
                 pipeline.put([stored(g) for g in generations])
-                _name_failures(failed, [g for g in generations if g.error is not None])
+                new = [g for g in generations if g.error is not None]
+                for g in new[: max(0, NAMED_FAILURES - len(failed))]:
+                    LOG.warning("%s %s #%d failed: %s", g.benchmark, g.question_id, g.sample_index, g.error)
+                failed += new
                 if stop is None and plan is not None and len(failed) > settings.failure_limit(total):
-                    stop = _too_many(failed, total, settings.fail_on_error)
+                    first = failed[0]
+                    stop = Incomplete(
+                        f"{len(failed)} of {total} samples failed, more than --fail-on-error {settings.fail_on_error} "
+                        f"allows (first: {first.benchmark} {first.question_id} #{first.sample_index}: {first.error})"
+                    )
                     engine.stop(DRAIN_S)
         except EngineStopped as error:
             stop = Incomplete(str(error))
@@ -366,18 +372,3 @@ def _sample(
         pipeline.close()
     if stop is not None:
         raise stop
-
-
-def _name_failures(failed: list[Generation], new: list[Generation]) -> None:
-    """Add new failures to the list; name the first of all."""
-    for g in new[: max(0, NAMED_FAILURES - len(failed))]:
-        LOG.warning("%s %s #%d failed: %s", g.benchmark, g.question_id, g.sample_index, g.error)
-    failed += new
-
-
-def _too_many(failed: list[Generation], total: int, limit: str) -> Incomplete:
-    first = failed[0]
-    return Incomplete(
-        f"{len(failed)} of {total} samples failed, more than --fail-on-error {limit} allows (first: {first.benchmark} "
-        f"{first.question_id} #{first.sample_index}: {first.error})"
-    )

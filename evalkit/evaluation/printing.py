@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +60,15 @@ def print_summary(folder: Path, record: EvalRecord, k: int | None = None) -> Non
     """
     console = stdout_console(pipe=250)
     done = {name: entry for name, entry in record.benchmarks.items() if entry.pass_at_k}
-    _print_table(console, _overview(record, done, k))
+    _print_overview(console, record, done, k)
     for name, entry in done.items():
-        _print_table(console, _details(name, entry, record.scoring, k))
+        largest = _largest(entry, k)
+        _print_details(console, name, entry, record.scoring, largest)
         console.print(_line(record.scoring, entry), markup=False)
         if entry.judged_correct_by is not None:
             console.print(_beside(folder, entry.judged_correct_by), markup=False)
         if entry.questions >= GROUPS_FROM and (entry.by_level or entry.by_subject):
-            _print_table(console, _groups(entry, _largest(entry, k)))
+            _print_groups(console, entry, largest)
     console.print(
         "Brackets: 95 % intervals clustered by question; they cover the choice of questions and the sampling "
         "(eval.json has sampling noise alone as well).",
@@ -78,7 +79,23 @@ def print_summary(folder: Path, record: EvalRecord, k: int | None = None) -> Non
     console.print(f"Next:    gtpo compare {folder} OTHER_RUN...", markup=False)
 
 
-def _print_table(console: Any, table: Any) -> None:
+def _print_table(
+    console: Any,
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str | None = None,
+    *,
+    left: Sequence[str] = ("benchmark", ""),
+    **frame: Any,
+) -> None:
+    """Print a table, in pieces that fit. left: the columns that are no figures. frame: further options of rich's."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", **frame)
+    for name in head:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
     for piece in stacked(table, console.width):
         console.print(piece)
 
@@ -88,18 +105,13 @@ def _largest(entry: BenchmarkRecord, k: int | None) -> int:
     return min(k or len(entry.pass_at_k), len(entry.pass_at_k))
 
 
-def _overview(record: EvalRecord, done: Mapping[str, BenchmarkRecord], k: int | None) -> Any:
-    """One row per benchmark."""
-    from rich.table import Table
-
+def _print_overview(console: Any, record: EvalRecord, done: Mapping[str, BenchmarkRecord], k: int | None) -> None:
+    """Print one row per benchmark."""
     largest = max(_largest(entry, k) for entry in done.values())
     fewest = {len(entry.pass_at_k) for entry in done.values()}
     average = f"avg@{fewest.pop()}" if len(fewest) == 1 else "avg@n"
     by = f" by {record.verifier.math_verify_alone}" if record.verifier.math_verify_alone else ""
-    title = f"{record.name}, {record.scoring} scoring{by}, %"
-    table = Table(title=title, title_justify="left", title_style="bold")
     at_k = [f"pass@{largest}", f"maj@{largest}"] if largest > 1 else []
-    columns = ["questions", "pass@1" if average == "avg@1" else f"pass@1 ({average})", *at_k]
     troubles = [title for title in TROUBLES if any(TROUBLES[title](entry) for entry in done.values())]
     rows = []
     for name, entry in done.items():
@@ -117,29 +129,23 @@ def _overview(record: EvalRecord, done: Mapping[str, BenchmarkRecord], k: int | 
             "" if entry.mean_tokens is None else f"{entry.mean_tokens:.0f}",
             "" if seconds is None else duration(seconds),
         ))  # fmt: skip
-    names = ["benchmark", *columns, "format", "cut off", *troubles, "tokens", "time"]
+    first = "pass@1" if average == "avg@1" else f"pass@1 ({average})"
+    names = ["benchmark", "questions", first, *at_k, "format", "cut off", *troubles, "tokens", "time"]
+    # Of recorded completions neither their lengths nor the time are known.
     known = [place for place in range(len(names)) if any(row[place] for row in rows)]
-    for place in known:  # of recorded completions neither their lengths nor the time are known
-        table.add_column(names[place], justify="right" if place else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(row[place] for place in known))
-    return table
+    table = [[row[place] for place in known] for row in (names, *rows)]
+    _print_table(console, table[0], table[1:], f"{record.name}, {record.scoring} scoring{by}, %")
 
 
-def _details(name: str, entry: BenchmarkRecord, scoring: Scoring, k: int | None) -> Any:
-    """Metrics by k."""
-    from rich.table import Table
-
+def _print_details(console: Any, name: str, entry: BenchmarkRecord, scoring: Scoring, largest: int) -> None:
+    """Print the metrics by k."""
+    every = entry.all_pass_at_k  # an older version did not write it
+    rows = [
+        (str(k), _cell(entry.pass_at_k[k]), _cell(every[k]) if k in every else "", _cell(entry.maj_at_k[k]))
+        for k in shown_ks(len(entry.pass_at_k), largest)
+    ]
     title = f"{name}: {entry.questions} questions, {entry.samples} samples, {scoring} scoring"
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for column in ("k", "pass@k, %", "pass^k, %", "maj@k, %"):
-        table.add_column(column, justify="right", no_wrap=True)
-    largest = _largest(entry, k)
-    for size in shown_ks(len(entry.pass_at_k), largest):
-        every = entry.all_pass_at_k.get(size)  # an older version did not write it
-        cells = _cell(entry.pass_at_k[size]), _cell(every) if every else "", _cell(entry.maj_at_k[size])
-        table.add_row(str(size), *cells)
-    return table
+    _print_table(console, ("k", "pass@k, %", "pass^k, %", "maj@k, %"), rows, title)
 
 
 def warn(record: EvalRecord) -> None:
@@ -242,33 +248,30 @@ def _beside(folder: Path, judged: Mapping[str, int]) -> str:
     return f"{line}; {differ} differ: list them with gtpo compare {folder} --verifiers" if differ else line
 
 
-def _groups(entry: BenchmarkRecord, k: int) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for column in ("", "questions", "pass@1", *([f"pass@{k}", f"maj@{k}"] if k > 1 else [])):
-        table.add_column(column, justify="left" if column == "" else "right")
+def _print_groups(console: Any, entry: BenchmarkRecord, k: int) -> None:
+    """Print the means of subjects and levels."""
+    rows = []
     for groups, title in ((entry.by_subject, "{}"), (entry.by_level, "level {}")):
         for value, group in (groups or {}).items():
             cells = [group.pass_at_k.get(1), *([group.pass_at_k.get(k), group.maj_at_k.get(k)] if k > 1 else [])]
             shown = ("" if cell is None else f"{100 * cell:.1f}" for cell in cells)
-            table.add_row(title.format(value), str(group.questions), *shown)
-    return table
+            rows.append((title.format(value), str(group.questions), *shown))
+    head = ["", "questions", "pass@1", *([f"pass@{k}", f"maj@{k}"] if k > 1 else [])]
+    _print_table(console, head, rows, box=None, pad_edge=False)
 
 
 def print_benchmarks() -> None:
     """Print the benchmarks and the protocols that are built in (gtpo eval --list)."""
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    for column in ("benchmark", "", "questions", "source", "local file"):
-        table.add_column(column, justify="right" if column == "questions" else "left", no_wrap=True)
-    for b in BENCHMARKS.values():
-        local = f"{b.local}.jsonl" if b.local else ""
-        title = b.title if b.checksum else f"{b.title} (not verified here)"
-        table.add_row(b.name, title, str(b.count), b.source, local)
+    rows = [
+        (b.name, b.title if b.checksum else f"{b.title} (not verified here)", str(b.count), b.source,
+         f"{b.local}.jsonl" if b.local else "")
+        for b in BENCHMARKS.values()
+    ]  # fmt: skip
     console = stdout_console(pipe=250)
-    _print_table(console, table)
+    head = ("benchmark", "", "questions", "source", "local file")
+    _print_table(console, head, rows, left=("benchmark", "", "source", "local file"), box=None, pad_edge=False)
     console.print(
         "Local files are read from --data-dir or GTPO_DATA_DIR. Your own: a .jsonl, .parquet or .yaml file, or "
         "package.module:NAME.\n"
@@ -329,7 +332,7 @@ def _print_prompt(settings: EvalSettings, protocol: Protocol, problems: Sequence
         return
     ref = resolve_model(settings.model, checkpoint=settings.checkpoint)
     key = (settings.check or "", first.id)
-    prompt = render_prompts(settings, protocol, ref, "transformers", {key: question}).prompts[key]
+    prompt = render_prompts(settings, protocol, ref, "transformers", {key: question})[0][key]
     inside = protocol.begins(prompt)
     print(f"{prompt.text}\n\n{len(prompt.ids or ())} tokens: {' '.join(map(str, prompt.ids or ()))}")
     print(f"completions begin inside a thought ({inside})" if inside else "completions do not begin inside a thought")

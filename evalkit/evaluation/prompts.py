@@ -25,15 +25,6 @@ class Question(NamedTuple):
     examples: list[Problem]
 
 
-class Rendered(NamedTuple):
-    """The prompts of all questions, and what they were made with."""
-
-    prompts: dict[QuestionKey, Prompt]
-    record: PromptRecord
-    context: int | None
-    """Tokens that the model takes, None where unknown."""
-
-
 def conversation(protocol: Protocol, question: Question, system: str) -> Prompt:
     """Return the prompt before any chat template: messages, or the text for a base model."""
     if protocol.api == "completions":
@@ -43,8 +34,10 @@ def conversation(protocol: Protocol, question: Question, system: str) -> Prompt:
 
 def render_prompts(
     settings: EvalSettings, protocol: Protocol, ref: ModelRef, engine: str, asked: Mapping[QuestionKey, Question]
-) -> Rendered:
-    """Render every question for the engine. Raises UserError for a model or template that cannot be used."""
+) -> tuple[dict[QuestionKey, Prompt], PromptRecord, int | None]:
+    """Render every question for the engine; return the prompts, what they were made with, and the tokens that the model
+    takes, None where unknown. Raises UserError for a model or template that cannot be used.
+    """
     system = settings.prompt
     if system is None:
         system = "" if protocol.api == "completions" else SYSTEM_INSTRUCTION if ref.system is None else ref.system
@@ -72,22 +65,18 @@ def render_prompts(
             template = local.chat_template(tokenizer, settings.chat_template)
             prompts = {key: local.render(tokenizer, template, p.messages, kwargs) for key, p in prompts.items()}
             template_hash = text_hash(template)
+    declared = {"system_role", "user", "fewshot", "api", "thoughts", "begins_in_thought"}
     record = PromptRecord(
         protocol=protocol.name,
         system=system,
-        system_role=protocol.system_role,
-        user=protocol.user,
-        fewshot=protocol.fewshot.model_dump() if protocol.fewshot else None,
-        api=protocol.api,
-        thoughts=protocol.thoughts,
-        begins_in_thought=protocol.begins_in_thought,
         chat_template_hash=template_hash,
         chat_template_kwargs=kwargs,
+        **protocol.model_dump(include=declared),
     )
-    plain = PromptRecord(protocol=protocol.name)
+    plain = PromptRecord()
     other = {key: value for key in ("user", "fewshot", "api") if (value := getattr(record, key)) != getattr(plain, key)}
     further = [json.dumps(what, sort_keys=True) for what in (kwargs, other) if what]
-    return Rendered(prompts, record.model_copy(update={"hash": text_hash(system, template_hash, *further)}), context)
+    return prompts, record.model_copy(update={"hash": text_hash(system, template_hash, *further)}), context
 
 
 def check_same(where: str, stored: Mapping[QuestionKey, StoredPrompt], now: Mapping[QuestionKey, StoredPrompt]) -> None:

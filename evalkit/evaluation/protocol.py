@@ -11,9 +11,9 @@ import random
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.yaml_file import read_yaml, validate_yaml
@@ -72,7 +72,7 @@ class Protocol(_Section):
     fewshot: FewShot | None = None
     api: Literal["chat", "completions"] = "chat"
     """completions: one text without a chat template, for base models."""
-    thoughts: list[tuple[str, str]] = []
+    thoughts: list[Annotated[tuple[str, str], Strict(False)]] = []  # YAML has lists for pairs
     """Delimiters of thoughts beside `<think>` and `<thinking>`; stored completions have <think> in their place."""
     begins_in_thought: bool = False
     """Whether the model's template opens a thought. Counts where a server does not show the rendered prompt."""
@@ -81,14 +81,6 @@ class Protocol(_Section):
     chat_template_kwargs: dict[str, Any] | None = None
     sampling: Sampling = Sampling()
     scoring: Literal["strict", "lenient"] = "strict"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _pairs(cls, values: Any) -> Any:
-        """Take lists, which is what YAML has, for pairs."""
-        if isinstance(values, dict) and isinstance(values.get("thoughts"), list):
-            values = values | {"thoughts": [tuple(p) if isinstance(p, list) else p for p in values["thoughts"]]}
-        return values
 
     @model_validator(mode="after")
     def _sound(self) -> Self:

@@ -24,9 +24,6 @@ from gtpo.evalkit.results.record import (
     EngineRecord,
     EvalRecord,
     LabelAgreement,
-    ModelRecord,
-    PromptRecord,
-    SamplingRecord,
     VerifierRecord,
 )
 from gtpo.evalkit.results.run import check_identity
@@ -43,13 +40,10 @@ Problems = dict[str, list[Problem]]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a command asks for, as the record says it."""
+    """What a command asks for."""
 
-    model: ModelRecord
-    engine: EngineRecord
-    sampling: SamplingRecord
-    prompt: PromptRecord
-    benchmarks: dict[str, BenchmarkRecord]
+    record: EvalRecord
+    """Model, engine, sampling, prompt and benchmarks, as eval.json says them."""
     problems: Problems
 
     @property
@@ -89,24 +83,22 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, asked: Asked, old: 
     command = command_line()
     for header in settings.header or ():  # it may be a key
         command = command.replace(value, "***") if (value := header.partition(":")[2].strip()) else command
-    of_this: dict[str, Any] = {"n_asked": asked.sampling.n, "finish_with": command}
-    record = EvalRecord(
-        schema_version=EVAL_SCHEMA_VERSION,
-        status="incomplete",
-        name=folder.path.resolve().name,
-        model=asked.model,
-        engine=asked.engine,
-        sampling=asked.sampling,
-        prompt=asked.prompt,
-        scoring=settings.scoring,
-        shard=settings.shard,
-        verifier=verifier_record(settings.verifier),
-        created=now(),
-        wall_seconds=None,
-        command=command,
-        git_commit=git_commit(),
-        benchmarks={name: entry.model_copy(update=of_this) for name, entry in asked.benchmarks.items()},
-    )
+    n = asked.record.sampling.n
+    of_this: dict[str, Any] = {"n_asked": n, "finish_with": command}
+    known: dict[str, Any] = {
+        "schema_version": EVAL_SCHEMA_VERSION,
+        "status": "incomplete",
+        "name": folder.path.resolve().name,
+        "scoring": settings.scoring,
+        "shard": settings.shard,
+        "verifier": verifier_record(settings.verifier),
+        "created": now(),
+        "wall_seconds": None,
+        "command": command,
+        "git_commit": git_commit(),
+        "benchmarks": {name: e.model_copy(update=of_this) for name, e in asked.record.benchmarks.items()},
+    }
+    record = asked.record.model_copy(update=known)
     if old is None:
         return record
     if old.verifier.name != settings.verifier:
@@ -126,7 +118,7 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, asked: Asked, old: 
     if old.verifier.version != RULES_VERSION or old.scoring != record.scoring:  # metrics of other rules or headline
         kept = {name: entry.before_samples().model_copy(update={"n": entry.n}) for name, entry in kept.items()}
     for name in kept.keys() & record.benchmarks.keys():
-        most = max(asked.sampling.n, kept[name].n or 0)
+        most = max(n, kept[name].n or 0)
         kept[name] = kept[name].model_copy(update={"n_asked": most, "finish_with": command})
     benchmarks = {**record.benchmarks, **kept}
     most = max(entry.n_asked or old.sampling.n for entry in benchmarks.values())

@@ -27,7 +27,7 @@ from gtpo.evalkit.evaluation.benchmarks import (
 from gtpo.evalkit.evaluation.readers import read_completions
 from gtpo.evalkit.evaluation.record import Asked, drop_unverifiable
 from gtpo.evalkit.evaluation.settings import EvalSettings
-from gtpo.evalkit.results.record import EngineRecord, ModelRecord, PromptRecord, SamplingRecord
+from gtpo.evalkit.results.record import EngineRecord, EvalRecord, ModelRecord, PromptRecord, SamplingRecord
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import data_folder
 from gtpo.rewards.verify import Verifier
@@ -137,14 +137,14 @@ class RecordedFile:
         self.name = settings.model or _stem(path)
         self.labels = found.labels
         self.tasks = [Task(benchmark, p.id, Prompt([]), tuple(range(found.counts[p.id]))) for p in kept]
-        self.asked = Asked(
+        record = EvalRecord(
             model=ModelRecord(source=str(path), adapter=None, fingerprint=file_hash(path)),
             engine=EngineRecord(name=RecordedEngine.name, versions={}, hardware=None),
             sampling=SamplingRecord(n=min(found.counts[p.id] for p in kept)),
             prompt=PromptRecord(),
             benchmarks={benchmark: entry},
-            problems={benchmark: kept},
         )
+        self.asked = Asked(record, {benchmark: kept})
 
 
 class RecordedEngine(Engine):

@@ -214,7 +214,10 @@ class EvalSettings(Options):
 
         if self.n > MAX_SAMPLES:
             raise UserError(f"--{'samples' if self.samples else 'k'} must be at most {MAX_SAMPLES}, found {self.n}")
-        self.check_greedy(self.temperature)
+        if self.temperature == 0 and self.n > 1 and self.completions is None:
+            raise UserError(
+                f"--temperature 0 gives the same completion every time: sample once per question, not {self.n} times"
+            )
         self.failure_limit(1)
         self.request_body()
         self.shard_of()
@@ -250,13 +253,6 @@ class EvalSettings(Options):
     def n(self) -> int:
         """Samples per question."""
         return self.samples or self.k
-
-    def check_greedy(self, temperature: float | None) -> None:
-        """Raise UserError where several samples would all be the same."""
-        if temperature == 0 and self.n > 1 and self.completions is None:
-            raise UserError(
-                f"--temperature 0 gives the same completion every time: sample once per question, not {self.n} times"
-            )
 
     def sampling_values(self, recommended: Mapping[str, float]) -> dict[str, Any]:
         """Return the sampling parameters: as given, else as the model recommends, else the defaults."""

@@ -269,14 +269,13 @@ def summarise(
     )
     total, unfinished = sum(len(s.scored) for s in samples), sum(in_thought)
     lacking = {p.id: len(s.scored) for p, s in asked if len(s.scored) < n}
+    rare: dict[str, Any] = {"refused": refused, "lacking": lacking, "unfinished_rate": unfinished / total}
     summary: dict[str, Any] = {
         "questions": len(problems),
         "samples": total,
         **({"unscored": errors.total(), "unscored_reasons": dict(errors.most_common(10))} if errors else {}),
         **({"unscored_questions": failed} if errors else {}),
-        **({"refused": refused} if refused else {}),
-        **({"lacking": lacking} if lacking else {}),
-        **({"unfinished_rate": unfinished / total} if unfinished else {}),
+        **{name: value for name, value in rare.items() if value},
         **{name: getattr(metrics[headline], name) for name in ScoringMetrics.model_fields},
         "format_rate": sum(in_format) / total,
         "truncation_rate": ended.count("length") / len(ended) if ended else None,

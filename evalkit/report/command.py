@@ -61,12 +61,9 @@ class CompareSettings(Options):
     )  # fmt: skip
     plan: bool = option(False, "Print what a comparison of these methods takes: seeds, questions, samples.")
     difference: float | None = option(
-        None,
-        "With --plan: the difference to be found, in points. Default: 2.",
-        gt=0.0,
-        lt=100.0,
+        None, "With --plan: the difference to be found, in points. Default: 2.", gt=0.0, lt=100.0,
         about={"unit": "points"},
-    )
+    )  # fmt: skip
     figures: Path | None = option(None, "Write figures to this folder, as PDF, SVG and PNG (extra: report).")
     html: Path | None = option(None, "Write one self-contained page: tables, curves, completions.")
     samples_mb: float = option(

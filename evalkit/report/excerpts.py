@@ -48,7 +48,7 @@ class Excerpt:
     complete: bool
     """Whether every completion of every question is shown."""
     bytes: int
-    """Room taken, in characters with a little for each sample's fields."""
+    """Size in characters, with a little for each sample's fields."""
 
 
 def rank_questions(rates: NDArray[np.float64], seed: int = 0) -> list[int]:
@@ -122,15 +122,8 @@ def choose_samples(
     found: dict[str, dict[str, list[dict[str, Any]]]] = {question: {} for question in wanted}
     answers: dict[str, dict[str, Counter[tuple[str | None, str]]]] = {question: {} for question in wanted}
     light = ["benchmark", "question_id"]
-    heavy = [
-        "sample_index",
-        f"verdict_{scoring}",
-        f"answer_{scoring}",
-        "format_ok",
-        "tokens",
-        "finish_reason",
-        "completion",
-    ]
+    heavy = ["sample_index", f"verdict_{scoring}", f"answer_{scoring}", "format_ok", "tokens", "finish_reason"]
+    heavy.append("completion")
     for method, run in ((method, run) for method, its_runs in methods.items() for run in its_runs):
         seen: set[tuple[str, int]] = set()
         for batch in (read_table(path, light + heavy) for path in sample_files(run)):
@@ -154,7 +147,6 @@ def choose_samples(
             break
         spent += cost
         shown.append(ids[q])
-    complete = len(shown) == len(ids) and each >= samples
     return Excerpt(
         questions=shown,
         samples={q: found[q] for q in shown},
@@ -162,7 +154,7 @@ def choose_samples(
         problems={q: problems[q] for q in shown if q in problems},
         prompts={q: prompts[q] for q in shown if q in prompts},
         each=each,
-        complete=complete,
+        complete=len(shown) == len(ids) and each >= samples,
         bytes=spent,
     )
 

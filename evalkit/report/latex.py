@@ -82,10 +82,12 @@ def _paper_table(comparison: Comparison, column: Column) -> list[str]:
         values = [_value(table, method.name, column, cell) for table, cell in cells]
         values += [latex(average_text(comparison, method.name, column))] * average
         body.append(f"{latex(name_text(comparison, method.name))} & {' & '.join(values)} \\\\")
-        below = ["" if cell is None else rf"{{\scriptsize {latex(_below(cell))}}}" for _, cell in cells]
+        texts = ["" if c is None else f"{interval(c.value)} {bounds(c)}".rstrip() for _, c in cells]
+        below = [text and rf"{{\scriptsize {latex(text)}}}" for text in texts]
         body.append(f" & {' & '.join(below + [''] * average)} \\\\")
-        if any(cell is not None and cell.paired is not None for _, cell in cells):
-            change = [_change(cell) for _, cell in cells]
+        paired = [cell.paired if cell is not None else None for _, cell in cells]
+        if any(paired):
+            change = ["" if d is None else rf"{{\scriptsize ${difference(d)}$}}" for d in paired]
             body.append(f" & {' & '.join(change + [''] * average)} \\\\")
         body.append(r"\addlinespace[2pt]")
     said = " ".join(legend(comparison)).replace("▲ better or ▼ worse", "* better or † worse")
@@ -103,10 +105,6 @@ def _marks(comparison: Comparison) -> str:
     )
 
 
-def _below(cell: Cell) -> str:
-    return f"{interval(cell.value)} {bounds(cell)}".rstrip()
-
-
 def _value(table: Table, method: str, column: Column, cell: Cell | None) -> str:
     if cell is None:
         return "--"
@@ -118,12 +116,6 @@ def _value(table: Table, method: str, column: Column, cell: Cell | None) -> str:
     elif cell.verdict in (EQUIVALENT, UNDECIDED):
         value += r"$^{\approx}$" if cell.verdict == EQUIVALENT else "$^{?}$"
     return value + (rf" {{\scriptsize {latex(spread(cell.value))}}}" if spread(cell.value) else "")
-
-
-def _change(cell: Cell | None) -> str:
-    if cell is None or cell.paired is None:
-        return ""
-    return rf"{{\scriptsize ${difference(cell.paired)}$}}"
 
 
 def _details_table(comparison: Comparison, table: Table) -> list[str]:

@@ -70,12 +70,9 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
                 "detectable": d.detectable if d else None,
                 "seeds_needed": cell.plan.seeds(comparison.margin or TARGET) if cell.plan else None,
             }
-            out.append({key: _finite(value) for key, value in record.items()})
+            lost = [key for key, value in record.items() if isinstance(value, float) and not math.isfinite(value)]
+            out.append(record | dict.fromkeys(lost))
     return out
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cell(value: Any) -> Any:
@@ -154,7 +151,7 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
 def as_json(comparison: Comparison, *, details: bool = False) -> str:
     """`as_document` as text; no NaN, and marks of writing direction as escapes."""
     text = json.dumps(as_document(comparison), indent=2, ensure_ascii=False, allow_nan=False)
-    return "".join(c if c == "\n" or visible(c) == c else _escape(c) for c in text) + "\n"
+    return "".join(c if c == "\n" or visible(c) == c else json.dumps(c)[1:-1] for c in text) + "\n"
 
 
 def plan_as_json(comparison: Comparison, target: float) -> str:
@@ -169,7 +166,3 @@ def plan_as_json(comparison: Comparison, target: float) -> str:
         out.append({"benchmark": table.benchmark, "noise": asdict(plan), "plans": rows})
     document = {"schema_version": JSON_SCHEMA_VERSION, "difference": target, "power": POWER, "benchmarks": out}
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
-
-
-def _escape(character: str) -> str:
-    return json.dumps(character)[1:-1]

@@ -1,7 +1,7 @@
 """Run folders as a reader finds them: by path or by name, checked.
 
 An eval run is a folder with `eval.json` (evalkit/results/schema.py); a train run is a folder with `run.json` and stands
-for the eval runs made of it. Everything that makes a run unfit to read is a UserError that names it and the way out.
+for the eval runs made of it. What makes a run unreadable is a UserError that names it and says what to do.
 """
 
 from __future__ import annotations
@@ -40,13 +40,24 @@ def find_runs(names: list[str], *, allow_incomplete: bool = False) -> tuple[list
         if (folder / "run.json").is_file() and not (folder / "eval.json").is_file():
             train = read_train_run(folder)
             if not train.complete:
-                _incomplete_train(train, allow_incomplete, notes)
-            elif train.document.get("status") == "collapsed":
+                status = train.document.get("status", "unknown")
+                resume = f"resume it with: gtpo train {folder / 'config.yaml'}"
+                if not allow_incomplete:
+                    raise UserError(f'{folder}: train run "{train.name}" is incomplete (status {status}); {resume}')
+                notes.append(
+                    f"{train.name} is an incomplete train run (status {status}): shown as far as it got ({resume})"
+                )
+            elif train.collapsed:
                 notes.append(f"{train.name} collapsed: {train.document.get('stopped_because')}")
             trains[folder.resolve()] = train
-            found = _eval_runs_of(train, notes)
+            found = []
+            for entry, record in evals_of(folder):
+                if record.status == "complete":
+                    found.append(read_eval_run(entry))
+                else:
+                    notes.append(f"{train.name}: eval run {entry.name} is incomplete and left out")
             if found:
-                evals.append(_joined_for(train, found, notes))
+                evals.append(_joined(train.name, found, notes, train))
             else:
                 alone.append(given)
         else:
@@ -143,14 +154,6 @@ def read_train_run(folder: Path) -> TrainRun:
     return TrainRun(str(document.get("run_name") or document.get("name") or folder.resolve().name), folder, document)
 
 
-def _incomplete_train(train: TrainRun, allowed: bool, notes: list[str]) -> None:
-    resume = f"resume it with: gtpo train {train.folder / 'config.yaml'}"
-    status = train.document.get("status", "unknown")
-    if not allowed:
-        raise UserError(f'{train.folder}: train run "{train.name}" is incomplete (status {status}); {resume}')
-    notes.append(f"{train.name} is an incomplete train run (status {status}): shown as far as it got ({resume})")
-
-
 def _names_train_run(record: EvalRecord | None, folder: Path) -> bool:
     """Return whether an eval.json says that its model is this train run."""
     named = record.model.train_run if record is not None else None
@@ -190,17 +193,6 @@ def evals_of(folder: Path) -> list[tuple[Path, EvalRecord]]:
     return found
 
 
-def _eval_runs_of(train: TrainRun, notes: list[str]) -> list[EvalRun]:
-    """The complete eval runs of a train run."""
-    found = []
-    for entry, record in evals_of(train.folder):
-        if record.status == "complete":
-            found.append(read_eval_run(entry))
-        else:
-            notes.append(f"{train.name}: eval run {entry.name} is incomplete and left out")
-    return found
-
-
 def _train_run_of(run: EvalRun) -> TrainRun | None:
     """The train run that an eval run names, where its folder is still there.
 
@@ -224,54 +216,29 @@ def _train_run_of(run: EvalRun) -> TrainRun | None:
     return None
 
 
-SETTINGS = (
-    "scoring", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty", "max_tokens",
-    "stop", "prompt", "user template", "few-shot examples", "api", "chat template", "chat template kwargs", "verifier",
-)  # fmt: skip
+SETTINGS = {
+    "scoring": "scoring", "temperature": "sampling.temperature", "top_p": "sampling.top_p", "top_k": "sampling.top_k",
+    "min_p": "sampling.min_p", "presence_penalty": "sampling.presence_penalty",
+    "repetition_penalty": "sampling.repetition_penalty", "max_tokens": "sampling.max_tokens", "stop": "sampling.stop",
+    "prompt": "prompt.system", "user template": "prompt.user", "few-shot examples": "prompt.fewshot",
+    "api": "prompt.api", "chat template": "prompt.chat_template_hash",
+    "chat template kwargs": "prompt.chat_template_kwargs", "verifier": "verifier.version",
+}  # fmt: skip
+"""What two runs must share to be comparable: name for a reader -> key in eval.json. `n` belongs to a benchmark."""
 
 
 def settings(run: EvalRun) -> dict[str, Any]:
-    """What two runs must share to be comparable, by the name a reader knows it under; `n` belongs to a benchmark."""
+    """Return the values of SETTINGS by name; the prompt's hash where its text is unknown, and a judge beside ours."""
     record = run.record
-    return {
-        "scoring": record.scoring,
-        **{key: getattr(record.sampling, key, None) for key in SETTINGS[1:9]},
-        "prompt": record.prompt.hash if record.prompt.system is None else record.prompt.system,
-        "user template": record.prompt.user,
-        "few-shot examples": record.prompt.fewshot,
-        "api": record.prompt.api,
-        "chat template": record.prompt.chat_template_hash,
-        "chat template kwargs": record.prompt.chat_template_kwargs,
-        "verifier": record.verifier.math_verify_alone or record.verifier.version,
-    }
+    found = {name: setting(record, key) for name, key in SETTINGS.items()}
+    if record.prompt.system is None:
+        found["prompt"] = record.prompt.hash
+    return found | {"verifier": record.verifier.math_verify_alone or record.verifier.version}
 
 
 def samples_per_question(run: EvalRun, benchmark: str) -> str:
     """`64`: how many samples a question of the benchmark got, failed ones included; `2 and 8` where parts differ."""
     return " and ".join(dict.fromkeys(str(r.n_of(benchmark)) for r in run.records if benchmark in r.benchmarks))
-
-
-def _joined_for(train: TrainRun, found: list[EvalRun], notes: list[str]) -> EvalRun:
-    """The eval runs of a train run as one line; UserError where they are not parts of one evaluation."""
-    try:
-        return _joined(train.name, [replace(run, train=train) for run in found], notes)
-    except _NotOne as error:
-        names = ", ".join(str(run.folders[0]) for run in found)
-        raise UserError(
-            f'train run "{train.name}" has {len(found)} eval runs ({names}) that {error.reason}: name the one to '
-            "compare"
-        ) from None
-
-
-class _NotOne(UserError):
-    """Two runs that would have to be one; `reason` is a verb phrase."""
-
-    def __init__(self, name: str, places: str, reason: str) -> None:
-        self.reason = reason
-        super().__init__(
-            f'two runs are called "{name}" ({places}) and {reason}: rename one (its eval.json carries the name) or '
-            "pass the folder of the one you mean"
-        )
 
 
 def _note_parts(run: EvalRun, parts: list[EvalRun], notes: list[str]) -> None:
@@ -300,35 +267,45 @@ def _one_line_a_name(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
     return lines
 
 
-def _joined(name: str, parts: list[EvalRun], notes: list[str]) -> EvalRun:
-    """One run of its parts; UserError where they are not of one."""
-    if len(parts) > 1:
-        _check_parts(name, parts)
+def _joined(name: str, parts: list[EvalRun], notes: list[str], train: TrainRun | None = None) -> EvalRun:
+    """One run of its parts; UserError where they are not of one. train: the train run whose eval runs they are."""
     folders = tuple(folder for part in parts for folder in part.folders)
-    run = replace(parts[0], name=name, folders=folders, records=tuple(r for part in parts for r in part.records))
+    apart = _difference(parts) if len(parts) > 1 else ""
+    if apart and train is not None:
+        names = ", ".join(str(part.folders[0]) for part in parts)
+        raise UserError(
+            f'train run "{name}" has {len(parts)} eval runs ({names}) that {apart}: name the one to compare'
+        )
+    if apart:
+        raise UserError(
+            f'two runs are called "{name}" ({" and ".join(map(str, folders))}) and {apart}: rename one (its eval.json '
+            "carries the name) or pass the folder of the one you mean"
+        )
+    records = tuple(record for part in parts for record in part.records)
+    run = replace(parts[0], name=name, folders=folders, records=records, train=train or parts[0].train)
     _note_parts(run, parts, notes)
     return run
 
 
-def _check_parts(name: str, parts: list[EvalRun]) -> None:
-    """Raise UserError unless parts measured different questions of the same weights, sampled in the same way."""
-    places = " and ".join(str(folder) for part in parts for folder in part.folders)
+def _difference(parts: list[EvalRun]) -> str:
+    """Say why parts are not different questions of the same weights, sampled in the same way; empty where they are."""
     first = settings(parts[0])
     differing = [key for key in SETTINGS if any(settings(part)[key] != first[key] for part in parts[1:])]
     for other in (record for part in parts[1:] for record in part.records):
         differing += [text for text in _other_origin(parts[0].record, other) if text not in differing]
     if differing:
-        raise _NotOne(name, places, f"differ in {', '.join(differing)}")
+        return f"differ in {', '.join(differing)}"
     for benchmark in dict.fromkeys(b for part in parts for b in part.benchmarks):
         ns = dict.fromkeys(samples_per_question(part, benchmark) for part in parts if benchmark in part.benchmarks)
         if len(ns) > 1:
-            raise _NotOne(name, places, f"differ in n of {benchmark} ({', '.join(ns)})")
+            return f"differ in n of {benchmark} ({', '.join(ns)})"
         seen: set[str] = set()
         for part in parts:
             ids = load_questions(part, benchmark, "strict").ids.tolist() if benchmark in part.benchmarks else []
             if not seen.isdisjoint(ids):
-                raise _NotOne(name, places, f"share questions of {benchmark}")
+                return f"share questions of {benchmark}"
             seen.update(ids)
+    return ""
 
 
 _WEIGHTS = ("model.fingerprint", "model.source", "model.adapter", "model.train_run", "model.checkpoint")

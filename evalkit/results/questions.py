@@ -64,7 +64,9 @@ def load_questions(run: EvalRun, benchmark: str, scoring: str) -> Questions:
     joined = {}
     for name in Questions.__dataclass_fields__:
         columns = [getattr(part, name) for part in parts]
-        joined[name] = np.concatenate([_widened(c, most) if c.ndim == 2 else c for c in columns])
+        if columns[0].ndim == 2:
+            columns = [np.pad(c, ((0, 0), (0, most - c.shape[1])), constant_values=np.nan) for c in columns]
+        joined[name] = np.concatenate(columns)
     whole = Questions(**joined)
     return whole.take(np.argsort(whole.ids))
 
@@ -119,10 +121,6 @@ def _part(path: Path, benchmark: str, scoring: str) -> Questions:
     found = every.take(rows[np.argsort(every.ids[rows])])
     k = slice(int(found.n.max()))
     return replace(found, pass_at_k=found.pass_at_k[:, k], maj_at_k=found.maj_at_k[:, k])
-
-
-def _widened(values: NDArray[np.float64], most: int) -> NDArray[np.float64]:
-    return np.pad(values, ((0, 0), (0, most - values.shape[1])), constant_values=np.nan)
 
 
 def _pass_at_k(n: NDArray[np.int32], correct: NDArray[np.int32], most: int) -> NDArray[np.float64]:

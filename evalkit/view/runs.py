@@ -88,10 +88,6 @@ def stamp(folder: Path) -> str:
     return "-".join(f"{time}.{size}" for time, size in stats)
 
 
-def _is_reward(key: str) -> bool:
-    return key.startswith("rewards/") and key.endswith("/mean")
-
-
 def _short(values: Any) -> list[float]:
     return [float(f"{value:.5g}") for value in values.tolist()]
 
@@ -122,6 +118,8 @@ class Training:
         run = self._run()
         self._log.read()
         curves = self._log.curves()
+        rewards = [key for key in curves if key.startswith("rewards/") and key.endswith("/mean")]
+        shown = [key for key in (*rewards, *(metric.key for metric in SHOWN)) if key in curves]
         files = completions_files(self.folder)
         last = max((float(curve.steps[-1]) for curve in curves.values()), default=None)
         return {
@@ -137,11 +135,7 @@ class Training:
             "written": self._log.path.stat().st_mtime if curves else None,
             "warnings": self._warnings(run, curves),
             "rollouts": [path.stem for path in files],
-            "curves": {
-                key: _thinned(curves[key])
-                for key in [*filter(_is_reward, curves), *(metric.key for metric in SHOWN)]
-                if key in curves
-            },
+            "curves": {key: _thinned(curves[key]) for key in shown},
         }
 
     def _warnings(self, run: TrainRun, curves: dict[str, Curve]) -> list[str]:
