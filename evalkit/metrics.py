@@ -77,13 +77,14 @@ def _pass_table(n: int) -> Array:
     return np.array([[pass_at_k(n, c, k) for k in range(1, n + 1)] for c in range(n + 1)]).reshape(n + 1, n)
 
 
-def pass_at_all_k(n: Sequence[int], c: Sequence[int]) -> Array:
+def pass_at_all_k(n: npt.ArrayLike, c: npt.ArrayLike) -> Array:
     """Return pass@k of Q questions for every k: [Q, max n], NaN where k exceeds a question's n."""
-    out = np.full((len(n), max(n, default=0)), np.nan)
-    for q, (samples, right) in enumerate(zip(n, c, strict=True)):
-        if samples:
-            _check(samples, samples)
-            out[q, :samples] = _pass_table(samples)[right]
+    samples, right = np.array(n, dtype=np.int64), np.array(c, dtype=np.int64)
+    out = np.full((samples.size, samples.max(initial=0)), np.nan)
+    for size in set(samples.tolist()) - {0}:
+        _check(size, size)
+        rows = samples == size
+        out[rows, :size] = _pass_table(size)[right[rows]]
     return out
 
 

@@ -134,13 +134,11 @@ def _text(value: Any) -> str:
 
 def unscored_notes(run: EvalRun, benchmark: str) -> list[str]:
     """`a: 6 of 24 samples are unscored (HTTP 500: 6)`: what the figures of a run on a benchmark do not count."""
-    entries = [record.benchmarks[benchmark] for record in run.records if benchmark in record.benchmarks]
+    entries = run.entries(benchmark)
     unscored = sum(entry.unscored for entry in entries)
     if not unscored:
         return []
-    reasons: Counter[str] = Counter()
-    for entry in entries:
-        reasons.update(entry.unscored_reasons)
+    reasons = sum((Counter(entry.unscored_reasons) for entry in entries), Counter[str]())
     why = ", ".join(f"{reason}: {count}" for reason, count in reasons.most_common(3))
     lost = sum(len(entry.unscored_questions) for entry in entries)
     text = f"{run.name}: {unscored} of {unscored + sum(entry.samples for entry in entries)} samples are unscored"

@@ -50,14 +50,9 @@ class Shared:
 
     def bounds(self, name: str, metric: str, k: int) -> tuple[float, float] | None:
         """A method's mean if every missing sample were wrong, and if it were right; None where none is missing."""
-        ends = []
-        for run in self.runs[name]:
-            for record in run.records:
-                entry = record.benchmarks.get(self.benchmark)
-                of_scoring = getattr(entry, self.scoring, None) or entry
-                found = getattr(of_scoring, metric.replace("@", "_at_"), {}).get(k) if of_scoring is not None else None
-                if found is not None:
-                    ends.append((found.mean, found.worst, found.best))
+        entries = [entry for run in self.runs[name] for entry in run.entries(self.benchmark)]
+        curves = [getattr(getattr(entry, self.scoring) or entry, metric.replace("@", "_at_")) for entry in entries]
+        ends = [(found.mean, found.worst, found.best) for curve in curves if (found := curve.get(k)) is not None]
         if len(ends) < len(self.runs[name]) or all(worst is None for _, worst, _ in ends):
             return None
         worst, best = ([mean if end[i] is None else end[i] for mean, *end in ends] for i in (0, 1))
@@ -165,8 +160,7 @@ def _only_unscored(benchmark: str, parts: list[tuple[EvalRun, Questions]]) -> bo
     """Return whether what a run lacks of the others' questions are those that its record names as unscored."""
     every = {question for _, part in parts for question in part.ids}
     for run, part in parts:
-        entries = [record.benchmarks[benchmark] for record in run.records if benchmark in record.benchmarks]
-        if every - set(part.ids) - {question for entry in entries for question in entry.unscored_questions}:
+        if every - set(part.ids) - {q for entry in run.entries(benchmark) for q in entry.unscored_questions}:
             return False
     return True
 
@@ -177,7 +171,7 @@ def _other_golds(benchmark: str, runs: list[EvalRun]) -> str:
     Checksums settle it where they can. Runs of older versions have none of the content, nor have recorded completions
     without the questions' text.
     """
-    entries = {run.name: [r.benchmarks[benchmark] for r in run.records if benchmark in r.benchmarks] for run in runs}
+    entries = {run.name: run.entries(benchmark) for run in runs}
     sums = {name: sorted(str(entry.checksum) for entry in found) for name, found in entries.items()}
     contents = {name: sorted(str(entry.content_checksum) for entry in found) for name, found in entries.items()}
     known = {tuple(found) for found in contents.values() if "None" not in found}

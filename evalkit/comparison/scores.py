@@ -80,18 +80,11 @@ def pairing_note(a: Method, b: Method, benchmark: str) -> str | None:
 
 def training_noise(shared: Shared, columns: Sequence[Column]) -> list[SeedVariance | None]:
     """The variance of training in each column, over all methods of the table that training made; None: no two seeds."""
-    out: list[SeedVariance | None] = [None] * len(columns)
     names = [m.name for m in shared.methods if m.trained and len(shared.parts[m.name]) > 1]
-    if not names or shared.questions < 2:
-        return out
-    for places in _alike(shared, columns):
-        stacked = [np.stack([scores(shared, name, columns[i]) for i in places]) for name in names]
-        if stacked[0].shape[2] > 1 and (pool := borrowed([seed_variance(x) for x in stacked])) is not None:
-            for place, i in enumerate(places):
-                one = slice(place, place + 1)
-                out[i] = pool._replace(
-                    between=pool.between[one], residual=pool.residual[one], freedom=pool.freedom[one]
-                )
+    out: list[SeedVariance | None] = []
+    for column in columns:
+        values = [scores(shared, name, column)[None] for name in names]
+        out.append(borrowed([seed_variance(x) for x in values]) if values and values[0].shape[2] > 1 else None)
     return out
 
 
@@ -99,11 +92,8 @@ def _joined(parts: list[SeedVariance | None]) -> SeedVariance | None:
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
         return None
-    return known[0]._replace(
-        between=np.concatenate([part.between for part in known]),
-        residual=np.concatenate([part.residual for part in known]),
-        freedom=np.concatenate([part.freedom for part in known]),
-    )
+    columns = ("between", "residual", "freedom")
+    return known[0]._replace(**{name: np.concatenate([getattr(part, name) for part in known]) for name in columns})
 
 
 def differ(

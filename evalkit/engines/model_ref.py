@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import AliasPath, BaseModel, Field, StrictInt, StrictStr
+from pydantic import BaseModel, StrictInt, StrictStr
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import read_json_object, write_text
@@ -128,13 +128,25 @@ def _known_hash(path: Path) -> str:
     return found
 
 
+class _Dataset(BaseModel):
+    system_instruction: StrictStr | None = None
+
+
+class _Training(BaseModel):
+    max_completion_length: StrictInt | None = None
+    max_prompt_length: StrictInt | None = None
+
+
+class _Model(BaseModel):
+    max_seq_length: StrictInt | None = None
+
+
 class _TrainConfig(BaseModel):
     """What matters here of a train run's config.yaml."""
 
-    system: StrictStr | None = Field(None, validation_alias=AliasPath("dataset", "system_instruction"))
-    completion: StrictInt | None = Field(None, validation_alias=AliasPath("training", "max_completion_length"))
-    prompt: StrictInt | None = Field(None, validation_alias=AliasPath("training", "max_prompt_length"))
-    sequence: StrictInt | None = Field(None, validation_alias=AliasPath("model", "max_seq_length"))
+    dataset: _Dataset = _Dataset()
+    training: _Training = _Training()
+    model: _Model = _Model()
 
 
 def _weights(folder: Path, **known: Any) -> ModelRef:
@@ -180,9 +192,9 @@ def _train_run(run: Path, checkpoint: str | None) -> ModelRef:
             there = sorted(p.name for p in (run / "checkpoints").glob("*") if p.is_dir())
             near = did_you_mean(checkpoint, ["best", "final", *there])
             raise UserError(f'train run {run} has no checkpoint "{checkpoint}".{near}')
-    max_tokens = config.completion
-    if max_tokens is None and config.sequence is not None and config.prompt is not None:
-        max_tokens = config.sequence - config.prompt
+    max_tokens, prompt = config.training.max_completion_length, config.training.max_prompt_length
+    if max_tokens is None and config.model.max_seq_length is not None and prompt is not None:
+        max_tokens = config.model.max_seq_length - prompt
     warnings: tuple[str, ...] = ()
     if record.get("status") not in (None, "complete", "completed", "finished"):
         why = f" ({record['stopped_because']})" if record["status"] == "collapsed" else ""
@@ -194,7 +206,7 @@ def _train_run(run: Path, checkpoint: str | None) -> ModelRef:
         method=record.get("method"),
         preset=record.get("preset"),
         checkpoint=chosen.name if chosen.parent in (run, run / "checkpoints") else str(chosen),
-        system=config.system,
+        system=config.dataset.system_instruction,
         max_tokens=max_tokens,
         warnings=warnings,
     )

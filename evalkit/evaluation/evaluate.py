@@ -159,7 +159,6 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
             for other in settings.reuse or ():
                 engine_there = reuse(folder, record, other, wanted, tally)
                 before_now = before_now or engine_there
-                tally = Tally(folder, verifier)
             have, failed = tally.keys(), tally.keys(failed=True)
             lacking = still_missing(tasks, have, failed)
             before = (old.wall_seconds if old is not None else None) or 0.0
@@ -185,7 +184,6 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                     now = _engine_record(folder.path, settings, source, record.engine, before_now)
                     record = record.model_copy(update={"engine": now})
                     again = {key for key in failed if key[2] < wanted.get(key[:2], 0)}
-                    folder.drop_failed(again)
                     tally.drop_failed(again)
                     folder.begin(record, lambda: clock()["wall_seconds"])
                     _add_benchmarks(progress, folder.path, wanted, have)

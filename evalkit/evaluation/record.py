@@ -68,7 +68,6 @@ def previous_record(folder: EvalFolder, tally: Tally) -> EvalRecord | None:
     """Return what earlier sessions recorded; None where they stored no completion, so that any setting may change."""
     old = folder.record()
     if old is not None and not tally.keys():
-        folder.drop_failed(tally.keys(failed=True))
         tally.drop_failed(tally.keys(failed=True))
         return None
     return old
@@ -255,9 +254,9 @@ def reuse(
                 and row["sample_index"] < wanted.get(key_of(row)[:2], 0)
                 and key_of(row) not in have
             ]
-            have |= set(map(key_of, rows))
             folder.append(rows)
-            taken += len(rows)
+            tally.add(rows)
+            have, taken = tally.keys(), taken + len(rows)
     LOG.info("%s: %d samples taken from %s", folder.path, taken, path)
     return old.engine
 

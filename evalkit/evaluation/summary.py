@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -86,7 +86,7 @@ class Tally:
     """
 
     def __init__(self, folder: EvalFolder, verifier: Verifier) -> None:
-        self._verifier = verifier
+        self._folder, self._verifier = folder, verifier
         self.questions: dict[QuestionKey, QuestionSamples] = {}
         for _, table in folder.tables(_COLUMNS):
             self._add(zip(*(table.column(name).to_pylist() for name in _COLUMNS), strict=True))
@@ -111,8 +111,9 @@ class Tally:
         of = ((key, samples.errors if failed else samples.scored) for key, samples in self.questions.items())
         return {(*key, index) for key, indices in of for index in indices}
 
-    def drop_failed(self, keys: Iterable[Key]) -> None:
-        """Forget samples with an error: they are asked for again."""
+    def drop_failed(self, keys: Set[Key]) -> None:
+        """Forget samples with an error, here and in the folder: they are asked for again."""
+        self._folder.drop_failed(keys)
         for *question, index in keys:
             samples = self.questions[question[0], question[1]]
             samples.errors.pop(index, None)

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison.training_curves import completions_files
+from gtpo.evalkit.report.maths import segments
+from gtpo.evalkit.report.text import visible
 from gtpo.evalkit.results.questions import load_problems, load_prompts, read_table, sample_files
 from gtpo.evalkit.results.run import EvalRun, TrainRun
 
@@ -28,21 +30,22 @@ FEW = 4
 LONGEST = 6000
 """Characters shown of one completion; a longer one is cut in its middle, which the page says."""
 TURNS = ("disagree", "disagree", "partial", "disagree", "failed", "solved")
+ANSWERS = 8
+"""Answer classes of a question and method that are listed, the largest first."""
+_SAMPLE = ("index", "verdict", "answer", "format", "tokens", "finish", "text", "cut", "run")
 GROUP_COLUMNS = ("step", "group", "tokens", "weight", "advantage", "entropy", "kept")
 
 
 @dataclass
 class Excerpt:
-    """The completions shown of one benchmark: question id -> method -> samples."""
+    """The completions shown of one benchmark."""
 
-    questions: list[str]
-    samples: dict[str, dict[str, list[dict[str, Any]]]] = field(repr=False)
-    answers: dict[str, dict[str, Counter[tuple[str | None, str]]]] = field(repr=False)
-    """question id -> method -> (extracted answer, verdict) -> samples: of all samples, not only those shown."""
-    problems: dict[str, tuple[str, str]] = field(repr=False)
-    """id -> (question text, gold), where the run folder holds them."""
-    prompts: dict[str, tuple[str, int | None]] = field(repr=False)
-    """id -> (what the first run's model read, its tokens), where a run folder holds it."""
+    shown: list[int]
+    """Questions by their places."""
+    block: dict[str, dict[str, Any]] = field(repr=False)
+    """What the page holds of them, by question and, inside, by method: problems (text, gold, formulas), prompts (as the
+    first run's model read them, with their tokens), answers (classes of all samples, not only of those shown), samples.
+    """
     each: int
     """Completions of a question and run: at most."""
     complete: bool
@@ -124,39 +127,50 @@ def choose_samples(
     light = ["benchmark", "question_id"]
     heavy = ["sample_index", f"verdict_{scoring}", f"answer_{scoring}", "format_ok", "tokens", "finish_reason"]
     heavy.append("completion")
-    for method, run in ((method, run) for method, its_runs in methods.items() for run in its_runs):
+    for method, run in ((str(m), run) for m, its_runs in enumerate(methods.values()) for run in its_runs):
         seen: set[tuple[str, int]] = set()
         for batch in (read_table(path, light + heavy) for path in sample_files(run)):
             names = zip(batch["benchmark"].to_pylist(), batch["question_id"].to_pylist(), strict=True)
             for row, (b, question) in enumerate(names):
                 if b == run.stored.get(benchmark, benchmark) and question in wanted:
-                    values = [batch[name][row].as_py() for name in heavy]
-                    if (question, values[0]) in seen:  # a part written twice
+                    index, verdict, answer, form, *ending, text = (batch[name][row].as_py() for name in heavy)
+                    if (question, index) in seen:  # a part written twice
                         continue
-                    seen.add((question, values[0]))
-                    answers[question].setdefault(method, Counter())[values[2], values[1] or "UNSCORED"] += 1
-                    _keep(found[question].setdefault(method, []), run.name, values, each)
-    shown: list[str] = []
+                    seen.add((question, index))
+                    verdict = verdict or "UNSCORED"
+                    answers[question].setdefault(method, Counter())[answer, verdict] += 1
+                    values = index, verdict, answer, int(bool(form)), *ending, *shortened(text or ""), visible(run.name)
+                    sample = dict(zip(_SAMPLE, values, strict=True))
+                    _keep(found[question].setdefault(method, []), sample, each)
+    shown: list[int] = []
+    block: dict[str, dict[str, Any]] = {name: {} for name in ("problems", "prompts", "answers", "samples")}
     spent = 0
     for q in order:
-        if not found[ids[q]]:
+        question, key = ids[q], str(q)
+        if not found[question]:
             continue  # no run kept its completions of this question
-        cost = sum(len(s["text"]) + overhead for part in found[ids[q]].values() for s in part)
-        cost += sum(map(len, problems.get(ids[q], ("", "")))) + len(prompts.get(ids[q], ("",))[0])
+        problem, prompt = problems.get(question), prompts.get(question)
+        cost = sum(len(s["text"]) + overhead for part in found[question].values() for s in part)
+        cost += sum(map(len, problem or ())) + len(prompt[0] if prompt else "")
         if shown and spent + cost > budget and not everything:
             break
         spent += cost
-        shown.append(ids[q])
-    return Excerpt(
-        questions=shown,
-        samples={q: found[q] for q in shown},
-        answers={q: answers[q] for q in shown},
-        problems={q: problems[q] for q in shown if q in problems},
-        prompts={q: prompts[q] for q in shown if q in prompts},
-        each=each,
-        complete=len(shown) == len(ids) and each >= samples,
-        bytes=spent,
-    )
+        shown.append(q)
+        if problem is not None:
+            block["problems"][key] = [*problem, segments(problem[0])]
+        if prompt is not None:
+            block["prompts"][key] = prompt
+        block["answers"][key] = {method: _classes(counted) for method, counted in answers[question].items()}
+        block["samples"][key] = {m: [list(s.values()) for s in kept] for m, kept in found[question].items()}
+    return Excerpt(shown, block, each, len(shown) == len(ids) and each >= samples, spent)
+
+
+def _classes(counted: Counter[tuple[str | None, str]]) -> list[list[Any]]:
+    """[answer, verdict, votes] of the largest answer classes, then [None, "other", votes] of the rest."""
+    top = counted.most_common(ANSWERS)
+    rest = counted.total() - sum(count for _, count in top)
+    found: list[list[Any]] = [[a if a is None else a[:120], verdict, count] for (a, verdict), count in top]
+    return [*found, [None, "other", rest]] if rest else found
 
 
 def shortened(text: str, longest: int = LONGEST) -> tuple[str, int]:
@@ -166,21 +180,15 @@ def shortened(text: str, longest: int = LONGEST) -> tuple[str, int]:
     return (text[:half] + "\u2026" + text[-half:] if cut else text), cut
 
 
-_SAMPLE = ("index", "verdict", "answer", "format", "tokens", "finish", "text")
-
-
-def _keep(kept: list[dict[str, Any]], run: str, values: list[Any], each: int) -> None:
+def _keep(kept: list[dict[str, Any]], sample: dict[str, Any], each: int) -> None:
     """Keep at most `each` samples: one of every verdict before a second of any, low indices first."""
-    sample = {"run": run, **dict(zip(_SAMPLE, values, strict=True))}
-    text, cut = shortened(sample["text"] or "")
-    known = {"verdict": sample["verdict"] or "UNSCORED", "format": bool(sample["format"]), "text": text, "cut": cut}
-    kept.append(sample | known)
+    kept.append(sample)
     if len(kept) > each:
-        first_of: dict[str, tuple[str, int]] = {}
-        for sample in kept:
-            first_of.setdefault(sample["verdict"], (sample["run"], sample["index"]))
-        later = [s for s in kept if first_of[s["verdict"]] != (s["run"], s["index"])] or kept
-        kept.remove(max(later, key=lambda s: s["index"]))
+        first_of: dict[str, dict[str, Any]] = {}
+        for one in kept:
+            first_of.setdefault(one["verdict"], one)
+        later = [one for one in kept if first_of[one["verdict"]] is not one] or kept
+        kept.remove(max(later, key=lambda one: one["index"]))
 
 
 def _rows_by_group(path: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:

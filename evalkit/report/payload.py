@@ -11,9 +11,8 @@ import numpy as np
 from gtpo.evalkit.comparison.compare import Comparison, Table, rebased
 from gtpo.evalkit.comparison.scores import FORMAT, MAJ, PASS, Column, scores
 from gtpo.evalkit.comparison.training_curves import LN2, METRICS, gate, initial_entropy, method_bands
-from gtpo.evalkit.report.excerpts import Excerpt, choose_groups, choose_samples
+from gtpo.evalkit.report.excerpts import choose_groups, choose_samples
 from gtpo.evalkit.report.latex import as_latex
-from gtpo.evalkit.report.maths import segments
 from gtpo.evalkit.report.records import as_csv
 from gtpo.evalkit.report.summary import legend, said
 from gtpo.evalkit.report.tables import as_markdown
@@ -24,9 +23,6 @@ POINTS = 300
 """Steps of a training curve that the page holds; longer ones are averaged."""
 WEIGHTS_SHARE = 0.3
 """Share of the room for text that the token view takes where train runs logged completions."""
-ANSWERS = 8
-"""Answer classes of a question and method that are listed, the largest first."""
-
 
 Points = list[tuple[float, float, float]]
 
@@ -225,10 +221,9 @@ def _explorer(comparison: Comparison, table: Table, budget: int) -> tuple[dict[s
     n = {name: np.sum([part.n for part in parts], axis=0) for name, parts in shared.parts.items()}
     correct = {name: np.sum([part.correct for part in parts], axis=0) for name, parts in shared.parts.items()}
     rates = np.stack([correct[name] / n[name] for name in table.methods])
-    excerpt: Excerpt = choose_samples(
+    excerpt = choose_samples(
         shared.runs, table.benchmark, ids, rates, scoring=comparison.scoring, samples=table.samples, budget=budget
     )
-    index = {question: i for i, question in enumerate(ids)}
     subjects = sorted(set(first.subject))
     listing = {
         "ids": ids,
@@ -240,40 +235,11 @@ def _explorer(comparison: Comparison, table: Table, budget: int) -> tuple[dict[s
         },
         "subjects": subjects if subjects != [""] else [],
         "subject": [subjects.index(s) for s in first.subject] if subjects != [""] else [],
-        "shown": [index[question] for question in excerpt.questions],
+        "shown": excerpt.shown,
         "each": excerpt.each,
         "complete": excerpt.complete,
     }
-    block = {
-        "problems": {str(index[q]): [*problem, segments(problem[0])] for q, problem in excerpt.problems.items()},
-        "prompts": {str(index[q]): prompt for q, prompt in excerpt.prompts.items()},
-        "answers": {
-            str(index[q]): {str(table.methods.index(m)): _answers(found) for m, found in by_method.items()}
-            for q, by_method in excerpt.answers.items()
-        },
-        "samples": {
-            str(index[q]): {
-                str(table.methods.index(name)): [_sample(s) for s in samples]
-                for name, samples in by_method.items()
-            }
-            for q, by_method in excerpt.samples.items()
-        },
-    }  # fmt: skip
-    return listing, block, excerpt.bytes
-
-
-def _sample(s: dict[str, Any]) -> list[Any]:
-    keys = ("index", "verdict", "answer", "format", "tokens", "finish", "text", "cut")
-    return [*(int(s[key]) if key == "format" else s[key] for key in keys), visible(s["run"])]
-
-
-def _answers(found: Any) -> list[list[Any]]:
-    """[answer, verdict, votes] of the largest answer classes, then [None, "other", votes] of the rest."""
-    top = found.most_common(ANSWERS)
-    rest = sum(found.values()) - sum(count for _, count in top)
-    return [[a if a is None else a[:120], v, count] for (a, v), count in top] + (
-        [[None, "other", rest]] if rest else []
-    )
+    return listing, excerpt.block, excerpt.bytes
 
 
 def _constant(values: list[int]) -> int | list[int]:

@@ -91,20 +91,21 @@ def resolve(given: str) -> list[Path]:
         raise UserError(f'"{given}" is an eval run and another train run: give the path, {there[0]} or {there[1]}')
     if there:
         return there
-    evals = _folders(RESULTS / "eval")
+    evals = subfolders(RESULTS / "eval")
     shards = [folder for folder in evals if SHARD.search(folder.name) and SHARD.sub("", folder.name) == given]
     if shards:
         return shards
     if path.is_dir():
         raise UserError(f"{path}: neither an eval run (eval.json) nor a train run (run.json)")
-    known = [entry.name for entry in evals + _folders(RESULTS / "train")]
+    known = [entry.name for entry in evals + subfolders(RESULTS / "train")]
     raise UserError(
         f'no run "{given}": no such folder, and none of that name in {RESULTS}/eval or {RESULTS}/train.'
         f"{did_you_mean(given, known)}"
     )
 
 
-def _folders(parent: Path) -> list[Path]:
+def subfolders(parent: Path) -> list[Path]:
+    """Return the folders in a folder, by name; none where it is not there."""
     return sorted(entry for entry in parent.iterdir() if entry.is_dir()) if parent.is_dir() else []
 
 
@@ -184,7 +185,7 @@ def evals_of(folder: Path) -> list[tuple[Path, EvalRecord]]:
     if folder.resolve().parent == (RESULTS / "train").resolve():
         own.add(here)
     found = []
-    for entry in sorted(entry for home in own | {here} for entry in _folders(home)):
+    for entry in sorted(entry for home in own | {here} for entry in subfolders(home)):
         record = _peek(entry)
         if record is None or not _names_train_run(record, folder):
             continue

@@ -104,7 +104,7 @@ def _file(path: Path) -> tuple[NDArray[np.object_], Questions]:
         ids=np.array(table["question_id"].to_pylist(), dtype=object),
         subject=subjects,
         mean_tokens=_numbers(table["mean_tokens"], np.nan),
-        pass_at_k=_pass_at_k(n, counts["correct"], most),
+        pass_at_k=pass_at_all_k(n, counts["correct"]),
         maj_at_k=np.where(np.arange(most) < n[:, None], _numbers(by_k, np.nan).reshape(-1, most), np.nan),
         **counts,
     )
@@ -121,16 +121,6 @@ def _part(path: Path, benchmark: str, scoring: str) -> Questions:
     found = every.take(rows[np.argsort(every.ids[rows])])
     k = slice(int(found.n.max()))
     return replace(found, pass_at_k=found.pass_at_k[:, k], maj_at_k=found.maj_at_k[:, k])
-
-
-def _pass_at_k(n: NDArray[np.int32], correct: NDArray[np.int32], most: int) -> NDArray[np.float64]:
-    """pass@k [Q, most] from the counts: the same table for all questions of one n, so it need not be read."""
-    out = np.full((n.size, most), np.nan)
-    for samples in set(n.tolist()):
-        rows = n == samples
-        table = pass_at_all_k([samples] * (samples + 1), range(samples + 1))
-        out[rows, :samples] = table[correct[rows]]
-    return out
 
 
 def _numbers(column: Any, null: float) -> NDArray[Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.results.record import EvalRecord, PromptRecord, SamplingRecord
+from gtpo.evalkit.results.record import BenchmarkRecord, EvalRecord, PromptRecord, SamplingRecord
 
 IDENTITY = (
     "model.source", "model.adapter", "model.fingerprint", "model.weights", "model.tokenizer",
@@ -81,6 +81,10 @@ class EvalRun:
         if not name and self.train is not None:
             name = self.train.preset or self.train.method
         return str(name or "")
+
+    def entries(self, benchmark: str) -> list[BenchmarkRecord]:
+        """Return what its records say of a benchmark, as far as they have it."""
+        return [record.benchmarks[benchmark] for record in self.records if benchmark in record.benchmarks]
 
     @property
     def benchmarks(self) -> list[str]:

@@ -24,7 +24,7 @@ from gtpo.evalkit.comparison.training_curves import (
 )
 from gtpo.evalkit.report.excerpts import groups_of, shortened
 from gtpo.evalkit.report.maths import segments
-from gtpo.evalkit.results.find import RESULTS, evals_of, read_train_run, resolve
+from gtpo.evalkit.results.find import RESULTS, evals_of, read_train_run, resolve, subfolders
 from gtpo.evalkit.results.questions import load_problems, read_table
 from gtpo.evalkit.results.record import EvalRecord, read_record
 from gtpo.evalkit.results.run import EvalRun, TrainRun
@@ -71,8 +71,7 @@ def _is_run(folder: Path) -> bool:
 
 def every_folder() -> list[Path]:
     """Return the folders of all runs under results/, by name."""
-    kinds = [RESULTS / kind for kind in ("train", "eval")]
-    return [folder for kind in kinds if kind.is_dir() for folder in sorted(kind.iterdir()) if folder.is_dir()]
+    return [*subfolders(RESULTS / "train"), *subfolders(RESULTS / "eval")]
 
 
 def is_eval(folder: Path) -> bool:
