@@ -89,7 +89,8 @@ class PairedDifference(NamedTuple):
     def at_level(self, level: float) -> PairedDifference:
         """The same comparison with its interval and its detectable difference at another level."""
         low, high = _bounds(self.fit, self.references, np.array(self.p_value), np.array(level))
-        return self._replace(low=float(low), high=float(high), level=level)._with_detectable()
+        moved = self._replace(low=float(low), high=float(high), level=level)
+        return moved._replace(detectable=_detectable(moved))
 
     def equivalence_p(self, margin: float) -> float:
         """The p-value of two one-sided tests (Schuirmann 1987): small where the difference lies within +-margin."""
@@ -102,9 +103,6 @@ class PairedDifference(NamedTuple):
                 p = float(one.student.p_value(statistic)) / 2
                 found.append(p if statistic * -side > 0 else 1 - p)
         return max(found)
-
-    def _with_detectable(self) -> PairedDifference:
-        return self._replace(detectable=_detectable(self))
 
 
 def paired_difference(a: ArrayLike, b: ArrayLike) -> PairedDifference:
@@ -170,7 +168,7 @@ def differences(
             references=_of_column(basis.references, i),
             doubts=_of_column(basis.doubts, i),
         )
-        found.append(one._with_detectable())
+        found.append(one._replace(detectable=_detectable(one)))
     return found
 
 
@@ -235,7 +233,8 @@ def compare_columns(
     tests, _, questions = a.shape
     left, right = a.mean(axis=1), b.mean(axis=1)
     d = left - right
-    d = np.where(np.abs(d) < 1e-12, 0.0, d)  # 1 - C(n-c,k)/C(n,k) computed twice may differ in the last bit
+    # The same pass@k, computed twice, may differ in the last bit.
+    d = np.where(np.abs(d) < 1e-12, 0.0, d)
     basis = _basis(a, b, d, seeds_paired, trained, pool)
     fit = trinomial(d)
     binary = np.all((left == 0) | (left == 1), axis=1) & np.all((right == 0) | (right == 1), axis=1)

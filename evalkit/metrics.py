@@ -39,7 +39,8 @@ DEFINITIONS = (
 )
 """What every table says beside its numbers."""
 
-_BLOCK = 64  # questions worked on at once: the polynomials of one block stay in the processor's cache
+# Questions worked on at once: the polynomials of one block stay in the processor's cache.
+_BLOCK = 64
 
 
 def _check(n: int, k: int) -> None:

@@ -94,7 +94,8 @@ class Trinomial(NamedTuple):
     def statistic(self, delta: Array, extra: Array) -> Array:
         """(mean - delta) / its standard error under delta; extra: variance of the mean from other sources."""
         distance, n = delta / self.scale, self.questions
-        x = np.clip(distance, -1.0, 1.0)  # beyond, the questions have no variance; other sources still may
+        # Beyond, the questions have no variance; other sources still may.
+        x = np.clip(distance, -1.0, 1.0)
         linear = (2 * n - self.up + self.down) * x - self.up - self.down
         root = np.sqrt(np.maximum(np.square(linear) + 8 * n * self.down * x * (1 - x), 0.0))
         lost = (root - linear) / (4 * n)

@@ -82,8 +82,8 @@ class CurveLog:
         self.nonfinite: dict[float, str] = {}
         """Step -> names of what was not finite there."""
 
-    def read(self) -> bool:
-        """Read on; return whether there was anything new.
+    def read(self) -> None:
+        """Read on.
 
         A last line without its newline, which a writer or a kill has cut short, is left for the next time. UserError
         with its number for any other line that is no JSON object with a step.
@@ -92,7 +92,7 @@ class CurveLog:
         if size < self._position:  # another run under the same name
             self._start_again()
         if size == self._position:
-            return False
+            return
         with self.path.open("rb") as file:
             file.seek(self._position)
             data = file.read()
@@ -106,7 +106,6 @@ class CurveLog:
             with suppress(ValueError):
                 json.loads(last)
                 self._take(last, self._lines + 1)
-        return True
 
     def _take(self, line: bytes, number: int) -> None:
         where = f"{self.path}:{number}"
@@ -158,10 +157,6 @@ def method_bands(trains: list[TrainRun], points: int) -> dict[str, Band]:
     bands = {}
     for key in dict.fromkeys(key for found in curves for key in found):
         own = [found[key] for found in curves if key in found]
-        if len(own) == 1:
-            thin = own[0].thinned(points)
-            bands[key] = Band(thin.steps, thin.values, thin.values, thin.values, 1)
-            continue
         first, last = max(curve.steps[0] for curve in own), min(curve.steps[-1] for curve in own)
         steps = np.unique(np.concatenate([curve.steps for curve in own]))
         steps = steps[(steps >= first) & (steps <= last)]
@@ -184,15 +179,10 @@ def smoothed(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
 def summary(train: TrainRun) -> dict[str, float | None]:
     """The end of training: the mean of the last tenth of the steps of each metric, and where accuracy was best."""
     curves = read_curves(train)
-    out: dict[str, float | None] = {}
-    steps = max((float(curve.steps[-1]) for curve in curves.values()), default=0.0)
-    out["steps"] = steps
+    out: dict[str, float | None] = {"steps": max((float(curve.steps[-1]) for curve in curves.values()), default=0.0)}
     for key in ("reward/accuracy", "reward/format", "entropy/mean", "gate/kept", "conflict/fraction"):
-        if key not in curves:
-            out[key] = None
-            continue
-        values = curves[key].values
-        out[key] = float(values[-max(1, values.size // 10) :].mean())
+        values = curves[key].values if key in curves else None
+        out[key] = None if values is None else float(values[-max(1, values.size // 10) :].mean())
     accuracy = curves.get("reward/accuracy")
     if accuracy is not None:
         smooth = smoothed(accuracy.values, max(1, accuracy.values.size // 10))

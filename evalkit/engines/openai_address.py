@@ -135,7 +135,8 @@ def _checked(place: str, url: str, key_name: str) -> str:
         raise UserError(f"{place} must hold no credentials: put the key in the environment variable {key_name}")
     if parts.scheme not in ("http", "https") or not host:
         hint = "" if "://" in url else ", and there is no file of that name"
-        found = "" if "@" in url else f"; found {one_line(url)}{hint}"  # what stands before an @ may be a password
+        # The part before an @ may be a password.
+        found = "" if "@" in url else f"; found {one_line(url)}{hint}"
         raise UserError(f"{place} {form}{found}")
     if any(c.isspace() for c in url):
         raise UserError(f"{place}: one URL on a line, or commas between them; found {one_line(url)}")
@@ -253,7 +254,8 @@ def served_prompts(
         first, *rest = prompts
         async with access.session(AT_ONCE) as session:
             try:
-                known = {first: await ask(prompts[first])}  # the others only where this one is answered
+                # The others only where this one is answered.
+                known = {first: await ask(prompts[first])}
                 answers = await asyncio.gather(*(ask(prompts[key]) for key in rest))
             except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
                 return dict(prompts)

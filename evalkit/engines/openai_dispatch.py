@@ -106,7 +106,8 @@ class Dispatch:
         self._dealer = Dealer(tasks)
         self._watching: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
-        self._away_since: float | None = None  # when the last server was lost, until a completion arrives
+        # When the last server was lost; None again once a completion arrives.
+        self._away_since: float | None = None
         for server in servers.values():
             server.forget()
 
@@ -358,7 +359,8 @@ class Dispatch:
         """Give a server questions again once it serves the model."""
         while True:
             await asyncio.sleep(min(LONGEST_REJOIN_S, REJOIN_S * 2**server.times_out))
-            server.times_out += bool(self._in())  # where no other is left, it is asked as often as at first
+            # Where no other server is left, it is asked as often as at first.
+            server.times_out += bool(self._in())
             listed = await server.models(self._session)
             with contextlib.suppress(UserError):
                 if listed is not None:

@@ -138,7 +138,8 @@ class RayEngine(Engine):
         **options: Any,
     ) -> None:
         folder = str(ref.folder.resolve()) if ref.folder is not None else ref.source
-        ref = replace(ref, source=folder, adapter=ref.adapter and ref.adapter.resolve())  # wherever the copy runs
+        # Absolute paths: a copy may run in another folder.
+        ref = replace(ref, source=folder, adapter=ref.adapter and ref.adapter.resolve())
         self._arguments = (ref, sampling, longest_prompt, options)
         self._described: dict[str, Any] = {}
         self._ask_head_at = 0.0

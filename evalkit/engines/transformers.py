@@ -153,7 +153,8 @@ class TransformersEngine(Engine):
         from transformers.utils import logging
 
         logging.disable_progress_bar()  # of loading weights; our own table follows
-        logging.set_verbosity_error()  # its table of missing weights: `check_all_loaded` says it in a sentence
+        # Not the table of missing weights: `check_all_loaded` says it in a sentence.
+        logging.set_verbosity_error()
         self.ref, self.tokenizer, self.sampling = ref, tokenizer, sampling
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.config = load_config(ref, trust_remote_code=trust_remote_code)
@@ -278,7 +279,8 @@ class TransformersEngine(Engine):
         ends = torch.tensor(self.end_ids or [-1], device=self.device)
         written = torch.zeros((len(seeds), most), dtype=torch.long, device=self.device)
         lengths = torch.full((len(seeds),), most, dtype=torch.long, device=self.device)
-        alive = torch.arange(len(seeds), device=self.device)  # the row of `written` that each batch row belongs to
+        # The row of `written` that each batch row belongs to.
+        alive = torch.arange(len(seeds), device=self.device)
         finished = torch.zeros(len(seeds), dtype=torch.bool, device=self.device)
         known = lengths.tolist()
         for step in range(most):

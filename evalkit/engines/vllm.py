@@ -97,7 +97,8 @@ class VLLMEngine(Engine):
             "seed": 0,
         }
         if tensor_parallel_size > 1:
-            arguments["distributed_executor_backend"] = "mp"  # also inside a Ray actor, which holds all of its GPUs
+            # Also inside a Ray actor, which has all the GPUs that it needs.
+            arguments["distributed_executor_backend"] = "mp"
         if on_cpu:
             # A seeded request whose prefill is cut in chunks fails there: "CPU Generator does not use offset".
             arguments |= {

@@ -38,7 +38,7 @@ from gtpo.evalkit.evaluation.record import (
     verify_again,
     write_results,
 )
-from gtpo.evalkit.evaluation.recorded import RecordedEngine, RecordedFile
+from gtpo.evalkit.evaluation.recorded import RecordedEngine, recorded_file
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally
 from gtpo.evalkit.results.record import (
@@ -129,13 +129,12 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
     started = time.monotonic()
     if settings.completions is None:
         settings = find_protocol(settings.protocol).applied(settings)
-    workers = max(1, usable_cpus() - 1)  # one is left for the engine, which verification runs beside
+    # One is left for the engine: verification runs beside it.
+    workers = max(1, usable_cpus() - 1)
     with Verifier(workers) as verifier, Progress(settings.scoring) as progress:
         plan: Plan | None = None
-        file: RecordedFile | None = None
         if settings.completions is not None:
-            file = RecordedFile(settings, verifier)
-            name, asked, tasks, labels = file.name, file.asked, file.tasks, file.labels
+            name, asked, tasks, labels = recorded_file(settings, verifier)
         else:
             plan = plan_evaluation(settings, verifier, choose_engine(settings) if engine is None else engine.name)
             name, labels = plan.ref.name, {}
@@ -287,7 +286,8 @@ def _model_record(ref: ModelRef) -> ModelRecord:
     return ModelRecord(
         source=ref.source,
         adapter=str(ref.adapter) if ref.adapter else None,
-        fingerprint="-".join(fingerprint(folder) for folder in folders) or None,  # None: a Hub name or a server
+        # None for a Hub name or a server.
+        fingerprint="-".join(fingerprint(folder) for folder in folders) or None,
         **content_hashes(ref),
         **{name: getattr(ref, name) for name in ("train_run", "checkpoint", "method", "preset")},
     )

@@ -207,7 +207,8 @@ class Interrupt:
             os._exit(130)
         self.seen = self._pipeline.hurry = True
         self._engine.stop(INTERRUPT_S)
-        os.write(2, b"\ngtpo: stopping; Ctrl-C again ends at once\n")  # a handler must not use buffered streams
+        # A handler must not use buffered streams.
+        os.write(2, b"\ngtpo: stopping; Ctrl-C again ends at once\n")
 
 
 def _characters(generations: list[Generation]) -> int:

@@ -125,7 +125,8 @@ class Pace:
         """Forecast how long this takes; 0 before anything was seen."""
         from scipy.optimize import nnls
 
-        unit = np.divide(self._seconds, self._sums, out=np.zeros(3), where=self._sums > 0)  # a, b, c, if it took all
+        # a, b and c, if each took all the time.
+        unit = np.divide(self._seconds, self._sums, out=np.zeros(3), where=self._sums > 0)
         if not unit.any():
             return 0.0
         trust = TRUST * self._square

@@ -170,7 +170,8 @@ class Protocol(_Section):
 
 def _filled(template: str, problem: Problem) -> str:
     for name in ("problem", "answer", "solution"):
-        template = template.replace(f"{{{name}}}", f"\0{name}\0")  # first, so that no field's text is read as another
+        # In two steps, so that no field's text is read as another placeholder.
+        template = template.replace(f"{{{name}}}", f"\0{name}\0")
     for name in ("problem", "answer", "solution"):
         template = template.replace(f"\0{name}\0", getattr(problem, name))
     return template

@@ -121,7 +121,8 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, asked: Asked, old: 
         kept[name] = kept[name].model_copy(update={"n_asked": most, "finish_with": command})
     benchmarks = {**record.benchmarks, **kept}
     most = max(entry.n_asked or old.sampling.n for entry in benchmarks.values())
-    engine: dict[str, Any] = {"dtype": old.engine.dtype}  # `auto`, where what it came to is now asked for by name
+    # It stays `auto` where what that came to is now asked for by name.
+    engine: dict[str, Any] = {"dtype": old.engine.dtype}
     engine |= {"rows": old.engine.rows} if old.engine.rows is not None else {}
     return record.model_copy(
         update={

@@ -88,7 +88,8 @@ def _identify(settings: EvalSettings, path: Path, found: Recorded) -> tuple[str,
             )
         return stem, str(path), found.problems
     if complete and not settings.benchmarks and benchmark.local and data_folder(settings.data_dir) is None:
-        return benchmark.name, str(path), found.problems  # its own golds will do; no download for a name
+        # Its own golds are enough: no download for a name.
+        return benchmark.name, str(path), found.problems
     known = {p.id: p for p in load_problems(benchmark, settings.data_dir)}
     unknown = next((identifier for identifier in found.counts if identifier not in known), None)
     others = sum(p.answer != known[i].answer for i, p in found.problems.items() if i in known)
@@ -105,46 +106,43 @@ def _identify(settings: EvalSettings, path: Path, found: Recorded) -> tuple[str,
     return benchmark.name, benchmark.source, {identifier: known[identifier] for identifier in found.counts}
 
 
-class RecordedFile:
-    """A checked file: what it asks to be scored. Raises UserError with file and line on the first mistake.
-
-    name: of the run's folder. labels: (question, sample) -> the owner's verdict.
+def recorded_file(
+    settings: EvalSettings, verifier: Verifier
+) -> tuple[str, Asked, list[Task], dict[tuple[str, int], bool]]:
+    """Check a file; return the name of the run's folder, what is asked, each question with its samples, and labels:
+    (question, sample) -> the owner's verdict. Raises UserError with file and line on the first mistake.
     """
-
-    def __init__(self, settings: EvalSettings, verifier: Verifier) -> None:
-        path = settings.completions
-        assert path is not None
-        found = read_recorded(path)
-        benchmark, source, known = _identify(settings, path, found)
-        every = [known[identifier] for identifier in found.counts if identifier in known]
-        lacking = sorted(found.no_gold - known.keys())
-        if lacking:
-            LOG.warning("%s: %d questions have no gold and are left out (first: %s)", path, len(lacking), lacking[0])
-        if not every:
-            raise UserError(f"{path}: no question has a gold")
-        check_questions({benchmark: every}, settings.questions)
-        chosen = select_problems(every, settings.limit, settings.questions, settings.shard_of())
-        if not chosen:
-            raise UserError(f"{path}: no question of its {len(every)} is in --shard {settings.shard}")
-        fewest = min(found.counts[p.id] for p in chosen)
-        if settings.k > fewest:
-            short = next(p.id for p in chosen if found.counts[p.id] == fewest)
-            raise UserError(
-                f'--k {settings.k} needs {settings.k} samples of every question; {path} has {fewest} of "{short}"'
-            )
-        kept, entry = drop_unverifiable(benchmark, source, chosen, verifier)
-        entry.excluded = [*entry.excluded, *lacking]
-        self.name = settings.model or _stem(path)
-        self.labels = found.labels
-        self.tasks = [Task(benchmark, p.id, Prompt([]), tuple(range(found.counts[p.id]))) for p in kept]
-        record = EvalRecord(
-            model=ModelRecord(source=str(path), adapter=None, fingerprint=file_hash(path)),
-            engine=EngineRecord(name=RecordedEngine.name, versions={}, hardware=None),
-            sampling=SamplingRecord(n=min(found.counts[p.id] for p in kept)),
-            prompt=PromptRecord(),
-            benchmarks={benchmark: entry},
+    path = settings.completions
+    assert path is not None
+    found = read_recorded(path)
+    benchmark, source, known = _identify(settings, path, found)
+    every = [known[identifier] for identifier in found.counts if identifier in known]
+    lacking = sorted(found.no_gold - known.keys())
+    if lacking:
+        LOG.warning("%s: %d questions have no gold and are left out (first: %s)", path, len(lacking), lacking[0])
+    if not every:
+        raise UserError(f"{path}: no question has a gold")
+    check_questions({benchmark: every}, settings.questions)
+    chosen = select_problems(every, settings.limit, settings.questions, settings.shard_of())
+    if not chosen:
+        raise UserError(f"{path}: no question of its {len(every)} is in --shard {settings.shard}")
+    fewest = min(found.counts[p.id] for p in chosen)
+    if settings.k > fewest:
+        short = next(p.id for p in chosen if found.counts[p.id] == fewest)
+        raise UserError(
+            f'--k {settings.k} needs {settings.k} samples of every question; {path} has {fewest} of "{short}"'
         )
-        self.asked = Asked(record, {benchmark: kept})
+    kept, entry = drop_unverifiable(benchmark, source, chosen, verifier)
+    entry.excluded = [*entry.excluded, *lacking]
+    tasks = [Task(benchmark, p.id, Prompt([]), tuple(range(found.counts[p.id]))) for p in kept]
+    record = EvalRecord(
+        model=ModelRecord(source=str(path), adapter=None, fingerprint=file_hash(path)),
+        engine=EngineRecord(name=RecordedEngine.name, versions={}, hardware=None),
+        sampling=SamplingRecord(n=min(found.counts[p.id] for p in kept)),
+        prompt=PromptRecord(),
+        benchmarks={benchmark: entry},
+    )
+    return settings.model or _stem(path), Asked(record, {benchmark: kept}), tasks, found.labels
 
 
 class RecordedEngine(Engine):

@@ -336,10 +336,8 @@ def score_held_out(problems: Sequence[Problem], completions: Sequence[Sequence[s
     counts = [v.wrong for v in votes], [v.correct for v in votes], [v.abstentions for v in votes]
     rates = {
         "pass@1": pass_at_all_k([k] * len(votes), counts[1])[:, 0],
-        f"maj@{k}": maj_at_all_k(*counts)[:, k - 1],
+        **({f"maj@{k}": maj_at_all_k(*counts)[:, k - 1]} if k > 1 else {}),
         "format": np.array([np.mean([format_ok(text) for text in texts]) for texts in completions]),
     }
-    if k == 1:
-        del rates["maj@1"]  # the same as pass@1
     found: dict[str, Any] = {name: mean_interval(values) for name, values in rates.items()}
     return found | {"problems": rates["pass@1"].tolist()}

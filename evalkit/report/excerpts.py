@@ -191,21 +191,21 @@ def _keep(kept: list[dict[str, Any]], sample: dict[str, Any], each: int) -> None
         kept.remove(max(later, key=lambda one: one["index"]))
 
 
-def _rows_by_group(path: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:
+def _groups_in(path: Path) -> list[dict[str, Any]]:
+    """The groups of one logged rollout, the most telling first."""
     table = read_table(path, remedy="remove it to go on")
     missing = [name for name in GROUP_COLUMNS if name not in table.column_names]
     if missing:
         raise UserError(f"{path}: column {missing[0]} is missing; not a completions log that gtpo train wrote")
-    groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    members: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for row in table.to_pylist():
-        groups.setdefault((int(row["step"]), int(row["group"])), []).append(row)
-    return groups
+        members.setdefault((int(row["step"]), int(row["group"])), []).append(row)
+    return sorted((_group(*key, rows) for key, rows in members.items()), key=lambda group: -group["interest"])
 
 
 def groups_of(path: Path, budget: int) -> list[dict[str, Any]]:
     """The groups of one logged rollout, the most telling first, as far as `budget` bytes go."""
-    groups = [_group(step, number, rows) for (step, number), rows in _rows_by_group(path).items()]
-    return _that_fit(sorted(groups, key=lambda group: -group["interest"]), budget)
+    return _that_fit(_groups_in(path), budget)
 
 
 def _that_fit(groups: Iterable[dict[str, Any]], budget: int) -> list[dict[str, Any]]:
@@ -230,9 +230,8 @@ def choose_groups(train: TrainRun, budget: int) -> tuple[list[dict[str, Any]], i
         return [], 0
     picked = sorted({int(i) for i in np.linspace(0, len(files) - 1, num=min(len(files), 12))})
     by_step: dict[int, list[dict[str, Any]]] = {}
-    for i in picked:
-        for (step, number), members in _rows_by_group(files[i]).items():
-            by_step.setdefault(step, []).append(_group(step, number, members))
+    for group in (group for i in picked for group in _groups_in(files[i])):
+        by_step.setdefault(group["step"], []).append(group)
     logged = sum(map(len, by_step.values()))
     if len(picked) < len(files):
         logged = round(logged * len(files) / len(picked))

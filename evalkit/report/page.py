@@ -81,13 +81,10 @@ def render(
     return head + "".join(pieces[part] if i % 2 == 0 else part for i, part in enumerate(rest))
 
 
-def static_tables(comparison: Comparison) -> str:
-    """The tables as HTML for a browser without JavaScript: those of the Markdown, in which all names are escaped."""
-    return MarkdownIt("commonmark", {"html": True}).enable("table").render(as_markdown(comparison))
-
-
 def write_page(comparison: Comparison, path: Path, *, samples_bytes: int) -> int:
     """Write the page by write-then-rename; return its size in bytes."""
-    page = render(*payload(comparison, samples_bytes=samples_bytes), static_tables(comparison))
+    # For a browser without JavaScript: the tables of the Markdown, in which all names are escaped.
+    static = MarkdownIt("commonmark", {"html": True}).enable("table").render(as_markdown(comparison))
+    page = render(*payload(comparison, samples_bytes=samples_bytes), static)
     write_text(path, page)
     return len(page.encode())

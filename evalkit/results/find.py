@@ -318,7 +318,8 @@ def _other_origin(one: EvalRecord, other: EvalRecord) -> list[str]:
     """`model.fingerprint (a, b)` for each key beside SETTINGS by which samples are of other weights or other draws."""
     keys = list(_WEIGHTS)
     if _recorded(one) and _recorded(other):
-        keys = []  # source and fingerprint are those of the file, which says nothing of the model
+        # Source and fingerprint are of the file, which says nothing of the model.
+        keys = []
     elif one.model.has_fingerprint and other.model.has_fingerprint:
         keys = ["model.fingerprint"]
     keys += [key for key in _HOW if key.partition(".")[2] not in SETTINGS]

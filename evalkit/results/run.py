@@ -98,7 +98,8 @@ def check_identity(where: Path, old: EvalRecord, new: EvalRecord, also: Sequence
 
     The questions are none of them: a subset or a shard is a view on what is stored.
     """
-    moved = old.model.has_fingerprint and new.model.has_fingerprint  # then the weights count, not where they lie
+    # Where both have fingerprints, the weights count, not their place.
+    moved = old.model.has_fingerprint and new.model.has_fingerprint
     differing = [
         f"{key} ({_short(before)} there, {_short(now)} now)"
         for key in IDENTITY

@@ -82,7 +82,8 @@ def is_eval(folder: Path) -> bool:
 def stamp(folder: Path) -> str:
     """Return what changes whenever a run has something new to show."""
     files = [folder / name for name in ("run.json", "metrics.jsonl", "eval.json")]
-    files += [folder / "completions", folder / "samples"]  # a folder's time changes with what is in it
+    # The time of a folder changes with its files.
+    files += [folder / "completions", folder / "samples"]
     stats = [(path.stat().st_mtime_ns, path.stat().st_size) for path in files if path.exists()]
     return "-".join(f"{time}.{size}" for time, size in stats)
 

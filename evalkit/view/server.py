@@ -138,7 +138,8 @@ def run_view(names: list[str], *, port: int, open_browser: bool) -> None:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("127.0.0.1", port))
-        listener.listen()  # who opens the address that is printed next may have to wait, and is not refused
+        # A browser that opens the printed address early has to wait; it is not refused.
+        listener.listen()
     except OSError as error:
         raise UserError(f"--port {port}: {error.strerror}; leave --port out for a free one") from None
     number = listener.getsockname()[1]
