@@ -68,7 +68,6 @@ class Table:
 class Comparison:
     """Everything that any output of `gtpo compare` shows."""
 
-    runs: list[EvalRun]
     methods: list[Method]
     """Those with an eval run, in the order given."""
     trained: list[Method]
@@ -175,7 +174,7 @@ def compare(
     tables = _corrected(tables, shown[0], margin)
     notes += _noise_notes(methods, tables, shown[0])
     trained = [method for method in grouped if method.trains]
-    return Comparison(runs, methods, trained, scoring, chosen, reason, shown, tables, notes, shared_settings, margin)
+    return Comparison(methods, trained, scoring, chosen, reason, shown, tables, notes, shared_settings, margin)
 
 
 def _noise_notes(methods: list[Method], tables: list[Table], primary: Column) -> list[str]:

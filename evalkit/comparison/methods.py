@@ -89,11 +89,6 @@ class Method:
         return found.pop() if len(found) == 1 else ""
 
     @property
-    def seeds(self) -> list[str | None]:
-        """The training seed of each member."""
-        return [member.seed for member in self.members]
-
-    @property
     def trained(self) -> bool:
         """Return whether training made it, so that another seed could have come out otherwise."""
         return not self.given and any(member.train is not None or member.preset for member in self.members)
@@ -278,7 +273,7 @@ def _note_inside(method: Method, *, chosen: bool, notes: list[str]) -> None:
     if len(set(weights.values())) > 1:
         listed = ", ".join(f"{name}: {kind}" for name, kind in weights.items())
         notes.append(f"{method.name}: its runs are of different checkpoints ({listed})")
-    seeds = [seed for seed in method.seeds if seed is not None]
+    seeds = [member.seed for member in method.members if member.seed is not None]
     if chosen and len(set(seeds)) < len(seeds):
         notes.append(f"{method.name}: a training seed occurs twice ({', '.join(seeds)})")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,8 +92,9 @@ def _joined(parts: list[SeedVariance | None]) -> SeedVariance | None:
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
         return None
-    columns = ("between", "residual", "freedom")
-    return known[0]._replace(**{name: np.concatenate([getattr(part, name) for part in known]) for name in columns})
+    names = ("between", "residual", "freedom")
+    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in known]) for name in names}
+    return known[0]._replace(**columns)
 
 
 def differ(
