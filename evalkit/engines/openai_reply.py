@@ -10,6 +10,7 @@ import contextlib
 import email.utils
 import re
 import time
+from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, NamedTuple
 
 import pydantic
@@ -33,6 +34,7 @@ CUT_OFF = frozenset({"length", "max_tokens", "max_output_tokens", "max_new_token
 """What servers call a completion that came to its end, and one that reached the limit. All else is a failure."""
 
 
+@dataclass(eq=False)
 class RequestError(Exception):
     """A request without a completion.
 
@@ -40,19 +42,13 @@ class RequestError(Exception):
     status: the HTTP status, where there was an answer. text: what there is of the completion.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        passing: bool = False,
-        lost: bool = False,
-        pause_s: float = 0.0,
-        status: int | None = None,
-        text: str = "",
-    ) -> None:
-        super().__init__(message)
-        self.text = text
-        self.passing, self.lost, self.pause_s, self.status = passing, lost, pause_s, status
+    message: str
+    _: KW_ONLY
+    passing: bool = False
+    lost: bool = False
+    pause_s: float = 0.0
+    status: int | None = None
+    text: str = ""
 
 
 class Reply(NamedTuple):

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from gtpo.common.log import LOG
@@ -37,12 +38,12 @@ INTERRUPT_S = 0.3
 """After Ctrl-C, requests in flight may still be answered for so long."""
 
 
+@dataclass(eq=False)
 class Incomplete(Exception):
     """The run stopped before its end; what was sampled is stored, and the same command goes on from there."""
 
-    def __init__(self, reason: str, *, interrupted: bool = False) -> None:
-        super().__init__(reason)
-        self.interrupted = interrupted
+    reason: str
+    interrupted: bool = False
 
 
 class ScoringPipeline:
