@@ -64,7 +64,7 @@ class Dealer:
         return None
 
     def settle(self, worker: str, key: SampleKey) -> bool:
-        """Note that a sample is done, or has failed for good; return whether the worker still owed it."""
+        """Return whether the worker still owed a sample, which is now done, or has failed for good."""
         if not self.owes(worker, key):
             return False
         for owed in self._owed.values():
@@ -103,7 +103,7 @@ class Dealer:
         return sum(map(len, by_question.values()))
 
     def move(self, worker: str, key: SampleKey, most: int) -> bool:
-        """Deal one sample again, last and to another worker; return whether it was not, so far, `most` times."""
+        """Return whether a sample is dealt again, last and to another worker: not once it was moved `most` times."""
         if len(self._failed_at[key]) == most:
             return False
         self._failed_at[key].append(worker)

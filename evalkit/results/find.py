@@ -229,7 +229,7 @@ SETTINGS = {
 
 
 def settings(run: EvalRun) -> dict[str, Any]:
-    """Return the values of SETTINGS by name; the prompt's hash where its text is unknown, and a judge beside ours."""
+    """Return SETTINGS by name: the prompt's hash where its text is unknown, Math-Verify where it judged alone."""
     record = run.record
     found = {name: setting(record, key) for name, key in SETTINGS.items()}
     if record.prompt.system is None:
