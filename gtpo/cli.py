@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 import gtpo
-from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.errors import UserError, did_you_mean, explained
 from gtpo.common.log import LOG, start_logging
 from gtpo.common.options import Options, choices_of
 from gtpo.common.packages import require
@@ -27,11 +27,8 @@ class App(typer.Typer):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line."""
-        try:
+        with explained():
             return super().__call__(*args, **kwargs)
-        except UserError as mistake:
-            print(f"gtpo: {mistake}", file=sys.stderr)
-            sys.exit(2)
 
 
 app = App(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
 
 
 class UserError(Exception):
@@ -11,6 +13,16 @@ class UserError(Exception):
 
     The command line prints the message on stderr without a traceback and exits with code 2.
     """
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Let a UserError that is raised inside end the process: its message on stderr, exit code 2."""
+    try:
+        yield
+    except UserError as mistake:
+        print(f"gtpo: {mistake}", file=sys.stderr)
+        sys.exit(2)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -98,16 +98,14 @@ def _self_test(program: Sequence[str]) -> list[Check]:
     """Run every check that this machine can run, each in a process of its own."""
     checks = []
     with tempfile.TemporaryDirectory(prefix="gtpo-doctor-") as folder:
-        tests: list[tuple[str, Callable[[Sequence[str], Path], tuple[str, dict[str, Any]]]]] = [
-            ("loss", _test_loss),
-            (f"train, {STEPS} steps", _test_train),
-            (f"eval, {SAMPLES} samples", _test_eval),
-        ]
-        for name, test in tests:
+        tests: dict[str, Callable[[Sequence[str], Path], tuple[str, dict[str, Any]]]] = {
+            "loss": _test_loss,
+            f"train, {STEPS} steps": _test_train,
+            f"eval, {SAMPLES} samples": _test_eval,
+        }
+        for name, test in tests.items():
             LOG.info(f"testing: {name}")
-            begin = time.monotonic()
-            ok = True
-            numbers: dict[str, Any] = {}
+            begin, ok, numbers = time.monotonic(), True, dict[str, Any]()
             try:
                 detail, numbers = test(program, Path(folder))
             except _Failed as error:
@@ -184,31 +182,21 @@ def _print(report: dict[str, Any]) -> None:
         f"NVIDIA driver {machine['driver'] or 'none'}, CUDA {machine['cuda'] or 'none'}"
     )
 
-    def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        table = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD)
-        for row in rows:
-            table.add_row(*map(Text, row))
-        console.print(table)
-
-    show(
-        "Packages",
-        ("package", "here", "", "tested with"),
-        [
-            (name, row["version"] or "-", row["status"], row["tested"] or "-")
-            for name, row in report["packages"].items()
-        ],
-    )
-    show(
-        "What this machine can do",
-        ("", "here", "detail"),
-        [(row["name"], "yes" if row["here"] else "no", row["detail"]) for row in report["abilities"]],
-    )
-    if report["checks"]:
-        show(
-            "Self-test",
-            ("", "result", "took", "measured"),
-            [
-                (row["name"], "ok" if row["ok"] else "FAILED", f"{row['seconds']:.0f} s", row["detail"])
-                for row in report["checks"]
-            ],
-        )
+    checks = [
+        (row["name"], "ok" if row["ok"] else "FAILED", f"{row['seconds']:.0f} s", row["detail"])
+        for row in report["checks"]
+    ]
+    abilities = [(row["name"], "yes" if row["here"] else "no", row["detail"]) for row in report["abilities"]]
+    packages = [
+        (name, row["version"] or "-", row["status"], row["tested"] or "-") for name, row in report["packages"].items()
+    ]
+    for title, columns, rows in (
+        ("Packages", ("package", "here", "", "tested with"), packages),
+        ("What this machine can do", ("", "here", "detail"), abilities),
+        ("Self-test", ("", "result", "took", "measured"), checks),
+    ):
+        if rows:
+            table = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD)
+            for row in rows:
+                table.add_row(*map(Text, row))
+            console.print(table)

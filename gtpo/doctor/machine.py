@@ -14,6 +14,7 @@ from packaging.version import Version
 
 from gtpo.common.packages import installed
 from gtpo.common.processor import has_bfloat16
+from gtpo.common.provenance import package_versions
 
 TESTED: dict[str, tuple[str, ...]] = {
     "accelerate": ("1.15.0",),
@@ -61,17 +62,13 @@ def describe_packages() -> dict[str, dict[str, str]]:
 
     `tested`; `allowed` by gtpo's requirements but not tested; `refused` by them; `absent`.
     """
-    ranges = _ranges()
-    found = {}
+    ranges, versions, found = _ranges(), package_versions(*TESTED), {}
     for name, tested in TESTED.items():
-        try:
-            version = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = {"version": "", "status": "absent", "tested": ", ".join(tested)}
-            continue
-        public = Version(version).public
-        allowed = all(requirement.specifier.contains(public, prereleases=True) for requirement in ranges.get(name, []))
-        status = "tested" if public in tested else "allowed" if allowed else "refused"
+        version, status = versions.get(name, ""), "absent"
+        if version:
+            public = Version(version).public
+            allowed = all(wanted.specifier.contains(public, prereleases=True) for wanted in ranges.get(name, []))
+            status = "tested" if public in tested else "allowed" if allowed else "refused"
         found[name] = {"version": version, "status": status, "tested": ", ".join(tested)}
     return found
 

@@ -270,24 +270,26 @@ class OwnEngine(vllm_generation.VLLMGeneration):
 
 
 @contextmanager
-def sampling_with(engine: type[OwnEngine], **fields: Any) -> Iterator[None]:
-    """Let the GRPOTrainer that is built inside sample with an engine of this class; `fields` are set on it."""
-    module: Any = grpo_trainer
-    plain = module.VLLMGeneration
-    module.VLLMGeneration = type(engine.__name__, (engine,), fields)
+def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Let a module's name mean something else inside."""
+    plain = getattr(module, name)
+    setattr(module, name, value)
     try:
         yield
     finally:
-        module.VLLMGeneration = plain
+        setattr(module, name, plain)
 
 
-@contextmanager
-def engine_options(options: dict[str, Any]) -> Iterator[None]:
+def sampling_with(engine: type[OwnEngine], **fields: Any) -> AbstractContextManager[None]:
+    """Let the GRPOTrainer that is built inside sample with an engine of this class; `fields` are set on it."""
+    return _replaced(grpo_trainer, "VLLMGeneration", type(engine.__name__, (engine,), fields))
+
+
+def engine_options(options: dict[str, Any]) -> AbstractContextManager[None]:
     """Let the vLLM engine that is built inside have `options` over what TRL gives it."""
     module: Any = vllm_generation
-    plain = module.LLM
-    module.LLM = lambda **given: plain(**given | options)
-    try:
-        yield
-    finally:
-        module.LLM = plain
+    return _replaced(module, "LLM", functools.partial(_built_with, options, module.LLM))
+
+
+def _built_with(options: dict[str, Any], engine: Any, **given: Any) -> Any:
+    return engine(**given | options)

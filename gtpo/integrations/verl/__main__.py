@@ -9,10 +9,9 @@ cannot be imported is only logged at level DEBUG there, and settings are checked
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
-from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.errors import UserError, did_you_mean, explained
 from gtpo.integrations.verl.settings import TRAINER_MODE, check_settings
 
 TRAINER_MODULE = "gtpo.integrations.verl.trainer"
@@ -63,27 +62,18 @@ def check_config(config: Any) -> None:
 
 def main() -> None:
     """Check, then hand over to verl."""
-    try:
+    with explained():
         require_trainer()
-    except UserError as error:
-        _stop(error)
     import hydra
     from verl.trainer import main_ppo
 
     @hydra.main(config_path="pkg://verl.trainer.config", config_name="ppo_trainer", version_base=None)
     def run(config: Any) -> None:
-        try:
+        with explained():
             check_config(config)
-        except UserError as error:
-            _stop(error)
         main_ppo.main.__wrapped__(config)
 
     run()
-
-
-def _stop(error: UserError) -> None:
-    print(f"gtpo: {error}", file=sys.stderr)
-    sys.exit(2)
 
 
 if __name__ == "__main__":

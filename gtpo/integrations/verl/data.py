@@ -9,11 +9,10 @@ writes DIR/train.parquet and DIR/test.parquet. The rows are verl's: data_source,
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
-from gtpo.common.errors import UserError
+from gtpo.common.errors import explained
 from gtpo.common.files import write_parquet
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import load_source
@@ -60,12 +59,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for train.parquet and test.parquet")
     parser.add_argument("--data-dir", help="folder with local files (else GTPO_DATA_DIR, else the Hub)")
     options = parser.parse_args()
-    try:
+    with explained():
         for split in SOURCES[options.data_set]:
             print(write_split(options.data_set, split, options.out, options.data_dir))
-    except UserError as error:
-        print(f"gtpo: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":
