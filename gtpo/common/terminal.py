@@ -71,7 +71,7 @@ def stacked(table: Table, width: int, *, keep: int = 1) -> list[Table]:
         taken += needs(place)
     if len(pieces) == 1:
         return [table]
-    found = []
+    found: list[Table] = []
     for places in pieces:
         piece = copy.copy(table)
         piece.columns = [replace(table.columns[place], no_wrap=True) for place in places]

@@ -287,9 +287,5 @@ def sampling_with(engine: type[OwnEngine], **fields: Any) -> AbstractContextMana
 
 def engine_options(options: dict[str, Any]) -> AbstractContextManager[None]:
     """Let the vLLM engine that is built inside have `options` over what TRL gives it."""
-    module: Any = vllm_generation
-    return _replaced(module, "LLM", functools.partial(_built_with, options, module.LLM))
-
-
-def _built_with(options: dict[str, Any], engine: Any, **given: Any) -> Any:
-    return engine(**given | options)
+    plain = getattr(vllm_generation, "LLM")  # noqa: B009  # absent without vLLM
+    return _replaced(vllm_generation, "LLM", lambda **given: plain(**given | options))
