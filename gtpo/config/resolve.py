@@ -122,6 +122,10 @@ def _contradictions(config: TrainConfig) -> Iterator[str]:
     if model.lora_rank and "lm_head" in model.target_modules:
         yield "model.target_modules lm_head: the loss reads its weight, so an adapter on it would not be trained"
     yield from _of_method(config)
+    if (every := training.eval_steps) is not None and config.method == "sft":
+        yield (
+            f"training.eval_steps {every} contradicts method sft, which samples nothing; gtpo eval measures its weights"
+        )
     for name, every in (("eval_steps", training.eval_steps), ("log_kl_steps", training.log_kl_steps)):
         if every is not None and every % training.logging_steps:
             yield (
@@ -143,11 +147,6 @@ def _of_method(config: TrainConfig) -> Iterator[str]:
     if training.beta > 0 and method != "grpo":
         why = "GTPO has no reference model and no KL term" if method == "gtpo" else "SFT has no KL term"
         yield f"training.beta {training.beta} contradicts method {method}: {why}; set it to 0"
-    if training.eval_steps is not None and method == "sft":
-        every = training.eval_steps
-        yield (
-            f"training.eval_steps {every} contradicts method sft, which samples nothing; gtpo eval measures its weights"
-        )
     if method != "grpo":
         why = "SFT has no RL loss"
         if method == "gtpo":

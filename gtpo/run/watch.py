@@ -47,24 +47,19 @@ class Signal(NamedTuple):
 
 
 _REST = 0.5 / 6
-ACCURACY = ("reward/accuracy", "reward")
+ACCURACY, FORMAT, OF_PAST = ("reward/accuracy", "reward"), ("reward/format",), ("reward/of_past",)
+ENTROPY, KL = ("entropy/mean", "entropy"), ("kl/untrained", "kl")
+LENGTH = ("completions/length", "completions/mean_length")
+_LOWER: dict[str, Any] = {"side": "low", "ratio": 0.6}
 SIGNALS = {
-    "accuracy": Signal(ACCURACY, 0.25, {"side": "low", "ratio": 0.6}, "the accuracy reward fell"),
-    "prompts": Signal(
-        ("reward/of_past",), 0.25, {"side": "low", "ratio": 0.6}, "the reward of prompts that came again fell"
-    ),
-    "format": Signal(("reward/format",), _REST, {"side": "low", "ratio": 0.6}, "the format reward fell"),
-    "entropy gone": Signal(("entropy/mean", "entropy"), _REST, {"side": "low", "ratio": 0.2}, "entropy fell"),
-    "entropy": Signal(
-        ("entropy/mean", "entropy"), _REST, {"side": "high", "ratio": 2.0, "beyond": LN2}, "entropy rose"
-    ),
-    "short": Signal(
-        ("completions/length", "completions/mean_length"), _REST, {"side": "low", "ratio": 0.33}, "completions shrank"
-    ),
-    "long": Signal(
-        ("completions/length", "completions/mean_length"), _REST, {"side": "high", "ratio": 2.0}, "completions grew"
-    ),
-    "kl": Signal(("kl/untrained", "kl"), _REST, {"side": "high", "limit": KL_LIMIT}, "the KL divergence grew"),
+    "accuracy": Signal(ACCURACY, 0.25, _LOWER, "the accuracy reward fell"),
+    "prompts": Signal(OF_PAST, 0.25, _LOWER, "the reward of prompts that came again fell"),
+    "format": Signal(FORMAT, _REST, _LOWER, "the format reward fell"),
+    "entropy gone": Signal(ENTROPY, _REST, {"side": "low", "ratio": 0.2}, "entropy fell"),
+    "entropy": Signal(ENTROPY, _REST, {"side": "high", "ratio": 2.0, "beyond": LN2}, "entropy rose"),
+    "short": Signal(LENGTH, _REST, {"side": "low", "ratio": 0.33}, "completions shrank"),
+    "long": Signal(LENGTH, _REST, {"side": "high", "ratio": 2.0}, "completions grew"),
+    "kl": Signal(KL, _REST, {"side": "high", "limit": KL_LIMIT}, "the KL divergence grew"),
 }
 """Name -> test. Half of the false alarms is for the accuracy, the other half shared evenly."""
 

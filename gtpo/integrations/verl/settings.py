@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.files import flatten
 from gtpo.config.keys import keys
 from gtpo.config.schema import ObjectiveSection
 from gtpo.presets import PRESETS, Objective
@@ -50,13 +51,6 @@ class Settings:
         return self.objective.filter == "auto" and self.initial_entropy is None
 
 
-def _get(config: Mapping[str, Any], dotted: str) -> Any:
-    value: Any = config
-    for part in dotted.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
-
-
 def _section(given: Any) -> GTPOSection:
     """Validate the section `gtpo`. Raises UserError naming each key at fault."""
     if not isinstance(given, Mapping):
@@ -78,8 +72,8 @@ def _message(error: Any) -> str:
 
 
 def _objective_faults(objective: Objective, config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what of the objective verl cannot compute."""
-    temperature = _get(config, "actor_rollout_ref.rollout.temperature")
+    """Yield what of the objective verl cannot compute. config: by dotted keys, here and below."""
+    temperature = config.get("actor_rollout_ref.rollout.temperature")
     if objective.scale_rewards == "batch":
         yield "gtpo.scale_rewards batch: groups of one size are scaled together here; set it to group or none"
     if objective.log_clamp:
@@ -100,7 +94,7 @@ def _objective_faults(objective: Objective, config: Mapping[str, Any]) -> Iterat
 
 def _requirements(objective: Objective, preset: str, config: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
     """Yield (key of verl's config, the value it must have, why)."""
-    samples = _get(config, "actor_rollout_ref.rollout.n")
+    samples = config.get("actor_rollout_ref.rollout.n")
     coefficient = 0.0
     if objective.entropy_mode == "loss":
         coefficient = -objective.gamma * (samples if objective.group_reduction == "sum" else 1)
@@ -117,7 +111,7 @@ def _requirements(objective: Objective, preset: str, config: Mapping[str, Any]) 
     yield f"{actor}.ppo_epochs", 1, "one optimizer step per batch of sampling"
     yield (
         f"{actor}.ppo_mini_batch_size",
-        _get(config, "data.train_batch_size"),
+        config.get("data.train_batch_size"),
         ("one optimizer step per batch of sampling: the mini-batch is data.train_batch_size"),
     )
     correction = "algorithm.rollout_correction"
@@ -135,18 +129,18 @@ def check_settings(config: Mapping[str, Any]) -> Settings:
     Raises UserError with one line for each key that verl's loss could not honour: the key, its value, why, and what
     to set.
     """
-    section = _section(config.get("gtpo"))
+    section, config = _section(config.get("gtpo")), flatten(config)
     preset = section.preset or "gtpo"
     changes = {name: value for name, value in section.changes().items() if name != "initial_entropy"}
     objective = replace(PRESETS[preset], **changes)
     faults = list(_objective_faults(objective, config))
     for key, wanted, why in _requirements(objective, preset, config):
-        found = _get(config, key)
+        found = config.get(key)
         absent = found is None and isinstance(wanted, bool)  # and so verl's default, which is what is wanted
         if found != wanted and not absent:
             shown = "null" if wanted is None else str(wanted).lower() if isinstance(wanted, bool) else wanted
             faults.append(f"{key} is {found!r}: {why}; set it to {shown}")
-    samples = _get(config, "actor_rollout_ref.rollout.n")
+    samples = config.get("actor_rollout_ref.rollout.n")
     if not isinstance(samples, int) or samples < 2:
         faults.append(f"actor_rollout_ref.rollout.n is {samples!r}: a group has at least 2 samples; set it to 8, say")
     if faults:
@@ -155,6 +149,6 @@ def check_settings(config: Mapping[str, Any]) -> Settings:
         preset=preset,
         objective=objective,
         initial_entropy=section.initial_entropy,
-        batch_rows=_get(config, "data.train_batch_size") * samples,
-        max_completion_length=_get(config, "data.max_response_length"),
+        batch_rows=config.get("data.train_batch_size") * samples,
+        max_completion_length=config.get("data.max_response_length"),
     )
