@@ -80,8 +80,8 @@ def without_effect(config: TrainConfig, source: str) -> Iterator[Idle]:
     yield from _loss(config)
     yield from _rollout(config)
     if method == "gtpo":
-        for names, why in _objective(config):
-            yield [f"objective.{name}" for name in names], why
+        for fields, why in _objective(config):
+            yield [f"objective.{name}" for name in fields], why
 
 
 def _loss(config: TrainConfig) -> Iterator[Idle]:

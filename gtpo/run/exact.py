@@ -42,13 +42,13 @@ class EpochOrder(RepeatSampler):
     def __init__(
         self, size: int, seed: int, epoch: Callable[[], int], chunk: int = 1, repeats: int = 1, rounds: int = 1
     ) -> None:
-        super().__init__(range(size), repeats, chunk, rounds, shuffle=False, seed=seed)
-        self.epoch = epoch
+        super().__init__(range(size), repeats, chunk, rounds, shuffle=False)
+        self.first_seed, self.epoch = seed * 1_000_003, epoch
 
     def __iter__(self) -> Iterator[int]:
-        epoch, order = self.epoch(), list(self.data_source)
+        epoch, order = self.epoch(), list(range(self.num_samples))
         if epoch:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            generator = torch.Generator().manual_seed(self.first_seed + epoch)
             order = torch.randperm(len(order), generator=generator).tolist()
         yield from (order[place] for place in super().__iter__())
 
