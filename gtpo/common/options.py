@@ -20,7 +20,7 @@ _LIMITS = {"gt": "above {}", "ge": "{} or more", "lt": "below {}", "le": "at mos
 def option(default: Any, help: str, *flags: str, about: dict[str, Any] | None = None, **limits: Any) -> Any:
     """Declare an option. flags: where they are not --the-name; about: what else is to be known of it (`extra`).
 
-    `unit` in `about` is said with the range.
+    `unit` in `about` is named with the range.
     """
     if isinstance(next(iter(limits.values()), None), float):
         limits["allow_inf_nan"] = False

@@ -14,7 +14,7 @@ _INSTALL = {
 
 
 def installed(package: str) -> bool:
-    """Return whether a package can be imported, without importing it; a mere folder of its name (wandb/) is none."""
+    """Return whether a package can be imported, without importing it; a folder of its name (wandb/) does not count."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
 

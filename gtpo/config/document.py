@@ -165,7 +165,7 @@ def read_document(path: Path, _chain: tuple[Path, ...] = ()) -> Document:
     return Document(_merge(merged.values, document.values), {**merged.origins, **document.origins})
 
 
-# -- what is said of it ------------------------------------------------------------------------------------------------
+# -- error messages ----------------------------------------------------------------------------------------------------
 
 
 OriginOf = Callable[[str], Origin]

@@ -1,4 +1,4 @@
-"""Keys that were set and change nothing in this run, and methods that come to the same: named on stderr, with why.
+"""Keys that were set and change nothing in this run, and methods with the same gradient: named on stderr, with why.
 
 Only keys that differ from what they would be unset are looked at: from the schema's default, and among those of
 `objective` from the preset's value. So a recipe that spells a value out, and the resolved config of a run folder, need

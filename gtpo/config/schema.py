@@ -1,6 +1,6 @@
 """The schema of a training config: typed, ranged, documented, and free of torch.
 
-Unknown keys are refused, so no key is ignored in silence. The string under a field is its documentation:
+Unknown keys are refused, so no key is silently ignored. The string under a field is its documentation:
 `gtpo train --help-config` and docs/config.md print it.
 
 The default of a key added later must be what runs did before the key existed: a run folder of an earlier version is

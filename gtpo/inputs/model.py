@@ -161,8 +161,8 @@ def load_model(config: TrainConfig, weights: Weights) -> LoadedModel:
 def lora_config(section: ModelSection, model: Any, notes: list[str]) -> Any:
     """Return the LoraConfig of the published setting (alpha = rank unless set, no dropout, no bias), or None.
 
-    A name of `target_modules` that no layer has is said. Raises UserError where none has any of them, and for a layer
-    that takes no adapter.
+    A name of `target_modules` that no layer has is reported. Raises UserError where no layer has any of them, and for a
+    layer that takes no adapter.
     """
     if not section.lora_rank:
         return None
@@ -276,7 +276,7 @@ def _load_transformers(section: ModelSection, source: Path, notes: list[str]) ->
         ) from None
     except RuntimeError as error:
         if "ignore_mismatched_sizes" not in str(error):
-            raise  # a device that is out of memory or order, which says so itself
+            raise  # a device that is out of memory or order, which has its own message
         raise UserError(
             f"model.model_name {section.model_name!r}: the weights in {base} have other shapes than its config.json "
             "says (the report above lists them); put the config.json beside them that they were saved with"

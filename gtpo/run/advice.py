@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from gtpo.common.log import LOG
 
 STEPS = 5
-"""Logged steps that must agree before anything is said."""
+"""Logged steps that must agree before a warning."""
 
 TRUNCATED = 0.5
 """Mean share of truncated completions above which most of them are."""
@@ -23,7 +23,7 @@ TRUNCATED = 0.5
 class Advice(TrainerCallback):
     """Warns of what learns nothing: `trainer.add_callback(Advice(trainer))`, for a GTPOTrainer or TRL's GRPOTrainer.
 
-    Each thing is said once, and again only after it has passed.
+    Each warning is given once, and again only after its cause has passed.
     """
 
     def __init__(self, trainer: Any) -> None:

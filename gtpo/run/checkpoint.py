@@ -32,7 +32,7 @@ def damaged(checkpoint: str | Path, why: str) -> UserError:
     """Return the error of a checkpoint that cannot be resumed, with what to do."""
     return UserError(
         f"{checkpoint} {why}. Move it away: the same command then resumes from the checkpoint before it, or starts "
-        "anew where there is none"
+        "from the beginning where there is none"
     )
 
 
@@ -77,7 +77,7 @@ def read_state(checkpoint: str | Path, *also: str) -> dict[str, Any]:
 
 
 def check_checkpoint(checkpoint: Path, processes: int) -> None:
-    """Raise UserError where a part of a checkpoint is missing that the trainer would do without in silence."""
+    """Raise UserError where a part of a checkpoint is missing that the trainer would silently do without."""
     rounds = [round_file(checkpoint, rank) for rank in range(processes)]
     if read_state(checkpoint, "health")["within_round"]:
         for path in rounds:
@@ -91,7 +91,7 @@ def check_checkpoint(checkpoint: Path, processes: int) -> None:
         raise damaged(checkpoint, f"is of step {state.global_step} by its {TRAINER_STATE_NAME}")
     names = [path.name for path in checkpoint.iterdir()]
     if any(name.startswith("global_step") for name in names):
-        return  # DeepSpeed keeps both in there, and misses them by itself
+        return  # DeepSpeed keeps both in there, and checks for them itself
     if not any(name.startswith("optimizer") for name in names):  # optimizer.pt; FSDP: optimizer.bin or optimizer_0/
         raise damaged(checkpoint, "has no optimizer state (optimizer.pt)")
     if SCHEDULER_NAME not in names:

@@ -1,4 +1,4 @@
-"""Reward functions as a run uses them: found by dotted path, and unable to end the run or to score 0 in silence.
+"""Reward functions as a run uses them: found by dotted path, and unable to end the run or to silently score 0.
 
 A function that raises is called again one completion at a time; the completions on which it raises are *unscored*:
 left out of the group's mean, given no gradient, and counted. If more than half of a batch is unscored, the run stops

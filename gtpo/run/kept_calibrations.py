@@ -40,7 +40,7 @@ def policy_key(trainer: Any) -> str:
 
 
 class CalibrationRecord(CalibrationFile):
-    """H_ini and the gate's decision in run.json; with a trainer, H_ini also beside the runs, for others to take up.
+    """H_ini and the gate's decision in run.json; with a trainer, H_ini also beside the runs, for later ones.
 
     Of one process only: several could disagree on the file beside the runs.
     """

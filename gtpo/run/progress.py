@@ -151,7 +151,7 @@ class SamplingProgress:
             self.progress.note(f"sampling {count} completions for {seconds:.0f} s{self._state(seconds)}")
 
     def _state(self, seconds: float) -> str:
-        """Return how far the sampling is, empty where nothing tells."""
+        """Return how far the sampling is, empty where it is unknown."""
         if not self.trainer.use_vllm:
             longest = self.trainer.max_completion_length
             return f": token {self._forwards} of at most {longest}" if self._forwards else ""

@@ -30,7 +30,7 @@ class Score(NamedTuple):
 
 ScoreHeldOut = Callable[[Sequence[Problem], Sequence[Sequence[str]]], Mapping[str, Any]]
 """(problems, their completions) -> metric (pass@1, maj@k, format) -> something with mean, low and high; and "problems"
--> pass@1 of each. `gtpo train` hands over evalkit's, so that a validation and an evaluation of the same completions say
+-> pass@1 of each. `gtpo train` passes evalkit's, so that a validation and an evaluation of the same completions say
 the same."""
 
 

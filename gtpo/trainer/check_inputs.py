@@ -37,7 +37,7 @@ def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None
         )
     row = next(iter(train_dataset), None)
     if not isinstance(row, Mapping):
-        return  # nothing that TRL takes: it says so
+        return  # TRL refuses it with its own message
     if "prompt" not in row:
         raise ValueError(
             f"GTPOTrainer: train_dataset has no column prompt; its columns are {', '.join(row)} "
@@ -45,7 +45,7 @@ def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None
         )
     for function in reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]:
         if isinstance(function, str | Module) or not callable(function):
-            continue  # a reward model, or what TRL refuses by itself
+            continue  # a reward model, or one that TRL refuses itself
         probe = probe_reward(getattr(function, "__name__", type(function).__name__), function, row)
         if probe.fault:
             raise ValueError(f"GTPOTrainer: {probe.fault}")
@@ -73,7 +73,7 @@ class ObjectiveGuard(TrainerCallback):
         if round_steps > 1 and state.global_step % round_steps and self.seam.round_inputs is None:
             LOG.warning(
                 f"resumed at step {state.global_step}, within a round of sampling that feeds {round_steps} steps: the "
-                "rest of it is sampled anew (gtpo.callbacks.ExactCheckpoints keeps it)"
+                "rest of it is sampled again (gtpo.callbacks.ExactCheckpoints keeps it)"
             )
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

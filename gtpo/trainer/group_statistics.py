@@ -39,7 +39,7 @@ def loss_mask(batch: Mapping[str, Any]) -> Tensor:
 def repeated_across_prompts(ids: Tensor, mask: Tensor, group: int) -> float:
     """Return the share of completions that another prompt of the rollout was given too, token for token.
 
-    ids, mask [N, L], groups of `group` rows. Within a group equal completions are no wonder where a policy is sure.
+    ids, mask [N, L], groups of `group` rows. Within a group equal completions are expected where a policy is certain.
     """
     texts = [tuple(row[keep].tolist()) for row, keep in zip(ids.cpu(), mask.cpu(), strict=True)]
     prompts: dict[tuple[int, ...], set[int]] = defaultdict(set)

@@ -48,7 +48,7 @@ class GTPOConfig(GRPOConfig):
     """
 
     preset: str = field(default="gtpo", metadata={"help": "A preset of docs/method.md."})
-    # `str | None` is for TRL's parser, which hands over JSON.
+    # `str | None` is for TRL's parser, which passes JSON.
     objective: dict[str, Any] | str | Objective | None = field(
         default=None,
         metadata={"help": "Fields of gtpo.objective.Objective that differ from the preset; or an Objective, whole."},

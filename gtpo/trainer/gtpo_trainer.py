@@ -43,7 +43,7 @@ _TEXT_KEYS = frozenset(
         *("importance_sampling_ratio", "sampling_per_token_logps"),
     }
 )
-"""What a batch of text holds; images or other modalities would be dropped in silence otherwise."""
+"""What a batch of text holds; images or other modalities would otherwise be dropped silently."""
 
 
 class GTPOTrainer(OwnLossTrainer):

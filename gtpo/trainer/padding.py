@@ -1,4 +1,4 @@
-"""Micro-batches with little padding: columns that no row uses are cut, and rows of like length go through together."""
+"""Micro-batches with little padding: columns that no row uses are cut, rows of like length are computed together."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rows_of_like_length(lengths: Sequence[int], max_padding: float) -> list[list
 def take_rows(batch: Mapping[str, Any], rows: Sequence[int] | None = None) -> dict[str, Any]:
     """Return these rows of a batch (None: all) without the columns that none of them uses.
 
-    Prompts are padded on the left and completions on the right; every tensor [B, L] or [B] goes with them.
+    Prompts are padded on the left and completions on the right; every tensor [B, L] or [B] is cut with them.
     """
     size, width = batch["completion_ids"].shape
     index = None if rows is None else torch.tensor(rows, device=batch["completion_ids"].device)

@@ -57,7 +57,7 @@ Part = TypeVar("Part")
 
 
 def check_version(found: str) -> None:
-    """Raise UserError where a release of TRL is none whose private names are known."""
+    """Raise UserError where the private names of a release of TRL are not known."""
     if ".".join(found.split(".")[:2]) not in MINORS:
         beyond = re.sub("[0-9]+$", lambda minor: str(int(minor[0]) + 1), MINORS[-1])
         raise UserError(

@@ -61,7 +61,7 @@ def check_config(config: Any) -> None:
 
 
 def main() -> None:
-    """Check, then hand over to verl."""
+    """Check, then start verl."""
     with explained():
         require_trainer()
     import hydra

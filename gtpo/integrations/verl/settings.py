@@ -71,7 +71,7 @@ def _message(error: Any) -> str:
     return f"gtpo.{key} must be {expects}; found {error['input']!r}.{hint}"
 
 
-def _objective_faults(objective: Objective, config: Mapping[str, Any]) -> Iterator[str]:
+def _objective_faults(objective: Objective, config: Any) -> Iterator[str]:
     """Yield what of the objective verl cannot compute. config: by dotted keys, here and below."""
     temperature = config.get("actor_rollout_ref.rollout.temperature")
     if objective.scale_rewards == "batch":
@@ -92,7 +92,7 @@ def _objective_faults(objective: Objective, config: Mapping[str, Any]) -> Iterat
                 )
 
 
-def _requirements(objective: Objective, preset: str, config: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+def _requirements(objective: Objective, preset: str, config: Any) -> Iterator[tuple[str, Any, str]]:
     """Yield (key of verl's config, the value it must have, why)."""
     samples = config.get("actor_rollout_ref.rollout.n")
     coefficient = 0.0
@@ -129,18 +129,18 @@ def check_settings(config: Mapping[str, Any]) -> Settings:
     Raises UserError with one line for each key that verl's loss could not honour: the key, its value, why, and what
     to set.
     """
-    section, config = _section(config.get("gtpo")), flatten(config)
+    section, flat = _section(config.get("gtpo")), flatten(config)
     preset = section.preset or "gtpo"
     changes = {name: value for name, value in section.changes().items() if name != "initial_entropy"}
     objective = replace(PRESETS[preset], **changes)
-    faults = list(_objective_faults(objective, config))
-    for key, wanted, why in _requirements(objective, preset, config):
-        found = config.get(key)
+    faults = list(_objective_faults(objective, flat))
+    for key, wanted, why in _requirements(objective, preset, flat):
+        found = flat.get(key)
         absent = found is None and isinstance(wanted, bool)  # and so verl's default, which is what is wanted
         if found != wanted and not absent:
             shown = "null" if wanted is None else str(wanted).lower() if isinstance(wanted, bool) else wanted
             faults.append(f"{key} is {found!r}: {why}; set it to {shown}")
-    samples = config.get("actor_rollout_ref.rollout.n")
+    samples = flat.get("actor_rollout_ref.rollout.n")
     if not isinstance(samples, int) or samples < 2:
         faults.append(f"actor_rollout_ref.rollout.n is {samples!r}: a group has at least 2 samples; set it to 8, say")
     if faults:
@@ -149,6 +149,6 @@ def check_settings(config: Mapping[str, Any]) -> Settings:
         preset=preset,
         objective=objective,
         initial_entropy=section.initial_entropy,
-        batch_rows=config.get("data.train_batch_size") * samples,
-        max_completion_length=config.get("data.max_response_length"),
+        batch_rows=flat["data.train_batch_size"] * samples,
+        max_completion_length=flat["data.max_response_length"],
     )
