@@ -24,10 +24,10 @@ CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parent / "con
 """The configs that come with gtpo: beside its modules where it is installed, configs/ in a checkout."""
 
 
-def config_names(folder: str = "") -> list[str]:
-    """Return the names of the configs that come with gtpo, e.g. paper/llama-math-gtpo-g8: all, or those of a folder."""
+def config_names() -> list[str]:
+    """Return the names of the configs that come with gtpo, e.g. paper/llama-math-gtpo-g8."""
     files = (path.relative_to(CONFIGS) for path in CONFIGS.rglob("*") if path.suffix in (".yaml", ".sbatch"))
-    return sorted(file.with_suffix("").as_posix() for file in files if file.is_relative_to(folder))
+    return sorted(file.with_suffix("").as_posix() for file in files)
 
 
 def find_config(name: str) -> Path | None:

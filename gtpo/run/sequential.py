@@ -216,12 +216,10 @@ class Drift:
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from `state`."""
-        self.forget(np.array(state["past"], dtype=np.float64).reshape(self.rows, -1))
+        self.forget(np.array(state["past"], dtype=np.float64))
         self.count, self.starts, self.started = state["count"], list(state["starts"]), state["started"]
-        bets = len(self.starts)
-        shapes = ((self.rows, bets),) * 4 + ((self.rows,), (bets,), (len(FRACTIONS), self.rows, bets))
-        for name, shape in zip(_ARRAYS, shapes, strict=True):
-            setattr(self, name, np.array(state[name], dtype=np.float64).reshape(shape))
+        for name in _ARRAYS:
+            setattr(self, name, np.array(state[name], dtype=np.float64))
 
 
 _ARRAYS = ("means", "low", "bound", "null", "tau", "log_capital", "log_wealth")
