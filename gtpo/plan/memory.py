@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gtpo.common.packages import installed
+from gtpo.config.schedule import micro_batches_per_rollout
 from gtpo.config.schema import TrainConfig
 from gtpo.inputs.model_shape import ModelShape
 
@@ -220,7 +221,7 @@ def forecast(config: TrainConfig, shape: ModelShape) -> Forecast:
         cached = (
             2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * (4 if kind == "float32" else 2)
         )
-        sampled = micro * (training.steps_per_generation or training.gradient_accumulation_steps)
+        sampled = micro * micro_batches_per_rollout(config)
         part("KV cache", cached * sampled * length, f"transformers samples {sampled} x {length:,} tokens at a time")
     if kind != "float32":  # on a GPU
         moving = sum(entry.gib for entry in parts if entry.name not in _STEADY)

@@ -74,7 +74,8 @@ def test_private_names_are_taken_hold_of_in_the_seam_alone() -> None:
     """No other module of gtpo calls a private name of a trainer, or names one."""
     package = Path(gtpo.__file__).parent
     names = [name for name, _ in METHODS.values() if name.startswith("_")] + list(FIELDS)
-    private = re.compile(rf"trainer\._\w+|super\(\)\._[a-z]\w+|[\"']({'|'.join(names)})[\"']|\._dist\b|_init_vllm")
+    called = rf"[tT]rainer\._\w+|super\(\)\._[a-z]\w+|[\"']({'|'.join(names)})[\"']|\._dist\b|_init_vllm"
+    private = re.compile(rf"{called}|^ +_(?:name|paper|tag_names)\b", re.MULTILINE)
     for path in [*package.glob("trainer/*.py"), *package.glob("run/*.py"), package / "callbacks.py"]:
         if path.name != "trl_seam.py":
             assert not private.findall(path.read_text()), path.name
@@ -179,6 +180,8 @@ def test_trls_patch_of_the_forward_takes_the_model_as_self() -> None:
 def test_helpers_that_are_called() -> None:
     assert list(inspect.signature(utils.maybe_gather_lm_head_ctx).parameters) == ["params"]
     assert list(inspect.signature(utils.pad).parameters)[:3] == ["tensors", "padding_value", "padding_side"]
+    order = list(inspect.signature(utils.RepeatSampler).parameters)
+    assert order == ["data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed"]
     assert "self.current_gradient_accumulation_steps = " in inspect.getsource(Trainer)
     assert "self.model_wrapped = " in inspect.getsource(Trainer)
 
