@@ -37,11 +37,11 @@ from gtpo.rewards.verify import Verifier
 class LastYield:
     """A vLLM engine that notes when its last completion was handed over."""
 
-    name = "vllm"
-
     def __init__(self, engine: Any) -> None:
-        self.vllm, self.describe, self.close = engine, engine.describe, engine.close
-        self.ended = 0.0
+        self.vllm, self.ended = engine, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.vllm, name)
 
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
         """Yield what the engine yields."""
