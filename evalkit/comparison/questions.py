@@ -159,10 +159,8 @@ def shared_questions(benchmark: str, methods: list[Method], scoring: str, allow:
 def _only_unscored(benchmark: str, parts: list[tuple[EvalRun, Questions]]) -> bool:
     """Return whether what a run lacks of the others' questions are those that its record names as unscored."""
     every = {question for _, part in parts for question in part.ids}
-    for run, part in parts:
-        if every - set(part.ids) - {q for entry in run.entries(benchmark) for q in entry.unscored_questions}:
-            return False
-    return True
+    unscored = {run.name: {q for e in run.entries(benchmark) for q in e.unscored_questions} for run, _ in parts}
+    return all(every <= unscored[run.name] | set(part.ids) for run, part in parts)
 
 
 def _other_golds(benchmark: str, runs: list[EvalRun]) -> str:

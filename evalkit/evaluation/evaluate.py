@@ -210,10 +210,9 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
 def _add_benchmarks(progress: Progress, path: Path, wanted: dict[QuestionKey, int], have: Set[Key]) -> None:
     """Say what is kept of earlier sessions, and add each benchmark. wanted: samples per question."""
     total: Counter[str] = Counter()
-    done: Counter[str] = Counter()
-    for (name, question), n in wanted.items():
+    for (name, _), n in wanted.items():
         total[name] += n
-        done[name] += sum((name, question, i) in have for i in range(n))
+    done = Counter(name for name, question, index in have if index < wanted.get((name, question), 0))
     for name in total:
         progress.add(name, total[name], done[name])
     if done.total():

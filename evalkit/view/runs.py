@@ -59,14 +59,11 @@ def find_folders(names: list[str]) -> list[Path]:
     found: list[Path] = []
     for name in names:
         path = Path(name)
-        for folder in [path] if _is_run(path) else resolve(name):
+        # The folder of a run that has only begun holds little more than its lock.
+        begun = is_eval(path) or any((path / part).exists() for part in ("config.yaml", "run.json", ".lock"))
+        for folder in [path] if begun else resolve(name):
             found += [folder, *(entry for entry, _ in evals_of(folder))]
     return list({folder.resolve(): folder for folder in found}.values())
-
-
-def _is_run(folder: Path) -> bool:
-    """Return whether a folder is that of a run, also of one that has only begun."""
-    return is_eval(folder) or any((folder / name).exists() for name in ("config.yaml", "run.json", ".lock"))
 
 
 def every_folder() -> list[Path]:
