@@ -20,7 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from bench.claims import statistics as st
 from bench.claims.measures import MEASURES, at_end, collapsed, curve, evaluated, running
 from bench.claims.null import PASSES
-from bench.claims.plan import PLAN, SECOND, TASKS, PairedTest, Plan, Test, load_plan, planned_tests, primaries
+from bench.claims.plan import PLAN, SECOND, TASKS, PairedTest, Plan, Test, load_plan, primaries
 from bench.claims.record import find_record
 from bench.claims.run import as_program
 from bench.claims.statistics import Answer, Effect, Look, Records, effect, looks
@@ -401,7 +401,7 @@ def values(records: Records, plan: Plan, found: list[Answer]) -> dict[str, Any]:
     rows = {(row["question"], row["regime"]): row for row in null["tests"]}
     second = load_plan(SECOND)
     later = st.read_records(second)
-    seen_later = [st.look_at(later, second, test) for test in planned_tests(second)]
+    seen_later = [st.look_at(later, second, test) for test in second.tests]
     others = secondary(found)
     seen = apart_from_zero(others)
     commits = [record["train"].get("git_commit", "") for seeds in records.values() for record in seeds.values()]

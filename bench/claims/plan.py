@@ -54,6 +54,22 @@ class Run:
         return path
 
 
+class Test(NamedTuple):
+    """A primary test: a - b of one number per run, paired by seed."""
+
+    __test__ = False  # not one of pytest's
+    claim: str
+    regime: str
+    a: str
+    b: str
+    measure: str
+    expected: int
+    margin: float
+    matters: float
+    source: str
+    slower: float = 1.0
+
+
 @dataclass(frozen=True)
 class Plan:
     """An experiment: its runs in their order, each base before the first run that needs it."""
@@ -73,8 +89,8 @@ class Plan:
     """Whether records have no tags, and fewer points."""
     commit: str | None = None
     """The commit that every run is made at, without changes; None where any will do."""
-    tests: list[dict[str, Any]] = field(default_factory=list)
-    """The primary tests, of a plan that names them itself (`Test`)."""
+    tests: tuple[Test, ...] = ()
+    """The primary tests, of a plan that names them itself."""
 
     @property
     def regimes(self) -> list[str]:
@@ -171,8 +187,9 @@ def load_plan(path: Path = PLAN, *, prefix: str | None = None, evidence: Path | 
     arguments = ["--plan", str(path), "--prefix", prefix, "--evidence", str(evidence)]
     planned = {key: len(found) for key, found in seeds.items()}
     packed = Path(document["packed"]) if "packed" in document else None
-    further = {key: document[key] for key in ("thin", "commit", "tests") if key in document}
-    return Plan(list(runs.values()), evidence, environment, arguments, planned, packed, **further)
+    tests = tuple(Test(source=row.pop("from"), **row) for row in document.get("tests", []))
+    further = {key: document[key] for key in ("thin", "commit") if key in document}
+    return Plan(list(runs.values()), evidence, environment, arguments, planned, packed, **further, tests=tests)
 
 
 def _seeds(given: int | str | list[int]) -> list[int]:
@@ -246,24 +263,3 @@ def primaries() -> Iterator[tuple[str, Question, PairedTest]]:
             test = next((test for test in question.tests if test.scale == scale), None)
             if test is not None:
                 yield scale, question, test
-
-
-class Test(NamedTuple):
-    """A primary test: a - b of one number per run, paired by seed."""
-
-    __test__ = False  # not one of pytest's
-    claim: str
-    regime: str
-    a: str
-    b: str
-    measure: str
-    expected: int
-    margin: float
-    matters: float
-    source: str
-    slower: float = 1.0
-
-
-def planned_tests(plan: Plan) -> list[Test]:
-    """The primary tests of the plan, in its order."""
-    return [Test(**{"source" if key == "from" else key: value for key, value in row.items()}) for row in plan.tests]

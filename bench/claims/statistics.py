@@ -23,7 +23,7 @@ from scipy import stats
 from scipy.optimize import brentq
 
 from bench.claims.measures import MEASURES, VALIDATION, Record, collapsed, curve, evaluated, lost_at, scores
-from bench.claims.plan import TASKS, PairedTest, Plan, Question, Test, planned_tests, primaries
+from bench.claims.plan import TASKS, PairedTest, Plan, Question, Test, primaries
 from bench.claims.record import find_record
 from gtpo.common.errors import UserError
 from gtpo.common.files import read_json
@@ -384,7 +384,7 @@ def verdicts(found: list[Look]) -> list[str]:
 
 def settled(records: Records, plan: Plan) -> set[str]:
     """The regimes whose look at half has decided all their primary tests: their second half is not run."""
-    found = [look_at(records, plan, test) for test in planned_tests(plan)]
+    found = [look_at(records, plan, test) for test in plan.tests]
     open_ones = {look.test.regime for look, verdict in zip(found, verdicts(found), strict=True)
                  if verdict in ("not tested yet", "continues")}  # fmt: skip
     return {look.test.regime for look in found if look.taken == 1} - open_ones

@@ -12,7 +12,7 @@ from scipy import stats
 from bench.claims import page, statistics
 from bench.claims.measures import MEASURES, lost_at
 from bench.claims.null import PASSES
-from bench.claims.plan import SECOND, Test, load_plan, planned_tests
+from bench.claims.plan import SECOND, Test, load_plan
 from bench.claims.statistics import bound, crossing, level_at, p_value
 from bench.claims.texts import remarks, solution
 from gtpo.common.files import read_json
@@ -27,7 +27,7 @@ def plan(root, monkeypatch):
 def test_every_primary_measure_passes_its_placebos(plan):
     """A plan whose gate fails, or that was changed after it, cannot be committed."""
     rows = read_json(plan.packed / "null.json")["tests"]
-    tests = planned_tests(plan)
+    tests = plan.tests
     planned = [json.loads(json.dumps(test._asdict())) for test in tests]
     assert [{key: row[key] for key in Test._fields} for row in rows] == planned
     for row in rows:
@@ -87,7 +87,7 @@ def _records(plan, test, seeds, shift: float, rng) -> dict:
 
 
 def test_no_look_before_every_seed_of_it_is_in_and_no_second_half_after_a_verdict(plan):
-    test = planned_tests(plan)[0]
+    test = plan.tests[0]
     half, every = statistics.looks(plan, test.regime)
     assert (len(half), len(every), half[0]) == (17, 33, 11)
     rng = np.random.default_rng(2)
@@ -97,25 +97,25 @@ def test_no_look_before_every_seed_of_it_is_in_and_no_second_half_after_a_verdic
     assert seen.taken == 1
     assert seen.low < 0.1 < seen.high
     assert seen.p < 1e-3
-    others = [statistics.Look(other, 0, 0, 33) for other in planned_tests(plan)[1:]]
+    others = [statistics.Look(other, 0, 0, 33) for other in plan.tests[1:]]
     assert statistics.verdicts([seen, *others])[:2] == ["holds", "not tested yet"]
     alike = statistics.look_at(_records(plan, test, half, 0.0, rng), plan, test)
     assert statistics.verdicts([alike, *others])[0] == "equivalent"
     # Its other primary tests have no look, so the regime goes on.
     assert statistics.settled(_records(plan, test, half, 0.1, rng), plan) == set()
-    calm = planned_tests(plan)[-2]
+    calm = plan.tests[-2]
     assert calm.regime == "calm"
     half, _ = statistics.looks(plan, "calm")
     assert statistics.settled(_records(plan, calm, half, 0.1, rng), plan) == {"calm"}
 
 
 def _section(records: dict, plan) -> str:
-    found = [statistics.look_at(records, plan, test) for test in planned_tests(plan)]
+    found = [statistics.look_at(records, plan, test) for test in plan.tests]
     return page.rendered("second", second=page.second_values(records, plan, found))
 
 
 def test_the_page_tells_what_a_look_has_seen_and_nothing_before(plan):
-    test = planned_tests(plan)[0]
+    test = plan.tests[0]
     half, _ = statistics.looks(plan, test.regime)
     rng = np.random.default_rng(5)
     early = _section(_records(plan, test, half[:-1], 0.1, rng), plan)
