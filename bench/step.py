@@ -214,7 +214,8 @@ def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict
     on_gpu = torch.cuda.is_available()
     shared: dict[str, Any] = {
         "output_dir": folder, "num_generations": GROUP, "per_device_train_batch_size": GROUP, "max_steps": shape.steps,
-        "max_completion_length": shape.tokens, "learning_rate": 1e-6, "bf16": on_gpu, "use_cpu": not on_gpu,
+        "max_completion_length": shape.tokens, "learning_rate": 1e-6, "use_cpu": not on_gpu,
+        "bf16": on_gpu or dtype == torch.bfloat16,  # as `gtpo train` has it (compute_precision)
         "gradient_checkpointing": False, "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
         "logging_steps": 1, "dataloader_pin_memory": False,
     }  # fmt: skip
