@@ -16,6 +16,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 ORPHAN_GRACE_S = 2.0
@@ -101,9 +102,6 @@ def main() -> None:
             _send(replies, "begin")
             _arm(timeout_s)
 
-    def sympy_fallback(prediction: str, gold: str) -> bool:
-        return agree(prediction, gold, before=load)
-
     _send(replies, "ready")
     for line, awaited in _lines(0):
         if awaited:  # the caller's clock for a task that was sent ahead starts with the outcome before it
@@ -115,7 +113,11 @@ def main() -> None:
                 load()
                 outcome = math_verify_outcome(**task)
             else:
-                outcome = exact_value(**task) if "gold" not in task else decide(**task, sympy_fallback=sympy_fallback)
+                outcome = (
+                    exact_value(**task)
+                    if "gold" not in task
+                    else decide(**task, sympy_fallback=partial(agree, before=load))
+                )
         except MemoryError:
             _send(replies, "retire", "REJECTED")  # a fresh process for the next: this one's memory may be fragmented
             os._exit(0)

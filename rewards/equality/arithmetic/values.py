@@ -248,12 +248,6 @@ def _log(value: Value, base: Value | None = None) -> Value:
     return result if base is None else result / mpmath.log(number_of(base))
 
 
-def _absolute(value: Value) -> Value:
-    if isinstance(value, Matrix):
-        return _determinant(value)
-    return abs(value)
-
-
 def _determinant(matrix: Matrix) -> Value:
     size = len(matrix)
     if any(len(row) != size for row in matrix) or size > 6:
@@ -303,7 +297,7 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "log": _log,
     "sqrt": lambda x: power(x, Fraction(1, 2)),
     "root": _cube_root_style,
-    "abs": _absolute,
+    "abs": lambda x: _determinant(x) if isinstance(x, Matrix) else abs(x),
     "factorial": _factorial,
     "binomial": _binomial,
     "floor": _floor,

@@ -20,7 +20,6 @@ from gtpo.rewards.equality.comparing.equations import (
     is_graph,
     rename,
     same_quantity,
-    strip_names,
     value_of_chain,
 )
 from gtpo.rewards.equality.comparing.numeric import (
@@ -229,7 +228,7 @@ class Comparison:
             return False  # x < 1 and x > 2 is not x < 1 or x > 2: as sets they are compared elsewhere
         p_names, g_names = distinct_names(p.items), distinct_names(g.items)
         if (p_names is None) != (g_names is None) and kinds == {"list"}:
-            values = [strip_names(x.items) for x in (p, g)]
+            values = [[item.value if isinstance(item, Named) else item for item in x.items] for x in (p, g)]
             similar = indexed(p_names or g_names or [])
             return self._unordered(*values) if similar else self._ordered(*values)
         p_items, g_items = (self._distinct(x.items) if x.kind == "set" else x.items for x in (p, g))

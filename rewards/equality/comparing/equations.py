@@ -119,8 +119,3 @@ def distinct_names(items: Sequence[Answer]) -> list[str] | None:
 def indexed(names: Sequence[str]) -> bool:
     """Return whether names are one letter with different indices: `x_1, x_2`, whose order says nothing."""
     return len({re.sub(r"_.*|\d+$", "", name) for name in names}) == 1
-
-
-def strip_names(items: Sequence[Answer]) -> list[Answer]:
-    """Return the values of named items."""
-    return [item.value if isinstance(item, Named) else item for item in items]

@@ -23,8 +23,8 @@ _MODALS = words("could might ought")
 _PREPOSITIONS = words("to for from by at on up after before when if where about around and")
 _OPENERS = tuple(f"{word} " for word in sorted(_PREPOSITIONS | words("in of each every as with because")))
 _REVERSALS = words(
-    "minus plus times negative inverse reciprocal opposite anything differs any "
-    "divisible subtracted divided multiplied bigger larger smaller greater"
+    "minus plus times negative inverse reciprocal opposite anything differs any divisible subtracted divided "
+    "multiplied bigger larger smaller greater"
 )
 """Words that, anywhere before a number, say something else of it."""
 _CHOOSING = [
@@ -45,11 +45,10 @@ _MEASURED = words(
 )
 """What may be `of` a number: "a total of 72 clips"."""
 _VERBS = words(
-    "is are was were be equals has have had got gets get gave took left ran won paid spent bought sold made ate "
-    "drank cost did do does found kept lost met read rode saw sent slept spoke swam taught told thought threw "
-    "went wore wrote grew drew flew knew built brought caught chose cut drove fed fell held hit hurt lay led "
-    "lent put set sat sang shot stood stole swept need take give see eat earn spend make sell buy pay use want "
-    "save walk run find win"
+    "is are was were be equals has have had got gets get gave took left ran won paid spent bought sold made ate drank "
+    "cost did do does found kept lost met read rode saw sent slept spoke swam taught told thought threw went wore "
+    "wrote grew drew flew knew built brought caught chose cut drove fed fell held hit hurt lay led lent put set sat "
+    "sang shot stood stole swept need take give see eat earn spend make sell buy pay use want save walk run find win"
 )
 """Verbs that a number may follow, besides those that end in s or ed."""
 _NO_VERBS = words("as plus minus times less its his this yes perhaps always besides towards versus across unless")
@@ -59,10 +58,10 @@ _BOUNDS = words(
 )
 """Words that make another number of the one that follows."""
 _LEADS = words(
-    "so thus hence therefore then finally and now in total all altogether overall since because at after on for "
-    "by from as with during to the end my our final correct we i you get got find found conclude know see have "
-    "say think believe obtain means shows follows that this it can must of question problem given above answer "
-    "solution is was be"
+    "so thus hence therefore then finally and now in total all altogether overall since because at after on for by "
+    "from as with during to the end my our final correct we i you get got find found conclude know see have say think "
+    "believe obtain means shows follows that this it can must of question problem given above answer solution is was "
+    "be"
 )
 """What a statement of an answer may begin with."""
 _PLACING = words("in after at by on for during with to before")

@@ -40,54 +40,51 @@ SCALES = {
 POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 """Words before a unit of length that make it one of area or volume."""
 COUNTED = words(
-    "apple orange banana pear peach plum grape lemon melon cherry cherries berry berries strawberry strawberries "
-    "tomato potato carrot onion egg fruit vegetable nut "
-    "seed plant tree flower rose leaf leaves branch bush vine crop cookie cake cupcake muffin brownie donut doughnut "
-    "pie pizza bagel bread loaf loaves roll sandwich burger taco pancake waffle candy candies chocolate lollipop treat "
-    "snack chip meal drink soda juice coffee tea milk water bottle can jar box bag basket bucket barrel bowl "
-    "plate glass tray packet package pack carton crate container case sack cat dog puppy puppies kitten bird fish "
-    "chicken duck goose cow horse sheep goat pig rabbit turtle frog snake lion tiger bear monkey elephant "
-    "zebra giraffe wolf wolves fox bee ant spider butterfly butterflies insect bug animal pet person people man men "
-    "woman women boy girl child children kid baby babies adult teenager student teacher pupil player worker employee "
-    "friend guest visitor customer passenger member soldier doctor nurse patient driver farmer friend family families "
-    "parent mother father brother sister sibling cousin uncle aunt team class classes club group school classroom "
-    "grade book novel page chapter line word letter letters sentence paragraph story stories magazine newspaper comic "
-    "paper sheet notebook pencil pen crayon marker eraser sticker stamp card ticket coupon photo picture painting "
-    "poster toy doll ball balloon kite puzzle game marble block brick bead button ribbon coin bill note penny pennies "
-    "nickel dime key ring necklace bracelet gift present prize shirt dress jacket coat hat cap shoe sock "
-    "glove scarf bead quilt blanket pillow towel car truck bus buses van bike bicycle motorcycle train plane airplane "
+    "apple orange banana pear peach plum grape lemon melon cherry berry strawberry tomato potato carrot onion egg "
+    "fruit vegetable nut seed plant tree flower rose leaf branch bush vine crop cookie cake cupcake muffin brownie "
+    "donut doughnut pie pizza bagel bread loaf roll sandwich burger taco pancake waffle candy chocolate lollipop "
+    "treat snack chip meal drink soda juice coffee tea milk water bottle can jar box bag basket bucket barrel bowl "
+    "plate glass tray packet package pack carton crate container case sack cat dog puppy kitten bird fish chicken "
+    "duck goose cow horse sheep goat pig rabbit turtle frog snake lion tiger bear monkey elephant zebra giraffe wolf "
+    "fox bee ant spider butterfly insect bug animal pet person people man men woman women boy girl child children kid "
+    "baby adult teenager student teacher pupil player worker employee friend guest visitor customer passenger member "
+    "soldier doctor nurse patient driver farmer family parent mother father brother sister sibling cousin uncle aunt "
+    "team class club group school classroom grade book novel page chapter line word letter sentence paragraph story "
+    "magazine newspaper comic paper sheet notebook pencil pen crayon marker eraser sticker stamp card ticket coupon "
+    "photo picture painting poster toy doll ball balloon kite puzzle game marble block brick bead button ribbon coin "
+    "bill note penny nickel dime key ring necklace bracelet gift present prize shirt dress jacket coat hat cap shoe "
+    "sock glove scarf quilt blanket pillow towel car truck bus buses van bike bicycle motorcycle train plane airplane "
     "boat ship wheel tire seat trip ride lap race step stair floor room house home building apartment office store "
-    "shop door window table chair desk bench bed lamp candle light fence post wall tile pole road street "
-    "lane block mountain hill river lake pond beach rock stone shell star planet moon cloud machine robot computer "
-    "phone tablet screen camera movie film video song dance show episode channel point score goal run hit win loss "
-    "match matches round turn shot question problem answer test exam quiz lesson subject vote way arrangement "
-    "combination permutation outcome choice possibility possibilities solution value number integer digit factor "
-    "multiple divisor triangle rectangle circle polygon hexagon pentagon edge vertex vertices side angle face diagonal "
-    "segment dot cell subset element committee handshake path route pattern color colour clip bracelet flock herd "
-    "spoon fork knife knives cup mug pot pan stick log board nail screw bolt tool part gallon share visit call "
-    "message email letter text photo post follower subscriber view like ounce piece slice bar scoop bunch stack pile "
-    "row column layer level section shelf shelves drawer bookcase locker"
+    "shop door window table chair desk bench bed lamp candle light fence post wall tile pole road street lane "
+    "mountain hill river lake pond beach rock stone shell star planet moon cloud machine robot computer phone tablet "
+    "screen camera movie film video song dance show episode channel point score goal run hit win loss match round "
+    "turn shot question problem answer test exam quiz lesson subject vote way arrangement combination permutation "
+    "outcome choice possibility solution value number integer digit factor multiple divisor triangle rectangle circle "
+    "polygon hexagon pentagon edge vertex vertices side angle face diagonal segment dot cell subset element committee "
+    "handshake path route pattern color colour clip flock herd spoon fork knife cup mug pot pan stick log board nail "
+    "screw bolt tool part gallon share visit call message email text follower subscriber view like ounce piece slice "
+    "bar scoop bunch stack pile row column layer level section shelf drawer bookcase locker"
 )
 """Nouns that are commonly counted. Those of the problem come on top."""
 _FILLERS = words(
-    "of the a an in per each every for total altogether overall all left remaining o'clock exactly only "
-    "possible different distinct old"
+    "of the a an in per each every for total altogether overall all left remaining o'clock exactly only possible "
+    "different distinct old"
 )
 CHANGES_MEANING = words(
-    "not no nor never none neither or and but greater than over under above below plus minus times "
-    "factorial squared cubed mod modulo remainder to if when where choose percent percentage infinity undefined "
-    "false true yes wrong incorrect right except excluding without unless instead isn isn't aren't wasn't cannot can't "
-    "maybe perhaps possibly either negative positive inverse reciprocal root logarithm log half halves third thirds "
-    "quarter quarters fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth "
-    "tenths twelfth twelfths hundredth hundredths thousandth thousandths millionth millionths twice thrice double "
-    "doubles triple triples quadruple fold tens myriad power base "
-    "eliminated rejected excluded fails impossible at least most up about around nearly almost between from minus "
-    "before after short shy multiplied divided added subtracted increased decreased by"
+    "not no nor never none neither or and but greater than over under above below plus minus times factorial squared "
+    "cubed mod modulo remainder to if when where choose percent percentage infinity undefined false true yes wrong "
+    "incorrect right except excluding without unless instead isn isn't aren't wasn't cannot can't maybe perhaps "
+    "possibly either negative positive inverse reciprocal root logarithm log half halves third thirds quarter "
+    "quarters fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth tenths "
+    "twelfth twelfths hundredth hundredths thousandth thousandths millionth millionths twice thrice double doubles "
+    "triple triples quadruple fold tens myriad power base eliminated rejected excluded fails impossible at least most "
+    "up about around nearly almost between from before after short shy multiplied divided added subtracted increased "
+    "decreased by"
 )
 """Words after (or around) a number that say another number, or that this is not the one."""
 NEGATIONS = words(
-    "not nor never neither none cannot can't isn isn't isnt aren't arent wasn't wasnt don't dont doesn't doesnt didn't "
-    "didnt won't wont wrong incorrect false except excluding without unless instead"
+    "not nor never neither none cannot can't isn isn't isnt aren't arent wasn't wasnt don't dont doesn't doesnt "
+    "didn't didnt won't wont wrong incorrect false except excluding without unless instead"
 )
 """Words that say that something is not the case."""
 AMOUNTS = words("pair couple trio quartet more less fewer additional extra another score set")
@@ -158,10 +155,9 @@ def singular(word: str) -> str:
 
 
 def _measure(word: str) -> str:
-    for form in (word, singular(word), word.removesuffix("es")):
-        if form in _CANONICAL:
-            return _CANONICAL[form]
-    return ""
+    return next(
+        (_CANONICAL[form] for form in (word, singular(word), word.removesuffix("es")) if form in _CANONICAL), ""
+    )
 
 
 def spoken_number(text: str) -> Fraction | None:
