@@ -76,7 +76,7 @@ _EQUAL = frozenset((Verdict.CORRECT, Verdict.UNSIMPLIFIED))
 
 @lru_cache(maxsize=4096)
 def _is_usable(gold: str) -> bool:
-    """Return whether a gold can be compared with; kept, for it comes with every sample of its question."""
+    """Return whether a gold can be compared with; cached, as each sample of a question brings it again."""
     return bool(gold.strip()) and reject_reason(gold) is None
 
 

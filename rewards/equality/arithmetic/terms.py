@@ -167,7 +167,7 @@ def symbols(term: Term) -> set[str]:
 
 
 def parts(term: Term) -> Iterator[Term]:
-    """Yield the terms right within a term."""
+    """Yield the operands of a term, the cells of a matrix."""
     return (part for part in (chain(*term[1]) if term[0] == "mat" else term[1:]) if isinstance(part, tuple))
 
 

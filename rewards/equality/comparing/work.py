@@ -62,8 +62,6 @@ def work_left(term: Term) -> Count:
 def _visit(term: Term, found: Count, whole: bool = False) -> None:
     """Count what one term leaves; `whole`: it is a number by itself."""
     kind = term[0]
-    if kind in ("num", "sym", "const"):
-        return
     if kind in ("add", "mul"):
         matrices = sum(_unsigned(part)[0][0] == "mat" for part in term[1:])
         found[Work.PRODUCT] += max(0, matrices - 1)
@@ -254,19 +252,15 @@ def _power(base: Term, exponent: Term, found: Count) -> None:
     if exponent in (ZERO, ONE) or bare in (ZERO, ONE) or bare[0] == "pow" or (bare[0] == "fn" and exponent == ONE):
         found[Work.POWER] += 1
     if whole_exponent:
+        root = _root_of(bare)
         found[Work.SIGN] += signs
-        if (root := _root_of(bare)) is not None and (not symbols(root[0]) or _divides(root[1], exponent)):
-            found[Work.POWER] += 1
-        if bare[:2] == ("fn", "abs") and _divides(("num", Fraction(2)), exponent):
-            found[Work.POWER] += 1
-        if bare[0] in ("mul", "div") and any(map(is_rational, chain.from_iterable(factors(bare)[:2]))):
-            found[Work.POWER] += 1
-    if base == ("const", "i") and whole_exponent:
-        found[Work.POWER] += 1
-    if base == ("const", "e") and contains(exponent, "const", "i") and not symbols(exponent) and is_turn(exponent):
-        found[Work.FUNCTION] += 1
-    if base == ("const", "e") and any(part[:2] in (("fn", "ln"), ("fn", "log")) for part in addends(exponent)):
-        found[Work.FUNCTION] += 1
+        found[Work.POWER] += root is not None and (not symbols(root[0]) or _divides(root[1], exponent))
+        found[Work.POWER] += bare[:2] == ("fn", "abs") and _divides(("num", Fraction(2)), exponent)
+        found[Work.POWER] += bare[0] in ("mul", "div") and any(map(is_rational, chain(*factors(bare)[:2])))
+        found[Work.POWER] += base == ("const", "i")
+    if base == ("const", "e"):
+        found[Work.FUNCTION] += contains(exponent, "const", "i") and not symbols(exponent) and is_turn(exponent)
+        found[Work.FUNCTION] += any(part[:2] in (("fn", "ln"), ("fn", "log")) for part in addends(exponent))
     _visit(base, found)
     _visit(exponent, found)
 

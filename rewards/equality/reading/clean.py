@@ -68,7 +68,7 @@ _RENAMED = {
     ]
     for name in names.split()
 }  # fmt: skip
-"""Commands by the names that they have in others' hands."""
+"""Commands with another name, and commands of layout, which are dropped."""
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
 _Substitutions = list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]]
 

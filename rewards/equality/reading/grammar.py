@@ -162,7 +162,7 @@ class Parser(Cursor):
         raise NotMathematics(f"unexpected {token!r}")
 
     def _listed(self, opening: str) -> list[Term]:
-        """Read expressions with commas between them up to the bracket that closes `opening`, which is behind."""
+        """Read expressions with commas between them, and the bracket that closes `opening`, which has been read."""
         terms = [self._sum()]
         while self._take(","):
             terms.append(self._sum())
