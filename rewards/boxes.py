@@ -71,21 +71,15 @@ def _boxes(text: str, position: int) -> list[Box]:
     never_closed = 0
     while never_closed < _MAX_OPEN_BOXES and (match := _BOX.search(text, position)) is not None:
         inside = match.end()
-        if inside >= len(text):
-            break
-        if text[inside] == "{":
+        position = inside + 1
+        if text[inside : inside + 1] == "{":
             end = match_brace(text, inside)
             if end < 0:  # never closed: a cut-off or malformed box is no answer; a later one may be
-                position = inside + 1
                 never_closed += 1
-                continue
-            found.append((match.start(), end + 1, text[inside + 1 : end].strip()))
-            position = end + 1
-        else:
-            token = _BOX_TOKEN.match(text, inside)
-            if token is None:
-                position = inside + 1
-                continue
+            else:
+                found.append((match.start(), end + 1, text[inside + 1 : end].strip()))
+                position = end + 1
+        elif (token := _BOX_TOKEN.match(text, inside)) is not None:
             found.append((match.start(), token.end(), token.group().rstrip(".,;")))
             position = token.end()
     return found
@@ -159,7 +153,7 @@ def without_operand_box(text: str) -> str | None:
     What such a box holds is no answer. Words behind a box make it one that prose goes on from, and so do words before
     it, unless it is taken from or added to.
     """
-    boxes = last_boxes(text) if "\\boxed" in text or "\\fbox" in text else []
+    boxes = last_boxes(text)
     if not boxes:
         return None
     start, end, _ = boxes[-1]

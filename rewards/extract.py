@@ -103,7 +103,7 @@ def _inner(answer: str) -> str | None:
     """Return the content of answer tags or a phrase: its box if it has one, else itself; None if empty."""
     if (unboxed := without_operand_box(answer)) is not None:
         return unboxed
-    boxes = last_boxes(answer) if "\\boxed" in answer or "\\fbox" in answer else []
+    boxes = last_boxes(answer)
     return (_of_boxes(boxes, answer) if boxes else answer).strip() or None
 
 

@@ -262,16 +262,12 @@ class WorkerPool:
                     outcomes.append("TIMEOUT")
                 stalled = not stalled
             except EOFError:
-                if worker.ended_by_its_clock():  # processor time, which no other work on the machine uses up
+                # Killed from outside, or by this task: one more try on a fresh worker tells them apart, unless the task
+                # has used up its processor time, which is its own doing.
+                to_blame = suspect or worker.ended_by_its_clock()
+                if to_blame:
                     outcomes.append("REJECTED")
-                    suspect = False
-                    self._discard(worker)
-                    worker = None
-                    continue
-                # Killed from outside, or by this task: one more try on a fresh worker tells them apart.
-                if suspect:
-                    outcomes.append("REJECTED")
-                suspect = not suspect
+                suspect = not to_blame
             self._discard(worker)
             worker = None
         with contextlib.suppress(RuntimeError):  # closed meanwhile

@@ -223,11 +223,8 @@ def canonical(term: Term) -> Term:
     return tuple(canonical(part) if isinstance(part, tuple) else part for part in term)
 
 
-def _operands(term: Term, kind: str) -> Iterator[Term]:
-    if term[0] == kind:
-        yield from term[1:]
-    else:
-        yield term
+def _operands(term: Term, kind: str) -> tuple[Term, ...]:
+    return term[1:] if term[0] == kind else (term,)
 
 
 def _power(base: Term, exponent: Term) -> Term:

@@ -27,6 +27,7 @@ from gtpo.rewards.equality.comparing.numeric import (
     close,
     equal_terms,
     hundredth,
+    one_to_one,
     point_for,
     proportional,
     stable,
@@ -261,15 +262,7 @@ class Comparison:
         return len(p) == len(g) and all(self.equal(a, b) for a, b in zip(p, g, strict=True))
 
     def _unordered(self, p: Sequence[Answer], g: Sequence[Answer]) -> bool:
-        if len(p) != len(g):
-            return False
-        left = list(g)
-        for item in p:
-            match = next((i for i, other in enumerate(left) if self.equal(item, other)), None)
-            if match is None:
-                return False
-            del left[match]
-        return True
+        return len(p) == len(g) and one_to_one(p, g, self.equal)
 
     def _distinct(self, items: Sequence[Answer]) -> tuple[Answer, ...]:
         kept: list[Answer] = []

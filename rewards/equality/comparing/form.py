@@ -20,7 +20,7 @@ from gtpo.rewards.equality.arithmetic.terms import (
     symbols,
 )
 from gtpo.rewards.equality.arithmetic.values import NoValue, Value, add, divide, multiply, negative, noise
-from gtpo.rewards.equality.comparing.numeric import close
+from gtpo.rewards.equality.comparing.numeric import close, one_to_one
 from gtpo.rewards.equality.comparing.work import addends, factors
 from gtpo.rewards.equality.reading.answers import Scalar
 
@@ -90,17 +90,10 @@ def _is_factored_as(p: Term, g: Term) -> bool:
     names = symbols(g)
     points = [{name: noise("factor", name, index) for name in names} for index in range(3)]
     try:
-        left = [tuple(evaluate(f, point) for point in points) for f in theirs]
-        for factor in ours:
-            values = tuple(evaluate(factor, point) for point in points)
-            signs = (values, tuple(map(negative, values)))
-            match = next((i for i, other in enumerate(left) if any(same_values(way, other) for way in signs)), None)
-            if match is None:
-                return False
-            del left[match]
+        values = [[tuple(evaluate(f, point) for point in points) for f in side] for side in (theirs, ours)]
     except NoValue:
         return False
-    return not left
+    return one_to_one(*values, lambda a, b: same_values(a, b) or same_values(a, tuple(map(negative, b))))
 
 
 def _all_factors(term: Term) -> list[Term]:

@@ -125,12 +125,7 @@ def _strip_unit(text: str) -> tuple[str | None, Unit, bool, tuple[str, ...]]:
             found = read_unit(phrase + (match["power"] or ""))
             if found is None:
                 return None, unit, percent, scales
-            unit = Unit(
-                found.name or unit.name,
-                found.nouns | unit.nouns,
-                found.amounts | unit.amounts,
-                found.things | unit.things,
-            )
+            unit = Unit(found.name or unit.name, *(a | b for a, b in zip(found[1:], unit[1:], strict=True)))
         text = text[: match.start()]
     return text, unit, percent, scales
 

@@ -218,8 +218,13 @@ def _read_relation(text: str, depth: int) -> Answer | None:
             return read(parts[0], depth + 1)
     if all(op == "=" for op in ops):
         return _read_equation(parts, depth)
+    terms = _terms(parts)
+    return Relation(tuple(ops), tuple(terms)) if terms else None
+
+
+def _terms(parts: list[str]) -> list[Term] | None:
     try:
-        return Relation(tuple(ops), tuple(parse(mixed(part)) for part in parts))
+        return [parse(mixed(part)) for part in parts]
     except NotMathematics:
         return None
 
@@ -231,15 +236,12 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
     tuple_name = re.fullmatch(r"\(([^()]*)\)", left)
     if tuple_name and all(is_name(part) for part in tuple_name[1].split(",")):
         return Named(re.sub(r"\s", "", left), read(parts[-1], depth + 1))
-    terms: list[Term] | None
-    try:
-        terms = [parse(mixed(part)) for part in parts]
-    except NotMathematics:
-        terms = None
-    contradicted = _contradicts(parts)
+    terms = _terms(parts)
     quantities = [read_quantity(part) for part in parts]
-    if contradicted and all(isinstance(q, Scalar) and not _has_symbols(q.term) for q in quantities):
-        bare = all(isinstance(q, Scalar) and q.unit == NO_UNIT for q in quantities)
+    numbers = [q for q in quantities if isinstance(q, Scalar) and not _has_symbols(q.term)]
+    contradicted = _contradict(numbers)
+    if contradicted and len(numbers) == len(parts):
+        bare = all(q.unit == NO_UNIT for q in numbers)
         return Words(" = ".join(parts)) if bare else Named("", read(parts[-1], depth + 1), contradicted=True)
     if not is_name(left) and not is_name(parts[-2]) and is_name(parts[-1]) and "frac" not in parts[-1]:
         if any(_has_symbols(term) for term in terms or ()) and len(parts) > 2:
@@ -255,23 +257,19 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
             return Named(call[1], value, relation, (call[2],), contradicted)
         return Named(re.sub(r"[\s{}]|\\text", "", name), value, relation, (), contradicted)
     if terms is None:
-        scalars = [read_quantity(part) for part in parts]  # `0.56 = 56\%`
-        return scalars[-1] if all(isinstance(x, Scalar) and not _has_symbols(x.term) for x in scalars) else None
+        return numbers[-1] if len(numbers) == len(parts) else None  # `0.56 = 56\%`
     if not any(_has_symbols(term) for term in terms):  # `2 + 3 = 5`: the last is the answer
         return read(parts[-1], depth + 1)
     return Relation(("=",) * (len(terms) - 1), tuple(terms))
 
 
-def _contradicts(parts: list[str]) -> bool:
-    """Return whether a chain has two numbers that differ (`41 = 42`): then it says nothing.
+def _contradict(numbers: list[Scalar]) -> bool:
+    """Return whether two numbers of a chain differ (`41 = 42`): then it says nothing.
 
     Units are converted, and a decimal may be rounded (`2 hours = 120 minutes`, `2/3 = 0.67`).
     """
     known: list[tuple[Any, Any, str]] = []
-    for part in parts:
-        quantity = read_quantity(part)
-        if not isinstance(quantity, Scalar) or _has_symbols(quantity.term):
-            continue
+    for quantity in numbers:
         try:
             value = number_of(evaluate(quantity.term, {}))
         except NoValue:
@@ -304,7 +302,6 @@ def _read_set_operation(text: str, depth: int) -> Answer | None:
 
 
 def _read_bracketed(text: str, depth: int) -> Answer | None:
-    text = re.sub(r"^\\langle\s*(.*?)\s*\\rangle$", r"(\1)", text, flags=re.DOTALL)
     if text in ("\\emptyset", "\\{\\}", "\\{ \\}"):
         return Listing("set", ())
     if text == "\\reals":

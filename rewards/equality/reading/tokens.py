@@ -31,8 +31,8 @@ ACCENTS = words(
 )
 OPAQUE_COMMANDS = words("angle triangle nabla partial mathbb ldots cdots dots vdots dotsb square star Box")
 CALLED = frozenset("fghFG")
-CLOSERS = {"(": ")", "[": "]", "\\{": "\\}", "\\langle": "\\rangle", "\\lceil": "\\rceil", "\\lfloor": "\\rfloor"}
-STARTS = frozenset(["(", "[", "\\{", "{", "\\langle", "\\lceil", "\\lfloor"])
+CLOSERS = {"(": ")", "[": "]", "\\{": "\\}", "\\lceil": "\\rceil", "\\lfloor": "\\rfloor"}
+STARTS = frozenset(["(", "[", "\\{", "{", "\\lceil", "\\lfloor"])
 
 STARTING_COMMANDS = (
     GREEK
@@ -40,7 +40,7 @@ STARTING_COMMANDS = (
     | ALIASES.keys()
     | ACCENTS
     | OPAQUE_COMMANDS
-    | {"frac", "sqrt", "pi", "infty", "binom", "dbinom", "tbinom", "sum", "prod", "int", "lim", "begin", "{", "langle"}
+    | {"frac", "sqrt", "pi", "infty", "binom", "dbinom", "tbinom", "sum", "prod", "int", "lim", "begin", "{"}
     | {"lceil", "lfloor", "lvert", "unitvector", "repeating", "mixed", "theta", "abs", "floor", "ceil"}
 )
 
@@ -66,8 +66,6 @@ def tokenize(text: str) -> list[tuple[str, str]]:
         elif kind == "env":
             command, _, name = value.rstrip("} ").partition("{")
             tokens += [("cmd", command.strip()), ("env", name.strip())]
-        elif kind == "cmd" and value in ("\\lbrace", "\\rbrace"):
-            tokens.append((kind, "\\{" if value == "\\lbrace" else "\\}"))
         else:
             tokens.append(("num" if kind == "sci" else kind, value))
     return tokens
