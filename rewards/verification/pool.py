@@ -163,8 +163,9 @@ class _Worker:
 
     def kill(self) -> None:
         """Kill the process and reap it, so that no zombie stays."""
-        with self.process:
+        with self.process:  # closes its streams at the end: until then a thread may be reading from them
             self.process.kill()
+            self.process.wait()
 
 
 class WorkerPool:

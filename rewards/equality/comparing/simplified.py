@@ -28,7 +28,6 @@ from gtpo.rewards.equality.reading.tokens import occurs, tokens_of
 
 ANALYSIS = re.compile(r"\\(?:int|iint|oint|lim|sum|prod|partial)(?![a-zA-Z])|\\frac\s*\{\s*d[^{}]*\}\s*\{\s*d")
 """Integrals, limits, sums, products and derivatives."""
-_OPERATIONS = Counter(dict.fromkeys(ALWAYS, 10**6))
 _HUNDRED: Term = ("num", Fraction(100))
 _WRAPPED = re.compile(r"\\[a-zA-Z]+\s*\{[^{}]*\}|(?<!\\)\b[a-z]{2,}\b")
 """Words and commands before an equation."""
@@ -69,14 +68,7 @@ def finding(raw: str, prediction: str, p: Answer, gold: str, g: Answer, problem:
         return "CORRECT"
     if isinstance(p, Relation) and isinstance(g, Scalar):  # a chain: its last term is the answer
         p = Scalar(p.terms[-1])
-    texts = [prediction, one_spelling(raw), one_spelling(_TEXT.sub(" ", raw).strip(" .$"))]
-    if _DRESSED.search(raw):
-        texts += [_DRESSED.sub(r"\1", text) for text in texts]
-    spellings = [tokens_of(text) for text in texts]
-    said = [each[1:] if each[:1] == ("=",) else each for each in spellings]
-    if problem is not None and any(not _RELATIONS.isdisjoint(t) and occurs(t, problem.tokens) for t in said):
-        return "COPIED"  # what the problem says of a number, `f(2) = 3`, is not what it asks
-    if problem is not None and "=" in prediction and _restates(prediction, problem):
+    if problem is not None and _restates(raw, prediction, problem):
         return "COPIED"
     if isinstance(p, Listing) and p.kind == "ratio" and isinstance(g, Scalar):
         if isinstance(last := p.items[-1], Scalar) and last.term == ONE:
@@ -105,7 +97,7 @@ def finding(raw: str, prediction: str, p: Answer, gold: str, g: Answer, problem:
         return "CORRECT"
     numeric = not _symbols(wanted) and not any(contains(leaf.term, "opaque") for leaf in wanted)
     if isinstance(p, Words):  # only SymPy could read it
-        return "UNEVALUATED" if problem is not None or (numeric and not _work(wanted) & _OPERATIONS) else "CORRECT"
+        return "UNEVALUATED" if problem is not None or (numeric and ALWAYS.isdisjoint(_work(wanted))) else "CORRECT"
     if not numeric and problem is None:
         return "CORRECT"
     if any(is_padded(leaf.term) for leaf in written) and not any(is_padded(leaf.term) for leaf in wanted):
@@ -158,8 +150,18 @@ def _form_of(parts: list[Scalar]) -> list[str]:
     return sorted(repr(canonical(part.unscaled or part.term)) for part in parts)
 
 
-def _restates(prediction: str, problem: ProblemText) -> bool:
-    """Return whether an answer has an equation in it that the problem states, whatever its sides are written as."""
+def _restates(raw: str, prediction: str, problem: ProblemText) -> bool:
+    """Return whether an answer repeats an equation that the problem states, whatever its sides are written as.
+
+    What the problem says of a number, `f(2) = 3`, is not what it asks.
+    """
+    texts = [prediction, one_spelling(raw), one_spelling(_TEXT.sub(" ", raw).strip(" .$"))]
+    if _DRESSED.search(raw):
+        texts += [_DRESSED.sub(r"\1", text) for text in texts]
+    for tokens in map(tokens_of, texts):
+        said = tokens[1:] if tokens[:1] == ("=",) else tokens
+        if not _RELATIONS.isdisjoint(said) and occurs(said, problem.tokens):
+            return True
     if _disguised(prediction, problem):
         return True
     parts = [term_of(part.strip(" .,;")) for part in prediction.strip("() ").split("=")]
