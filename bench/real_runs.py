@@ -24,16 +24,19 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import yaml
 
 from bench.claims.plan import EVAL_RUNS, TRAIN_RUNS, Plan, Run, load_plan
 from bench.claims.record import evaluation, find_record, one_line_lists, write_record
 from bench.claims.run import as_program
 from gtpo.common.errors import UserError
-from gtpo.common.files import write_text
+from gtpo.common.files import read_json, write_text
 
 PLAN = Path("bench/real_runs.yaml")
 TAG = re.compile(r"</?(?:reasoning|answer)>")
 KINDS = ("tag", "end", "number", "word")
+SUMMARY = ("pass@k", "maj@k", "lenient", "format_rate", "truncation_rate", "no_answer_rate", "mean_tokens")
+"""What is kept of the summary of a benchmark in eval.json."""
 
 
 def kinds(tokens: Sequence[str]) -> list[str]:
@@ -115,8 +118,26 @@ def execute(plan: Plan, run: Run) -> None:
         gtpo("eval", run.name, "--checkpoint", "final", *flags(run.evaluate))
     log = TRAIN_RUNS / run.name / "completions"
     counted = conflict_kinds(log) if log.is_dir() else None
-    write_record(plan, run, None, time.monotonic() - begin, conflict_kinds=counted)
+    config = portable(yaml.safe_load((TRAIN_RUNS / run.name / "config.yaml").read_text(encoding="utf-8")))
+    write_record(plan, run, None, time.monotonic() - begin, config=config, conflict_kinds=counted)
     shutil.rmtree(TRAIN_RUNS / run.name / "checkpoints", ignore_errors=True)
+
+
+def portable(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's config without the folders of this machine: the model's own name, and no place of the data."""
+    model = {**config["model"], "model_name": Path(config["model"]["model_name"]).name}
+    dataset = {key: value for key, value in config["dataset"].items() if key != "data_dir"}
+    return {**config, "model": model, "dataset": dataset}
+
+
+def untrained_record(folder: Path) -> dict[str, Any]:
+    """Return what is kept of the untrained model's evaluation: how it was made, its summary, counts per question."""
+    found = read_json(folder / "eval.json")
+    model = {key: found["model"][key] for key in ("fingerprint", "weights")}
+    kept = {key: found[key] for key in ("engine", "sampling", "scoring", "verifier", "git_commit", "wall_seconds")}
+    summary = {name: {key: row[key] for key in SUMMARY if key in row} for name, row in found["benchmarks"].items()}
+    record = {"schema_version": 1, "model": model, "prompt": found["prompt"]["hash"], **kept, "summary": summary}
+    return {**record, "evaluation": evaluation(folder)}
 
 
 def best_rate(records: Sequence[dict[str, Any]]) -> tuple[float, list[dict[str, float]]]:
@@ -170,7 +191,7 @@ def main() -> None:
         folder = EVAL_RUNS / f"{todo[0].name.split('-')[0]}-untrained"
         data = ["--data-dir", asked.data_dir] if asked.data_dir else []
         gtpo("eval", asked.model, "--out", folder, *flags(given), *data)
-        write_text(untrained, one_line_lists(evaluation(folder)))
+        write_text(untrained, one_line_lists(untrained_record(folder)))
     for run in todo:
         rate = None
         if not run.regime.startswith("search-"):

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bench.claims.plan import load_plan
-from bench.real_runs import PLAN, best_rate, conflict_kinds, kinds, with_settings
+from bench.real_runs import PLAN, best_rate, conflict_kinds, kinds, portable, with_settings
 from gtpo.config import load_config
 
 
@@ -39,6 +39,15 @@ def test_conflict_tokens_by_kind(tmp_path: Path) -> None:
     assert (found["tokens/end"], found["conflict/end"]) == ([4], [2])
     assert (found["tokens/number"], found["conflict/number"]) == ([2], [0])
     assert (found["tokens/word"], found["conflict/word"]) == ([3], [0])
+
+
+def test_records_name_no_folder_of_a_machine() -> None:
+    config = {
+        "model": {"model_name": "/home/me/qwen", "lora_rank": 8},
+        "dataset": {"name": "gsm8k", "data_dir": "/data"},
+    }
+    assert portable(config) == {"model": {"model_name": "qwen", "lora_rank": 8}, "dataset": {"name": "gsm8k"}}
+    assert config["dataset"]["data_dir"] == "/data"
 
 
 def test_the_smallest_rate_that_is_not_worse() -> None:
