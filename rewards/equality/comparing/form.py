@@ -90,10 +90,10 @@ def _is_factored_as(p: Term, g: Term) -> bool:
     names = symbols(g)
     points = [{name: noise("factor", name, index) for name in names} for index in range(3)]
     try:
-        values = [[tuple(evaluate(f, point) for point in points) for f in side] for side in (theirs, ours)]
+        wanted, written = ([tuple(evaluate(f, point) for point in points) for f in side] for side in (theirs, ours))
     except NoValue:
         return False
-    return one_to_one(*values, lambda a, b: same_values(a, b) or same_values(a, tuple(map(negative, b))))
+    return one_to_one(wanted, written, lambda a, b: same_values(a, b) or same_values(a, tuple(map(negative, b))))
 
 
 def _all_factors(term: Term) -> list[Term]:
