@@ -176,4 +176,4 @@ def test_a_run_from_another_state_of_the_code_is_refused(plan, monkeypatch):
 
     monkeypatch.setattr(runner, "git_commit", lambda: f"{plan.commit}+")
     with pytest.raises(UserError, match=r"made at commit 8045ddf.*without changes; here is 8045ddf"):
-        runner.execute(plan, next(run for run in plan.runs if run.name == "second-reuse-8-grpo-s43"))
+        runner.execute(plan, next(run for run in plan.runs if run.name == "second-calm-grpo-s40"))
