@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import Generation
 from gtpo.evalkit.evaluation.protocol import find_protocol
 from gtpo.evalkit.evaluation.readers import read_completions
@@ -62,7 +63,7 @@ def run_lm_eval(task: str, data: Path, completions: dict[str, str], limit: int |
                 return found
 
             def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
-                raise NotImplementedError
+                raise UserError("lm-eval asked for log-likelihoods, which recorded completions do not have")
 
             loglikelihood_rolling = loglikelihood
 

@@ -43,6 +43,8 @@ BASELINES = ("sft", "grpo", "grpo-filtered", "dr-grpo", "dapo", "80-20", "nsr", 
 """What GTPO is held against, without a test."""
 SHOWN = ("entropy/mean", "kl/untrained", "completions/length", "conflict/fraction")
 """Curves whose last tenth the second experiment's table of means shows."""
+WIDEST_AUC = 0.5
+"""An AUC whose 95 % interval reaches further to a side is not shown: too few runs lost their accuracy."""
 FLOOR = 0.05
 """Where every method that is trained on rewards ends below this pass@1, its accuracy says nothing about the methods."""
 
@@ -347,7 +349,7 @@ def means_and_warnings(records: Records, plan: Plan, found: list[Look]) -> tuple
             means.append((regime, method, f"{len(seeds)}", *shown, f"{survive}"))
         auc, without = st.warning_auc(runs, st.INDICATORS)
         errors = math.sqrt(len(seeds) - 1) * without.std(0)
-        if 1.96 * errors.max() < 0.5:  # else too few runs lost their accuracy; NaN: none
+        if 1.96 * errors.max() < WIDEST_AUC:  # NaN, where no run lost its accuracy, is not shown either
             warnings.append((regime, *(f"{a:.2f} ± {1.96 * e:.2f}" for a, e in zip(auc, errors, strict=True))))
     names = (">accuracy over training", ">at the end", *(f">{key}, at the end" for key in SHOWN), ">kept half of it")
     below = table(("regime", *(f">{key}" for key in st.INDICATORS)), warnings) if warnings else ""

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 TREE = Path("results/claims/pinned")
@@ -46,8 +47,11 @@ def prepare(commit: str, packed: Path) -> Path:
     return tree
 
 
-def run_forked(plan_file: Path, names: list[str], back: Path) -> None:
-    """In the tree, with its modules: run what is not recorded. back: the folder that the packed records go to."""
+def run_forked(plan_file: Path, names: list[str], published: Path) -> None:
+    """In the tree, with its modules: run what is not recorded. published: where the packed records are copied to.
+
+    Exits with the names of the runs that failed; the others have been made.
+    """
     from bench.claims.plan import load_plan
     from bench.claims.record import find_record, pack
     from bench.claims.run import LOGS, execute, pending
@@ -59,29 +63,54 @@ def run_forked(plan_file: Path, names: list[str], back: Path) -> None:
     for module in LIBRARIES:
         importlib.import_module(module)
     LOGS.mkdir(parents=True, exist_ok=True)
-    for finished, run in enumerate(todo, start=1):
-        begin = time.monotonic()
-        child = os.fork()
-        if child == 0:
-            log = os.open(LOGS / f"{run.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            code = 1
-            try:
-                execute(plan, run)
-                code = 0
-            except BaseException:  # the log has it; the other runs go on
-                traceback.print_exc()
-            sys.stdout.flush()
-            os._exit(code)
-        failed = os.waitpid(child, 0)[1]
-        if run.name in known:  # a base whose weights are not on this disk: what was recorded of it first stays
-            plan.record(run).unlink(missing_ok=True)
-        outcome = f"FAILED, see {LOGS / f'{run.name}.log'}" if failed else f"{time.monotonic() - begin:.0f} s"
-        print(f"[{finished}/{len(todo)}] {run.name} {outcome}", flush=True)
-        if finished % PACK_EVERY == 0 or finished == len(todo):
-            pack(plan)
-            shutil.copytree(plan.packed, back, dirs_exist_ok=True)
+
+    def publish() -> None:
+        pack(plan)
+        shutil.copytree(plan.packed, published, dirs_exist_ok=True)
+
+    failed = []
+    try:
+        for finished, run in enumerate(todo, start=1):
+            begin, log = time.monotonic(), LOGS / f"{run.name}.log"
+            if forked(lambda run=run: execute(plan, run), log):
+                outcome = f"{time.monotonic() - begin:.0f} s"
+            else:
+                outcome = f"FAILED, see {log.resolve()}"
+                failed.append(run.name)
+            if run.name in known:  # a base whose weights are not on this disk: what was recorded of it first stays
+                plan.record(run).unlink(missing_ok=True)
+            print(f"[{finished}/{len(todo)}] {run.name} {outcome}", flush=True)
+            if finished % PACK_EVERY == 0:
+                publish()
+    except KeyboardInterrupt:
+        sys.exit("bench.claims: stopped; the same command goes on where it stopped")
+    finally:
+        publish()
+    if failed:
+        sys.exit(f"{len(failed)} runs failed: {', '.join(failed)}; the same command tries them again")
+
+
+def forked(call: Callable[[], None], log: Path) -> bool:
+    """Return whether a call ended well in a fork of this process, whose output is appended to the log."""
+    child = os.fork()
+    if child:
+        try:
+            return os.waitpid(child, 0)[1] == 0
+        except KeyboardInterrupt:  # the terminal has told the fork too, which stops after its step
+            os.waitpid(child, 0)
+            raise
+    code = 1
+    try:
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        call()
+        code = 0
+    except BaseException:  # the log has it; the other runs go on
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
 
 
 def main() -> None:
@@ -89,10 +118,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", help="names of the plan; default: all")
     parser.add_argument("--plan", type=Path, default=Path("bench/claims/second.yaml"))
-    parser.add_argument("--back", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--published", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.back is not None:
-        run_forked(asked.plan, asked.runs, asked.back)
+    if asked.published is not None:
+        run_forked(asked.plan, asked.runs, asked.published)
         return
     from bench.claims.plan import load_plan
 
@@ -101,8 +130,9 @@ def main() -> None:
         sys.exit(f"{asked.plan} names no commit: python -m bench.claims.run runs it")
     tree = prepare(plan.commit, plan.packed)
     environment = {**os.environ, **plan.environment, "PYTHONPATH": f"{tree / PACKAGES}{os.pathsep}{tree}"}
-    again = [sys.executable, "-P", Path(__file__).resolve(), "--plan", asked.plan, "--back", plan.packed.resolve()]
-    sys.exit(subprocess.run([*again, *asked.runs], cwd=tree, env=environment, check=False).returncode)
+    again = [sys.executable, "-P", __file__, "--plan", asked.plan, "--published", plan.packed.resolve(), *asked.runs]
+    os.chdir(tree)
+    os.execve(sys.executable, [str(word) for word in again], environment)
 
 
 if __name__ == "__main__":

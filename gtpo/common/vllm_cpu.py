@@ -31,7 +31,7 @@ def keep_freed_memory() -> None:
     """Let this process keep the memory that it frees, where the C library is glibc; elsewhere do nothing.
 
     By default glibc takes each block of over 32 MB from the kernel and gives it back at once. The logits of a step are
-    such blocks, and its clearing of their pages took a fifth of the time of sampling with a vocabulary of 150,000.
+    such blocks where the vocabulary is large, and the kernel clears their pages again at each step.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from bench.claims import page, statistics
+from bench.claims import page, pinned, statistics
 from bench.claims.measures import MEASURES, lost_at
 from bench.claims.null import PASSES
 from bench.claims.plan import SECOND, Test, load_plan
@@ -177,3 +181,32 @@ def test_a_run_from_another_state_of_the_code_is_refused(plan, monkeypatch):
     monkeypatch.setattr(runner, "git_commit", lambda: f"{plan.commit}+")
     with pytest.raises(UserError, match=r"made at commit 8045ddf.*without changes; here is 8045ddf"):
         runner.execute(plan, next(run for run in plan.runs if run.name == "second-calm-grpo-s40"))
+
+
+def test_the_pinned_tree_is_that_of_the_commit(tmp_path, monkeypatch):
+    """A process that starts in the tree imports its packages, not those that are installed."""
+    root = Path(__file__).parents[2]
+    subprocess.run(["git", "clone", "--quiet", "--shared", root, tmp_path / "clone"], check=True)
+    monkeypatch.chdir(tmp_path / "clone")
+    head = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    packed = Path("results/published/claims/second")
+    (packed / "new.jsonl.gz").write_bytes(b"")
+    tree = pinned.prepare(head, packed)
+    assert pinned.prepare(head, packed) == tree
+    assert (tree / packed / "new.jsonl.gz").is_file()
+    names = "gtpo gtpo.rewards gtpo.evalkit bench.claims.run"
+    code = f"import importlib; print(*(importlib.import_module(name).__file__ for name in '{names}'.split()))"
+    environment = {**os.environ, "PYTHONPATH": f"{tree / pinned.PACKAGES}{os.pathsep}{tree}"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=tree, env=environment, check=True, capture_output=True, text=True
+    )
+    assert all(Path(file).resolve().is_relative_to(tree) for file in done.stdout.split())
+
+
+def test_a_fork_that_fails_is_seen_and_its_output_kept(tmp_path, capfd):
+    log = tmp_path / "log"
+    with capfd.disabled():
+        assert pinned.forked(lambda: print("made"), log)
+        assert not pinned.forked(lambda: 1 / 0, log)
+    assert log.read_text().startswith("made")
+    assert "ZeroDivisionError" in log.read_text()
