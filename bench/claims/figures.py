@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from bench.claims.measures import Record, curve, tag_means
-from bench.claims.page import compared, is_share, short_measure, unit
 from bench.claims.plan import Plan
 from bench.claims.statistics import Answer, Records, pairs
+from bench.claims.tables import compared, is_share, short_measure, unit
 from gtpo.common.files import write_bytes
 from gtpo.evalkit.comparison.training_curves import LN2
 from gtpo.evalkit.report.figures import COLOURS, DASHES, STYLE

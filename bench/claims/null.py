@@ -29,19 +29,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from bench.claims import sequential
 from bench.claims import statistics as st
 from bench.claims.measures import MEASURES, VALIDATION, Record, collapsed, curve, running, scores
 from bench.claims.plan import PLAN, PairedTest, Plan, Test, load_plan, primaries
 from bench.claims.run import as_program
+from bench.claims.sequential import HORIZON, WARNING, looks
 from bench.claims.statistics import (
     ALPHA,
-    HORIZON,
-    WARNING,
     Array,
     Effect,
     Records,
     evaluation_of,
-    looks,
     pairs,
     stacked,
 )
@@ -273,9 +272,9 @@ def simulate(d: Array, plan: Plan, test: Test) -> tuple[Array, Array]:
     shares = [len(half) / len(every), 1.0]
     parts = [d[:, : len(half)], d]
     means, errors, counts = zip(*((p.mean(-1), stats.sem(p, axis=-1), p.shape[-1]) for p in parts), strict=True)
-    p_values = [st.two_sided(*each) for each in zip(means, errors, counts, strict=True)]
-    rejected = st.p_value(p_values, shares) <= ALPHA
-    return rejected, st.equivalent(list(means), list(errors), list(counts), shares, test.margin)
+    p_values = [sequential.two_sided(*each) for each in zip(means, errors, counts, strict=True)]
+    rejected = sequential.p_value(p_values, shares) <= ALPHA
+    return rejected, sequential.equivalent(list(means), list(errors), list(counts), shares, test.margin)
 
 
 def warning_placebo(runs: list[tuple[Any, int, Record, float]], kind: str, rng: np.random.Generator, test: Test,
@@ -305,7 +304,7 @@ def warning_placebo(runs: list[tuple[Any, int, Record, float]], kind: str, rng: 
             accuracy = np.array(record["curves"]["metrics"][VALIDATION]["mean"])
             series[VALIDATION] = {"mean": (rng.binomial(256, accuracy) / 256).tolist()}
             made.append((stratum, new, {"curves": {"last_step_of_block": ends.tolist(), "metrics": series}}, lost))
-    return st.compared_auc(*st.warning_auc(made, (test.a, test.b)))
+    return sequential.compared_auc(*sequential.warning_auc(made, (test.a, test.b)))
 
 
 def warning_gate(old: Records, plan: Plan, test: Test, rng: np.random.Generator, runs: int) -> dict[str, Any]:
@@ -315,11 +314,11 @@ def warning_gate(old: Records, plan: Plan, test: Test, rng: np.random.Generator,
         (test.source, method): {s: stand_in(r, test.slower, rng, 400) for s, r in old[test.source, method].items()}
         for method in ("gtpo", "grpo", "gtpo-conflict-only")
     }
-    runs_made = st.warning_runs(made, test.source)
+    runs_made = sequential.warning_runs(made, test.source)
     n = len(looks(plan, test.regime)[1])
     for kind in ("noise", "information", "planted"):
         d, error = np.array([warning_placebo(runs_made, kind, rng, test, n) for _ in range(runs)]).T
-        hits = st.two_sided(d, error, n) <= ALPHA
+        hits = sequential.two_sided(d, error, n) <= ALPHA
         found[kind] = {**share(hits)._asdict(), "difference": float(d.mean())}
     found["power"] = found["planted"]["share"]
     return found | {"passes": passes(found)}

@@ -154,7 +154,8 @@ def stopped_regimes(plan: Plan) -> set[str]:
     """The regimes that the look at half has decided; none of a plan without looks."""
     if not plan.tests:
         return set()
-    from bench.claims.statistics import read_records, settled
+    from bench.claims.sequential import settled
+    from bench.claims.statistics import read_records
 
     return settled(read_records(plan), plan)
 

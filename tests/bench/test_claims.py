@@ -17,11 +17,12 @@ import yaml
 from bench.claims import measures, null
 from bench.claims import run as runner
 from bench.claims.again import spread
-from bench.claims.page import apart_from_zero, at_every_scale, fewer_seeds, pages, secondary
+from bench.claims.page import pages
 from bench.claims.plan import QUESTIONS, TASKS, PairedTest, load_plan, merge
 from bench.claims.record import POINTS, find_record, packed_records, read_record
 from bench.claims.run import is_done
 from bench.claims.statistics import Effect, answers, as_json, effect, entropy_as_predictor, read_records
+from bench.claims.tables import apart_from_zero, at_every_scale, fewer_seeds, secondary
 from gtpo.common.errors import UserError
 from gtpo.common.files import read_json
 from gtpo.config import load_config

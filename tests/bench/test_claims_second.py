@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench.claims import page, pinned, statistics
+from bench.claims import page, pinned, sequential
 from bench.claims.measures import MEASURES, lost_at
 from bench.claims.null import PASSES
 from bench.claims.plan import SECOND, Test, load_plan
-from bench.claims.statistics import bound, crossing, level_at, p_value
+from bench.claims.sequential import bound, crossing, level_at, p_value
 from bench.claims.texts import remarks, solution
 from gtpo.common.files import read_json
 
@@ -82,7 +82,7 @@ def test_the_measures():
 
 def _records(plan, test, seeds, shift: float, rng) -> dict:
     made = {("base-micro", "base"): dict.fromkeys(seeds, BASE)}
-    others = {key: rng.standard_normal(20).tolist() for key in statistics.INDICATORS[1:]}
+    others = {key: rng.standard_normal(20).tolist() for key in sequential.INDICATORS[1:]}
     for method, its in ((test.a, shift), (test.b, 0.0)):
         made[test.regime, method] = {
             s: _record([0.4 + its + 0.02 * rng.standard_normal()] * 20, 0.1, others) for s in seeds
@@ -92,35 +92,35 @@ def _records(plan, test, seeds, shift: float, rng) -> dict:
 
 def test_no_look_before_every_seed_of_it_is_in_and_no_second_half_after_a_verdict(plan):
     test = plan.tests[0]
-    half, every = statistics.looks(plan, test.regime)
+    half, every = sequential.looks(plan, test.regime)
     assert (len(half), len(every), half[0]) == (17, 33, 11)
     rng = np.random.default_rng(2)
-    early = statistics.look_at(_records(plan, test, half[:-1], 0.1, rng), plan, test)
+    early = sequential.look_at(_records(plan, test, half[:-1], 0.1, rng), plan, test)
     assert (early.taken, early.seeds, early.p) == (0, 16, 1.0)
-    seen = statistics.look_at(_records(plan, test, half, 0.1, rng), plan, test)
+    seen = sequential.look_at(_records(plan, test, half, 0.1, rng), plan, test)
     assert seen.taken == 1
     assert seen.low < 0.1 < seen.high
     assert seen.p < 1e-3
-    others = [statistics.Look(other, 0, 0, 33) for other in plan.tests[1:]]
-    assert statistics.verdicts([seen, *others])[:2] == ["holds", "not tested yet"]
-    alike = statistics.look_at(_records(plan, test, half, 0.0, rng), plan, test)
-    assert statistics.verdicts([alike, *others])[0] == "equivalent"
+    others = [sequential.Look(other, 0, 0, 33) for other in plan.tests[1:]]
+    assert sequential.verdicts([seen, *others])[:2] == ["holds", "not tested yet"]
+    alike = sequential.look_at(_records(plan, test, half, 0.0, rng), plan, test)
+    assert sequential.verdicts([alike, *others])[0] == "equivalent"
     # Its other primary tests have no look, so the regime goes on.
-    assert statistics.settled(_records(plan, test, half, 0.1, rng), plan) == set()
+    assert sequential.settled(_records(plan, test, half, 0.1, rng), plan) == set()
     calm = plan.tests[-2]
     assert calm.regime == "calm"
-    half, _ = statistics.looks(plan, "calm")
-    assert statistics.settled(_records(plan, calm, half, 0.1, rng), plan) == {"calm"}
+    half, _ = sequential.looks(plan, "calm")
+    assert sequential.settled(_records(plan, calm, half, 0.1, rng), plan) == {"calm"}
 
 
 def _section(records: dict, plan) -> str:
-    found = [statistics.look_at(records, plan, test) for test in plan.tests]
+    found = [sequential.look_at(records, plan, test) for test in plan.tests]
     return page.rendered("second", second=page.second_values(records, plan, found))
 
 
 def test_the_page_tells_what_a_look_has_seen_and_nothing_before(plan):
     test = plan.tests[0]
-    half, _ = statistics.looks(plan, test.regime)
+    half, _ = sequential.looks(plan, test.regime)
     rng = np.random.default_rng(5)
     early = _section(_records(plan, test, half[:-1], 0.1, rng), plan)
     assert "**Interim: 48 of 786 runs, no test made yet.**" in early
@@ -147,13 +147,13 @@ def test_a_warning_is_found_and_noise_is_none():
         accuracy = np.where(ends >= lost, 0.1, 0.5) + 0.02 * rng.standard_normal(40)
         extra = {key: values.tolist() for key, values in series.items()}
         runs.append(("grpo", seed, _record(accuracy.tolist(), 0.0, extra), lost))
-    auc, without = statistics.warning_auc(runs, ("entropy/mean", "kl/untrained"))
+    auc, without = sequential.warning_auc(runs, ("entropy/mean", "kl/untrained"))
     assert auc[0] > 0.8
     assert 0.35 < auc[1] < 0.65
-    difference, error = statistics.compared_auc(auc, without)
+    difference, error = sequential.compared_auc(auc, without)
     assert difference > 3 * error > 0
     kept = [[run for run in runs if run[1] != seed] for seed in range(30)]
-    again = np.array([statistics.warning_auc(part, ("entropy/mean", "kl/untrained"))[0] for part in kept])
+    again = np.array([sequential.warning_auc(part, ("entropy/mean", "kl/untrained"))[0] for part in kept])
     # Without a seed the straight line in accuracy is another, which the jackknife leaves as it is.
     assert without == pytest.approx(again, abs=0.02)
 
