@@ -34,15 +34,18 @@ class Calibration(NamedTuple):
     """Completions it is the mean of; 0 where the user gave H_ini."""
     standard_error: float | None = None
     """Of the mean, in nats; None for fewer than two samples."""
+    seconds: float | None = None
+    """What sampling and scoring took; None where nothing was measured."""
 
     def record(self) -> dict[str, Any]:
         """Return what a run stores (`initial_entropy` in run.json)."""
-        return {"nats": self.initial_entropy, "samples": self.samples, "standard_error": self.standard_error}
+        kept = self._asdict()
+        return {"nats": kept.pop("initial_entropy"), **kept}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Calibration:
         """Return the calibration that a run stored, so that a resumed run does not measure again."""
-        return cls(record["nats"], record["samples"], record.get("standard_error"))
+        return cls(record["nats"], record["samples"], record.get("standard_error"), record.get("seconds"))
 
 
 def summarise(entropies: Tensor) -> Calibration:

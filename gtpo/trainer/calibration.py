@@ -128,8 +128,10 @@ class GateCalibration(TrainerCallback):
             LOG.info(
                 f"measuring H_ini on the untrained policy: sampling {min(batch, len(prompts))} completions at once"
             )
+        begin = time.monotonic()
         with self.while_measuring(), self.groups.sampling_aside(trainer.args.seed):
-            return calibrate_initial_entropy(self._completion_entropies, prompts, batch_size=batch)
+            found = calibrate_initial_entropy(self._completion_entropies, prompts, batch_size=batch)
+        return found._replace(seconds=round(time.monotonic() - begin, 1))
 
     def sampled_at_once(self, prompts: Sequence[Any]) -> int:
         """Return the completions that a process samples side by side: all of them, where their cache is small enough.

@@ -114,10 +114,10 @@ def test_nothing_is_measured_where_nothing_depends_on_it(tmp_path: Path) -> None
 def test_a_runs_record_is_what_its_resumed_run_takes_up(tmp_path: Path) -> None:
     record = CalibrationRecord(TrainFolder(tmp_path))
     assert record.load(resumed=False) is None
-    measured = Calibration(0.42, 100, 0.012)
+    measured = Calibration(0.42, 100, 0.012, 114.2)
     record.store(measured)
     document = json.loads((tmp_path / "run.json").read_text())
-    assert document["initial_entropy"] == {"nats": 0.42, "samples": 100, "standard_error": 0.012}
+    assert document["initial_entropy"] == {"nats": 0.42, "samples": 100, "standard_error": 0.012, "seconds": 114.2}
     assert record.load(resumed=False) == measured
 
 

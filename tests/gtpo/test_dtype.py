@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from gtpo.common import processor
 from gtpo.common.errors import UserError
@@ -55,3 +60,55 @@ def test_a_run_is_not_resumed_in_another_dtype(tmp_path: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="of a CPU")
 def test_adapters_beside_bfloat16_weights_compute_in_bfloat16_on_a_cpu(rank: int, dtype: str, bf16: bool) -> None:
     assert compute_precision(ModelSection(lora_rank=rank), dtype) == {"bf16": bf16, "fp16": False}
+
+
+def test_adapters_in_bfloat16_lose_no_more_than_the_base_does() -> None:
+    """Beside float32 throughout, an adapter's gradient is as far off with autocast as with float32 adapters."""
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
+    )  # fmt: skip
+    ids = torch.randint(0, 64, (4, 24), generator=torch.Generator().manual_seed(0))
+
+    def gradient(dtype: torch.dtype, autocast: bool) -> torch.Tensor:
+        torch.manual_seed(1)
+        model = get_peft_model(LlamaForCausalLM(config).to(dtype), LoraConfig(r=8, target_modules="all-linear"))
+        generator = torch.Generator().manual_seed(2)
+        for name, weight in model.named_parameters():
+            if "lora_" in name:  # not at their start, where one of the two factors is 0
+                weight.data = 0.05 * torch.randn(weight.shape, generator=generator)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            model(input_ids=ids, labels=ids).loss.backward()
+        grads = [weight.grad for _, weight in model.named_parameters() if weight.grad is not None]
+        assert all(grad.dtype == torch.float32 for grad in grads)
+        return torch.cat([grad.double().flatten() for grad in grads])
+
+    exact = gradient(torch.float32, False)
+    found = [gradient(torch.bfloat16, autocast) for autocast in (False, True)]
+    errors = [float((each - exact).norm() / exact.norm()) for each in found]
+    print(errors)
+    assert 0.001 < errors[0] < 0.1
+    assert errors[1] < 1.25 * errors[0]
+
+
+FAULTS = """
+import resource, sys, torch
+from gtpo.common.vllm_cpu import keep_freed_memory
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+for _ in range(20):  # the heap grows at first
+    torch.ones(2**24)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    torch.ones(2**24)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc's malloc alone is told to")
+def test_memory_that_is_kept_is_not_cleared_again() -> None:
+    """Ten blocks of 64 MB one after another: the kernel gives their pages once, or ten times."""
+    faults = {
+        given: int(subprocess.run([sys.executable, "-c", FAULTS, given], check=True, capture_output=True).stdout)
+        for given in ("keep", "return")
+    }
+    assert faults["keep"] * 20 < faults["return"]
