@@ -76,7 +76,7 @@ def main() -> None:
          "strict": str(strict), "lenient": str(lenient)}
         for case, (text, gold), strict, lenient in zip(cases, pairs, *found, strict=True)
     ]  # fmt: skip
-    with gzip.open(args.out, "wt", encoding="utf-8") as out:
+    with (gzip.open if args.out.suffix == ".gz" else open)(args.out, "wt", encoding="utf-8") as out:
         out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     for scoring in SCORINGS:
         agree = sum((row[scoring] == "CORRECT") == row["label"] for row in rows)

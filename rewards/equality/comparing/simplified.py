@@ -186,9 +186,9 @@ def _disguised(prediction: str, problem: ProblemText) -> bool:
         said = [re.sub(r"[\s{}:]|\\text", "", text) for text in (left, _WRAPPED.sub(" ", left))]
         for name, given in problem.stated:
             head = name[: name.find("(") + 1] or name
-            found = [text.rfind(head) for text in said if head != name or text.endswith(name)]
-            at = [text[place:] for text, place in zip(said, found, strict=False) if place >= 0]
-            before = [text[max(0, place - 1) : place] for text, place in zip(said, found, strict=False) if place >= 0]
+            found = [(text, text.rfind(head)) for text in said if head != name or text.endswith(name)]
+            at = [text[place:] for text, place in found if place >= 0]
+            before = [text[max(0, place - 1) : place] for text, place in found if place >= 0]
             renamed = _CALL.match(left.strip())
             if renamed and head != name and renamed[1] not in problem.tokens and equal_terms(value, given):
                 return True
