@@ -1,11 +1,13 @@
 """What the demo concludes on other processors: `python docs/tools/demo_settings.py FOLDER`, hours, resumable.
 
-Runs `gtpo demo` in FOLDER/SETTING for three instruction sets and one and two threads, and writes the verdicts side by
-side to results/published/demo/settings.md.
+Runs `gtpo demo` in FOLDER/SETTING for three instruction sets and one and two threads. With --made NAME it runs nothing:
+FOLDER is where `gtpo demo` was run, and NAME its column. The verdicts go to results/published/demo/settings.json and,
+side by side with those that are there, to settings.md.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -13,9 +15,10 @@ import sys
 from itertools import product
 from pathlib import Path
 
+from gtpo.common.files import read_json, write_json, write_text
 from gtpo.run.demo import AGAINST_GRPO, RUNS
 
-PAGE = Path(__file__).resolve().parents[2] / "results/published/demo/settings.md"
+PUBLISHED = Path(__file__).resolve().parents[2] / "results/published/demo"
 INSTRUCTIONS = ("default", "avx2", "avx512")
 """Values of ATEN_CPU_CAPABILITY; default is plain code without AVX."""
 
@@ -25,15 +28,19 @@ GTPO = (sys.executable, "-m", "gtpo")
 
 def main() -> None:
     """Run what is missing, then write the page of the settings that are complete."""
-    folder = Path(sys.argv[1])
-    columns: dict[str, dict[str, str]] = {}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--made", metavar="NAME", help="the column of a demo that was made in the folder")
+    asked = parser.parse_args()
+    if asked.made:
+        add(asked.made, asked.folder)
+        return
     for threads, instructions in product(THREADS, INSTRUCTIONS):
-        here = folder / f"{instructions}-{threads}"
+        here = asked.folder / f"{instructions}-{threads}"
         here.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, "ATEN_CPU_CAPABILITY": instructions, "OMP_NUM_THREADS": str(threads)}
         subprocess.run([*GTPO, "demo"], cwd=here, env=environment, stdout=subprocess.DEVNULL, check=True)
-        columns[f"{instructions}, {threads} thread{'s' * (threads > 1)}"] = {**told_by(here), **verdicts(here)}
-        write(columns)
+        add(f"{instructions}, {threads} thread{'s' * (threads > 1)}", here)
 
 
 def verdicts(here: Path) -> dict[str, str]:
@@ -57,13 +64,21 @@ def told_by(here: Path) -> dict[str, str]:
     return {"made by": f"{versions}, {run['hardware']['cpu']}, {run['hardware']['torch_threads']} threads"}
 
 
-def write(columns: dict[str, dict[str, str]]) -> None:
-    """Write the table of all settings so far."""
+def add(name: str, here: Path) -> None:
+    """Put the verdicts of the demo in here beside those of the other settings, and write the table of all."""
+    columns = read_json(PUBLISHED / "settings.json") | {name: {**told_by(here), **verdicts(here)}}
+    write_json(PUBLISHED / "settings.json", columns)
+    write_text(PUBLISHED / "settings.md", page(columns))
+    print(f"{len(columns)} settings in {PUBLISHED / 'settings.md'}", flush=True)
+
+
+def page(columns: dict[str, dict[str, str]]) -> str:
+    """Return the table of all settings, under the number of verdicts that are the same in all."""
     rows = list(next(iter(columns.values())))
     same = sum(len({column[row].split()[0] for column in columns.values()}) == 1 for row in rows[1:])
     lines = [
-        "`python docs/tools/demo_settings.py FOLDER`: `gtpo demo` with each ATEN_CPU_CAPABILITY and number of threads.",
-        "pass@1, differences in points.",
+        "`gtpo demo` with several ATEN_CPU_CAPABILITY and numbers of threads, and as it comes on another processor",
+        "(`python docs/tools/demo_settings.py`). pass@1, differences in points.",
         "",
         f"**{same} of {len(rows) - 1} verdicts are the same in all {len(columns)} settings.**",
         "",
@@ -71,8 +86,7 @@ def write(columns: dict[str, dict[str, str]]) -> None:
         "|:--|" + ":--|" * len(columns),
         *(f"| {row} | " + " | ".join(column[row] for column in columns.values()) + " |" for row in rows),
     ]
-    PAGE.write_text("\n".join(lines) + "\n")
-    print(f"{len(columns)} settings in {PAGE}", flush=True)
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
