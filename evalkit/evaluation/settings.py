@@ -223,6 +223,8 @@ class EvalSettings(Options):
         self.shard_of()
         if self.completions is None and self.model is None:
             raise UserError("gtpo eval needs a MODEL (Hub name, folder or train run), or --completions FILE")
+        if self.completions is None and Path(self.model or "").suffix == ".jsonl":
+            raise UserError(f"{self.model} is no model; to score the completions in it: --completions {self.model}")
         if self.completions is None and not self.benchmarks:
             raise UserError("--benchmarks names what to evaluate on, e.g. --benchmarks gsm8k,math (gtpo eval --list)")
         return self

@@ -219,6 +219,7 @@ def test_shards_share_no_question_and_no_folder(gtpo, tiny_model: Path, tmp_path
     [
         (("MODEL", "--benchmarks", "gsm8kk"), 'unknown benchmark "gsm8kk". Did you mean "gsm8k"'),
         (("MODEL",), "--benchmarks names what to evaluate on"),
+        (("rows.jsonl",), "rows.jsonl is no model; to score the completions in it: --completions rows.jsonl"),
         (("nowhere/at/all", "--benchmarks", "arithmetic"), "nowhere/at/all: no such model folder or train run"),
         (("nowhere", "--benchmarks", "arithmetic"), 'no model "nowhere"'),
         (("--benchmarks", "arithmetic"), "gtpo eval needs a MODEL"),
