@@ -35,6 +35,8 @@ from gtpo.common.files import read_json, write_text
 PLAN = Path("bench/real_runs.yaml")
 TAG = re.compile(r"</?(?:reasoning|answer)>")
 KINDS = ("tag", "end", "number", "word")
+SEARCH = "real-search-"
+"""What the names of the runs that search for a rate begin with."""
 SUMMARY = ("pass@k", "maj@k", "lenient", "format_rate", "truncation_rate", "no_answer_rate", "mean_tokens")
 """What is kept of the summary of a benchmark in eval.json."""
 
@@ -119,7 +121,8 @@ def execute(plan: Plan, run: Run) -> None:
     log = TRAIN_RUNS / run.name / "completions"
     counted = conflict_kinds(log) if log.is_dir() else None
     config = portable(yaml.safe_load((TRAIN_RUNS / run.name / "config.yaml").read_text(encoding="utf-8")))
-    write_record(plan, run, None, time.monotonic() - begin, config=config, conflict_kinds=counted)
+    found = summary(EVAL_RUNS / run.name) if run.evaluate is not None else None
+    write_record(plan, run, None, time.monotonic() - begin, config=config, conflict_kinds=counted, summary=found)
     shutil.rmtree(TRAIN_RUNS / run.name / "checkpoints", ignore_errors=True)
 
 
@@ -130,14 +133,19 @@ def portable(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "model": model, "dataset": dataset}
 
 
+def summary(folder: Path) -> dict[str, Any]:
+    """Return what is kept of the summary of each benchmark of an evaluation."""
+    found = read_json(folder / "eval.json")["benchmarks"]
+    return {name: {key: row[key] for key in SUMMARY if key in row} for name, row in found.items()}
+
+
 def untrained_record(folder: Path) -> dict[str, Any]:
     """Return what is kept of the untrained model's evaluation: how it was made, its summary, counts per question."""
     found = read_json(folder / "eval.json")
     model = {key: found["model"][key] for key in ("fingerprint", "weights")}
     kept = {key: found[key] for key in ("engine", "sampling", "scoring", "verifier", "git_commit", "wall_seconds")}
-    summary = {name: {key: row[key] for key in SUMMARY if key in row} for name, row in found["benchmarks"].items()}
-    record = {"schema_version": 1, "model": model, "prompt": found["prompt"]["hash"], **kept, "summary": summary}
-    return {**record, "evaluation": evaluation(folder)}
+    record = {"schema_version": 1, "model": model, "prompt": found["prompt"]["hash"], **kept}
+    return {**record, "summary": summary(folder), "evaluation": evaluation(folder)}
 
 
 def best_rate(records: Sequence[dict[str, Any]]) -> tuple[float, list[dict[str, float]]]:
@@ -154,6 +162,12 @@ def best_rate(records: Sequence[dict[str, Any]]) -> tuple[float, list[dict[str, 
     best = max(rows, key=lambda row: row["pass@1"])
     good = [row["learning_rate"] for row in rows if row["pass@1"] >= best["pass@1"] - best["standard_error"]]
     return min(good), rows
+
+
+def searched(plan: Plan) -> list[dict[str, Any]]:
+    """Return the records of the search, smallest rate first; those that are missing are left out."""
+    found = [record for run in plan.runs if run.name.startswith(SEARCH) and (record := find_record(plan, run))]
+    return sorted(found, key=lambda record: float(record["config"]["training"]["learning_rate"]))
 
 
 def with_settings(run: Run, model: str, data_dir: Path | None, rate: float | None) -> Run:
@@ -194,10 +208,9 @@ def main() -> None:
         write_text(untrained, one_line_lists(untrained_record(folder)))
     for run in todo:
         rate = None
-        if not run.regime.startswith("search-"):
-            search = [other for other in plan.runs if other.regime.startswith("search-")]
-            records = [record for other in search if (record := find_record(plan, other))]
-            if len(records) < len(search):
+        if not run.name.startswith(SEARCH):
+            records = searched(plan)
+            if len(records) < sum(other.name.startswith(SEARCH) for other in plan.runs):
                 raise UserError(f"{run.name} takes the rate of the search, which is not recorded yet: run it first")
             rate, rows = best_rate(records)
             write_text(plan.evidence / "search.json", one_line_lists({"learning_rate": rate, "from": rows}))

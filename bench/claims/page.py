@@ -187,17 +187,17 @@ def rendered(name: str, **given: Any) -> str:
     return "".join(template.blocks[name](template.new_context(given))).strip("\n")
 
 
-def replaced(page: Path, blocks: dict[str, str]) -> str:
+def replaced(page: Path, blocks: dict[str, str], of: str = "claims") -> str:
     """The page with what stands between `<!-- claims: NAME -->` and `<!-- claims: end -->` written anew."""
     text, left = page.read_text(encoding="utf-8"), dict(blocks)
     new = re.sub(
-        r"(<!-- claims: (\w+)[^\n]* -->\n\n).*?\n\n(<!-- claims: end -->)",
+        rf"(<!-- {of}: (\w+)[^\n]* -->\n\n).*?\n\n(<!-- {of}: end -->)",
         lambda match: f"{match[1]}{left.pop(match[2])}\n\n{match[3]}",
         text,
         flags=re.DOTALL,
     )
     if left:
-        raise UserError(f"{page}: expected <!-- claims: NAME --> ... <!-- claims: end --> for {', '.join(left)}")
+        raise UserError(f"{page}: expected <!-- {of}: NAME --> ... <!-- {of}: end --> for {', '.join(left)}")
     return new
 
 

@@ -16,6 +16,10 @@ from gtpo.common.log import LOG
 STEPS = 5
 """Logged steps that must agree before a warning."""
 
+MORE_STEPS, EQUAL = 10, 0.8
+"""Of the groups of so many logged steps, the mean share with equal rewards from which on a warning is due. Runs that go
+well stayed below it (bench/claims: 1 of 228 reached it, with nearly every answer right), runs that failed did not."""
+
 TRUNCATED = 0.5
 """Mean share of truncated completions above which most of them are."""
 
@@ -28,7 +32,7 @@ class Advice(TrainerCallback):
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
-        self.recent: deque[Mapping[str, Any]] = deque(maxlen=STEPS)
+        self.recent: deque[Mapping[str, Any]] = deque(maxlen=MORE_STEPS)
         self.said: set[str] = set()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -47,9 +51,9 @@ class Advice(TrainerCallback):
         self.said = set(found)
         return new
 
-    def _values(self, name: str, trls: str = "") -> list[float]:
-        """Return a metric of the recent steps, under our name or TRL's; none where a step lacks it."""
-        values = [row.get(name, row.get(trls)) for row in self.recent]
+    def _values(self, name: str, trls: str = "", steps: int = STEPS) -> list[float]:
+        """Return a metric of the last steps, under our name or TRL's; none where a step lacks it."""
+        values = [row.get(name, row.get(trls)) for row in list(self.recent)[-steps:]]
         return [] if None in values else [float(value) for value in values if value is not None]
 
     def _found(self) -> Iterator[tuple[str, str]]:
@@ -74,21 +78,27 @@ class Advice(TrainerCallback):
                 "their answers are missing. Raise it (and model.max_seq_length), ask for shorter answers in "
                 "dataset.system_instruction, or leave them out of the loss with objective.mask_truncated true",
             )
-        if (equal := self._values("groups/zero_variance", "frac_reward_zero_std")) and min(equal) == 1:
-            yield "equal", self._equal_rewards(since)
+        equal = self._values("groups/zero_variance", "frac_reward_zero_std", MORE_STEPS)
+        due = len(equal) == MORE_STEPS or "equal" in self.said  # once said, until it has passed
+        if equal and min(equal[-STEPS:]) == 1:
+            yield "equal", self._equal_rewards(1.0, STEPS)
+        elif equal and due and (share := sum(equal) / len(equal)) >= EQUAL:
+            yield "equal", self._equal_rewards(share, len(equal))
 
-    def _equal_rewards(self, since: str) -> str:
-        """Say that no group's rewards differ, and what their value makes likely."""
+    def _equal_rewards(self, share: float, steps: int) -> str:
+        """Say in how many groups the rewards do not differ, and what their value makes likely."""
         means = {
-            name.removeprefix("rewards/").removesuffix("/mean"): self._values(name)
+            name.removeprefix("rewards/").removesuffix("/mean"): self._values(name, steps=steps)
             for name in self.recent[-1]
             if name.startswith("rewards/") and name.endswith("/mean")
         }
-        shown = ", ".join(f"{name} {sum(values) / STEPS:.2f}" for name, values in means.items() if values)
+        shown = ", ".join(f"{name} {sum(values) / steps:.2f}" for name, values in means.items() if values)
         return (
-            f"the reward does not vary within any group {since} (mean: {shown or 'unknown'}), so no completion is "
-            "preferred to another. Read completions/ in the run folder. If the reward is low everywhere, the problems "
-            "are too hard or the format is not learned: start from an sft run, take easier problems, or raise "
-            "training.num_generations. If it is high everywhere, take harder problems. If neither, the reward function "
-            "returns a constant"
+            f"in {share:.0%} of the groups every completion earned the same reward in the last {steps} logged steps "
+            f"(mean: {shown or 'unknown'}), so no completion is preferred to another. Read completions/ in the run "
+            "folder. If the reward is low everywhere, the problems are too hard or the format is not learned: start "
+            "from an sft run, take easier problems, or raise training.num_generations. If it is what a part of the "
+            "task earns, as 1 of 10 for half of the format, the policy has settled for that part: lower "
+            "training.learning_rate, or start from an sft run. If it is high everywhere, take harder problems. If none "
+            "of these, the reward function returns a constant"
         )

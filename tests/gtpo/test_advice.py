@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gtpo.presets import PRESETS
-from gtpo.run.advice import STEPS, Advice
+from gtpo.run.advice import MORE_STEPS, STEPS, Advice
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ GOOD = {"gate/kept": 0.9, "entropy/mean": 0.5, "completions/truncated": 0.1, "gr
         ({"completions/truncated": 0.6}, ("60%", "training.max_completion_length 1536", "objective.mask_truncated")),
         (
             {"groups/zero_variance": 1.0, "rewards/mine/mean": 0.25},
-            ("does not vary", "mean: mine 0.25", "returns a constant"),
+            ("in 100% of the groups", "last 5 logged", "mean: mine 0.25", "returns a constant"),
         ),
     ],
 )
@@ -42,8 +42,19 @@ def test_said_once_with_what_to_change_and_again_after_it_passed(
 
 
 def test_one_good_step_among_five_is_enough(advice: Advice) -> None:
-    rows = [{**GOOD, "gate/kept": 0.0, "groups/zero_variance": 1.0}] * (STEPS - 1) + [GOOD]
+    rows = [{**GOOD, "gate/kept": 0.0}] * (STEPS - 1) + [GOOD]
     assert not any(advice.observe(row) for row in rows * 4)
+
+
+def test_most_groups_without_a_difference(advice: Advice) -> None:
+    """Steps 7 to 16 of GRPO on a pretrained model that settled for half of the format: two groups a step."""
+    shares = [1.0, 0.5, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0, 0.5, 1.0]
+    assert len(shares) == MORE_STEPS
+    assert sum(shares) / len(shares) >= 0.8
+    said = [advice.observe({**GOOD, "groups/zero_variance": s, "rewards/format_reward/mean": 1.0}) for s in shares]
+    assert [len(texts) for texts in said] == [0] * (MORE_STEPS - 1) + [1]
+    assert "in 80% of the groups" in said[-1][0]
+    assert "mean: format_reward 1.00" in said[-1][0]
 
 
 def test_a_method_without_these_metrics_is_left_alone(advice: Advice) -> None:

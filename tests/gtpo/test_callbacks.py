@@ -106,7 +106,7 @@ def test_advice_reads_trls_own_names(folder: Path, tmp_path: Path) -> None:  # n
     trainer.reward_funcs[0] = lambda completions, **columns: [1.0] * len(completions)
     with logged() as told:
         trainer.train()
-    assert any("the reward does not vary within any group" in line for line in told)
+    assert any("in 100% of the groups every completion earned the same reward" in line for line in told)
 
 
 @pytest.mark.parametrize("action", ["warn", "stop"])

@@ -1,0 +1,167 @@
+"""`python -m bench.real_page`: the section of docs/results.md on the real model, from the records of bench.real_runs.
+
+What is not recorded yet is named as such. A test writes the section again and compares.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from bench.claims.measures import Record, curve, scores
+from bench.claims.page import RESULTS, replaced
+from bench.claims.plan import Plan, load_plan
+from bench.claims.record import find_record
+from bench.claims.run import as_program
+from bench.common import table
+from bench.real_runs import KINDS, PLAN, SEARCH, searched
+from gtpo.common.files import read_json, write_text
+from gtpo.evalkit.differences import PairedDifference, differences
+
+BENCHMARK = "gsm8k"
+BLOCK = 10
+"""Steps that a row of the tables of training is the mean of."""
+SEEDS_FOR_METHODS = 2
+"""Pairs from which on the two methods are compared, not these weights."""
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def points(found: PairedDifference) -> str:
+    """`+1.2 [-0.3, +2.7]`."""
+    middle, low, high = (f"{100 * value:+.1f}" for value in (found.difference, found.low, found.high))
+    return f"{middle} [{low}, {high}]"
+
+
+def search_table(records: Iterable[Record]) -> str:
+    """Of each rate of the search: held-out pass@1 before and after, and what training did meanwhile."""
+    rows = []
+    for record in records:
+        before, after = (curve(record, "validation/pass@1")[1][i] for i in (0, -1))
+        steps = record["curves"]["last_step_of_block"][-1]
+        shown = [curve(record, key)[1] for key in ("reward/format", "reward/accuracy", "completions/length")]
+        first, last = ([float(values[part].mean()) for values in shown] for part in (slice(5), slice(-5, None)))
+        rate = record["config"]["training"]["learning_rate"]
+        moves = (f"{a:.3g} to {b:.3g}" for a, b in zip(first, last, strict=True))
+        rows.append((f"{rate:g}", steps, f"{percent(before)} to {percent(after)}", *moves))
+    columns = (">rate", ">steps", ">held-out pass@1, %", ">format, of 10", ">accuracy, of 10", ">tokens")
+    return table(columns, rows)
+
+
+def ends_table(untrained: dict[str, Any], records: Mapping[str, Record]) -> str:
+    """The test problems: each run's last weights, against the untrained model."""
+    before = scores(untrained, BENCHMARK, "pass@1")
+    rows = []
+    for name, record in {"untrained": untrained, **records}.items():
+        found = record["summary"][BENCHMARK]
+        n = record["evaluation"][BENCHMARK]["n"]
+        at_k = [found[metric][k] for metric, k in (("pass@k", "1"), ("pass@k", str(n)), ("maj@k", str(n)))]
+        shown = [f"{percent(each['mean'])} [{percent(each['low'])}, {percent(each['high'])}]" for each in at_k]
+        lenient = percent(found["lenient"]["pass@k"]["1"]["mean"])
+        beside = (
+            lenient,
+            percent(found["format_rate"]),
+            percent(found["truncation_rate"]),
+            f"{found['mean_tokens']:.0f}",
+        )
+        after = scores(record, BENCHMARK, "pass@1")[None, None]
+        against = points(differences(after, before[None, None], trained=(False, False))[0]) if record["run"] else ""
+        rows.append((name, shown[0], against, *shown[1:], *beside))
+    columns = (">pass@1, %", ">against untrained", f">pass@{n}", f">maj@{n}", ">lenient pass@1", ">format", ">cut off",
+               ">tokens")  # fmt: skip
+    return table(("run", *columns), rows)
+
+
+def blocks_of(record: Record, key: str) -> list[float]:
+    """The means of a curve over every BLOCK steps; NaN where it has no value."""
+    steps, values = curve(record, key)
+    last = record["curves"]["last_step_of_block"][-1]
+    which = [(steps > begin) & (steps <= begin + BLOCK) for begin in range(0, last, BLOCK)]
+    return [float(values[inside].mean()) if inside.any() else float("nan") for inside in which]
+
+
+def kinds_of(record: Record, kind: str) -> list[float]:
+    """The share, in percent, of a kind's tokens that are conflict tokens, over every BLOCK steps."""
+    found = record["conflict_kinds"]
+    conflict, every = (np.array(found[f"{part}/{kind}"], dtype=float) for part in ("conflict", "tokens"))
+    parts = range(0, len(every), BLOCK)
+    return [100 * float(conflict[at : at + BLOCK].sum() / max(1, every[at : at + BLOCK].sum())) for at in parts]
+
+
+def training_table(records: list[Record]) -> str:
+    """What a method's runs did, in the means of BLOCK steps and of its seeds."""
+    curves = {
+        "format, of 10": ("reward/format", 1), "accuracy, of 10": ("reward/accuracy", 1),
+        "entropy": ("entropy/mean", 1), "kept, %": ("gate/kept", 100), "tokens": ("completions/length", 1),
+        "cut off, %": ("completions/truncated", 100), "KL": ("kl/untrained", 1),
+        "equal rewards, %": ("groups/zero_variance", 100), "conflict, %": ("conflict/fraction", 100),
+    }  # fmt: skip
+    columns = {
+        name: np.mean([np.multiply(blocks_of(record, key), factor) for record in records], axis=0)
+        for name, (key, factor) in curves.items()
+        if all(curve(record, key)[1].size for record in records)
+    }
+    columns |= {f"of {kind}s": np.mean([kinds_of(record, kind) for record in records], axis=0) for kind in KINDS}
+    starts = range(1, BLOCK * len(next(iter(columns.values()))), BLOCK)
+    rows = [(f"{at}-{at + BLOCK - 1}", *(f"{value:.3g}" for value in row))
+            for at, row in zip(starts, zip(*columns.values(), strict=True), strict=True)]  # fmt: skip
+    return table(("steps", *(f">{name}" for name in columns)), rows)
+
+
+def primary(records: Mapping[str, Mapping[int, Record]]) -> str:
+    """GTPO - GRPO on the seeds that both have, and what it can say."""
+    seeds = sorted(set(records.get("gtpo", {})) & set(records.get("grpo", {})))
+    if not seeds:
+        return "**GTPO against GRPO: no pair of runs is recorded yet.**"
+    a, b = (np.stack([scores(records[name][s], BENCHMARK, "pass@1") for s in seeds])[None] for name in ("gtpo", "grpo"))
+    enough = len(seeds) >= SEEDS_FOR_METHODS
+    found = differences(a, b, seeds_paired=True, trained=(enough, enough))[0]
+    says = {1: "GTPO is better", -1: "GRPO is better", 0: "undecided"}[found.shown]
+    who = f"{len(seeds)} pairs of runs" if enough else "one pair of runs, so these weights and not the methods"
+    return (
+        f"**GTPO against GRPO: {points(found)} points, {says}** (pass@1, strict; p = {found.p_value:.2g}; {who}; "
+        f"paired by seed and question). 80 % power finds {percent(found.detectable)} points."
+    )
+
+
+def section(plan: Plan) -> str:
+    """What docs/results.md says of the plan's runs."""
+    found = {run.name: (run, find_record(plan, run)) for run in plan.runs}
+    recorded = {name: record for name, (_, record) in found.items() if record is not None}
+    by_method: dict[str, dict[int, Record]] = {}
+    for name, record in recorded.items():
+        if not name.startswith(SEARCH):
+            by_method.setdefault(record["method"], {})[record["seed"]] = record
+    ends = {name: record for name, record in recorded.items() if record["evaluation"]}
+    missing = [name for name in found if name not in recorded]
+    untrained = {"run": None, **read_json(plan.evidence / "untrained.json")}
+    parts = [
+        f"{len(recorded)} of {len(found)} runs are recorded."
+        + (f" Not run yet: {', '.join(f'`{name}`' for name in missing)}." if missing else ""),
+        primary(by_method),
+        ends_table(untrained, ends),
+    ]
+    if search := searched(plan):
+        means = "rewards and tokens: means of the first and the last five steps"
+        parts += [f"The search for the learning rate, with GRPO alone ({means}):", search_table(search)]
+    for method in ("gtpo", "grpo"):
+        if method in by_method:
+            runs = [by_method[method][seed] for seed in sorted(by_method[method])]
+            which = "conflict tokens" if method == "gtpo" else "conflict tokens, as if it had the weights,"
+            shares = f"{which} in % of all and of the tokens of a kind"
+            parts += [f"{method.upper()} in training, {len(runs)} runs; {shares}:", training_table(runs)]
+    return "\n\n".join(parts)
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    write_text(RESULTS, replaced(RESULTS, {"runs": section(load_plan(PLAN))}, "real"))
+
+
+if __name__ == "__main__":
+    as_program(main)
