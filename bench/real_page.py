@@ -42,7 +42,7 @@ def search_table(records: Iterable[Record]) -> str:
     """Of each rate of the search: held-out pass@1 before and after, and what training did meanwhile."""
     rows = []
     for record in records:
-        before, after = (curve(record, "validation/pass@1")[1][i] for i in (0, -1))
+        before, after = record["validation"]["untrained"], curve(record, "validation/pass@1")[1][-1]
         steps = record["curves"]["last_step_of_block"][-1]
         shown = [curve(record, key)[1] for key in ("reward/format", "reward/accuracy", "completions/length")]
         first, last = ([float(values[part].mean()) for values in shown] for part in (slice(5), slice(-5, None)))

@@ -11,9 +11,11 @@ counts all tokens and those in a conflict span, by kind (tag, end, number, word)
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -122,7 +124,8 @@ def execute(plan: Plan, run: Run) -> None:
     counted = conflict_kinds(log) if log.is_dir() else None
     config = portable(yaml.safe_load((TRAIN_RUNS / run.name / "config.yaml").read_text(encoding="utf-8")))
     found = summary(EVAL_RUNS / run.name) if run.evaluate is not None else None
-    write_record(plan, run, None, time.monotonic() - begin, config=config, conflict_kinds=counted, summary=found)
+    kept = {**beside_the_curves(TRAIN_RUNS / run.name), "config": config, "conflict_kinds": counted, "summary": found}
+    write_record(plan, run, None, time.monotonic() - begin, **kept)
     shutil.rmtree(TRAIN_RUNS / run.name / "checkpoints", ignore_errors=True)
 
 
@@ -131,6 +134,18 @@ def portable(config: dict[str, Any]) -> dict[str, Any]:
     model = {**config["model"], "model_name": Path(config["model"]["model_name"]).name}
     dataset = {key: value for key, value in config["dataset"].items() if key != "data_dir"}
     return {**config, "model": model, "dataset": dataset}
+
+
+def beside_the_curves(folder: Path) -> dict[str, Any]:
+    """Return what else is kept of a train run: its held-out accuracy before the first step, seconds a step takes."""
+    validation = read_json(folder / "run.json").get("validation") or {}
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    seconds = {}
+    for key in ("time/step", "time/generation"):
+        if values := [row[key] for row in rows if key in row]:
+            seconds[key] = round(statistics.median(values), 1)
+    held_out = {key: validation[key] for key in ("untrained", "gain", "samples") if key in validation}
+    return {"validation": held_out, "median_seconds": seconds}
 
 
 def summary(folder: Path) -> dict[str, Any]:

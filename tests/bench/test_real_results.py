@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
+
+from bench.claims.page import RESULTS, replaced
+from bench.claims.plan import load_plan
+from bench.real_page import blocks_of, kinds_of, primary, section, training_table
+from bench.real_runs import KINDS, PLAN, beside_the_curves
 
 
 def test_agreement_on_a_models_own_completions(root, published) -> None:
@@ -30,3 +40,46 @@ def test_both_data_types(root, published) -> None:
         interval = f"{100 * accuracy['mean']:.1f} [{100 * accuracy['low']:.1f}, {100 * accuracy['high']:.1f}]"
         cells = (row["model"], row["dtype"], row["questions"], row["samples"], interval)
         assert f"| {' | '.join(map(str, cells))} | {row['processor_seconds']:.0f} |" in page
+
+
+def test_the_pages_section_is_that_of_the_records() -> None:
+    assert replaced(RESULTS, {"runs": section(load_plan(PLAN))}, "real") == RESULTS.read_text()
+
+
+def record_of(correct: Any, shares: list[float] | None = None) -> dict[str, Any]:
+    steps = list(range(1, 13))
+    kinds = {f"{part}/{kind}": [4 if part == "tokens" else 1] * 12 for part in ("tokens", "conflict") for kind in KINDS}
+    return {
+        "evaluation": {"gsm8k": {"n": 4, **dict.fromkeys(("correct", "format_ok", "maj"), list(correct))}},
+        "curves": {"last_step_of_block": steps, "metrics": {"reward/format": {"mean": shares or [None] * 12}}},
+        "conflict_kinds": {"step": steps, **kinds},
+    }
+
+
+def test_a_pair_speaks_of_weights_and_two_of_methods() -> None:
+    rng = np.random.default_rng(0)
+    lower, higher = (rng.binomial(4, p, size=(2, 200)) for p in (0.1, 0.5))
+    runs = {"gtpo": dict(enumerate(map(record_of, higher))), "grpo": dict(enumerate(map(record_of, lower)))}
+    assert "no pair of runs" in primary({"gtpo": runs["gtpo"]})
+    one = primary({name: {0: its[0]} for name, its in runs.items()})
+    assert "GTPO is better" in one
+    assert "these weights and not the methods" in one
+    assert "2 pairs of runs" in primary(runs)
+    assert "undecided" in primary({"gtpo": runs["gtpo"], "grpo": runs["gtpo"]})
+
+
+def test_training_in_blocks_of_ten_steps() -> None:
+    record = record_of([0], [1.0] * 10 + [3.0, None])  # type: ignore[list-item]
+    assert blocks_of(record, "reward/format") == [1.0, 3.0]
+    assert kinds_of(record, "tag") == [25.0, 25.0]
+    assert training_table([record, record]).splitlines()[2:] == [
+        "| 1-10 | 1 | 25 | 25 | 25 | 25 |",
+        "| 11-20 | 3 | 25 | 25 | 25 | 25 |",
+    ]
+
+
+def test_what_a_record_keeps_beside_the_curves(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"validation": {"untrained": 0.1, "problems": ["a"]}}))
+    rows = [{"step": 1, "time/step": 9.0}, {"step": 2, "time/step": 5.0}, {"step": 3, "time/step": 6.04}]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert beside_the_curves(tmp_path) == {"validation": {"untrained": 0.1}, "median_seconds": {"time/step": 6.0}}
