@@ -50,7 +50,7 @@ def record_of(correct: Any, shares: list[float] | None = None) -> dict[str, Any]
     steps = list(range(1, 13))
     kinds = {f"{part}/{kind}": [4 if part == "tokens" else 1] * 12 for part in ("tokens", "conflict") for kind in KINDS}
     return {
-        "evaluation": {"gsm8k": {"n": 4, **dict.fromkeys(("correct", "format_ok", "maj"), list(correct))}},
+        "evaluation": {"gsm8k": {"n": 4, **{key: list(correct) for key in ("correct", "format_ok", "maj")}}},
         "curves": {"last_step_of_block": steps, "metrics": {"reward/format": {"mean": shares or [None] * 12}}},
         "conflict_kinds": {"step": steps, **kinds},
     }
