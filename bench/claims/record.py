@@ -28,7 +28,7 @@ CURVES = ("loss", "grad_norm", "reward/accuracy", "reward/format", "entropy/mean
           "conflict/fraction", "groups/zero_variance", "completions/length", "completions/truncated",
           "completions/repeated", "kl/untrained", "clipped", "validation/pass@1")  # fmt: skip
 PROVENANCE = ("method", "preset", "parameters", "packages", "hardware", "git_commit", "started", "status", "step",
-              "stopped_because", "initial_entropy", "gate", "wall_time_s")  # fmt: skip
+              "stopped_because", "initial_entropy", "gate", "wall_time_s", "peak_memory_bytes")  # fmt: skip
 
 
 def write_record(plan: Plan, run: Run, tags: dict[str, Any] | None, seconds: float, **further: Any) -> None:

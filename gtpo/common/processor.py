@@ -1,4 +1,4 @@
-"""What a machine without a GPU computes in."""
+"""What a machine without a GPU computes in, and what a run takes of its memory."""
 
 from __future__ import annotations
 
@@ -25,6 +25,20 @@ def has_bfloat16() -> bool:
     import torch
 
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def peak_memory() -> int | None:
+    """Return the peak bytes of this process: of its GPU where it has one, else resident. None where Linux is not there
+    to say it."""
+    import torch
+
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    try:  # getrusage would count what the process that started this one held
+        found = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return 1024 * int(found[1]) if found else None
 
 
 def dtype_on_cpu(config: Any) -> str:

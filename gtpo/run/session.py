@@ -14,6 +14,7 @@ from transformers import PrinterCallback, TrainerCallback
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG, duration, libraries_aside
+from gtpo.common.processor import peak_memory
 from gtpo.common.provenance import now
 from gtpo.config import TrainConfig
 from gtpo.config.schedule import one_step_per_rollout
@@ -369,7 +370,7 @@ class TrainingRun(TrainerCallback):
                 **(self.validation.summary(time.monotonic() - self.begin, self.health) if self.validation else {}),
                 best={"step": self.health.best_step, "metric": self.health.metric, "value": self.health.best_value},
                 wall_time_s=round(self.folder.run().get("wall_time_s", 0.0) + time.monotonic() - self.begin, 1),
-                peak_memory_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+                peak_memory_bytes=peak_memory(),
             )
             self.stop.forget()
         self.processes.wait_for_everyone()  # a launcher ends the others when the first process has ended

@@ -23,6 +23,16 @@ from gtpo.run.folder import TrainFolder
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="of machines without a GPU")
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="of Linux")
+def test_the_peak_of_memory_stays_after_it_is_freed() -> None:
+    code = (
+        "from gtpo.common.processor import peak_memory; before = peak_memory(); "
+        "held = b'x' * 2**27; del held; print(peak_memory() - before)"
+    )
+    grown = int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+    assert grown == pytest.approx(2**27, rel=0.3)
+
+
 @pytest.mark.parametrize(
     ("multiplies", "stored", "given", "expected"),
     [
