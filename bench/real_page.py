@@ -33,9 +33,9 @@ def percent(value: float) -> str:
 
 
 def points(found: PairedDifference) -> str:
-    """`+1.2 [-0.3, +2.7]`."""
+    """`+1.2 [+0.3, +2.7] ▲`, marked where the difference is shown."""
     middle, low, high = (f"{100 * value:+.1f}" for value in (found.difference, found.low, found.high))
-    return f"{middle} [{low}, {high}]"
+    return f"{middle} [{low}, {high}]{('', ' ▲', ' ▼')[found.shown]}"
 
 
 def search_table(records: Iterable[Record]) -> str:
