@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.claims.figures import training_figure
 from bench.claims.measures import Record, curve, scores
 from bench.claims.page import RESULTS, replaced
 from bench.claims.plan import Plan, load_plan
@@ -18,12 +20,22 @@ from bench.claims.record import find_record
 from bench.claims.run import as_program
 from bench.common import table
 from bench.real_runs import KINDS, PLAN, SEARCH, searched
-from gtpo.common.files import read_json, write_text
+from gtpo.common.files import read_json, write_bytes, write_text
 from gtpo.evalkit.differences import PairedDifference, differences
+from gtpo.evalkit.report.figures import STYLE
 
 BENCHMARK = "gsm8k"
 BLOCK = 10
 """Steps that a row of the tables of training is the mean of."""
+CURVES_OF = ("gtpo", "grpo")
+FIGURE = Path("training.png")
+PANELS = {
+    "reward/accuracy": "Accuracy reward (points)",
+    "reward/format": "Format reward (points)",
+    "entropy/mean": "Mean token entropy (nats)",
+    "conflict/fraction": "Share of conflict tokens",
+    "completions/length": "Length (tokens)",
+}
 SEEDS_FOR_METHODS = 2
 """Pairs from which on the two methods are compared, not these weights."""
 
@@ -129,14 +141,20 @@ def primary(records: Mapping[str, Mapping[int, Record]]) -> str:
     )
 
 
+def runs_by_method(plan: Plan) -> dict[str, dict[int, Record]]:
+    """Method -> seed -> record, of the runs after the search."""
+    found: dict[str, dict[int, Record]] = {}
+    for run in plan.runs:
+        if not run.name.startswith(SEARCH) and (record := find_record(plan, run)) is not None:
+            found.setdefault(run.method, {})[run.seed] = record
+    return found
+
+
 def section(plan: Plan) -> str:
     """What docs/results.md says of the plan's runs."""
     found = {run.name: (run, find_record(plan, run)) for run in plan.runs}
     recorded = {name: record for name, (_, record) in found.items() if record is not None}
-    by_method: dict[str, dict[int, Record]] = {}
-    for name, record in recorded.items():
-        if not name.startswith(SEARCH):
-            by_method.setdefault(record["method"], {})[record["seed"]] = record
+    by_method = runs_by_method(plan)
     ends = {name: record for name, record in recorded.items() if record["evaluation"]}
     missing = [name for name in found if name not in recorded]
     untrained = {"run": None, **read_json(plan.evidence / "untrained.json")}
@@ -149,7 +167,9 @@ def section(plan: Plan) -> str:
     if search := searched(plan):
         means = "rewards and tokens: means of the first and the last five steps"
         parts += [f"The search for the learning rate, with GRPO alone ({means}):", search_table(search)]
-    for method in ("gtpo", "grpo"):
+    if any(method in by_method for method in CURVES_OF):
+        parts.append(f"![GTPO and GRPO in training](../{plan.evidence / FIGURE})")
+    for method in CURVES_OF:
         if method in by_method:
             runs = [by_method[method][seed] for seed in sorted(by_method[method])]
             which = "conflict tokens" if method == "gtpo" else "conflict tokens, as if it had the weights,"
@@ -158,9 +178,24 @@ def section(plan: Plan) -> str:
     return "\n\n".join(parts)
 
 
+def write_figure(plan: Plan, by_method: Mapping[str, Mapping[int, Record]]) -> None:
+    """Draw what the methods' runs did in training."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    panels = [(lambda record, key=key: curve(record, key), name) for key, name in PANELS.items()]
+    with matplotlib.rc_context(STYLE):
+        runs = {name: list(by_method[name].values()) for name in CURVES_OF if name in by_method}
+        write_bytes(plan.evidence / FIGURE, training_figure("Qwen2.5-Coder-0.5B on GSM8K", runs, panels))
+
+
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
-    write_text(RESULTS, replaced(RESULTS, {"runs": section(load_plan(PLAN))}, "real"))
+    plan = load_plan(PLAN)
+    by_method = runs_by_method(plan)
+    if any(method in by_method for method in CURVES_OF):
+        write_figure(plan, by_method)
+    write_text(RESULTS, replaced(RESULTS, {"runs": section(plan)}, "real"))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,8 @@ from gtpo.evalkit.report.figures import COLOURS, DASHES, STYLE
 NARROW = 4.6
 """Inches: type of 9 points is legible where a page is as wide as a phone."""
 SHOWN = ("grpo", "gtpo", "gtpo-conflict-only", "gtpo-no-filter", "sft")
-PANELS = (
-    ("reward/accuracy", "Accuracy reward (points)"),
-    ("reward/format", "Format reward (points)"),
-    ("entropy/mean", "Mean token entropy (nats)"),
-    ("kl/untrained", "KL from the base (nats)"),
-)
+Panel = tuple[Callable[[Record], tuple[Any, Any]], str]
+"""How a panel reads (steps, values) of a record, and its title."""
 
 
 def write_figures(records: Records, plan: Plan, found: list[Answer]) -> list[Path]:
@@ -35,12 +31,19 @@ def write_figures(records: Records, plan: Plan, found: list[Answer]) -> list[Pat
 
     matplotlib.use("Agg")
     written = []
+    panels = [
+        (_curve("reward/accuracy"), "Accuracy reward (points)"),
+        (_curve("reward/format"), "Format reward (points)"),
+        (_curve("entropy/mean"), "Mean token entropy (nats)"),
+        (_curve("kl/untrained"), "KL from the base (nats)"),
+        (lambda record: (np.array(record["tags"]["step"], float), tag_means(record)), "Tags, log-probability (nats)"),
+    ]
     with matplotlib.rc_context(STYLE):
         for regime in plan.regimes:
             runs = {method: list(records[regime, method].values()) for method in SHOWN if (regime, method) in records}
             if runs:
                 path = plan.evidence / "figures" / f"training-{regime}.png"
-                write_bytes(path, _training(regime, runs))
+                write_bytes(path, training_figure(regime, runs, panels))
                 written.append(path)
         for question in dict.fromkeys(answer.question.name for answer in found):
             its = [a for a in found if a.question.name == question and a.effects[0].difference is not None]
@@ -78,34 +81,37 @@ def _question(found: list[Answer], records: Records, plan: Plan) -> bytes:
     return _png(figure)
 
 
-def _training(regime: str, found: dict[str, list[Record]]) -> bytes:
+def _curve(key: str) -> Callable[[Record], tuple[Any, Any]]:
+    return lambda record: curve(record, key)
+
+
+def training_figure(title: str, found: dict[str, list[Record]], panels: Sequence[Panel]) -> bytes:
+    """As PNG: a panel for each of up to five quantities over training, method -> records. The third has all
+    methods; `title` ends before the number of seeds."""
     from matplotlib import pyplot as plt
 
     figure, grid = plt.subplots(3, 2, figsize=(NARROW, 6.4), layout="constrained")
-    axes, legend = grid.flat[: len(PANELS) + 1], grid.flat[-1]
-    for axis, (key, title) in zip(axes, PANELS, strict=False):
+    axes, legend = grid.flat[: len(panels)], grid.flat[-1]
+    for axis, (read, name) in zip(axes, panels, strict=True):
         for method, records in found.items():
-            _band(axis, method, records, lambda record, key=key: curve(record, key))
-        axis.set_title(title)
+            _band(axis, method, records, read)
+        axis.set_title(name)
         axis.set_xlabel("optimizer step")
-        axis.set_ylim(bottom=0)
+        if axis.dataLim.y0 >= 0:
+            axis.set_ylim(bottom=0)
     if axes[2].get_ylim()[1] > 0.5 * LN2:
         axes[2].axhline(LN2, color="#555", linewidth=0.8, linestyle=(0, (2, 2)))
         axes[2].annotate("ln 2", (0, LN2), xytext=(2, 2), textcoords="offset points", fontsize=7.5, color="#555")
-    for method, records in found.items():
-        _band(axes[-1], method, records, lambda record: (np.array(record["tags"]["step"], float), tag_means(record)))
-    axes[-1].set_title("Tags, log-probability (nats)")
-    axes[-1].set_xlabel("optimizer step")
     seeds = {len(records) for records in found.values()}
     count = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
     figure.suptitle(
-        f"{regime}: mean over {count} seed{'s' * (count != '1')},\nband from the lowest to the highest",
+        f"{title}: mean over {count} seed{'s' * (count != '1')},\nband from the lowest to the highest",
         x=0.01,
         ha="left",
         fontsize=10,
     )
     legend.axis("off")
-    legend.legend(*axes[2].get_legend_handles_labels(), loc="upper left")  # of the panel that has every method
+    legend.legend(*axes[2].get_legend_handles_labels(), loc="upper left")
     return _png(figure)
 
 
