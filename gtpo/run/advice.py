@@ -87,11 +87,9 @@ class Advice(TrainerCallback):
 
     def _equal_rewards(self, share: float, steps: int) -> str:
         """Say in how many groups the rewards do not differ, and what their value makes likely."""
-        means = {
-            name.removeprefix("rewards/").removesuffix("/mean"): self._values(name, steps=steps)
-            for name in self.recent[-1]
-            if name.startswith("rewards/") and name.endswith("/mean")
-        }
+        names = {name: name.removeprefix("reward/") for name in ("reward/format", "reward/accuracy")}
+        names |= {f"rewards/{name}/mean": name for name in self.trainer.reward_func_names}
+        means = {shown: self._values(name, steps=steps) for name, shown in names.items()}
         shown = ", ".join(f"{name} {sum(values) / steps:.2f}" for name, values in means.items() if values)
         return (
             f"in {share:.0%} of the groups every completion earned the same reward in the last {steps} logged steps "

@@ -13,8 +13,8 @@ from gtpo.run.advice import MORE_STEPS, STEPS, Advice
 
 @pytest.fixture
 def advice() -> Advice:
-    trainer = SimpleNamespace(args=SimpleNamespace(max_completion_length=1536), objective=PRESETS["gtpo"])
-    return Advice(trainer)
+    args = SimpleNamespace(max_completion_length=1536)
+    return Advice(SimpleNamespace(args=args, objective=PRESETS["gtpo"], reward_func_names=["mine"]))
 
 
 GOOD = {"gate/kept": 0.9, "entropy/mean": 0.5, "completions/truncated": 0.1, "groups/zero_variance": 0.3}
@@ -51,10 +51,11 @@ def test_most_groups_without_a_difference(advice: Advice) -> None:
     shares = [1.0, 0.5, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0, 0.5, 1.0]
     assert len(shares) == MORE_STEPS
     assert sum(shares) / len(shares) >= 0.8
-    said = [advice.observe({**GOOD, "groups/zero_variance": s, "rewards/format_reward/mean": 1.0}) for s in shares]
+    rewards = {"reward/format": 1.0, "reward/accuracy": 0.25, "rewards/mine/mean": 1.25}
+    said = [advice.observe({**GOOD, **rewards, "groups/zero_variance": share}) for share in shares]
     assert [len(texts) for texts in said] == [0] * (MORE_STEPS - 1) + [1]
     assert "in 80% of the groups" in said[-1][0]
-    assert "mean: format_reward 1.00" in said[-1][0]
+    assert "mean: format 1.00, accuracy 0.25, mine 1.25" in said[-1][0]
 
 
 def test_a_method_without_these_metrics_is_left_alone(advice: Advice) -> None:
