@@ -21,13 +21,14 @@ from bench.claims.run import as_program
 from bench.common import table
 from bench.real_runs import KINDS, PLAN, SEARCH, searched
 from gtpo.common.files import read_json, write_bytes, write_text
-from gtpo.evalkit.differences import PairedDifference, differences
+from gtpo.evalkit.differences import METHODS, PairedDifference, differences
 from gtpo.evalkit.report.figures import STYLE
 
 BENCHMARK = "gsm8k"
 BLOCK = 10
 """Steps that a row of the tables of training is the mean of."""
 CURVES_OF = ("gtpo", "grpo")
+"""The methods whose training is shown."""
 FIGURE = Path("training.png")
 PANELS = {
     "reward/accuracy": "Accuracy reward (points)",
@@ -36,8 +37,6 @@ PANELS = {
     "conflict/fraction": "Share of conflict tokens",
     "completions/length": "Length (tokens)",
 }
-SEEDS_FOR_METHODS = 2
-"""Pairs from which on the two methods are compared, not these weights."""
 
 
 def percent(value: float) -> str:
@@ -131,13 +130,14 @@ def primary(records: Mapping[str, Mapping[int, Record]]) -> str:
     if not seeds:
         return "**GTPO against GRPO: no pair of runs is recorded yet.**"
     a, b = (np.stack([scores(records[name][s], BENCHMARK, "pass@1") for s in seeds])[None] for name in ("gtpo", "grpo"))
-    enough = len(seeds) >= SEEDS_FOR_METHODS
-    found = differences(a, b, seeds_paired=True, trained=(enough, enough))[0]
+    found = differences(a, b, seeds_paired=True)[0]
     says = {1: "GTPO is better", -1: "GRPO is better", 0: "undecided"}[found.shown]
-    who = f"{len(seeds)} pairs of runs" if enough else "one pair of runs, so these weights and not the methods"
+    if not found.judged:
+        says = "too few pairs for a verdict on the methods"
+    covers = "questions and seeds" if found.scope == METHODS else "questions, not seeds"
     return (
-        f"**GTPO against GRPO: {points(found)} points, {says}** (pass@1, strict; p = {found.p_value:.2g}; {who}; "
-        f"paired by seed and question). 80 % power finds {percent(found.detectable)} points."
+        f"**GTPO against GRPO: {points(found)} points, {says}** (pass@1, strict; p = {found.p_value:.2g}; pairs of "
+        f"runs: {len(seeds)}; the interval covers {covers}). 80 % power finds {percent(found.detectable)} points."
     )
 
 
@@ -152,14 +152,13 @@ def runs_by_method(plan: Plan) -> dict[str, dict[int, Record]]:
 
 def section(plan: Plan) -> str:
     """What docs/results.md says of the plan's runs."""
-    found = {run.name: (run, find_record(plan, run)) for run in plan.runs}
-    recorded = {name: record for name, (_, record) in found.items() if record is not None}
-    by_method = runs_by_method(plan)
+    recorded = {run.name: record for run in plan.runs if (record := find_record(plan, run)) is not None}
+    missing = [run.name for run in plan.runs if run.name not in recorded]
     ends = {name: record for name, record in recorded.items() if record["evaluation"]}
-    missing = [name for name in found if name not in recorded]
+    by_method = runs_by_method(plan)
     untrained = {"run": None, **read_json(plan.evidence / "untrained.json")}
     parts = [
-        f"{len(recorded)} of {len(found)} runs are recorded."
+        f"{len(recorded)} of {len(plan.runs)} runs are recorded."
         + (f" Not run yet: {', '.join(f'`{name}`' for name in missing)}." if missing else ""),
         primary(by_method),
         ends_table(untrained, ends),

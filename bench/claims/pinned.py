@@ -32,7 +32,7 @@ LIBRARIES = (
 )
 PACK_EVERY = 10
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(64 << 20)}
-"""For glibc. By default it gives a step's large blocks back to the kernel: a fifth of the time of these small runs."""
+"""For glibc. By default it gives a step's large blocks back to the kernel, which clears them again at the next step."""
 
 
 def prepare(commit: str, packed: Path) -> Path:

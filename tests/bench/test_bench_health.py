@@ -7,7 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.claims.measures import curve
+from bench.claims.plan import load_plan
+from bench.claims.statistics import read_records
 from bench.health import RUNS, STEPS, Policy, alone, false_alarms, tables, trends
+from gtpo.run.advice import EQUAL, MORE_STEPS
 from gtpo.run.watch import SIGNALS
 
 
@@ -65,3 +69,26 @@ def test_the_page_shows_the_published_tables(root: Path, published) -> None:
     delay = measured["claims"]["median_delay_steps"]
     assert f"Of the {collapsed} runs" in page
     assert f"{flagged} are flagged, in the median {delay:.0f} steps after that" in " ".join(page.split())
+
+
+def test_advice_on_equal_rewards_in_recorded_runs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In calm training it is given once, to a run that has nearly every answer right; where training fails, to nine of ten."""
+    monkeypatch.chdir(root)
+
+    def first_accuracy(record: dict) -> float | None:  # type: ignore[type-arg]
+        (steps, equal), (_, accuracy) = (curve(record, key) for key in ("groups/zero_variance", "reward/accuracy"))
+        blocks = int(np.ceil(MORE_STEPS / np.diff(steps).min()))
+        means = np.convolve(equal, np.ones(blocks) / blocks, "valid")
+        return accuracy[blocks - 1 :][means >= EQUAL][0] if (means >= EQUAL).any() else None
+
+    found: dict[str, list[float | None]] = {}
+    for (regime, method), records in read_records(load_plan()).items():
+        if method not in ("base", "sft"):
+            found.setdefault(regime, []).extend(map(first_accuracy, records.values()))
+    calm = [first for regime in ("micro-calm", "small-calm") for first in found[regime]]
+    told = [first for first in calm if first is not None]
+    assert len(calm) > 200
+    assert len(told) <= 1
+    assert all(first > 9.5 for first in told)
+    for regime in ("micro-unstable", "micro-weak-base", "micro-high-rate", "micro-weaker-base"):
+        assert sum(first is not None for first in found[regime]) >= 0.9 * len(found[regime]), regime

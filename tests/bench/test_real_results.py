@@ -56,15 +56,18 @@ def record_of(correct: Any, shares: list[float] | None = None) -> dict[str, Any]
     }
 
 
-def test_a_pair_speaks_of_weights_and_two_of_methods() -> None:
+def test_a_verdict_needs_pairs() -> None:
     rng = np.random.default_rng(0)
-    lower, higher = (rng.binomial(4, p, size=(2, 200)) for p in (0.1, 0.5))
+    lower, higher = (rng.binomial(4, p, size=(6, 200)) for p in (0.1, 0.5))
     runs = {"gtpo": dict(enumerate(map(record_of, higher))), "grpo": dict(enumerate(map(record_of, lower)))}
     assert "no pair of runs" in primary({"gtpo": runs["gtpo"]})
     one = primary({name: {0: its[0]} for name, its in runs.items()})
-    assert "GTPO is better" in one
-    assert "these weights and not the methods" in one
-    assert "2 pairs of runs" in primary(runs)
+    assert "too few pairs" in one
+    assert "questions, not seeds" in one
+    six = primary(runs)
+    assert "GTPO is better" in six
+    assert "questions and seeds" in six
+    assert "GRPO is better" in primary({"gtpo": runs["grpo"], "grpo": runs["gtpo"]})
     assert "undecided" in primary({"gtpo": runs["gtpo"], "grpo": runs["gtpo"]})
 
 
