@@ -169,7 +169,8 @@ def warning_auc(runs: list[tuple[Any, int, Record, float]], keys: tuple[str, ...
         for t in range(HORIZON, int(steps[-1]) - HORIZON + 1, HORIZON):
             if lost > t:
                 moved = [abs(v[(s > t - HORIZON) & (s <= t)].mean() - v[s <= HORIZON].mean()) for s, v in series]
-                level = float(accuracy[(steps > t - HORIZON) & (steps <= t)].mean())
+                held_out = accuracy[(steps > t - HORIZON) & (steps <= t)]  # none with one validation, at the end
+                level = float(held_out.mean()) if held_out.size else math.nan
                 cases.setdefault((stratum, t), []).append((seed, lost <= t + HORIZON, level, moved))
     seeds = sorted({seed for _, seed, _, _ in runs})
     right, pairs = np.zeros((len(seeds), len(seeds), len(keys))), np.zeros((len(seeds), len(seeds)))
