@@ -72,7 +72,7 @@ def test_the_page_shows_the_published_tables(root: Path, published) -> None:
 
 
 def test_advice_on_equal_rewards_in_recorded_runs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In calm training it is given to one run, which has nearly every answer right; where training fails, to nine of ten."""
+    """Calm training: given once, to a run with nearly every answer right. Failing training: to nine runs of ten."""
     monkeypatch.chdir(root)
 
     def first_accuracy(record: dict) -> float | None:  # type: ignore[type-arg]
