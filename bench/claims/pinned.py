@@ -31,6 +31,8 @@ LIBRARIES = (
     "transformers.models.llama.modeling_llama",
 )
 PACK_EVERY = 10
+ENDED = ("finished", "collapsed")
+"""What a run's status is once it has ended by itself."""
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(64 << 20)}
 """For glibc. By default it gives a step's large blocks back to the kernel, which clears them again at the next step."""
 
@@ -78,6 +80,10 @@ def run_forked(plan_file: Path, names: list[str], published: Path) -> None:
                 outcome = f"{time.monotonic() - begin:.0f} s"
             else:
                 outcome = f"FAILED, see {log.resolve()}"
+                failed.append(run.name)
+            record = find_record(plan, run)
+            if record is not None and record["train"]["status"] not in ENDED:  # a signal has stopped it: not a result
+                plan.record(run).unlink(missing_ok=True)
                 failed.append(run.name)
             if run.name in known:  # a base whose weights are not on this disk: what was recorded of it first stays
                 plan.record(run).unlink(missing_ok=True)

@@ -16,7 +16,9 @@ from scipy import stats
 from bench.claims import page, pinned, sequential
 from bench.claims.measures import MEASURES, lost_at
 from bench.claims.null import PASSES
+from bench.claims.pinned import ENDED
 from bench.claims.plan import SECOND, Test, load_plan
+from bench.claims.record import packed_records
 from bench.claims.sequential import bound, crossing, level_at, p_value
 from bench.claims.texts import remarks, solution
 from gtpo.common.files import read_json
@@ -210,3 +212,10 @@ def test_a_fork_that_fails_is_seen_and_its_output_kept(tmp_path, capfd):
         assert not pinned.forked(lambda: 1 / 0, log)
     assert log.read_text().startswith("made")
     assert "ZeroDivisionError" in log.read_text()
+
+
+def test_no_record_is_of_a_run_that_a_signal_stopped(root, monkeypatch):
+    monkeypatch.chdir(root)
+    records = packed_records(load_plan(SECOND))
+    assert len(records) > 400
+    assert [name for name, row in records.items() if row["train"]["status"] not in ENDED] == []
