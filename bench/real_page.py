@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from bench.claims.figures import training_figure
+from bench.claims.figures import REWARDS_AND_ENTROPY, training_figure
 from bench.claims.measures import Record, curve, scores
 from bench.claims.page import RESULTS, replaced
 from bench.claims.plan import Plan, load_plan
 from bench.claims.record import find_record
 from bench.claims.run import as_program
+from bench.claims.tables import points
 from bench.common import table
 from bench.real_runs import KINDS, PLAN, SEARCH, searched
 from gtpo.common.files import read_json, write_bytes, write_text
@@ -30,23 +31,20 @@ BLOCK = 10
 CURVES_OF = ("gtpo", "grpo")
 """The methods whose training is shown."""
 FIGURE = Path("training.png")
-PANELS = {
-    "reward/accuracy": "Accuracy reward (points)",
-    "reward/format": "Format reward (points)",
-    "entropy/mean": "Mean token entropy (nats)",
-    "conflict/fraction": "Share of conflict tokens",
-    "completions/length": "Length (tokens)",
-}
+PANELS = (
+    *REWARDS_AND_ENTROPY,
+    ("conflict/fraction", "Share of conflict tokens"),
+    ("completions/length", "Length (tokens)"),
+)
 
 
 def percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def points(found: PairedDifference) -> str:
+def marked(found: PairedDifference) -> str:
     """`+1.2 [+0.3, +2.7] ▲`, marked where the difference is shown."""
-    middle, low, high = (f"{100 * value:+.1f}" for value in (found.difference, found.low, found.high))
-    return f"{middle} [{low}, {high}]{('', ' ▲', ' ▼')[found.shown]}"
+    return points(found.difference, found.low, found.high) + ("", " ▲", " ▼")[found.shown]
 
 
 def search_table(records: Iterable[Record]) -> str:
@@ -81,7 +79,7 @@ def ends_table(untrained: dict[str, Any], records: Mapping[str, Record]) -> str:
             f"{found['mean_tokens']:.0f}",
         )
         after = scores(record, BENCHMARK, "pass@1")[None, None]
-        against = points(differences(after, before[None, None], trained=(False, False))[0]) if record["run"] else ""
+        against = marked(differences(after, before[None, None], trained=(False, False))[0]) if record["run"] else ""
         rows.append((name, shown[0], against, *shown[1:], *beside))
     columns = (">pass@1, %", ">against untrained", f">pass@{n}", f">maj@{n}", ">lenient pass@1", ">format", ">cut off",
                ">tokens")  # fmt: skip
@@ -136,7 +134,7 @@ def primary(records: Mapping[str, Mapping[int, Record]]) -> str:
         says = "too few pairs for a verdict on the methods"
     covers = "questions and seeds" if found.scope == METHODS else "questions, not seeds"
     return (
-        f"**GTPO against GRPO: {points(found)} points, {says}** (pass@1, strict; p = {found.p_value:.2g}; pairs of "
+        f"**GTPO against GRPO: {marked(found)} points, {says}** (pass@1, strict; p = {found.p_value:.2g}; pairs of "
         f"runs: {len(seeds)}; the interval covers {covers}). 80 % power finds {percent(found.detectable)} points."
     )
 
@@ -182,10 +180,9 @@ def write_figure(plan: Plan, by_method: Mapping[str, Mapping[int, Record]]) -> N
     import matplotlib
 
     matplotlib.use("Agg")
-    panels = [(lambda record, key=key: curve(record, key), name) for key, name in PANELS.items()]
     with matplotlib.rc_context(STYLE):
         runs = {name: list(by_method[name].values()) for name in CURVES_OF if name in by_method}
-        write_bytes(plan.evidence / FIGURE, training_figure("Qwen2.5-Coder-0.5B on GSM8K", runs, panels))
+        write_bytes(plan.evidence / FIGURE, training_figure("Qwen2.5-Coder-0.5B on GSM8K", runs, PANELS))
 
 
 def main() -> None:

@@ -124,7 +124,12 @@ def execute(plan: Plan, run: Run) -> None:
     counted = conflict_kinds(log) if log.is_dir() else None
     config = portable(yaml.safe_load((TRAIN_RUNS / run.name / "config.yaml").read_text(encoding="utf-8")))
     found = summary(EVAL_RUNS / run.name) if run.evaluate is not None else None
-    kept = {**beside_the_curves(TRAIN_RUNS / run.name), "config": config, "conflict_kinds": counted, "summary": found}
+    kept = {
+        **validation_and_times(TRAIN_RUNS / run.name),
+        "config": config,
+        "conflict_kinds": counted,
+        "summary": found,
+    }
     write_record(plan, run, None, time.monotonic() - begin, **kept)
     shutil.rmtree(TRAIN_RUNS / run.name / "checkpoints", ignore_errors=True)
 
@@ -136,7 +141,7 @@ def portable(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "model": model, "dataset": dataset}
 
 
-def beside_the_curves(folder: Path) -> dict[str, Any]:
+def validation_and_times(folder: Path) -> dict[str, Any]:
     """Return what else is kept of a train run: its held-out accuracy before the first step, seconds a step takes."""
     validation = read_json(folder / "run.json").get("validation") or {}
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

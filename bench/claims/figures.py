@@ -21,8 +21,13 @@ from gtpo.evalkit.report.figures import COLOURS, DASHES, STYLE
 NARROW = 4.6
 """Inches: type of 9 points is legible where a page is as wide as a phone."""
 SHOWN = ("grpo", "gtpo", "gtpo-conflict-only", "gtpo-no-filter", "sft")
-Panel = tuple[Callable[[Record], tuple[Any, Any]], str]
-"""How a panel reads (steps, values) of a record, and its title."""
+Panel = tuple[str | Callable[[Record], tuple[Any, Any]], str]
+"""A curve of the record, or what reads (steps, values) of it; and the panel's title."""
+REWARDS_AND_ENTROPY: tuple[Panel, ...] = (
+    ("reward/accuracy", "Accuracy reward (points)"),
+    ("reward/format", "Format reward (points)"),
+    ("entropy/mean", "Mean token entropy (nats)"),
+)
 
 
 def write_figures(records: Records, plan: Plan, found: list[Answer]) -> list[Path]:
@@ -31,13 +36,11 @@ def write_figures(records: Records, plan: Plan, found: list[Answer]) -> list[Pat
 
     matplotlib.use("Agg")
     written = []
-    panels = [
-        (_curve("reward/accuracy"), "Accuracy reward (points)"),
-        (_curve("reward/format"), "Format reward (points)"),
-        (_curve("entropy/mean"), "Mean token entropy (nats)"),
-        (_curve("kl/untrained"), "KL from the base (nats)"),
+    panels: tuple[Panel, ...] = (
+        *REWARDS_AND_ENTROPY,
+        ("kl/untrained", "KL from the base (nats)"),
         (lambda record: (np.array(record["tags"]["step"], float), tag_means(record)), "Tags, log-probability (nats)"),
-    ]
+    )
     with matplotlib.rc_context(STYLE):
         for regime in plan.regimes:
             runs = {method: list(records[regime, method].values()) for method in SHOWN if (regime, method) in records}
@@ -81,10 +84,6 @@ def _question(found: list[Answer], records: Records, plan: Plan) -> bytes:
     return _png(figure)
 
 
-def _curve(key: str) -> Callable[[Record], tuple[Any, Any]]:
-    return lambda record: curve(record, key)
-
-
 def training_figure(title: str, found: dict[str, list[Record]], panels: Sequence[Panel]) -> bytes:
     """As PNG: a panel for each of up to five quantities over training, method -> records. The third has all
     methods; `title` ends before the number of seeds."""
@@ -92,9 +91,9 @@ def training_figure(title: str, found: dict[str, list[Record]], panels: Sequence
 
     figure, grid = plt.subplots(3, 2, figsize=(NARROW, 6.4), layout="constrained")
     axes, legend = grid.flat[: len(panels)], grid.flat[-1]
-    for axis, (read, name) in zip(axes, panels, strict=True):
+    for axis, (shown, name) in zip(axes, panels, strict=True):
         for method, records in found.items():
-            _band(axis, method, records, read)
+            _band(axis, method, [curve(r, shown) if isinstance(shown, str) else shown(r) for r in records])
         axis.set_title(name)
         axis.set_xlabel("optimizer step")
         if axis.dataLim.y0 >= 0:
@@ -127,13 +126,16 @@ def _png(figure: Any) -> bytes:
     return out.getvalue()
 
 
-def _band(axis: Any, method: str, records: list[Record], read: Callable[[Record], tuple[Any, Any]]) -> None:
-    """Mean over seeds, and a band from the least to the largest, at the steps that all seeds have."""
-    curves = [(steps, values) for steps, values in map(read, records) if len(steps)]
+def _band(axis: Any, method: str, found: list[tuple[Any, Any]]) -> None:
+    """Mean over seeds, and a band from the least to the largest, at the steps that all seeds have.
+
+    found: (steps, values) of each seed.
+    """
+    curves = [(steps, values) for steps, values in found if len(steps)]
     if not curves:
         return
     shared = sorted(set.intersection(*(set(steps.tolist()) for steps, _ in curves)))
-    values = np.array([np.interp(shared, steps, found) for steps, found in curves])
+    values = np.array([np.interp(shared, steps, its) for steps, its in curves])
     i = SHOWN.index(method)
     axis.plot(shared, values.mean(axis=0), color=COLOURS[i], linestyle=DASHES[i], label=method, linewidth=1.4)
     if len(curves) > 1:

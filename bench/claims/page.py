@@ -25,7 +25,7 @@ from bench.claims.plan import PLAN, SECOND, TASKS, Plan, Test, load_plan
 from bench.claims.run import as_program
 from bench.claims.sequential import Look, looks
 from bench.claims.statistics import Answer, Records
-from bench.claims.tables import compared, described, interval, short_measure, unit
+from bench.claims.tables import compared, described, interval, points, short_measure, unit
 from bench.common import table
 from gtpo.common.errors import UserError
 from gtpo.common.files import read_json, write_json, write_text
@@ -124,9 +124,8 @@ def teller(found: list[Answer], later: list[Look]) -> Callable[[str, str, str], 
     known = {(answer.question.short, answer.scale): (answer.verdict, interval(answer.effects[0])) for answer in found}
     for look, verdict in zip(later, sequential.verdicts(later), strict=True):
         values = [value or 0.0 for value in (look.difference, look.low, look.high)]
-        text = "{:.2f} [{:.2f}, {:.2f}]".format(*map(math.exp, values))
-        if look.test.measure.startswith("accuracy"):
-            text = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in values))
+        ratio = "{:.2f} [{:.2f}, {:.2f}]".format(*map(math.exp, values))
+        text = points(*values) if look.test.measure.startswith("accuracy") else ratio
         known[look.test.claim, "second"] = verdict, text
 
     def tell(claim: str, where: str, stated: str) -> str:

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 TREE = Path("results/claims/pinned")
 PACKAGES = Path("results/packages")
@@ -31,8 +32,8 @@ LIBRARIES = (
     "transformers.models.llama.modeling_llama",
 )
 PACK_EVERY = 10
-ENDED = ("finished", "collapsed")
-"""What a run's status is once it has ended by itself."""
+INTERRUPTED = 130
+"""What Typer returns, without standalone mode, for a command that a signal has stopped."""
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(64 << 20)}
 """For glibc. By default it gives a step's large blocks back to the kernel, which clears them again at the next step."""
 
@@ -66,6 +67,8 @@ def run_forked(plan_file: Path, names: list[str], published: Path) -> None:
     print(f"{len(todo)} runs to go", flush=True)
     for module in LIBRARIES:
         importlib.import_module(module)
+    commands = importlib.import_module("gtpo.cli")
+    commands.app = raising(commands.app)  # the commit's own runner records what a signal has stopped
     LOGS.mkdir(parents=True, exist_ok=True)
 
     def publish() -> None:
@@ -81,10 +84,6 @@ def run_forked(plan_file: Path, names: list[str], published: Path) -> None:
             else:
                 outcome = f"FAILED, see {log.resolve()}"
                 failed.append(run.name)
-            record = find_record(plan, run)
-            if record is not None and record["train"]["status"] not in ENDED:  # a signal has stopped it: not a result
-                plan.record(run).unlink(missing_ok=True)
-                failed.append(run.name)
             if run.name in known:  # a base whose weights are not on this disk: what was recorded of it first stays
                 plan.record(run).unlink(missing_ok=True)
             print(f"[{finished}/{len(todo)}] {run.name} {outcome}", flush=True)
@@ -96,6 +95,18 @@ def run_forked(plan_file: Path, names: list[str], published: Path) -> None:
         publish()
     if failed:
         sys.exit(f"{len(failed)} runs failed: {', '.join(failed)}; the same command tries them again")
+
+
+def raising(app: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a Typer app that raises KeyboardInterrupt where a signal has stopped a command, instead of returning."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        code = app(*args, **kwargs)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+        return code
+
+    return run
 
 
 def forked(call: Callable[[], None], log: Path) -> bool:

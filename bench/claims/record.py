@@ -32,9 +32,15 @@ PROVENANCE = ("method", "preset", "parameters", "packages", "hardware", "git_com
 
 
 def write_record(plan: Plan, run: Run, tags: dict[str, Any] | None, seconds: float, **further: Any) -> None:
-    """Write the record of a finished run. seconds: of training and evaluation together. further: more of its fields."""
+    """Write the record of a run that has ended.
+
+    seconds: of training and evaluation together. further: more of its fields.
+    UserError where a signal has stopped the run: what it would have become is not known.
+    """
     folder = TRAIN_RUNS / run.name
     train = read_train_run(folder)
+    if not train.complete:
+        raise UserError(f"{folder} is {train.document.get('status')}: only a run that has ended is recorded")
     record = {
         "schema_version": SCHEMA_VERSION,
         "run": run.name,

@@ -21,6 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from bench.claims.pinned import raising
 from bench.claims.plan import PLAN, TRAIN_RUNS, Plan, Run, load_plan
 from bench.claims.record import find_record, pack, write_record
 from bench.claims.texts import FILE, TASKS, tag_log_probabilities, write_varied
@@ -65,6 +66,7 @@ def execute(plan: Plan, run: Run) -> None:
     """Train, evaluate and record one run, in this process. Raises UserError."""
     from gtpo.cli import app
 
+    command = raising(app)
     if is_done(plan, run) and (run.weights is None or run.weights.is_dir()):
         return  # the checkpoints that its record was made from are gone
     if run.regime in stopped_regimes(plan):
@@ -79,7 +81,7 @@ def execute(plan: Plan, run: Run) -> None:
     begin = time.monotonic()
     config = load_config(run.write_config())
     folder = TRAIN_RUNS / run.name
-    app(["train", str(run.write_config()), "--quiet"], standalone_mode=False)
+    command(["train", str(run.write_config()), "--quiet"], standalone_mode=False)
     if run.weights is not None and run.weights != folder / "final":
         shutil.copytree(folder / "final", run.weights, dirs_exist_ok=True)
         if run.half:
@@ -90,7 +92,7 @@ def execute(plan: Plan, run: Run) -> None:
         # Those are a folder of their own, so the prompt comes from the config.
         rounded = [str(run.weights), "--dtype", "float32", "--prompt", config.dataset.system_instruction]
         model = rounded if run.half else [run.name, "--checkpoint", "final"]
-        app(["eval", *model, "--quiet", *given], standalone_mode=False)
+        command(["eval", *model, "--quiet", *given], standalone_mode=False)
     checkpoints = sorted((folder / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     steps: list[Any] = [int(path.name.split("-")[1]) for path in checkpoints]
     tags = None

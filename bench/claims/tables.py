@@ -61,6 +61,11 @@ def interval(effect: Effect) -> str:
     return f"{middle} [{low}, {high}]"
 
 
+def points(difference: float, low: float, high: float) -> str:
+    """`+1.2 [-0.3, +2.7]`, of fractions."""
+    return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in (difference, low, high)))
+
+
 def measure_name(test: PairedTest | Test, plan: Plan) -> str:
     """A test's measure in words, with the samples per question for n."""
     name = test.measure.replace(":", " ").replace("_", " ")

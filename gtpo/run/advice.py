@@ -16,9 +16,9 @@ from gtpo.common.log import LOG
 STEPS = 5
 """Logged steps that must agree before a warning."""
 
-MORE_STEPS, EQUAL = 10, 0.8
-"""Of the groups of so many logged steps, the mean share with equal rewards from which on a warning is due. A test says
-what it does in the recorded runs: silent where training is calm, said where it fails."""
+EQUAL, EQUAL_STEPS = 8, 10
+"""Groups with equal rewards, counted in whole steps, of so many logged steps, from which on a warning is due. A test
+says what it does in the recorded runs: silent where training is calm, said where it fails."""
 
 TRUNCATED = 0.5
 """Mean share of truncated completions above which most of them are."""
@@ -32,7 +32,7 @@ class Advice(TrainerCallback):
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
-        self.recent: deque[Mapping[str, Any]] = deque(maxlen=MORE_STEPS)
+        self.recent: deque[Mapping[str, Any]] = deque(maxlen=EQUAL_STEPS)
         self.said: set[str] = set()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -78,12 +78,9 @@ class Advice(TrainerCallback):
                 "their answers are missing. Raise it (and model.max_seq_length), ask for shorter answers in "
                 "dataset.system_instruction, or leave them out of the loss with objective.mask_truncated true",
             )
-        equal = self._values("groups/zero_variance", "frac_reward_zero_std", MORE_STEPS)
-        due = len(equal) == MORE_STEPS or "equal" in self.said  # once said, until it has passed
-        if equal and min(equal[-STEPS:]) == 1:
-            yield "equal", self._equal_rewards(1.0, STEPS)
-        elif equal and due and (share := sum(equal) / len(equal)) >= EQUAL:
-            yield "equal", self._equal_rewards(share, len(equal))
+        equal = self._values("groups/zero_variance", "frac_reward_zero_std", EQUAL_STEPS)
+        if sum(equal) >= EQUAL:
+            yield "equal", self._equal_rewards(sum(equal) / len(equal), len(equal))
 
     def _equal_rewards(self, share: float, steps: int) -> str:
         """Say in how many groups the rewards do not differ, and what their value makes likely."""

@@ -11,7 +11,7 @@ from bench.claims.measures import curve
 from bench.claims.plan import load_plan
 from bench.claims.statistics import read_records
 from bench.health import RUNS, STEPS, Policy, alone, false_alarms, tables, trends
-from gtpo.run.advice import EQUAL, MORE_STEPS
+from gtpo.run.advice import EQUAL, EQUAL_STEPS
 from gtpo.run.watch import SIGNALS
 
 
@@ -77,9 +77,9 @@ def test_advice_on_equal_rewards_in_recorded_runs(root: Path, monkeypatch: pytes
 
     def first_accuracy(record: dict) -> float | None:  # type: ignore[type-arg]
         (steps, equal), (_, accuracy) = (curve(record, key) for key in ("groups/zero_variance", "reward/accuracy"))
-        blocks = int(np.ceil(MORE_STEPS / np.diff(steps).min()))
-        means = np.convolve(equal, np.ones(blocks) / blocks, "valid")
-        return accuracy[blocks - 1 :][means >= EQUAL][0] if (means >= EQUAL).any() else None
+        blocks = int(np.ceil(EQUAL_STEPS / np.diff(steps).min()))
+        due = np.convolve(equal, np.ones(blocks) / blocks, "valid") >= EQUAL / EQUAL_STEPS
+        return accuracy[blocks - 1 :][due][0] if due.any() else None
 
     found: dict[str, list[float | None]] = {}
     for (regime, method), records in read_records(load_plan()).items():

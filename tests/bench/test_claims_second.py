@@ -11,17 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from scipy import stats
 
-from bench.claims import page, pinned, sequential
+from bench.claims import page, pinned, record, sequential
 from bench.claims.measures import MEASURES, lost_at
 from bench.claims.null import PASSES
-from bench.claims.pinned import ENDED
 from bench.claims.plan import SECOND, Test, load_plan
-from bench.claims.record import packed_records
 from bench.claims.sequential import bound, crossing, level_at, p_value
 from bench.claims.texts import remarks, solution
+from gtpo.common.errors import UserError
 from gtpo.common.files import read_json
+from gtpo.run.folder import ENDED
 
 
 @pytest.fixture
@@ -216,6 +217,35 @@ def test_a_fork_that_fails_is_seen_and_its_output_kept(tmp_path, capfd):
 
 def test_no_record_is_of_a_run_that_a_signal_stopped(root, monkeypatch):
     monkeypatch.chdir(root)
-    records = packed_records(load_plan(SECOND))
+    records = record.packed_records(load_plan(SECOND))
     assert len(records) > 400
     assert [name for name, row in records.items() if row["train"]["status"] not in ENDED] == []
+
+
+@pytest.mark.parametrize("code", [0, 4])
+def test_a_command_that_a_signal_stops_raises(code):
+    """Without standalone mode Typer returns 130 for it, which a runner must not take for an end."""
+    app = typer.Typer()
+
+    @app.command()
+    def command(stop: bool = False) -> None:
+        if stop:
+            raise KeyboardInterrupt
+        raise typer.Exit(code)
+
+    assert pinned.raising(app)([], standalone_mode=False) == code
+    with pytest.raises(KeyboardInterrupt):
+        pinned.raising(app)(["--stop"], standalone_mode=False)
+
+
+@pytest.mark.parametrize("status", ["interrupted", "running"])
+def test_only_a_run_that_has_ended_is_recorded(status, plan, tmp_path, monkeypatch):
+    run = next(run for run in plan.runs if run.regime == "calm")
+    monkeypatch.setattr(record, "TRAIN_RUNS", tmp_path)
+    (tmp_path / run.name).mkdir()
+    (tmp_path / run.name / "run.json").write_text(
+        json.dumps({"schema_version": 1, "run_name": run.name, "status": status})
+    )
+    (tmp_path / run.name / "metrics.jsonl").write_text('{"step": 1, "loss": 0.0}\n')
+    with pytest.raises(UserError, match=f"{run.name} is {status}: only a run that has ended"):
+        record.write_record(plan, run, None, 1.0)

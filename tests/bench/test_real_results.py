@@ -12,7 +12,7 @@ import pytest
 from bench.claims.page import RESULTS, replaced
 from bench.claims.plan import load_plan
 from bench.real_page import blocks_of, kinds_of, primary, section, training_table
-from bench.real_runs import KINDS, PLAN, beside_the_curves
+from bench.real_runs import KINDS, PLAN, validation_and_times
 
 
 def test_agreement_on_a_models_own_completions(root, published) -> None:
@@ -81,8 +81,8 @@ def test_training_in_blocks_of_ten_steps() -> None:
     ]
 
 
-def test_what_a_record_keeps_beside_the_curves(tmp_path: Path) -> None:
+def test_what_a_record_keeps_validation_and_times(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"validation": {"untrained": 0.1, "problems": ["a"]}}))
     rows = [{"step": 1, "time/step": 9.0}, {"step": 2, "time/step": 5.0}, {"step": 3, "time/step": 6.04}]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert beside_the_curves(tmp_path) == {"validation": {"untrained": 0.1}, "median_seconds": {"time/step": 6.0}}
+    assert validation_and_times(tmp_path) == {"validation": {"untrained": 0.1}, "median_seconds": {"time/step": 6.0}}

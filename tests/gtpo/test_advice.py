@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gtpo.presets import PRESETS
-from gtpo.run.advice import MORE_STEPS, STEPS, Advice
+from gtpo.run.advice import EQUAL, EQUAL_STEPS, STEPS, Advice
 
 
 @pytest.fixture
@@ -25,10 +25,6 @@ GOOD = {"gate/kept": 0.9, "entropy/mean": 0.5, "completions/truncated": 0.1, "gr
     [
         ({"gate/kept": 0.0, "entropy/mean": 2.0}, ("2.00 nats, the threshold 0.69", "objective.entropy_threshold")),
         ({"completions/truncated": 0.6}, ("60%", "training.max_completion_length 1536", "objective.mask_truncated")),
-        (
-            {"groups/zero_variance": 1.0, "rewards/mine/mean": 0.25},
-            ("in 100% of the groups", "last 5 logged", "mean: mine 0.25", "returns a constant"),
-        ),
     ],
 )
 def test_said_once_with_what_to_change_and_again_after_it_passed(
@@ -49,13 +45,21 @@ def test_one_good_step_among_five_is_enough(advice: Advice) -> None:
 def test_most_groups_without_a_difference(advice: Advice) -> None:
     """Steps 7 to 16 of GRPO on a pretrained model that settled for half of the format: two groups a step."""
     shares = [1.0, 0.5, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0, 0.5, 1.0]
-    assert len(shares) == MORE_STEPS
-    assert sum(shares) / len(shares) >= 0.8
     rewards = {"reward/format": 1.0, "reward/accuracy": 0.25, "rewards/mine/mean": 1.25}
     said = [advice.observe({**GOOD, **rewards, "groups/zero_variance": share}) for share in shares]
-    assert [len(texts) for texts in said] == [0] * (MORE_STEPS - 1) + [1]
+    assert [len(texts) for texts in said] == [0] * (EQUAL_STEPS - 1) + [1]
     assert "in 80% of the groups" in said[-1][0]
     assert "mean: format 1.00, accuracy 0.25, mine 1.25" in said[-1][0]
+
+
+def test_no_group_with_a_difference_is_said_once(advice: Advice) -> None:
+    constant = {**GOOD, "groups/zero_variance": 1.0, "rewards/mine/mean": 0.25}
+    said = [advice.observe(constant) for _ in range(EQUAL + 3)]
+    assert [len(texts) for texts in said] == [0] * (EQUAL - 1) + [1] + [0] * 3
+    for words in ("in 100% of the groups", f"last {EQUAL} logged", "mean: mine 0.25", "returns a constant"):
+        assert words in said[EQUAL - 1][0]
+    assert not any(advice.observe(GOOD) for _ in range(EQUAL_STEPS))
+    assert sum(len(advice.observe(constant)) for _ in range(EQUAL_STEPS)) == 1
 
 
 def test_a_method_without_these_metrics_is_left_alone(advice: Advice) -> None:

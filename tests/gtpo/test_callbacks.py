@@ -101,7 +101,7 @@ def test_distance_from_the_untrained_policy_is_logged(method: str, folder: Path,
 
 
 def test_advice_reads_trls_own_names(folder: Path, tmp_path: Path) -> None:  # noqa: F811
-    trainer = trainer_of("grpo", folder, tmp_path / "out", max_steps=6, save_strategy="no", steps_per_generation=1)
+    trainer = trainer_of("grpo", folder, tmp_path / "out", max_steps=8, save_strategy="no", steps_per_generation=1)
     trainer.add_callback(Advice(trainer))
     trainer.reward_funcs[0] = lambda completions, **columns: [1.0] * len(completions)
     with logged() as told:

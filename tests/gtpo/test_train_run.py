@@ -480,7 +480,7 @@ def test_trackers_of_two_runs_in_one_process(tmp_path: Path, monkeypatch: pytest
 
 def test_a_run_that_learns_nothing_says_what_to_change(own_reward: Callable[[str], Path]) -> None:
     folder = own_reward("    return [0.0] * len(completions)")
-    changes = {"trainer.reward_funcs": ["my_reward.mine"], "training.learning_rate": 1e-6}
+    changes = {"trainer.reward_funcs": ["my_reward.mine"], "training.learning_rate": 1e-6, "training.max_steps": 8}
     with logged() as told:
         run(folder, **changes, **{"objective.filter": "always"})
     for words in ("the entropy gate dropped every completion", "were cut off at training", "earned the same reward"):
