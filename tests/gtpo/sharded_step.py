@@ -13,6 +13,8 @@ import torch
 from launched_on_cpu import shard_on_cpu
 from step_gradients import step_gradients
 
+from gtpo.run.environment import end_process
+
 STEP = 1e3
 """So large that the old weights are rounding errors beside the update."""
 
@@ -26,3 +28,4 @@ if __name__ == "__main__":
         weights=out / "after", optim="sgd", learning_rate=STEP, lr_scheduler_type="constant",
     )  # fmt: skip
     torch.distributed.destroy_process_group()
+    end_process()

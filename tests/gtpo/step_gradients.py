@@ -20,6 +20,7 @@ from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.config import BuiltModel
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.objective import PRESETS, reference_loss
+from gtpo.run.environment import end_process
 
 GROUP = 8
 PROMPTS = ["1 + 2", "30 - 4"]
@@ -150,3 +151,4 @@ if __name__ == "__main__":
         sharded_head.main()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+    end_process()
