@@ -200,8 +200,11 @@ def test_the_last_server_ends_the_run(serve) -> None:  # type: ignore[no-untyped
     with pytest.raises(EngineStopped) as stop:
         found.extend(g for lot in make(*servers, retries=1).generate(tasks(30, 4)) for g in lot)
     assert all(server.url in str(stop.value) for server in servers)
-    assert {g.seed for g in found} == servers[0].served | servers[1].served, "all that was served is handed on"
+    last, first = sorted(servers, key=lambda server: str(stop.value).index(server.url))
     assert all(g.error is None for g in found)
+    assert last.served <= {g.seed for g in found} <= last.served | first.served, "what the last one serves is handed on"
+    # Of a server that is left out, up to three replies in flight are dropped: the other one is to answer these.
+    assert len(first.served - {g.seed for g in found}) < 4
 
 
 @pytest.mark.slow
