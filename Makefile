@@ -9,7 +9,7 @@ PIP_FLAGS ?= --quiet --disable-pip-version-check
 # Many tests wait for processes that they started: one job more than there are cores.
 TEST_JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 8 ? cores + 1 : 8)))
 
-.PHONY: help install docs demo publish-demo publish-real clean-demo lint check test test-all release-check test-trl115 test-unsloth test-verl test-vllm real bench claims claims-quick clean
+.PHONY: help install docs demo publish-demo publish-first-steps publish-real clean-demo lint check test test-all release-check test-trl115 test-unsloth test-verl test-vllm real bench claims claims-quick clean
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -57,6 +57,16 @@ real: $(VENV)/.installed  ## a real pretrained model: evaluate it, SFT, three st
 	done
 	gtpo compare smollm2-135m real-sft real-grpo real-gtpo --baseline smollm2-135m
 
+# $(call keep,RUNS,FOLDER): copy what each run was, and its numbers. A model that is only evaluated has no training folder.
+keep = for run in $(1); do \
+	  mkdir -p $(2)/$$run && cp results/eval/$$run/eval.json $(2)/$$run/ || exit 1; \
+	  [ ! -d results/train/$$run ] || cp $(addprefix results/train/$$run/,config.yaml run.json metrics.jsonl) $(2)/$$run/ || exit 1; \
+	done
+
+# What docs/laptop.md shows.
+publish-first-steps: real  ## run `make real` and copy its evidence to results/published/real/first-steps
+	$(call keep,smollm2-135m real-sft real-gtpo real-grpo,results/published/real/first-steps)
+
 # Longer, a run a seed: SFT, GRPO and GTPO from what 20 steps of SFT make of the same model, and the evidence of it.
 REAL_SEEDS ?= 1 2
 REAL_RUNS := real-base $(foreach seed,$(REAL_SEEDS),$(foreach method,sft grpo gtpo,real-$(method)-s$(seed)))
@@ -77,22 +87,14 @@ publish-real: $(VENV)/.installed-dev  ## SFT, GRPO and GTPO on a real pretrained
 	  gtpo train laptop/first-steps --method gtpo --run-name real-gtpo-s$$seed "$$@" $(REAL_RL) && \
 	  for method in sft grpo gtpo; do gtpo eval real-$$method-s$$seed $(REAL_EVAL) || exit 1; done || exit 1; \
 	done
-	for run in $(REAL_RUNS); do \
-	  mkdir -p $(REAL_EVIDENCE)/$$run && \
-	  cp results/train/$$run/config.yaml results/train/$$run/run.json results/train/$$run/metrics.jsonl results/eval/$$run/eval.json \
-	    $(REAL_EVIDENCE)/$$run/ || exit 1; \
-	done
+	$(call keep,$(REAL_RUNS),$(REAL_EVIDENCE))
 	gtpo compare $(REAL_RUNS) --baseline real-base --k 1,8 --format markdown > $(REAL_EVIDENCE)/comparison.md
 
 # The committed evidence behind docs/results.md: what each run was, its numbers, and the comparison.
 EVIDENCE := results/published/demo
 publish-demo: export PATH := $(abspath $(BIN)):$(PATH)
 publish-demo: demo $(VENV)/.installed-dev  ## run the demo and copy its evidence to results/published/demo
-	for run in $(DEMO_RUNS); do \
-	  mkdir -p $(EVIDENCE)/$$run && \
-	  cp results/train/$$run/config.yaml results/train/$$run/run.json results/train/$$run/metrics.jsonl $(EVIDENCE)/$$run/ && \
-	  cp results/eval/$$run/eval.json $(EVIDENCE)/$$run/ || exit 1; \
-	done
+	$(call keep,$(DEMO_RUNS),$(EVIDENCE))
 	gtpo compare $(DEMO_RUNS) --baseline demo-base --k 1,8,32 --format markdown \
 	  --figures $(EVIDENCE)/figures --html $(EVIDENCE)/report.html --samples-mb 0.5 > $(EVIDENCE)/comparison.md
 	gtpo compare $(filter demo-g%,$(DEMO_METHODS)) --baseline demo-grpo --k 1,8,32 --format markdown > $(EVIDENCE)/gtpo-against-grpo.md

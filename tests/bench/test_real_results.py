@@ -13,6 +13,7 @@ from bench.claims.page import RESULTS, replaced
 from bench.claims.plan import load_plan
 from bench.real_page import blocks_of, kinds_of, primary, section, training_table
 from bench.real_runs import KINDS, PLAN, validation_and_times
+from gtpo.run.progress import summary
 
 
 def test_agreement_on_a_models_own_completions(root, published) -> None:
@@ -40,6 +41,33 @@ def test_both_data_types(root, published) -> None:
         interval = f"{100 * accuracy['mean']:.1f} [{100 * accuracy['low']:.1f}, {100 * accuracy['high']:.1f}]"
         cells = (row["model"], row["dtype"], row["questions"], row["samples"], interval)
         assert f"| {' | '.join(map(str, cells))} | {row['processor_seconds']:.0f} |" in page
+
+
+def test_the_first_steps(root, published) -> None:
+    page, folder = (root / "docs/laptop.md").read_text(), "real/first-steps"
+    for run in ("real-sft", "real-gtpo", "real-grpo", "smollm2-135m"):
+        report = published(f"{folder}/{run}/eval")
+        of = f"of the original model, {32 * report['sampling']['n']} completions of at most 48 tokens"
+        assert report["sampling"]["max_tokens"] == 48
+        command = f"`gtpo eval` {of}" if run == "smollm2-135m" else f"`gtpo eval {run}`"
+        assert f"| {command} | {report['wall_seconds']:.0f} |" in page
+        mean, low, high = (
+            100 * report["benchmarks"]["arithmetic"]["pass@k"]["1"][key] for key in ("mean", "low", "high")
+        )
+        assert f" {mean:.1f} [{low:.1f}, {high:.1f}] │" in page.partition(f"│ {run} ")[2].partition("\n")[0]
+    runs = {method: published(f"{folder}/real-{method}/run") for method in ("sft", "gtpo", "grpo")}
+    for method, started in (
+        ("sft", "laptop/first-steps-sft`, 14 steps"),
+        ("gtpo", "laptop/first-steps --method gtpo`, 3 steps of 8 completions"),
+        ("grpo", "laptop/first-steps --method grpo`"),
+    ):
+        assert f"| `gtpo train {started} | {runs[method]['wall_time_s']:.0f} |" in page
+    measured = runs["gtpo"]["initial_entropy"]
+    assert f"| of these, H_ini of {measured['samples']} completions | {measured['seconds']:.0f} |" in page
+    assert f"entropy filter off: {measured['nats']:.3f} >= 0.693 (H_ini of" in page
+    for line in (root / f"results/published/{folder}/real-gtpo/metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        assert f"real-gtpo (gtpo) {row['step']}/3  {summary(row)}  (" in page
 
 
 def test_the_pages_section_is_that_of_the_records() -> None:
