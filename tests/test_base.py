@@ -95,7 +95,7 @@ def test_the_readme_of_the_package_leads_into_the_repository(built):
 
 def test_the_tests_of_the_sdist_can_be_collected(built, tmp_path):
     sdist = next(built.parent.glob("*.tar.gz"))
-    assert sdist.stat().st_size < 5_000_000
+    assert sdist.stat().st_size < 6_000_000, "the evidence that the tests read is most of it"
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
