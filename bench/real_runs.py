@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from bench.claims.plan import EVAL_RUNS, TRAIN_RUNS, Plan, Run, load_plan
-from bench.claims.record import evaluation, find_record, one_line_lists, write_record
+from bench.claims.record import evaluation, find_record, one_line, write_record
 from bench.claims.run import as_program
 from gtpo.common.errors import UserError
 from gtpo.common.files import read_json, write_text
@@ -225,7 +225,7 @@ def main() -> None:
         folder = EVAL_RUNS / f"{todo[0].name.split('-')[0]}-untrained"
         data = ["--data-dir", asked.data_dir] if asked.data_dir else []
         gtpo("eval", asked.model, "--out", folder, *flags(given), *data)
-        write_text(untrained, one_line_lists(untrained_record(folder)))
+        write_text(untrained, one_line(untrained_record(folder)))
     for run in todo:
         rate = None
         if not run.name.startswith(SEARCH):
@@ -233,7 +233,7 @@ def main() -> None:
             if len(records) < sum(other.name.startswith(SEARCH) for other in plan.runs):
                 raise UserError(f"{run.name} takes the rate of the search, which is not recorded yet: run it first")
             rate, rows = best_rate(records)
-            write_text(plan.evidence / "search.json", one_line_lists({"learning_rate": rate, "from": rows}))
+            write_text(plan.evidence / "search.json", one_line({"learning_rate": rate, "from": rows}))
         execute(plan, with_settings(run, asked.model, asked.data_dir, rate))
 
 

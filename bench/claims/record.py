@@ -56,19 +56,12 @@ def write_record(plan: Plan, run: Run, tags: dict[str, Any] | None, seconds: flo
         "evaluation": evaluation(EVAL_RUNS / run.name) if run.evaluate else None,
         **further,
     }
-    write_text(plan.record(run), one_line_lists(record))
+    write_text(plan.record(run), one_line(record))
 
 
-def one_line_lists(value: Any) -> str:
-    """JSON with an object's keys on lines of their own and every list on one: small, and still a diff to read."""
-
-    def text(part: Any, indent: int) -> str:
-        if isinstance(part, dict) and part:
-            rows = (f"{' ' * (indent + 1)}{json.dumps(key)}: {text(found, indent + 1)}" for key, found in part.items())
-            return "{\n" + ",\n".join(rows) + "\n" + " " * indent + "}"
-        return json.dumps(part, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-    return text(value, 0) + "\n"
+def one_line(value: Any) -> str:
+    """JSON on one line: indented, the records take a tenth more, and the evidence has 15 MB in all."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -107,7 +100,7 @@ def pack(plan: Plan) -> dict[str, int]:
             found.setdefault(run.regime, []).append(record)
     plan.packed.mkdir(parents=True, exist_ok=True)
     for regime, rows in found.items():
-        text = "".join(json.dumps(row, separators=(",", ":"), allow_nan=False) + "\n" for row in rows)
+        text = "".join(map(one_line, rows))
         (plan.packed / f"{regime}.jsonl.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
     return {regime: len(rows) for regime, rows in found.items()}
 
