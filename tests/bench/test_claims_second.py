@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -177,13 +178,14 @@ def test_varied_solutions_share_little(plan):
     assert "30+4=34" in text
 
 
-def test_a_run_from_another_state_of_the_code_is_refused(plan, monkeypatch):
+def test_a_run_from_another_state_of_the_code_is_refused(plan, monkeypatch, tmp_path):
     from bench.claims import run as runner
     from gtpo.common.errors import UserError
 
     monkeypatch.setattr(runner, "git_commit", lambda: f"{plan.commit}+")
+    unrecorded = replace(plan, evidence=tmp_path, packed=None)
     with pytest.raises(UserError, match=r"made at commit 8045ddf.*without changes; here is 8045ddf"):
-        runner.execute(plan, next(run for run in plan.runs if run.name == "second-calm-grpo-s40"))
+        runner.execute(unrecorded, next(run for run in plan.runs if run.name == "second-calm-grpo-s40"))
 
 
 def test_the_pinned_tree_is_that_of_the_commit(tmp_path, monkeypatch):
