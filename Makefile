@@ -57,15 +57,19 @@ real: $(VENV)/.installed  ## a real pretrained model: evaluate it, SFT, three st
 	done
 	gtpo compare smollm2-135m real-sft real-grpo real-gtpo --baseline smollm2-135m
 
-# $(call keep,RUNS,FOLDER): copy what each run was, and its numbers. A model that is only evaluated has no training folder.
-keep = for run in $(1); do \
+# $(call copy-evidence,RUNS,FOLDER): what each run was, and its numbers. A model that is only evaluated has no training folder.
+copy-evidence = for run in $(1); do \
 	  mkdir -p $(2)/$$run && cp results/eval/$$run/eval.json $(2)/$$run/ || exit 1; \
 	  [ ! -d results/train/$$run ] || cp $(addprefix results/train/$$run/,config.yaml run.json metrics.jsonl) $(2)/$$run/ || exit 1; \
 	done
 
 # What docs/laptop.md shows.
+FIRST_STEPS := results/published/real/first-steps
+publish-first-steps: export PATH := $(abspath $(BIN)):$(PATH)
 publish-first-steps: real  ## run `make real` and copy its evidence to results/published/real/first-steps
-	$(call keep,smollm2-135m real-sft real-gtpo real-grpo,results/published/real/first-steps)
+	$(call copy-evidence,smollm2-135m real-sft real-gtpo real-grpo,$(FIRST_STEPS))
+	gtpo compare smollm2-135m real-sft real-grpo real-gtpo --baseline smollm2-135m > $(FIRST_STEPS)/comparison.txt
+	gtpo compare real-sft real-grpo real-gtpo --baseline real-sft > $(FIRST_STEPS)/against-sft.txt
 
 # Longer, a run a seed: SFT, GRPO and GTPO from what 20 steps of SFT make of the same model, and the evidence of it.
 REAL_SEEDS ?= 1 2
@@ -87,14 +91,14 @@ publish-real: $(VENV)/.installed-dev  ## SFT, GRPO and GTPO on a real pretrained
 	  gtpo train laptop/first-steps --method gtpo --run-name real-gtpo-s$$seed "$$@" $(REAL_RL) && \
 	  for method in sft grpo gtpo; do gtpo eval real-$$method-s$$seed $(REAL_EVAL) || exit 1; done || exit 1; \
 	done
-	$(call keep,$(REAL_RUNS),$(REAL_EVIDENCE))
+	$(call copy-evidence,$(REAL_RUNS),$(REAL_EVIDENCE))
 	gtpo compare $(REAL_RUNS) --baseline real-base --k 1,8 --format markdown > $(REAL_EVIDENCE)/comparison.md
 
 # The committed evidence behind docs/results.md: what each run was, its numbers, and the comparison.
 EVIDENCE := results/published/demo
 publish-demo: export PATH := $(abspath $(BIN)):$(PATH)
 publish-demo: demo $(VENV)/.installed-dev  ## run the demo and copy its evidence to results/published/demo
-	$(call keep,$(DEMO_RUNS),$(EVIDENCE))
+	$(call copy-evidence,$(DEMO_RUNS),$(EVIDENCE))
 	gtpo compare $(DEMO_RUNS) --baseline demo-base --k 1,8,32 --format markdown \
 	  --figures $(EVIDENCE)/figures --html $(EVIDENCE)/report.html --samples-mb 0.5 > $(EVIDENCE)/comparison.md
 	gtpo compare $(filter demo-g%,$(DEMO_METHODS)) --baseline demo-grpo --k 1,8,32 --format markdown > $(EVIDENCE)/gtpo-against-grpo.md

@@ -34,8 +34,9 @@ README, RESULTS, PREREGISTERED = Path("README.md"), Path("docs/results.md"), Pat
 SEARCH, SEARCHED = Path("bench/claims/search.yaml"), Path("results/published/claims/search")
 SHOWN = ("entropy/mean", "kl/untrained", "completions/length", "conflict/fraction")
 """Curves whose last tenth the second experiment's table of means shows."""
-WIDEST_AUC = 0.5
-"""An AUC whose 95 % interval reaches further to a side is not shown: too few runs lost their accuracy."""
+LEAST_LOSSES = 20
+"""So many runs of a regime must have lost their accuracy for the AUC of its warnings to be shown: with fewer, the
+intervals of random walks leave 0.5 out too often."""
 
 
 # --- the second experiment
@@ -79,7 +80,7 @@ def looks_table(found: list[Look], plan: Plan) -> str:
 
 def means_and_warnings(records: Records, plan: Plan, found: list[Look]) -> tuple[str, str]:
     """Of the regimes and seeds that a look has been taken at, without a test: every measure of every method, and the
-    AUC of each indicator for a loss within HORIZON steps ("" where no regime has one)."""
+    AUC of each indicator for a loss within HORIZON steps ("" where no regime has enough losses)."""
     means, warnings = [], []
     measures = [MEASURES["accuracy over training"], MEASURES["accuracy at the end"], *map(at_end, SHOWN)]
     for regime, taken in {look.test.regime: look.taken for look in found if look.taken}.items():
@@ -90,12 +91,12 @@ def means_and_warnings(records: Records, plan: Plan, found: list[Look]) -> tuple
             shown = (f"{np.mean([measure(record) for record in its]):.3f}" for measure in measures)
             survive = sum(lost == math.inf for stratum, _, _, lost in runs if stratum == method)
             means.append((regime, method, f"{len(seeds)}", *shown, f"{survive}"))
-        auc, without = sequential.warning_auc(runs, sequential.INDICATORS)
-        errors = math.sqrt(len(seeds) - 1) * without.std(0)
-        if 1.96 * errors.max() < WIDEST_AUC:  # NaN, where no run lost its accuracy, is not shown either
-            warnings.append((regime, *(f"{a:.2f} ± {1.96 * e:.2f}" for a, e in zip(auc, errors, strict=True))))
+        losses = sum(lost < math.inf for *_, lost in runs)
+        if losses >= LEAST_LOSSES:
+            auc, reach = sequential.auc_and_reach(runs)
+            warnings.append((regime, losses, *(f"{a:.2f} ± {r:.2f}" for a, r in zip(auc, reach, strict=True))))
     names = (">accuracy over training", ">at the end", *(f">{key}, at the end" for key in SHOWN), ">kept half of it")
-    below = table(("regime", *(f">{key}" for key in sequential.INDICATORS)), warnings) if warnings else ""
+    below = table(("regime", ">losses", *(f">{key}" for key in sequential.INDICATORS)), warnings) if warnings else ""
     return table(("regime", "method", ">seeds", *names), means), below
 
 

@@ -8,6 +8,7 @@ is a fork of one process that has imported the libraries, which saves a third of
 from __future__ import annotations
 
 import argparse
+import fcntl
 import importlib
 import os
 import shutil
@@ -110,7 +111,10 @@ def raising(app: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def forked(call: Callable[[], None], log: Path) -> bool:
-    """Return whether a call ended well in a fork of this process, whose output is appended to the log."""
+    """Return whether a call ended well in a fork of this process, whose output is appended to the log.
+
+    Another process that needs the same run, a base as a rule, waits for it.
+    """
     child = os.fork()
     if child:
         try:
@@ -121,6 +125,7 @@ def forked(call: Callable[[], None], log: Path) -> bool:
     code = 1
     try:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        fcntl.flock(file, fcntl.LOCK_EX)
         os.dup2(file, 1)
         os.dup2(file, 2)
         call()

@@ -20,6 +20,7 @@ from bench.claims.measures import MEASURES, lost_at
 from bench.claims.null import PASSES
 from bench.claims.plan import SECOND, Test, load_plan
 from bench.claims.sequential import bound, crossing, level_at, p_value
+from bench.claims.statistics import read_records
 from bench.claims.texts import remarks, solution
 from gtpo.common.errors import UserError
 from gtpo.common.files import read_json
@@ -180,7 +181,6 @@ def test_varied_solutions_share_little(plan):
 
 def test_a_run_from_another_state_of_the_code_is_refused(plan, monkeypatch, tmp_path):
     from bench.claims import run as runner
-    from gtpo.common.errors import UserError
 
     monkeypatch.setattr(runner, "git_commit", lambda: f"{plan.commit}+")
     unrecorded = replace(plan, evidence=tmp_path, packed=None)
@@ -217,11 +217,47 @@ def test_a_fork_that_fails_is_seen_and_its_output_kept(tmp_path, capfd):
     assert "ZeroDivisionError" in log.read_text()
 
 
-def test_no_record_is_of_a_run_that_a_signal_stopped(root, monkeypatch):
+def test_every_run_is_recorded_and_none_that_a_signal_stopped(root, monkeypatch):
     monkeypatch.chdir(root)
-    records = record.packed_records(load_plan(SECOND))
-    assert len(records) > 400
+    plan = load_plan(SECOND)
+    records = record.packed_records(plan)
+    decided = {run.name for run in plan.runs if run.regime == "reuse-8" and run.seed > 27}
+    assert set(records) == {run.name for run in plan.runs} - decided
     assert [name for name, row in records.items() if row["train"]["status"] not in ENDED] == []
+
+
+def test_a_second_process_waits_for_the_same_run(tmp_path):
+    script = (
+        "import sys, time; from pathlib import Path; from bench.claims.pinned import forked\n"
+        "def call():\n"
+        "    print('begin', flush=True); time.sleep(0.5); print('end', flush=True)\n"
+        f"assert forked(call, Path({str(tmp_path / 'run.log')!r}))"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2]) for _ in range(2)]
+    assert [process.wait(60) for process in both] == [0, 0]
+    assert (tmp_path / "run.log").read_text().split() == ["begin", "end"] * 2
+
+
+def test_the_intervals_of_warnings_by_random_walks(root, monkeypatch):
+    """Where an indicator says nothing, the table's 95 % interval leaves 0.5 out in about 5 % of cases."""
+    monkeypatch.chdir(root)
+    plan, rng = load_plan(SECOND), np.random.default_rng(0)
+    real = sequential.curve
+
+    def walk(of, key):
+        steps, values = real(of, key)
+        return steps, values if key == sequential.VALIDATION else np.cumsum(rng.normal(size=len(steps)))
+
+    monkeypatch.setattr(sequential, "curve", walk)
+    records = read_records(plan)
+    out = {}
+    for regime in ("reuse-4", "reuse-8", "reuse-varied", "dose-5", "dose-7", "dose-10"):
+        runs = sequential.warning_runs(records, regime)
+        assert sum(lost < math.inf for *_, lost in runs) >= page.LEAST_LOSSES
+        tries = [sequential.auc_and_reach(runs) for _ in range(20)]
+        out[regime] = np.mean([abs(auc - 0.5) > reach for auc, reach in tries])
+    assert np.mean(list(out.values())) < 0.07, out
+    assert max(out.values()) < 0.12, out
 
 
 @pytest.mark.parametrize("code", [0, 4])

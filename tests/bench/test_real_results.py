@@ -51,10 +51,13 @@ def test_the_first_steps(root, published) -> None:
         assert report["sampling"]["max_tokens"] == 48
         command = f"`gtpo eval` {of}" if run == "smollm2-135m" else f"`gtpo eval {run}`"
         assert f"| {command} | {report['wall_seconds']:.0f} |" in page
-        mean, low, high = (
-            100 * report["benchmarks"]["arithmetic"]["pass@k"]["1"][key] for key in ("mean", "low", "high")
-        )
-        assert f" {mean:.1f} [{low:.1f}, {high:.1f}] │" in page.partition(f"│ {run} ")[2].partition("\n")[0]
+    notes, primary_metric, rest, *_ = (root / f"results/published/{folder}/comparison.txt").read_text().split("\n\n")
+    assert notes.startswith("note: ")
+    verdicts = [line for line in rest.splitlines() if "(these weights) is better" in line]
+    assert len(verdicts) == 3
+    assert "\n".join(("```", primary_metric, *verdicts, "```")) in page
+    against_sft = (root / f"results/published/{folder}/against-sft.txt").read_text()
+    assert [f"{run} against real-sft is undecided" in against_sft for run in ("real-grpo", "real-gtpo")] == [True, True]
     runs = {method: published(f"{folder}/real-{method}/run") for method in ("sft", "gtpo", "grpo")}
     for method, started in (
         ("sft", "laptop/first-steps-sft`, 14 steps"),
