@@ -190,8 +190,11 @@ def test_a_model_over_two_ranks(start, tiny_model: Path, tmp_path: Path) -> None
 
 
 def test_ctrl_c(start, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
-    """As a terminal sends it, to every process of the group: all is stored, and it ends soon."""
-    run = start(tiny_model, *COMMON[:-1], "200", *RAY)
+    """As a terminal sends it, to every process of the group: all is stored, and it ends soon.
+
+    The samples would take minutes on a fast machine: a run that owes nothing any more ends well, with code 0.
+    """
+    run = start(tiny_model, "--benchmarks", "arithmetic", "--limit", "256", "--k", "256", "--max-tokens", "200", *RAY)
     run.wait_for_samples(2)
     pressed = time.monotonic()
     os.killpg(run.process.pid, signal.SIGINT)
@@ -221,6 +224,15 @@ def test_what_cannot_start_is_said_in_a_sentence(gtpo_process, tiny_model: Path,
     done = gtpo_process("eval", model, *COMMON[:4], "--engine", "ray", *options, "--quiet", code=2)
     assert message in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_ray_that_does_not_come_up(start, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
+    """On a busy machine Ray raises a bare Exception: tried once more, then said in a sentence."""
+    broken = "import ray\ndef init(**_): raise Exception('The current node timed out during startup.')\nray.init = init\n"
+    run = start(tiny_model, *COMMON, *RAY, before=broken)
+    run.end(code=2)
+    assert "Ray did not start (The current node timed out during startup.): once more" in run.said
+    assert "gtpo: Ray does not start on this machine (The current node timed out during startup.)" in run.said
 
 
 def test_a_server_that_is_killed(start, tiny_model: Path, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
