@@ -228,11 +228,11 @@ def test_what_cannot_start_is_said_in_a_sentence(gtpo_process, tiny_model: Path,
 
 def test_ray_that_does_not_come_up(start, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
     """On a busy machine Ray raises a bare Exception: tried once more, then said in a sentence."""
-    broken = "import ray\ndef init(**_): raise Exception('The current node timed out during startup.')\nray.init = init\n"
+    broken = "import ray\ndef init(**_): raise Exception('The node timed out.')\nray.init = init\n"
     run = start(tiny_model, *COMMON, *RAY, before=broken)
     run.end(code=2)
-    assert "Ray did not start (The current node timed out during startup.): once more" in run.said
-    assert "gtpo: Ray does not start on this machine (The current node timed out during startup.)" in run.said
+    assert "Ray did not start (The node timed out.): once more" in run.said
+    assert "gtpo: Ray does not start on this machine (The node timed out.)" in run.said
 
 
 def test_a_server_that_is_killed(start, tiny_model: Path, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
