@@ -39,6 +39,17 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, -1)  # never
 
 
+def give_back_freed_memory() -> None:
+    """Return to the kernel what this process has freed, where the C library is glibc; elsewhere do nothing.
+
+    For the ends of sampling and of a training step, after `keep_freed_memory`: each needs blocks of other sizes, and
+    what one keeps is not what the other can use.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def draw_seeded(
     pool: Executor, plain: Any, logits: torch.Tensor, generators: dict[int, torch.Generator], k: Any, p: Any
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
