@@ -119,8 +119,9 @@ class VLLMEngine(Engine):
             raise UserError(f"vLLM does not start with {ref.source}: {' '.join(str(error).split())[:400]}") from error
         # Not where the model is in processes of its own: vLLM's, or those of several ranks.
         if on_cpu and tensor_parallel_size == 1 and hasattr(self._engine, "model_executor"):
-            from gtpo.common.vllm_cpu import tune_for_cpu
+            from gtpo.common.vllm_cpu import keep_freed_memory, tune_for_cpu
 
+            keep_freed_memory()
             tune_for_cpu(self._engine)
         self._waiting: deque[tuple[Task, int, int]] = deque()
         self._known: dict[str, tuple[Task, int, int]] = {}

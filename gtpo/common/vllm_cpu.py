@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 """Parameters of glibc's mallopt."""
+_LARGE, _MANY = 2**25, 2**16
+"""Bytes from which a block is taken from the kernel and given back by itself, and how many such blocks there may be:
+where glibc's own rule comes to rest, and its default."""
 
 
 def tune_for_cpu(engine: Any) -> None:
-    """Replace what a vLLM engine in this process does slowly on a CPU: adapters, seeded noise, memory."""
+    """Replace what a vLLM engine in this process does slowly on a CPU: adapters and seeded noise."""
     import vllm
 
-    keep_freed_memory()
     runner = engine.model_executor.driver_worker.model_runner
     if vllm.__version__.startswith("0.31."):  # 0.32 has a fast sampler of its own, with other draws
         sampler = runner.sampler.topk_topp_sampler
@@ -33,18 +37,32 @@ def keep_freed_memory() -> None:
     By default glibc takes each block of over 32 MB from the kernel and gives it back at once. The logits of a step are
     such blocks where the vocabulary is large, and the kernel clears their pages again at each step.
     """
+    _mallopt({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1})  # no such blocks; never made smaller
+
+
+@contextmanager
+def memory_kept() -> Iterator[None]:
+    """`keep_freed_memory` for a while, such as that of sampling; before and after it what is free is given back.
+
+    Sampling and the gradient need blocks of other sizes. Kept for good, what one has freed adds up with the other.
+    """
+    _give_back_freed_memory()
+    keep_freed_memory()
+    try:
+        yield
+    finally:
+        _mallopt({_M_MMAP_MAX: _MANY, _M_MMAP_THRESHOLD: _LARGE, _M_TRIM_THRESHOLD: 2 * _LARGE})
+        _give_back_freed_memory()
+
+
+def _mallopt(settings: dict[int, int]) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, -1)  # never
+        for parameter, value in settings.items():
+            mallopt(parameter, value)
 
 
-def give_back_freed_memory() -> None:
-    """Return to the kernel what this process has freed, where the C library is glibc; elsewhere do nothing.
-
-    For the ends of sampling and of a training step, after `keep_freed_memory`: each needs blocks of other sizes, and
-    what one keeps is not what the other can use.
-    """
+def _give_back_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

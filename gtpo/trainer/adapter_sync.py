@@ -35,7 +35,7 @@ from trl.import_utils import is_vllm_available
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.common.vllm_cpu import give_back_freed_memory, tune_for_cpu
+from gtpo.common.vllm_cpu import memory_kept, tune_for_cpu
 from gtpo.common.vllm_environment import LORA_RANKS, lora_rank_slot
 from gtpo.trainer.trl_seam import OwnEngine, engine_options, sampling_with
 
@@ -220,14 +220,9 @@ class AdapterGeneration(OwnEngine):
         return None
 
     def generate(self, *arguments: Any, **options: Any) -> Any:
-        """Sample. On a CPU, what sampling and the training before it have freed does not add up."""
-        if not self._on_cpu():
+        """Sample, on a CPU with memory that is kept from token to token."""
+        with memory_kept() if self._on_cpu() else nullcontext():
             return super().generate(*arguments, **options)
-        give_back_freed_memory()
-        try:
-            return super().generate(*arguments, **options)
-        finally:
-            give_back_freed_memory()
 
     def sync_weights(self) -> None:
         """Send vLLM the current adapter; all weights, where it does not take the adapter by itself."""
