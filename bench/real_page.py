@@ -171,7 +171,8 @@ def section(plan: Plan) -> str:
             runs = [by_method[method][seed] for seed in sorted(by_method[method])]
             which = "conflict tokens" if method == "gtpo" else "conflict tokens, as if it had the weights,"
             shares = f"{which} in % of all and of the tokens of a kind"
-            parts += [f"{method.upper()} in training, {len(runs)} run{"s"[: len(runs) - 1]}; {shares}:", training_table(runs)]
+            count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+            parts += [f"{method.upper()} in training, {count}; {shares}:", training_table(runs)]
     return "\n\n".join(parts)
 
 
