@@ -25,7 +25,7 @@ from typing import Any
 
 from gtpo.common.provenance import CHECKOUT
 
-START_ALLOWANCE_S = 60.0
+START_ALLOWANCE_S = 180.0
 """A worker on a loaded machine may take this long to start; a task's own clock starts after it."""
 
 GROW_AFTER_S = 0.2
