@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gtpo.common.errors import UserError
 from gtpo.common.provenance import CHECKOUT
 
 START_ALLOWANCE_S = 180.0
@@ -48,8 +49,8 @@ class _Chunk:
     error: BaseException | None = None
 
 
-class NotStarted(RuntimeError):
-    """A worker that cannot start, or lacks what it needs."""
+class NotStarted(UserError, RuntimeError):
+    """A worker that cannot start, or lacks what it needs: the command line says it in a sentence."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"a verification worker did not start: {why}")
@@ -112,7 +113,9 @@ class _Worker:
         try:
             self._line(time.monotonic() + START_ALLOWANCE_S)
         except TimeoutError:
-            raise NotStarted(f"it said nothing for {START_ALLOWANCE_S:.0f} s") from None
+            raise NotStarted(
+                f"it said nothing for {START_ALLOWANCE_S:.0f} s; the machine is too busy, or short of memory"
+            ) from None
         except EOFError:
             status = self.process.wait()
             how = f"signal {-status}" if status < 0 else f"exit status {status}; its message is on stderr"

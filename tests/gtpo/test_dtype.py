@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 import sys
 from pathlib import Path
@@ -98,52 +97,3 @@ def test_adapters_in_bfloat16_lose_no_more_than_the_base_does() -> None:
     print(errors)
     assert 0.001 < errors[0] < 0.1
     assert errors[1] < 1.25 * errors[0]
-
-
-FAULTS = """
-import resource, sys, torch
-from gtpo.common.vllm_cpu import keep_freed_memory
-if sys.argv[1] == "keep":
-    keep_freed_memory()
-for _ in range(20):  # the heap grows at first
-    torch.ones(2**24)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
-    torch.ones(2**24)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc's malloc alone is told to")
-def test_memory_that_is_kept_is_not_cleared_again() -> None:
-    """Ten blocks of 64 MB one after another: the kernel gives their pages once, or ten times."""
-    faults = {
-        given: int(subprocess.run([sys.executable, "-c", FAULTS, given], check=True, capture_output=True).stdout)
-        for given in ("keep", "return")
-    }
-    assert faults["keep"] * 20 < faults["return"]
-
-
-HELD = """
-from pathlib import Path
-import torch
-from gtpo.common.vllm_cpu import memory_kept
-def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-before = resident()
-with memory_kept():
-    blocks = [torch.ones(2**18) for _ in range(512)]
-    last = torch.ones(1)  # at the top of the heap: nothing below it is given back by making the heap smaller
-    blocks.clear()
-    kept = resident()
-print(kept - before, resident() - before)
-"""
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc's malloc alone is asked")
-def test_memory_is_kept_for_a_while() -> None:
-    """Half a GB of freed blocks below one in use: kept inside, given back after it."""
-    done = subprocess.run([sys.executable, "-c", HELD], check=True, capture_output=True)
-    kept, after = (int(text) / 2**20 for text in done.stdout.split())
-    assert kept > 500
-    assert after < 50

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layout import copy_packages
 
+from gtpo.common.errors import UserError
 from gtpo.rewards import Verdict, Verifier, accuracy_reward, math_verify_reward
 from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verification import pool
@@ -149,19 +150,19 @@ def test_memory_of_a_worker_is_bounded() -> None:
 
 
 def test_a_worker_that_cannot_start_is_an_error_and_no_verdict(monkeypatch) -> None:
-    with Verifier(workers=1, memory_mb=8) as verifier, pytest.raises(RuntimeError, match="did not start"):
+    with Verifier(workers=1, memory_mb=8) as verifier, pytest.raises(UserError, match="did not start"):
         verifier.verify("x+x", "2x")
 
 
 def test_what_a_worker_lacks_is_named(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "mpmath.py").write_text("raise ModuleNotFoundError(\"No module named 'mpmath'\")\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with Verifier(workers=1) as verifier, pytest.raises(RuntimeError, match="No module named 'mpmath'; install gtpo"):
+    with Verifier(workers=1) as verifier, pytest.raises(UserError, match="No module named 'mpmath'; install gtpo"):
         verifier.verify("x+x", "2x")
     (tmp_path / "mpmath.py").rename(tmp_path / "latex2sympy2_extended.py")
     with Verifier(workers=1) as verifier:
         assert verifier.verify("x+x", "2x") is Verdict.CORRECT  # needs no SymPy
-        with pytest.raises(RuntimeError, match="No module named 'mpmath'"):
+        with pytest.raises(UserError, match="No module named 'mpmath'"):
             verifier.verify(r"\frac{d}{dx} x^2", "2x")
 
 
@@ -403,6 +404,7 @@ ELSEWHERE = """
 import os, sys
 import gtpo.common.provenance  # with the standard library's modules that ask which system this is
 {missing}
+from gtpo.common.errors import UserError
 from gtpo.rewards import Verdict, Verifier, accuracy_reward, math_verify_reward
 print(accuracy_reward(["<answer>5</answer>"], ["5"]))
 try:
