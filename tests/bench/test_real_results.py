@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.claims.measures import curve
 from bench.claims.page import RESULTS, replaced
 from bench.claims.plan import load_plan
 from bench.real_page import blocks_of, kinds_of, primary, section, training_table
@@ -85,6 +86,22 @@ def record_of(correct: Any, shares: list[float] | None = None) -> dict[str, Any]
         "curves": {"last_step_of_block": steps, "metrics": {"reward/format": {"mean": shares or [None] * 12}}},
         "conflict_kinds": {"step": steps, **kinds},
     }
+
+
+def test_what_the_text_says_of_the_first_two_runs(root, published) -> None:
+    one, two = (published(f"real/records/real-gsm8k-gtpo-s{seed}") for seed in (1, 2))
+    for record in (one, two):
+        assert curve(record, "reward/format")[1][15:25].mean() > 8.5
+    length = curve(two, "completions/length")[1]
+    assert 45 < length[30:50].mean() < 55
+    assert length[-10:].mean() > 2 * length[30:50].mean()
+    ends = [record["summary"]["gsm8k"]["pass@k"]["1"]["mean"] for record in (one, two)]
+    assert ends[1] / ends[0] == pytest.approx(0.5, abs=0.05)
+    recorded = any((root / "results/published/real/records").glob("real-gsm8k-grpo-*"))
+    assert ("GRPO's\nruns are still missing" in RESULTS.read_text()) != recorded
+    printed = (root / "results/published/real/resumed-steps.txt").read_text().splitlines()
+    assert printed[::2] == printed[1::2]
+    assert [int(line.split("/80")[0].split()[-1]) for line in printed[::2]] == [16, 61, 62, 63, 64, 36]
 
 
 def test_a_verdict_needs_pairs() -> None:
