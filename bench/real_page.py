@@ -80,7 +80,7 @@ def ends_table(untrained: dict[str, Any], records: Mapping[str, Record]) -> str:
         )
         after = scores(record, BENCHMARK, "pass@1")[None, None]
         against = marked(differences(after, before[None, None], trained=(False, False))[0]) if record["run"] else ""
-        rows.append((name, shown[0], against, *shown[1:], *beside))
+        rows.append((name.removeprefix("real-gsm8k-"), shown[0], against, *shown[1:], *beside))
     columns = (">pass@1, %", ">against untrained", f">pass@{n}", f">maj@{n}", ">lenient pass@1", ">format", ">cut off",
                ">tokens")  # fmt: skip
     return table(("run", *columns), rows)

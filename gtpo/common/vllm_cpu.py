@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """Parameters of glibc's mallopt."""
-_LARGE, _MANY = 2**25, 2**16
-"""Bytes from which a block is taken from the kernel and given back by itself, and how many such blocks there may be:
-where glibc's own rule comes to rest, and its default."""
 
 
 def tune_for_cpu(engine: Any) -> None:
@@ -35,34 +30,17 @@ def keep_freed_memory() -> None:
     """Let this process keep the memory that it frees, where the C library is glibc; elsewhere do nothing.
 
     By default glibc takes each block of over 32 MB from the kernel and gives it back at once. The logits of a step are
-    such blocks where the vocabulary is large, and the kernel clears their pages again at each step.
+    such blocks where the vocabulary is large, and the kernel clears their pages again at each step. Not for a process
+    that trains as well: what sampling has freed and what the gradient has freed would add up.
     """
-    _mallopt({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1})  # no such blocks; never made smaller
-
-
-@contextmanager
-def memory_kept() -> Iterator[None]:
-    """`keep_freed_memory` for a while, such as that of sampling; before and after it what is free is given back.
-
-    Sampling and the gradient need blocks of other sizes. Kept for good, what one has freed adds up with the other.
-    """
-    _give_back_freed_memory()
-    keep_freed_memory()
-    try:
-        yield
-    finally:
-        _mallopt({_M_MMAP_MAX: _MANY, _M_MMAP_THRESHOLD: _LARGE, _M_TRIM_THRESHOLD: 2 * _LARGE})
-        _give_back_freed_memory()
-
-
-def _mallopt(settings: dict[int, int]) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        for parameter, value in settings.items():
-            mallopt(parameter, value)
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, -1)  # never
 
 
-def _give_back_freed_memory() -> None:
+def give_back_freed_memory() -> None:
+    """Return to the kernel what this process has freed, where the C library is glibc; elsewhere do nothing."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -35,7 +35,7 @@ from trl.import_utils import is_vllm_available
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.common.vllm_cpu import memory_kept, tune_for_cpu
+from gtpo.common.vllm_cpu import give_back_freed_memory, tune_for_cpu
 from gtpo.common.vllm_environment import LORA_RANKS, lora_rank_slot
 from gtpo.trainer.trl_seam import OwnEngine, engine_options, sampling_with
 
@@ -220,9 +220,10 @@ class AdapterGeneration(OwnEngine):
         return None
 
     def generate(self, *arguments: Any, **options: Any) -> Any:
-        """Sample, on a CPU with memory that is kept from token to token."""
-        with memory_kept() if self._on_cpu() else nullcontext():
-            return super().generate(*arguments, **options)
+        """Sample. On a CPU, what the gradient has freed is given back first: half of what the process holds."""
+        if self._on_cpu():
+            give_back_freed_memory()
+        return super().generate(*arguments, **options)
 
     def sync_weights(self) -> None:
         """Send vLLM the current adapter; all weights, where it does not take the adapter by itself."""
