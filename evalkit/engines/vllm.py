@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from gtpo.common.cpu_memory import return_large_blocks
 from gtpo.common.errors import UserError
 from gtpo.common.processor import dtype_on_cpu
 from gtpo.common.provenance import package_versions
@@ -73,7 +74,11 @@ class VLLMEngine(Engine):
     ) -> None:
         import torch
 
+        from gtpo.common.vllm_cpu import KV_BLOCK, tune_for_cpu
+
         on_cpu = not torch.cuda.is_available()
+        if on_cpu:
+            return_large_blocks()
         if deterministic:
             os.environ["VLLM_BATCH_INVARIANT"] = "1"  # before vLLM is imported
         if on_cpu and tensor_parallel_size > 1:  # vLLM binds each rank to a NUMA node of its own, if there are so many
@@ -104,6 +109,7 @@ class VLLMEngine(Engine):
             arguments |= {
                 "enable_chunked_prefill": False,
                 "max_num_batched_tokens": max(4096, arguments["max_model_len"]),
+                "block_size": KV_BLOCK,
             }
         else:
             arguments["gpu_memory_utilization"] = gpu_memory_utilization
@@ -119,9 +125,6 @@ class VLLMEngine(Engine):
             raise UserError(f"vLLM does not start with {ref.source}: {' '.join(str(error).split())[:400]}") from error
         # Not where the model is in processes of its own: vLLM's, or those of several ranks.
         if on_cpu and tensor_parallel_size == 1 and hasattr(self._engine, "model_executor"):
-            from gtpo.common.vllm_cpu import keep_freed_memory, tune_for_cpu
-
-            keep_freed_memory()
             tune_for_cpu(self._engine)
         self._waiting: deque[tuple[Task, int, int]] = deque()
         self._known: dict[str, tuple[Task, int, int]] = {}

@@ -41,6 +41,16 @@ def peak_memory() -> int | None:
     return 1024 * int(found[1]) if found else None
 
 
+def free_memory() -> int | None:
+    """Return the bytes that this process can have, with those that it has; None where Linux is not there to say it."""
+    try:
+        available = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        resident = re.search(r"^VmRSS:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return 1024 * (int(available[1]) + int(resident[1])) if available and resident else None
+
+
 def dtype_on_cpu(config: Any) -> str:
     """Return what `dtype: auto` comes to on a CPU for weights that are not trained, from a transformers config.
 

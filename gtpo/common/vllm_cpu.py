@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 import torch
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-"""Parameters of glibc's mallopt."""
+KV_BLOCK = 32
+"""Tokens in a block of the KV cache, the unit in which samples share their prompt. vLLM's default on a CPU is 128, more
+than most prompts of GSM8K have: then each sample reads its prompt anew. Its AMX kernels need a multiple of 32."""
 
 
 def tune_for_cpu(engine: Any) -> None:
@@ -24,26 +24,6 @@ def tune_for_cpu(engine: Any) -> None:
         sampler.forward = functools.partial(draw_seeded, pool, sampler.forward)
     for wrapper in {layer.punica_wrapper for layer in runner.model.modules() if hasattr(layer, "punica_wrapper")}:
         wrapper.add_lora_linear = functools.partial(add_adapter, wrapper, wrapper.add_lora_linear)
-
-
-def keep_freed_memory() -> None:
-    """Let this process keep the memory that it frees, where the C library is glibc; elsewhere do nothing.
-
-    By default glibc takes each block of over 32 MB from the kernel and gives it back at once. The logits of a step are
-    such blocks where the vocabulary is large, and the kernel clears their pages again at each step. Not for a process
-    that trains as well: what sampling has freed and what the gradient has freed would add up.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, -1)  # never
-
-
-def give_back_freed_memory() -> None:
-    """Return to the kernel what this process has freed, where the C library is glibc; elsewhere do nothing."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def draw_seeded(

@@ -13,9 +13,17 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+from gtpo.common.cpu_memory import return_large_blocks
 from gtpo.common.log import LOG
+from gtpo.common.processor import free_memory
+from gtpo.config import TrainConfig
+from gtpo.inputs.model_shape import shape_of_config
+from gtpo.plan.memory import too_much_memory
+
+if TYPE_CHECKING:
+    from gtpo.inputs.model import LoadedModel
 
 FOLDERS = {"TENSORBOARD_LOGGING_DIR": "tensorboard", "WANDB_DIR": ".", "TRACKIO_DIR": "trackio"}
 """Variable that names a tracker's folder -> folder in the run folder (wandb makes a folder wandb/ of its own)."""
@@ -39,10 +47,22 @@ def quiet_libraries() -> None:
 
 
 def settle_on_cpu() -> None:
-    """Tell accelerate and DeepSpeed, before they look, that this machine has no accelerator."""
+    """Tell accelerate and DeepSpeed, before they look, that this machine has no accelerator; see to its memory."""
+    return_large_blocks()
     # Process 1 would have the device cpu:1, onto which torch.load puts no checkpoint.
     os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # it warns on stdout that it found none
+
+
+def memory_of_a_cpu(config: TrainConfig, loaded: LoadedModel, processes: int) -> str | None:
+    """Return what to say where this machine's memory may not suffice; None where it does, and for a GPU, which says so
+    itself when it runs out. processes: of the run on this machine."""
+    import torch
+
+    shape, free = shape_of_config(loaded.model.config.to_dict()), free_memory()
+    if torch.accelerator.is_available() or shape is None or free is None:
+        return None
+    return too_much_memory(config, shape, loaded.dtype, free, processes)
 
 
 @contextmanager

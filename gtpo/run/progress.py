@@ -6,8 +6,9 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from gtpo.common.log import LOG, stderr_console
 
@@ -24,8 +25,8 @@ SHOWN = (
     ("validation/pass@1", "held-out", "{:.3f}"),
     ("tokens/accuracy", "tokens right", "{:.3f}"),
 )
-SAMPLING_SECONDS = 10.0
-"""While completions are sampled, a line this often."""
+TELL_SECONDS = 10.0
+"""While a part of a step takes longer, a line this often."""
 PLAIN_SECONDS = 5.0
 """A log line at most this often."""
 
@@ -108,47 +109,90 @@ class Progress:
             self._bar = None
 
 
-class SamplingProgress:
-    """Shows the completions that are done and the tokens in flight while a trainer samples for long.
+class _Activity(NamedTuple):
+    begin: float
+    """Seconds, of the monotonic clock."""
+    tell: Callable[[float], str]
+    """What is shown after so many seconds."""
 
-    vLLM in this process knows both; of the trainer's own model the forwards are counted, one a token; a server tells
-    nothing, so that only the time is shown.
+
+class StepProgress:
+    """Says what a step is at while it takes long: sampling, scoring, or which micro-batch is trained on.
+
+    Of sampling it shows the completions that are done and the tokens in flight. vLLM in this process knows both; of the
+    trainer's own model the forwards are counted, one a token; a server tells nothing, so that only the time is shown.
     """
 
     def __init__(self, trainer: Any, progress: Progress) -> None:
         from gtpo.trainer.trl_seam import seam_of  # here, for it imports TRL
 
-        self.trainer, self.progress, self.seam = trainer, progress, seam_of(trainer)
+        self.trainer, self.progress = trainer, progress
         self._forwards = 0
         self._tokens: dict[str, int] = {}
         """Tokens of each completion that vLLM has been asked for, as last seen."""
-        self.seam.around("generate", self._generate)
+        self._now: list[_Activity] = []
+        """What is going on, the innermost last."""
+        self._step, self._micro_batch = -1, 0
+        if not progress.shown:
+            return
+        seam = seam_of(trainer)
+        seam.around("training_step", self._training_step)
+        if seam.samples:
+            seam.around("generate", self._generate)
+            seam.around("rewards", self._rewards)
+
+    @contextmanager
+    def _during(self, tell: Callable[[float], str]) -> Iterator[None]:
+        """Show `tell(seconds since its begin)` now and then; inside another one, in its place."""
+        self._now.append(_Activity(time.monotonic(), tell))
+        ended = None
+        if len(self._now) == 1:
+            ended = threading.Event()
+            thread = threading.Thread(target=self._report, args=(ended,), daemon=True)
+            thread.start()
+        try:
+            yield
+        finally:
+            self._now.pop()
+            if ended is not None:
+                ended.set()
+                thread.join()
+            else:
+                self._now[-1] = self._now[-1]._replace(begin=time.monotonic())
+
+    def _report(self, ended: threading.Event) -> None:
+        while not ended.wait(TELL_SECONDS):
+            for activity in self._now[-1:]:
+                seconds = time.monotonic() - activity.begin
+                if seconds >= TELL_SECONDS:
+                    self.progress.note(activity.tell(seconds))
+
+    def _training_step(self, plain: Any, *arguments: Any, **options: Any) -> Any:
+        at, count = self.trainer.state.global_step, self.trainer.args.gradient_accumulation_steps
+        self._micro_batch = self._micro_batch + 1 if at == self._step else 1
+        self._step = at
+        which = f"micro-batch {self._micro_batch} of {count}"
+        with self._during(lambda seconds: f"training on {which} for {seconds:.0f} s"):
+            return plain(*arguments, **options)
+
+    def _rewards(self, plain: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        with self._during(lambda seconds: f"scoring {len(inputs)} completions for {seconds:.0f} s"):
+            return plain(inputs, *arguments, **options)
 
     def _generate(self, plain: Any, prompts: list[Any]) -> Any:
-        if not self.progress.shown:
-            return plain(prompts)
-        done = threading.Event()
         self._forwards, self._tokens = 0, {}
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         hooked = model.get_base_model() if hasattr(model, "get_base_model") else model
         hook = hooked.register_forward_pre_hook(self._count)
-        thread = threading.Thread(target=self._report, args=(len(prompts), done), daemon=True)
-        thread.start()
+        say = f"sampling {len(prompts)} completions for"
         try:
-            return plain(prompts)
+            with self._during(lambda seconds: f"{say} {seconds:.0f} s{self._state(seconds)}"):
+                return plain(prompts)
         finally:
-            done.set()
             hook.remove()
-            thread.join()
 
     def _count(self, *args: Any) -> None:
         self._forwards += 1
-
-    def _report(self, count: int, done: threading.Event) -> None:
-        begin = time.monotonic()
-        while not done.wait(SAMPLING_SECONDS):
-            seconds = time.monotonic() - begin
-            self.progress.note(f"sampling {count} completions for {seconds:.0f} s{self._state(seconds)}")
 
     def _state(self, seconds: float) -> str:
         """Return how far the sampling is, empty where it is unknown."""

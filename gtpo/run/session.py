@@ -25,14 +25,14 @@ from gtpo.plan.preflight import RunInputs
 from gtpo.rewards.data.problem import Problem
 from gtpo.run.advice import Advice
 from gtpo.run.checkpoint import check_checkpoint, provide_base, restore_best, save_weights
-from gtpo.run.environment import quiet_libraries, settle_on_cpu
+from gtpo.run.environment import memory_of_a_cpu, quiet_libraries, settle_on_cpu
 from gtpo.run.exact import ExactCheckpoints
 from gtpo.run.folder import TrainFolder, last_checkpoint, no_room, out_of_space
 from gtpo.run.guarded_reward import guarded_rewards, mark_unscored
 from gtpo.run.health import MAX_ROLLBACKS, Health
 from gtpo.run.kept_calibrations import CalibrationRecord
 from gtpo.run.logs import append_metrics, metrics_lines, metrics_row, reward_table, write_completions
-from gtpo.run.progress import Progress, SamplingProgress
+from gtpo.run.progress import Progress, StepProgress
 from gtpo.run.provenance import describe_run
 from gtpo.run.stopping import Stop, StoppedBeforeTraining
 from gtpo.run.trainers import build_trainer, rollout_engine, trainer_arguments, trainer_class
@@ -119,6 +119,8 @@ class TrainingRun(TrainerCallback):
             self.processes.wait_for_everyone()
             for line in [*loaded.notes, *report.lines()]:
                 LOG.info(line)
+            if self.main and (said := memory_of_a_cpu(self.config, loaded, self.processes.num_processes)):
+                LOG.warning(said)
             with vllm_failures_explained(loaded.model) if self.beside_vllm else nullcontext():
                 self._build(kind, loaded, dataset, rewards)
                 if self.main:
@@ -205,7 +207,7 @@ class TrainingRun(TrainerCallback):
         if self.groups is not None:
             self.groups.logp_tolerance = self.config.rollout.logp_difference_alarm
             self.groups.mark_unscored = partial(mark_unscored, trainer)
-            SamplingProgress(trainer, self.progress)
+        StepProgress(trainer, self.progress)
         every = self.config.training.eval_steps
         if every is not None and self.score_held_out is not None:
             self.validation = Validation(

@@ -35,7 +35,7 @@ from trl.import_utils import is_vllm_available
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.common.vllm_cpu import give_back_freed_memory, tune_for_cpu
+from gtpo.common.vllm_cpu import KV_BLOCK, tune_for_cpu
 from gtpo.common.vllm_environment import LORA_RANKS, lora_rank_slot
 from gtpo.trainer.trl_seam import OwnEngine, engine_options, sampling_with
 
@@ -158,7 +158,7 @@ class AdapterGeneration(OwnEngine):
             # TRL takes 29500 where it is free, and so does another run that starts at the same time.
             os.environ.setdefault("MASTER_PORT", str(get_open_port()))
         if self._on_cpu():
-            options["enforce_eager"] = True
+            options |= {"enforce_eager": True, "block_size": KV_BLOCK}
         if self.adapter is None:
             with engine_options(options):
                 super().start()
@@ -218,12 +218,6 @@ class AdapterGeneration(OwnEngine):
         if self.accelerator.is_main_process:
             LOG.warning(f"{said}. It is merged into the base at each synchronisation, which rounds the base each time")
         return None
-
-    def generate(self, *arguments: Any, **options: Any) -> Any:
-        """Sample. On a CPU, what the gradient has freed is given back first: half of what the process holds."""
-        if self._on_cpu():
-            give_back_freed_memory()
-        return super().generate(*arguments, **options)
 
     def sync_weights(self) -> None:
         """Send vLLM the current adapter; all weights, where it does not take the adapter by itself."""

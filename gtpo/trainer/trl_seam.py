@@ -35,6 +35,7 @@ METHODS: dict[str, tuple[str, list[str]]] = {
     "load_weights": ("_load_from_checkpoint", ["resume_from_checkpoint", "model"]),
     "epoch": ("_run_epoch", []),
     "order": ("_get_train_sampler", []),
+    "training_step": ("training_step", []),
     "compute_loss": ("compute_loss", []),
     "loss": ("_compute_loss", ["model", "inputs"]),
     "round": ("_generate_and_score_completions", ["inputs"]),

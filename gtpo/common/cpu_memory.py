@@ -1,0 +1,36 @@
+"""How this process holds the memory of tensors on a CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+LARGE = 2**22
+"""Bytes from which a block is taken from the kernel by itself."""
+
+_M_MMAP_THRESHOLD = -3
+"""A parameter of glibc's mallopt."""
+
+
+def return_large_blocks() -> None:
+    """Let the memory of a large tensor go back to the kernel when the tensor is freed.
+
+    glibc learns to keep blocks of up to 32 MB in its heap, where they leave gaps: a training step of a model of 0.5
+    billion parameters held 12.1 GB where 7.6 are enough, and kept them. A block of its own has its pages cleared anew
+    each time, which huge pages make cheap; PyTorch asks the kernel for them where THP_MEM_ALLOC_ENABLE is set.
+
+    To be called before the first large tensor. Nothing happens without glibc or huge pages, and what the user has set
+    in the environment is left alone.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    try:
+        to_be_had = "[never]" not in HUGE_PAGES.read_text()
+    except OSError:
+        to_be_had = False
+    if mallopt is None or not to_be_had:
+        return
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    if "MALLOC_MMAP_THRESHOLD_" not in os.environ:
+        mallopt(_M_MMAP_THRESHOLD, LARGE)

@@ -1,0 +1,64 @@
+"""What a process on a CPU holds of what it has freed: asked in processes of their own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gtpo.common.cpu_memory import HUGE_PAGES
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallopt")
+    or not HUGE_PAGES.is_file()
+    or "[never]" in HUGE_PAGES.read_text(encoding="utf-8"),
+    reason="needs glibc and huge pages",
+)
+
+STEP = """
+import re, sys
+from pathlib import Path
+import torch
+if sys.argv[1] == "return":
+    from gtpo.common.cpu_memory import return_large_blocks
+    return_large_blocks()
+def held():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+torch.ones(31 * 2**18)  # freed: from now on glibc keeps what is smaller than these 31 MB
+before = held()
+kept = []
+for size in range(24):  # saved for a gradient: small ones between large ones, as the layers of a model give them
+    kept.append((torch.ones((20 + size % 3) * 2**18), torch.ones(2**12)))
+huge = int(re.search(r"AnonHugePages: +([0-9]+)", Path("/proc/self/smaps_rollup").read_text())[1]) / 2**10
+small = [small for _, small in kept]
+kept.clear()
+print(held() - before, huge)
+"""
+
+
+def held_and_huge(how: str, **variables: str) -> tuple[float, float]:
+    """Return MB that are held after about 500 MB of tensors are freed, and MB in huge pages before."""
+    done = subprocess.run(
+        [sys.executable, "-c", STEP, how], check=True, capture_output=True, env={**os.environ, **variables}
+    )
+    held, huge = map(float, done.stdout.split())
+    return held, huge
+
+
+def test_what_is_freed_goes_back_and_lies_in_huge_pages() -> None:
+    plain, _ = held_and_huge("plain")
+    held, huge = held_and_huge("return")
+    assert plain > 300, "glibc keeps it otherwise"
+    assert held < 50
+    assert huge > 300
+
+
+def test_what_the_user_has_set_stays() -> None:
+    """glibc's largest threshold, and pages as they come."""
+    given = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30), "THP_MEM_ALLOC_ENABLE": "0"}
+    held, huge = held_and_huge("return", **given)
+    assert held > 300
+    assert huge < 50
