@@ -26,7 +26,7 @@ SHOWN = (
     ("tokens/accuracy", "tokens right", "{:.3f}"),
 )
 TELL_SECONDS = 10.0
-"""While a part of a step takes longer, a line this often."""
+"""From when on a part of a step is told of; on a terminal anew after as many."""
 PLAIN_SECONDS = 5.0
 """A log line at most this often."""
 
@@ -95,6 +95,11 @@ class Progress:
             left = (now - self._begin) / max(step - self._first_step, 1) * (self.total - step)
             LOG.info(f"{self.title} {step}/{self.total}  {summary(row)}  ({left:.0f} s left)")
 
+    @property
+    def live(self) -> bool:
+        """Whether the progress is a line of a terminal that changes."""
+        return self._bar is not None
+
     def note(self, text: str) -> None:
         """Show what is going on within a step."""
         if self._bar is not None:
@@ -161,11 +166,15 @@ class StepProgress:
                 self._now[-1] = self._now[-1]._replace(begin=time.monotonic())
 
     def _report(self, ended: threading.Event) -> None:
-        while not ended.wait(TELL_SECONDS):
+        shown, at = None, 0.0
+        while not ended.wait(TELL_SECONDS / 10):
             for activity in self._now[-1:]:
                 seconds = time.monotonic() - activity.begin
-                if seconds >= TELL_SECONDS:
+                before = at if activity is shown else 0.0
+                # A log gets fewer lines the longer it takes: what is on a terminal is replaced.
+                if seconds >= (before + TELL_SECONDS if self.progress.live else max(TELL_SECONDS, 1.5 * before)):
                     self.progress.note(activity.tell(seconds))
+                    shown, at = activity, seconds
 
     def _training_step(self, plain: Any, *arguments: Any, **options: Any) -> Any:
         at, count = self.trainer.state.global_step, self.trainer.args.gradient_accumulation_steps
