@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gtpo.common.cpu_memory import return_large_blocks
 from gtpo.common.errors import UserError
 from gtpo.common.processor import dtype_on_cpu
 from gtpo.common.provenance import package_versions
@@ -158,8 +157,6 @@ class TransformersEngine(Engine):
         logging.set_verbosity_error()
         self.ref, self.tokenizer, self.sampling = ref, tokenizer, sampling
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        if self.device.type == "cpu":
-            return_large_blocks()
         self.config = load_config(ref, trust_remote_code=trust_remote_code)
         if dtype == "auto" and self.device.type == "cuda":
             dtype = "bfloat16" if torch.cuda.is_bf16_supported() else "float32"

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gtpo.common.cpu_memory import return_large_blocks
 from gtpo.common.errors import UserError
 from gtpo.common.processor import dtype_on_cpu
 from gtpo.common.provenance import package_versions
@@ -77,8 +76,6 @@ class VLLMEngine(Engine):
         from gtpo.common.vllm_cpu import KV_BLOCK, tune_for_cpu
 
         on_cpu = not torch.cuda.is_available()
-        if on_cpu:
-            return_large_blocks()
         if deterministic:
             os.environ["VLLM_BATCH_INVARIANT"] = "1"  # before vLLM is imported
         if on_cpu and tensor_parallel_size > 1:  # vLLM binds each rank to a NUMA node of its own, if there are so many

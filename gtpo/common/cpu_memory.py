@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from pathlib import Path
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -21,15 +22,15 @@ def return_large_blocks() -> None:
     billion parameters held 12.1 GB where 7.6 are enough, and kept them. A block of its own has its pages cleared anew
     each time, which huge pages make cheap; PyTorch asks the kernel for them where THP_MEM_ALLOC_ENABLE is set.
 
-    To be called before the first large tensor. Nothing happens without glibc or huge pages, and what the user has set
-    in the environment is left alone.
+    To be called before torch is imported, which looks at the variable once, maybe while it is imported: afterwards
+    nothing happens, as without glibc or huge pages. What the user has set in the environment is left alone.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     try:
         to_be_had = "[never]" not in HUGE_PAGES.read_text()
     except OSError:
         to_be_had = False
-    if mallopt is None or not to_be_had:
+    if mallopt is None or not to_be_had or "torch" in sys.modules:
         return
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     if "MALLOC_MMAP_THRESHOLD_" not in os.environ:

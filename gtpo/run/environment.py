@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from gtpo.common.cpu_memory import return_large_blocks
 from gtpo.common.log import LOG
 from gtpo.common.processor import free_memory
 from gtpo.config import TrainConfig
@@ -47,8 +46,7 @@ def quiet_libraries() -> None:
 
 
 def settle_on_cpu() -> None:
-    """Tell accelerate and DeepSpeed, before they look, that this machine has no accelerator; see to its memory."""
-    return_large_blocks()
+    """Tell accelerate and DeepSpeed, before they look, that this machine has no accelerator."""
     # Process 1 would have the device cpu:1, onto which torch.load puts no checkpoint.
     os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # it warns on stdout that it found none
