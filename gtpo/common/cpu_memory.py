@@ -19,8 +19,9 @@ def return_large_blocks() -> None:
     """Let the memory of a large tensor go back to the kernel when the tensor is freed.
 
     glibc learns to keep blocks of up to 32 MB in its heap, where they leave gaps: a training step of a model of 0.5
-    billion parameters held 12.1 GB where 7.6 are enough, and kept them. A block of its own has its pages cleared anew
-    each time, which huge pages make cheap; PyTorch asks the kernel for them where THP_MEM_ALLOC_ENABLE is set.
+    billion parameters held 12.3 GiB where 7.1 are enough, and kept them (bench.laptop). A block of its own has its
+    pages cleared anew each time, which huge pages make cheap; PyTorch asks the kernel for them where
+    THP_MEM_ALLOC_ENABLE is set.
 
     To be called before torch is imported, which looks at the variable once, maybe while it is imported: afterwards
     nothing happens, as without glibc or huge pages. What the user has set in the environment is left alone.

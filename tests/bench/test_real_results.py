@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from bench.claims.page import RESULTS, replaced
 from bench.claims.plan import load_plan
 from bench.real_page import blocks_of, kinds_of, primary, section, training_table
 from bench.real_runs import KINDS, PLAN, validation_and_times
+from gtpo.config import load_config
+from gtpo.inputs.model_shape import KNOWN_MODELS
+from gtpo.plan.memory import forecast
 from gtpo.run.progress import summary
 
 
@@ -42,6 +46,32 @@ def test_both_data_types(root, published) -> None:
         interval = f"{100 * accuracy['mean']:.1f} [{100 * accuracy['low']:.1f}, {100 * accuracy['high']:.1f}]"
         cells = (row["model"], row["dtype"], row["questions"], row["samples"], interval)
         assert f"| {' | '.join(map(str, cells))} | {row['processor_seconds']:.0f} |" in page
+
+
+def test_without_bfloat16(root, published) -> None:
+    page = (root / "docs/laptop.md").read_text()
+    report = published("real/laptop")
+    assert not report["multiplies_bfloat16"]
+    rows = report["rows"]
+    means = {how: [row for row in rows if row["how"] == how] for how in dict.fromkeys(row["how"] for row in rows)}
+    for how, (first, second) in means.items():
+        cells = [f"{(first['seconds'] + second['seconds']) / 2:.0f}"]
+        if first["measure"] == "gradient":
+            cells += [f"{(first[key] + second[key]) / 2048:.1f}" for key in ("peak_mib", "held_mib")]
+        else:
+            cells += ["", ""]
+        assert f"| {how} | {' | '.join(cells)} |" in page
+        assert first["threads"] == second["threads"] == 1
+    run, folder = published("real/qwen-float32/run"), root / "results/published/real/qwen-float32"
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert run["dtype"] == "float32"
+    flat = " ".join(page.split())
+    step, sampling, length = (last[key] for key in ("time/step", "time/generation", "completions/length"))
+    assert f"took {step:.0f} s, of which {sampling:.0f} s for sampling 16 completions of {length:.0f} tokens" in flat
+    config = load_config(folder / "config.yaml", {}, world_size=1)
+    needed = forecast(config, replace(KNOWN_MODELS["qwen/qwen2.5-0.5b-instruct"], tied=False), "float32").training_gib
+    assert f"at most {run['peak_memory_bytes'] / 2**30:.1f} GiB, where the forecast says {needed:.1f} with" in flat
+    assert run["peak_memory_bytes"] / 2**30 < needed
 
 
 def test_the_first_steps(root, published) -> None:
