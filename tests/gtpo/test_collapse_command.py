@@ -11,8 +11,8 @@ from test_train_command import process
 
 REWARD = """\
 def accuracy_reward(completions, completion_ids=None, **columns):
-    \"\"\"10 times the share of different tokens: a policy that repeats itself loses it.\"\"\"
-    return [10 * len(set(ids)) / max(1, len(ids)) for ids in completion_ids or [[0]] * len(completions)]
+    \"\"\"10 times the different tokens of 12: a policy that repeats itself, or stops, loses it.\"\"\"
+    return [10 * len(set(ids)) / 12 for ids in completion_ids or [[0]] * len(completions)]
 
 
 def noisy(completions, completion_ids=None, **columns):
