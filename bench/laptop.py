@@ -29,7 +29,6 @@ from gtpo.common.processor import cpu_model, dtype_on_cpu, has_bfloat16
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 TURNS = 2
 MICRO_BATCHES = 3
-MEBI = 2**20
 
 
 def memory(name: str) -> float:

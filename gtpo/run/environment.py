@@ -52,15 +52,16 @@ def settle_on_cpu() -> None:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # it warns on stdout that it found none
 
 
-def memory_of_a_cpu(config: TrainConfig, loaded: LoadedModel, processes: int) -> str | None:
+def memory_of_a_cpu(config: TrainConfig, loaded: LoadedModel) -> str | None:
     """Return what to say where this machine's memory may not suffice; None where it does, and for a GPU, which says so
-    itself when it runs out. processes: of the run on this machine."""
+    itself when it runs out."""
     import torch
 
     shape, free = shape_of_config(loaded.model.config.to_dict()), free_memory()
     if torch.accelerator.is_available() or shape is None or free is None:
         return None
-    return too_much_memory(config, shape, loaded.dtype, free, processes)
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # as a launcher says
+    return too_much_memory(config, shape, loaded.dtype, free, here)
 
 
 @contextmanager

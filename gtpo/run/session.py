@@ -119,7 +119,7 @@ class TrainingRun(TrainerCallback):
             self.processes.wait_for_everyone()
             for line in [*loaded.notes, *report.lines()]:
                 LOG.info(line)
-            if self.main and (said := memory_of_a_cpu(self.config, loaded, self.processes.num_processes)):
+            if self.main and (said := memory_of_a_cpu(self.config, loaded)):
                 LOG.warning(said)
             with vllm_failures_explained(loaded.model) if self.beside_vllm else nullcontext():
                 self._build(kind, loaded, dataset, rewards)
