@@ -8,6 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+"""Where a container reads how many bytes it may have, or `max` (cgroup v2)."""
+
 
 @functools.cache
 def cpu_model() -> str:
@@ -41,14 +44,16 @@ def peak_memory() -> int | None:
     return 1024 * int(found[1]) if found else None
 
 
-def free_memory() -> int | None:
-    """Return the bytes that this process can have, with those that it has; None where Linux is not there to say it."""
+def free_memory() -> int:
+    """Return the bytes that this process can have, with those that it has: of the machine, or of its container."""
+    import psutil
+
+    free = psutil.virtual_memory().available + psutil.Process().memory_info().rss
     try:
-        available = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-        resident = re.search(r"^VmRSS:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+        limit = CONTAINER_LIMIT.read_text().strip()
     except OSError:
-        return None
-    return 1024 * (int(available[1]) + int(resident[1])) if available and resident else None
+        return free
+    return min(free, int(limit)) if limit.isdigit() else free
 
 
 def dtype_on_cpu(config: Any) -> str:

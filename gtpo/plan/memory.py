@@ -58,7 +58,7 @@ FRAGMENTED = 0.1
 """Of activations, loss and KV cache, which the allocator hands out in blocks of many sizes. An assumption."""
 
 PYTHON_GIB = 0.75
-"""Of Python, torch, transformers and TRL, loaded; with vLLM half as much again."""
+"""Of Python, torch, transformers and TRL, loaded; with vLLM half as much again. An assumption."""
 
 VLLM_CACHE_GIB = 1.0
 """Of vLLM's KV cache on a CPU (VLLM_CPU_KVCACHE_SPACE, `gtpo.common.vllm_environment`)."""
@@ -259,7 +259,7 @@ def memory_advice(config: TrainConfig, error: BaseException) -> str:
 def too_much_memory(config: TrainConfig, shape: ModelShape, cpu_dtype: str, free: int, processes: int) -> str | None:
     """Return what to say before a run on a CPU that may need more memory than there is; None where it fits.
 
-    free: bytes that are free before the weights are loaded; processes: of the run on this machine.
+    free: bytes, with those of the weights that are loaded; processes: of the run on this machine.
     """
     needed = processes * forecast(config, shape, cpu_dtype).training_gib
     if needed <= free / GIB:

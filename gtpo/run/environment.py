@@ -57,11 +57,11 @@ def memory_of_a_cpu(config: TrainConfig, loaded: LoadedModel) -> str | None:
     itself when it runs out."""
     import torch
 
-    shape, free = shape_of_config(loaded.model.config.to_dict()), free_memory()
-    if torch.accelerator.is_available() or shape is None or free is None:
+    shape = shape_of_config(loaded.model.config.to_dict())
+    if torch.accelerator.is_available() or shape is None:
         return None
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # as a launcher says
-    return too_much_memory(config, shape, loaded.dtype, free, here)
+    return too_much_memory(config, shape, loaded.dtype, free_memory(), here)
 
 
 @contextmanager

@@ -6,12 +6,15 @@ import ctypes
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import psutil
 import pytest
 
+from gtpo.common import processor
 from gtpo.common.cpu_memory import HUGE_PAGES
 
-pytestmark = pytest.mark.skipif(
+huge_pages = pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "mallopt")
     or not HUGE_PAGES.is_file()
     or "[never]" in HUGE_PAGES.read_text(encoding="utf-8"),
@@ -53,6 +56,7 @@ def held_and_huge(how: str, **variables: str) -> tuple[float, float]:
     return held, huge
 
 
+@huge_pages
 def test_what_is_freed_goes_back_and_lies_in_huge_pages() -> None:
     plain, _ = held_and_huge("late")
     held, huge = held_and_huge("command")
@@ -61,9 +65,20 @@ def test_what_is_freed_goes_back_and_lies_in_huge_pages() -> None:
     assert huge > 300
 
 
+@huge_pages
 def test_what_the_user_has_set_stays() -> None:
     """glibc's largest threshold, and pages as they come."""
     given = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30), "THP_MEM_ALLOC_ENABLE": "0"}
     held, huge = held_and_huge("command", **given)
     assert held > 300
     assert huge < 50
+
+
+def test_free_memory_is_at_most_what_a_container_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "CONTAINER_LIMIT", tmp_path / "memory.max")
+    without = processor.free_memory()
+    assert psutil.Process().memory_info().rss < without <= psutil.virtual_memory().total
+    (tmp_path / "memory.max").write_text("max\n")
+    assert processor.free_memory() == pytest.approx(without, rel=0.2)
+    (tmp_path / "memory.max").write_text("1073741824\n")
+    assert processor.free_memory() == 2**30
