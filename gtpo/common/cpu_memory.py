@@ -26,12 +26,14 @@ def return_large_blocks() -> None:
     To be called before torch is imported, which looks at the variable once, maybe while it is imported: afterwards
     nothing happens, as without glibc or huge pages. What the user has set in the environment is left alone.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     try:
         to_be_had = "[never]" not in HUGE_PAGES.read_text()
-    except OSError:
+    except OSError:  # not Linux
         to_be_had = False
-    if mallopt is None or not to_be_had or "torch" in sys.modules:
+    if not to_be_had or "torch" in sys.modules:
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
         return
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     if "MALLOC_MMAP_THRESHOLD_" not in os.environ:

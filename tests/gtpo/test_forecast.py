@@ -11,7 +11,7 @@ import pytest
 
 from gtpo.common.errors import UserError
 from gtpo.config import load_config
-from gtpo.inputs.model_shape import KNOWN_MODELS, ModelShape, find_shape, find_weights, shape_of_config
+from gtpo.inputs.model_shape import KNOWN_MODELS, ModelShape, find_shape, find_weights, shape_of_config, stored_dtype
 from gtpo.plan.memory import GIB, SAVED, Forecast, Part, activation_bytes, forecast, memory_advice, too_much_memory
 
 LLAMA = KNOWN_MODELS["meta-llama/llama-3.1-8b-instruct"]
@@ -197,6 +197,23 @@ def test_a_cpu_with_too_little_memory_is_warned_of() -> None:
     assert "rollout.engine: transformers" in said
     assert "gpu_memory_utilization" not in said
     assert too_much_memory(config, QWEN, "float32", int((needed + 0.1) * GIB), 2) is not None, "of two processes"
+
+
+def test_stored_dtype_of_a_folder_an_adapter_and_what_is_not_here(tmp_path: Path) -> None:
+    section, folder, adapter = recipe().model, tmp_path / "model", tmp_path / "adapter"
+    folder.mkdir()
+    adapter.mkdir()
+    for values, expected in (
+        ({"dtype": "float16"}, "float16"),
+        ({"torch_dtype": "bfloat16"}, "bfloat16"),
+        ({}, "float32"),
+    ):
+        (folder / "config.json").write_text(json.dumps(values))
+        assert stored_dtype(section, str(folder)) == expected
+    (folder / "config.json").write_text(json.dumps({"dtype": "float16"}))
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(folder)}))
+    assert stored_dtype(section, str(adapter)) == "float16"
+    assert stored_dtype(section, "some/model") == "bfloat16"
 
 
 def test_shape_from_a_folder_a_train_run_and_an_adapter(tmp_path: Path) -> None:

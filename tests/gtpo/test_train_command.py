@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from forks import command_line
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -251,6 +252,16 @@ def test_dry_run_of_a_built_model_checks_lengths(run: Path) -> None:
     assert re.search(r"arithmetic_train: ([\d,]+) of \1 problems", done.stdout)
     assert "longest prompt kept" in done.stdout
     assert "model.build" in done.stdout
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="of a machine without a GPU")
+def test_dry_run_without_a_gpu_says_what_the_run_takes_here(run: Path) -> None:
+    done = gtpo("train", "run.yaml", "--dry-run", cwd=run.parent)
+    assert re.search(r"no GPU\n  on its CPU a process needs about \d+\.\d GiB of memory \(float32\)", done.stdout)
+    told = json.loads(gtpo("train", "run.yaml", "--dry-run", "--json", cwd=run.parent).stdout)["memory"]["this_cpu"]
+    assert told["dtype"] == "float32"
+    assert 0 < told["training_gib"] < 4
+    assert told["free_gib"] > 0.1
 
 
 def test_data_that_cannot_be_had_are_missed_before_torch_is_loaded(tmp_path: Path) -> None:
