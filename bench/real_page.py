@@ -94,12 +94,20 @@ def blocks_of(record: Record, key: str) -> list[float]:
     return [float(values[inside].mean()) if inside.any() else float("nan") for inside in which]
 
 
-def kinds_of(record: Record, kind: str) -> list[float]:
-    """The share, in percent, of a kind's tokens that are conflict tokens, over every BLOCK steps."""
+def conflict_shares(record: Record, *kinds: str) -> list[float]:
+    """The share, in percent, of the tokens of some kinds that are conflict tokens, over every BLOCK steps."""
     found = record["conflict_kinds"]
-    conflict, every = (np.array(found[f"{part}/{kind}"], dtype=float) for part in ("conflict", "tokens"))
+    conflict, every = (np.sum([found[f"{part}/{kind}"] for kind in kinds], axis=0) for part in ("conflict", "tokens"))
     parts = range(0, len(every), BLOCK)
     return [100 * float(conflict[at : at + BLOCK].sum() / max(1, every[at : at + BLOCK].sum())) for at in parts]
+
+
+def by_blocks(columns: Mapping[str, Any]) -> str:
+    """A table with a row for every BLOCK steps. columns: heading -> a value for each row."""
+    starts = range(1, BLOCK * len(next(iter(columns.values()))), BLOCK)
+    rows = [(f"{at}-{at + BLOCK - 1}", *(f"{value:.3g}" for value in row))
+            for at, row in zip(starts, zip(*columns.values(), strict=True), strict=True)]  # fmt: skip
+    return table(("steps", *(f">{name}" for name in columns)), rows)
 
 
 def training_table(records: list[Record]) -> str:
@@ -108,18 +116,22 @@ def training_table(records: list[Record]) -> str:
         "format, of 10": ("reward/format", 1), "accuracy, of 10": ("reward/accuracy", 1),
         "entropy": ("entropy/mean", 1), "kept, %": ("gate/kept", 100), "tokens": ("completions/length", 1),
         "cut off, %": ("completions/truncated", 100), "KL": ("kl/untrained", 1),
-        "equal rewards, %": ("groups/zero_variance", 100), "conflict, %": ("conflict/fraction", 100),
+        "equal rewards, %": ("groups/zero_variance", 100),
     }  # fmt: skip
-    columns = {
-        name: np.mean([np.multiply(blocks_of(record, key), factor) for record in records], axis=0)
-        for name, (key, factor) in curves.items()
-        if all(curve(record, key)[1].size for record in records)
-    }
-    columns |= {f"of {kind}s": np.mean([kinds_of(record, kind) for record in records], axis=0) for kind in KINDS}
-    starts = range(1, BLOCK * len(next(iter(columns.values()))), BLOCK)
-    rows = [(f"{at}-{at + BLOCK - 1}", *(f"{value:.3g}" for value in row))
-            for at, row in zip(starts, zip(*columns.values(), strict=True), strict=True)]  # fmt: skip
-    return table(("steps", *(f">{name}" for name in columns)), rows)
+    return by_blocks(
+        {
+            name: np.mean([np.multiply(blocks_of(record, key), factor) for record in records], axis=0)
+            for name, (key, factor) in curves.items()
+            if all(curve(record, key)[1].size for record in records)
+        }
+    )
+
+
+def conflict_table(records: list[Record]) -> str:
+    """The share of conflict tokens, of all and of the tokens of each kind, in the same means."""
+    which = {"all": KINDS, **{f"{kind}s": (kind,) for kind in KINDS}}
+    shares = {name: [conflict_shares(record, *kinds) for record in records] for name, kinds in which.items()}
+    return by_blocks({name: np.mean(values, axis=0) for name, values in shares.items()})
 
 
 def primary(records: Mapping[str, Mapping[int, Record]]) -> str:
@@ -169,10 +181,10 @@ def section(plan: Plan) -> str:
     for method in CURVES_OF:
         if method in by_method:
             runs = [by_method[method][seed] for seed in sorted(by_method[method])]
-            which = "conflict tokens" if method == "gtpo" else "conflict tokens, as if it had the weights,"
-            shares = f"{which} in % of all and of the tokens of a kind"
             count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-            parts += [f"{method.upper()} in training, {count}; {shares}:", training_table(runs)]
+            as_if = "" if method == "gtpo" else ", as if it had the weights"
+            parts += [f"{method.upper()} in training, {count}:", training_table(runs)]
+            parts += [f"Its conflict tokens{as_if}, in % of all tokens and of those of a kind:", conflict_table(runs)]
     return "\n\n".join(parts)
 
 

@@ -13,7 +13,7 @@ import pytest
 from bench.claims.measures import curve
 from bench.claims.page import RESULTS, replaced
 from bench.claims.plan import load_plan
-from bench.real_page import blocks_of, kinds_of, primary, section, training_table
+from bench.real_page import blocks_of, conflict_shares, conflict_table, primary, section, training_table
 from bench.real_runs import KINDS, PLAN, validation_and_times
 from gtpo.config import load_config
 from gtpo.inputs.model_shape import KNOWN_MODELS
@@ -127,6 +127,21 @@ def test_what_the_text_says_of_the_first_two_runs(root, published) -> None:
     assert length[-10:].mean() > 2 * length[30:50].mean()
     ends = [record["summary"]["gsm8k"]["pass@k"]["1"]["mean"] for record in (one, two)]
     assert ends[1] / ends[0] == pytest.approx(0.5, abs=0.05)
+    dropped = [
+        100 * (1 - np.mean(blocks)) for blocks in zip(*(blocks_of(r, "gate/kept") for r in (one, two)), strict=True)
+    ]
+    first, second, last = (f"{dropped[at]:.0f} %" for at in (0, 1, -1))
+    said = " ".join(RESULTS.read_text().split())
+    assert (
+        f"drops {first} of the completions in the first ten steps, {second} in the next and {last} in the last" in said
+    )
+    shares = [np.mean([conflict_shares(record, *KINDS)[at] for record in (one, two)]) for at in (0, -1)]
+    assert f"rise from {shares[0]:.0f} to {shares[1]:.0f} % of all tokens" in said
+    found = {kind: sum(sum(record["conflict_kinds"][f"conflict/{kind}"]) for record in (one, two)) for kind in KINDS}
+    of = {kind: f"{100 * count / sum(found.values()):.0f} %" for kind, count in found.items()}
+    assert (
+        f"Of them {of['tag']} are tags, {of['word']} words, {of['number']} numbers and {of['end']} last tokens" in said
+    )
     recorded = any((root / "results/published/real/records").glob("real-gsm8k-grpo-*"))
     assert ("GRPO's\nruns are still missing" in RESULTS.read_text()) != recorded
     printed = (root / "results/published/real/resumed-steps.txt").read_text().splitlines()
@@ -152,10 +167,19 @@ def test_a_verdict_needs_pairs() -> None:
 def test_training_in_blocks_of_ten_steps() -> None:
     record = record_of([0], [1.0] * 10 + [3.0, None])  # type: ignore[list-item]
     assert blocks_of(record, "reward/format") == [1.0, 3.0]
-    assert kinds_of(record, "tag") == [25.0, 25.0]
-    assert training_table([record, record]).splitlines()[2:] == [
-        "| 1-10 | 1 | 25 | 25 | 25 | 25 |",
-        "| 11-20 | 3 | 25 | 25 | 25 | 25 |",
+    assert training_table([record, record]).splitlines()[2:] == ["| 1-10 | 1 |", "| 11-20 | 3 |"]
+
+
+def test_conflict_tokens_in_blocks_of_ten_steps() -> None:
+    record = record_of([0])
+    record["conflict_kinds"]["conflict/tag"] = [2] * 12
+    assert conflict_shares(record, "tag") == [50.0, 50.0]
+    assert conflict_shares(record, "tag", "word") == [37.5, 37.5]
+    assert conflict_table([record, record]).splitlines() == [
+        "| steps | all | tags | ends | numbers | words |",
+        "|:--|--:|--:|--:|--:|--:|",
+        "| 1-10 | 31.2 | 50 | 25 | 25 | 25 |",
+        "| 11-20 | 31.2 | 50 | 25 | 25 | 25 |",
     ]
 
 
