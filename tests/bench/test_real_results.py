@@ -132,6 +132,9 @@ def test_what_the_text_says_of_the_first_two_runs(root, published) -> None:
     ]
     first, second, last = (f"{dropped[at]:.0f} %" for at in (0, 1, -1))
     said = " ".join(RESULTS.read_text().split())
+    untrained = json.loads((root / "results/published/real/untrained.json").read_text())
+    lenient = [100 * r["summary"]["gsm8k"]["lenient"]["pass@k"]["1"]["mean"] for r in (untrained, one, two)]
+    assert "seed 1 rose from {:.1f} to {:.1f} %; seed 2 ended at {:.1f} %".format(*lenient) in said
     assert (
         f"drops {first} of the completions in the first ten steps, {second} in the next and {last} in the last" in said
     )
