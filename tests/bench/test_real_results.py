@@ -145,6 +145,11 @@ def test_what_the_text_says_of_the_first_two_runs(root, published) -> None:
     assert (
         f"Of them {of['tag']} are tags, {of['word']} words, {of['number']} numbers and {of['end']} last tokens" in said
     )
+    strict = [100 * r["summary"]["gsm8k"]["pass@k"]["1"]["mean"] for r in (untrained, one, two)]
+    assert (
+        "{:.1f} before, {:.1f} and {:.1f} after (GRPO's runs are missing)".format(*strict)
+        in (root / "README.md").read_text()
+    )
     recorded = any((root / "results/published/real/records").glob("real-gsm8k-grpo-*"))
     assert ("GRPO's\nruns are still missing" in RESULTS.read_text()) != recorded
     printed = (root / "results/published/real/resumed-steps.txt").read_text().splitlines()
