@@ -66,6 +66,14 @@ def test_what_is_freed_goes_back_and_lies_in_huge_pages() -> None:
 
 
 @huge_pages
+def test_a_script_of_ones_own_gets_the_same_from_the_environment() -> None:
+    """The variables that docs/laptop.md names."""
+    held, huge = held_and_huge("late", THP_MEM_ALLOC_ENABLE="1", MALLOC_MMAP_THRESHOLD_="4194304")
+    assert held < 50
+    assert huge > 300
+
+
+@huge_pages
 def test_what_the_user_has_set_stays() -> None:
     """glibc's largest threshold, and pages as they come."""
     given = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30), "THP_MEM_ALLOC_ENABLE": "0"}
