@@ -58,7 +58,8 @@ FRAGMENTED = 0.1
 """Of activations, loss and KV cache, which the allocator hands out in blocks of many sizes. An assumption."""
 
 PYTHON_GIB = 0.75
-"""Of Python, torch, transformers and TRL, loaded; with vLLM half as much again. An assumption."""
+"""Of Python, torch, transformers and TRL: 0.61 resident once they are imported, 0.75 with vLLM. What they take while
+they work is assumed: up to 0.75, with vLLM half as much again."""
 
 VLLM_CACHE_GIB = 1.0
 """Of vLLM's KV cache on a CPU (VLLM_CPU_KVCACHE_SPACE, `gtpo.common.vllm_environment`)."""
