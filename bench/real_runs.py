@@ -94,10 +94,10 @@ def conflict_kinds(folder: Path) -> dict[str, Any]:
     return out
 
 
-def gtpo(*arguments: str | Path) -> None:
-    """Run a command in a process of its own: each has an engine that leaves with it."""
-    print("gtpo", *arguments, flush=True)
-    child = subprocess.Popen([sys.executable, "-m", "gtpo", *map(str, arguments)])
+def run_gtpo(program: str, *arguments: str | Path) -> None:
+    """Run a command in a process of its own: each has an engine that leaves with it. program: a module."""
+    print(program, *arguments, flush=True)
+    child = subprocess.Popen([sys.executable, "-m", program, *map(str, arguments)])
     while True:
         try:
             code = child.wait()
@@ -113,13 +113,13 @@ def flags(given: dict[str, Any] | None) -> list[str]:
     return [text for key, value in (given or {}).items() for text in (f"--{key.replace('_', '-')}", str(value))]
 
 
-def execute(plan: Plan, run: Run) -> None:
+def execute(plan: Plan, run: Run, program: str) -> None:
     """Train, evaluate and record one run."""
     begin = time.monotonic()
-    gtpo("train", run.write_config())
+    run_gtpo(program, "train", run.write_config())
     if run.evaluate is not None:
         # The last weights, not the best: what is asked is how a run ends.
-        gtpo("eval", run.name, "--checkpoint", "final", *flags(run.evaluate))
+        run_gtpo(program, "eval", run.name, "--checkpoint", "final", *flags(run.evaluate))
     log = TRAIN_RUNS / run.name / "completions"
     counted = conflict_kinds(log) if log.is_dir() else None
     config = portable(yaml.safe_load((TRAIN_RUNS / run.name / "config.yaml").read_text(encoding="utf-8")))
@@ -129,6 +129,7 @@ def execute(plan: Plan, run: Run) -> None:
         "config": config,
         "conflict_kinds": counted,
         "summary": found,
+        **({"program": program} if program != "gtpo" else {}),
     }
     write_record(plan, run, None, time.monotonic() - begin, **kept)
     shutil.rmtree(TRAIN_RUNS / run.name / "checkpoints", ignore_errors=True)
@@ -211,10 +212,14 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="a hub name, or a folder of bench.real_model")
     parser.add_argument("--data-dir", type=Path, help="where gsm8k_train and gsm8k_test lie, if not on the hub")
     parser.add_argument("--plan", type=Path, default=PLAN)
+    parser.add_argument(
+        "--widen", action="store_true", help="bfloat16 by float32, on a processor without it (bench/bfloat16_cpu.py)"
+    )
     parser.add_argument("--list", action="store_true", help="print the runs that are left, and run nothing")
     asked = parser.parse_args()
     plan = load_plan(asked.plan)
     os.environ.update(plan.environment)
+    program = "bench.bfloat16_cpu" if asked.widen else "gtpo"
     todo = [run for run in plan.choose(asked.runs) if find_record(plan, run) is None]
     if asked.list or not todo:
         print("\n".join(run.name for run in todo) or "all runs are recorded")
@@ -224,7 +229,7 @@ def main() -> None:
     if not untrained.is_file():
         folder = EVAL_RUNS / f"{todo[0].name.split('-')[0]}-untrained"
         data = ["--data-dir", asked.data_dir] if asked.data_dir else []
-        gtpo("eval", asked.model, "--out", folder, *flags(given), *data)
+        run_gtpo(program, "eval", asked.model, "--out", folder, *flags(given), *data)
         write_text(untrained, one_line(untrained_record(folder)))
     for run in todo:
         rate = None
@@ -234,7 +239,7 @@ def main() -> None:
                 raise UserError(f"{run.name} takes the rate of the search, which is not recorded yet: run it first")
             rate, rows = best_rate(records)
             write_text(plan.evidence / "search.json", one_line({"learning_rate": rate, "from": rows}))
-        execute(plan, with_settings(run, asked.model, asked.data_dir, rate))
+        execute(plan, with_settings(run, asked.model, asked.data_dir, rate), program)
 
 
 if __name__ == "__main__":

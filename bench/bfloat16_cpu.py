@@ -1,0 +1,113 @@
+"""gtpo in bfloat16 on a processor without instructions for it: `python -m bench.bfloat16_cpu train CONFIG`.
+
+AMX and AVX512_BF16 multiply bfloat16 exactly, sum in float32 and round each result once. Without them torch does the
+same with 9 GFLOP/s on one core, where float32 runs at 60. Here the factors of every product are widened to float32,
+which is exact, multiplied there, and the result is rounded once: the same number but for the order of the sums
+(tests/bench/test_bfloat16_cpu.py). So a run of a plan that asks for bfloat16 can be made on such a machine. It costs a
+float32 copy of the weights in vLLM, and about the time of float32.
+
+Products means those of matrices, and of attention in the trainer. vLLM's other kernels work in bfloat16 as they are.
+The fused loss widens its factors by itself, and does not round its logits (gtpo/kernels/matmul.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+aten = torch.ops.aten
+PRODUCTS = {
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+}
+IN_PLACE = aten.addmm_.default
+
+
+class WideProducts(TorchDispatchMode):
+    """Products of bfloat16 are computed in float32 and rounded to bfloat16, forward and backward, in this thread."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if (func in PRODUCTS or func is IN_PLACE) and _is_bfloat16(args[0]):
+            found = (aten.addmm.default if func is IN_PLACE else func)(*tree_map(_widened, args), **kwargs)
+            if func is IN_PLACE:
+                return args[0].copy_(found)
+            # Statistics of attention (its log-sum-exp) are float32 in bfloat16 too.
+            return _rounded(found) if isinstance(found, Tensor) else _rounded_attention(func, found)
+        return func(*args, **kwargs)
+
+
+def _is_bfloat16(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.bfloat16
+
+
+def _widened(value: Any) -> Any:
+    return value.float() if _is_bfloat16(value) else value
+
+
+def _rounded(value: Tensor) -> Tensor:
+    return value.bfloat16()
+
+
+def _rounded_attention(func: Any, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    if func is aten._scaled_dot_product_flash_attention_for_cpu.default:
+        return (_rounded(found[0]), *found[1:])
+    return tuple(_rounded(value) for value in found)
+
+
+def widened_linear(weight: Tensor) -> Callable[[Tensor, Any, Tensor | None], Tensor]:
+    """Return vLLM's `cpu_linear` for a bfloat16 weight [N, K]: (x [..., K], -, bias [N]) -> [..., N] in bfloat16."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().float(), 16)
+
+    def linear(x: Tensor, _: Any, bias: Tensor | None) -> Tensor:
+        wide = None if bias is None else bias.float()
+        return torch.ops.mkldnn._linear_pointwise(x.float(), packed, wide, "none", [], "").bfloat16()
+
+    return linear
+
+
+def widen_vllm() -> None:
+    """Let vLLM's engines of this process multiply bfloat16 weights as `WideProducts` does, from packed copies."""
+    from gtpo.common.vllm_environment import quiet_vllm
+
+    quiet_vllm(on_cpu=True)
+    from vllm.model_executor.layers import utils
+
+    plain = utils.dispatch_cpu_unquantized_gemm
+
+    def dispatch(layer: Any, remove_weight: bool) -> None:
+        weight = layer.weight
+        if weight.is_meta or weight.ndim != 2 or weight.dtype != torch.bfloat16:
+            plain(layer, remove_weight)
+            return
+        layer.cpu_linear = widened_linear(weight)
+        if remove_weight:
+            layer.weight = torch.nn.Parameter(torch.empty(0, dtype=weight.dtype), requires_grad=False)
+
+    utils.dispatch_cpu_unquantized_gemm = dispatch
+
+
+def main() -> None:
+    """Run gtpo with the arguments of this command."""
+    from gtpo.common import processor
+
+    processor.has_bfloat16 = lambda: True  # `dtype: auto` takes it
+    widen_vllm()
+    with WideProducts():
+        from gtpo.cli import app
+
+        app(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()
