@@ -22,7 +22,7 @@ from gtpo.common.terminal import columns_of_stdout, folded
 from gtpo.config.schedule import launched_processes, optimizer_steps
 from gtpo.config.schema import TrainConfig
 from gtpo.inputs.model_shape import ModelShape, Weights, find_shape, find_weights, stored_dtype
-from gtpo.plan.memory import GIB, Forecast, forecast
+from gtpo.plan.memory import GIB, Forecast, forecast, what_to_lower
 from gtpo.plan.preflight import check_inputs, is_local, needed_packages
 
 if TYPE_CHECKING:
@@ -109,10 +109,12 @@ def _on_this_cpu(config: TrainConfig, shape: ModelShape, source: str) -> dict[st
         return None
     stored = SimpleNamespace(dtype=stored_dtype(config.model, source))
     dtype = str(resolve_dtype(config.model, stored)).removeprefix("torch.")
+    needed, free = forecast(config, shape, dtype).training_gib, free_memory() / GIB
     return {
         "dtype": dtype,
-        "training_gib": round(forecast(config, shape, dtype).training_gib, 4),
-        "free_gib": round(free_memory() / GIB, 4),
+        "training_gib": round(needed, 4),
+        "free_gib": round(free, 4),
+        "advice": what_to_lower(config, on_gpu=False) if needed > free else None,
     }
 
 
@@ -227,11 +229,11 @@ def _memory_lines(memory: Forecast | None, config: TrainConfig) -> list[str]:
 
 def _cpu_line(here: dict[str, Any]) -> str:
     """Say what a run takes of this machine; here: as from `_on_this_cpu`."""
-    needed, free = here["training_gib"], here["free_gib"]
-    verdict = "" if needed <= free else ": the system may kill the run"
-    return (
-        f"on its CPU a process needs about {needed:.1f} GiB of memory ({here['dtype']}); {free:.1f} are free{verdict}"
+    line = (
+        f"on its CPU a process needs about {here['training_gib']:.1f} GiB of memory ({here['dtype']}); "
+        f"{here['free_gib']:.1f} are free"
     )
+    return f"{line}: the system may kill the run. {here['advice']}" if here["advice"] else line
 
 
 def _memory_json(memory: Forecast | None, origin: str) -> dict[str, Any]:

@@ -254,7 +254,7 @@ def forecast(config: TrainConfig, shape: ModelShape, cpu_dtype: str | None = Non
 def memory_advice(config: TrainConfig, error: BaseException) -> str:
     """Return what to lower, and in which order, after the GPU ran out of memory."""
     first = ". ".join(str(error).split(". ", maxsplit=2)[:2])
-    return f"out of GPU memory ({first}). {_what_to_lower(config, on_gpu=True)}"
+    return f"out of GPU memory ({first}). {what_to_lower(config, on_gpu=True)}"
 
 
 def too_much_memory(config: TrainConfig, shape: ModelShape, cpu_dtype: str, free: int, processes: int) -> str | None:
@@ -267,11 +267,12 @@ def too_much_memory(config: TrainConfig, shape: ModelShape, cpu_dtype: str, free
         return None
     return (
         f"this run may need {needed:.1f} GiB of memory ({cpu_dtype}, every sequence at its greatest length), and "
-        f"{free / GIB:.1f} GiB are free: the system may kill it without a word. {_what_to_lower(config, on_gpu=False)}"
+        f"{free / GIB:.1f} GiB are free: the system may kill it without a word. {what_to_lower(config, on_gpu=False)}"
     )
 
 
-def _what_to_lower(config: TrainConfig, *, on_gpu: bool) -> str:
+def what_to_lower(config: TrainConfig, *, on_gpu: bool) -> str:
+    """Return what to lower where memory does not suffice, and in which order."""
     training, model, engine = config.training, config.model, config.rollout.engine
     advice = []
     if training.per_device_train_batch_size > 1:
