@@ -39,7 +39,8 @@ class WideProducts(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if (func in PRODUCTS or func is IN_PLACE) and _is_bfloat16(args[0]):
-            found = (aten.addmm.default if func is IN_PLACE else func)(*tree_map(_widened, args), **kwargs)
+            args_, kwargs = tree_map(_widened, (args, kwargs))  # a mask of attention is a keyword
+            found = (aten.addmm.default if func is IN_PLACE else func)(*args_, **kwargs)
             if func is IN_PLACE:
                 return args[0].copy_(found)
             # Statistics of attention (its log-sum-exp) are float32 in bfloat16 too.
