@@ -219,7 +219,11 @@ def main() -> None:
     asked = parser.parse_args()
     plan = load_plan(asked.plan)
     os.environ.update(plan.environment)
-    program = "bench.bfloat16_cpu" if asked.widen else "gtpo"
+    program = "gtpo"
+    if asked.widen:
+        program = "bench.bfloat16_cpu"
+        # It imports torch before gtpo can ask for these (docs/laptop.md).
+        os.environ |= {"THP_MEM_ALLOC_ENABLE": "1", "MALLOC_MMAP_THRESHOLD_": "4194304"}
     todo = [run for run in plan.choose(asked.runs) if find_record(plan, run) is None]
     if asked.list or not todo:
         print("\n".join(run.name for run in todo) or "all runs are recorded")
