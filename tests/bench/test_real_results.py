@@ -138,6 +138,13 @@ def test_what_the_text_says_of_the_first_two_runs(root, published) -> None:
     assert (
         f"drops {first} of the completions in the first ten steps, {second} in the next and {last} in the last" in said
     )
+    search = published("real/records/real-search-5e-5-grpo-s101")
+    formats = [curve(record, "reward/format")[1][20:25].mean() for record in (one, two, search)]
+    told = "GTPO's format reward was {:.1f} and {:.1f} of 10, that of the search's GRPO run at the same rate {:.1f}."
+    assert told.format(*formats) in said
+    assert f"shrunk to {curve(search, 'completions/length')[1][9]:.0f} tokens by step 10" in said
+    rates = [record["config"]["training"]["learning_rate"] for record in (one, two, search)]
+    assert rates == [5e-5] * 3
     shares = [np.mean([conflict_shares(record, *KINDS)[at] for record in (one, two)]) for at in (0, -1)]
     assert f"rise from {shares[0]:.0f} to {shares[1]:.0f} % of all tokens" in said
     found = {kind: sum(sum(record["conflict_kinds"][f"conflict/{kind}"]) for record in (one, two)) for kind in KINDS}
