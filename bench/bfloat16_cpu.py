@@ -30,7 +30,8 @@ PRODUCTS = {
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
 }
-IN_PLACE = aten.addmm_.default
+INTO = {aten.mm.out: aten.mm.default, aten.addmm_.default: aten.addmm.default}
+"""Products that are written into a tensor, and the same ones that return it."""
 
 
 class WideProducts(TorchDispatchMode):
@@ -38,14 +39,15 @@ class WideProducts(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if (func in PRODUCTS or func is IN_PLACE) and _is_bfloat16(args[0]):
-            args_, kwargs = tree_map(_widened, (args, kwargs))  # a mask of attention is a keyword
-            found = (aten.addmm.default if func is IN_PLACE else func)(*args_, **kwargs)
-            if func is IN_PLACE:
-                return args[0].copy_(found)
-            # Statistics of attention (its log-sum-exp) are float32 in bfloat16 too.
-            return _rounded(found) if isinstance(found, Tensor) else _rounded_attention(func, found)
-        return func(*args, **kwargs)
+        if not (func in PRODUCTS or func in INTO) or not _is_bfloat16(args[0]):
+            return func(*args, **kwargs)
+        out = kwargs.pop("out", args[0])
+        wide, options = tree_map(_widened, (args, kwargs))  # a mask of attention is among the options
+        if func in INTO:
+            return out.copy_(INTO[func](*wide, **options))
+        found = func(*wide, **options)
+        # Statistics of attention (its log-sum-exp) are float32 in bfloat16 too.
+        return _rounded(found) if isinstance(found, Tensor) else _rounded_attention(func, found)
 
 
 def _is_bfloat16(value: Any) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.bfloat16_cpu import WideProducts, widened_linear
 from gtpo.common.processor import has_bfloat16
@@ -35,6 +37,25 @@ def in_place(x: Tensor, w: Tensor) -> Tensor:
     return x[:, :1].repeat(1, w.shape[0]).addmm_(x, w.t(), alpha=0.5)
 
 
+def into_another(x: Tensor, w: Tensor) -> Tensor:
+    out = x.new_empty(x.shape[0], w.shape[0])
+    assert torch.mm(x, w.t(), out=out) is out
+    return out
+
+
+class Recorder(TorchDispatchMode):
+    """Notes which operations reach the processor with bfloat16 factors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(isinstance(value, Tensor) and value.dtype == torch.bfloat16 for value in args):
+            self.seen.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
 def check_rounded_once(found: Tensor, exact: Tensor) -> None:
     """All but a few are exact [float64] rounded to bfloat16; those few lie beside a rounding's edge."""
     assert found.dtype == torch.bfloat16
@@ -42,12 +63,16 @@ def check_rounded_once(found: Tensor, exact: Tensor) -> None:
     assert torch.allclose(found.double(), exact, rtol=2**-8, atol=1e-4)
 
 
-@pytest.mark.parametrize("product", [linear, with_bias, batched, in_place])
+@pytest.mark.parametrize("product", [linear, with_bias, batched, in_place, into_another])
 def test_products_are_rounded_once(product: Callable[[Tensor, Tensor], Tensor]) -> None:
     x, w = drawn(64, 896), drawn(512, 896)
     exact = product(x.double(), w.double())
-    with WideProducts():
+    with Recorder() as reached, WideProducts():
         check_rounded_once(product(x, w), exact)
+    assert not any("mm" in name for name in reached.seen), "no product is left to the slow kernels"
+    with Recorder() as reached:
+        product(x, w)
+    assert any("mm" in name for name in reached.seen)
 
 
 def test_vllms_linear_is_rounded_once() -> None:
