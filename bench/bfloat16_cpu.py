@@ -1,13 +1,12 @@
 """gtpo in bfloat16 on a processor without instructions for it: `python -m bench.bfloat16_cpu train CONFIG`.
 
 AMX and AVX512_BF16 multiply bfloat16 exactly, sum in float32 and round each result once. Without them torch does the
-same with 9 GFLOP/s on one core, where float32 runs at 60. Here the factors of every product are widened to float32,
-which is exact, multiplied there, and the result is rounded once: the same number but for the order of the sums
-(tests/bench/test_bfloat16_cpu.py). So a run of a plan that asks for bfloat16 can be made on such a machine. It costs a
-float32 copy of the weights in vLLM, and about the time of float32.
+same, slowly (`python -m bench.products` measures it). Here the factors of each product are widened to float32, which is
+exact, multiplied there, and the result is rounded once: the same number but for the order of the sums. So a run of a
+plan that asks for bfloat16 can be made on such a machine. vLLM holds a float32 copy of its weights for it.
 
 Products means those of matrices, and of attention in the trainer. vLLM's other kernels work in bfloat16 as they are.
-The fused loss widens its factors by itself, and does not round its logits (gtpo/kernels/matmul.py).
+GTPO's fused loss widens its factors by itself, and does not round its logits (gtpo/kernels/matmul.py).
 """
 
 from __future__ import annotations
@@ -21,17 +20,23 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from gtpo.common.packages import installed
+
 aten = torch.ops.aten
+ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 PRODUCTS = {
-    aten.mm.default,
-    aten.addmm.default,
-    aten.bmm.default,
-    aten.baddbmm.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    aten.mm.default: aten.mm.default,
+    aten.mm.out: aten.mm.default,
+    aten.addmm.default: aten.addmm.default,
+    aten.addmm_.default: aten.addmm.default,
+    aten.bmm.default: aten.bmm.default,
+    aten.baddbmm.default: aten.baddbmm.default,
+    ATTENTION: ATTENTION,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    ),
 }
-INTO = {aten.mm.out: aten.mm.default, aten.addmm_.default: aten.addmm.default}
-"""Products that are written into a tensor, and the same ones that return it."""
+"""Operation -> the same one that returns what it computes, where it would write into a tensor."""
 
 
 class WideProducts(TorchDispatchMode):
@@ -39,15 +44,17 @@ class WideProducts(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not (func in PRODUCTS or func in INTO) or not _is_bfloat16(args[0]):
+        product = PRODUCTS.get(func)
+        if product is None or not _is_bfloat16(args[0]):
             return func(*args, **kwargs)
-        out = kwargs.pop("out", args[0])
-        wide, options = tree_map(_widened, (args, kwargs))  # a mask of attention is among the options
-        if func in INTO:
-            return out.copy_(INTO[func](*wide, **options))
-        found = func(*wide, **options)
-        # Statistics of attention (its log-sum-exp) are float32 in bfloat16 too.
-        return _rounded(found) if isinstance(found, Tensor) else _rounded_attention(func, found)
+        into = None if product is func else kwargs.pop("out", args[0])
+        wide_args, wide_kwargs = tree_map(_widened, (args, kwargs))
+        found = product(*wide_args, **wide_kwargs)
+        if into is not None:
+            return into.copy_(found)
+        if product is ATTENTION:  # its log-sum-exp is float32 in bfloat16 too
+            return (found[0].bfloat16(), *found[1:])
+        return tree_map(torch.Tensor.bfloat16, found)
 
 
 def _is_bfloat16(value: Any) -> bool:
@@ -56,16 +63,6 @@ def _is_bfloat16(value: Any) -> bool:
 
 def _widened(value: Any) -> Any:
     return value.float() if _is_bfloat16(value) else value
-
-
-def _rounded(value: Tensor) -> Tensor:
-    return value.bfloat16()
-
-
-def _rounded_attention(func: Any, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    if func is aten._scaled_dot_product_flash_attention_for_cpu.default:
-        return (_rounded(found[0]), *found[1:])
-    return tuple(_rounded(value) for value in found)
 
 
 def widened_linear(weight: Tensor) -> Callable[[Tensor, Any, Tensor | None], Tensor]:
@@ -105,7 +102,8 @@ def main() -> None:
     from gtpo.common import processor
 
     processor.has_bfloat16 = lambda: True  # `dtype: auto` takes it
-    widen_vllm()
+    if installed("vllm"):
+        widen_vllm()
     with WideProducts():
         from gtpo.cli import app
 

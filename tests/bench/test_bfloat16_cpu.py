@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +15,15 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bench import bfloat16_cpu
 from bench.bfloat16_cpu import WideProducts, widened_linear
 from gtpo.common.processor import has_bfloat16
+from gtpo.config.schema import BuiltModel
+from gtpo.inputs.tiny import build_tiny_model
 
 torch.set_num_threads(1)
 SEED = 20261125
+PRODUCTS = {str(product) for product in bfloat16_cpu.PRODUCTS}
 
 
 def drawn(*shape: int) -> Tensor:
@@ -43,16 +52,16 @@ def into_another(x: Tensor, w: Tensor) -> Tensor:
     return out
 
 
-class Recorder(TorchDispatchMode):
-    """Notes which operations reach the processor with bfloat16 factors."""
+class Reached(TorchDispatchMode):
+    """Notes which products reach the processor with bfloat16 factors."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: set[str] = set()
+        self.products: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(isinstance(value, Tensor) and value.dtype == torch.bfloat16 for value in args):
-            self.seen.add(str(func))
+            self.products |= {str(func)} & PRODUCTS
         return func(*args, **(kwargs or {}))
 
 
@@ -67,12 +76,12 @@ def check_rounded_once(found: Tensor, exact: Tensor) -> None:
 def test_products_are_rounded_once(product: Callable[[Tensor, Tensor], Tensor]) -> None:
     x, w = drawn(64, 896), drawn(512, 896)
     exact = product(x.double(), w.double())
-    with Recorder() as reached, WideProducts():
-        check_rounded_once(product(x, w), exact)
-    assert not any("mm" in name for name in reached.seen), "no product is left to the slow kernels"
-    with Recorder() as reached:
+    with Reached() as reached:
         product(x, w)
-    assert any("mm" in name for name in reached.seen)
+    assert len(reached.products) == 1, "without the mode"
+    with Reached() as reached, WideProducts():
+        check_rounded_once(product(x, w), exact)
+    assert not reached.products, "none is left to the slow kernels"
 
 
 def test_vllms_linear_is_rounded_once() -> None:
@@ -82,41 +91,94 @@ def test_vllms_linear_is_rounded_once() -> None:
 
 
 def test_gradients_are_rounded_once() -> None:
-    x, w, up = drawn(64, 896), drawn(512, 896), drawn(64, 512)
-    x.requires_grad_()
-    w.requires_grad_()
-    with WideProducts():
+    x, w, up = drawn(64, 896).requires_grad_(), drawn(512, 896).requires_grad_(), drawn(64, 512)
+    with Reached() as reached, WideProducts():
         torch.nn.functional.linear(x, w).backward(up)
+    assert not reached.products
     assert x.grad is not None
     assert w.grad is not None
     check_rounded_once(x.grad, up.double() @ w.detach().double())
     check_rounded_once(w.grad, up.double().t() @ x.detach().double())
 
 
-def test_attention_and_its_gradients_are_rounded_once() -> None:
-    shape = (2, 4, 48, 64)
-    parts = [drawn(*shape[:-1], 64 + n)[..., :64].contiguous() for n in range(4)]
-    query, key, value = (part.clone().requires_grad_() for part in parts[:3])
-    wide = [part.double().requires_grad_() for part in parts[:3]]
-    exact = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True)
-    exact.backward(parts[3].double())
-    with WideProducts():
-        found = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        found.backward(parts[3])
-    check_rounded_once(found.detach(), exact.detach())
-    for narrow, precise in zip((query, key, value), wide, strict=True):
-        assert narrow.grad is not None
-        assert precise.grad is not None
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_and_its_gradients_are_rounded_once(masked: bool) -> None:
+    """A batch with padding has a mask of the query's dtype, one without has none."""
+    *parts, up = (drawn(2, 4, 48, 60 + n)[..., :60].contiguous() for n in range(4))
+    mask = torch.zeros(2, 1, 48, 48).masked_fill(torch.ones(48, 48).triu(1).bool(), float("-inf"))
+    mask[1, :, :, 0] = float("-inf")
+    mask[1, :, 0, 0] = 0  # a row that sees nothing is not asked for
+
+    def attend(dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
+        leaves = [part.to(dtype).requires_grad_() for part in parts]
+        how: dict[str, Any] = {"attn_mask": mask.to(dtype)} if masked else {"is_causal": True}
+        out = torch.nn.functional.scaled_dot_product_attention(*leaves, **how)
+        return out.detach(), list(torch.autograd.grad(out, leaves, up.to(dtype)))
+
+    exact, exact_gradients = attend(torch.float64)
+    with Reached() as reached:
+        attend(torch.bfloat16)
+    assert len(reached.products) == 2, "without the mode: forward and backward"
+    with Reached() as reached, WideProducts():
+        found, gradients = attend(torch.bfloat16)
+    assert not reached.products
+    check_rounded_once(found, exact)
+    for gradient, precise in zip(gradients, exact_gradients, strict=True):
         # Of the output that went into it rounded, as everywhere in bfloat16.
-        assert torch.allclose(narrow.grad.double(), precise.grad, rtol=2**-6, atol=2**-6)
+        assert torch.allclose(gradient.double(), precise, rtol=2**-6, atol=2**-6)
 
 
 def test_other_dtypes_and_operations_are_left_alone() -> None:
-    x, w = drawn(64, 896).float(), drawn(512, 896).float()
-    plain = torch.nn.functional.linear(x, w)
+    x, w = drawn(64, 896), drawn(512, 896)
+    plain, tripled = torch.nn.functional.linear(x.float(), w.float()), x * 3
     with WideProducts():
-        assert torch.equal(torch.nn.functional.linear(x, w), plain)
-        assert torch.equal((x.bfloat16() * 3).float(), (x.bfloat16() * 3).float())
+        assert torch.equal(torch.nn.functional.linear(x.float(), w.float()), plain)
+        assert torch.equal(x * 3, tripled)
+
+
+CONFIG = """\
+model: {model_name: model, dtype: auto, lora_rank: 8, max_seq_length: 128}
+dataset: {name: arithmetic, system_instruction: "", limit: 16}
+training:
+  per_device_train_batch_size: 4
+  num_generations: 4
+  max_steps: 1
+  max_prompt_length: 64
+  max_completion_length: 16
+  log_kl_steps: 1
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("method", ["sft", "grpo", "gtpo"])
+def test_a_step_of_training(method: str, root: Path, tmp_path: Path) -> None:
+    """On weights stored in bfloat16, in batches with padding: gtpo as it is, and widened."""
+    spec = BuiltModel(hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+    model, tokenizer = build_tiny_model(spec, max_seq_length=128, seed=0)
+    model.bfloat16().save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "run.yaml").write_text(CONFIG)
+    rollout = [] if method == "sft" else ["--rollout.engine", "transformers", "--objective.filter", "never"]
+    taken = {}
+    for name, module, dtype in (("plain", "gtpo", "bfloat16"), ("wide", "bench.bfloat16_cpu", "auto")):
+        words = ["train", "run.yaml", "--run-name", name, "--method", method, "--model.dtype", dtype, *rollout]
+        done = subprocess.run(
+            [sys.executable, "-m", module, *words],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=250,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        folder = tmp_path / "results/train" / name
+        assert json.loads((folder / "run.json").read_text())["dtype"] == "bfloat16"
+        taken[name] = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+    assert taken["wide"]["grad_norm"] > 0
+    if method == "sft":  # the others sample, and a token may fall otherwise
+        for key in ("loss", "grad_norm"):
+            assert taken["wide"][key] == pytest.approx(taken["plain"][key], rel=0.02)
 
 
 @pytest.mark.skipif(not has_bfloat16(), reason="this processor multiplies no bfloat16 (AVX512_BF16, AMX)")
