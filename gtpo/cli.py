@@ -195,7 +195,7 @@ def view(
 
 @app.command()
 def demo() -> None:
-    """Train a small base model, then SFT, GRPO and GTPO from it; evaluate and compare. 8 to 14 minutes on one CPU core.
+    """Train a small base model, then SFT, GRPO and GTPO from it; evaluate and compare. About 13 minutes on a CPU core.
 
     Needs no GPU and no data. Prints each command before it runs. Results go to ./results; a second call continues where
     the first one stopped.

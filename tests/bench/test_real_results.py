@@ -50,6 +50,10 @@ def test_both_data_types(root, published) -> None:
 
 def test_without_bfloat16(root, published) -> None:
     page = (root / "docs/laptop.md").read_text()
+    last = published("real/products")["rows"][-1]
+    assert last["rows"] == 1600
+    told = "1,600 tokens at {bfloat16:.0f} GFLOP/s in bfloat16 on one core, and at {float32:.0f} in float32"
+    assert told.format(**last["gflop_per_second"]) in " ".join(page.split())
     report = published("real/laptop")
     assert not report["multiplies_bfloat16"]
     rows = report["rows"]

@@ -263,8 +263,8 @@ def test_dry_run_without_a_gpu_says_what_the_run_takes_here(run: Path) -> None:
     assert 0 < told["training_gib"] < 4
     assert told["free_gib"] > 0.1
     assert told["advice"] is None
-    large = ["--training.per_device_train_batch_size", "4096", "--training.max_completion_length", "4096"]
-    done = gtpo("train", "run.yaml", "--dry-run", "--model.max_seq_length", "8192", *large, cwd=run.parent)
+    large = ["--training.per_device_train_batch_size", "16384", "--training.max_completion_length", "65536"]
+    done = gtpo("train", "run.yaml", "--dry-run", "--model.max_seq_length", "131072", *large, cwd=run.parent)
     assert "are free: the system may kill the run. Lower, in this order: training.per_device_train" in done.stdout
 
 
