@@ -1,4 +1,4 @@
-"""What a real model costs on a CPU without a GPU: `python -m bench.laptop MODEL --data-dir DIR --out FILE`.
+"""What a real model costs on a CPU without a GPU: `python -m bench.laptop MODEL --data-dir DIR`.
 
 Two measures, each of two contenders in turn, every one in a process of its own:
 
@@ -105,7 +105,8 @@ def sampling(arguments: Sequence[str], block: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print and save."""
-    made = parser(__doc__, data_dir=Path, out=Path, rows=4, length=400, completion=256, questions=4, k=16, tokens=32)
+    out = Path("results/bench/laptop.json")
+    made = parser(__doc__, data_dir=Path, out=out, rows=4, length=400, completion=256, questions=4, k=16, tokens=32)
     made.add_argument("model")
     asked = made.parse_args()
     os.environ |= {"HF_HUB_OFFLINE": "1"}

@@ -1,4 +1,4 @@
-"""How fast this processor multiplies bfloat16, and float32: `taskset -c 0 python -m bench.products --out FILE`.
+"""How fast this processor multiplies bfloat16, and float32: `taskset -c 0 python -m bench.products`.
 
 [rows, 896] x [896, 4864], the largest layer of Qwen2.5-0.5B, by one thread: as 16 sequences are decoded, as 256, and as
 a micro-batch of 1,600 tokens is trained on. Contenders in turn:
@@ -51,7 +51,7 @@ def contenders(x: Tensor, weights: list[Tensor]) -> dict[str, Callable[[], objec
 
 def main() -> None:
     """Measure, print and save."""
-    asked = parser(__doc__, out=Path).parse_args()
+    asked = parser(__doc__, out=Path("results/bench/products.json")).parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     weights = [torch.randn(COLUMNS, WIDTH).bfloat16() for _ in range(WEIGHTS)]

@@ -14,7 +14,7 @@ from bench.claims.measures import curve
 from bench.claims.page import RESULTS, replaced
 from bench.claims.plan import load_plan
 from bench.real_page import blocks_of, conflict_shares, conflict_table, primary, section, training_table
-from bench.real_runs import KINDS, PLAN, validation_and_times
+from bench.real_runs import KINDS, PLAN, best_rate, validation_and_times
 from gtpo.config import load_config
 from gtpo.inputs.model_shape import KNOWN_MODELS
 from gtpo.plan.memory import forecast
@@ -166,6 +166,15 @@ def test_what_the_text_says_of_the_first_two_runs(root, published) -> None:
     printed = (root / "results/published/real/resumed-steps.txt").read_text().splitlines()
     assert printed[::2] == printed[1::2]
     assert [int(line.split("/80")[0].split()[-1]) for line in printed[::2]] == [16, 61, 62, 63, 64, 36]
+
+
+def test_the_rate_is_what_the_search_chose(published) -> None:
+    found = published("real/search")
+    searched = [published(f"real/records/real-search-{rate}-grpo-s101") for rate in ("5e-5", "2e-4")]
+    rate, rows = best_rate(searched)
+    assert found == {"learning_rate": rate, "from": rows}
+    for seed in (1, 2):
+        assert published(f"real/records/real-gsm8k-gtpo-s{seed}")["config"]["training"]["learning_rate"] == rate
 
 
 def test_a_verdict_needs_pairs() -> None:
