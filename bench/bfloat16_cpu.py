@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from bench.rollout_log import keep_rollouts
 from gtpo.common.packages import installed
 
 aten = torch.ops.aten
@@ -31,6 +32,9 @@ PRODUCTS = {
     aten.addmm_.default: aten.addmm.default,
     aten.bmm.default: aten.bmm.default,
     aten.baddbmm.default: aten.baddbmm.default,
+    # In inference mode, that of vLLM, these arrive whole.
+    aten.matmul.default: aten.matmul.default,
+    aten.linear.default: aten.linear.default,
     ATTENTION: ATTENTION,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (
         aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -104,6 +108,7 @@ def main() -> None:
     processor.has_bfloat16 = lambda: True  # `dtype: auto` takes it
     if installed("vllm"):
         widen_vllm()
+        keep_rollouts()
     with WideProducts():
         from gtpo.cli import app
 

@@ -31,6 +31,7 @@ import yaml
 from bench.claims.plan import EVAL_RUNS, TRAIN_RUNS, Plan, Run, load_plan
 from bench.claims.record import evaluation, find_record, one_line, write_record
 from bench.claims.run import as_program
+from bench.rollout_log import VARIABLE, RolloutLog
 from gtpo.common.errors import UserError
 from gtpo.common.files import read_json, write_text
 
@@ -39,6 +40,8 @@ TAG = re.compile(r"</?(?:reasoning|answer)>")
 KINDS = ("tag", "end", "number", "word")
 SEARCH = "real-search-"
 """What the names of the runs that search for a rate begin with."""
+WIDENED = {"share_prefixes": True, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+"""Settings of --widen: products are left out, and rounding alone is another."""
 SUMMARY = ("pass@k", "maj@k", "lenient", "format_rate", "truncation_rate", "no_answer_rate", "mean_tokens")
 """What is kept of the summary of a benchmark in eval.json."""
 
@@ -113,9 +116,12 @@ def flags(given: dict[str, Any] | None) -> list[str]:
     return [text for key, value in (given or {}).items() for text in (f"--{key.replace('_', '-')}", str(value))]
 
 
-def execute(plan: Plan, run: Run, program: str) -> None:
-    """Train, evaluate and record one run."""
-    begin = time.monotonic()
+def execute(plan: Plan, run: Run, program: str, rollouts: Path | None) -> None:
+    """Train, evaluate and record one run. rollouts: the folder of its log (bench/rollout_log.py)."""
+    begin, taken = time.monotonic(), 0
+    if rollouts is not None:
+        log = rollouts / f"{run.name}.jsonl.gz"
+        os.environ[VARIABLE], taken = str(log.resolve()), len(RolloutLog(log))
     run_gtpo(program, "train", run.write_config())
     if run.evaluate is not None:
         # The last weights, not the best: what is asked is how a run ends.
@@ -130,6 +136,7 @@ def execute(plan: Plan, run: Run, program: str) -> None:
         "conflict_kinds": counted,
         "summary": found,
         **({"program": program} if program != "gtpo" else {}),
+        **({"calls_from_log": taken} if taken else {}),
     }
     write_record(plan, run, None, time.monotonic() - begin, **kept)
     shutil.rmtree(TRAIN_RUNS / run.name / "checkpoints", ignore_errors=True)
@@ -191,14 +198,19 @@ def searched(plan: Plan) -> list[dict[str, Any]]:
     return sorted(found, key=lambda record: float(record["config"]["training"]["learning_rate"]))
 
 
-def with_settings(run: Run, model: str, data_dir: Path | None, rate: float | None) -> Run:
-    """Return the run with the model and data of this machine, and the search's rate where it is not of the search."""
+def with_settings(run: Run, model: str, data_dir: Path | None, rate: float | None, *, widen: bool = False) -> Run:
+    """Return the run with the model and data of this machine, and the search's rate where it is not of the search.
+
+    widen: with what takes products away and changes rounding alone.
+    """
     fragment = {section: dict(keys) if isinstance(keys, dict) else keys for section, keys in run.fragment.items()}
     fragment["model"]["model_name"] = model
     if data_dir is not None:
         fragment["dataset"] = {**fragment.get("dataset", {}), "data_dir": str(data_dir.resolve())}
     if rate is not None:
         fragment["training"]["learning_rate"] = rate
+    if widen:
+        fragment["training"] = {**fragment["training"], **WIDENED}
     given = run.evaluate
     if given is not None and data_dir is not None:
         given = {**given, "data_dir": data_dir}
@@ -215,11 +227,14 @@ def main() -> None:
     parser.add_argument(
         "--widen", action="store_true", help="bfloat16 by float32, on a processor without it (bench/bfloat16_cpu.py)"
     )
+    parser.add_argument(
+        "--rollouts", type=Path, help="keep what is sampled here, and go on from it (bench/rollout_log.py)"
+    )
     parser.add_argument("--list", action="store_true", help="print the runs that are left, and run nothing")
     asked = parser.parse_args()
     plan = load_plan(asked.plan)
     os.environ.update(plan.environment)
-    program = "gtpo"
+    program = "gtpo" if asked.rollouts is None else "bench.rollout_log"
     if asked.widen:
         program = "bench.bfloat16_cpu"
         # It imports torch before gtpo can ask for these (docs/laptop.md).
@@ -243,7 +258,7 @@ def main() -> None:
                 raise UserError(f"{run.name} takes the rate of the search, which is not recorded yet: run it first")
             rate, rows = best_rate(records)
             write_text(plan.evidence / "search.json", one_line({"learning_rate": rate, "from": rows}))
-        execute(plan, with_settings(run, asked.model, asked.data_dir, rate), program)
+        execute(plan, with_settings(run, asked.model, asked.data_dir, rate, widen=asked.widen), program, asked.rollouts)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ from gtpo.config.schema import CLIPPING, SWITCHES
 from gtpo.inputs.model import compute_precision
 from gtpo.rewards.loading import import_dotted
 from gtpo.trainer import GTPOConfig, GTPOTrainer
+from gtpo.trainer.shared_prefixes import share_prefixes
+from gtpo.trainer.trl_seam import score_labels_alone
 
 _METHODS: dict[str, type] = {"gtpo": GTPOTrainer, "grpo": GRPOTrainer, "sft": SFTTrainer}
 """method -> the class that trains, and that a user's class must derive from."""
@@ -93,6 +95,22 @@ def build_trainer(kind: Any, path: str | None, arguments: Mapping[str, Any]) -> 
     if not hasattr(trainer, "callback_handler"):
         raise UserError(f'trainer.class_path "{path}": {_init_of(kind)} does not call super().__init__(**kwargs)')
     return trainer
+
+
+def prepare_model(config: TrainConfig, model: Any) -> None:
+    """Let a model that no trainer has yet share prefixes where the config asks for it.
+
+    Raises UserError where it cannot.
+    """
+    if not config.training.share_prefixes:
+        return
+    try:
+        if config.model.backend == "unsloth":
+            raise ValueError("unsloth computes attention in its own way")
+        share_prefixes(model)
+    except ValueError as error:
+        raise UserError(f"training.share_prefixes: {error}; set it to false") from None
+    score_labels_alone()
 
 
 _SAME = (

@@ -22,6 +22,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 from trl.generation import vllm_generation
 from trl.trainer import grpo_trainer
+from trl.trainer import utils as trl_utils
 
 from gtpo.common.errors import UserError
 
@@ -279,6 +280,14 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(module, name, plain)
+
+
+def score_labels_alone() -> None:
+    """Let TRL's fused head project the positions that have a label, on a CPU as on a GPU, from now on.
+
+    On a CPU it projects all of them otherwise: those of the prompt and of the padding too.
+    """
+    trl_utils._use_triton = lambda device: True  # asked there for this alone
 
 
 def sampling_with(engine: type[OwnEngine], **fields: Any) -> AbstractContextManager[None]:

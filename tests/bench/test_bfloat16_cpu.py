@@ -46,6 +46,16 @@ def in_place(x: Tensor, w: Tensor) -> Tensor:
     return x[:, :1].repeat(1, w.shape[0]).addmm_(x, w.t(), alpha=0.5)
 
 
+@torch.inference_mode()
+def in_inference(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w.t()
+
+
+@torch.inference_mode()
+def linear_in_inference(x: Tensor, w: Tensor) -> Tensor:
+    return linear(x, w)
+
+
 def into_another(x: Tensor, w: Tensor) -> Tensor:
     out = x.new_empty(x.shape[0], w.shape[0])
     assert torch.mm(x, w.t(), out=out) is out
@@ -72,7 +82,9 @@ def check_rounded_once(found: Tensor, exact: Tensor) -> None:
     assert torch.allclose(found.double(), exact, rtol=2**-8, atol=1e-4)
 
 
-@pytest.mark.parametrize("product", [linear, with_bias, batched, in_place, into_another])
+@pytest.mark.parametrize(
+    "product", [linear, with_bias, batched, in_place, in_inference, linear_in_inference, into_another]
+)
 def test_products_are_rounded_once(product: Callable[[Tensor, Tensor], Tensor]) -> None:
     x, w = drawn(64, 896), drawn(512, 896)
     exact = product(x.double(), w.double())

@@ -50,7 +50,9 @@ def test_start_that_made_no_step_is_replaced_by_the_corrected_command(
     for name in ("base/config.json", "final/adapter_model.safetensors"):
         assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
     found, expected = (json.loads((path / "run.json").read_text()) for path in (folder, whole))
-    assert found["initial_entropy"] == expected["initial_entropy"]
+    # Its time is of each process, rounded to tenths.
+    measured, anew = ({**document["initial_entropy"], "seconds": None} for document in (found, expected))
+    assert measured == anew
     assert found["status"] == "finished"
 
 

@@ -1,0 +1,149 @@
+"""training.share_prefixes: the same hidden states and gradients as the padded batch, with fewer tokens computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from gtpo.trainer.shared_prefixes import prefix_tree, share_prefixes
+
+torch.set_num_threads(1)
+SEED = 20261125
+SIZES = {
+    **{"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "head_dim": 8, "vocab_size": 100},
+}
+
+
+def model_of(config: type, attention: str = "sdpa", **settings: Any) -> Any:
+    torch.manual_seed(SEED)
+    return AutoModelForCausalLM.from_config(config(**SIZES, **settings), attn_implementation=attention)
+
+
+def batch(groups: int = 2, size: int = 4) -> tuple[Tensor, Tensor]:
+    """Groups of completions, padded as TRL pads them, the rows in random order. Some completions begin alike."""
+    generator = torch.Generator().manual_seed(SEED)
+
+    def drawn(low: int, high: int, length: int) -> list[int]:
+        return torch.randint(low, high, (length,), generator=generator).tolist()
+
+    prompts = [[1, 2, 3, *drawn(4, 100, 4 * (group + 1))] for group in range(groups)]
+    completions = [[drawn(4, 6, drawn(1, 9, 1)[0]) for _ in range(size)] for _ in prompts]
+    longest, width = len(prompts[-1]), 9
+    ids = torch.zeros(groups * size, longest + width, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, (prompt, completion) in enumerate(
+        (p, c) for p, some in zip(prompts, completions, strict=True) for c in some
+    ):
+        begin = longest - len(prompt)
+        ids[row, begin : begin + len(prompt) + len(completion)] = torch.tensor([*prompt, *completion])
+        mask[row, begin : begin + len(prompt) + len(completion)] = 1
+    order = torch.randperm(len(ids), generator=generator)
+    return ids[order], mask[order]
+
+
+def computed(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Hidden states of the tokens, and the gradients of a random function of them."""
+    model.zero_grad()
+    hidden = model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+    weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(SEED), dtype=hidden.dtype)
+    (hidden * weights)[mask.bool()].sum().backward()
+    gradients = {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
+    return hidden[mask.bool()].detach(), gradients
+
+
+def test_tree_holds_each_prefix_once() -> None:
+    ids, mask = batch()
+    tree = prefix_tree(ids, mask)
+    rows = [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
+    prefixes = {tuple(row[: end + 1]) for row in rows for end in range(len(row))}
+    assert tree.ids.numel() == len(prefixes) < int(mask.sum())
+    for row, kept, places in zip(rows, mask, tree.places, strict=True):
+        path = places[kept.bool()]
+        assert tree.ids[0, path].tolist() == row
+        assert tree.positions[0, path].tolist() == list(range(len(row)))
+        for end, node in enumerate(path):
+            assert tree.attends[0, 0, node].nonzero().flatten().tolist() == sorted(path[: end + 1].tolist())
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("config", [Qwen2Config, LlamaConfig, Qwen3Config, GPTNeoXConfig])
+def test_hidden_states_and_gradients_are_those_of_the_padded_batch(config: type, attention: str) -> None:
+    model = model_of(config, attention)
+    hooks = share_prefixes(model)
+    ids, mask = batch()
+    hooks.active = False
+    expected, gradients = computed(model, ids, mask)
+    hooks.active = True
+    seen = []
+    model.get_input_embeddings().register_forward_hook(lambda module, args, output: seen.append(output.shape[:2]))
+    found, shared = computed(model, ids, mask)
+    assert seen == [(1, prefix_tree(ids, mask).ids.numel())], "the tree went through the model"
+    assert torch.allclose(found, expected, rtol=0, atol=1e-5)
+    assert shared.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        assert float((shared[name] - gradient).norm()) < 1e-5 * float(gradient.norm()), name
+
+
+def test_generation_is_as_before() -> None:
+    model = model_of(Qwen2Config).eval()
+    ids, mask = batch(groups=1)
+    asked: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(ids, **asked)
+    share_prefixes(model)
+    assert torch.equal(model.generate(ids, **asked), expected)
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "why"),
+    [
+        (MistralConfig, {"sliding_window": 4096}, "a window of 4096 tokens"),
+        (Gemma2Config, {}, "layers of sliding_attention"),
+        (MixtralConfig, {}, "a mixture of experts"),
+        (GPT2Config, {"n_embd": 32, "n_layer": 2, "n_head": 4}, "hidden states are others"),
+    ],
+)
+def test_models_that_cannot_are_refused(config: type, settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        share_prefixes(model_of(config, **settings))
+
+
+def test_a_wrong_mask_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the comparison at the start is for."""
+    from gtpo.trainer import shared_prefixes
+
+    def causal(ids: Tensor, mask: Tensor) -> Any:
+        tree = prefix_tree(ids, mask)
+        return tree._replace(attends=torch.ones_like(tree.attends).tril())
+
+    monkeypatch.setattr(shared_prefixes, "prefix_tree", causal)
+    with pytest.raises(ValueError, match="hidden states are others"):
+        share_prefixes(model_of(Qwen2Config).bfloat16())
+
+
+def test_a_copy_of_the_model_computes_with_its_own_weights() -> None:
+    import copy
+
+    model = model_of(Qwen2Config)
+    share_prefixes(model)
+    twin = copy.deepcopy(model)
+    ids, mask = batch()
+    expected, _ = computed(model, ids, mask)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.zero_()
+    assert torch.equal(computed(twin, ids, mask)[0], expected)
