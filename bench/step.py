@@ -21,10 +21,12 @@ with all weights, since the layer's own products are as many as the head's; 0.55
 and 0.5. Of a whole run 0.8: sampling is the same for both.
 
     python -m bench.step [--rounds N] [--tokens L] [--hidden D] [--vocabulary V] [--layers N] [--sample]
-        [--model NAME] [--dtype TYPE] [--cases lora all] [--ragged] [--max-padding P] [--profile] [--out FILE]
+        [--model NAME] [--dtype TYPE] [--cases lora all] [--ragged] [--max-padding P] [--profile] [--prompt L]
+        [--share-prefixes] [--out FILE]
 
 --rounds: of turns; 0 takes the times of the memory's processes. --steps: of a turn; the first one is not counted.
 --dtype: of the frozen weights. --ragged: completions of an eighth of --tokens up to all. --max-padding: GTPO's.
+--prompt: its tokens. --share-prefixes: both trainers' (`python -m bench.shared_prefixes` compares with and without).
 --threads: torch's, on a CPU. --turn, --lora: one turn of one contender, which prints its JSON.
 """
 
@@ -60,9 +62,10 @@ from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.common.files import read_json
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.run.environment import quiet_libraries
+from gtpo.trainer.shared_prefixes import share_prefixes
+from gtpo.trainer.trl_seam import score_labels_alone
 
 GROUP = 8
-PROMPT = 16
 KINDS = ("gtpo", "grpo", "grpo-kl")
 CLOCKS = ("seconds", "cpu_seconds")
 MODELS = {
@@ -192,10 +195,13 @@ def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict
         LlamaConfig, vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=4 * shape.hidden,
         num_hidden_layers=shape.layers, num_attention_heads=8, tie_word_embeddings=False,
     )  # fmt: skip
-    config = architecture(max_position_embeddings=PROMPT + shape.tokens, pad_token_id=tokenizer.pad_token_id,
+    config = architecture(max_position_embeddings=shape.prompt + shape.tokens, pad_token_id=tokenizer.pad_token_id,
                           eos_token_id=tokenizer.eos_token_id)  # fmt: skip
     dtype = torch.bfloat16 if lora and shape.dtype == "bfloat16" else torch.float32
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    if shape.share_prefixes:
+        share_prefixes(model)
+        score_labels_alone()
     generator = torch.Generator().manual_seed(1)
     completions = torch.randint(10, config.vocab_size, (GROUP, shape.tokens), generator=generator)
     completions[:, :3] = torch.tensor([11, 12, 13])  # a shared start, as formatted answers have
@@ -206,7 +212,7 @@ def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict
 
     def rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
         return {
-            "prompt_ids": [list(range(20, 20 + PROMPT))] * len(prompts),
+            "prompt_ids": [list(range(20, 20 + shape.prompt))] * len(prompts),
             "completion_ids": [texts[place % GROUP] for place in range(len(prompts))],
             "logprobs": None,
         }
@@ -308,7 +314,7 @@ def main() -> None:
     types = ("float32", "bfloat16")[:: -1 if torch.cuda.is_available() else 1]
     made = parser(__doc__, rounds=3, steps=4, tokens=128, hidden=512, vocabulary=32000, cases=["lora", "all"], layers=2,
                   dtype=types, ragged=False, max_padding=float, profile=False, out=Path("results/bench/step.json"),
-                  threads=1, lora=False, sample=False)  # fmt: skip
+                  threads=1, lora=False, sample=False, prompt=16, share_prefixes=False)  # fmt: skip
     made.add_argument("--model", choices=MODELS, help="a real model's architecture instead of these sizes")
     made.add_argument("--turn", choices=KINDS)
     shape = made.parse_args()
@@ -317,7 +323,10 @@ def main() -> None:
     if shape.turn:
         print(json.dumps(turn(shape.turn, shape.lora, shape)))
         return
-    names = ("tokens", "hidden", "vocabulary", "layers", "model", "dtype", "ragged", "max_padding")
+    names = (
+        *("tokens", "hidden", "vocabulary", "layers", "model", "dtype", "ragged", "max_padding"),
+        *("prompt", "share_prefixes"),
+    )
     sizes = {"completions": GROUP, **{name: getattr(shape, name) for name in names}}
     document = {
         "schema_version": 1,

@@ -21,6 +21,7 @@ from gtpo.config import BuiltModel
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.objective import PRESETS, reference_loss
 from gtpo.run.environment import end_process
+from gtpo.trainer.shared_prefixes import share_prefixes
 
 GROUP = 8
 PROMPTS = ["1 + 2", "30 - 4"]
@@ -84,10 +85,22 @@ class _Gradients(TrainerCallback):
 
 
 def step_gradients(
-    out: Path, preset: str, batch: int, accumulation: int, *, weights: Path | None = None, **settings: Any
+    out: Path,
+    preset: str,
+    batch: int,
+    accumulation: int,
+    *,
+    weights: Path | None = None,
+    shared: bool = False,
+    **settings: Any,
 ) -> dict[str, torch.Tensor]:
-    """Return the gradient of the last step and save it to `out`; or save the weights after it to `weights`."""
+    """Return the gradient of the last step and save it to `out`; or save the weights after it to `weights`.
+
+    shared: along the tree of the rows' prefixes.
+    """
     model, tokenizer = tiny_model()
+    if shared:
+        share_prefixes(model)
 
     def rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
         first = trainer.accelerator.process_index * len(prompts)

@@ -43,6 +43,13 @@ def test_parts_of_like_length(preset: str, tmp_path: Path) -> None:
     assert_same(step_gradients(tmp_path / "parts.pt", preset, 8, 1, max_padding=0.1), whole)
 
 
+@pytest.mark.parametrize("preset", ["gtpo", "gtpo-published", "gtpo-eq7"])
+def test_shared_prefixes(preset: str, tmp_path: Path) -> None:
+    whole = step_gradients(tmp_path / "whole.pt", preset, 8, 1)
+    for batch, accumulation in ((8, 1), (2, 4)):
+        assert_same(step_gradients(tmp_path / "tree.pt", preset, batch, accumulation, shared=True), whole)
+
+
 def test_parts_hold_every_row_once_and_little_padding() -> None:
     draw = torch.Generator().manual_seed(20250819)
     for size in (1, 2, 7, 64):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from test_train_run import config_of, metrics, run
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -18,7 +22,11 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+from trl.trainer import utils
 
+from gtpo.common.errors import UserError
+from gtpo.run.trainers import prepare_model
+from gtpo.trainer import shared_prefixes
 from gtpo.trainer.shared_prefixes import prefix_tree, share_prefixes
 
 torch.set_num_threads(1)
@@ -124,7 +132,6 @@ def test_models_that_cannot_are_refused(config: type, settings: dict[str, Any], 
 
 def test_a_wrong_mask_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the comparison at the start is for."""
-    from gtpo.trainer import shared_prefixes
 
     def causal(ids: Tensor, mask: Tensor) -> Any:
         tree = prefix_tree(ids, mask)
@@ -136,8 +143,6 @@ def test_a_wrong_mask_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_copy_of_the_model_computes_with_its_own_weights() -> None:
-    import copy
-
     model = model_of(Qwen2Config)
     share_prefixes(model)
     twin = copy.deepcopy(model)
@@ -147,3 +152,31 @@ def test_a_copy_of_the_model_computes_with_its_own_weights() -> None:
         for value in model.parameters():
             value.zero_()
     assert torch.equal(computed(twin, ids, mask)[0], expected)
+
+
+@pytest.fixture
+def plain_head() -> Iterator[None]:
+    """TRL's head is as it was after the test."""
+    before = utils._use_triton
+    yield
+    utils._use_triton = before
+
+
+@pytest.mark.parametrize("method", ["gtpo", "grpo", "sft"])
+def test_a_run_learns_the_same(method: str, tmp_path: Path, plain_head: None) -> None:
+    padded, shared = (
+        metrics(run(tmp_path / str(on), method=method, **{"training.share_prefixes": on})) for on in (False, True)
+    )
+    for before, found in zip(padded, shared, strict=True):
+        assert before.keys() == found.keys()
+        for name in ("loss", "grad_norm", "rewards/accuracy", "completions/length"):
+            if name in before:
+                assert found[name] == pytest.approx(before[name], rel=1e-4, abs=1e-6), (name, before["step"])
+    assert padded[0]["grad_norm"] > 0
+
+
+def test_a_run_that_cannot_says_what_to_set(tmp_path: Path) -> None:
+    config = config_of(tmp_path, **{"training.share_prefixes": True})
+    model = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES), attn_implementation="flex_attention")
+    with pytest.raises(UserError, match=r"training.share_prefixes: .*attention `flex_attention`.*set it to false"):
+        prepare_model(config, model)
