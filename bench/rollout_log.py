@@ -2,7 +2,8 @@
 
 A checkpoint of the plan's LoRA with Adam's moments has over 200 MB, the tokens of a step a few kilobytes. A start that
 finds a log takes its completions in their order, as long as it is asked for the same prompts: gradients are computed
-anew, nothing is sampled. Behind the log's end it samples, and appends. `python -m bench.rollout_log train CONFIG` is
+anew, nothing is sampled. Behind the log's end it samples, and appends. On one machine the run is then the uninterrupted
+one. `python -m bench.rollout_log train CONFIG` is
 `gtpo train` with the log that the variable ROLLOUT_LOG names.
 """
 
@@ -12,12 +13,14 @@ import gzip
 import json
 import os
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gtpo.common.errors import UserError
+from gtpo.common.files import write_bytes
 
 VARIABLE = "ROLLOUT_LOG"
 
@@ -28,10 +31,15 @@ class RolloutLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.calls: list[dict[str, Any]] = []
-        if path.is_file():
-            with gzip.open(path, "rt", encoding="utf-8") as lines:
-                self.calls = [json.loads(line) for line in lines]
         self.at = 0
+        if not path.is_file():
+            return
+        try:
+            with gzip.open(path, "rt", encoding="utf-8") as lines:
+                for line in lines:
+                    self.calls.append(json.loads(line))
+        except (EOFError, ValueError):  # killed while it wrote the last call
+            write_bytes(path, b"".join(map(_member, self.calls)))
 
     def __len__(self) -> int:
         return len(self.calls)
@@ -48,15 +56,20 @@ class RolloutLog:
             if self.calls[place]["prompts"] == prompts:
                 self.at = place + 1
                 return self.calls[place]
-        raise UserError(f"{self.path}: none of the calls from the {self.at + 1}th on has this run's prompts")
+        left = len(self.calls) - self.at
+        raise UserError(f"{self.path}: none of its last {left} calls has this run's prompts")
 
     def append(self, call: dict[str, Any]) -> None:
         """Write a call behind the others, at once."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as out:
-            out.write(gzip.compress(json.dumps(call, separators=(",", ":")).encode() + b"\n"))
+            out.write(_member(call))
         self.calls.append(call)
         self.at = len(self.calls)
+
+
+def _member(call: dict[str, Any]) -> bytes:
+    return gzip.compress(json.dumps(call, separators=(",", ":")).encode() + b"\n", mtime=0)
 
 
 def keep_rollouts() -> None:
@@ -68,12 +81,14 @@ def keep_rollouts() -> None:
     log, plain = RolloutLog(Path(path)), VLLMGeneration.generate
 
     def generate(self: Any, prompts: Any, images: Any, num_generations: int, profiler: Any = None) -> Any:
+        # vLLM on a CPU draws from torch's generator, as TRL does: what comes after a call is the same after its replay.
+        seed = zlib.crc32(json.dumps(prompts).encode())
         if (call := log.find(prompts)) is None:
+            torch.manual_seed(seed + 2 * len(log))
             _, ids, logps, _ = plain(self, prompts, images, num_generations, profiler)
-            of_sampled = [[round(token[0], 4) for token in row] for row in logps]
-            log.append({"prompts": prompts, "completions": ids, "logps": of_sampled})
-            return prompts, ids, logps, None
-        torch.manual_seed(log.at)  # what is sampled behind the log has noise of its own
+            call = {"prompts": prompts, "completions": ids, "logps": [[round(t[0], 4) for t in row] for row in logps]}
+            log.append(call)
+        torch.manual_seed(seed + 2 * log.at - 1)
         return prompts, call["completions"], [[[token] for token in row] for row in call["logps"]], None
 
     VLLMGeneration.generate = generate
