@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from bench.rollout_log import keep_rollouts
@@ -80,12 +80,42 @@ def widened_linear(weight: Tensor) -> Callable[[Tensor, Any, Tensor | None], Ten
     return linear
 
 
+def widened_adapter(
+    wrapper: Any, plain: Any, y: Any, x: Any, downs: Any, ups: Any, scale: float, widths: Any, **options: Any
+) -> None:
+    """What gtpo.common.vllm_cpu.add_adapter does, each product rounded once."""
+    if wrapper.token_lora_indices.any():  # some tokens have no adapter
+        with WideProducts():
+            plain(y, x, downs, ups, scale, widths, **options)
+        return
+    rows, wide, begin = y.view(-1, y.shape[-1]), x.reshape(-1, x.shape[-1]).float(), 0
+    for down, up, width in zip(downs, ups, widths, strict=True):
+        part = rows[:, begin : begin + width]
+        inner = torch.nn.functional.linear(wide, down[0, 0].float()).bfloat16().float()
+        part.copy_(torch.nn.functional.linear(inner, up[0, 0].float()).mul_(scale).add_(part))
+        begin += width
+
+
 def widen_vllm() -> None:
-    """Let vLLM's engines of this process multiply bfloat16 weights as `WideProducts` does, from packed copies."""
+    """Let vLLM's engines of this process multiply bfloat16 weights as `WideProducts` does, from packed copies.
+
+    The mode itself is off in them: it costs a call of Python for each operation.
+    """
+    from gtpo.common import vllm_cpu
     from gtpo.common.vllm_environment import quiet_vllm
 
     quiet_vllm(on_cpu=True)
     from vllm.model_executor.layers import utils
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    step = LLMEngine.step
+
+    def without_mode(self: Any) -> Any:
+        with _disable_current_modes():
+            return step(self)
+
+    LLMEngine.step = without_mode
+    vllm_cpu.add_adapter = widened_adapter
 
     plain = utils.dispatch_cpu_unquantized_gemm
 

@@ -239,6 +239,7 @@ def main() -> None:
         program = "bench.bfloat16_cpu"
         # It imports torch before gtpo can ask for these (docs/laptop.md).
         os.environ |= {"THP_MEM_ALLOC_ENABLE": "1", "MALLOC_MMAP_THRESHOLD_": "4194304"}
+        os.environ["OMP_WAIT_POLICY"] = "ACTIVE"  # a decode step is thousands of short parallel regions
     todo = [run for run in plan.choose(asked.runs) if find_record(plan, run) is None]
     if asked.list or not todo:
         print("\n".join(run.name for run in todo) or "all runs are recorded")

@@ -285,7 +285,7 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
 def score_labels_alone() -> None:
     """Let TRL's fused head project the positions that have a label, on a CPU as on a GPU, from now on.
 
-    On a CPU it projects all of them otherwise: those of the prompt and of the padding too.
+    On a CPU TRL 1.16 projects all of them otherwise, those of the prompt and of the padding too; 1.15 did not.
     """
     trl_utils._use_triton = lambda device: True  # asked there for this alone
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench import bfloat16_cpu
-from bench.bfloat16_cpu import WideProducts, widened_linear
+from bench.bfloat16_cpu import WideProducts, widened_adapter, widened_linear
 from gtpo.common.processor import has_bfloat16
 from gtpo.config.schema import BuiltModel
 from gtpo.inputs.tiny import build_tiny_model
@@ -100,6 +101,21 @@ def test_vllms_linear_is_rounded_once() -> None:
     x, w, bias = drawn(16, 896), drawn(512, 896), drawn(512)
     exact = torch.nn.functional.linear(x.double(), w.double(), bias.double())
     check_rounded_once(widened_linear(w)(x, None, bias), exact)
+
+
+def test_adapter_in_vllm_is_rounded_once() -> None:
+    """Two slices, as of a merged layer; each adds to its columns alone."""
+    x, y, widths = drawn(16, 896), drawn(16, 192), (128, 64)
+    downs = [drawn(1, 1, 32, 896), drawn(1, 1, 32, 896) * 2]
+    ups = [drawn(1, 1, width, 32) for width in widths]
+    wrapper = SimpleNamespace(token_lora_indices=torch.zeros(16, dtype=torch.long))
+    inner = [(x.double() @ down[0, 0].double().T).bfloat16().double() for down in downs]
+    added = torch.cat([part @ up[0, 0].double().T for part, up in zip(inner, ups, strict=True)], dim=1)
+    exact = y.double() + 0.5 * added
+    with Reached() as reached:
+        widened_adapter(wrapper, None, y, x, downs, ups, 0.5, widths)
+    check_rounded_once(y, exact)
+    assert not reached.products
 
 
 def test_gradients_are_rounded_once() -> None:
