@@ -3,12 +3,13 @@
 `bench.step` with LoRA on the architecture of Qwen2.5-0.5B: a prompt and eight completions of an eighth of --tokens up
 to all. The padded batch has 8 (prompt + tokens) tokens, the tree has prompt + 4.5 tokens. Each turn is a process.
 
-Expected, written down before the first run, for a prompt of 127 tokens and up to 256 (3,064 tokens padded, 1,279 in the
-tree) on one thread of a CPU: GTPO 0.5 of the time, since its head scores completions alone as it is; GRPO 0.45, whose
-head projects all positions of the padded batch on a CPU; memory 0.5 of both. At --prompt 16, --tokens 64 without
---ragged, where there is no padding and little prompt, nothing is gained: 1.0.
+Expected, written down before the first run, for a prompt of 127 tokens and up to 128 (2,040 tokens padded, 703 in the
+tree) on a CPU: GTPO 0.45 of the time, since its head scores completions alone as it is; GRPO 0.4, whose head projects
+all positions of the padded batch there; memory 0.45 of both. With --prompt 1 --equal, where nothing is shared and
+nothing padded, the null: 1.0 for GTPO; GRPO 0.95, for one position in a row is not scored.
 
-    python -m bench.shared_prefixes [--rounds N] [--prompt L] [--tokens L] [--equal] [--dtype TYPE] [--out FILE]
+    python -m bench.shared_prefixes [--rounds N] [--prompt L] [--tokens L] [--equal] [--dtype TYPE] [--threads N]
+        [--out FILE]
 
 --rounds: turns of each contender, of which each has --steps - 1 counted steps. --equal: completions of --tokens all.
 """
@@ -73,11 +74,12 @@ def page(document: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure, write the JSON, print its table."""
-    asked = parser(__doc__, rounds=2, steps=3, prompt=127, tokens=256, equal=False, dtype=("float32", "bfloat16"),
-                   out=Path("results/bench/shared_prefixes.json")).parse_args()  # fmt: skip
-    options = ["--model", "Qwen2.5-0.5B", "--steps", str(asked.steps), "--prompt", str(asked.prompt),
-               "--tokens", str(asked.tokens), "--dtype", asked.dtype, *["--ragged"] * (not asked.equal)]  # fmt: skip
-    shape = {name: getattr(asked, name) for name in ("rounds", "steps", "prompt", "tokens", "equal", "dtype")}
+    asked = parser(__doc__, rounds=2, steps=2, prompt=127, tokens=128, equal=False, dtype=("float32", "bfloat16"),
+                   threads=1, out=Path("results/bench/shared_prefixes.json")).parse_args()  # fmt: skip
+    given = [f"--{name}={getattr(asked, name)}" for name in ("steps", "prompt", "tokens", "dtype", "threads")]
+    options = ["--model=Qwen2.5-0.5B", *given, *["--ragged"] * (not asked.equal)]
+    names = ("rounds", "steps", "prompt", "tokens", "equal", "dtype", "threads")
+    shape = {name: getattr(asked, name) for name in names}
     document = {"schema_version": 1, "torch": torch.__version__, "shape": shape, **measure(asked.rounds, options)}
     print(page(document))
     save(asked.out, document)
