@@ -15,6 +15,7 @@ from bench.claims.page import RESULTS, replaced
 from bench.claims.plan import load_plan
 from bench.real_page import blocks_of, conflict_shares, conflict_table, primary, section, training_table
 from bench.real_runs import KINDS, PLAN, best_rate, validation_and_times
+from bench.rollout_log import RolloutLog
 from gtpo.config import load_config
 from gtpo.inputs.model_shape import KNOWN_MODELS
 from gtpo.plan.memory import forecast
@@ -122,6 +123,24 @@ def record_of(correct: Any, shares: list[float] | None = None) -> dict[str, Any]
     }
 
 
+UNFINISHED = Path("results/published/real/unfinished")
+PRINTED = ("reward/format", "reward/accuracy", "completions/length")
+
+
+def test_log_of_an_unfinished_run_is_that_of_its_metrics(root: Path) -> None:
+    """256 held-out completions before the first step and after the 25th, and 16 a step, as long as the metrics say."""
+    for path in (root / UNFINISHED).glob("*.jsonl.gz"):
+        calls = RolloutLog(path).calls
+        sizes = [len(call["completions"]) for call in calls]
+        assert sizes[0] == 256
+        steps = [call for call in calls if len(call["completions"]) == 16]
+        text = (root / UNFINISHED / path.name.replace(".jsonl.gz", ".metrics.jsonl")).read_text()
+        made = [json.loads(line) for line in text.splitlines()]
+        assert sizes.count(256) == 1 + sum("validation/pass@1" in row for row in made)
+        for call, row in zip(steps, made, strict=False):
+            assert np.mean([len(ids) for ids in call["completions"]]) == pytest.approx(row["completions/length"])
+
+
 def test_what_the_text_says_of_the_first_two_runs(root, published) -> None:
     one, two = (published(f"real/records/real-gsm8k-gtpo-s{seed}") for seed in (1, 2))
     for record in (one, two):
@@ -146,7 +165,12 @@ def test_what_the_text_says_of_the_first_two_runs(root, published) -> None:
     formats = [curve(record, "reward/format")[1][20:25].mean() for record in (one, two, search)]
     told = "GTPO's format reward was {:.1f} and {:.1f} of 10, that of the search's GRPO run at the same rate {:.1f}."
     assert told.format(*formats) in said
-    assert f"shrunk to {curve(search, 'completions/length')[1][9]:.0f} tokens by step 10" in said
+    made = [json.loads(line) for line in (UNFINISHED / "real-gsm8k-grpo-s1.metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in made] == list(range(1, 26))
+    late = {key: np.mean([row[key] for row in made[20:]]) for key in PRINTED}
+    right = round(late["reward/accuracy"] / 10 * 80)
+    told = "There it has {:.1f}: answers of {:.0f} tokens in the format, of which {} of 80 is right."
+    assert told.format(late["reward/format"], late["completions/length"], right) in said
     rates = [record["config"]["training"]["learning_rate"] for record in (one, two, search)]
     assert rates == [5e-5] * 3
     shares = [np.mean([conflict_shares(record, *KINDS)[at] for record in (one, two)]) for at in (0, -1)]
