@@ -80,26 +80,10 @@ def widened_linear(weight: Tensor) -> Callable[[Tensor, Any, Tensor | None], Ten
     return linear
 
 
-def widened_adapter(
-    wrapper: Any, plain: Any, y: Any, x: Any, downs: Any, ups: Any, scale: float, widths: Any, **options: Any
-) -> None:
-    """What gtpo.common.vllm_cpu.add_adapter does, each product rounded once."""
-    if wrapper.token_lora_indices.any():  # some tokens have no adapter
-        with WideProducts():
-            plain(y, x, downs, ups, scale, widths, **options)
-        return
-    rows, wide, begin = y.view(-1, y.shape[-1]), x.reshape(-1, x.shape[-1]).float(), 0
-    for down, up, width in zip(downs, ups, widths, strict=True):
-        part = rows[:, begin : begin + width]
-        inner = torch.nn.functional.linear(wide, down[0, 0].float()).bfloat16().float()
-        part.copy_(torch.nn.functional.linear(inner, up[0, 0].float()).mul_(scale).add_(part))
-        begin += width
-
-
 def widen_vllm() -> None:
     """Let vLLM's engines of this process multiply bfloat16 weights as `WideProducts` does, from packed copies.
 
-    The mode itself is off in them: it costs a call of Python for each operation.
+    There the mode is on for adapters alone: it costs a call of Python for each operation.
     """
     from gtpo.common import vllm_cpu
     from gtpo.common.vllm_environment import quiet_vllm
@@ -108,11 +92,15 @@ def widen_vllm() -> None:
     from vllm.model_executor.layers import utils
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    step = LLMEngine.step
+    step, add_adapter = LLMEngine.step, vllm_cpu.add_adapter
 
     def without_mode(self: Any) -> Any:
         with _disable_current_modes():
             return step(self)
+
+    def widened_adapter(*args: Any, **options: Any) -> None:
+        with WideProducts():
+            add_adapter(*args, **options)
 
     LLMEngine.step = without_mode
     vllm_cpu.add_adapter = widened_adapter

@@ -118,10 +118,10 @@ def flags(given: dict[str, Any] | None) -> list[str]:
 
 def execute(plan: Plan, run: Run, program: str, rollouts: Path | None) -> None:
     """Train, evaluate and record one run. rollouts: the folder of its log (bench/rollout_log.py)."""
-    begin, taken = time.monotonic(), 0
+    begin, held = time.monotonic(), 0
     if rollouts is not None:
-        log = rollouts / f"{run.name}.jsonl.gz"
-        os.environ[VARIABLE], taken = str(log.resolve()), len(RolloutLog(log))
+        calls = rollouts / f"{run.name}.jsonl.gz"
+        os.environ[VARIABLE], held = str(calls.resolve()), len(RolloutLog(calls))
     run_gtpo(program, "train", run.write_config())
     if run.evaluate is not None:
         # The last weights, not the best: what is asked is how a run ends.
@@ -136,7 +136,8 @@ def execute(plan: Plan, run: Run, program: str, rollouts: Path | None) -> None:
         "conflict_kinds": counted,
         "summary": found,
         **({"program": program} if program != "gtpo" else {}),
-        **({"calls_from_log": taken} if taken else {}),
+        # Steps that took their samples from the log have not the times of the others.
+        **({"calls_in_log": held, "median_seconds": {}} if held else {}),
     }
     write_record(plan, run, None, time.monotonic() - begin, **kept)
     shutil.rmtree(TRAIN_RUNS / run.name / "checkpoints", ignore_errors=True)

@@ -63,7 +63,7 @@ from gtpo.common.files import read_json
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.run.environment import quiet_libraries
 from gtpo.trainer.shared_prefixes import share_prefixes
-from gtpo.trainer.trl_seam import score_labels_alone
+from gtpo.trainer.trl_seam import scoring_labels_alone
 
 GROUP = 8
 KINDS = ("gtpo", "grpo", "grpo-kl")
@@ -201,7 +201,6 @@ def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     if shape.share_prefixes:
         share_prefixes(model)
-        score_labels_alone()
     generator = torch.Generator().manual_seed(1)
     completions = torch.randint(10, config.vocab_size, (GROUP, shape.tokens), generator=generator)
     completions[:, :3] = torch.tensor([11, 12, 13])  # a shared start, as formatted answers have
@@ -246,7 +245,8 @@ def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict
         if trainer.ref_model is not None:
             reference = sum(p.numel() * p.element_size() for p in trainer.ref_model.parameters())
     trainer.remove_callback(PrinterCallback)
-    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
+    head = scoring_labels_alone() if shape.share_prefixes else contextlib.nullcontext()
+    with head, Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
         trainer.train()
     found = {name: values[1:] for name, values in meter.found.items()}
     return {**found, "reference_bytes": [float(reference)], "parts": profiler.seconds}

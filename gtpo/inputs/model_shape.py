@@ -81,7 +81,7 @@ _BIASED = {"qwen2", "qwen2_moe", "qwen2_vl"}
 """Model types whose q, k and v projections have a bias that their config.json does not mention."""
 
 
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """What config.json calls the number of experts of a mixture of experts."""
 
 
@@ -134,7 +134,7 @@ def _check_config(folder: Path) -> None:
 def shape_of_config(values: dict[str, Any]) -> ModelShape | None:
     """Read the dimensions from a config.json; None if it is no dense decoder of the Llama family."""
     values = values.get("text_config", values)
-    if any(values.get(name) for name in _EXPERTS):
+    if any(values.get(name) for name in EXPERTS):
         return None
     try:
         heads, hidden = int(values["num_attention_heads"]), int(values["hidden_size"])

@@ -35,7 +35,7 @@ from gtpo.run.logs import append_metrics, metrics_lines, metrics_row, reward_tab
 from gtpo.run.progress import Progress, StepProgress
 from gtpo.run.provenance import describe_run
 from gtpo.run.stopping import Stop, StoppedBeforeTraining
-from gtpo.run.trainers import build_trainer, prepare_model, rollout_engine, trainer_arguments, trainer_class
+from gtpo.run.trainers import build_trainer, rollout_engine, sharing_prefixes, trainer_arguments, trainer_class
 from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.run.validation import METRIC as VALIDATION_METRIC
 from gtpo.run.validation import ScoreHeldOut, Validation
@@ -121,7 +121,8 @@ class TrainingRun(TrainerCallback):
                 LOG.info(line)
             if self.main and (said := memory_of_a_cpu(self.config, loaded)):
                 LOG.warning(said)
-            with vllm_failures_explained(loaded.model) if self.beside_vllm else nullcontext():
+            explained = vllm_failures_explained(loaded.model) if self.beside_vllm else nullcontext()
+            with sharing_prefixes(self.config, loaded.model), explained:
                 self._build(kind, loaded, dataset, rewards)
                 if self.main:
                     about = describe_run(self.config, loaded, self.trainer.model)
@@ -174,7 +175,6 @@ class TrainingRun(TrainerCallback):
         named = self.config.training.beta > 0 or loaded.peft_config is not None or self.beside_vllm
         if loaded.made_here and named:
             provide_base(loaded, self.folder, self.processes)
-        prepare_model(self.config, loaded.model)
         common = {
             "model": loaded.model,
             "args": trainer_arguments(self.config, self.folder.checkpoints, loaded.dtype, check_loss=self.check_loss),

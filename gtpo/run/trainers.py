@@ -9,7 +9,8 @@ The run's own concerns are parts beside the trainer (`gtpo.callbacks`), the same
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from gtpo.inputs.model import compute_precision
 from gtpo.rewards.loading import import_dotted
 from gtpo.trainer import GTPOConfig, GTPOTrainer
 from gtpo.trainer.shared_prefixes import share_prefixes
-from gtpo.trainer.trl_seam import score_labels_alone
+from gtpo.trainer.trl_seam import scoring_labels_alone
 
 _METHODS: dict[str, type] = {"gtpo": GTPOTrainer, "grpo": GRPOTrainer, "sft": SFTTrainer}
 """method -> the class that trains, and that a user's class must derive from."""
@@ -97,20 +98,24 @@ def build_trainer(kind: Any, path: str | None, arguments: Mapping[str, Any]) -> 
     return trainer
 
 
-def prepare_model(config: TrainConfig, model: Any) -> None:
-    """Let a model that no trainer has yet share prefixes where the config asks for it.
+@contextmanager
+def sharing_prefixes(config: TrainConfig, model: Any) -> Iterator[None]:
+    """Let a model that no trainer has yet share prefixes inside, where the config asks for it.
 
     Raises UserError where it cannot.
     """
     if not config.training.share_prefixes:
+        yield
         return
     try:
         if config.model.backend == "unsloth":
             raise ValueError("unsloth computes attention in its own way")
-        share_prefixes(model)
+        shared = share_prefixes(model)
     except ValueError as error:
         raise UserError(f"training.share_prefixes: {error}; set it to false") from None
-    score_labels_alone()
+    with scoring_labels_alone():
+        yield
+    shared.remove()
 
 
 _SAME = (

@@ -14,11 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from gtpo.common.log import LOG
+from gtpo.inputs.model_shape import EXPERTS
+
 ATTENTIONS = ("sdpa", "eager")
 """Implementations that take a mask [1, 1, N, N]."""
 TOLERANCE = {torch.bfloat16: 0.1, torch.float16: 0.1}
-"""Greatest difference of a token's hidden state from the padded batch's, as a share of its norm; else 0.01. Qwen2.5
-0.5B in bfloat16 has 0.02; a token that attends to others than its own has about 1."""
+"""Greatest difference of a token's hidden state from the padded batch's, as a share of its norm; else 0.01. A
+token that attends to others than its own has about 1."""
 
 
 class Tree(NamedTuple):
@@ -76,7 +79,7 @@ def obstacle(config: Any) -> str | None:
         return f"the model has layers of {', '.join(sorted(others))}, not of full attention alone"
     if not kinds and getattr(config, "sliding_window", None):
         return f"the model attends to a window of {config.sliding_window} tokens"
-    if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None):
+    if any(getattr(config, name, None) for name in EXPERTS):
         return "the model is a mixture of experts, whose routing loss counts tokens"
     return None
 
@@ -88,8 +91,15 @@ class SharedPrefixes:
         self.eager = eager
         self.tree: Tree | None = None
         self.active = True
-        backbone.register_forward_pre_hook(self._before, with_kwargs=True)
-        backbone.register_forward_hook(self._after)
+        self.handles = [
+            backbone.register_forward_pre_hook(self._before, with_kwargs=True),
+            backbone.register_forward_hook(self._after),
+        ]
+
+    def remove(self) -> None:
+        """Let the backbone compute padded batches again."""
+        for handle in self.handles:
+            handle.remove()
 
     def _before(self, backbone: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         self.tree = None
@@ -132,20 +142,26 @@ def share_prefixes(model: Any) -> SharedPrefixes:
     if why := obstacle(config):
         raise ValueError(why)
     hooks = SharedPrefixes(model.base_model, eager=config._attn_implementation == "eager")
-    weight = next(model.parameters())
-    if weight.device.type == "meta":  # another rank has the weights, and compares
+    if next(model.parameters()).device.type == "meta":  # another rank has the weights, and compares
         return hooks
-    rows = torch.tensor([[0, 5, 6, 7, 8], [5, 6, 7, 9, 4], [5, 6, 3, 0, 0]], device=weight.device)
-    rows, mask = rows % config.vocab_size, torch.tensor([[0, 1, 1, 1, 1], [1] * 5, [1, 1, 1, 0, 0]]).to(rows)
-    found = []
-    training = model.training
+    difference, dtype = _difference(model, hooks)
+    if not difference <= TOLERANCE.get(dtype, 0.01):
+        hooks.remove()
+        raise ValueError(f"without padding the model's hidden states are others (they differ by {difference:.0%})")
+    LOG.info(f"prefixes are shared: on a small batch hidden states differ by {difference:.1e} from the padded batch's")
+    return hooks
+
+
+def _difference(model: Any, hooks: SharedPrefixes) -> tuple[float, torch.dtype]:
+    """Return the greatest difference of a token's hidden state, as a share of its norm, and the states' dtype."""
+    device, size = next(model.parameters()).device, model.config.get_text_config().vocab_size
+    rows = torch.tensor([[0, 5, 6, 7, 8], [5, 6, 7, 9, 4], [5, 6, 3, 0, 0]], device=device) % size
+    mask = torch.tensor([[0, 1, 1, 1, 1], [1] * 5, [1, 1, 1, 0, 0]], device=device)
+    found, training = [], model.training
     model.eval()  # no dropout
     with torch.no_grad():
         for hooks.active in (False, True):
             hidden = model.base_model(input_ids=rows, attention_mask=mask, use_cache=False).last_hidden_state
             found.append(hidden[mask.bool()].double())
     model.train(training)
-    difference = ((found[0] - found[1]).norm(dim=1) / found[0].norm(dim=1)).max()
-    if not difference <= TOLERANCE.get(weight.dtype, 0.01):
-        raise ValueError(f"without padding the model's hidden states are others (they differ by {difference:.0%})")
-    return hooks
+    return float(((found[0] - found[1]).norm(dim=1) / found[0].norm(dim=1)).max()), hidden.dtype

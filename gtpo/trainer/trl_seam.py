@@ -13,7 +13,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import version
 from typing import Any, NamedTuple, TypeVar
 
@@ -282,12 +282,14 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
         setattr(module, name, plain)
 
 
-def score_labels_alone() -> None:
-    """Let TRL's fused head project the positions that have a label, on a CPU as on a GPU, from now on.
+def scoring_labels_alone() -> AbstractContextManager[None]:
+    """Let TRL's fused head project the positions that have a label inside, on a CPU as on a GPU.
 
     On a CPU TRL 1.16 projects all of them otherwise, those of the prompt and of the padding too; 1.15 did not.
     """
-    trl_utils._use_triton = lambda device: True  # asked there for this alone
+    if not hasattr(trl_utils, "_use_triton"):
+        return nullcontext()
+    return _replaced(trl_utils, "_use_triton", lambda device: True)  # asked there for this alone
 
 
 def sampling_with(engine: type[OwnEngine], **fields: Any) -> AbstractContextManager[None]:

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench import bfloat16_cpu
-from bench.bfloat16_cpu import WideProducts, widened_adapter, widened_linear
+from bench.bfloat16_cpu import WideProducts, widened_linear
 from gtpo.common.processor import has_bfloat16
+from gtpo.common.vllm_cpu import add_adapter
 from gtpo.config.schema import BuiltModel
 from gtpo.inputs.tiny import build_tiny_model
 
@@ -112,8 +113,8 @@ def test_adapter_in_vllm_is_rounded_once() -> None:
     inner = [(x.double() @ down[0, 0].double().T).bfloat16().double() for down in downs]
     added = torch.cat([part @ up[0, 0].double().T for part, up in zip(inner, ups, strict=True)], dim=1)
     exact = y.double() + 0.5 * added
-    with Reached() as reached:
-        widened_adapter(wrapper, None, y, x, downs, ups, 0.5, widths)
+    with torch.inference_mode(), Reached() as reached, WideProducts():
+        add_adapter(wrapper, None, y, x, downs, ups, 0.5, widths)
     check_rounded_once(y, exact)
     assert not reached.products
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,7 @@ def test_a_run_without_its_folder_becomes_the_same(
     kept: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of the log is left, or all of it: the metrics are those of the first run."""
-    sys.path.insert(0, str(ROOT / "tests/gtpo"))
+    monkeypatch.syspath_prepend(ROOT / "tests/gtpo")
     from test_vllm_rollouts import gtpo, metrics
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -24,7 +24,7 @@ from transformers import (
 from trl.trainer import utils
 
 from gtpo.common.errors import UserError
-from gtpo.run.trainers import prepare_model
+from gtpo.run.trainers import sharing_prefixes
 from gtpo.trainer import shared_prefixes
 from gtpo.trainer.shared_prefixes import prefix_tree, share_prefixes
 
@@ -125,8 +125,10 @@ def test_generation_is_as_before() -> None:
     ],
 )
 def test_models_that_cannot_are_refused(config: type, settings: dict[str, Any], why: str) -> None:
+    model = model_of(config, **settings)
     with pytest.raises(ValueError, match=why):
-        share_prefixes(model_of(config, **settings))
+        share_prefixes(model)
+    assert not model.base_model._forward_pre_hooks
 
 
 def test_a_wrong_mask_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,17 +155,23 @@ def test_a_copy_of_the_model_computes_with_its_own_weights() -> None:
     assert torch.equal(computed(twin, ids, mask)[0], expected)
 
 
-@pytest.fixture
-def plain_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TRL's head is as it was after the test. TRL 1.15 has no such name."""
-    monkeypatch.setattr(utils, "_use_triton", getattr(utils, "_use_triton", None), raising=False)
-
-
 @pytest.mark.parametrize("method", ["gtpo", "grpo", "sft"])
-def test_a_run_learns_the_same(method: str, tmp_path: Path, plain_head: None) -> None:
+def test_a_run_learns_the_same(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trees: list[int] = []
+
+    def counted(ids: Tensor, mask: Tensor) -> Any:
+        tree = prefix_tree(ids, mask)
+        trees.append(int(mask.sum()) - tree.ids.numel())
+        return tree
+
+    monkeypatch.setattr(shared_prefixes, "prefix_tree", counted)
+    head = getattr(utils, "_use_triton", None)
     padded, shared = (
         metrics(run(tmp_path / str(on), method=method, **{"training.share_prefixes": on})) for on in (False, True)
     )
+    assert len(trees) > len(shared), "each step's batch is a tree, and one at the start"
+    assert all(saved > 0 for saved in trees)
+    assert getattr(utils, "_use_triton", None) is head, "TRL's head is as it was"
     for before, found in zip(padded, shared, strict=True):
         assert before.keys() == found.keys()
         for name in ("loss", "grad_norm", "rewards/accuracy", "completions/length"):
@@ -175,5 +183,17 @@ def test_a_run_learns_the_same(method: str, tmp_path: Path, plain_head: None) ->
 def test_a_run_that_cannot_says_what_to_set(tmp_path: Path) -> None:
     config = config_of(tmp_path, **{"training.share_prefixes": True})
     model = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES), attn_implementation="flex_attention")
-    with pytest.raises(UserError, match=r"training.share_prefixes: .*attention `flex_attention`.*set it to false"):
-        prepare_model(config, model)
+    told = r"training.share_prefixes: .*attention `flex_attention`.*set it to false"
+    with pytest.raises(UserError, match=told), sharing_prefixes(config, model):
+        pass
+
+
+def test_a_run_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    model = model_of(Qwen2Config)
+    ids, mask = batch()
+    expected, _ = computed(model, ids, mask)
+    config = config_of(tmp_path, **{"training.share_prefixes": True})
+    with sharing_prefixes(config, model):
+        found, _ = computed(model, ids, mask)
+    assert not torch.equal(found, expected), "another order of sums: without it this test compares nothing"
+    assert torch.equal(computed(model, ids, mask)[0], expected)
