@@ -30,8 +30,9 @@ START_ALLOWANCE_S = 180.0
 """A worker on a loaded machine may take this long to start; a task's own clock starts after it."""
 
 GROW_AFTER_S = 0.2
-"""A pool starts with one worker and doubles each time that a caller has waited so long while tasks were waiting too: a
-start costs as much as a thousand easy tasks, and one hard task may take seconds."""
+"""A pool starts with one worker and doubles each time that a caller has waited so long, and all workers have been ready
+for so long, while tasks were waiting too: a start costs as much as a thousand easy tasks, and one hard task may take
+seconds."""
 
 AHEAD_BYTES = 32_768
 """Tasks sent to a worker before their turn: half of what a pipe holds."""
@@ -165,10 +166,15 @@ class _Worker:
         return self.process.wait() == -signal.SIGPROF
 
     def kill(self) -> None:
-        """Kill the process and reap it, so that no zombie stays."""
-        with self.process:  # closes its streams at the end: until then a thread may be reading from them
-            self.process.kill()
-            self.process.wait()
+        """Kill the process and reap it, so that no zombie stays. Its streams stay open: the thread that it serves may
+        be reading from them, and the number of a closed one soon belongs to another file."""
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> None:
+        """Kill the process and close its streams: for the thread that it serves."""
+        with self.process:
+            self.kill()
 
 
 class WorkerPool:
@@ -189,6 +195,7 @@ class WorkerPool:
         self.lock = threading.Lock()
         self._queue: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._threads = self._starting = self._idle = 0
+        self._grows_at = 0.0  # not before: what waits while workers start says nothing of how many are needed
         self._alive: set[_Worker] = set()
 
     def run(self, tasks: Sequence[Task]) -> list[str]:
@@ -213,7 +220,7 @@ class WorkerPool:
         with self.lock:
             if self._closed:
                 raise RuntimeError("the verifier is closed")
-            if self._starting:
+            if self._starting or time.monotonic() < self._grows_at:
                 return
             for _ in range(min(most, self._queue.qsize() - self._idle, self.workers - self._threads)):
                 self._threads += 1
@@ -231,13 +238,13 @@ class WorkerPool:
             if not self._closed:
                 self._alive.add(worker)
                 return worker
-        worker.kill()
+        worker.end()
         raise RuntimeError("the verifier is closed")
 
     def _discard(self, worker: _Worker) -> None:
         with self.lock:
             self._alive.discard(worker)
-        worker.kill()
+        worker.end()
 
     def _run_chunk(self, chunk: _Chunk, worker: _Worker | None) -> _Worker | None:
         outcomes = chunk.outcomes
@@ -298,6 +305,7 @@ def _serve(pool: WorkerPool) -> None:
         worker.await_ready()  # before it takes a chunk, which another worker may have done by then
     with pool.lock:
         pool._starting -= 1
+        pool._grows_at = time.monotonic() + GROW_AFTER_S
     while True:
         with pool.lock:
             pool._idle += 1
@@ -305,6 +313,8 @@ def _serve(pool: WorkerPool) -> None:
         with pool.lock:
             pool._idle -= 1
         if chunk is None:
+            if worker is not None:
+                worker.end()
             return
         try:
             worker = pool._run_chunk(chunk, worker)

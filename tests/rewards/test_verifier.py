@@ -132,13 +132,62 @@ def test_what_few_answers_need_is_loaded_off_the_clock() -> None:
         assert verifier.verify(r"\frac{d}{dx} x^2", "2x", scoring="lenient") is Verdict.CORRECT
 
 
-def test_a_pool_starts_one_worker_and_grows_behind_hard_tasks() -> None:
+def test_a_pool_starts_one_worker_and_grows_behind_hard_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = r"\frac{d^{7}}{dx^{7}} \tan(\tan(\tan(\tan(\tan(x^{x^{x}})))))"
+    monkeypatch.setattr(pool, "GROW_AFTER_S", 1.0)  # 40 easy tasks take less on a loaded machine, too
     with Verifier(workers=2, timeout_s=2) as verifier:
         verifier.verify_many([(f"x+{i}", f"{i}+x") for i in range(40)])
         assert len(verifier._pool._alive) == 1
         verifier.verify_many([(slow, rf"\frac{{d}}{{dx}} x^{{x^{i}}}") for i in range(2, 6)])
         assert len(verifier._pool._alive) == 2
+
+
+def test_the_start_of_a_worker_is_no_reason_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A caller's wait that ends just when the first worker is ready: it has had no time to do anything.
+    monkeypatch.setattr(pool, "GROW_AFTER_S", 60.0)
+    with Verifier(workers=2, timeout_s=5) as verifier:
+        assert verifier.verify("x+x", "2x") is Verdict.CORRECT
+        workers = verifier._pool
+        while workers._idle != 1:
+            time.sleep(0.001)
+        workers._idle = -1  # as if another call's chunk were waiting
+        workers._grow(1)
+        assert workers._threads == 1
+        workers._grows_at -= 60.0
+        workers._grow(1)
+        assert workers._threads == 2
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.05, 0.3])
+def test_a_pool_may_close_while_a_worker_starts_or_works(wait_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    unhandled: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: unhandled.append(repr(args.exc_value)))
+    others = threading.enumerate()
+    verifier = Verifier(workers=1, timeout_s=5)
+    said: list[object] = []
+
+    def verify() -> None:
+        try:
+            said.append(verifier.verify("x+x", "2x"))
+        except RuntimeError as error:
+            said.append(str(error))
+
+    caller = threading.Thread(target=verify)
+    caller.start()
+    while not verifier._pool._alive:
+        time.sleep(0.001)
+    worker, *_ = verifier._pool._alive
+    servers = [thread for thread in threading.enumerate() if thread.name == "gtpo-verifier" and thread not in others]
+    assert servers
+    time.sleep(wait_s)
+    verifier.close()
+    for thread in (caller, *servers):
+        thread.join(30)
+        assert not thread.is_alive()
+    assert said in (["the verifier is closed"], [Verdict.CORRECT], [Verdict.REJECTED])
+    assert not unhandled
+    assert worker.process.returncode is not None
+    assert worker._stdout.closed
 
 
 def test_memory_of_a_worker_is_bounded() -> None:
