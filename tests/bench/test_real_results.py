@@ -124,7 +124,6 @@ def record_of(correct: Any, shares: list[float] | None = None) -> dict[str, Any]
 
 
 UNFINISHED = Path("results/published/real/unfinished")
-PRINTED = ("reward/format", "reward/accuracy", "completions/length")
 
 
 def test_log_of_an_unfinished_run_is_that_of_its_metrics(root: Path) -> None:
@@ -141,8 +140,9 @@ def test_log_of_an_unfinished_run_is_that_of_its_metrics(root: Path) -> None:
             assert np.mean([len(ids) for ids in call["completions"]]) == pytest.approx(row["completions/length"])
 
 
-def test_what_the_text_says_of_the_first_two_runs(root, published) -> None:
+def test_what_the_text_says_of_the_runs(root, published) -> None:
     one, two = (published(f"real/records/real-gsm8k-gtpo-s{seed}") for seed in (1, 2))
+    grpo = published("real/records/real-gsm8k-grpo-s1")
     for record in (one, two):
         assert curve(record, "reward/format")[1][15:25].mean() > 8.5
     length = curve(two, "completions/length")[1]
@@ -162,17 +162,24 @@ def test_what_the_text_says_of_the_first_two_runs(root, published) -> None:
         f"drops {first} of the completions in the first ten steps, {second} in the next and {last} in the last" in said
     )
     search = published("real/records/real-search-5e-5-grpo-s101")
-    formats = [curve(record, "reward/format")[1][20:25].mean() for record in (one, two, search)]
-    told = "GTPO's format reward was {:.1f} and {:.1f} of 10, that of the search's GRPO run at the same rate {:.1f}."
+    formats = [curve(record, "reward/format")[1][20:25].mean() for record in (one, two, search, grpo)]
+    told = (
+        "GTPO's format reward was {:.1f} and {:.1f} of 10, that of the search's GRPO run at the same rate {:.1f}. "
+        "GRPO's seed 1 has {:.1f} there."
+    )
     assert told.format(*formats) in said
-    made = [json.loads(line) for line in (UNFINISHED / "real-gsm8k-grpo-s1.metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in made] == list(range(1, 26))
-    late = {key: np.mean([row[key] for row in made[20:]]) for key in PRINTED}
-    right = round(late["reward/accuracy"] / 10 * 80)
-    told = "There it has {:.1f}: answers of {:.0f} tokens in the format, of which {} of 80 is right."
-    assert told.format(late["reward/format"], late["completions/length"], right) in said
-    rates = [record["config"]["training"]["learning_rate"] for record in (one, two, search)]
-    assert rates == [5e-5] * 3
+    equal = [100 * np.mean([curve(r, "groups/zero_variance")[1][20:] for r in runs]) for runs in ([grpo], [one, two])]
+    end = grpo["summary"]["gsm8k"]
+    of_grpo, tokens = 100 * end["pass@k"]["1"]["mean"], end["mean_tokens"]
+    assert (
+        f"{of_grpo:.1f} % are right at the end, in answers of {tokens:.0f} tokens. "
+        f"From step 21 on, {equal[0]:.0f} % of its groups earned equal rewards (GTPO: {equal[1]:.0f} %)" in said
+    )
+    assert f"GTPO's own seeds differ by {100 * (ends[0] - ends[1]):.0f} points" in said
+    assert (grpo["program"], grpo["config"]["training"]["per_device_train_batch_size"]) == ("bench.bfloat16_cpu", 8)
+    assert not any("program" in record for record in (one, two))
+    rates = [record["config"]["training"]["learning_rate"] for record in (one, two, grpo, search)]
+    assert rates == [5e-5] * 4
     shares = [np.mean([conflict_shares(record, *KINDS)[at] for record in (one, two)]) for at in (0, -1)]
     assert f"rise from {shares[0]:.0f} to {shares[1]:.0f} % of all tokens" in said
     found = {kind: sum(sum(record["conflict_kinds"][f"conflict/{kind}"]) for record in (one, two)) for kind in KINDS}
@@ -181,12 +188,10 @@ def test_what_the_text_says_of_the_first_two_runs(root, published) -> None:
         f"Of them {of['tag']} are tags, {of['word']} words, {of['number']} numbers and {of['end']} last tokens" in said
     )
     strict = [100 * r["summary"]["gsm8k"]["pass@k"]["1"]["mean"] for r in (untrained, one, two)]
-    assert (
-        "{:.1f} before, {:.1f} and {:.1f} after (GRPO's runs are missing)".format(*strict)
-        in (root / "README.md").read_text()
-    )
-    recorded = any((root / "results/published/real/records").glob("real-gsm8k-grpo-*"))
-    assert ("GRPO's\nruns are still missing" in RESULTS.read_text()) != recorded
+    told = f"{{:.1f}} before, {{:.1f}} and {{:.1f}} after; of GRPO, one seed: {of_grpo:.1f}.".format(*strict)
+    assert told in (root / "README.md").read_text()
+    recorded = (root / "results/published/real/records/real-gsm8k-grpo-s2.json").exists()
+    assert ("Its seed 2 has not ended." in said) != recorded
     printed = (root / "results/published/real/resumed-steps.txt").read_text().splitlines()
     assert printed[::2] == printed[1::2]
     assert [int(line.split("/80")[0].split()[-1]) for line in printed[::2]] == [16, 61, 62, 63, 64, 36]
