@@ -113,9 +113,11 @@ def sharing_prefixes(config: TrainConfig, model: Any) -> Iterator[None]:
         shared = share_prefixes(model)
     except ValueError as error:
         raise UserError(f"training.share_prefixes: {error}; set it to false") from None
-    with scoring_labels_alone():
-        yield
-    shared.remove()
+    try:
+        with scoring_labels_alone():
+            yield
+    finally:
+        shared.remove()
 
 
 _SAME = (

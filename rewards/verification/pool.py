@@ -233,7 +233,10 @@ class WorkerPool:
                 "answers other than plain numbers are verified in worker processes, which need Linux or macOS; "
                 "on Windows run gtpo under WSL 2"
             )
-        worker = _Worker(self.memory_mb, self.timeout_s)
+        try:
+            worker = _Worker(self.memory_mb, self.timeout_s)
+        except OSError as error:  # no memory, processes or descriptors left
+            raise NotStarted(str(error)) from error
         with self.lock:
             if not self._closed:
                 self._alive.add(worker)

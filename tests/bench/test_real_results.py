@@ -129,6 +129,7 @@ UNFINISHED = Path("results/published/real/unfinished")
 def test_log_of_an_unfinished_run_is_that_of_its_metrics(root: Path) -> None:
     """256 held-out completions before the first step and after the 25th, and 16 a step, as long as the metrics say."""
     for path in (root / UNFINISHED).glob("*.jsonl.gz"):
+        assert not (root / "results/published/real/records" / path.name.replace(".jsonl.gz", ".json")).exists()
         calls = RolloutLog(path).calls
         sizes = [len(call["completions"]) for call in calls]
         assert sizes[0] == 256
@@ -136,6 +137,7 @@ def test_log_of_an_unfinished_run_is_that_of_its_metrics(root: Path) -> None:
         text = (root / UNFINISHED / path.name.replace(".jsonl.gz", ".metrics.jsonl")).read_text()
         made = [json.loads(line) for line in text.splitlines()]
         assert sizes.count(256) == 1 + sum("validation/pass@1" in row for row in made)
+        assert len(steps) - len(made) in (0, 1), "one step at most was cut off behind its samples"
         for call, row in zip(steps, made, strict=False):
             assert np.mean([len(ids) for ids in call["completions"]]) == pytest.approx(row["completions/length"])
 

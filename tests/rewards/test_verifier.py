@@ -190,6 +190,18 @@ def test_a_pool_may_close_while_a_worker_starts_or_works(wait_s: float, monkeypa
     assert worker._stdout.closed
 
 
+def test_a_worker_that_the_system_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: object, **options: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    with Verifier(workers=1, timeout_s=5) as verifier:
+        with pytest.raises(UserError, match=r"worker did not start: .*unavailable"):
+            verifier.verify("x+x", "2x")
+        monkeypatch.undo()
+        assert verifier.verify("x+x", "2x") is Verdict.CORRECT
+
+
 def test_memory_of_a_worker_is_bounded() -> None:
     # So little that importing SymPy for the SymPy fallback fails, though the grammar's own answers do not.
     with Verifier(workers=1, timeout_s=5, memory_mb=48) as verifier:
