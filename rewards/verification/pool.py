@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gtpo.common.errors import UserError
+from gtpo.common.log import LOG
 from gtpo.common.provenance import CHECKOUT
 
 START_ALLOWANCE_S = 180.0
@@ -33,6 +34,9 @@ GROW_AFTER_S = 0.2
 """A pool starts with one worker and doubles each time that a caller has waited so long, and all workers have been ready
 for so long, while tasks were waiting too: a start costs as much as a thousand easy tasks, and one hard task may take
 seconds."""
+
+RETRY_AFTER_S = 60.0
+"""A pool whose next worker was refused asks for another after so long: what was short may be there again."""
 
 AHEAD_BYTES = 32_768
 """Tasks sent to a worker before their turn: half of what a pipe holds."""
@@ -223,9 +227,34 @@ class WorkerPool:
             if self._starting or time.monotonic() < self._grows_at:
                 return
             for _ in range(min(most, self._queue.qsize() - self._idle, self.workers - self._threads)):
+                thread = threading.Thread(target=_serve, args=(self,), name="gtpo-verifier", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # no thread left; those that started wait for this lock
+                    refused = NotStarted(str(error))
+                    if not self._threads:
+                        raise refused from error
+                    self._go_on_with(self._threads, refused)
+                    return
                 self._threads += 1
                 self._starting += 1
-                threading.Thread(target=_serve, args=(self,), name="gtpo-verifier", daemon=True).start()
+
+    def _retire(self, worker: _Worker | None, error: RuntimeError) -> bool:
+        """Give up a worker that cannot start, if others serve the pool; the last one stays, to tell its caller.
+
+        Call with the lock held.
+        """
+        if self._closed or self._threads < 2:
+            return False
+        self._threads -= 1
+        if worker is not None:
+            self._alive.discard(worker)
+        self._go_on_with(self._threads, error)
+        return True
+
+    def _go_on_with(self, workers: int, error: RuntimeError) -> None:
+        self._grows_at = time.monotonic() + RETRY_AFTER_S
+        LOG.warning("%s; verification goes on with %d of up to %d workers", error, workers, self.workers)
 
     def _start(self) -> _Worker:
         if os.name != "posix":
@@ -303,12 +332,20 @@ class WorkerPool:
 def _serve(pool: WorkerPool) -> None:
     """Feed one worker until the pool closes (a module function: the thread's name says what it is)."""
     worker: _Worker | None = None
-    with contextlib.suppress(RuntimeError):  # it cannot start, or the pool has closed: its first chunk will be told
+    failed: RuntimeError | None = None
+    try:
         worker = pool._start()
         worker.await_ready()  # before it takes a chunk, which another worker may have done by then
+    except RuntimeError as error:  # it cannot start, or the pool has closed: its first chunk will be told
+        failed = error
     with pool.lock:
         pool._starting -= 1
-        pool._grows_at = time.monotonic() + GROW_AFTER_S
+        pool._grows_at = max(pool._grows_at, time.monotonic() + GROW_AFTER_S)
+        retired = failed is not None and pool._retire(worker, failed)
+    if retired:
+        if worker is not None:
+            worker.end()
+        return
     while True:
         with pool.lock:
             pool._idle += 1

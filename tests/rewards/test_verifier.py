@@ -32,6 +32,12 @@ def verifier():
         yield shared
 
 
+SHORT_OF = {
+    "refused": "[Errno 11] Resource temporarily unavailable; verification goes on with 1 of up to 2 workers",
+    "ended": "it ended with exit status 3; its message is on stderr; verification goes on with 1 of up to 2 workers",
+    "no thread": "can't start new thread; verification goes on with 1 of up to 2 workers",
+}
+
 HOSTILE = {
     "tower": "9^{9^{9^{9^{9^{9}}}}}",
     "typed tower": "9**9**9**9**9",
@@ -199,6 +205,58 @@ def test_a_worker_that_the_system_refuses_is_told(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(UserError, match=r"worker did not start: .*unavailable"):
             verifier.verify("x+x", "2x")
         monkeypatch.undo()
+        assert verifier.verify("x+x", "2x") is Verdict.CORRECT
+
+
+@pytest.mark.parametrize("why", ["refused", "ended", "no thread"])
+def test_a_second_worker_that_cannot_start_fails_nothing(
+    why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pool, "GROW_AFTER_S", 0.01)
+    real, start = subprocess.Popen, threading.Thread.start
+
+    def second(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        if why == "refused":
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return real([sys.executable, "-c", "raise SystemExit(3)"], **options)
+
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Verifier(workers=2, timeout_s=30) as verifier:
+        assert verifier.verify("x+x", "2x") is Verdict.CORRECT
+        if why == "no thread":
+            monkeypatch.setattr(threading.Thread, "start", no_thread)
+        else:
+            monkeypatch.setattr(subprocess, "Popen", second)
+        workers = verifier._pool
+
+        def verify(letter: str) -> int:
+            pairs = [(f"{letter}+{i}", f"{i}+{letter}") for i in range(2000)]
+            assert set(verifier.verify_many(pairs)) == {Verdict.CORRECT}
+            while workers._starting:
+                time.sleep(0.001)
+            return len(workers._alive)
+
+        assert verify("y") == 1
+        assert [record.message.split("start: ")[1] for record in caplog.records] == [SHORT_OF[why]]
+        assert verify("z") == 1  # not asked again so soon
+        assert len(caplog.records) == 1
+        monkeypatch.setattr(subprocess, "Popen", real)
+        monkeypatch.setattr(threading.Thread, "start", start)
+        workers._grows_at = 0.0  # a minute later
+        assert verify("w") == 2
+
+
+def test_a_thread_that_the_system_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Verifier(workers=2, timeout_s=5) as verifier:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refused)
+            with pytest.raises(UserError, match="did not start: can't start new thread"):
+                verifier.verify("x+x", "2x")
         assert verifier.verify("x+x", "2x") is Verdict.CORRECT
 
 
