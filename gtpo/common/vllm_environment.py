@@ -17,8 +17,11 @@ def lora_rank_slot(rank: int) -> int:
 
 
 def quiet_vllm(*, on_cpu: bool) -> None:
-    """Set what vLLM reads, unless the user has: no usage reports, no log lines without --verbose; on a CPU one process,
-    1 GiB of cache, and no attention whose rounding depends on what shares a batch.
+    """Set what vLLM reads, unless the user has: no usage reports, no log lines without --verbose and none on stdout; on a
+    CPU one process, 1 GiB of cache, and no attention whose rounding depends on what shares a batch.
+
+    Even at level ERROR vLLM speaks where nothing is wrong: it looks for a model's config beside an adapter's tokenizer.
+    On stderr such a line is put aside while the engine starts (`libraries_aside`).
 
     With several threads vLLM's CPU attention cuts the sequences that lie where one thread's share ends and the next
     one's begins; which those are depends on the batch, and the sum of the pieces rounds otherwise than the whole.
@@ -27,6 +30,7 @@ def quiet_vllm(*, on_cpu: bool) -> None:
     """
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if LOG.isEnabledFor(logging.DEBUG) else "ERROR")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     if on_cpu:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")

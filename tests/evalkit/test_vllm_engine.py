@@ -106,6 +106,21 @@ def test_an_adapter_is_evaluated_without_merging(gtpo, tiny_model: Path, adapter
     assert record["model"]["source"] == str(tiny_model)
 
 
+def test_an_adapter_with_a_tokenizer_is_no_error(gtpo_process, tiny_model, adapter, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """vLLM looks for a model's config beside it, finds none, says ERROR twice and goes on."""
+    from transformers import AutoTokenizer
+
+    own = shutil.copytree(adapter[0], tmp_path / "own")
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(own)
+    command = ("eval", own, *(word for word in EVAL if word != "--quiet"), "--engine", "vllm", "--limit", "1")
+    quiet = gtpo_process(*command, "--out", "quiet")
+    assert "ERROR" not in quiet.stdout
+    assert "ERROR" not in quiet.stderr
+    told = gtpo_process(*command, "--out", "told", "--verbose")
+    assert "Error parsing config" in told.stderr
+    assert "pid=" not in told.stdout, "vLLM's lines"
+
+
 @contextlib.contextmanager
 def serving(environment: dict[str, str], tmp_path: Path, *arguments: str) -> Iterator[VLLMServer]:
     """vLLM's server with a model on loopback."""
