@@ -17,8 +17,9 @@ def lora_rank_slot(rank: int) -> int:
 
 
 def quiet_vllm(*, on_cpu: bool) -> None:
-    """Set what vLLM reads, unless the user has: no usage reports, no log lines without --verbose, none on stdout; on a CPU
-    one process, 1 GiB of cache, and no attention whose rounding depends on what shares a batch.
+    """Set what vLLM reads, unless the user has: no usage reports, no log lines without --verbose, none on stdout.
+
+    On a CPU: one process, 1 GiB of cache, and no attention whose rounding depends on what shares a batch.
 
     Even at level ERROR vLLM speaks where nothing is wrong: it looks for a model's config beside an adapter's tokenizer.
     On stderr such a line is put aside while the engine starts (`libraries_aside`).
