@@ -177,6 +177,16 @@ def test_what_the_text_says_of_the_runs(root, published) -> None:
         f"{of_grpo:.1f} % are right at the end, in answers of {tokens:.0f} tokens. "
         f"From step 21 on, {equal[0]:.0f} % of its groups earned equal rewards (GTPO: {equal[1]:.0f} %)" in said
     )
+    sft = published("real/records/real-gsm8k-sft-s1")
+    assert sft["config"]["training"]["gradient_accumulation_steps"] == 4
+    assert (sft["train"]["step"], sft["config"]["training"]["per_device_train_batch_size"]) == (80, 4)
+    found = sft["summary"]["gsm8k"]
+    right, in_any = (100 * metric["1"]["mean"] for metric in (found["pass@k"], found["lenient"]["pass@k"]))
+    assert (
+        f"80 steps of 16 written solutions of GSM8K. {right:.1f} % are right at the end, as with GTPO's seed 2. "
+        f"Right in any format are {in_any:.1f} % (untrained: {lenient[0]:.1f})" in said
+    )
+    assert right == pytest.approx(100 * ends[1], abs=0.5)
     assert f"GTPO's own seeds differ by {100 * (ends[0] - ends[1]):.0f} points" in said
     assert (grpo["program"], grpo["config"]["training"]["per_device_train_batch_size"]) == ("bench.bfloat16_cpu", 8)
     assert not any("program" in record for record in (one, two))
@@ -190,7 +200,9 @@ def test_what_the_text_says_of_the_runs(root, published) -> None:
         f"Of them {of['tag']} are tags, {of['word']} words, {of['number']} numbers and {of['end']} last tokens" in said
     )
     strict = [100 * r["summary"]["gsm8k"]["pass@k"]["1"]["mean"] for r in (untrained, one, two)]
-    told = f"{{:.1f}} before, {{:.1f}} and {{:.1f}} after; of GRPO, one seed: {of_grpo:.1f}.".format(*strict)
+    told = "{:.1f} before, {:.1f} and {:.1f} after; of GRPO and SFT, one seed each: {:.1f} and {:.1f}.".format(
+        *strict, of_grpo, right
+    )
     assert told in (root / "README.md").read_text()
     recorded = (root / "results/published/real/records/real-gsm8k-grpo-s2.json").exists()
     assert ("Its seed 2 has not ended." in said) != recorded
