@@ -180,6 +180,7 @@ def test_what_the_text_says_of_the_runs(root, published) -> None:
     sft = published("real/records/real-gsm8k-sft-s1")
     assert sft["config"]["training"]["gradient_accumulation_steps"] == 4
     assert (sft["train"]["step"], sft["config"]["training"]["per_device_train_batch_size"]) == (80, 4)
+    assert (sft["train"]["started"][:10], sft["train"]["hardware"]["torch_threads"]) == ("2026-11-25", 2)
     found = sft["summary"]["gsm8k"]
     right, in_any = (100 * metric["1"]["mean"] for metric in (found["pass@k"], found["lenient"]["pass@k"]))
     assert (

@@ -246,6 +246,7 @@ def test_a_second_worker_that_cannot_start_fails_nothing(
         monkeypatch.setattr(threading.Thread, "start", start)
         workers._grows_at = 0.0  # a minute later
         assert verify("w") == 2
+        assert len(caplog.records) == 1, "nothing was refused this time"
 
 
 def test_a_thread_that_the_system_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
