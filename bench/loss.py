@@ -81,6 +81,9 @@ def with_peak(call: Callable[[], Result], device: str) -> tuple[Result, int]:
 def reason_to_skip(contender: Contender, device: str) -> str | None:
     if contender.needs == "cuda":
         return None if device == "cuda" else "needs a CUDA device"
+    if contender.needs.startswith("torch."):
+        known = hasattr(torch.nn, contender.needs.rpartition(".")[2])
+        return None if known else f"torch {torch.__version__} has no {contender.needs}"
     if contender.needs and not installed(contender.needs):
         return f"{contender.needs} is not installed (pip install '.[bench]')"
     return None
@@ -96,8 +99,10 @@ def check(names: list[str], case: Case, exact: Result, device: str) -> dict[str,
             continue
         try:
             result, row["extra_bytes"] = with_peak(partial(contender.run, case), device)
-        except torch.OutOfMemoryError as problem:
-            row["failed"] = str(problem).splitlines()[0]
+        except Exception as problem:
+            if contender.name.startswith("ours") and not isinstance(problem, torch.OutOfMemoryError):
+                raise
+            row["failed"] = f"{type(problem).__name__}: {str(problem).splitlines()[0]}"
             continue
         row["returned_bytes"] = bytes_of(result.tensors())
         if contender.comparable:
@@ -138,6 +143,7 @@ def measure(shape: str, device: str, arguments: argparse.Namespace) -> list[dict
     tokens, features, vocabulary = (int(part) for part in shape.split("x"))
     dtype = getattr(torch, arguments.dtype)
     torch.set_num_threads(max(arguments.threads))
+    torch._dynamo.reset()  # what was compiled for other shapes
     case = make_case(tokens, features, vocabulary, False, dtype, device, arguments.completions)
     if arguments.gate == "off":
         case = case._replace(objective=replace(case.objective, entropy_threshold=1e3))

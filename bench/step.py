@@ -54,10 +54,11 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from torch.profiler import ProfilerActivity, profile, record_function
-from transformers import AutoModelForCausalLM, LlamaConfig, PrinterCallback, Qwen2Config, TrainerCallback
+from transformers import AutoModelForCausalLM, LlamaConfig, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from bench.common import in_turns, parser, save, table
+from bench.random_model import ARCHITECTURES
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.common.files import read_json
 from gtpo.inputs.tiny import build_tokenizer
@@ -68,13 +69,6 @@ from gtpo.trainer.trl_seam import scoring_labels_alone
 GROUP = 8
 KINDS = ("gtpo", "grpo", "grpo-kl")
 CLOCKS = ("seconds", "cpu_seconds")
-MODELS = {
-    "Qwen2.5-0.5B": functools.partial(
-        Qwen2Config, vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
-        num_attention_heads=14, num_key_value_heads=2, rope_theta=1e6, tie_word_embeddings=True,
-    )
-}  # fmt: skip
-"""Architectures of real models, as their config.json has them."""
 PARTS = {"self_attn": "attention", "mlp": "MLP", "lora_A": "adapters", "lora_B": "adapters"}
 """Part of a step by the name of a module; the innermost one that has a part counts."""
 BETA = 0.04
@@ -191,7 +185,7 @@ def turn(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, Any]:
 def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict[str, Any]:
     tokenizer = build_tokenizer()
     torch.manual_seed(0)
-    architecture = MODELS[shape.model] if shape.model else functools.partial(
+    architecture = ARCHITECTURES[shape.model] if shape.model else functools.partial(
         LlamaConfig, vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=4 * shape.hidden,
         num_hidden_layers=shape.layers, num_attention_heads=8, tie_word_embeddings=False,
     )  # fmt: skip
@@ -315,7 +309,7 @@ def main() -> None:
     made = parser(__doc__, rounds=3, steps=4, tokens=128, hidden=512, vocabulary=32000, cases=["lora", "all"], layers=2,
                   dtype=types, ragged=False, max_padding=float, profile=False, out=Path("results/bench/step.json"),
                   threads=1, lora=False, sample=False, prompt=16, share_prefixes=False)  # fmt: skip
-    made.add_argument("--model", choices=MODELS, help="a real model's architecture instead of these sizes")
+    made.add_argument("--model", choices=ARCHITECTURES, help="a real model's architecture instead of these sizes")
     made.add_argument("--turn", choices=KINDS)
     shape = made.parse_args()
     torch.set_num_threads(shape.threads)

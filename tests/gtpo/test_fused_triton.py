@@ -1,4 +1,4 @@
-"""The Triton kernels without a GPU: run on CPU by Triton's interpreter (bench/kernels.py compiles them)."""
+"""The Triton kernels: on a CPU in Triton's interpreter (bench/kernels.py compiles them), and on a GPU where there is one."""
 
 import importlib.util
 import os
@@ -17,6 +17,15 @@ HERE = Path(__file__).parent
 def test_kernels_equal_the_reference_under_the_interpreter():
     """TRITON_INTERPRET must be set before triton is imported, so the check has a process of its own."""
     command, env = [sys.executable, HERE / "triton_checks.py"], os.environ | {"TRITON_INTERPRET": "1"}
+    result = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "worst" in result.stdout
+
+
+@pytest.mark.gpu
+def test_kernels_equal_the_reference_on_a_gpu():
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, HERE / "triton_checks.py", "cuda"]
     result = subprocess.run(command, env=env, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "worst" in result.stdout
