@@ -59,6 +59,8 @@ SLOW = 1.5
 TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 5e-2}
 """Relative L2 error of a gradient against float64, above which a contender is not timed. torch's float32 log_softmax
 over 151936 columns is off by 6e-3 on CPU, bfloat16 logits by 2e-2; another gate decision or weight by more than 0.1."""
+OURS = {"cpu": "ours/torch", "cuda": "ours/triton"}
+"""By device, what `backend="auto"` takes."""
 BASES = {"trl": "trl fused lm_head", "liger": "liger grpo", "full": "full logits", "bare": "bare matmuls"}
 KEY = {"shape": "", "head": "", "threads": 1, "device": "cpu", "dtype": "float32", "gate": "on", "busy": 0,
        "completions": GROUP}  # fmt: skip
@@ -174,7 +176,7 @@ def note(line: str) -> None:
 def ratio(block: dict[str, Any], other: str, key: str = "seconds") -> float | None:
     """Return ours over another contender's, None where one of them was not measured."""
     rows = block["contenders"]
-    ours, theirs = rows.get("ours/torch", {}).get(key), rows.get(other, {}).get(key)
+    ours, theirs = rows.get(OURS[block["device"]], {}).get(key), rows.get(other, {}).get(key)
     return ours / theirs if ours is not None and theirs else None
 
 
@@ -193,13 +195,14 @@ def page(report: dict[str, Any]) -> str:
         return (block["busy"], features, vocabulary, tokens, *rest)
 
     def worst(block: dict[str, Any], names: tuple[str, str]) -> str:
-        both = [block["contenders"].get(who, {}).get("error_to_float64", {}) for who in ("ours/torch", "full logits")]
+        ours = OURS[block["device"]]
+        both = [block["contenders"].get(who, {}).get("error_to_float64", {}) for who in (ours, "full logits")]
         cells = [f"{max(of[name] for name in names if name in of):.0e}" if of else "-" for of in both]
         return f"{cells[0]} ({cells[1]})"
 
     rows = []
     for block in sorted((KEY | block for block in report["blocks"]), key=place):
-        ours = block["contenders"]["ours/torch"]
+        ours = block["contenders"][OURS[block["device"]]]
         extra = ratio(block, "full logits", "extra_bytes")
         what = block["head"] + (", gate off" if block["gate"] == "off" else "")
         what += f", {block['completions']} completions" if block["completions"] != GROUP else ""
@@ -234,7 +237,10 @@ def marks(block: dict[str, Any]) -> list[tuple[str, str, float]]:
             ("full logits", "extra_bytes", 0.35 if trainable else 0.10),
         ]
     found = [(name, "seconds", 1.0) for name in (*list(BASES.values())[:3], "trl full logits")]
-    if features >= 2048 and (tokens >= 512 or not trainable):
+    if block["device"] == "cuda":
+        if tokens >= 8192 and not trainable:
+            found.append(("bare matmuls", "seconds", 1.30))
+    elif features >= 2048 and (tokens >= 512 or not trainable):
         found.append(("bare matmuls", "seconds", 1.12 if trainable else 1.08))
     if tokens >= 1024:
         found.append(("full logits", "extra_bytes", 0.25))

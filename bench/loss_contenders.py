@@ -211,8 +211,13 @@ CONTENDERS = [
     Contender("full logits", full_logits),
     Contender("trl full logits", trl_plain, "selective_log_softmax, entropy_from_logits"),
     Contender("liger grpo", liger, "no entropy: A' given; dW always", needs="liger_kernel"),
-    Contender("torch linear_cross_entropy", linear_cross_entropy, "summed NLL only", comparable=False,
-              needs="torch.nn.LinearCrossEntropyOptions"),  # fmt: skip
+    Contender(
+        "torch linear_cross_entropy",
+        linear_cross_entropy,
+        "summed NLL only",
+        comparable=False,
+        needs="torch.nn.LinearCrossEntropyOptions",
+    ),
     Contender("published listing", published, "our re-implementation of the description"),
     Contender("bare matmuls", bare_matmuls, "the floor", comparable=False),
 ]

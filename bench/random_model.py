@@ -1,4 +1,4 @@
-"""A folder with a real model's architecture and random weights: `python -m bench.random_model NAME --tokenizer DIR OUT`.
+"""A real model's architecture with random weights: `python -m bench.random_model NAME --tokenizer FOLDER OUT`.
 
 For speed and memory where no weights can be had: every layer, the head and the vocabulary have the real sizes. The last
 norm is widened so that the next token is drawn from few, as a trained model's is: its entropy is near 0.4 nats and
@@ -18,7 +18,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 from bench.common import parser
 
-QWEN = functools.partial(Qwen2Config, vocab_size=151936, num_key_value_heads=2, rope_theta=1e6, tie_word_embeddings=True)
+QWEN = functools.partial(
+    Qwen2Config, vocab_size=151936, num_key_value_heads=2, rope_theta=1e6, tie_word_embeddings=True
+)
 ARCHITECTURES = {
     "Qwen2.5-0.5B": functools.partial(
         QWEN, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14

@@ -60,7 +60,8 @@ def git_commit() -> str | None:
 
 def command_line() -> str:
     """Return the command as it was typed, with the program's own name."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    program = Path(sys.argv[0]).name
+    return shlex.join([*(("python", "-m", "gtpo") if program == "__main__.py" else (program,)), *sys.argv[1:]])
 
 
 def now() -> str:

@@ -217,7 +217,7 @@ def _memory_lines(memory: Forecast | None, config: TrainConfig) -> list[str]:
     if memory.training_gib >= 1:
         size = memory.smallest_gpu()
         lines.append(
-            f"fits a GPU of {size} GiB (an estimate; not yet measured on one)"
+            f"fits a GPU of {size} GiB (an estimate)"
             if size
             else "fits no single GPU: lower training.per_device_train_batch_size (raise gradient_accumulation_steps), "
             "turn on training.gradient_checkpointing, or shard (docs/scale.md)"

@@ -11,7 +11,7 @@
     fragments    what the allocator holds and cannot use, a share of what is taken and given back each step
 
 An upper estimate: every sequence at its greatest length. Parameters and activations are checked against real models
-on a CPU, and there the whole (docs/laptop.md); it has not yet been checked against a GPU.
+on a CPU, and there the whole (docs/laptop.md); three runs on a GPU too (docs/recipes.md).
 """
 
 from __future__ import annotations

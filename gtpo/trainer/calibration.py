@@ -30,6 +30,8 @@ REPORT_SECONDS = 5.0
 """Progress is reported at most this often."""
 CACHE_BYTES = 1 << 30
 """Keys and values of the completions that the trainer's own model samples side by side: 100 of a 0.5B model."""
+CACHE_SHARE = 8
+"""On a GPU they may take a share of its memory, 1 in this many: a token takes as long for all of them as for one."""
 
 
 class CalibrationFile:
@@ -123,7 +125,8 @@ class GateCalibration(TrainerCallback):
         """Sample and score the first training samples; leaves random numbers, metrics and counters as they were."""
         prompts, trainer = self.prompts(), self.trainer
         self._scored, self._wanted = 0, len(prompts)
-        batch = self.sampled_at_once(prompts) * trainer.accelerator.num_processes
+        here = torch.tensor([self.sampled_at_once(prompts)], device=trainer.accelerator.device)
+        batch = int(trainer.accelerator.gather(here).min()) * trainer.accelerator.num_processes  # of unequal GPUs too
         if trainer.accelerator.is_main_process:
             LOG.info(
                 f"measuring H_ini on the untrained policy: sampling {min(batch, len(prompts))} completions at once"
@@ -148,7 +151,10 @@ class GateCalibration(TrainerCallback):
         longest = max(map(str, prompts), key=len)
         tokens = len(self.seam.tokenizer(longest)["input_ids"]) + trainer.max_completion_length
         numbers = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * tokens
-        return max(int(step), CACHE_BYTES // (numbers * trainer.model.get_input_embeddings().weight.element_size()))
+        most = CACHE_BYTES
+        if (device := trainer.accelerator.device).type == "cuda":
+            most = max(most, torch.cuda.get_device_properties(device).total_memory // CACHE_SHARE)
+        return max(int(step), most // (numbers * trainer.model.get_input_embeddings().weight.element_size()))
 
     def _completion_entropies(self, prompts: Sequence[Any]) -> Tensor:
         """Sample one completion per prompt and return <H>_i [n] in nats. The prompts are shared out among ranks."""

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, NamedTuple, TypeVar
 
@@ -269,6 +270,18 @@ class OwnEngine(vllm_generation.VLLMGeneration):
         """Let ZeRO-3's partitions of the parameters be whole inside."""
         gathered: AbstractContextManager[Any] = self._dist.gather_params(parameters)
         return gathered
+
+
+def round_no_outputs(accelerator: Any) -> None:
+    """Let FSDP 2 leave what the model's forward returns as it is, and sum gradients over ranks in float32.
+
+    accelerate has it round both to the type of the products, bfloat16 on a GPU: the loss, and the log-probabilities and
+    entropies that the gate, the ratios and H_ini are made of.
+    """
+    plugin: Any = getattr(accelerator.state, "fsdp_plugin", None)
+    policy = getattr(plugin, "mixed_precision_policy", None)
+    if policy is not None and plugin.fsdp_version == 2:
+        plugin.mixed_precision_policy = replace(policy, output_dtype=None, reduce_dtype=torch.float32)
 
 
 @contextmanager

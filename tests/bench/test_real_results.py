@@ -150,20 +150,19 @@ def test_what_the_text_says_of_the_runs(root, published) -> None:
         "GRPO's seeds have {:.1f} and {:.1f} there."
     )
     assert told.format(*formats) in said
-    equal = [
-        100 * np.mean([curve(r, "groups/zero_variance")[1][20:] for r in runs]) for runs in ([grpo], [other], [one, two])
-    ]
-    of_grpo, tokens = ([record["summary"]["gsm8k"][key] for record in (grpo, other)] for key in ("pass@k", "mean_tokens"))
-    of_grpo = [100 * metric["1"]["mean"] for metric in of_grpo]
+    compared = ([grpo], [other], [one, two])
+    equal = [100 * np.mean([curve(r, "groups/zero_variance")[1][20:] for r in runs]) for runs in compared]
+    ends_of_grpo = [record["summary"]["gsm8k"] for record in (grpo, other)]
+    of_grpo = [100 * end["pass@k"]["1"]["mean"] for end in ends_of_grpo]
+    tokens = [end["mean_tokens"] for end in ends_of_grpo]
     assert f"{of_grpo[0]:.1f} % are right at the end, in answers of {tokens[0]:.0f} tokens" in said
     assert f"{of_grpo[1]:.1f} % are right at the end. From step 21 on" in said
     alone = [curve(other, name)[1][8:] for name in ("reward/format", "completions/length")]
     assert alone[0] == pytest.approx(1.0, abs=0.05)
     assert (alone[1].mean(), max(alone[1])) == (pytest.approx(10, abs=1), pytest.approx(10, abs=3))
     assert (other["summary"]["gsm8k"]["format_rate"], other["program"]) == (0.0, "bench.rollout_log")
-    assert (
-        "From step 21 on, {:.0f} and {:.0f} % of their groups earned equal rewards (GTPO: {:.0f} %)".format(*equal) in said
-    )
+    told = "From step 21 on, {:.0f} and {:.0f} % of their groups earned equal rewards (GTPO: {:.0f} %)"
+    assert told.format(*equal) in said
     sft = published("real/records/real-gsm8k-sft-s1")
     assert sft["config"]["training"]["gradient_accumulation_steps"] == 4
     assert (sft["train"]["step"], sft["config"]["training"]["per_device_train_batch_size"]) == (80, 4)
@@ -188,10 +187,8 @@ def test_what_the_text_says_of_the_runs(root, published) -> None:
         f"Of them {of['tag']} are tags, {of['word']} words, {of['number']} numbers and {of['end']} last tokens" in said
     )
     strict = [100 * r["summary"]["gsm8k"]["pass@k"]["1"]["mean"] for r in (untrained, one, two)]
-    told = (
-        "{:.1f} before, {:.1f} and {:.1f} after; of GRPO, two seeds: {:.1f} and {:.1f}; of SFT, one: {:.1f}.".format(
-            *strict, *of_grpo, right
-        )
+    told = "{:.1f} before, {:.1f} and {:.1f} after; of GRPO, two seeds: {:.1f} and {:.1f}; of SFT, one: {:.1f}.".format(
+        *strict, *of_grpo, right
     )
     assert told in (root / "README.md").read_text()
     printed = (root / "results/published/real/resumed-steps.txt").read_text().splitlines()

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,6 +146,13 @@ def test_the_trainers_own_model_samples_as_many_at_once_as_its_cache_may_hold(
     assert gate.sampled_at_once(PROMPTS) == 70
     monkeypatch.setattr(calibration, "CACHE_BYTES", each)
     assert gate.sampled_at_once(PROMPTS) == 4, "what a step samples"
+    gpu = SimpleNamespace(total_memory=8 * 90 * each)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    gate.trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(device=torch.device("cuda"), unwrap_model=lambda model: model),
+        **{name: getattr(gate.trainer, name) for name in ("use_vllm", "args", "model", "max_completion_length")},
+    )
+    assert gate.sampled_at_once(PROMPTS) == 90, "an eighth of a GPU"
 
 
 def test_kept_for_the_next_start_of_the_same_policy(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The Triton kernels: on a CPU in Triton's interpreter (bench/kernels.py compiles them), and on a GPU where there is one."""
+"""The Triton kernels: on a CPU in Triton's interpreter, on a GPU as they are (bench/kernels.py compiles them)."""
 
 import importlib.util
 import os

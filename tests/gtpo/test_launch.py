@@ -31,6 +31,8 @@ from test_train_run import PLAIN
 from transformers import AutoModelForCausalLM
 
 from gtpo.common.packages import installed
+from gtpo.config import TrainConfig
+from gtpo.inputs.tiny import build_tiny_model
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -116,6 +118,24 @@ def test_run_validates_resumes_and_saves_whole_weights(config: str, tmp_path: Pa
     assert metrics(tmp_path) == rows
     again = load_file(run / "final/model.safetensors")
     assert all(torch.equal(again[name], weight) for name, weight in whole.items())
+
+
+@pytest.mark.slow
+def test_fsdp2_in_bfloat16_rounds_no_statistic(tmp_path: Path) -> None:
+    """accelerate's policy would hand over log-probabilities and entropies, and the loss, in bfloat16."""
+    model, tokenizer = build_tiny_model(TrainConfig.model_validate(PLAIN).model.build, max_seq_length=96, seed=0)
+    for part in (model.to(torch.bfloat16), tokenizer):
+        part.save_pretrained(tmp_path / "base")
+    write_config(tmp_path)
+    config = yaml.safe_load((tmp_path / "run.yaml").read_text())
+    config["model"] = {"model_name": "base", "lora_rank": 4, "dtype": "bfloat16", "max_seq_length": 96}
+    config["training"] |= {"eval_steps": None, "max_steps": 2}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    launch(tmp_path, "fsdp2", HERE / "launched_on_cpu.py", "train", "run.yaml")
+    about = json.loads((tmp_path / "results/train/run/run.json").read_text())
+    assert (about["dtype"], about["initial_entropy"]["samples"]) == ("bfloat16", 12)
+    losses = torch.tensor([row["loss"] for row in metrics(tmp_path)])
+    assert (losses != losses.bfloat16()).all()
 
 
 COLLAPSING = """

@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from layout import copy_packages
+
+from gtpo.common.provenance import command_line
 
 
 def git(folder: Path, *words: str) -> None:
@@ -46,3 +49,15 @@ def test_a_checkout_names_its_own_commit_and_whether_files_are_changed(tmp_path:
     assert provenance.git_commit() == head
     (tmp_path / "file").write_text("2")
     assert provenance.git_commit() == head + "+"
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["/somewhere/bin/gtpo", "eval", "my model"], "gtpo eval 'my model'"),
+        (["/somewhere/gtpo/__main__.py", "eval", "m"], "python -m gtpo eval m"),
+    ],
+)
+def test_command_is_as_it_was_typed(argv: list[str], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", argv)
+    assert command_line() == told
