@@ -221,6 +221,7 @@ class WorkerPool:
 
     def _grow(self, most: int) -> None:
         """Start up to `most` workers for what waits, unless some are starting already."""
+        refused: NotStarted | None = None
         with self.lock:
             if self._closed:
                 raise RuntimeError("the verifier is closed")
@@ -234,12 +235,14 @@ class WorkerPool:
                     refused = NotStarted(str(error))
                     if not self._threads:
                         raise refused from error
-                    self._go_on_with(self._threads, refused)
-                    return
+                    self._grows_at = time.monotonic() + RETRY_AFTER_S
+                    break
                 self._threads += 1
                 self._starting += 1
+        if refused is not None:
+            self._goes_on_without(refused)
 
-    def _retire(self, worker: _Worker | None, error: RuntimeError) -> bool:
+    def _retire(self, worker: _Worker | None) -> bool:
         """Give up a worker that cannot start, if others serve the pool; the last one stays, to tell its caller.
 
         Call with the lock held.
@@ -249,12 +252,12 @@ class WorkerPool:
         self._threads -= 1
         if worker is not None:
             self._alive.discard(worker)
-        self._go_on_with(self._threads, error)
+        self._grows_at = time.monotonic() + RETRY_AFTER_S
         return True
 
-    def _go_on_with(self, workers: int, error: RuntimeError) -> None:
-        self._grows_at = time.monotonic() + RETRY_AFTER_S
-        LOG.warning("%s; verification goes on with %d of up to %d workers", error, workers, self.workers)
+    def _goes_on_without(self, error: RuntimeError) -> None:
+        """Say so. Call without the lock: whoever handles the warning may verify something."""
+        LOG.warning("%s; verification goes on with %d of up to %d workers", error, self._threads, self.workers)
 
     def _start(self) -> _Worker:
         if os.name != "posix":
@@ -341,10 +344,11 @@ def _serve(pool: WorkerPool) -> None:
     with pool.lock:
         pool._starting -= 1
         pool._grows_at = max(pool._grows_at, time.monotonic() + GROW_AFTER_S)
-        retired = failed is not None and pool._retire(worker, failed)
-    if retired:
+        retired = failed is not None and pool._retire(worker)
+    if failed is not None and retired:
         if worker is not None:
             worker.end()
+        pool._goes_on_without(failed)
         return
     while True:
         with pool.lock:
@@ -359,10 +363,16 @@ def _serve(pool: WorkerPool) -> None:
         try:
             worker = pool._run_chunk(chunk, worker)
         except BaseException as error:  # handed to the caller, who waits on the latch
-            chunk.error = error
             worker = None  # _run_chunk has discarded it
-        finally:
-            chunk.done.set()
+            if isinstance(error, NotStarted):  # a killed worker has no successor: the others do the rest of the chunk
+                with pool.lock:
+                    retired = pool._retire(None)
+                if retired:
+                    pool._queue.put(chunk)
+                    pool._goes_on_without(error)
+                    return
+            chunk.error = error
+        chunk.done.set()
 
 
 _POOLS: weakref.WeakSet[WorkerPool] = weakref.WeakSet()

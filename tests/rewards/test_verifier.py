@@ -1,5 +1,6 @@
 """The verifier: hostile text, threads, death of workers, the caller's alarms, no zombies, no orphans."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -247,6 +248,36 @@ def test_a_second_worker_that_cannot_start_fails_nothing(
         workers._grows_at = 0.0  # a minute later
         assert verify("w") == 2
         assert len(caplog.records) == 1, "nothing was refused this time"
+
+
+def test_a_killed_worker_without_successor_leaves_its_tasks_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "GROW_AFTER_S", 0.01)
+    said: list[object] = []
+    letters = iter("abcdfghjkmnpqrstuvwyz")  # nothing is verified twice
+
+    def verify() -> None:
+        letter = next(letters)
+        pairs = [(f"{letter}+{i}", f"{i}+{letter}") for i in range(2000)]
+        assert set(verifier.verify_many(pairs)) == {Verdict.CORRECT}
+
+    def refused(*args: object, **options: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    class Verifies(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append((record.getMessage().split("start: ")[1], verifier.verify("x+x", "2x")))
+
+    with Verifier(workers=2, timeout_s=30) as verifier:
+        while len(verifier._pool._alive) < 2 or verifier._pool._starting:
+            verify()
+        monkeypatch.setattr(subprocess, "Popen", refused)
+        monkeypatch.setattr(pool.LOG, "handlers", [*pool.LOG.handlers, Verifies()])
+        killed, other = verifier._pool._alive
+        os.kill(killed.process.pid, signal.SIGKILL)
+        while not said:
+            verify()
+        assert said == [(SHORT_OF["refused"], Verdict.CORRECT)]
+        assert verifier._pool._alive == {other}
 
 
 def test_a_thread_that_the_system_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
