@@ -1,9 +1,10 @@
 """What a real model costs on a CPU without a GPU: `python -m bench.laptop MODEL --data-dir DIR`.
 
-Two measures, each of two contenders in turn, every one in a process of its own:
+Two measures, each of its contenders in turn, every one in a process of its own:
 
     gradient   one micro-batch forwards and backwards with LoRA: seconds, peak memory, and what is held afterwards;
-               with glibc's own rule for large blocks, and with `return_large_blocks`
+               with glibc's own rule for large blocks, with `return_large_blocks`, and with `keep_large_blocks` after
+               it, as a run that has the room
     sampling   `gtpo eval` with vLLM, some samples per question: seconds; with vLLM's KV blocks of 128 tokens, and of 32
 
 The first micro-batch, in which the heap grows, is left out. Under `taskset -c N` and OMP_NUM_THREADS=1 on one core.
@@ -29,6 +30,7 @@ from gtpo.common.processor import cpu_model, dtype_on_cpu, has_bfloat16
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 TURNS = 2
 MICRO_BATCHES = 3
+HOW = ("glibc's default", "return_large_blocks", "keep_large_blocks")
 
 
 def memory(name: str) -> float:
@@ -38,11 +40,11 @@ def memory(name: str) -> float:
     return int(found[1]) / 1024
 
 
-def gradient(model_folder: str, rows: int, length: int, completion: int, returned: bool) -> dict[str, Any]:
+def gradient(model_folder: str, rows: int, length: int, completion: int, how: str) -> dict[str, Any]:
     """Take some micro-batches of GRPO's loss, of lengths that differ a little; return what each took."""
-    if returned:
-        from gtpo.common.cpu_memory import return_large_blocks
+    from gtpo.common.cpu_memory import keep_large_blocks, return_large_blocks
 
+    if how != HOW[0]:
         return_large_blocks()
     import torch
     from peft import LoraConfig, get_peft_model
@@ -56,6 +58,8 @@ def gradient(model_folder: str, rows: int, length: int, completion: int, returne
     base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=getattr(torch, dtype))
     model: Any = get_peft_model(base, LoraConfig(r=32, lora_alpha=32, target_modules=TARGETS))
     head, objective = model.get_output_embeddings().weight, PRESETS["grpo"]
+    if how == HOW[2]:
+        keep_large_blocks()
     seconds = []
     for turn in range(MICRO_BATCHES):
         begin = time.monotonic()
@@ -106,7 +110,8 @@ def sampling(arguments: Sequence[str], block: int) -> dict[str, Any]:
 def main() -> None:
     """Measure, print and save."""
     out = Path("results/bench/laptop.json")
-    made = parser(__doc__, data_dir=Path, out=out, rows=4, length=400, completion=256, questions=4, k=16, tokens=32)
+    made = parser(__doc__, data_dir=Path, out=out, rows=4, length=400, completion=256, questions=4, k=16, tokens=32,
+                  measures=["gradient", "sampling"])  # fmt: skip
     made.add_argument("model")
     asked = made.parse_args()
     os.environ |= {"HF_HUB_OFFLINE": "1"}
@@ -115,13 +120,12 @@ def main() -> None:
     evaluated = [asked.model, "--benchmarks", "gsm8k", "--data-dir", str(asked.data_dir), "--engine", "vllm"]
     evaluated += ["--limit", str(asked.questions), "--k", str(asked.k), "--max-tokens", str(asked.tokens)]
     for turn in range(TURNS):
-        for returned in (False, True):
-            found = in_a_process("gradient", asked.model, asked.rows, asked.length, asked.completion, returned)
+        for how in HOW if "gradient" in asked.measures else ():
+            found = in_a_process("gradient", asked.model, asked.rows, asked.length, asked.completion, how)
             shape = {"rows": asked.rows, "length": asked.length, "completion": asked.completion}
-            how = "return_large_blocks" if returned else "glibc's default"
             rows.append({"measure": "gradient", "how": how, "turn": turn, **shape, **about, **found})
             print(rows[-1], flush=True)
-        for block in (128, 32):
+        for block in (128, 32) if "sampling" in asked.measures else ():
             found = sampling(evaluated, block)
             rows.append({"measure": "sampling", "how": f"blocks of {block}", "turn": turn, **about, **found})
             print(rows[-1], flush=True)

@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from gtpo.common.cpu_memory import keep_large_blocks
 from gtpo.common.log import LOG
 from gtpo.common.processor import free_memory
 from gtpo.config import TrainConfig
 from gtpo.inputs.model_shape import shape_of_config
-from gtpo.plan.memory import too_much_memory
+from gtpo.plan.memory import GIB, forecast, too_much_memory
 
 if TYPE_CHECKING:
     from gtpo.inputs.model import LoadedModel
@@ -52,16 +53,25 @@ def settle_on_cpu() -> None:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # it warns on stdout that it found none
 
 
-def memory_of_a_cpu(config: TrainConfig, loaded: LoadedModel) -> str | None:
-    """Return what to say where this machine's memory may not suffice; None where it does, and for a GPU, which says so
-    itself when it runs out."""
+ROOM = 2
+"""Times the forecast that must be free for blocks to be kept: glibc's rule takes up to 1.7 times as much."""
+
+
+def settle_memory(config: TrainConfig, loaded: LoadedModel) -> str | None:
+    """On a CPU, keep large blocks of memory where there is room; return what to say where memory may not suffice.
+
+    None where it does, and for a GPU, which says so itself when it runs out.
+    """
     import torch
 
     shape = shape_of_config(loaded.model.config.to_dict())
     if torch.accelerator.is_available() or shape is None:
         return None
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # as a launcher says
-    return too_much_memory(config, shape, loaded.dtype, free_memory(), here)
+    free = free_memory()
+    if ROOM * here * forecast(config, shape, loaded.dtype).training_gib * GIB <= free:
+        keep_large_blocks()
+    return too_much_memory(config, shape, loaded.dtype, free, here)
 
 
 @contextmanager

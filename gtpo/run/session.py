@@ -25,7 +25,7 @@ from gtpo.plan.preflight import RunInputs
 from gtpo.rewards.data.problem import Problem
 from gtpo.run.advice import Advice
 from gtpo.run.checkpoint import check_checkpoint, provide_base, restore_best, save_weights
-from gtpo.run.environment import memory_of_a_cpu, quiet_libraries, settle_on_cpu
+from gtpo.run.environment import quiet_libraries, settle_memory, settle_on_cpu
 from gtpo.run.exact import ExactCheckpoints
 from gtpo.run.folder import TrainFolder, last_checkpoint, no_room, out_of_space
 from gtpo.run.guarded_reward import guarded_rewards, mark_unscored
@@ -119,7 +119,7 @@ class TrainingRun(TrainerCallback):
             self.processes.wait_for_everyone()
             for line in [*loaded.notes, *report.lines()]:
                 LOG.info(line)
-            if self.main and (said := memory_of_a_cpu(self.config, loaded)):
+            if (said := settle_memory(self.config, loaded)) and self.main:
                 LOG.warning(said)
             explained = vllm_failures_explained(loaded.model) if self.beside_vllm else nullcontext()
             with sharing_prefixes(self.config, loaded.model), explained:

@@ -13,11 +13,13 @@ import pytest
 from bench.claims.measures import curve
 from bench.claims.page import RESULTS, replaced
 from bench.claims.plan import load_plan
+from bench.laptop import HOW
 from bench.real_page import blocks_of, conflict_shares, conflict_table, primary, section, training_table
 from bench.real_runs import KINDS, PLAN, best_rate, validation_and_times
 from gtpo.config import load_config
 from gtpo.inputs.model_shape import KNOWN_MODELS
 from gtpo.plan.memory import forecast
+from gtpo.run.environment import ROOM
 from gtpo.run.progress import summary
 
 
@@ -76,6 +78,19 @@ def test_without_bfloat16(root, published) -> None:
     needed = forecast(config, replace(KNOWN_MODELS["qwen/qwen2.5-0.5b-instruct"], tied=False), "float32").training_gib
     assert f"at most {run['peak_memory_bytes'] / 2**30:.1f} GiB, where the forecast says {needed:.1f} with" in flat
     assert run["peak_memory_bytes"] / 2**30 < needed
+
+
+def test_with_bfloat16(root, published) -> None:
+    page, report = (root / "docs/laptop.md").read_text(), published("real/laptop_bfloat16")
+    assert report["multiplies_bfloat16"]
+    assert {(row["dtype"], row["threads"]) for row in report["rows"]} == {("bfloat16", 2)}
+    turns = {how: [row for row in report["rows"] if row["how"] == how] for how in HOW}
+    for how, (first, second) in turns.items():
+        cells = [f"{(first['seconds'] + second['seconds']) / 2:.0f}"]
+        cells += [f"{(first[key] + second[key]) / 2048:.1f}" for key in ("peak_mib", "held_mib")]
+        assert f"| {how} | {' | '.join(cells)} |" in page
+    peaks = [max(row["peak_mib"] for row in turns[how]) for how in HOW[:2]]
+    assert peaks[0] / peaks[1] < 1.7 < ROOM
 
 
 def test_the_first_steps(root, published) -> None:

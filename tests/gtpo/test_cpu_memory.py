@@ -7,12 +7,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
+from step_gradients import tiny_model
+from test_train_run import PLAIN
 
 from gtpo.common import processor
 from gtpo.common.cpu_memory import HUGE_PAGES
+from gtpo.config import TrainConfig
+from gtpo.inputs.model_shape import shape_of_config
+from gtpo.plan.memory import GIB, forecast
+from gtpo.run import environment
 
 huge_pages = pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "mallopt")
@@ -24,7 +32,7 @@ huge_pages = pytest.mark.skipif(
 STEP = """
 import re, sys
 from pathlib import Path
-from gtpo.common.cpu_memory import return_large_blocks
+from gtpo.common.cpu_memory import keep_large_blocks, return_large_blocks
 if sys.argv[1] == "command":  # what is imported before a run allocates a tensor, from which on it is too late
     from typer.testing import CliRunner
     from gtpo.cli import app
@@ -33,6 +41,8 @@ if sys.argv[1] == "command":  # what is imported before a run allocates a tensor
 import torch
 if sys.argv[1] == "late":
     return_large_blocks()
+if sys.argv[2:] == ["keep"]:
+    keep_large_blocks()
 def held():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
 torch.ones(31 * 2**18)  # freed: from now on glibc keeps what is smaller than these 31 MB
@@ -47,10 +57,10 @@ print(held() - before, huge)
 """
 
 
-def held_and_huge(how: str, **variables: str) -> tuple[float, float]:
+def held_and_huge(*how: str, **variables: str) -> tuple[float, float]:
     """Return MB that are held after about 500 MB of tensors are freed, and MB in huge pages before."""
     done = subprocess.run(
-        [sys.executable, "-c", STEP, how], check=True, capture_output=True, env={**os.environ, **variables}
+        [sys.executable, "-c", STEP, *how], check=True, capture_output=True, env={**os.environ, **variables}
     )
     held, huge = map(float, done.stdout.split())
     return held, huge
@@ -71,6 +81,29 @@ def test_a_script_of_ones_own_gets_the_same_from_the_environment() -> None:
     held, huge = held_and_huge("late", THP_MEM_ALLOC_ENABLE="1", MALLOC_MMAP_THRESHOLD_="4194304")
     assert held < 50
     assert huge > 300
+
+
+@huge_pages
+def test_a_run_with_room_keeps_what_it_frees() -> None:
+    held, _ = held_and_huge("command", "keep")
+    assert held > 300
+    held, _ = held_and_huge("command", "keep", MALLOC_MMAP_THRESHOLD_="4194304")
+    assert held < 50, "the user's setting stays"
+
+
+@pytest.mark.parametrize(("times", "kept"), [(1.9, False), (2.1, True)])
+def test_room_is_twice_the_forecast(times: float, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = tiny_model()
+    loaded: Any = SimpleNamespace(model=model, dtype="float32")
+    config = TrainConfig.model_validate(PLAIN)
+    shape = shape_of_config(model.config.to_dict())
+    assert shape is not None
+    needed = forecast(config, shape, "float32").training_gib * GIB
+    called: list[bool] = []
+    monkeypatch.setattr(environment, "keep_large_blocks", lambda: called.append(True))
+    monkeypatch.setattr(environment, "free_memory", lambda: int(times * needed))
+    assert environment.settle_memory(config, loaded) is None
+    assert bool(called) is kept
 
 
 @huge_pages
