@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from bench import loss, step
+from bench import loss, shared_prefixes, step
 from bench.loss_contenders import CONTENDERS, Contender, float64_result, make_case
 
 torch.set_num_threads(1)
@@ -34,6 +34,14 @@ def test_the_pages_tables_are_the_published_measurements(root: Path, published) 
     scale = (root / "docs/scale.md").read_text()
     for name in ("", "_wide", "_wide_sampled", "_bfloat16", "_bfloat16_sampled", "_bfloat16_profile"):
         assert step.page(published(f"bench/step{name}")) in scale, name
+
+
+def test_shared_prefixes(root: Path, published) -> None:
+    page = (root / "docs/scale.md").read_text()
+    assert shared_prefixes.page(published("bench/shared_prefixes")) in page
+    null = published("bench/shared_prefixes_null")["ratio"]
+    told = "one turn of each gave {:.2f} (GTPO) and {:.2f} (GRPO) of the time"
+    assert told.format(*(null[method]["cpu_seconds"] for method in ("gtpo", "grpo"))) in page
 
 
 def test_a_missed_mark_is_named() -> None:
