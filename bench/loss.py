@@ -104,7 +104,7 @@ def check(names: list[str], case: Case, exact: Result, device: str) -> dict[str,
         except Exception as problem:
             if contender.name.startswith("ours") and not isinstance(problem, torch.OutOfMemoryError):
                 raise
-            row["failed"] = f"{type(problem).__name__}: {str(problem).splitlines()[0]}"
+            row["failed"] = f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]}"
             continue
         row["returned_bytes"] = bytes_of(result.tensors())
         if contender.comparable:
