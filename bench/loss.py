@@ -83,7 +83,7 @@ def with_peak(call: Callable[[], Result], device: str) -> tuple[Result, int]:
 def reason_to_skip(contender: Contender, device: str) -> str | None:
     if contender.needs == "cuda":
         return None if device == "cuda" else "needs a CUDA device"
-    if contender.needs.startswith("torch."):
+    if contender.needs.startswith("torch.nn."):
         known = hasattr(torch.nn, contender.needs.rpartition(".")[2])
         return None if known else f"torch {torch.__version__} has no {contender.needs}"
     if contender.needs and not installed(contender.needs):

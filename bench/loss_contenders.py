@@ -201,7 +201,7 @@ class Contender(NamedTuple):
     comparable: bool = True
     """Whether its gradients are the objective's: then they are checked before it is timed."""
     needs: str = ""
-    """`cuda`, an attribute of torch, or a module that must be installed."""
+    """`cuda`, a name of torch.nn as `torch.nn.NAME`, or a module that must be installed."""
 
 
 CONTENDERS = [

@@ -22,8 +22,6 @@ from gtpo.common.provenance import package_versions
 from gtpo.kernels import chunks, vocabulary_tiles
 
 SHAPES = ["8192x4096x128256", "8192x2048x151936", "1024x4096x128256", "256x4096x128256", "2048x896x151936"]
-
-
 DEFAULT_ROWS = chunks.TILED_ROWS["cuda"]
 
 

@@ -13,7 +13,7 @@ from gtpo.common.files import read_json_object, write_json
 from gtpo.common.log import LOG
 from gtpo.entropy import Calibration
 from gtpo.run.folder import TrainFolder
-from gtpo.trainer.adapter_sync import whole
+from gtpo.trainer.adapter_sync import whole_tensor
 from gtpo.trainer.calibration import CalibrationFile
 
 FILE = ".initial_entropy.json"
@@ -35,7 +35,7 @@ def policy_key(trainer: Any) -> str:
     }
     found = hashlib.sha256(json.dumps(drawn, sort_keys=True, default=str).encode())
     for name, weight in trainer.model.named_parameters():
-        some = whole(weight).flatten()[:: max(1, weight.numel() // STRIDES)].contiguous().cpu()
+        some = whole_tensor(weight).flatten()[:: max(1, weight.numel() // STRIDES)].contiguous().cpu()
         found.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode() + some.view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 

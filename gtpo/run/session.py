@@ -42,7 +42,7 @@ from gtpo.run.validation import ScoreHeldOut, Validation
 from gtpo.trainer import GTPOTrainer
 from gtpo.trainer.adapter_sync import vllm_failures_explained, vllm_of
 from gtpo.trainer.group_statistics import GroupStatistics
-from gtpo.trainer.trl_seam import seam_of
+from gtpo.trainer.trl_seam import round_nothing_in_fsdp2, seam_of
 
 
 class TrainingRun(TrainerCallback):
@@ -194,6 +194,7 @@ class TrainingRun(TrainerCallback):
         if self.config.model.load_in_4bit:
             widen_adapters(self.trainer.model)
         trainer = self.trainer
+        round_nothing_in_fsdp2(trainer.accelerator)  # of the baselines too, so that methods differ by their loss alone
         self.seam = seam_of(trainer)
         self.exact = ExactCheckpoints(
             trainer, lambda: {"health": self.health.state(), "stopped_because": self.stopped_because}

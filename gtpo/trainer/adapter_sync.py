@@ -89,7 +89,7 @@ def _adapted(model: Any, adapter: str) -> list[tuple[str, Any]]:
     ]
 
 
-def whole(value: Tensor) -> Tensor:
+def whole_tensor(value: Tensor) -> Tensor:
     """Return a whole tensor, also where FSDP2 has sharded it."""
     found: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
     return found.detach()
@@ -100,9 +100,9 @@ def adapter_tensors(model: Any) -> dict[str, Tensor]:
     name, tensors = model.active_adapters[0], {}
     for layer, module in _adapted(model, name):
         path = layer.replace("_fsdp_wrapped_module.", "").replace("_checkpoint_wrapped_module.", "")
-        tensors[f"base_model.model.{path}.lora_A.weight"] = whole(module.lora_A[name].weight).float()
+        tensors[f"base_model.model.{path}.lora_A.weight"] = whole_tensor(module.lora_A[name].weight).float()
         tensors[f"base_model.model.{path}.lora_B.weight"] = (
-            whole(module.lora_B[name].weight).float() * module.scaling[name]
+            whole_tensor(module.lora_B[name].weight).float() * module.scaling[name]
         )
     return tensors
 

@@ -33,7 +33,7 @@ from gtpo.trainer.gtpo_config import GTPOConfig
 from gtpo.trainer.padding import joined, rows_of_like_length, take_rows, token_counts
 from gtpo.trainer.policy_head import LMHead, PolicyOutput, add_policy_head, policy_forward
 from gtpo.trainer.rollout import BATCH_ROWS, from_batch
-from gtpo.trainer.trl_seam import OwnLossTrainer, round_no_outputs, seam_of
+from gtpo.trainer.trl_seam import OwnLossTrainer, round_nothing_in_fsdp2, seam_of
 
 _TEXT_KEYS = frozenset(
     {
@@ -70,7 +70,7 @@ class GTPOTrainer(OwnLossTrainer):
             check_inputs(reward_funcs, train_dataset, prompts=prompts)
         with vllm_of(args):
             super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
-        round_no_outputs(self.accelerator)
+        round_nothing_in_fsdp2(self.accelerator)
         self.objective: Objective = args.resolved_objective()
         self.max_padding = args.max_padding
         self._prepare_model(args)
