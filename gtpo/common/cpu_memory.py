@@ -14,7 +14,9 @@ LARGE = 2**22
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt."""
 _LARGEST = 2**25
-"""The largest block that glibc learns to keep in its heap."""
+"""The largest block that glibc can keep in its heap."""
+_NEVER = -1
+"""Free memory at the heap's end from which glibc returns it: none is enough."""
 
 
 def return_large_blocks() -> None:
@@ -43,13 +45,14 @@ def return_large_blocks() -> None:
 
 
 def keep_large_blocks() -> None:
-    """Let glibc keep what is freed after all, as much as it would have learned to: for a run that has the room.
+    """Let glibc keep what is freed after all, in blocks of up to 32 MB: for a run that has the room.
 
-    What the user has set in the environment is left alone; without glibc nothing happens.
+    glibc's own rule would return the end of the heap whenever 64 MB of it are free, which is a question of what happens
+    to lie between the blocks. What the user has set in the environment is left alone; without glibc nothing happens.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or "MALLOC_MMAP_THRESHOLD_" in os.environ:
         return
     mallopt(_M_MMAP_THRESHOLD, _LARGEST)
     if "MALLOC_TRIM_THRESHOLD_" not in os.environ:
-        mallopt(_M_TRIM_THRESHOLD, 2 * _LARGEST)
+        mallopt(_M_TRIM_THRESHOLD, _NEVER)

@@ -41,7 +41,8 @@ if sys.argv[1] == "command":  # what is imported before a run allocates a tensor
 import torch
 if sys.argv[1] == "late":
     return_large_blocks()
-if sys.argv[2:] == ["keep"]:
+keep = sys.argv[2:] == ["keep"]
+if keep:
     keep_large_blocks()
 def held():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
@@ -49,7 +50,8 @@ torch.ones(31 * 2**18)  # freed: from now on glibc keeps what is smaller than th
 before = held()
 kept = []
 for size in range(24):  # saved for a gradient: small ones between large ones, as the layers of a model give them
-    kept.append((torch.ones((20 + size % 3) * 2**18), torch.ones(2**12)))
+    # small enough for glibc's heap, too large for a gap in it; none in a run that keeps the large ones without them
+    kept.append((torch.ones((20 + size % 3) * 2**18), None if keep else torch.ones(2**18 - 2**10)))
 huge = int(re.search(r"AnonHugePages: +([0-9]+)", Path("/proc/self/smaps_rollup").read_text())[1]) / 2**10
 small = [small for _, small in kept]
 kept.clear()
