@@ -35,6 +35,7 @@ _FORMULA = re.compile(
     r"|(?<![\\\d])\$(?P<d>(?:\\\$|[^$\n]){1,4000}?)(?<!\\)\$",
     re.DOTALL,
 )
+_UNFINISHED = re.compile(r"\d\s*(?:[-+=*/×÷−]|\\times|\\div|\\cdot)\s*$")
 _SHORT_WORD = re.compile(r"(?<![\\a-zA-Z{$])\b(?:so|it|is|we|an|if|of|to|at|by|as|be|he|in|I|A:)(?![a-zA-Z])")
 _PLAIN_WORD = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{3,}")
 _NUMBER = re.compile(
@@ -124,8 +125,9 @@ def _formulas(text: str) -> list[tuple[int, int, str]]:
     found = []
     for match in _FORMULA.finditer(text):
         content = next(group for group in match.groups() if group is not None)
-        # `$2 per egg and 9 for sale makes $18`: two prices, no formula.
-        if _PLAIN_WORD.search(re.sub(r"\\[a-zA-Z]+\s*(?:\{[^{}]*\})?", " ", content)) is None or match["d"] is None:
+        # `$2 per egg and 9 for sale makes $18`, `$5 + $4 = $9`: prices, no formula.
+        bare = re.sub(r"\\[a-zA-Z]+\s*(?:\{[^{}]*\})?", " ", content)
+        if match["d"] is None or not (_PLAIN_WORD.search(bare) or _UNFINISHED.search(content)):
             found.append((match.start(), match.end(), content.strip()))
     return found
 

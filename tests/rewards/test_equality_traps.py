@@ -9,6 +9,9 @@ from gtpo.rewards.extract import extract_answer
 from gtpo.rewards.verify import Verdict, Verifier
 
 INCORRECT = r"""
+300 \text{ letters} + 350 \text{ letters} || 650
+300 \text{ letters} + 350 \text{ letters} = 651 \text{ letters} || 650
+5 \text{ or } 6 = 6 || 6
 5 - 1/2 || 11/2
 10 - 3/4 || 10.75
 1-1/4 || 5/4
@@ -115,6 +118,8 @@ x^2+2x+1 = (x+1)^2 || x^2+2x+1 || Expand $(x+1)^2$.
 """
 
 CORRECT = r"""
+300 \text{ letters} + 350 \text{ letters} = 650 \text{ letters} || 650
+3 \text{ boxes} \times 5 \text{ pens/box} = 15 || 15
 1 - 1/4 = 3/4 || 3/4
 10 - 3/4 = 9.25 || 9.25
 P = 1 - 1/4 = 3/4 || 3/4

@@ -34,6 +34,11 @@ MAX_DEPTH = 12
 
 _RELATIONS = {"=": "=", "<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\approx": "~", "\\equiv": "=",
               "\\to": "="}  # fmt: skip
+_COUNTED = re.compile(
+    r"(?<=\d)\s*\\(?:text|textrm|mathrm)\s*\{\s*[a-zA-Z]+(?:[ /][a-zA-Z]+)*\s*\}"
+    r"(?=\s*(?:[-+*/)]|\\times|\\cdot|\\div|$))"
+)
+"""What a number of a calculation counts: `5 \\text{ eggs} + 3`."""
 _RELATION = re.compile(r"\\(?:le|ge|ne|approx|equiv|in|to)(?![a-zA-Z])|[=<>]")
 _JOIN = re.compile(
     r"\\text\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])|(?<=\d)or(?=[A-Z(\\\d])|;|,"
@@ -257,7 +262,12 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
             return Named(call[1], value, relation, (call[2],), contradicted)
         return Named(re.sub(r"[\s{}]|\\text", "", name), value, relation, (), contradicted)
     if terms is None:
-        return numbers[-1] if len(numbers) == len(parts) else None  # `0.56 = 56\%`
+        if len(numbers) == len(parts):  # `0.56 = 56\%`
+            return numbers[-1]
+        worked = _terms([_COUNTED.sub("", part) for part in parts[:-1]])
+        if worked is None or not isinstance(quantities[-1], Scalar) or any(map(_has_symbols, worked)):
+            return None
+        return quantities[-1]  # `3 \text{ boxes} \times 5 \text{ pens/box} = 15 \text{ pens}`
     if not any(_has_symbols(term) for term in terms):  # `2 + 3 = 5`: the last is the answer
         return read(parts[-1], depth + 1)
     return Relation(("=",) * (len(terms) - 1), tuple(terms))
