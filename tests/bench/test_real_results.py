@@ -26,17 +26,24 @@ from gtpo.run.progress import summary
 def test_agreement_on_a_models_own_completions(root, published) -> None:
     page = (root / "docs/evaluation.md").read_text()
     report = published("real/agreement")
-    for golds, row in zip(("right", "of the next question (null)"), (*report["rows"], *report["null"]), strict=True):
-        assert row["questions"] == row["same_prompts"] == 200
-        assert row["agree_lm_eval"] == pytest.approx(
-            1 - sum(d["lm_eval_right"] != (d["gtpo_verdict"] == "CORRECT") for d in row["differ"]) / 200
-        )
-        names = ("lm_eval_flexible", "inspect_match", "gtpo_lenient", "agree_lm_eval", "agree_inspect")
-        assert f"| {golds} | {' | '.join(f'{100 * row[name]:.1f}' for name in names)} |" in page
-    explained = page.partition("Every difference is a rule")[2]
-    for difference in report["rows"][0]["differ"]:
-        assert difference["why"]
-        assert difference["id"].rpartition("/")[2] in explained.partition("\n## ")[0]
+    for golds, rows in (("right", report["rows"]), ("of the next question (null)", report["null"])):
+        for task, questions, row in zip(("zero-shot", "few-shot"), (1000, 500), rows, strict=True):
+            assert row["questions"] == row["same_prompts"] == questions
+            assert row["agree_lm_eval"] == pytest.approx(1 - len(off_lm_eval(row)) / questions)
+            names = ("lm_eval_flexible", "inspect_match", "gtpo_lenient", "agree_lm_eval", "agree_inspect")
+            assert f"| {task} | {golds} | {' | '.join(f'{100 * row[name]:.1f}' for name in names)} |" in page
+            assert all(difference["why"] for difference in row["differ"])
+    by_reason: dict[str, list[str]] = {}
+    for difference in off_lm_eval(report["rows"][0]):
+        by_reason.setdefault(difference["why"], []).append(difference["id"].rpartition("/")[2])
+    assert f"{sum(map(len, by_reason.values()))} verdicts differ" in page
+    for ids in by_reason.values():
+        assert f"| {len(ids)} | {', '.join(ids)} | " in page
+
+
+def off_lm_eval(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the differences in which lm-eval and gtpo have different verdicts."""
+    return [d for d in row["differ"] if d["lm_eval_right"] != (d["gtpo_verdict"] == "CORRECT")]
 
 
 def test_both_data_types(root, published) -> None:
