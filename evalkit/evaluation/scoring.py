@@ -16,7 +16,7 @@ from gtpo.rewards.format import format_ok
 from gtpo.rewards.functions import math_verify_text
 from gtpo.rewards.verify import Verdict, Verifier
 
-RULES_VERSION = 11
+RULES_VERSION = 12
 """Version of extraction and verification as eval.json records it; raised with a change that moves verdicts."""
 
 Judges = Literal["gtpo", "math-verify", "both"]

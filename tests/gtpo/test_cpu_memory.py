@@ -50,8 +50,9 @@ torch.ones(31 * 2**18)  # freed: from now on glibc keeps what is smaller than th
 before = held()
 kept = []
 for size in range(24):  # saved for a gradient: small ones between large ones, as the layers of a model give them
-    # small enough for glibc's heap, too large for a gap in it; none in a run that keeps the large ones without them
-    kept.append((torch.ones((20 + size % 3) * 2**18), None if keep else torch.ones(2**18 - 2**10)))
+    large = torch.ones((20 + size % 3) * 2**18)
+    # 1 MB: less than a block of its own, more than a gap in the heap. Nothing between them is what makes keeping hard.
+    kept.append((large, None if keep else torch.ones(2**18)))
 huge = int(re.search(r"AnonHugePages: +([0-9]+)", Path("/proc/self/smaps_rollup").read_text())[1]) / 2**10
 small = [small for _, small in kept]
 kept.clear()

@@ -11,6 +11,12 @@ from gtpo.rewards.verify import Verdict, Verifier
 INCORRECT = r"""
 300 \text{ letters} + 350 \text{ letters} || 650
 300 \text{ letters} + 350 \text{ letters} = 651 \text{ letters} || 650
+300 \text{ letters} + 350 \text{ letters} = 651 || 651
+3 \text{ hundredths} + 2 \text{ hundredths} = 5 || 5
+3 \text{ wrong} + 2 \text{ wrong} = 5 || 5
+3 \text{ zorks} + 2 \text{ zorks} = 5 || 5
+5 \text{ dozen} + 1 = 6 || 6
+2 \text{ m} + 30 \text{ cm} = 32 \text{ cm} || 32
 5 \text{ or } 6 = 6 || 6
 5 - 1/2 || 11/2
 10 - 3/4 || 10.75
@@ -119,7 +125,8 @@ x^2+2x+1 = (x+1)^2 || x^2+2x+1 || Expand $(x+1)^2$.
 
 CORRECT = r"""
 300 \text{ letters} + 350 \text{ letters} = 650 \text{ letters} || 650
-3 \text{ boxes} \times 5 \text{ pens/box} = 15 || 15
+3 \text{ boxes} \times 5 \text{ pens/box} = 15 \text{ pens} || 15
+0.5 \text{ hours} + 1.5 \text{ hours} = 2 \text{ hours} || 2
 1 - 1/4 = 3/4 || 3/4
 10 - 3/4 = 9.25 || 9.25
 P = 1 - 1/4 = 3/4 || 3/4

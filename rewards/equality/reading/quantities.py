@@ -23,6 +23,8 @@ _BASED = re.compile(
     r"^(?:\\text\s*\{\s*|\()?(-?(?:[0-9A-F]+|\d[0-9a-f]+)(?:\.[0-9A-F]+)?)\s*[)}]?\s*_\s*\{?\s*(?:\\text\s*\{)?"
     r"\s*(\d{1,2}|two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen)\s*\}{0,2}$"
 )
+_COUNTED = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s*\\text\s*\{[^{}]*\}(?=\s*(?:[-+*/)]|\\times|\\cdot|\\div|$))")
+"""A number of a calculation with its unit."""
 _UNIT_TEXT = re.compile(r"\s*(?:\\text\s*\{(?P<text>[^{}]*)\}\s*(?P<power>\^\s*\{?\s*[23]\s*\}?)?)\s*$")
 _UNIT_TYPED = re.compile(
     r"(?:(?<=[\d})!])|(?<=\\pi))(?P<space>\s*)(?P<words>[a-zA-Z][a-zA-Z./ ]*?)\.?"
@@ -75,6 +77,22 @@ def read_quantity(text: str) -> Scalar | Based | Words:
         places = len(decimal[2])
         digits = len((decimal[1] + decimal[2]).lstrip("0"))
     return Scalar(term, digits, places, unit, percent)
+
+
+def read_calculation(text: str) -> Scalar | Based | Words:
+    """Return the number or expression a member of a chain is: a quantity, or a calculation whose numbers have units.
+
+    `3 \\text{ boxes} \\times 5 \\text{ pens/box}` is 3 x 5. Words that are no unit, or that scale, stay (`hundredths`).
+    So do two measures, which would have to be converted (`2 \\text{ m} + 30 \\text{ cm}`).
+    """
+    found = read_quantity(text)
+    if not isinstance(found, Words):
+        return found
+    counted = [read_quantity(match.group()) for match in _COUNTED.finditer(text)]
+    units = [q.unit for q in counted if isinstance(q, Scalar) and not q.scales and not q.unit.nouns]
+    if len(units) < len(counted) or len({unit.name for unit in units if unit.name}) > 1:
+        return found
+    return read_quantity(_COUNTED.sub(r"\1", text))
 
 
 def _strip_unit(text: str) -> tuple[str | None, Unit, bool, tuple[str, ...]]:

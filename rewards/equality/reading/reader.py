@@ -17,7 +17,7 @@ from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate
 from gtpo.rewards.equality.arithmetic.values import NoValue, number_of
 from gtpo.rewards.equality.reading.answers import Answer, Choice, Listing, Named, Relation, Scalar, Union, Words
 from gtpo.rewards.equality.reading.grammar import parse
-from gtpo.rewards.equality.reading.quantities import mixed, read_quantity
+from gtpo.rewards.equality.reading.quantities import mixed, read_calculation, read_quantity
 from gtpo.rewards.equality.reading.tokens import NotMathematics, closes_first, split_top
 from gtpo.rewards.equality.reading.units import (
     CHANGES_MEANING,
@@ -34,11 +34,6 @@ MAX_DEPTH = 12
 
 _RELATIONS = {"=": "=", "<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\approx": "~", "\\equiv": "=",
               "\\to": "="}  # fmt: skip
-_COUNTED = re.compile(
-    r"(?<=\d)\s*\\(?:text|textrm|mathrm)\s*\{\s*[a-zA-Z]+(?:[ /][a-zA-Z]+)*\s*\}"
-    r"(?=\s*(?:[-+*/)]|\\times|\\cdot|\\div|$))"
-)
-"""What a number of a calculation counts: `5 \\text{ eggs} + 3`."""
 _RELATION = re.compile(r"\\(?:le|ge|ne|approx|equiv|in|to)(?![a-zA-Z])|[=<>]")
 _JOIN = re.compile(
     r"\\text\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])|(?<=\d)or(?=[A-Z(\\\d])|;|,"
@@ -242,7 +237,7 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
     if tuple_name and all(is_name(part) for part in tuple_name[1].split(",")):
         return Named(re.sub(r"\s", "", left), read(parts[-1], depth + 1))
     terms = _terms(parts)
-    quantities = [read_quantity(part) for part in parts]
+    quantities = [read_calculation(part) for part in parts]
     numbers = [q for q in quantities if isinstance(q, Scalar) and not _has_symbols(q.term)]
     contradicted = _contradict(numbers)
     if contradicted and len(numbers) == len(parts):
@@ -262,12 +257,7 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
             return Named(call[1], value, relation, (call[2],), contradicted)
         return Named(re.sub(r"[\s{}]|\\text", "", name), value, relation, (), contradicted)
     if terms is None:
-        if len(numbers) == len(parts):  # `0.56 = 56\%`
-            return numbers[-1]
-        worked = _terms([_COUNTED.sub("", part) for part in parts[:-1]])
-        if worked is None or not isinstance(quantities[-1], Scalar) or any(map(_has_symbols, worked)):
-            return None
-        return quantities[-1]  # `3 \text{ boxes} \times 5 \text{ pens/box} = 15 \text{ pens}`
+        return numbers[-1] if len(numbers) == len(parts) else None  # `0.56 = 56\%`, `2 \text{ eggs} + 3 = 5`
     if not any(_has_symbols(term) for term in terms):  # `2 + 3 = 5`: the last is the answer
         return read(parts[-1], depth + 1)
     return Relation(("=",) * (len(terms) - 1), tuple(terms))
