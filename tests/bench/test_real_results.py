@@ -32,13 +32,16 @@ def test_agreement_on_a_models_own_completions(root, published) -> None:
             assert row["agree_lm_eval"] == pytest.approx(1 - len(off_lm_eval(row)) / questions)
             names = ("lm_eval_flexible", "inspect_match", "gtpo_lenient", "agree_lm_eval", "agree_inspect")
             assert f"| {task} | {golds} | {' | '.join(f'{100 * row[name]:.1f}' for name in names)} |" in page
-            assert all(difference["why"] for difference in row["differ"])
     by_reason: dict[str, list[str]] = {}
     for difference in off_lm_eval(report["rows"][0]):
         by_reason.setdefault(difference["why"], []).append(difference["id"].rpartition("/")[2])
     assert f"{sum(map(len, by_reason.values()))} verdicts differ" in page
     for ids in by_reason.values():
         assert f"| {len(ids)} | {', '.join(ids)} | " in page
+    reasons = [d["why_inspect"] for d in report["rows"][0]["differ"] if "why_inspect" in d]
+    boxes = sum("in a box" in reason for reason in reasons)
+    assert len(reasons) == round(1000 * (1 - report["rows"][0]["agree_inspect"]))
+    assert f"Of {len(reasons)} differences from inspect_ai under that task, {boxes} are answers in a box" in page
 
 
 def off_lm_eval(row: dict[str, Any]) -> list[dict[str, Any]]:
