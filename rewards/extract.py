@@ -36,7 +36,9 @@ _FORMULA = re.compile(
     re.DOTALL,
 )
 _UNFINISHED = re.compile(r"\d\s*(?:[-+=*/×÷−]|\\times|\\div|\\cdot)\s*$")
-_SHORT_WORD = re.compile(r"(?<![\\a-zA-Z{$])\b(?:so|it|is|we|an|if|of|to|at|by|as|be|he|in|I|A:)(?![a-zA-Z])")
+_SHORT_WORD = re.compile(
+    r"(?<![\\a-zA-Z{$])\b(?:[Ss]o|[Ii]t|is|[Ww]e|an|[Ii]f|of|to|at|by|as|be|he|in|I|A:)(?![a-zA-Z])"
+)
 _PLAIN_WORD = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{3,}")
 _NUMBER = re.compile(
     r"(?<![\w.,])(?:[-−+]\s?)?[$€£¥₹]?\s?(?:\\\$)?"

@@ -33,6 +33,7 @@ from gtpo.rewards.text import words
         (r"\boxed{3} no, that is wrong, it is \boxed{4}", None, "4"),
         ("She earns $18 a day, which is $126 a week.", None, "$126"),
         ("In total $5.00 + $3.00 + $1.00 = $9.00", None, "$9.00"),
+        (r"So $2 \text{ eggs} + 3 = 5$", None, r"2 \text{ eggs} + 3 = 5"),
         (r"We find $x \geq 5$ at last.", None, r"x \geq 5"),
         ("A loss of 28 percent", None, "28 percent"),
         ("nothing here", None, None),
