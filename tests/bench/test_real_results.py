@@ -16,6 +16,7 @@ from bench.claims.plan import load_plan
 from bench.laptop import HOW
 from bench.real_page import blocks_of, conflict_shares, conflict_table, primary, section, training_table
 from bench.real_runs import KINDS, PLAN, best_rate, validation_and_times
+from gtpo.common.log import duration
 from gtpo.config import load_config
 from gtpo.inputs.model_shape import KNOWN_MODELS
 from gtpo.plan.memory import forecast
@@ -101,6 +102,15 @@ def test_with_bfloat16(root, published) -> None:
         assert f"| {how} | {' | '.join(cells)} |" in page
     peaks = [max(row["peak_mib"] for row in turns[how]) for how in HOW[:2]]
     assert peaks[0] / peaks[1] < 1.7 < ROOM
+
+
+def test_h_ini_takes_what_the_page_says(root, published) -> None:
+    page = (root / "docs/laptop.md").read_text()
+    for name in ("run", "run_avx512"):
+        run = published(f"real/qwen-times/{name}")
+        found = run["initial_entropy"]
+        assert (run["dtype"], run["hardware"]["cpus"], found["samples"]) == ("bfloat16", 2, 100)
+        assert f"took {duration(found['seconds'])}" in page
 
 
 def test_the_first_steps(root, published) -> None:
