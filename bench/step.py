@@ -228,7 +228,7 @@ def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict
     }  # fmt: skip
     if kind == "gtpo":
         gate = {"entropy_threshold": 1e3}
-        arguments = GTPOConfig(**shared, initial_entropy=0.5, objective=gate, max_padding=shape.max_padding)
+        arguments = GTPOConfig(**shared, initial_entropy=0.5, objective=gate)
         trainer: GRPOTrainer = GTPOTrainer(args=arguments, **common)
     else:
         beta = BETA if kind == "grpo-kl" else 0.0
@@ -307,7 +307,7 @@ def main() -> None:
     """Measure, write the JSON, print its table."""
     types = ("float32", "bfloat16")[:: -1 if torch.cuda.is_available() else 1]
     made = parser(__doc__, rounds=3, steps=4, tokens=128, hidden=512, vocabulary=32000, cases=["lora", "all"], layers=2,
-                  dtype=types, ragged=False, max_padding=float, profile=False, out=Path("results/bench/step.json"),
+                  dtype=types, ragged=False, profile=False, out=Path("results/bench/step.json"),
                   threads=1, lora=False, sample=False, prompt=16, share_prefixes=False)  # fmt: skip
     made.add_argument("--model", choices=ARCHITECTURES, help="a real model's architecture instead of these sizes")
     made.add_argument("--turn", choices=KINDS)
@@ -318,7 +318,7 @@ def main() -> None:
         print(json.dumps(turn(shape.turn, shape.lora, shape)))
         return
     names = (
-        *("tokens", "hidden", "vocabulary", "layers", "model", "dtype", "ragged", "max_padding"),
+        *("tokens", "hidden", "vocabulary", "layers", "model", "dtype", "ragged"),
         *("prompt", "share_prefixes"),
     )
     sizes = {"completions": GROUP, **{name: getattr(shape, name) for name in names}}

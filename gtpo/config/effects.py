@@ -71,8 +71,6 @@ def without_effect(config: TrainConfig, source: str) -> Iterator[Idle]:
         yield ["training.num_train_epochs"], f"with training.max_steps {training.max_steps}"
     if training.optimizer in ("adafactor", "sgd"):
         yield ["training.adam_beta1", "training.adam_beta2"], f"with optimizer {training.optimizer}"
-    if method != "gtpo":
-        yield ["training.max_padding"], f"with method {method}"
     if method == "sft":
         yield _IDLE_IN_SFT, "with method sft"
         return

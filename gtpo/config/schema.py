@@ -171,9 +171,6 @@ class TrainingSection(Section):
     becomes the nearest multiple of G (at least G, as in the published runs), with a warning."""
     gradient_accumulation_steps: int = Field(1, ge=1)
     """Micro-batches per optimizer step."""
-    max_padding: float | None = Field(None, ge=0, lt=1)
-    """gtpo, one process: split a micro-batch into parts of like length, so that at most this share of what goes through
-    the model is padding. Same loss, other rounding. Unset: one part."""
     share_prefixes: bool = False
     """Compute the tokens that rows of a micro-batch share once (a group's prompt), and no padding. Same loss, other
     rounding. For models of full attention; a larger micro-batch shares more."""

@@ -200,7 +200,6 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_lo
                 preset=config.preset_name(),
                 objective=objective,
                 check_loss=check_loss,
-                max_padding=config.training.max_padding,
             )
         return GRPOConfig(
             **arguments,

@@ -60,13 +60,6 @@ class GTPOConfig(GRPOConfig):
     check_loss: bool = field(
         default=False, metadata={"help": "Compare the fused loss with the reference on the first group."}
     )
-    max_padding: float | None = field(
-        default=None,
-        metadata={
-            "help": "Split a micro-batch into parts of like length, so that at most this share of what goes through "
-            "the model is padding. Unset: one part."
-        },
-    )
     learning_rate: float = field(default=1e-6, metadata={"help": "The initial learning rate for AdamW."})
     loss_type: str = field(default="grpo", metadata={"help": "The objective's own loss; no other."})
     scale_rewards: str = field(default="", metadata={"help": "As the objective has it."})
@@ -84,8 +77,6 @@ class GTPOConfig(GRPOConfig):
             as_decided = name == "scale_rewards" and getattr(self, name) == objective.scale_rewards
             if name in defaults and getattr(self, name) != defaults[name] and not as_decided:
                 raise ValueError(f"GTPOConfig: {name}={getattr(self, name)!r} has no effect: {instead}")
-        if self.max_padding is not None and not 0 <= self.max_padding < 1:
-            raise ValueError(f"GTPOConfig: max_padding={self.max_padding} is no share: from 0 to below 1, or None")
         on_cpu = self.use_cpu or not torch.accelerator.is_available()
         if self.bf16 is None and on_cpu:  # TRL's default is True, which transformers refuses there without use_cpu
             self.bf16 = False

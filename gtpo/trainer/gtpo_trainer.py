@@ -30,9 +30,8 @@ from gtpo.trainer.check_inputs import ObjectiveGuard, check_inputs
 from gtpo.trainer.check_loss import FirstGroupCheck
 from gtpo.trainer.group_statistics import GroupStatistics, loss_mask
 from gtpo.trainer.gtpo_config import GTPOConfig
-from gtpo.trainer.padding import joined, rows_of_like_length, take_rows, token_counts
-from gtpo.trainer.policy_head import LMHead, PolicyOutput, add_policy_head, policy_forward
-from gtpo.trainer.rollout import BATCH_ROWS, from_batch
+from gtpo.trainer.policy_head import LMHead, add_policy_head, policy_forward
+from gtpo.trainer.rollout import BATCH_ROWS, from_batch, without_empty_columns
 from gtpo.trainer.trl_seam import OwnLossTrainer, round_nothing_in_fsdp2, seam_of
 
 _TEXT_KEYS = frozenset(
@@ -72,7 +71,6 @@ class GTPOTrainer(OwnLossTrainer):
             super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
         round_nothing_in_fsdp2(self.accelerator)
         self.objective: Objective = args.resolved_objective()
-        self.max_padding = args.max_padding
         self._prepare_model(args)
         self.seam = seam_of(self)
         self.guard = ObjectiveGuard(self, self.objective)
@@ -93,9 +91,6 @@ class GTPOTrainer(OwnLossTrainer):
             LOG.warning(text)
         if self.aux_loss_enabled and (obstacle := router_loss_obstacle(policy.config, self.router_aux_loss_coef)):
             raise ValueError(f"GTPOTrainer: {obstacle}")
-        if args.max_padding is not None and (self.aux_loss_enabled or self.accelerator.num_processes > 1):
-            what = "a mixture of experts" if self.aux_loss_enabled else f"{self.accelerator.num_processes} processes"
-            raise ValueError(f"GTPOTrainer: max_padding splits a micro-batch, which {what} cannot take; leave it unset")
         add_policy_head(policy.get_base_model() if is_peft_model(policy) else policy)
 
     @property
@@ -112,8 +107,8 @@ class GTPOTrainer(OwnLossTrainer):
         """Return the loss (a scalar) of a micro-batch."""
         if unknown := set(inputs) - _TEXT_KEYS:
             raise ValueError(f"GTPOTrainer trains text models; this batch has {', '.join(sorted(unknown))}")
-        inputs = take_rows(inputs)  # padded to the longest of the round, not of this micro-batch
-        output, aux_loss = self._forward(model, inputs)
+        inputs = without_empty_columns(inputs)  # padded to the longest of the round, not of this micro-batch
+        output, aux_loss = policy_forward(self, model, inputs, functools.partial(self._fused_loss, inputs))
         self._log(output, inputs)
         if aux_loss is None:
             loss: Tensor = output.loss
@@ -125,21 +120,8 @@ class GTPOTrainer(OwnLossTrainer):
         """Return how many micro-batches make up the gradient that a micro-batch is a part of."""
         return self.current_gradient_accumulation_steps if self.seam.mode == "train" else 1
 
-    def _forward(self, model: Any, inputs: dict[str, Any]) -> PolicyOutput:
-        """Return the fused loss of a micro-batch, in parts of like length where `max_padding` asks for it."""
-        rows, width = inputs["completion_ids"].shape
-        if self.max_padding is None:
-            return policy_forward(self, model, inputs, functools.partial(self._fused_loss, inputs, rows))
-        parts = []
-        for some in rows_of_like_length(token_counts(inputs).tolist(), self.max_padding):
-            part = take_rows(inputs, some)
-            parts.append(
-                (some, policy_forward(self, model, part, functools.partial(self._fused_loss, part, rows)).value)
-            )
-        return PolicyOutput(joined(parts, width), None)
-
-    def _fused_loss(self, inputs: dict[str, Any], rows: int, hidden: Tensor, head: LMHead) -> FusedLoss:
-        """Return the loss of a part of a micro-batch of `rows`, from the hidden states [B, L, D] of its tokens."""
+    def _fused_loss(self, inputs: dict[str, Any], hidden: Tensor, head: LMHead) -> FusedLoss:
+        """Return the loss of a micro-batch, from the hidden states [B, L, D] of its tokens."""
         completions, gate_active = from_batch(inputs), self.gate.active()
         if completions.old_entropy is not None:
             completions = completions._replace(
@@ -157,7 +139,7 @@ class GTPOTrainer(OwnLossTrainer):
             self.seam.group_size,
             gate_active=gate_active,
             # The micro-batches of a step add up, the ranks are averaged: B of the step is this many per rank.
-            groups=rows * self._accumulation() / self.seam.group_size,
+            groups=len(hidden) * self._accumulation() / self.seam.group_size,
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
             temperature=self.temperature,

@@ -65,6 +65,23 @@ def to_batch(completions: Completions, rows: slice, length: int) -> dict[str, Te
     return batch
 
 
+def without_empty_columns(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a micro-batch without the columns that none of its rows uses.
+
+    Prompts are padded on the left and completions on the right; every tensor [B, L] is cut with them.
+    """
+    width = batch["completion_ids"].size(1)
+    prompt = int(batch["prompt_mask"].sum(dim=1).max())
+    length = max(1, int(batch["completion_mask"].sum(dim=1).max()))
+    cut = dict(batch)
+    for name, value in batch.items():
+        if name in ("prompt_ids", "prompt_mask"):
+            cut[name] = value[:, value.size(1) - prompt :]
+        elif isinstance(value, Tensor) and value.dim() == 2 and value.size(1) == width:
+            cut[name] = value[:, :length]
+    return cut
+
+
 def from_batch(batch: Mapping[str, Any]) -> Completions:
     """Return the completions of a micro-batch. `old_keep_mask` is left to the caller, who knows the gate."""
     return Completions(

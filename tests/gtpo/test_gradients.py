@@ -15,7 +15,6 @@ from step_gradients import GROUP, PROMPTS, dropping_half, group, reward, step_gr
 from test_trainer import needs_trl_kernel
 
 from gtpo.objective import PRESETS, reference_loss
-from gtpo.trainer.padding import rows_of_like_length
 
 HERE = Path(__file__).resolve().parent
 KEPT = ("gtpo-no-filter:4:1", "gtpo-eq7:4:1", "gtpo-conflict-only:2:2")
@@ -38,28 +37,10 @@ def test_splits_over_micro_batches(preset: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", ["gtpo", "gtpo-published", "gtpo-eq7"])
-def test_parts_of_like_length(preset: str, tmp_path: Path) -> None:
-    whole = step_gradients(tmp_path / "whole.pt", preset, 8, 1)
-    assert_same(step_gradients(tmp_path / "parts.pt", preset, 8, 1, max_padding=0.1), whole)
-
-
-@pytest.mark.parametrize("preset", ["gtpo", "gtpo-published", "gtpo-eq7"])
 def test_shared_prefixes(preset: str, tmp_path: Path) -> None:
     whole = step_gradients(tmp_path / "whole.pt", preset, 8, 1)
     for batch, accumulation in ((8, 1), (2, 4)):
         assert_same(step_gradients(tmp_path / "tree.pt", preset, batch, accumulation, shared=True), whole)
-
-
-def test_parts_hold_every_row_once_and_little_padding() -> None:
-    draw = torch.Generator().manual_seed(20250819)
-    for size in (1, 2, 7, 64):
-        for most in (0.0, 0.1, 0.5):
-            lengths = torch.randint(1, 400, (size,), generator=draw).tolist()
-            parts = rows_of_like_length(lengths, most)
-            assert sorted(row for part in parts for row in part) == list(range(size))
-            for part in parts:
-                assert sum(lengths[row] for row in part) >= (1 - most) * max(lengths[row] for row in part) * len(part)
-    assert rows_of_like_length([5] * 9, 0.0) == [list(range(9))], "rows of one length stay together"
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
