@@ -67,10 +67,8 @@ class ModelCopy:
             for folder in (ref.source, ref.adapter):
                 if folder is not None and Path(folder).is_absolute() and not Path(folder).is_dir():
                     raise UserError(f"{folder} is not on every node of the cluster: put it on a shared file system")
-            from gtpo.evalkit.engines.vllm import VLLMEngine, check_batch_invariant
+            from gtpo.evalkit.engines.vllm import VLLMEngine
 
-            if options.get("deterministic"):
-                check_batch_invariant()
             self._engine = VLLMEngine(ref, sampling, longest_prompt, **options)
         except UserError as error:
             return Started({}, mistake=str(error))

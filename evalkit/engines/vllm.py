@@ -29,18 +29,6 @@ IN_FLIGHT = 16_384
 """Samples that vLLM knows of at a time: more than it runs at once, few enough to cost no memory."""
 
 
-def check_batch_invariant() -> None:
-    """Raise UserError where vLLM's batch-invariant mode cannot run: it needs a recent NVIDIA GPU."""
-    import torch
-
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
-        found = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-        raise UserError(
-            "--deterministic: vLLM's batch-invariant mode needs an NVIDIA GPU of compute capability 9.0 or more, "
-            f"found {found}; --engine transformers is deterministic anywhere"
-        )
-
-
 def requests(tasks: Sequence[Task]) -> Iterator[tuple[Task, int, int]]:
     """Yield (task, first sample, count): runs of missing samples, at most BLOCK in one."""
     for task in tasks:
@@ -69,15 +57,12 @@ class VLLMEngine(Engine):
         tensor_parallel_size: int = 1,
         gpu_memory_utilization: float = 0.9,
         trust_remote_code: bool = False,
-        deterministic: bool = False,
     ) -> None:
         import torch
 
         from gtpo.common.vllm_cpu import KV_BLOCK, tune_for_cpu
 
         on_cpu = not torch.cuda.is_available()
-        if deterministic:
-            os.environ["VLLM_BATCH_INVARIANT"] = "1"  # before vLLM is imported
         if on_cpu and tensor_parallel_size > 1:  # vLLM binds each rank to a NUMA node of its own, if there are so many
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         quiet_vllm(on_cpu=on_cpu)

@@ -23,11 +23,6 @@ def run_eval(settings: EvalSettings) -> int:
     if settings.check is not None:
         printing.print_check(settings)
         return COMPLETE
-    if settings.export is not None:
-        from gtpo.evalkit.evaluation.rescore import export_run
-
-        export_run(settings)
-        return COMPLETE
     from gtpo.evalkit.evaluation.pipeline import Incomplete
 
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gtpo.common.errors import UserError
 from gtpo.common.packages import installed, require
 from gtpo.evalkit.engines.base import Engine, Sampling, Task
 from gtpo.evalkit.engines.model_ref import ModelRef
@@ -34,19 +33,6 @@ def choose_engine(settings: EvalSettings) -> str:
         if torch.cuda.is_available():
             return "vllm"
     return "transformers"
-
-
-def check_deterministic(settings: EvalSettings, engine: str) -> None:
-    """Raise UserError where --deterministic cannot be had from this engine."""
-    if engine == "openai":
-        raise UserError(
-            "--deterministic is for the server to keep: start vLLM's with VLLM_BATCH_INVARIANT=1, and leave the flag "
-            "out here"
-        )
-    if engine == "vllm" and not settings.on_ray:  # on Ray each copy checks the GPU that it has
-        from gtpo.evalkit.engines.vllm import check_batch_invariant
-
-        check_batch_invariant()
 
 
 def servers(settings: EvalSettings, ref: ModelRef) -> tuple[list[str], Access]:
@@ -87,7 +73,7 @@ def make_engine(
             first=first,
         )
     if name == "vllm":
-        names = ("dtype", "tensor_parallel_size", "gpu_memory_utilization", "trust_remote_code", "deterministic")
+        names = ("dtype", "tensor_parallel_size", "gpu_memory_utilization", "trust_remote_code")
         options: dict[str, Any] = {name: getattr(settings, name) for name in names}
         if settings.on_ray:
             from gtpo.evalkit.engines.ray import RayEngine

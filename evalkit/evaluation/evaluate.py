@@ -21,7 +21,7 @@ from gtpo.evalkit.evaluation.benchmarks import (
     load_problems,
     select_problems,
 )
-from gtpo.evalkit.evaluation.engine import check_deterministic, choose_engine, make_engine
+from gtpo.evalkit.evaluation.engine import choose_engine, make_engine
 from gtpo.evalkit.evaluation.pipeline import Incomplete, Interrupt, ScoringPipeline
 from gtpo.evalkit.evaluation.progress import Progress
 from gtpo.evalkit.evaluation.prompts import Question, check_same, render_prompts
@@ -34,7 +34,6 @@ from gtpo.evalkit.evaluation.record import (
     default_folder,
     drop_unverifiable,
     previous_record,
-    reuse,
     verify_again,
     write_results,
 )
@@ -95,7 +94,7 @@ class Plan:
         body = settings.request_body() if settings.extra_body else None
         record = EvalRecord(
             model=_model_record(self.ref),
-            engine=EngineRecord(name=self.engine, dtype=dtype, deterministic=settings.deterministic),
+            engine=EngineRecord(name=self.engine, dtype=dtype),
             sampling=SamplingRecord(**asdict(sampling), **({"extra_body": body} if body else {})),
             prompt=self.prompt,
             benchmarks=self.benchmarks,
@@ -155,9 +154,6 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
             folder.add_problems(asked.problems)
             if plan is not None:
                 folder.add_prompts(plan.prompts)
-            for other in settings.reuse or ():
-                engine_there = reuse(folder, record, other, wanted, tally)
-                before_now = before_now or engine_there
             have, failed = tally.keys(), tally.keys(failed=True)
             lacking = still_missing(tasks, have, failed)
             before = (old.wall_seconds if old is not None else None) or 0.0
@@ -204,7 +200,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
             if labels:
                 entry = record.benchmarks[tasks[0].benchmark]
                 entry.labels = agreement(tally, tasks[0].benchmark, labels)
-            return folder.path, write_results(folder, record, tally, verifier, settings.prices(), **clock())
+            return folder.path, write_results(folder, record, tally, verifier, **clock())
 
 
 def _add_benchmarks(progress: Progress, path: Path, wanted: dict[QuestionKey, int], have: Set[Key]) -> None:
@@ -246,8 +242,6 @@ def plan_evaluation(settings: EvalSettings, verifier: Verifier, engine: str) -> 
         )
         examples = protocol.examples(every, settings.data_dir)
         asked |= {(benchmark.name, p.id): Question(p, examples[p.id]) for p in problems[benchmark.name]}
-    if settings.deterministic:
-        check_deterministic(settings, engine)
     from gtpo.evalkit.engines import local
 
     recommended = local.recommended_sampling(ref) if settings.sampling == "model" else {}
@@ -296,7 +290,7 @@ def _engine_record(
     path: Path, settings: EvalSettings, engine: Engine, asked: EngineRecord, old: EngineRecord | None
 ) -> EngineRecord:
     """Return what samples from now on. UserError where its data type is not that of the samples that are stored."""
-    now = EngineRecord(**engine.describe(), **asked.model_dump(include={"dtype", "deterministic"}, exclude_unset=True))
+    now = EngineRecord(**engine.describe(), **asked.model_dump(include={"dtype"}, exclude_unset=True))
     if old is None:
         return now
     before = old.compute_dtype

@@ -65,8 +65,6 @@ def print_summary(folder: Path, record: EvalRecord, k: int | None = None) -> Non
         largest = _largest(entry, k)
         _print_details(console, name, entry, record.scoring, largest)
         console.print(_line(record.scoring, entry), markup=False)
-        if entry.judged_correct_by is not None:
-            console.print(_beside(folder, entry.judged_correct_by), markup=False)
         if entry.questions >= GROUPS_FROM and (entry.by_level or entry.by_subject):
             _print_groups(console, entry, largest)
     console.print(
@@ -110,7 +108,7 @@ def _print_overview(console: Any, record: EvalRecord, done: Mapping[str, Benchma
     largest = max(_largest(entry, k) for entry in done.values())
     fewest = {len(entry.pass_at_k) for entry in done.values()}
     average = f"avg@{fewest.pop()}" if len(fewest) == 1 else "avg@n"
-    by = f" by {record.verifier.math_verify_alone}" if record.verifier.math_verify_alone else ""
+    by = f" by {record.verifier.other_judge}" if record.verifier.other_judge else ""
     at_k = [f"pass@{largest}", f"maj@{largest}"] if largest > 1 else []
     troubles = [title for title in TROUBLES if any(TROUBLES[title](entry) for entry in done.values())]
     rows = []
@@ -222,8 +220,6 @@ def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
         parts.append(f"{entry.mean_tokens:.0f} tokens on average")
     if entry.prompt_tokens is not None:
         parts.append(f"{entry.prompt_tokens:,} prompt and {entry.completion_tokens or 0:,} completion tokens")
-    if entry.cost is not None:
-        parts.append(f"cost {entry.cost:.4g}")
     parts.append(f"pass@1 under {other} scoring {100 * entry.by_scoring(other).pass_at_k[1].mean:.1f} %")
     undecided = sum(entry.verdicts.get(verdict, 0) for verdict in UNDECIDED)
     if undecided:
@@ -239,13 +235,6 @@ def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
             f"{agree['strict']} (strict)"
         )
     return ", ".join(parts)
-
-
-def _beside(folder: Path, judged: Mapping[str, int]) -> str:
-    total, differ = sum(judged.values()), judged["gtpo"] + judged["math-verify"]
-    theirs = 100 * (judged["both"] + judged["math-verify"]) / total
-    line = f"Math-Verify beside it: pass@1 {theirs:.1f} %; {100 - 100 * differ / total:.1f} % of {total} samples agree"
-    return f"{line}; {differ} differ: list them with gtpo compare {folder} --verifiers" if differ else line
 
 
 def _print_groups(console: Any, entry: BenchmarkRecord, k: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -13,21 +13,19 @@ from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.common.provenance import command_line, git_commit, now
 from gtpo.evalkit.evaluation.benchmarks import checksum, content_checksum
-from gtpo.evalkit.evaluation.prompts import check_same
-from gtpo.evalkit.evaluation.scoring import RULES_VERSION, Judges, judged_correct, verify_stored
+from gtpo.evalkit.evaluation.scoring import RULES_VERSION, Judges, verify_stored
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally, summarise
 from gtpo.evalkit.results.record import (
     EVAL_SCHEMA_VERSION,
     SCORINGS,
     BenchmarkRecord,
-    EngineRecord,
     EvalRecord,
     LabelAgreement,
     VerifierRecord,
 )
 from gtpo.evalkit.results.run import check_identity
-from gtpo.evalkit.results.store import EvalFolder, QuestionKey, key_of
+from gtpo.evalkit.results.store import EvalFolder, QuestionKey
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verify import Verifier
@@ -155,26 +153,17 @@ def verify_again(folder: EvalFolder, asked: Asked, old: EvalRecord, verifier: Ve
     return bool(deque(parts, maxlen=1))
 
 
-def write_results(
-    folder: EvalFolder,
-    begun: EvalRecord,
-    tally: Tally,
-    verifier: Verifier,
-    prices: tuple[float, float] | None = None,
-    **known: Any,
-) -> EvalRecord:
+def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier: Verifier, **known: Any) -> EvalRecord:
     """Compute the metrics of what is in the tally; write questions.parquet and eval.json, and return its record.
 
     A benchmark is summarised by the first n samples of each of its questions: all that were asked for, or, while these
     are not all there, the n of its last summary. More would be those that came first, which are the short ones. Without
     any n it has no metrics; the run is complete when every benchmark has all that was asked for.
 
-    begun: the record without the metrics. prices: of a million tokens, of prompt and completion. known: other fields of
-    the record that are settled now.
+    begun: the record without the metrics. known: other fields of the record that are settled now.
     """
     problems = folder.problems()
     record = begun.model_copy(update={**known, "verifier": verifier_record(begun.verifier.name, verifier.timeout_s)})
-    judged = judged_correct(folder, record.scoring) if record.verifier.name == "both" else {}
     benchmarks: dict[str, BenchmarkRecord] = {}
     rows: list[dict[str, Any]] = []
     unscorable: UserError | None = None
@@ -190,14 +179,10 @@ def write_results(
                 samples = tally.first(name, problems[name], _limit(record, tally, name, n))
                 found, of_benchmark = summarise(name, entry, problems[name], samples, record.scoring, tally, n)
                 rows += of_benchmark
-                if prices is not None:
-                    used = found.prompt_tokens or 0, found.completion_tokens or 0
-                    found.cost = sum(price * tokens / 1e6 for price, tokens in zip(prices, used, strict=True))
         except UserError as error:
             unscorable, n = error, None
         left = None if n == asked else entry.finish_with or record.command
-        by: dict[str, Any] = {"judged_correct_by": judged[name]} if name in judged and n is not None else {}
-        benchmarks[name] = found.model_copy(update={"n": n, "n_asked": asked, "finish_with": left, **by})
+        benchmarks[name] = found.model_copy(update={"n": n, "n_asked": asked, "finish_with": left})
     if unscorable is not None and not rows:
         raise unscorable
     left = next((entry.finish_with for entry in benchmarks.values() if entry.finish_with is not None), None)
@@ -227,39 +212,6 @@ def _limit(record: EvalRecord, tally: Tally, name: str, n: int) -> int:
             "them", name, further, n,
         )  # fmt: skip
     return n
-
-
-def reuse(
-    folder: EvalFolder, record: EvalRecord, other: str, wanted: Mapping[QuestionKey, int], tally: Tally
-) -> EngineRecord:
-    """Store the samples of another run that this one wants and lacks; return what they were sampled with.
-
-    UserError where it is no run, or its samples are not of one kind with those of `record`.
-    """
-    path = find_run(other, "--reuse")
-    with EvalFolder(path) as source:
-        old = source.record()
-        assert old is not None
-        stored = source.problems(everything=True)
-        here = folder.problems()
-        changed = [said for name in stored.keys() & here.keys() for said in _changed(name, stored[name], here[name])]
-        check_identity(path, old, record, changed)
-        check_same(str(path), source.prompts(), folder.prompts())
-        have, taken = tally.keys(), 0
-        folder.begin(record.model_copy(update={"engine": old.engine}))
-        for _, table in source.tables():
-            rows = [
-                row
-                for row in table.to_pylist()
-                if row["error"] is None
-                and row["sample_index"] < wanted.get(key_of(row)[:2], 0)
-                and key_of(row) not in have
-            ]
-            folder.append(rows)
-            tally.add(rows)
-            have, taken = tally.keys(), taken + len(rows)
-    LOG.info("%s: %d samples taken from %s", folder.path, taken, path)
-    return old.engine
 
 
 def find_run(name: str | None, flag: str) -> Path:

@@ -1,15 +1,12 @@
-"""What is done with a run's stored samples: `--rescore` verifies them again, `--export` writes them as JSONL."""
+"""Verify the stored samples of a run again (`gtpo eval RUN --rescore`)."""
 
 from __future__ import annotations
 
 import functools
-import json
 import sys
 from collections import Counter
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.evaluation.benchmarks import checksum, content_checksum, find_benchmark, load_problems
@@ -59,9 +56,7 @@ def rescore_run(settings: EvalSettings) -> tuple[Path, EvalRecord]:
             for before, after in verify_stored(folder, asked, verifier, judges, everything=True):
                 changes += _changes(before, after)
                 progress.count(after)
-            record = write_results(
-                folder, record, Tally(folder, verifier), verifier, settings.prices(), scoring=headline
-            )
+            record = write_results(folder, record, Tally(folder, verifier), verifier, scoring=headline)
         path = folder.path
     _print(changes)
     return path, record
@@ -84,35 +79,6 @@ def corrected(stored: Problems, data_dir: Path) -> Problems:
                 print(f"gold of {name} {p.id}: {p.answer} -> {now.answer}", file=sys.stderr)
         found[name] = [replace(p, answer=today[p.id].answer) for p in problems]
     return found
-
-
-def export_run(settings: EvalSettings) -> list[Path]:
-    """Write the samples of a run's questions as JSONL, a file a benchmark, and print their names.
-
-    `gtpo eval --completions` reads them: a row a sample, failed ones with their error.
-    """
-    with EvalFolder(find_run(settings.model, "--export")) as folder:
-        asked = {(name, p.id): p for name, chosen in folder.problems().items() for p in chosen}
-        prompts = folder.prompts()
-        written: dict[str, Path] = {}
-        with ExitStack() as stack:
-            files: dict[str, IO[str]] = {}
-            for _, table in folder.tables():
-                for row in table.to_pylist():
-                    name, question = row["benchmark"], row["question_id"]
-                    if (problem := asked.get((name, question))) is None:
-                        continue
-                    if name not in files:
-                        written[name] = folder.path / f"{name}.jsonl"
-                        files[name] = stack.enter_context(written[name].open("w", encoding="utf-8"))
-                    fields = {key: row[key] for key in ("sample_index", "tokens", "finish_reason", "seed", "error")}
-                    about = {key: getattr(problem, key) for key in ("problem", "subject", "level")}
-                    about["prompt"] = prompts.get((name, question), ([], None, None))[1]
-                    line = {"id": question, "gold": problem.answer, **about, "completion": row["completion"], **fields}
-                    files[name].write(json.dumps(line, ensure_ascii=False) + "\n")
-    for path in written.values():
-        print(path)
-    return list(written.values())
 
 
 def _changes(before: list[Row], after: list[Row]) -> list[Change]:

@@ -19,7 +19,7 @@ from gtpo.rewards.verify import Verdict, Verifier
 RULES_VERSION = 12
 """Version of extraction and verification as eval.json records it; raised with a change that moves verdicts."""
 
-Judges = Literal["gtpo", "math-verify", "both"]
+Judges = Literal["gtpo", "math-verify"]
 """Whose verdicts are stored."""
 
 Row = dict[str, Any]
@@ -41,7 +41,7 @@ def score(
     """Return one row per generation, in order; those with an error are unscored.
 
     problems: (benchmark, question id) -> problem with its gold answer. Math-Verify judges the answer in the answer
-    tags, and where there is none, the completion; as the one judge, in strict scoring the tags alone.
+    tags; in lenient scoring the completion if there are no tags.
     """
     answered = [g for g in generations if g.error is None]
     extracted = [extract_both(g.text) for g in answered]
@@ -50,14 +50,12 @@ def score(
         scoring: verify([answers[i] for answers in extracted], asked, scoring, verifier)
         for i, scoring in enumerate(SCORINGS)
     }
-    theirs: list[Verdict] | list[None] = [None] * len(answered)
-    if judges != "gtpo":
+    if judges == "math-verify":
         texts = [math_verify_text(g.text, strict) for g, (strict, _) in zip(answered, extracted, strict=True)]
         theirs = _by_math_verify(texts, asked, verdicts["lenient"], verifier)
-        if judges == "math-verify":
-            pairs = zip(extracted, theirs, strict=True)
-            verdicts["strict"] = [Verdict.NO_ANSWER if strict is None else verdict for (strict, _), verdict in pairs]
-            verdicts["lenient"] = theirs
+        pairs = zip(extracted, theirs, strict=True)
+        verdicts["strict"] = [Verdict.NO_ANSWER if strict is None else verdict for (strict, _), verdict in pairs]
+        verdicts["lenient"] = theirs
     scored = [
         {
             **unverified_row(g),
@@ -65,7 +63,6 @@ def score(
             "answer_lenient": _storable(lenient),
             "verdict_strict": str(verdicts["strict"][i]),
             "verdict_lenient": str(verdicts["lenient"][i]),
-            "verdict_math_verify": theirs[i] and str(theirs[i]),
             "format_ok": format_ok(g.text),
             "unfinished": unfinished_thought(g.text),
         }
@@ -115,19 +112,6 @@ def _by_math_verify(
         )
     )
     return [next(found) if p.answers == "mathematics" else own for p, own in zip(problems, ours, strict=True)]
-
-
-def judged_correct(folder: EvalFolder, headline: Scoring) -> dict[str, dict[str, int]]:
-    """Return benchmark -> by whom samples are called correct, where gtpo and Math-Verify judged both."""
-    names = {(True, True): "both", (True, False): "gtpo", (False, True): "math-verify", (False, False): "neither"}
-    found: dict[str, dict[str, int]] = {}
-    columns = ["benchmark", f"verdict_{headline}", "verdict_math_verify"]
-    for _, table in folder.tables(columns):
-        for benchmark, ours, theirs in zip(*(table.column(column).to_pylist() for column in columns), strict=True):
-            if ours is not None and theirs is not None:
-                counts = found.setdefault(benchmark, dict.fromkeys(names.values(), 0))
-                counts[names[ours == Verdict.CORRECT, theirs == Verdict.CORRECT]] += 1
-    return found
 
 
 def verify(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,6 @@ MODES = {
     "list": "--list prints the benchmarks",
     "check": "--check looks at a benchmark",
     "rescore": "--rescore scores again what a run has stored",
-    "export": "--export writes what a run has stored",
     "completions": "--completions samples nothing",
 }
 """What a command may be, and what is said where an option has no effect there."""
@@ -77,9 +75,6 @@ class EvalSettings(Options):
         None, "Score the recorded completions of a JSONL file; no model is run.", modes=("completions",)
     )
     out: Path | None = _option(None, "Run folder (default: results/eval/NAME).", modes=FILE)
-    reuse: Sequence[str] | None = _option(
-        None, "Reuse the samples of this run that fit: same weights, prompts, sampling and seed (repeatable)."
-    )
     list_benchmarks: bool = _option(False, "List the benchmarks and exit.", "--list", modes=("list",))
     check: str | None = _option(
         None, "Print three problems of this benchmark and, of a MODEL, the prompt; verify all golds.", modes=("check",)
@@ -87,10 +82,6 @@ class EvalSettings(Options):
     rescore: bool = _option(
         False, "Verify the stored completions of an eval run again; print changes.", modes=("rescore",)
     )
-    export: str | None = _option(
-        None, "jsonl: write the stored samples of an eval run to its folder, as --completions reads them.",
-        modes=("export",),
-    )  # fmt: skip
     limit: int | None = _option(None, "Use only the first N questions of each benchmark.", modes=FILE, ge=1)
     questions: Sequence[str] | None = _option(
         None, "Use only the question with this id (repeatable).", "--question", modes=FILE
@@ -128,10 +119,9 @@ class EvalSettings(Options):
     scoring: Literal["strict", "lenient"] = _option(
         "strict", "Headline scoring (with --rescore: the run's own). Both are stored.", modes=(*FILE, "rescore")
     )
-    verifier: Literal["gtpo", "math-verify", "both"] = _option(
-        "gtpo", "Who judges (with --rescore: as the run was). both: gtpo, with Math-Verify's verdicts beside.",
-        modes=(*FILE, "rescore"),
-    )  # fmt: skip
+    verifier: Literal["gtpo", "math-verify"] = _option(
+        "gtpo", "Who judges (with --rescore: as the run was).", modes=(*FILE, "rescore")
+    )
     batch_size: int | None = _option(None, "Rows per batch.", engines=("auto", "transformers"), ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _option(
         "auto",
@@ -160,12 +150,7 @@ class EvalSettings(Options):
         None, "Further header 'Name: value' (repeatable); '$NAME' stands for an environment variable.", engines=SERVERS
     )
     retries: int = _option(5, "Further attempts of a failed request.", engines=SERVERS, ge=0)
-    price: str | None = _option(
-        None, "Price of a million tokens, of prompt and completion: 0.15,0.60. The summary then has the cost.",
-        modes=(*FILE, "rescore"),
-    )  # fmt: skip
     fail_on_error: str = _option("5%", "Stop when more samples than this fail: a number, or a share (0.05 or 5%).")
-    deterministic: bool = _option(False, "Samples that do not depend on what shares their batch.")
     tensor_parallel_size: int = _option(1, "GPUs per model copy.", engines=VLLM, ge=1)
     data_parallel_size: int | None = _option(
         None, "Model copies, on Ray (vllm: default 1; ray: default as many as the GPUs hold).",
@@ -196,9 +181,6 @@ class EvalSettings(Options):
         idle = sorted(self.flags_of(name)[0] for name, extra in given.items() if self.mode not in extra["modes"])
         if idle and self.mode != "model":
             raise UserError(f"{MODES[self.mode]}, and {', '.join(idle)} would have no effect: leave out what has none")
-        self.prices()
-        if self.export not in (None, "jsonl"):
-            raise UserError(f'--export is jsonl, found "{self.export}"')
         if self.mode not in FILE:
             return self
         for name, extra in given.items():
@@ -236,7 +218,6 @@ class EvalSettings(Options):
             "list": self.list_benchmarks,
             "check": self.check is not None,
             "rescore": self.rescore,
-            "export": self.export is not None,
             "completions": self.completions is not None,
         }
         return next((mode for mode, asked in chosen.items() if asked), "model")
@@ -292,20 +273,6 @@ class EvalSettings(Options):
             raise UserError(f"--extra-body: {', '.join(own)} is set by gtpo eval itself, or by an option of its own")
         kwargs = self.template_kwargs()
         return {**(body or {}), "chat_template_kwargs": kwargs} if kwargs else body
-
-    def prices(self) -> tuple[float, float] | None:
-        """Return the prices of a million tokens, of prompt and completion. UserError unless they are two numbers."""
-        if self.price is None:
-            return None
-        try:
-            prompt, completion = (float(part) for part in self.price.split(","))
-        except ValueError:
-            prompt = completion = -1.0
-        if not (0 <= prompt < math.inf and 0 <= completion < math.inf):
-            raise UserError(
-                f'--price is two prices per million tokens, prompt and completion: 0.15,0.60, found "{self.price}"'
-            )
-        return prompt, completion
 
     def shard_of(self) -> Shard | None:
         """Return the shard asked for; UserError unless it is i/n with 1 <= i <= n."""

@@ -18,11 +18,6 @@ from gtpo.common.terminal import stdout_console
 
 if TYPE_CHECKING:
     from gtpo.evalkit.comparison.compare import Comparison
-    from gtpo.evalkit.results.run import EvalRun
-
-
-ANSWER_LENGTH = 100
-"""Characters shown of an answer on which gtpo and Math-Verify differ."""
 
 
 class CompareSettings(Options):
@@ -53,7 +48,6 @@ class CompareSettings(Options):
     scoring: Literal["strict", "lenient"] | None = option(None, "Default: the runs' own headline.")
     format: Literal["table", "markdown", "latex", "csv", "json"] = option("table", "Format of the output.")
     per_subject: bool = option(False, "Also one table per subject and level.")
-    verifiers: bool = option(False, "Only list the samples on which gtpo and Math-Verify differ (--verifier both).")
     allow_mismatch: bool = option(False, "Compare unlike or incomplete runs on what they share, with a note.")
     margin: float | None = option(
         None, "Points within which methods count as equivalent; tested in the same corrected family.", gt=0.0, lt=100.0,
@@ -115,9 +109,6 @@ def run_compare(settings: CompareSettings) -> None:
 
     ks, metrics = parse_ks(settings.k), parse_metrics(settings.metric or ())
     runs, trains, notes = find_runs(list(settings.runs), allow_incomplete=settings.allow_mismatch)
-    if settings.verifiers:
-        print_differences(runs, settings.scoring)
-        return
     # Here, not above: a mistake in the arguments is told before the statistics are loaded.
     from gtpo.evalkit.comparison.compare import compare
     from gtpo.evalkit.comparison.scores import Column
@@ -186,32 +177,3 @@ def _print_plan(comparison: Comparison, settings: CompareSettings) -> None:
         return
     console = stdout_console(pipe=160)
     console.print(plan_as_rich(comparison, target, console.width))
-
-
-def print_differences(runs: Sequence[EvalRun], scoring: str | None) -> None:
-    """Print the samples that gtpo and Math-Verify judge differently, run by run (`--verifiers`).
-
-    UserError where one of them did not judge.
-    """
-    from gtpo.evalkit.report.text import visible
-    from gtpo.evalkit.results.questions import load_problems, read_table, sample_files
-
-    for run in runs:
-        if run.record.verifier.name != "both":
-            raise UserError(
-                f"--verifiers: {run.name} lacks the verdicts of one; gtpo eval {run.name} --rescore --verifier both"
-            )
-        headline = scoring or run.record.scoring
-        golds = {name: load_problems(run, name) for name in run.benchmarks}
-        verdicts = [f"verdict_{headline}", "verdict_math_verify"]
-        columns = ["benchmark", "question_id", "sample_index", *verdicts, f"answer_{headline}"]
-        found = []
-        for row in (row for part in sample_files(run) for row in read_table(part, columns).to_pylist()):
-            name, question, sample, ours, theirs, answer = row.values()
-            if theirs is not None and (ours == "CORRECT") != (theirs == "CORRECT"):
-                _, gold = golds.get(name, {}).get(question, ("", ""))
-                answer, gold = (visible(text[:ANSWER_LENGTH]) for text in (str(answer), gold))
-                found.append(f"  {name} {question} #{sample}  {ours}, {theirs}  {answer!r} | gold {gold!r}")
-        print(f"{run.name}: {len(found)} samples differ ({headline} scoring; gtpo, then Math-Verify)")
-        for line in found:
-            print(line)

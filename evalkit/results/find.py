@@ -229,12 +229,12 @@ SETTINGS = {
 
 
 def settings(run: EvalRun) -> dict[str, Any]:
-    """Return SETTINGS by name: the prompt's hash where its text is unknown, Math-Verify where it judged alone."""
+    """Return SETTINGS by name: the prompt's hash where its text is unknown, Math-Verify's version if it judged."""
     record = run.record
     found = {name: setting(record, key) for name, key in SETTINGS.items()}
     if record.prompt.system is None:
         found["prompt"] = record.prompt.hash
-    return found | {"verifier": record.verifier.math_verify_alone or record.verifier.version}
+    return found | {"verifier": record.verifier.other_judge or record.verifier.version}
 
 
 def samples_per_question(run: EvalRun, benchmark: str) -> str:

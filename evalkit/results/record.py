@@ -126,8 +126,6 @@ class BenchmarkRecord(ScoringMetrics):
     """Of all scored samples, as far as they are known."""
     prompt_tokens: int | None = None
     """Of the prompts of all samples, each counted once a sample."""
-    cost: float | None = None
-    """Of both, at the prices of --price."""
     strict: ScoringMetrics | None = None
     """The metrics where the answer must stand in the answer tags."""
     lenient: ScoringMetrics | None = None
@@ -138,8 +136,6 @@ class BenchmarkRecord(ScoringMetrics):
     """Level -> metrics, where the benchmark has levels."""
     labels: LabelAgreement | None = None
     """Agreement with labels that recorded completions bring."""
-    judged_correct_by: dict[str, int] | None = None
-    """With `--verifier both`: samples that `both`, `gtpo` alone, `math-verify` alone and `neither` call correct."""
 
     def before_samples(self) -> BenchmarkRecord:
         """Return the record without what its samples brought."""
@@ -207,8 +203,6 @@ class EngineRecord(_Block):
     """The GPU or processor."""
     rows: int | None = None
     """Batch rows, engine transformers: its samples' rounding depends on them."""
-    deterministic: bool = False
-    """Whether a sample does not depend on what shares its batch, by --deterministic."""
     canaries: dict[str, Any] | None = None
     """Servers: which models and system_fingerprints answer, whether seeds matter and repeat, and hashes of first texts.
     """
@@ -283,14 +277,14 @@ class VerifierRecord(_Block):
     """Version of the scoring rules."""
     timeout_s: float | None = None
     """Time limit of one verification, in seconds."""
-    name: Literal["gtpo", "math-verify", "both"] = "gtpo"
-    """Whose verdicts are stored. The metrics are gtpo's, with `math-verify` alone Math-Verify's."""
+    name: Literal["gtpo", "math-verify"] = "gtpo"
+    """Whose verdicts are stored."""
     math_verify: str | None = None
     """Version of Math-Verify, where it judged."""
 
     @property
-    def math_verify_alone(self) -> str | None:
-        """Return Math-Verify's name and version where the metrics are of its verdicts."""
+    def other_judge(self) -> str | None:
+        """Return Math-Verify's name and version if it judged, else None."""
         return f"math-verify {self.math_verify}" if self.name == "math-verify" else None
 
 

@@ -12,7 +12,7 @@ from gtpo.evalkit.results.record import BenchmarkRecord, EvalRecord, PromptRecor
 
 IDENTITY = (
     "model.source", "model.adapter", "model.fingerprint", "model.weights", "model.tokenizer",
-    "model.generation_config", "engine.name", "engine.dtype", "engine.deterministic",
+    "model.generation_config", "engine.name", "engine.dtype",
     *(f"sampling.{name}" for name in SamplingRecord.model_fields if name != "n"),
     *(f"prompt.{name}" for name in PromptRecord.model_fields if name not in ("protocol", "hash")),
 )  # fmt: skip

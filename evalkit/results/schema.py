@@ -45,7 +45,6 @@ SAMPLE_COLUMNS: Columns = (
     ),
     ("seed", pa.int64(), "Seed of this sample; null as above."),
     ("error", pa.string(), "Why there is no completion. Such a sample is unscored, never wrong."),
-    ("verdict_math_verify", pa.string(), "Math-Verify's verdict, where it judged (--verifier); null elsewhere."),
     ("prompt_tokens", pa.int32(), "Tokens of its prompt; null where not known."),
     ("unfinished", pa.bool_(), "Whether it ends inside a thought, so that it has no answer; null where it failed."),
 )

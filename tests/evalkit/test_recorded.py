@@ -173,29 +173,20 @@ def test_memory_does_not_grow_with_the_file(environment: dict[str, str], tmp_pat
     assert int(done.stdout.split("MB")[-1]) < 500
 
 
-def test_math_verify_beside_our_verdicts(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_math_verify_in_place_of_our_verdicts(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     rows = [
         {"id": "q1", "problem": "What is 65-4?", "gold": "61", "completions": ["<answer>61</answer>", r"\boxed{65-4}"]},
         {"id": "q2", "gold": r"1-1/\mathrm e", "completions": [r"<answer>1+1/\mathrm e</answer>", "I do not know."]},
     ]
     write(tmp_path / "mine.jsonl", rows)
     command = ("eval", "--completions", "mine.jsonl", "--k", "2", "--scoring", "lenient")
-    done = gtpo(*command, "--verifier", "both")
-    assert "pass@1 75.0 %; 50.0 % of 4 samples agree; 2 differ: list them with gtpo compare" in done.stdout
-    _, entry = benchmark(tmp_path / "results/eval/mine")
-    assert entry["judged_correct_by"] == {"both": 1, "gtpo": 0, "math-verify": 2, "neither": 1}
-    assert entry["pass@k"]["1"]["mean"] == 0.25, "the headline stays ours"
-    listed = gtpo("compare", "mine", "--verifiers").stdout
-    assert "mine: 2 samples differ (lenient scoring; gtpo, then Math-Verify)" in listed
-    assert "mine q1 #1  UNSIMPLIFIED, CORRECT  '65-4' | gold '61'" in listed
-
-    assert "was judged with --verifier both: repeat that, or" in gtpo(*command, code=2).stderr
+    gtpo(*command)
+    assert benchmark(tmp_path / "results/eval/mine")[1]["pass@k"]["1"]["mean"] == 0.25
     assert "3 verdicts changed" in gtpo("eval", "mine", "--rescore", "--verifier", "math-verify").stderr
     record = json.loads((tmp_path / "results/eval/mine/eval.json").read_text())
     assert record["verifier"]["name"] == "math-verify"
     assert record["benchmarks"]["mine"]["pass@k"]["1"]["mean"] == 0.75
-    assert "judged_correct_by" not in record["benchmarks"]["mine"]
-    assert "lacks the verdicts" in gtpo("compare", "mine", "--verifiers", code=2).stderr
+    assert "was judged with --verifier math-verify: repeat that, or" in gtpo(*command, code=2).stderr
     gtpo("eval", "mine", "--rescore")  # as it was judged
     assert pq.read_table(tmp_path / "results/eval/mine/samples").column("verdict_strict").to_pylist()[0] == "CORRECT"
 
@@ -308,26 +299,6 @@ def test_a_log_of_inspect_ai(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(UserError, match=r"bad\.json: not a log of inspect_ai"):
         list(read_completions(tmp_path / "bad.json"))
-
-
-def test_what_is_exported_is_read_again(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    rows = [
-        {"id": "a", "gold": "1/2", "problem": "Half?", "completions": ["<answer>0.5</answer>", None, "\u2028 7"]},
-        {"id": "b", "gold": "2", "completions": ["<answer>2</answer>", "2", "<answer>3</answer>"], "tokens": [4, 5, 6]},
-    ]
-    write(tmp_path / "mine.jsonl", rows)
-    gtpo("eval", "--completions", "mine.jsonl", "--k", "2", "--quiet", "--price", "1,10")
-    done = gtpo("eval", "mine", "--export", "jsonl")
-    file = tmp_path / "results/eval/mine/mine.jsonl"
-    assert done.stdout.strip() == str(file.relative_to(tmp_path))
-    gtpo("eval", "--completions", file, "--k", "2", "--quiet", "--price", "1,10", "--out", "again")
-    first, again = (benchmark(tmp_path / run)[1] for run in ("results/eval/mine", "again"))
-    for name in ("source", "checksum"):
-        first.pop(name), again.pop(name)
-    assert first == again
-    assert first["cost"] == pytest.approx(15 * 10 / 1e6)
-    said = gtpo("eval", "mine", "--export", "csv", code=2).stderr
-    assert '--export is jsonl, found "csv"' in said
 
 
 def test_two_files_of_the_same_questions_are_compared(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -114,15 +114,6 @@ def test_failures_allowed() -> None:
     assert [limit(text) for text in texts] == [0, 3, 1, 10, 10, 200, 200, 0]
 
 
-def test_deterministic_is_refused_where_it_cannot_be(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    server = Server()
-    command = ("eval", "m", *EVAL[:-2], "--engine", "openai", "--base-url", server.url)
-    assert "--deterministic is for the server to keep" in gtpo(*command, "--deterministic", code=2).stderr
-    server.close()
-    gtpo("eval", tiny_model, *EVAL, "--max-tokens", "8", "--deterministic", "--out", "local")
-    assert read_record(tmp_path / "local").engine.deterministic
-
-
 def test_the_summary(gtpo, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     """A row per benchmark first, whole at 80 columns too, in two tables; then details; warnings on stderr."""
     server = Server()

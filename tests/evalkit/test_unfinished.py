@@ -232,21 +232,6 @@ def test_subsets_and_shards_are_views(sample, tmp_path: Path) -> None:  # type: 
     assert len(pq.read_table(tmp_path / "run/problems.parquet")) == 8
 
 
-def test_samples_of_another_run_are_taken(sample, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Two shards of two machines become one run without sampling; what is of another kind is refused by name."""
-    for part in (1, 2):
-        sample(Scripted(right), limit=8, shard=f"{part}/2", out=tmp_path / f"shard-{part}")
-    shards = [str(tmp_path / f"shard-{part}") for part in (1, 2)]
-    whole = sample(Scripted(wrong, most=0), limit=8, reuse=shards)
-    entry = whole.benchmarks["arithmetic"]
-    assert (whole.status, entry.questions, entry.samples, entry.pass_at_k[1].mean) == ("complete", 8, 16, 1.0)
-    assert whole.engine.versions == {"torch": "1"}
-    with pytest.raises(UserError, match=r"sampling.temperature \(1.0 there, 0.5 now\)"):
-        sample(Scripted(right), limit=8, reuse=shards[:1], temperature=0.5, out=tmp_path / "warm")
-    with pytest.raises(UserError, match="--reuse needs an eval run"):
-        sample(Scripted(right), reuse=["nowhere"], out=tmp_path / "other")
-
-
 def test_the_wall_time_survives_a_kill(sample, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """The time of a session that was killed is in its parts; eval.json says so at the next one."""
     sample(Scripted(right))

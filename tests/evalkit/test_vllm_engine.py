@@ -147,8 +147,6 @@ def test_sampling_options_agree(gtpo, tiny_model: Path, tmp_path: Path) -> None:
     gtpo("eval", tiny_model, *EVAL, "--engine", "transformers", "--temperature", "0", "--limit", "8", "--out", "plain")
     assert texts(tmp_path / "vllm") == texts(tmp_path / "transformers")
     assert texts(tmp_path / "plain") != texts(tmp_path / "transformers")
-    done = gtpo("eval", tiny_model, *EVAL, "--engine", "vllm", "--deterministic", "--out", "d", code=2)
-    assert "needs an NVIDIA GPU of compute capability 9.0 or more, found no GPU" in done.stderr
 
 
 def test_a_train_run_is_served_under_its_name(gtpo, tiny_model, adapter, environment, tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
