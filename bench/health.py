@@ -24,7 +24,6 @@ from bench.claims.measures import collapse_step, curve
 from bench.common import save, table
 from gtpo.common.files import read_json
 from gtpo.config import HealthSection
-from gtpo.prompt_past import PromptPast
 from gtpo.run.sequential import Drift, Floats
 from gtpo.run.watch import SIGNALS, Watch
 
@@ -45,9 +44,9 @@ class Policy:
     accuracy, spread: problems are Beta with this mean; spread below 1 is U-shaped. prompts: in a step, 8 completions
     each. memory: coefficient of a first-order process that shifts all problems by one standard deviation in logits, and
     entropy, length and KL by half of one in logarithms; 0: none. negative: the reward is -1 or 1 in place of 0 or 1.
-    kl: median divergence. problems: so many take turns and keep their difficulty, and each is compared with its own
-    past; 0: each step has new ones. Entropy, length and KL are exp(0.7 t), exp(0.8 t) and exp(t) of Student's t with 3
-    degrees of freedom, per prompt, entropy and length cut off where they end.
+    kl: median divergence. problems: so many take turns and keep their difficulty; 0: each step has new ones.
+    Entropy, length and KL are exp(0.7 t), exp(0.8 t) and exp(t) of Student's t with 3 degrees of freedom, per prompt,
+    entropy and length cut off where they end.
     """
 
     accuracy: float = 0.3
@@ -93,22 +92,10 @@ class Policy:
         length = heavy(200.0, 0.8, "length", LONGEST)
         return {
             "accuracy": 2 * accuracy - 1 if self.negative else accuracy,
-            **({"prompts": of_past(by_prompt, turn)} if self.problems else {}),
             "format": passed(0.9, "format").mean(2),
             **{"entropy gone": entropy, "entropy": entropy, "short": length, "long": length},
             "kl": heavy(self.kl, 1.0, "kl", math.inf),
         }
-
-
-def of_past(by_prompt: Floats, turn: Any) -> Floats:
-    """Return [runs, steps] what GroupStatistics logs of rewards [runs, steps, prompts]; NaN where it logs nothing."""
-    found = np.full(by_prompt.shape[:2], np.nan)
-    for run, rewards in enumerate(by_prompt.tolist()):
-        past = PromptPast()
-        for step, (keys, values) in enumerate(zip(turn.tolist(), rewards, strict=True)):
-            share = past.compare(keys, values)
-            found[run, step] = np.nan if share is None else share
-    return found
 
 
 MEANS = (0.05, 0.2, 0.5, 0.8)
@@ -120,24 +107,19 @@ def first_alarms(metrics: Mapping[str, Floats]) -> dict[str, Floats]:
     watch = Watch(HealthSection().false_alarms, rows=runs)
     first = {name: np.full(runs, np.nan) for name in metrics}
     for at in range(steps):
-        for name, alarms in watch.look({n: v[:, at] for n, v in metrics.items() if n != "prompts"}).items():
+        for name, alarms in watch.look({n: v[:, at] for n, v in metrics.items()}).items():
             first[name][alarms] = at + 1
-    if "prompts" in metrics:  # which says nothing in some lines, other ones in each run
-        first["prompts"] = alone("prompts", metrics["prompts"])
     return first
 
 
 def alone(name: str, values: Floats) -> Floats:
-    """Return the step at which one test by itself flags each run; NaN where never. Values that are NaN are no lines."""
+    """Return the step at which one test by itself flags each run; NaN if it never does."""
     signal, (runs, steps) = SIGNALS[name], values.shape
-    order = np.argsort(np.isnan(values), axis=1, kind="stable")
-    lines, missing = np.take_along_axis(values, order, axis=1), np.isnan(values).sum(1)
     test = Drift(HealthSection().false_alarms * signal.share, rows=runs, **signal.settings)
     first = np.full(runs, np.nan)
     for at in range(steps):
-        alarms = test.observe(np.nan_to_num(lines[:, at], nan=1.0)) >= -math.log(test.alpha)
-        alarms &= np.isnan(first) & (at < steps - missing)
-        first[alarms] = order[alarms, at] + 1
+        alarms = test.observe(values[:, at]) >= -math.log(test.alpha)
+        first[alarms & np.isnan(first)] = at + 1
     return first
 
 
@@ -190,17 +172,15 @@ def measure_trends() -> Iterator[Row]:
 
 
 def measure_sudden() -> Iterator[Row]:
-    """Yield how late runs are flagged whose accuracy falls to a tenth at step 501: by it, by prompts seen before."""
+    """Yield how late the accuracy reward flags runs whose accuracy falls to a tenth at step 501."""
     policies = [Policy(*each) for each in itertools.product(MEANS, (0.3, 20.0), (1, 16))]
     policies += [Policy(mean, 0.3, 1, problems=each) for mean in (0.05, 0.2, 0.5) for each in (100, 400)]
     for number, policy in enumerate(policies):
         metrics = policy.metrics(np.random.default_rng([9, number]), RUNS, 1000, None, lost_from=500)
-        row: Row = asdict(policy) | {"runs": RUNS, "by": {}}
-        for name in ("accuracy", "prompts") if policy.problems else ("accuracy",):
-            late = alone(name, metrics[name]) - 500
-            seen = late[late > 0]
-            row["by"][name] = {"flagged": len(seen), "median_delay": float(np.median(seen)) if len(seen) else None}
-        yield row
+        late = alone("accuracy", metrics["accuracy"]) - 500
+        seen = late[late > 0]
+        found = {"flagged": len(seen), "median_delay": float(np.median(seen)) if len(seen) else None}
+        yield asdict(policy) | {"runs": RUNS, "by": {"accuracy": found}}
 
 
 def watched(record: dict[str, Any]) -> tuple[int, str] | None:
@@ -272,10 +252,8 @@ def tables(found: dict[str, Any]) -> list[str]:
     for row in found["sudden"]:
         again = f"after {row['problems']} steps" if row["problems"] else "no"
         shape = "U-shaped" if row["spread"] < 1 else "even"
-        for name, by in row["by"].items():
-            said = f"{again}, compared" if name == "prompts" else again
-            cells = (f"{row['accuracy']}", shape, row["prompts"], said, by["flagged"], f"{by['median_delay']:.0f}")
-            late.append(cells)
+        by = row["by"]["accuracy"]
+        late.append((f"{row['accuracy']}", shape, row["prompts"], again, by["flagged"], f"{by['median_delay']:.0f}"))
     return [
         table(("policy that does not change", ">runs", ">flagged in 3,000 steps", ">in 7,500"), alarms),
         table(

@@ -150,7 +150,6 @@ class ExactCheckpoints(TrainerCallback):
         groups = part_of(self.trainer, GroupStatistics)
         state = {
             **self.extra_state(),
-            **({"prompts": groups.past.state()} if groups else {}),
             "within_round": inputs is not None,
             "micro_step": seam.micro_step,
             "tokens_seen": seam.tokens_seen,
@@ -180,8 +179,6 @@ class ExactCheckpoints(TrainerCallback):
         self.seam.micro_step = self.restored["micro_step"]
         self.seam.tokens_seen = self.restored["tokens_seen"]
         groups = part_of(self.trainer, GroupStatistics)
-        if groups and "prompts" in self.restored:
-            groups.past.load(self.restored["prompts"])
         rounds = round_file(checkpoint, self.trainer.accelerator.process_index)
         if rounds.is_file():
             saved = torch.load(rounds, map_location=self.trainer.args.device, weights_only=True)

@@ -1,8 +1,8 @@
 """The watch on the metrics of a run: which of them have left its own past, beyond what chance explains.
 
-The accuracy reward, its share of the same prompts' past, or the format reward has fallen (`gtpo.run.sequential`); or
-entropy or length has left its past on either side, or KL a limit, while the accuracy reward is lower than it was. All
-tests together raise a false alarm in at most `health.false_alarms` of the runs whose policy does not change.
+The accuracy reward or the format reward has fallen (`gtpo.run.sequential`); or entropy or length has left its past on
+either side, or KL a limit, while the accuracy reward is lower than it was. All tests together raise a false alarm in at
+most `health.false_alarms` of the runs whose policy does not change.
 """
 
 from __future__ import annotations
@@ -47,13 +47,12 @@ class Signal(NamedTuple):
 
 
 _REST = 0.5 / 6
-ACCURACY, FORMAT, OF_PAST = ("reward/accuracy", "reward"), ("reward/format",), ("reward/of_past",)
+ACCURACY, FORMAT = ("reward/accuracy", "reward"), ("reward/format",)
 ENTROPY, KL = ("entropy/mean", "entropy"), ("kl/untrained", "kl")
 LENGTH = ("completions/length", "completions/mean_length")
 _LOWER: dict[str, Any] = {"side": "low", "ratio": 0.6}
 SIGNALS = {
     "accuracy": Signal(ACCURACY, 0.25, _LOWER, "the accuracy reward fell"),
-    "prompts": Signal(OF_PAST, 0.25, _LOWER, "the reward of prompts that came again fell"),
     "format": Signal(FORMAT, _REST, _LOWER, "the format reward fell"),
     "entropy gone": Signal(ENTROPY, _REST, {"side": "low", "ratio": 0.2}, "entropy fell"),
     "entropy": Signal(ENTROPY, _REST, {"side": "high", "ratio": 2.0, "beyond": LN2}, "entropy rose"),
@@ -61,9 +60,9 @@ SIGNALS = {
     "long": Signal(LENGTH, _REST, {"side": "high", "ratio": 2.0}, "completions grew"),
     "kl": Signal(KL, _REST, {"side": "high", "limit": KL_LIMIT}, "the KL divergence grew"),
 }
-"""Name -> test. Half of the false alarms is for the accuracy, the other half shared evenly."""
+"""Name -> test. Their shares are those that `bench.health` measured; they add up to three quarters."""
 
-ALONE = ("accuracy", "prompts", "format")
+ALONE = ("accuracy", "format")
 """Tests that need nothing else; the others count while the accuracy reward is lost too."""
 
 

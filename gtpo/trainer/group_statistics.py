@@ -22,7 +22,6 @@ from transformers import TrainerCallback
 from gtpo.common.errors import UserError
 from gtpo.completions import group_advantages, prepare_completions
 from gtpo.presets import LN2, PRESETS, Objective
-from gtpo.prompt_past import PromptPast, prompt_key
 from gtpo.rewards.completions import completion_text
 from gtpo.rewards.format import format_score
 from gtpo.trainer.rollout import Rollout, Scores, to_batch
@@ -68,7 +67,6 @@ class GroupStatistics(TrainerCallback):
         """Makes whole rows NaN where a function failed (`gtpo train`); by itself TRL's meaning of None is kept."""
         self.logp_tolerance: float | None = None
         """Nats per token that vLLM's log-probabilities may differ by from the trainer's; None: that of the dtype."""
-        self.past = PromptPast()
         self._scores: Scores
         self._observed: dict[str, Any] = {}
         self._sampler_check: SamplerCheck | None = None
@@ -150,20 +148,8 @@ class GroupStatistics(TrainerCallback):
             self.seam.log("reward/accuracy", accuracy.nanmean().item())
         self.seam.log("reward/unscored", rewards.isnan().all(dim=1).float().mean().item())
         self._scores = Scores(prompts=prompts, rewards=rewards, format=form, accuracy=accuracy)
-        if self.seam.mode == "train":
-            self._compare_with_past(prompts)
         self.stopwatch["time/reward"] += time.perf_counter() - begin
         return rewards
-
-    def _compare_with_past(self, prompts: Sequence[Any]) -> None:
-        """Log the rewards of the round's prompts as a share of what the same prompts had before."""
-        scores = self._scores.accuracy if self._scores.accuracy is not None else self.total_rewards()
-        keys = torch.tensor([prompt_key(prompt) for prompt in prompts], device=scores.device)
-        group = self.seam.group_size
-        of_group = self.trainer.accelerator.gather(keys)[::group].tolist()
-        share = self.past.compare(of_group, scores.view(-1, group).nanmean(dim=1).tolist())
-        if share is not None:
-            self.seam.log("reward/of_past", share)
 
     def _accuracy(self, rewards: Tensor, form: Tensor) -> Tensor | None:
         """Return the accuracy reward [N], from the column that holds it or as `final_reward` less the format part."""

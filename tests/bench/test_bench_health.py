@@ -10,7 +10,7 @@ import pytest
 from bench.claims.measures import curve
 from bench.claims.plan import load_plan
 from bench.claims.statistics import read_records
-from bench.health import RUNS, STEPS, Policy, alone, false_alarms, tables, trends
+from bench.health import RUNS, STEPS, Policy, false_alarms, tables, trends
 from gtpo.run.advice import EQUAL, EQUAL_STEPS
 from gtpo.run.watch import SIGNALS
 
@@ -19,10 +19,7 @@ def test_policies_are_drawn_as_they_say() -> None:
     draw = np.random.default_rng(0)
     metrics = Policy(0.2, 0.3, 1).metrics(draw, 50, 400)
     assert metrics["accuracy"].mean() == pytest.approx(0.2, abs=0.01)
-    assert set(metrics) == set(SIGNALS) - {"prompts"}
-    again = Policy(0.2, 0.3, 1, problems=40).metrics(draw, 50, 200)["prompts"]
-    assert np.isnan(again[:, :40]).all(), "no prompt was seen before"
-    assert np.nanmean(again) == pytest.approx(1.0, abs=0.1)
+    assert set(metrics) == set(SIGNALS)
     waves = Policy(0.3, memory=0.9, prompts=16).metrics(draw, 50, 400)["accuracy"]
     assert np.mean([np.corrcoef(run[:-1], run[1:])[0, 1] for run in waves]) > 0.5
     lost = Policy(0.5).metrics(draw, 50, 200, lost_from=100)["accuracy"]
@@ -38,15 +35,6 @@ def test_the_whole_watch_is_simulated() -> None:
     assert found["flagged"]["150"] == 20
     assert found["by"]["accuracy"] > 0
     assert found["by"]["entropy gone"] > 0
-
-
-def test_lines_without_a_value_are_none() -> None:
-    values = np.full((2, 300), np.nan)
-    values[0, ::2], values[1, ::3] = 1.0, 1.0
-    values[0, 200::2] = 0.0
-    first = alone("prompts", values)
-    assert 200 < first[0] < 260
-    assert np.isnan(first[1])
 
 
 def test_false_alarms_are_what_is_promised(published) -> None:

@@ -64,11 +64,6 @@ def test_a_run_that_collapses_and_stops_says_so_at_every_end(tmp_path: Path) -> 
     last = [line for line in done.stderr.splitlines() if line.strip()][-1]
     assert f"collapsed at step {about['step']} of 80" in last
     assert "reward fell from" in about["stopped_because"]
-    lines = (tmp_path / "results/train/run/metrics.jsonl").read_text().splitlines()
-    again = [json.loads(line).get("reward/of_past") for line in lines]
-    assert again[:8] == [None] * 8, "eight problems, one a step"
-    assert again[8] == pytest.approx(1.0, abs=0.3)
-    assert again[-1] < 0.5
 
 
 @pytest.mark.slow
@@ -84,4 +79,3 @@ def test_a_policy_that_does_not_change_raises_no_alarm(tmp_path: Path) -> None:
     assert len(accuracies) == 150
     assert min(accuracies) == 0.0, "one prompt a step is noisy"
     assert max(accuracies) >= 6.0
-    assert sum("reward/of_past" in row for row in rows) >= 140

@@ -25,7 +25,6 @@ RUNS: dict[str, dict[str, Any]] = {
 
 NOT_WRITTEN_HERE = {
     "sampling/logp_difference": "needs vLLM",
-    "reward/of_past": "needs prompts that earned something; tests/gtpo/test_collapse_command.py trains on such",
     "router/aux_loss": "needs a mixture of experts; tests/gtpo/test_mixture_of_experts.py trains one",
     "nonfinite": "needs a run that breaks; tests/gtpo/test_health.py writes one",
     "hardware.gpus": "needs a GPU",
