@@ -121,9 +121,9 @@ def widen_vllm() -> None:
 
 def main() -> None:
     """Run gtpo with the arguments of this command."""
-    from gtpo.common import processor
+    from gtpo.common import hub
 
-    processor.has_bfloat16 = lambda: True  # `dtype: auto` takes it
+    hub.has_bfloat16 = lambda: True  # `dtype: auto` takes it
     if installed("vllm"):
         widen_vllm()
         keep_rollouts()

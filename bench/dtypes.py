@@ -15,7 +15,8 @@ from typing import Any
 
 from bench.common import merged, parser, run_timed, save
 from gtpo.common.files import read_json
-from gtpo.common.processor import cpu_model, has_bfloat16
+from gtpo.common.hub import has_bfloat16
+from gtpo.common.provenance import cpu_model
 
 
 def measure(name: str, model: Path, dtype: str, arguments: list[str]) -> dict[str, Any]:

@@ -39,8 +39,7 @@ from bench.common import bytes_of, command, in_turns, merged, parser, seconds, t
 from bench.loss_contenders import CONTENDERS, GROUP, Case, Contender, Result, errors, float64_result, make_case
 from gtpo.common.files import read_json, write_json
 from gtpo.common.packages import installed
-from gtpo.common.processor import cpu_model
-from gtpo.common.provenance import package_versions
+from gtpo.common.provenance import cpu_model, package_versions
 
 MODELS = {
     "Qwen2.5-0.5B": "896x151936",

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from bench.bfloat16_cpu import WideProducts, widened_linear
 from bench.common import SEED, parser, save
-from gtpo.common.processor import cpu_model, has_bfloat16
+from gtpo.common.hub import has_bfloat16
+from gtpo.common.provenance import cpu_model
 
 ROWS = (16, 256, 1600)
 WIDTH, COLUMNS = 896, 4864

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 import gtpo
-from gtpo.common.cpu_memory import return_large_blocks
 from gtpo.common.errors import UserError, did_you_mean, explained
 from gtpo.common.log import LOG, start_logging
 from gtpo.common.options import Options, choices_of
@@ -54,7 +53,6 @@ def main(
     ] = False,
 ) -> None:
     """Train language models on mathematics with GTPO and measure them against GRPO and SFT."""
-    return_large_blocks()
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

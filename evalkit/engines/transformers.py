@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gtpo.common.errors import UserError
-from gtpo.common.processor import dtype_on_cpu
+from gtpo.common.hub import dtype_on_cpu
 from gtpo.common.provenance import package_versions
 from gtpo.evalkit.engines.base import Engine, Generation, Running, Sampling, Task, sample_seed
 from gtpo.evalkit.engines.local import check_all_loaded, context_length, load_config, with_adapter

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gtpo.common.errors import UserError
-from gtpo.common.processor import dtype_on_cpu
+from gtpo.common.hub import dtype_on_cpu
 from gtpo.common.provenance import package_versions
 from gtpo.common.vllm_environment import lora_rank_slot, quiet_vllm
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Running, Sampling, Task, sample_seed

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face Hub: whether it can be reached, and which of them an adapter was trained on."""
+"""Models of the Hugging Face Hub: whether it can be reached, their type on a CPU, and the base of an adapter."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from gtpo.common.errors import UserError
@@ -99,3 +100,20 @@ def adapter_base(path: Path) -> str:
             f"{path}: base_model_name_or_path is missing; set it to the model that the adapter was trained on"
         )
     return base
+
+
+def has_bfloat16() -> bool:
+    """Return whether this CPU has instructions that multiply bfloat16 (AVX512_BF16, AMX)."""
+    import torch
+
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def dtype_on_cpu(config: Any) -> str:
+    """Return what `dtype: auto` means on a CPU for weights that are not trained, from a transformers config.
+
+    bfloat16 if the weights are stored in it and the CPU multiplies it: about three times as fast. Else float32:
+    weights that are stored in it would lose digits.
+    """
+    stored = str(getattr(config, "dtype", None)).removeprefix("torch.")
+    return "bfloat16" if stored == "bfloat16" and has_bfloat16() else "float32"

@@ -1,9 +1,10 @@
-"""Where a result comes from: packages, hardware, the command, the time, the commit."""
+"""Where a result comes from: packages, hardware and its memory, the command, the time, the commit."""
 
 from __future__ import annotations
 
 import hashlib
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -36,6 +37,31 @@ def package_versions(*packages: str) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def cpu_model() -> str:
+    """Return the name of this machine's processor, as its system says it."""
+    return _matched(Path("/proc/cpuinfo"), r"^model name\s*:\s*(.+)$") or platform.processor() or platform.machine()
+
+
+def peak_memory() -> int | None:
+    """Return the peak bytes of this process: of its GPU if it has one, else resident (Linux; elsewhere None)."""
+    import torch
+
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    # getrusage would count what the process that started this one held.
+    found = _matched(Path("/proc/self/status"), r"^VmHWM:\s*(\d+) kB")
+    return 1024 * int(found) if found else None
+
+
+def _matched(path: Path, pattern: str) -> str | None:
+    """Return the first group of the pattern in a file of Linux; None where there is no such file or line."""
+    try:
+        found = re.search(pattern, path.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return found[1] if found else None
 
 
 def git_commit() -> str | None:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from gtpo.common.hub import has_bfloat16
 from gtpo.common.packages import installed
-from gtpo.common.processor import has_bfloat16
 from gtpo.common.provenance import package_versions
 
 TESTED: dict[str, tuple[str, ...]] = {

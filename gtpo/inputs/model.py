@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from gtpo.common.errors import UserError
-from gtpo.common.hub import adapter_base
+from gtpo.common.hub import adapter_base, dtype_on_cpu
 from gtpo.common.log import LOG
-from gtpo.common.processor import dtype_on_cpu
 from gtpo.config import ModelSection, TrainConfig
 from gtpo.config.resolve import LARGEST_8BIT_BETA
 from gtpo.inputs.model_shape import Weights, router_loss_obstacle

@@ -192,22 +192,6 @@ def find_shape(section: ModelSection, source: str) -> tuple[ModelShape | None, s
     return _from_hub(source)
 
 
-def stored_dtype(section: ModelSection, source: str) -> str:
-    """Return the dtype that a model's weights are stored in, as a local config.json says.
-
-    A model that is built has float32; of one that is not here, bfloat16 is assumed. source: as in `Weights`.
-    """
-    if section.build:
-        return "float32"
-    adapter, config = Path(source) / "adapter_config.json", Path(source) / "config.json"
-    if adapter.is_file():
-        return stored_dtype(section, adapter_base(adapter))
-    if not config.is_file():
-        return "bfloat16"
-    values = read_json_object(config)
-    return str(values.get("dtype") or values.get("torch_dtype") or "float32")
-
-
 def _from_hub(name: str) -> tuple[ModelShape | None, str]:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError

@@ -10,19 +10,17 @@ import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from gtpo.common.errors import UserError
 from gtpo.common.files import read_json
 from gtpo.common.hub import cache_if_unreachable
 from gtpo.common.packages import install_command, installed
-from gtpo.common.processor import free_memory
 from gtpo.common.terminal import columns_of_stdout, folded
 from gtpo.config.schedule import launched_processes, optimizer_steps
 from gtpo.config.schema import TrainConfig
-from gtpo.inputs.model_shape import ModelShape, Weights, find_shape, find_weights, stored_dtype
-from gtpo.plan.memory import GIB, Forecast, forecast, what_to_lower
+from gtpo.inputs.model_shape import Weights, find_shape, find_weights
+from gtpo.plan.memory import Forecast, forecast
 from gtpo.plan.preflight import check_inputs, is_local, needed_packages
 
 if TYPE_CHECKING:
@@ -99,25 +97,6 @@ def gate_line(config: TrainConfig) -> str:
     return f"{decision}, stored in {run_json}; where on, drops {threshold}{which}"
 
 
-def _on_this_cpu(config: TrainConfig, shape: ModelShape, source: str) -> dict[str, Any] | None:
-    """Forecast a run of one process on this machine, where it has no GPU; None where it has one."""
-    import torch
-
-    from gtpo.inputs.model import resolve_dtype
-
-    if torch.accelerator.is_available():
-        return None
-    stored = SimpleNamespace(dtype=stored_dtype(config.model, source))
-    dtype = str(resolve_dtype(config.model, stored)).removeprefix("torch.")
-    needed, free = forecast(config, shape, dtype).training_gib, free_memory() / GIB
-    return {
-        "dtype": dtype,
-        "training_gib": round(needed, 4),
-        "free_gib": round(free, 4),
-        "advice": what_to_lower(config, on_gpu=False) if needed > free else None,
-    }
-
-
 def _missing(config: TrainConfig) -> list[str]:
     """Name what this run needs and this environment lacks."""
     return [
@@ -150,7 +129,6 @@ def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
     report, note = _dataset(problems, tokenizer, why)
     steps = _steps(config, report.kept if report else None, launched_processes())
     memory = forecast(config, shape) if shape else None
-    here = _on_this_cpu(config, shape, weights.source) if shape else None
     if json_output:
         summary = {
             "config": config.as_dict(),
@@ -158,7 +136,7 @@ def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
             "dataset_note": note,
             "steps": steps,
             "gate": gate_line(config),
-            "memory": _memory_json(memory, origin) | {"this_cpu": here},
+            "memory": _memory_json(memory, origin),
             "missing_here": _missing(config),
         }
         json.dump(summary, sys.stdout, indent=2)
@@ -179,9 +157,6 @@ def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
     print()
     print(folded(f"Memory forecast, per GPU{_engine(memory, config)} ({origin})"))
     _print_lines(_memory_lines(memory, config), hanging=36 if memory else 0)
-    if here:
-        print("\nThis machine has no GPU")
-        _print_lines([_cpu_line(here)])
     if missing := _missing(config):
         print("\nMissing in this environment")
         _print_lines(missing)
@@ -225,15 +200,6 @@ def _memory_lines(memory: Forecast | None, config: TrainConfig) -> list[str]:
     if not config.training.gradient_checkpointing and memory.training_gib >= 8:
         lines.append("training.gradient_checkpointing true would cut the activations")
     return lines
-
-
-def _cpu_line(here: dict[str, Any]) -> str:
-    """Say what a run takes of this machine; here: as from `_on_this_cpu`."""
-    line = (
-        f"on its CPU a process needs about {here['training_gib']:.1f} GiB of memory ({here['dtype']}); "
-        f"{here['free_gib']:.1f} are free"
-    )
-    return f"{line}: the system may kill the run. {here['advice']}" if here["advice"] else line
 
 
 def _memory_json(memory: Forecast | None, origin: str) -> dict[str, Any]:

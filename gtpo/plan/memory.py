@@ -7,11 +7,11 @@
     activations  of one micro-batch at full length; with checkpointing each layer's input and one layer in full
     loss         one chunk of logits with its gradient, and the gradient of the hidden states
     rollout      vLLM: its share of the GPU, which must hold its own copy of the weights; transformers: the KV cache
-    context      CUDA itself, its libraries and their workspaces; on a CPU Python and the libraries
+    context      CUDA itself, its libraries and their workspaces
     fragments    what the allocator holds and cannot use, a share of what is taken and given back each step
 
-An upper estimate: every sequence at its greatest length. Parameters and activations are checked against real models
-on a CPU, and there the whole (docs/laptop.md); three runs on a GPU too (docs/recipes.md).
+An upper estimate: every sequence at its greatest length. Parameters and activations are checked against real models,
+three runs on a GPU too (docs/recipes.md).
 """
 
 from __future__ import annotations
@@ -57,17 +57,7 @@ been measured."""
 FRAGMENTED = 0.1
 """Of activations, loss and KV cache, which the allocator hands out in blocks of many sizes. An assumption."""
 
-PYTHON_GIB = 0.75
-"""Of Python, torch, transformers and TRL: 0.61 resident once they are imported, 0.75 with vLLM. What they take while
-they work is assumed: up to 0.75, with vLLM half as much again."""
-
-VLLM_CACHE_GIB = 1.0
-"""Of vLLM's KV cache on a CPU (VLLM_CPU_KVCACHE_SPACE, `gtpo.common.vllm_environment`)."""
-
-_STEADY = (
-    *("base weights", "adapters", "gradients", "optimizer states", "reference model", "untrained model"),
-    *("vLLM's weights", "vLLM's KV cache"),
-)
+_STEADY = ("base weights", "adapters", "gradients", "optimizer states", "reference model", "untrained model")
 
 
 class Part(NamedTuple):
@@ -80,7 +70,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Forecast:
-    """Memory per GPU, or of a process on a CPU, by part."""
+    """Memory per GPU, by part."""
 
     parts: list[Part]
     vllm_share: float
@@ -169,15 +159,10 @@ def activation_bytes(shape: ModelShape, tokens: int, kind: str, checkpointed: bo
     return shape.num_hidden_layers * layer + outside + copies
 
 
-def forecast(config: TrainConfig, shape: ModelShape, cpu_dtype: str | None = None) -> Forecast:
-    """Forecast the memory of one training process from a resolved config and the model's dimensions.
-
-    cpu_dtype: of the weights, where it runs on a CPU; None for a GPU.
-    """
+def forecast(config: TrainConfig, shape: ModelShape) -> Forecast:
+    """Forecast the memory of one training process on a GPU from a resolved config and the model's dimensions."""
     model, training = config.model, config.training
     size, kind = _weight_bytes(config), arithmetic(config)
-    if cpu_dtype is not None:
-        size, kind = (4, "float32") if cpu_dtype == "float32" else (2, "half")
     parts: list[Part] = []
 
     def part(name: str, count: float, basis: str) -> None:
@@ -209,7 +194,7 @@ def forecast(config: TrainConfig, shape: ModelShape, cpu_dtype: str | None = Non
         activation_bytes(shape, tokens, kind, how == "checkpointed"),
         f"{micro} x {length:,} tokens at most, {how}",
     )
-    device = "cpu" if kind == "float32" or cpu_dtype is not None else "cuda"
+    device = "cpu" if kind == "float32" else "cuda"
     logits = 2 * min(tokens * shape.vocab_size * 4, LOGITS_BYTES[device])
     if config.method == "gtpo" and not model.lora_rank:
         # A trained lm_head needs whole completions at once: their logits and gradients, or their powers and two tiles.
@@ -228,10 +213,7 @@ def forecast(config: TrainConfig, shape: ModelShape, cpu_dtype: str | None = Non
 
     share = weights = 0.0
     engine = "none" if config.method == "sft" else config.rollout.engine.replace("auto", "transformers")
-    if engine == "vllm" and cpu_dtype is not None:
-        part("vLLM's weights", shape.parameters * size, "its own copy")
-        part("vLLM's KV cache", VLLM_CACHE_GIB * GIB, "VLLM_CPU_KVCACHE_SPACE")
-    elif engine == "vllm":
+    if engine == "vllm":
         share = model.gpu_memory_utilization
         # vLLM reads no bitsandbytes weights: its copy is in 16 bits also where the trained model is in 4.
         weights = shape.parameters * 2 / config.rollout.tensor_parallel_size / GIB
@@ -241,12 +223,9 @@ def forecast(config: TrainConfig, shape: ModelShape, cpu_dtype: str | None = Non
         )
         sampled = micro * micro_batches_per_rollout(config)
         part("KV cache", cached * sampled * length, f"transformers samples {sampled} x {length:,} tokens at a time")
-    if cpu_dtype is not None or kind != "float32":
+    if kind != "float32":  # on a GPU
         moving = sum(entry.gib for entry in parts if entry.name not in _STEADY)
         part("fragmentation", FRAGMENTED * moving * GIB, f"{FRAGMENTED:.0%} of what is taken and given back each step")
-    if cpu_dtype is not None:
-        part("Python", PYTHON_GIB * (1.5 if engine == "vllm" else 1) * GIB, "with its libraries")
-    elif kind != "float32":  # on a GPU
         part("CUDA context", CONTEXT_GIB * GIB, "CUDA, its kernels, workspaces of cuBLAS and NCCL")
     return Forecast(parts, share, weights, engine)
 
@@ -254,24 +233,10 @@ def forecast(config: TrainConfig, shape: ModelShape, cpu_dtype: str | None = Non
 def memory_advice(config: TrainConfig, error: BaseException) -> str:
     """Return what to lower, and in which order, after the GPU ran out of memory."""
     first = ". ".join(str(error).split(". ", maxsplit=2)[:2])
-    return f"out of GPU memory ({first}). {what_to_lower(config, on_gpu=True)}"
+    return f"out of GPU memory ({first}). {what_to_lower(config)}"
 
 
-def too_much_memory(config: TrainConfig, shape: ModelShape, cpu_dtype: str, free: int, processes: int) -> str | None:
-    """Return what to say before a run on a CPU that may need more memory than there is; None where it fits.
-
-    free: bytes, with those of the weights that are loaded; processes: of the run on this machine.
-    """
-    needed = processes * forecast(config, shape, cpu_dtype).training_gib
-    if needed <= free / GIB:
-        return None
-    return (
-        f"this run may need {needed:.1f} GiB of memory ({cpu_dtype}, every sequence at its greatest length), and "
-        f"{free / GIB:.1f} GiB are free: the system may kill it without a word. {what_to_lower(config, on_gpu=False)}"
-    )
-
-
-def what_to_lower(config: TrainConfig, *, on_gpu: bool) -> str:
+def what_to_lower(config: TrainConfig) -> str:
     """Return what to lower where memory does not suffice, and in which order."""
     training, model, engine = config.training, config.model, config.rollout.engine
     advice = []
@@ -286,13 +251,11 @@ def what_to_lower(config: TrainConfig, *, on_gpu: bool) -> str:
         advice.append(f"training.max_completion_length {longest} -> {longest // 2}")
     # `auto` is vLLM where it is installed and there is a GPU, and a GPU is what ran out.
     samples = config.method != "sft" and (engine == "vllm" or (engine == "auto" and installed("vllm")))
-    if on_gpu and samples and model.gpu_memory_utilization > VLLM_SHARE:
+    if samples and model.gpu_memory_utilization > VLLM_SHARE:
         advice.append(f"model.gpu_memory_utilization {model.gpu_memory_utilization} -> {VLLM_SHARE} (vLLM's share)")
-    if not on_gpu and config.method != "sft" and engine == "vllm":
-        advice.append("rollout.engine: transformers (no second copy of the weights; slower)")
     if model.lora_rank == 0:
         advice.append("model.lora_rank: 64 (train adapters only)")
-    elif on_gpu and not model.load_in_4bit and not model.build:
+    elif not model.load_in_4bit and not model.build:
         advice.append("model.load_in_4bit: true")
     return "Lower, in this order: " + "; ".join(advice or ["the size of the model"])
 

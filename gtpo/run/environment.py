@@ -13,17 +13,9 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from gtpo.common.cpu_memory import keep_large_blocks
 from gtpo.common.log import LOG
-from gtpo.common.processor import free_memory
-from gtpo.config import TrainConfig
-from gtpo.inputs.model_shape import shape_of_config
-from gtpo.plan.memory import GIB, forecast, too_much_memory
-
-if TYPE_CHECKING:
-    from gtpo.inputs.model import LoadedModel
 
 FOLDERS = {"TENSORBOARD_LOGGING_DIR": "tensorboard", "WANDB_DIR": ".", "TRACKIO_DIR": "trackio"}
 """Variable that names a tracker's folder -> folder in the run folder (wandb makes a folder wandb/ of its own)."""
@@ -46,32 +38,11 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", module=r"(transformers|trl|accelerate|peft|torch|vllm|triton|bitsandbytes)(\.|$)")
 
 
-def settle_on_cpu() -> None:
+def run_on_cpu() -> None:
     """Tell accelerate and DeepSpeed, before they look, that this machine has no accelerator."""
     # Process 1 would have the device cpu:1, onto which torch.load puts no checkpoint.
     os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # it warns on stdout that it found none
-
-
-ROOM = 2
-"""Times the forecast that must be free for blocks to be kept: glibc's rule takes up to 1.7 times as much."""
-
-
-def settle_memory(config: TrainConfig, loaded: LoadedModel) -> str | None:
-    """On a CPU, keep large blocks of memory where there is room; return what to say where memory may not suffice.
-
-    None where it does, and for a GPU, which says so itself when it runs out.
-    """
-    import torch
-
-    shape = shape_of_config(loaded.model.config.to_dict())
-    if torch.accelerator.is_available() or shape is None:
-        return None
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # as a launcher says
-    free = free_memory()
-    if ROOM * here * forecast(config, shape, loaded.dtype).training_gib * GIB <= free:
-        keep_large_blocks()
-    return too_much_memory(config, shape, loaded.dtype, free, here)
 
 
 @contextmanager

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from gtpo.common.processor import cpu_model
-from gtpo.common.provenance import git_commit, package_versions
+from gtpo.common.provenance import cpu_model, git_commit, package_versions
 from gtpo.config import TrainConfig
 from gtpo.inputs.model import LoadedModel
 

@@ -14,8 +14,7 @@ from transformers import PrinterCallback, TrainerCallback
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG, duration, libraries_aside
-from gtpo.common.processor import peak_memory
-from gtpo.common.provenance import now
+from gtpo.common.provenance import now, peak_memory
 from gtpo.config import TrainConfig
 from gtpo.config.schedule import one_step_per_rollout
 from gtpo.inputs.dataset import to_row
@@ -25,7 +24,7 @@ from gtpo.plan.preflight import RunInputs
 from gtpo.rewards.data.problem import Problem
 from gtpo.run.advice import Advice
 from gtpo.run.checkpoint import check_checkpoint, provide_base, restore_best, save_weights
-from gtpo.run.environment import quiet_libraries, settle_memory, settle_on_cpu
+from gtpo.run.environment import quiet_libraries, run_on_cpu
 from gtpo.run.exact import ExactCheckpoints
 from gtpo.run.folder import TrainFolder, last_checkpoint, no_room, out_of_space
 from gtpo.run.guarded_reward import guarded_rewards, mark_unscored
@@ -63,7 +62,7 @@ class TrainingRun(TrainerCallback):
     ) -> None:
         quiet_libraries()
         if not torch.accelerator.is_available():
-            settle_on_cpu()
+            run_on_cpu()
         self.config, self.folder, self.inputs, self.stop = config, folder, inputs, stop
         self.check_loss, self.score_held_out = check_loss, score_held_out
         if config.training.eval_steps is not None and score_held_out is None:
@@ -119,8 +118,6 @@ class TrainingRun(TrainerCallback):
             self.processes.wait_for_everyone()
             for line in [*loaded.notes, *report.lines()]:
                 LOG.info(line)
-            if (said := settle_memory(self.config, loaded)) and self.main:
-                LOG.warning(said)
             explained = vllm_failures_explained(loaded.model) if self.beside_vllm else nullcontext()
             with sharing_prefixes(self.config, loaded.model), explained:
                 self._build(kind, loaded, dataset, rewards)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench import bfloat16_cpu
 from bench.bfloat16_cpu import WideProducts, widened_linear
-from gtpo.common.processor import has_bfloat16
+from gtpo.common.hub import has_bfloat16
 from gtpo.common.vllm_cpu import add_adapter
 from gtpo.config.schema import BuiltModel
 from gtpo.inputs.tiny import build_tiny_model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,9 @@ import pytest
 from bench.claims.measures import curve
 from bench.claims.page import RESULTS, replaced
 from bench.claims.plan import load_plan
-from bench.laptop import HOW
 from bench.real_page import blocks_of, conflict_shares, conflict_table, primary, section, training_table
 from bench.real_runs import KINDS, PLAN, best_rate, validation_and_times
 from gtpo.common.log import duration
-from gtpo.config import load_config
-from gtpo.inputs.model_shape import KNOWN_MODELS
-from gtpo.plan.memory import forecast
-from gtpo.run.environment import ROOM
 from gtpo.run.progress import summary
 
 
@@ -69,39 +63,17 @@ def test_without_bfloat16(root, published) -> None:
     assert told.format(**last["gflop_per_second"]) in " ".join(page.split())
     report = published("real/laptop")
     assert not report["multiplies_bfloat16"]
-    rows = report["rows"]
-    means = {how: [row for row in rows if row["how"] == how] for how in dict.fromkeys(row["how"] for row in rows)}
-    for how, (first, second) in means.items():
-        cells = [f"{(first['seconds'] + second['seconds']) / 2:.0f}"]
-        if first["measure"] == "gradient":
-            cells += [f"{(first[key] + second[key]) / 2048:.1f}" for key in ("peak_mib", "held_mib")]
-        else:
-            cells += ["", ""]
-        assert f"| {how} | {' | '.join(cells)} |" in page
-        assert first["threads"] == second["threads"] == 1
+    rows = [row for row in report["rows"] if row["measure"] == "sampling"]
+    assert {row["threads"] for row in rows} == {1}
+    short, long = (sum(row["seconds"] for row in rows if row["how"] == f"blocks of {of}") / 2 for of in (32, 128))
+    assert f"took {short:.0f} s so, and {long:.0f} s with vLLM's 128" in " ".join(page.split())
     run, folder = published("real/qwen-float32/run"), root / "results/published/real/qwen-float32"
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert run["dtype"] == "float32"
     flat = " ".join(page.split())
     step, sampling, length = (last[key] for key in ("time/step", "time/generation", "completions/length"))
     assert f"took {step:.0f} s, of which {sampling:.0f} s for sampling 16 completions of {length:.0f} tokens" in flat
-    config = load_config(folder / "config.yaml", {}, world_size=1)
-    needed = forecast(config, replace(KNOWN_MODELS["qwen/qwen2.5-0.5b-instruct"], tied=False), "float32").training_gib
-    assert f"at most {run['peak_memory_bytes'] / 2**30:.1f} GiB, where the forecast says {needed:.1f} with" in flat
-    assert run["peak_memory_bytes"] / 2**30 < needed
-
-
-def test_with_bfloat16(root, published) -> None:
-    page, report = (root / "docs/laptop.md").read_text(), published("real/laptop_bfloat16")
-    assert report["multiplies_bfloat16"]
-    assert {(row["dtype"], row["threads"]) for row in report["rows"]} == {("bfloat16", 2)}
-    turns = {how: [row for row in report["rows"] if row["how"] == how] for how in HOW}
-    for how, (first, second) in turns.items():
-        cells = [f"{(first['seconds'] + second['seconds']) / 2:.0f}"]
-        cells += [f"{(first[key] + second[key]) / 2048:.1f}" for key in ("peak_mib", "held_mib")]
-        assert f"| {how} | {' | '.join(cells)} |" in page
-    peaks = [max(row["peak_mib"] for row in turns[how]) for how in HOW[:2]]
-    assert peaks[0] / peaks[1] < 1.7 < ROOM
+    assert f"at most {run['peak_memory_bytes'] / 2**30:.1f} GiB" in flat
 
 
 def test_h_ini_takes_what_the_page_says(root, published) -> None:

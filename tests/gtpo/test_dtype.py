@@ -13,7 +13,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gtpo.common import processor
+from gtpo.common import hub
 from gtpo.common.errors import UserError
 from gtpo.config import ModelSection
 from gtpo.inputs.model import compute_precision, resolve_dtype
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="of machines w
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="of Linux")
 def test_the_peak_of_memory_stays_after_it_is_freed() -> None:
     code = (
-        "from gtpo.common.processor import peak_memory; before = peak_memory(); "
+        "from gtpo.common.provenance import peak_memory; before = peak_memory(); "
         "held = b'x' * 2**27; del held; print(peak_memory() - before)"
     )
     grown = int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
@@ -49,7 +49,7 @@ def test_the_peak_of_memory_stays_after_it_is_freed() -> None:
 def test_auto_takes_bfloat16_where_it_is_stored_frozen_and_multiplied(
     monkeypatch: pytest.MonkeyPatch, multiplies: bool, stored: Any, given: dict[str, Any], expected: torch.dtype
 ) -> None:
-    monkeypatch.setattr(processor, "has_bfloat16", lambda: multiplies)
+    monkeypatch.setattr(hub, "has_bfloat16", lambda: multiplies)
     assert resolve_dtype(ModelSection(**given), SimpleNamespace(dtype=stored)) == expected
 
 

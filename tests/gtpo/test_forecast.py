@@ -11,8 +11,8 @@ import pytest
 
 from gtpo.common.errors import UserError
 from gtpo.config import load_config
-from gtpo.inputs.model_shape import KNOWN_MODELS, ModelShape, find_shape, find_weights, shape_of_config, stored_dtype
-from gtpo.plan.memory import GIB, SAVED, Forecast, Part, activation_bytes, forecast, memory_advice, too_much_memory
+from gtpo.inputs.model_shape import KNOWN_MODELS, ModelShape, find_shape, find_weights, shape_of_config
+from gtpo.plan.memory import GIB, SAVED, Forecast, Part, activation_bytes, forecast, memory_advice
 
 LLAMA = KNOWN_MODELS["meta-llama/llama-3.1-8b-instruct"]
 QWEN = KNOWN_MODELS["qwen/qwen2.5-3b-instruct"]
@@ -171,49 +171,6 @@ def test_context_and_fragmentation_are_counted_and_the_engine_is_named() -> None
     assert forecast(recipe(method="sft", objective=None, rollout=None), LLAMA).engine == "none"
     on_a_cpu = parts(recipe(model__dtype="float32", model__load_in_4bit=False))
     assert not {"CUDA context", "fragmentation"} & set(on_a_cpu)
-
-
-def test_on_a_cpu_nothing_of_cuda_is_counted_and_vllm_has_its_own_weights() -> None:
-    config = recipe(rollout__engine="vllm", model__load_in_4bit=False)
-    full, half = (forecast(config, QWEN, dtype) for dtype in ("float32", "bfloat16"))
-    for found, size in ((full, 4), (half, 2)):
-        assert found.vllm_share == 0
-        named = {part.name: part.gib for part in found.parts}
-        assert named["base weights"] == named["vLLM's weights"] == QWEN.parameters * size / GIB
-        assert named["Python"] > 1
-        assert "CUDA context" not in named
-    own = forecast(recipe(rollout__engine="transformers", model__load_in_4bit=False), QWEN, "float32")
-    assert "vLLM's weights" not in {part.name for part in own.parts}
-
-
-def test_a_cpu_with_too_little_memory_is_warned_of() -> None:
-    config = recipe(rollout__engine="vllm", model__load_in_4bit=False)
-    needed = forecast(config, QWEN, "float32").training_gib
-    assert too_much_memory(config, QWEN, "float32", int((needed + 0.1) * GIB), 1) is None
-    said = too_much_memory(config, QWEN, "float32", int((needed - 0.1) * GIB), 1)
-    assert said is not None
-    assert f"may need {needed:.1f} GiB of memory (float32, every sequence at its greatest length)" in said
-    assert f"and {needed - 0.1:.1f} GiB are free" in said
-    assert "rollout.engine: transformers" in said
-    assert "gpu_memory_utilization" not in said
-    assert too_much_memory(config, QWEN, "float32", int((needed + 0.1) * GIB), 2) is not None, "of two processes"
-
-
-def test_stored_dtype_of_a_folder_an_adapter_and_what_is_not_here(tmp_path: Path) -> None:
-    section, folder, adapter = recipe().model, tmp_path / "model", tmp_path / "adapter"
-    folder.mkdir()
-    adapter.mkdir()
-    for values, expected in (
-        ({"dtype": "float16"}, "float16"),
-        ({"torch_dtype": "bfloat16"}, "bfloat16"),
-        ({}, "float32"),
-    ):
-        (folder / "config.json").write_text(json.dumps(values))
-        assert stored_dtype(section, str(folder)) == expected
-    (folder / "config.json").write_text(json.dumps({"dtype": "float16"}))
-    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(folder)}))
-    assert stored_dtype(section, str(adapter)) == "float16"
-    assert stored_dtype(section, "some/model") == "bfloat16"
 
 
 def test_shape_from_a_folder_a_train_run_and_an_adapter(tmp_path: Path) -> None:
