@@ -128,10 +128,10 @@ class StepProgress:
     trainer's own model the forwards are counted, one a token; a server tells nothing, so that only the time is shown.
     """
 
-    def __init__(self, trainer: Any, progress: Progress) -> None:
+    def __init__(self, trainer: Any, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
         from gtpo.trainer.trl_seam import seam_of  # here, for it imports TRL
 
-        self.trainer, self.progress = trainer, progress
+        self.trainer, self.progress, self._clock = trainer, progress, clock
         self._forwards = 0
         self._tokens: dict[str, int] = {}
         """Tokens of each completion that vLLM has been asked for, as last seen."""
@@ -149,7 +149,7 @@ class StepProgress:
     @contextmanager
     def _during(self, tell: Callable[[float], str]) -> Iterator[None]:
         """Show `tell(seconds since its begin)` now and then; inside another one, in its place."""
-        self._now.append(_Activity(time.monotonic(), tell))
+        self._now.append(_Activity(self._clock(), tell))
         ended = None
         if len(self._now) == 1:
             ended = threading.Event()
@@ -163,13 +163,14 @@ class StepProgress:
                 ended.set()
                 thread.join()
             else:
-                self._now[-1] = self._now[-1]._replace(begin=time.monotonic())
+                self._now[-1] = self._now[-1]._replace(begin=self._clock())
 
     def _report(self, ended: threading.Event) -> None:
         shown, at = None, 0.0
         while not ended.wait(TELL_SECONDS / 10):
+            now = self._clock()  # before the activity is looked up: one that begins meanwhile has taken no time
             for activity in self._now[-1:]:
-                seconds = time.monotonic() - activity.begin
+                seconds = now - activity.begin
                 before = at if activity is shown else 0.0
                 # A log gets fewer lines the longer it takes: what is on a terminal is replaced.
                 if seconds >= (before + TELL_SECONDS if self.progress.live else max(TELL_SECONDS, 1.5 * before)):

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -75,22 +74,30 @@ def test_what_a_run_leaves(whole: Path) -> None:
     assert len(completions(whole)) == 240
 
 
+KILLED = """
+import os, signal, sys
+import gtpo.evalkit.evaluation.pipeline as pipeline
+from gtpo import cli
+from gtpo.evalkit.results.store import EvalFolder
+pipeline.PART_ROWS = 1  # parts of one batch each
+append = EvalFolder.append
+def killed(self, rows):
+    if rows and len(self.parts()) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    append(self, rows)
+EvalFolder.append = killed
+sys.argv = ["gtpo", *sys.argv[1:]]
+cli.app()
+"""
+
+
 def test_killed_and_resumed(gtpo, tiny_model: Path, whole: Path, tmp_path: Path, environment: dict[str, str]) -> None:  # type: ignore[no-untyped-def]
-    """kill -9 as soon as something is stored, then the same command: the same samples, the same numbers."""
+    """kill -9 before the third part is stored, then the same command: the same samples, the same numbers."""
     out = tmp_path / "killed"
     arguments = ["eval", str(tiny_model), "--benchmarks", "arithmetic,arithmetic_hard", "--k", "12", "--limit", "10"]
     arguments += ["--out", str(out), *EVAL]
-    program = (  # parts of one batch each, so that there is something to lose and something to keep
-        "import sys, gtpo.evalkit.evaluation.pipeline as p; p.PART_ROWS = 1; from gtpo import cli; "
-        "sys.argv = ['gtpo', *sys.argv[1:]]; cli.app()"
-    )
-    process = subprocess.Popen([sys.executable, "-c", program, *arguments], env=environment)
-    for _ in range(2400):
-        if len(list((out / "samples").glob("part-*.parquet"))) >= 2 or process.poll() is not None:
-            break
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], env=environment)
+    assert killed.returncode == -signal.SIGKILL
     kept = completions(out)
     assert 0 < len(kept) < 240
     assert json.loads((out / "eval.json").read_text())["status"] == "incomplete"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -118,19 +119,26 @@ def test_votes_are_counted_with_the_last_sample(tmp_path: Path) -> None:
                 assert [votes] == count_votes([(*stored.said(name), PROBLEM)], verifier)
 
 
-def test_generations_gather_and_none_waits_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generations_gather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part's rows are scored together, and what is less is scored when the time of a lot is over."""
     lots: list[int] = []
+    monkeypatch.setattr(pipelines, "LOT_SECONDS", 3600.0)
     real = pipelines.score
     monkeypatch.setattr(pipelines, "score", lambda g, *rest: lots.append(len(g)) or real(g, *rest))
     with EvalFolder(tmp_path / "run") as folder:
         scoring = pipeline(folder)
-        for start in range(0, 40, 4):  # far faster than a lot gathers
+        for start in range(0, 40, 4):
             scoring.put(generations(4, start=start))
-        scoring.put(generations(pipelines.PART_ROWS, start=40))  # a part's rows: no more waiting
+        scoring.put(generations(pipelines.PART_ROWS, start=40))
+        while not lots:
+            time.sleep(0.001)
+        monkeypatch.setattr(pipelines, "LOT_SECONDS", 0.0)
+        scoring.put(generations(4, start=40 + pipelines.PART_ROWS))
+        while len(lots) < 2:
+            time.sleep(0.001)
         scoring.close()
-        assert sum(lots) == 40 + pipelines.PART_ROWS
-        assert len(lots) <= 4
-        assert len(Tally(folder, Verifier()).keys()) == 40 + pipelines.PART_ROWS
+        assert lots == [40 + pipelines.PART_ROWS, 4]
+        assert len(Tally(folder, Verifier()).keys()) == 44 + pipelines.PART_ROWS
 
 
 def test_votes_by_meaning() -> None:

@@ -277,22 +277,25 @@ def slurm_job(folder: Path, **stand_ins: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_slurm_training_makes_the_stop_file_before_the_end_and_waits_for_the_run(code: int, tmp_path: Path) -> None:
-    """With srun as a run that takes a second to end after it met the file."""
+    """With srun as a run that ends when it is told, after it met the file."""
     (tmp_path / "results").mkdir()
     (tmp_path / "results/slurm-12.stop").touch()  # of the same job before it was requeued
     waiting = (
         'if [ -e "$GTPO_STOP_FILE" ]; then exit 9; fi\ntouch started\n'
         'until [ -e "$GTPO_STOP_FILE" ]; do sleep 0.05; done\n'
-        f"sleep 1\ntouch saved\nexit {code}\n"
+        f"until [ -e go ]; do sleep 0.05; done\ntouch saved\nexit {code}\n"
     )
     job = subprocess.Popen(
         ["bash", ROOT / "configs/slurm/train.sbatch", "run.yaml"], cwd=tmp_path, env=slurm_job(tmp_path, srun=waiting)
     )
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "started").exists() and time.monotonic() < deadline:
+    while not (tmp_path / "started").exists():
         time.sleep(0.02)
     job.send_signal(signal.SIGTERM)  # B:TERM reaches the script alone
-    assert job.wait(timeout=30) == code
+    while not (tmp_path / "results/slurm-12.stop").exists():
+        time.sleep(0.02)
+    assert job.poll() is None, "it waits for the run"
+    (tmp_path / "go").touch()
+    assert job.wait() == code
     assert (tmp_path / "saved").exists()
     assert list((tmp_path / "results").iterdir()) == []
     text = (ROOT / "configs/slurm/train.sbatch").read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import itertools
 import logging
 import os
 import pty
@@ -12,22 +11,22 @@ import struct
 import subprocess
 import sys
 import termios
-import time
+import threading
 from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from logs import logged
 from step_gradients import tiny_model
 
 from gtpo import GTPOConfig, GTPOTrainer
+from gtpo.common.log import LOG
 from gtpo.run import progress
 from gtpo.run.progress import SHOWN, Progress, summary
 
 ROW = {name: 123.456 for name, _, _ in SHOWN}
 
 SCRIPT = """
-import sys, time
+import sys
 from gtpo.run.progress import Progress, SHOWN
 from gtpo.common.log import LOG, start_logging
 start_logging()
@@ -35,7 +34,6 @@ progress = Progress(sys.argv[1], shown=True)
 progress.start(0, 100000)
 for step in range(1, 4):
     progress.step(step, {name: 123.456 for name, _, _ in SHOWN})
-    time.sleep(0.15)
 progress.stop()
 """
 
@@ -83,8 +81,30 @@ def test_summary_keeps_whole_metrics_within_the_width() -> None:
     assert summary({}) == ""
 
 
+class Told(logging.Handler):
+    """A clock that moves on only in `long`, and the lines that are told meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.lines, self._came = 0.0, list[str](), threading.Condition()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with self._came:
+            self.lines.append(record.getMessage())
+            self._came.notify()
+
+    def long(self, what: str) -> None:
+        """Let a minute pass, and wait until a line says that it went by in `what`."""
+        with self._came:
+            before = len(self.lines)
+            self.now += 60
+            assert self._came.wait_for(lambda: any(what in line for line in self.lines[before:]), 60)
+
+
 @pytest.mark.parametrize("shown", [True, False])
-def test_a_long_step_says_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: bool) -> None:
+def test_a_long_step_says_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, shown: bool
+) -> None:
     monkeypatch.setattr(progress, "TELL_SECONDS", 0.01)
     model, tokenizer = tiny_model()
     arguments = GTPOConfig(
@@ -92,38 +112,43 @@ def test_a_long_step_says_where_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
         max_completion_length=48, bf16=False, use_cpu=True, report_to="none", disable_tqdm=True,
         gradient_checkpointing=False, max_steps=2, initial_entropy=0.5, save_strategy="no",
     )  # fmt: skip
+    told = Told()
 
-    def slow(completions: list[str], **columns: object) -> list[float]:
-        time.sleep(0.1)
+    def long(what: str) -> None:
+        if shown:
+            told.long(what)
+
+    def reward(completions: list[str], **columns: object) -> list[float]:
+        if len(completions) > 1:  # not the call before the start
+            long("scoring")
         return [float(i) for i in range(len(completions))]
 
     trainer = GTPOTrainer(
-        model=model, reward_funcs=slow, args=arguments, processing_class=tokenizer,
+        model=model, reward_funcs=reward, args=arguments, processing_class=tokenizer,
         train_dataset=Dataset.from_dict({"prompt": ["1 + 2", "7"]}),
     )  # fmt: skip
-    plain = trainer.compute_loss
+    loss, generate = trainer.compute_loss, type(model).generate
 
-    def slow_loss(*arguments: object, **options: object) -> object:
-        time.sleep(0.1)
-        return plain(*arguments, **options)
+    def long_loss(*arguments: object, **options: object) -> object:
+        long("training")
+        return loss(*arguments, **options)
 
-    monkeypatch.setattr(trainer, "compute_loss", slow_loss)
-    with logged(logging.INFO) as told:
-        progress.StepProgress(trainer, Progress("run (gtpo)", shown=shown))
-        trainer.train()
-    parts = [
-        re.sub(r" for .*", "", line.removeprefix("run (gtpo)  ")) for line in told if line.startswith("run (gtpo)  ")
-    ]
-    order = [name for name, _ in itertools.groupby(parts)]
-    step = [
-        "sampling 4 completions",
-        "scoring 4 completions",
-        "training on micro-batch 1 of 2",
-        "training on micro-batch 2 of 2",
-    ]
-    assert order == (2 * step if shown else [])
-    said = [line for line in told if "sampling" in line]
-    tokens = [int(line.split("token ")[1].split()[0]) for line in said if "of at most 48" in line]
-    assert all(0 < token <= 48 for token in tokens)
-    assert bool(tokens) == shown
+    def long_generate(*arguments: object, **options: object) -> object:
+        made = generate(*arguments, **options)
+        long("sampling")
+        return made
+
+    monkeypatch.setattr(trainer, "compute_loss", long_loss)
+    monkeypatch.setattr(type(model), "generate", long_generate)
+    monkeypatch.setattr(LOG, "handlers", [told])
+    caplog.set_level(logging.INFO, LOG.name)
+    progress.StepProgress(trainer, Progress("run (gtpo)", shown=shown), clock=lambda: told.now)
+    trainer.train()
+    step = ["sampling 4 completions", "scoring 4 completions"]
+    step += [f"training on micro-batch {i} of 2" for i in (1, 2)]
+    parts = [re.split(" for |  ", line)[1] for line in told.lines if line.startswith("run (gtpo)  ")]
+    assert parts == (2 * step if shown else [])
+    forwards = [int(word) for word in re.findall(r"for 60 s: token (\d+) of at most 48", "\n".join(told.lines))]
+    assert len(forwards) == (2 if shown else 0)
+    assert all(0 < forward <= 48 for forward in forwards)
     assert not model._forward_pre_hooks, "nothing is left on the model"

@@ -18,23 +18,15 @@ from test_train_run import config_of, metrics, run
 
 pytestmark = pytest.mark.timeout(300)
 
-SLOW = """
-import time
-
-def mine(completions, **columns):
-    if len(completions) > 2:  # not the call before the start
-        time.sleep(0.4)
-    return [float(len(str(text)) % 5) for text in completions]
-"""
+STEPS = 100_000
+"""More than can be made before it is stopped."""
 
 
 @contextmanager
 def two_processes(folder: Path, root: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """Start the run of `folder` under torchrun, and end what is left of it."""
-    (folder / "slow.py").write_text(SLOW)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    flags = ["--trainer.reward_funcs", "slow.mine", "--training.per_device_train_batch_size", "4"]
-    flags += ["--training.max_steps", "500"]
+    flags = ["--training.per_device_train_batch_size", "4", "--training.max_steps", str(STEPS)]
     process = subprocess.Popen(
         [*launcher, str(root / "cli.py"), "train", "run.yaml", *flags],
         cwd=folder, env={**os.environ, **environment},
@@ -50,10 +42,8 @@ def two_processes(folder: Path, root: Path, **environment: str) -> Iterator[subp
 
 
 def wait_for(what: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
     while not what():
         assert process.poll() is None, process.communicate()[1][-3000:]
-        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
@@ -78,10 +68,10 @@ def test_a_signal_to_one_process_or_a_stop_file_stops_all_after_the_same_step(tm
                 second.send_signal(signal.SIGTERM)
             else:
                 named.touch()
-            said = process.communicate(timeout=60)[1]
+            said = process.communicate(timeout=240)[1]
         about = json.loads((folder / "run.json").read_text())
         assert about["status"] == "interrupted", (asked, said[-3000:])
-        assert f"stopped at step {about['step']} of 500; the same command resumes the run" in said
+        assert f"stopped at step {about['step']} of {STEPS}; the same command resumes the run" in said
         assert (folder / f"checkpoints/checkpoint-{about['step']}/gtpo_state.json").is_file()
         assert about["step"] == lines(folder) > before
         before = about["step"]

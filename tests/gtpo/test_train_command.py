@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -121,11 +120,9 @@ def test_missing_model_folder(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("dry", [["--dry-run"], []])
-def test_hub_that_does_not_answer_costs_no_minute(tmp_path: Path, dry: list[str]) -> None:
+def test_hub_that_does_not_answer_is_asked_once(tmp_path: Path, dry: list[str]) -> None:
     (tmp_path / "run.yaml").write_text("model:\n  model_name: org/model\n")
-    begin = time.monotonic()
     done = process("train", "run.yaml", *dry, cwd=tmp_path, HF_HUB_OFFLINE="0", HF_ENDPOINT="http://127.0.0.1:9")
-    assert time.monotonic() - begin < 60
     assert "Retrying" not in done.stderr
     assert "Traceback" not in done.stderr
     if dry:

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -189,18 +188,28 @@ def test_resumed_run_is_the_uninterrupted_one(
     assert_same_run(cut, whole)
 
 
+KILLED = """
+import os, signal, sys
+from gtpo import GTPOTrainer, cli
+plain = GTPOTrainer._calculate_rewards
+def killed(self, *arguments):
+    if self.state.global_step == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plain(self, *arguments)
+GTPOTrainer._calculate_rewards = killed
+sys.argv = ["gtpo", "train", "run.yaml", "--quiet"]
+cli.app()
+"""
+
+
 @pytest.mark.slow
-def test_kill_9_and_the_same_command_again(tmp_path: Path, root: Path) -> None:
+def test_kill_9_and_the_same_command_again(tmp_path: Path) -> None:
+    """In the fourth step: one step more is logged than the last checkpoint has."""
     config_of(tmp_path)
-    command = [sys.executable, str(root / "cli.py"), "train", "run.yaml", "--quiet"]
-    process = subprocess.Popen(command, cwd=tmp_path)
-    folder, deadline = tmp_path / "results/train/run", time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
-        if (folder / "checkpoints/checkpoint-2").exists():
-            process.send_signal(signal.SIGKILL)
-            break
-        time.sleep(0.001)
-    assert process.wait() == -signal.SIGKILL
+    folder = tmp_path / "results/train/run"
+    assert subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path).returncode == -signal.SIGKILL
+    assert len(metrics(folder)) == 3
+    assert not (folder / "checkpoints/checkpoint-3").exists()
     assert json.loads((folder / "run.json").read_text())["status"] == "running"
     assert run(tmp_path) == folder
     assert_same_run(folder, run(tmp_path / "whole"))

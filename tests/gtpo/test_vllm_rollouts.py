@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +66,20 @@ sys.argv = ["gtpo", *sys.argv[1:]]
 cli.app()
 """
 
+KILLED = """
+import os, signal, sys
+from gtpo import GTPOTrainer, cli
+plain = GTPOTrainer._calculate_rewards
+def killed(self, *arguments):
+    if self.state.global_step == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plain(self, *arguments)
+GTPOTrainer._calculate_rewards = killed
+sys.argv = ["gtpo", *sys.argv[1:]]
+cli.app()
+"""
+"""In the fourth step: one step more is logged than the last checkpoint has."""
+
 
 def command_of(folder: Path, *flags: str, start: tuple[str, ...] | None = None) -> tuple[list[str], dict[str, str]]:
     root = Path(__file__).resolve().parents[2]
@@ -125,13 +138,7 @@ def test_weights_that_stay_behind_stop_the_run(whole: Path, tmp_path: Path) -> N
 
 def test_resumed_after_kill_9(whole: Path, tmp_path: Path) -> None:
     """The continued run draws what the uninterrupted one drew: vLLM's generator on a CPU is torch's."""
-    command, environment = command_of(tmp_path)
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
-    checkpoint, deadline = tmp_path / "results/train/run/checkpoints/checkpoint-2", time.monotonic() + 300
-    while process.poll() is None and not checkpoint.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    gtpo(tmp_path, start=("-c", KILLED), code=-signal.SIGKILL)
     gtpo(tmp_path)
     assert metrics(tmp_path) == metrics(whole)
 
