@@ -7,22 +7,22 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from servers import Behaviour, Reply, Server, completion
+from servers import Reply, Server, collect, completion, make, tasks
 from test_misbehaving_servers import EVAL, QUESTIONS, SAMPLES, rows
 
 import gtpo.evalkit.engines.openai_dispatch as dispatch
+import gtpo.evalkit.engines.openai_server as server_module
 from gtpo.common.errors import UserError
-from gtpo.evalkit.engines.base import EngineStopped, Generation, Prompt, Sampling, Task
+from gtpo.evalkit.engines.base import EngineStopped, Generation, Task
 from gtpo.evalkit.engines.model_ref import resolve_model
-from gtpo.evalkit.engines.openai import OpenAIEngine
-from gtpo.evalkit.engines.openai_address import access, server_urls
+from gtpo.evalkit.engines.openai_address import server_urls
 
 GONE = Reply(503, {"error": "down"})
 
@@ -30,32 +30,8 @@ GONE = Reply(503, {"error": "down"})
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "LONGEST_PAUSE_S", 0.02)
-    monkeypatch.setattr(dispatch, "REJOIN_S", 0.2)
-    monkeypatch.setattr(dispatch, "LONGEST_REJOIN_S", 0.4)
-
-
-def slow(seconds: float = 0.01) -> Behaviour:
-    return lambda payload, times: completion(payload)._replace(hang_before_s=seconds)
-
-
-def tasks(questions: int, samples: int) -> list[Task]:
-    return [
-        Task("b", f"q{i}", Prompt([{"role": "user", "content": f"question {i}"}]), tuple(range(samples)))
-        for i in range(questions)
-    ]
-
-
-def make(*servers: Server, **options: Any) -> OpenAIEngine:
-    sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=8, n=4, seed=0)
-    urls = [server.url for server in servers]
-    asked = access("OPENAI_API_KEY", (), options.pop("timeout_s", 600.0))
-    return OpenAIEngine(resolve_model("m", served=True), sampling, urls, asked, **{"concurrency": 4, **options})
-
-
-def collect(source: OpenAIEngine, wanted: list[Task]) -> dict[int | None, Generation]:
-    found = [g for lot in source.generate(wanted) for g in lot]
-    assert len({g.seed for g in found}) == len(found), "no sample comes twice"
-    return {g.seed: g for g in found}
+    monkeypatch.setattr(dispatch, "REJOIN_S", 0.05)
+    monkeypatch.setattr(dispatch, "LONGEST_REJOIN_S", 0.1)
 
 
 def undisturbed(serve: Callable[..., Server], wanted: list[Task]) -> dict[int | None, Generation]:
@@ -70,13 +46,25 @@ def asked(server: Server) -> dict[str, int]:
     return dict(found)
 
 
+def held_until(server: Server, event: threading.Event) -> None:
+    """Answer nothing before the event."""
+    server.behaviour = lambda payload, times: completion(payload)._replace(hold=event.wait)
+
+
 def test_questions_are_dealt_and_stay_on_a_server(serve) -> None:  # type: ignore[no-untyped-def]
-    servers = [serve(slow()) for _ in range(3)]
+    """Nobody is answered before each has been asked."""
+    servers = [serve() for _ in range(3)]
+    all_asked = threading.Barrier(3)
+    for server in servers:
+        first = iter([all_asked.wait])
+        server.behaviour = lambda payload, times, first=first: completion(payload)._replace(
+            hold=next(first, lambda: None)
+        )
     source, wanted = make(*servers), tasks(30, 5)
     assert collect(source, wanted) == undisturbed(serve, wanted)
     questions = [set(asked(server)) for server in servers]
     assert all(questions), "each server gets some"
-    assert 30 <= sum(map(len, questions)) <= 36, "and questions are split at the end alone"
+    assert 30 <= sum(map(len, questions)) <= 40, "and questions are split at the end alone"
     assert sum(len(server.requests) for server in servers) == 150, "no sample is asked for twice"
     shown = source.throughput()
     assert [t.name for t in shown] == [server.url for server in servers]
@@ -85,9 +73,17 @@ def test_questions_are_dealt_and_stay_on_a_server(serve) -> None:  # type: ignor
 
 
 def test_a_faster_server_gets_more(serve) -> None:  # type: ignore[no-untyped-def]
-    quick, lame = serve(), serve(slow(0.2))
-    collect(make(quick, lame), tasks(40, 4))
-    assert len(quick.requests) > 2 * len(lame.requests)
+    """One answers nothing until the other has answered 100 of 160."""
+    enough = threading.Event()
+
+    def behaviour(payload: dict[str, Any], times: int) -> Reply:
+        if len(quick.requests) == 100:
+            enough.set()
+        return completion(payload)
+
+    quick, lame = serve(behaviour), serve()
+    held_until(lame, enough)
+    assert len(collect(make(quick, lame), tasks(40, 4))) == 160
 
 
 FAULTS = {
@@ -101,17 +97,19 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_server_that_fails_is_left_out(serve, caplog, name: str) -> None:  # type: ignore[no-untyped-def]
-    """No sample fails, though every one that the server had is lost to it."""
+    """No sample fails or goes back to where it failed, though every one that the server had is lost to it."""
     fault, models = FAULTS[name]
-    wanted = tasks(30, 4)
+    wanted, failed = tasks(30, 4), threading.Event()
 
     def behaviour(payload: dict[str, Any], times: int) -> Reply:
         if len(broken.requests) <= 6:
             return completion(payload)
         broken.models = models or broken.models
+        failed.set()
         return fault
 
-    broken, healthy = serve(behaviour), serve(slow())
+    broken, healthy = serve(behaviour), serve()
+    held_until(healthy, failed)
     with caplog.at_level("WARNING", logger="gtpo"):
         found = collect(make(broken, healthy, retries=1), wanted)
     assert found == undisturbed(serve, wanted)
@@ -119,55 +117,66 @@ def test_a_server_that_fails_is_left_out(serve, caplog, name: str) -> None:  # t
     assert broken.url in caplog.text
 
 
-def test_a_sample_does_not_go_back_to_where_it_failed(serve) -> None:  # type: ignore[no-untyped-def]
-    """However idle the server that failed, and however busy the other."""
-    wanted = tasks(30, 4)
-
-    def behaviour(payload: dict[str, Any], times: int) -> Reply:
-        return completion(payload) if len(bad.requests) <= 6 else FAULTS["malformed completions"][0]
-
-    bad, busy = serve(behaviour), serve(slow(0.05))
-    found = collect(make(bad, busy, retries=1), wanted)
-    assert not [g for g in found.values() if g.error is not None]
-    assert len(found) == 120
-
-
 def test_a_server_that_comes_back_is_used_again(serve) -> None:  # type: ignore[no-untyped-def]
+    """The other one waits until it is."""
+    back, again, gone = threading.Event(), threading.Event(), iter([GONE] * 3)
+
+    def models() -> Reply:
+        reply = next(gone, healthy)
+        if reply is healthy:
+            back.set()
+        return reply
+
     def behaviour(payload: dict[str, Any], times: int) -> Reply:
-        if 6 < len(first.requests) <= 20:
-            first.models = GONE
-            threading.Timer(0.5, lambda: setattr(first, "models", healthy)).start()
+        if back.is_set():
+            again.set()
+        elif len(first.requests) > 6:
+            first.models = models
             return GONE
         return completion(payload)
 
-    first, second = serve(behaviour), serve(slow(0.1))
+    first, second = serve(behaviour), serve()
     healthy, wanted = first.models, tasks(40, 4)
+    held_until(second, again)
     assert collect(make(first, second, retries=1), wanted) == undisturbed(serve, wanted)
-    assert len(first.requests) > 30
 
 
 @pytest.mark.parametrize("lists", [True, False])
 def test_a_server_that_hangs_is_not_waited_for(serve, lists: bool) -> None:  # type: ignore[no-untyped-def]
-    """Silent to completions, or to everything: what it has is asked of the other, long before its timeout."""
+    """Silent to completions, or to everything: what it has is asked of the other, not after an hour."""
 
     def behaviour(payload: dict[str, Any], times: int) -> Reply:
         if len(hung.requests) <= 6:
             return completion(payload)
         if not lists:
-            hung.models = hung.models._replace(hang_before_s=60.0)
-        return completion(payload)._replace(hang_before_s=60.0)
+            hung.models = hung.models._replace(hold=hung.closing.wait)
+        return completion(payload)._replace(hold=hung.closing.wait)
 
-    hung, healthy = serve(behaviour), serve(slow())
-    wanted, began = tasks(20, 4), time.monotonic()
-    assert collect(make(hung, healthy, timeout_s=60.0), wanted) == undisturbed(serve, wanted)
-    assert time.monotonic() - began < 20
+    hung, healthy = serve(behaviour), serve()
+    wanted = tasks(20, 4)
+    assert collect(make(hung, healthy), wanted) == undisturbed(serve, wanted)
 
 
-def test_slow_servers_are_kept(serve) -> None:  # type: ignore[no-untyped-def]
-    patient, other = serve(slow(1.0)), serve(slow(1.0))
-    collect(make(patient, other), tasks(4, 4))
-    assert len(patient.requests) + len(other.requests) == 16, "nothing was asked twice"
-    assert min(len(patient.requests), len(other.requests)) >= 4
+def test_slow_servers_are_kept(serve, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    """On a clock that shows a second more for every eight answers: as old as all others, nothing is asked twice."""
+    now = [0.0]
+    for module in (dispatch, server_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def behaviour(payload: dict[str, Any], times: int) -> Reply:
+        now[0] += 1 / 8
+        return completion(payload)
+
+    servers = [serve(behaviour), serve(behaviour)]
+    collect(make(*servers), tasks(4, 4))
+    assert sum(len(server.requests) for server in servers) == 16
+
+
+def test_a_server_that_accepts_nothing_holds_nothing_up(serve) -> None:  # type: ignore[no-untyped-def]
+    """What one refuses for its rate is done by the other, before the pauses end."""
+    server, other = serve(lambda payload, times: Reply(429, {}, {"Retry-After": "100"})), serve()
+    wanted = tasks(8, 4)
+    assert collect(make(server, other), wanted) == undisturbed(serve, wanted)
 
 
 def test_a_sample_that_fails_everywhere_fails_alone(serve) -> None:  # type: ignore[no-untyped-def]
@@ -184,18 +193,18 @@ def test_a_sample_that_fails_everywhere_fails_alone(serve) -> None:  # type: ign
 
 
 def test_the_last_server_ends_the_run(serve) -> None:  # type: ignore[no-untyped-def]
-    def behaviour(server: Server) -> Behaviour:
-        def reply(payload: dict[str, Any], times: int) -> Reply:
+    def breaks(server: Server) -> None:
+        def behaviour(payload: dict[str, Any], times: int) -> Reply:
             if len(server.requests) <= 6:
                 return completion(payload)
             server.models = GONE
             return GONE
 
-        return reply
+        server.behaviour = behaviour
 
     servers = [serve(), serve()]
     for server in servers:
-        server.behaviour = behaviour(server)
+        breaks(server)
     found: list[Generation] = []
     with pytest.raises(EngineStopped) as stop:
         found.extend(g for lot in make(*servers, retries=1).generate(tasks(30, 4)) for g in lot)
@@ -207,31 +216,30 @@ def test_the_last_server_ends_the_run(serve) -> None:  # type: ignore[no-untyped
     assert len(first.served - {g.seed for g in found}) < 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_deaths_at_random_moments(serve, seed: int) -> None:  # type: ignore[no-untyped-def]
-    """Two of three servers are down now and then, dozens of times in all: the samples of one healthy server."""
+def test_deaths_at_random_requests(serve, seed: int) -> None:  # type: ignore[no-untyped-def]
+    """Two of three servers are down for some requests, dozens of times in all: the samples of one healthy server."""
     rng, wanted = random.Random(seed), tasks(60, 4)
-    servers = [serve(slow(0.02)) for _ in range(3)]
-    healthy, stop = servers[0].models, threading.Event()
+    servers = [serve() for _ in range(3)]
 
-    def torment() -> None:
-        while not stop.wait(rng.uniform(0.02, 0.2)):
-            victim = rng.choice(servers[1:])
-            victim.models, before = GONE, victim.behaviour
-            victim.behaviour = lambda payload, times: rng.choice(
-                [GONE, Reply(body=b"x" * 100, send=0.0), completion(payload)._replace(send=0.3)]
-            )
-            stop.wait(rng.uniform(0.05, 0.3))
-            victim.models, victim.behaviour = healthy, before
+    def dies(server: Server) -> None:
+        healthy, down = server.models, [0]
 
-    thread = threading.Thread(target=torment)
-    thread.start()
-    try:
-        assert collect(make(*servers, retries=8), wanted) == undisturbed(serve, wanted)
-    finally:
-        stop.set()
-        thread.join()
+        def behaviour(payload: dict[str, Any], times: int) -> Reply:
+            down[0] = rng.randint(1, 8) if rng.random() < 0.05 else down[0] - 1
+            if down[0] < 0:
+                return completion(payload)
+            return rng.choice([GONE, Reply(body=b"x" * 100, send=0.0), completion(payload)._replace(send=0.3)])
+
+        def models() -> Reply:
+            down[0] -= 1
+            return healthy if down[0] < 0 else GONE
+
+        server.behaviour, server.models = behaviour, models
+
+    for server in servers[1:]:
+        dies(server)
+    assert collect(make(*servers, retries=8), wanted) == undisturbed(serve, wanted)
 
 
 def test_a_server_that_is_down_at_the_start_is_left_out(serve, caplog) -> None:  # type: ignore[no-untyped-def]
@@ -282,8 +290,15 @@ def test_every_way_to_name_servers(tmp_path: Path, monkeypatch) -> None:  # type
 
 def test_a_run_over_two_servers(serve, tmp_path: Path, environment: dict[str, str]) -> None:  # type: ignore[no-untyped-def]
     """The command line: the same rows as one server gives, what each did, and resumption with another list."""
-    healthy, broken = serve(slow()), serve()
-    broken.behaviour = lambda payload, times: completion(payload) if len(broken.requests) <= 4 else GONE
+    healthy, broken, failed = serve(), serve(), threading.Event()
+
+    def behaviour(payload: dict[str, Any], times: int) -> Reply:
+        if len(broken.requests) <= 4:
+            return completion(payload)
+        failed.set()
+        return GONE
+
+    broken.behaviour = behaviour
 
     def run(out: str, *urls: str) -> str:
         words = [word for url in urls for word in ("--base-url", url)]
@@ -293,6 +308,7 @@ def test_a_run_over_two_servers(serve, tmp_path: Path, environment: dict[str, st
         return done.stderr
 
     run("one", healthy.url)
+    held_until(healthy, failed)
     said = run("two", healthy.url, broken.url)
     assert rows(tmp_path / "two") == rows(tmp_path / "one")
     assert len(rows(tmp_path / "one")) == QUESTIONS * SAMPLES

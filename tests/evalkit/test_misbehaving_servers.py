@@ -1,22 +1,23 @@
-"""A gallery of servers as they really are. With each: every completion that was served is stored, the run ends by
-itself with the right exit code, and the same command completes it to the rows of an undisturbed run."""
+"""`gtpo eval` against servers that misbehave: every completion that was served is stored, the run ends by itself with
+the right exit code, and the same command completes it to the rows of an undisturbed run (what each answer comes to:
+test_openai_engine.py)."""
 
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import signal
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from servers import Reply, Server, completion, text_of
+from servers import Reply, Server, completion, stream, text_of
 
-import gtpo.evalkit.engines.openai as engine
 import gtpo.evalkit.engines.openai_dispatch as dispatch
 from gtpo.evalkit.engines.base import sample_seed
 from gtpo.rewards.data.arithmetic import arithmetic_problems
@@ -24,10 +25,11 @@ from gtpo.rewards.data.arithmetic import arithmetic_problems
 QUESTIONS, SAMPLES = 6, 4
 EVAL = (
     "eval", "m", "--engine", "openai", "--benchmarks", "arithmetic", "--k", str(SAMPLES), "--limit", str(QUESTIONS),
-    "--concurrency", "4", "--retries", "2", "--timeout", "0.6", "--max-tokens", "64", "--quiet",
+    "--concurrency", "4", "--retries", "2", "--max-tokens", "64", "--quiet",
 )  # fmt: skip
 FIRST = sample_seed(0, "arithmetic", arithmetic_problems("test", 1)[0].id, 0)
 """The seed of the first sample of the first question."""
+DOWN = Reply(503, {"error": "loading"})
 
 
 @pytest.fixture(autouse=True)
@@ -50,73 +52,62 @@ def benchmarks(run: Path) -> dict[str, Any]:
     return json.loads((run / "eval.json").read_text())["benchmarks"]
 
 
+def canaries(run: Path) -> dict[str, Any]:
+    return json.loads((run / "eval.json").read_text())["engine"]["canaries"]
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
     """An undisturbed run."""
-    server = Server()
+    server = Server(fingerprinted)
+    server.canary = fingerprinted
     out = tmp_path_factory.mktemp("whole") / "run"
     command = [sys.executable, "-m", "gtpo", *EVAL, "--base-url", server.url, "--out", str(out)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     server.close()
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, ""), "a null: nothing is warned of"
     assert len(rows(out)) == QUESTIONS * SAMPLES
+    assert all(row["completion"] == text_of(seed) and row["tokens"] == 7 for seed, row in rows(out).items())
     return out
 
 
-def bad(**fields: Any) -> Reply:
-    """An answer of the right form but for these fields of its choice."""
-    choice = {"message": {"content": "x"}, "finish_reason": "stop", **fields}
-    return Reply(body={"choices": [choice], "usage": {"completion_tokens": 7}})
+def fingerprinted(payload: dict[str, Any], times: int) -> Reply:
+    reply = completion(payload)
+    reply.body.update(model="m", system_fingerprint="fp")
+    return reply
 
 
-PASSING = {
-    "429 with Retry-After in seconds": Reply(429, {"error": {"message": "slow down"}}, {"Retry-After": "0.01"}),
-    "429 with Retry-After as a date": Reply(429, {}, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}),
-    "500": Reply(500, {"error": "oops"}),
-    "503 with a page": Reply(503, b"<html>busy</html>"),
-    "reset before the answer": Reply(body=b"x" * 100, send=0.0),
-    "reset inside the body": Reply(body={"choices": [{"message": {"content": "half"}}]}, send=0.5),
-    "silence before the answer": Reply(body={}, hang_before_s=30.0),
-    "silence inside the body": Reply(body={"choices": []}, send=0.5, hang_inside_s=30.0),
-    "broken JSON": Reply(body=b'{"choices": ['),
-    "no JSON": Reply(body=b"\xff\x00 not json"),
-    "a list": Reply(body=[1, 2]),
-    "no choices": Reply(body={"choices": []}),
-    "choices of the wrong type": Reply(body={"choices": {"0": 1}}),
-    "content as a number": bad(message={"content": 7}),
-    "tokens as text": Reply(body={**completion({"seed": 1}).body, "usage": {"completion_tokens": "seven"}}),
-    "a deep body": Reply(body=b'{"a":' * 5000),
-}
-STAYING = {
-    "400": (Reply(400, {"error": {"message": "the prompt\nis refused"}}), "HTTP 400: the prompt is refused"),
-    "403 by moderation": (Reply(403, {"error": {"message": "flagged"}}), "HTTP 403: flagged"),
-    "422": (Reply(422, {"detail": [{"msg": "too long"}]}), "HTTP 422"),
-    "413 with a page": (Reply(413, b"<html>\x1b[31mlarge</html>"), "HTTP 413: <html> [31mlarge</html>"),
-    "content filter": (bad(message={"content": None}, finish_reason="content_filter"), "content filter withheld"),
-}
+def test_what_passes_costs_nothing(gtpo, serve, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Every third request meets one of these first."""
+    faults = [
+        Reply(429, {"error": {"message": "slow down"}}, {"Retry-After": "0.01"}),
+        Reply(500, {"error": "oops"}),
+        Reply(body=b"x" * 100, send=0.0),
+        Reply(body={"choices": []}),
+        Reply(pieces=stream({"seed": 1})[:2]),
+    ]
 
+    def behaviour(payload: dict[str, Any], times: int) -> Reply:
+        hit = times == 1 and payload["seed"] % 3 == 0
+        return faults[payload["seed"] // 3 % len(faults)] if hit else completion(payload)
 
-@pytest.mark.parametrize("name", PASSING)
-def test_what_passes_costs_nothing(gtpo, serve, whole: Path, tmp_path: Path, name: str) -> None:  # type: ignore[no-untyped-def]
-    fault = PASSING[name]
-    server = serve(lambda payload, times: fault if times == 1 and payload["seed"] % 3 == 0 else completion(payload))
-    gtpo(*EVAL, "--base-url", server.url, "--out", "run")
+    gtpo(*EVAL, "--base-url", serve(behaviour).url, "--out", "run")
     assert rows(tmp_path / "run") == rows(whole)
     assert benchmarks(tmp_path / "run") == benchmarks(whole)
 
 
-@pytest.mark.parametrize("name", [*(name for name in PASSING if not name.startswith("429")), *STAYING])
-def test_what_stays_costs_its_own_sample(gtpo, serve, whole: Path, tmp_path: Path, name: str) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(("status", "attempts"), [(400, 1), (503, 3)])
+def test_what_stays_costs_its_own_sample(gtpo, serve, whole: Path, tmp_path: Path, status: int, attempts: int) -> None:  # type: ignore[no-untyped-def]
     """One request of 24 fails for good: 4 %, within the default. The next call asks for it alone."""
-    fault, message = STAYING.get(name, (PASSING.get(name), ""))
+    fault = Reply(status, {"error": {"message": "the prompt\nis refused"}})
     server = serve(lambda payload, times: fault if payload["seed"] == FIRST else completion(payload))
     run = tmp_path / "run"
     done = gtpo(*EVAL, "--base-url", server.url, "--out", run)
     assert completed(run) == server.served - {FIRST} == set(rows(whole)) - {FIRST}
     row = rows(run)[FIRST]
-    assert message in row["error"]
+    assert row["error"] == f"HTTP {status}: the prompt is refused"
     assert (row["completion"], row["verdict_strict"], row["format_ok"], row["tokens"]) == ("", None, None, None)
-    assert server.times[FIRST] == (1 if name in STAYING else 3)
+    assert server.times[FIRST] == attempts
     assert f"#0 failed: {row['error']}" in done.stderr
     assert "arithmetic: 1 samples have no completion and are unscored" in done.stderr
     entry = benchmarks(run)["arithmetic"]
@@ -133,26 +124,11 @@ def test_what_stays_costs_its_own_sample(gtpo, serve, whole: Path, tmp_path: Pat
     assert benchmarks(run) == benchmarks(whole)
 
 
-FOR_GOOD = {
-    "resetting": (Reply(body=b"x" * 100, send=0.0), "ClientPayloadError: Response payload is not completed"),
-    "silent": (Reply(body={}, hang_before_s=30.0), "no byte within 0.6 s (--timeout)"),
-    "503": (Reply(503, {"error": "loading"}), "HTTP 503"),
-    "no completion in it": (Reply(body={"data": 1}), "malformed answer: choices: there are none"),
-    "refusing": (Reply(400, {"error": {"message": "no such model"}}), "HTTP 400: no such model"),
-}
-
-
-@pytest.mark.parametrize("name", FOR_GOOD)
-def test_a_server_that_stops_answering(gtpo, serve, whole: Path, tmp_path: Path, name: str) -> None:  # type: ignore[no-untyped-def]
-    fault, message = FOR_GOOD[name]
-
-    def behaviour(payload: dict[str, Any], times: int) -> Reply:
-        return completion(payload) if len(server.requests) <= 9 else fault
-
-    server = serve(behaviour)
+def test_a_server_that_stops_answering(gtpo, serve, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    server = serve(lambda payload, times: completion(payload) if len(server.requests) <= 9 else DOWN)
     run = tmp_path / "run"
     done = gtpo(*EVAL, "--base-url", server.url, "--out", run, code=3)
-    assert message in done.stderr
+    assert "HTTP 503" in done.stderr
     assert done.stderr.count("the same command resumes") == 1
     assert completed(run) == server.served
     assert len(server.served) == 9
@@ -161,25 +137,6 @@ def test_a_server_that_stops_answering(gtpo, serve, whole: Path, tmp_path: Path,
     gtpo(*EVAL, "--base-url", server.url, "--out", run)
     assert rows(run) == rows(whole)
     assert benchmarks(run) == benchmarks(whole)
-
-
-def test_a_server_that_is_shut_down(gtpo, serve, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Not even a connection: the engine gives up after one request's attempts, not after all requests'."""
-
-    def behaviour(payload: dict[str, Any], times: int) -> Reply:
-        if len(server.requests) > 9:
-            server._closing.set()
-            server._server.socket.close()
-            return Reply(body=b"x" * 100, send=0.0)
-        return completion(payload)
-
-    server = serve(behaviour)
-    done = gtpo(*EVAL, "--base-url", server.url, "--out", "run", code=3)
-    assert f"the server at {server.url} gave no answer in 3 attempts" in done.stderr
-    assert completed(tmp_path / "run") == server.served
-    healthy = serve()
-    gtpo(*EVAL, "--base-url", healthy.url, "--out", "run")
-    assert rows(tmp_path / "run") == rows(whole)
 
 
 def test_settings_may_change_where_nothing_came_back(gtpo, serve, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -205,7 +162,7 @@ def test_one_question_refused_never_blocks_the_rest(gtpo, serve, whole: Path, tm
     run = tmp_path / "run"
     done = gtpo(*EVAL, "--base-url", server.url, "--out", run, code=3)
     assert "more than --fail-on-error 5% allows (first: arithmetic arithmetic/test/0 #" in done.stderr
-    for _ in range(3):
+    for _ in range(2):
         gtpo(*EVAL, "--base-url", server.url, "--out", run, code=3)
     assert completed(run) == server.served == set(rows(whole)) - lost
     done = gtpo(*EVAL, "--base-url", server.url, "--out", run, "--fail-on-error", "4")
@@ -213,24 +170,39 @@ def test_one_question_refused_never_blocks_the_rest(gtpo, serve, whole: Path, tm
     entry = benchmarks(run)["arithmetic"]
     assert (entry["questions"], entry["samples"], entry["unscored"]) == (5, 20, 4)
     assert entry["unscored_questions"] == ["arithmetic/test/0"]
-    gtpo(*EVAL, "--base-url", server.url, "--out", tmp_path / "none", "--fail-on-error", "0", code=3)
 
 
-def test_what_is_a_completion_all_the_same(gtpo, serve, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Thoughts without content, an empty completion, a refusal in words, a very long one."""
-    long = "word " * 400_000 + "<answer>3</answer>"
-    kinds = [
-        {"content": None, "reasoning_content": "so <answer>5</answer>?"},
-        {"content": ""},
-        {"content": None, "refusal": "I cannot."},
-        {"content": long},
-    ]
-    server = serve(lambda payload, times: completion(payload, **kinds[(payload["seed"] - FIRST) % 4]))
-    gtpo(*EVAL, "--base-url", server.url, "--limit", "1", "--out", "run")
-    found = [rows(tmp_path / "run")[FIRST + i] for i in range(4)]
-    assert [row["completion"] for row in found] == ["<think>so <answer>5</answer>?</think>", "", "I cannot.", long]
-    assert [row["verdict_strict"] for row in found[:3]] == ["NO_ANSWER"] * 3
-    assert found[3]["answer_strict"] == "3"
+@pytest.mark.parametrize("finish", ["abort", "content_filter"])
+def test_failures_keep_their_text(gtpo, serve, tmp_path: Path, finish: str) -> None:  # type: ignore[no-untyped-def]
+    """All fail: the texts are stored and unscored."""
+
+    def behaviour(payload: dict[str, Any], times: int) -> Reply:
+        reply = completion(payload)
+        reply.body["choices"][0]["finish_reason"] = finish
+        return reply
+
+    done = gtpo(*EVAL, "--base-url", serve(behaviour).url, "--retries", "0", "--out", "run", code=3)
+    assert "the same command resumes" in done.stderr
+    for seed, row in rows(tmp_path / "run").items():
+        assert (row["completion"], row["verdict_strict"], row["tokens"]) == (text_of(seed), None, None)
+        assert row["error"] is not None
+
+
+def test_keys_and_headers(gtpo, serve, whole: Path, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    def behaviour(payload: dict[str, Any], times: int) -> Reply:
+        sent = server.headers[-1]
+        right = (sent.get("Authorization"), sent.get("X-Team")) == ("Bearer sesame", "maths")
+        return completion(payload) if right else Reply(401, {"error": "who are you?"})
+
+    server = serve(behaviour)
+    monkeypatch.setenv("OPENAI_API_KEY", "sesame")
+    monkeypatch.setenv("TEAM", "maths")
+    gtpo(*EVAL, "--base-url", server.url, "--header", "X-Team: $TEAM", "--out", "run")
+    assert rows(tmp_path / "run") == rows(whole)
+    gtpo(*EVAL, "--base-url", server.url, "--header", "X-Team: maths", "--out", "stored")
+    assert "X-Team: ***" in json.loads((tmp_path / "stored/eval.json").read_text())["command"]
+    done = gtpo(*EVAL, "--base-url", server.url, "--header", "maths", "--out", "no", code=2)
+    assert "--header is 'Name: value', found 'maths'" in done.stderr
 
 
 def test_a_key_that_the_server_echoes_is_nowhere(gtpo, serve, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -257,53 +229,106 @@ def test_a_key_that_the_server_echoes_is_nowhere(gtpo, serve, tmp_path: Path, mo
             assert b"secret" not in path.read_bytes(), path
 
 
-def test_a_silent_server_is_seen(gtpo, serve, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(engine, "STALL_S", 0.3)
-    server = serve(lambda payload, times: completion(payload)._replace(hang_before_s=2.0 if times == 1 else 0.0))
-    command = [word for word in EVAL if word != "--quiet"]
-    done = gtpo(*command, "--base-url", server.url, "--timeout", "10", "--limit", "1", "--out", "run")
-    assert f"{server.url}: no byte for" in done.stderr
-    assert "4 requests in flight, 4 without a first byte for up to" in done.stderr
+def test_copies_are_noticed(gtpo, serve, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """One text for every seed, and another text each time."""
+    server = serve(lambda payload, times: completion({"seed": 7}))
+    server.canary = server.behaviour
+    done = gtpo(*EVAL, "--base-url", server.url, "--out", "one")
+    assert "4 requests with different seeds got the same text" in done.stderr
+    assert f"all samples of {QUESTIONS} of {QUESTIONS} questions are the same text" in done.stderr
+    assert canaries(tmp_path / "one")["seed_matters"] is False
+    texts = iter(range(10**6))
+    server.canary = lambda payload, times: completion({"seed": next(texts)})
+    done = gtpo(*EVAL, "--base-url", server.url, "--out", "ignored")
+    assert "the same seed gave different texts: the server's samples cannot be repeated" in done.stderr
+    assert canaries(tmp_path / "ignored")["repeats"] is False
+    assert canaries(whole) == {**canaries(whole), "models": ["m"], "fingerprints": ["fp"], "seed_matters": True}
+    assert canaries(whole)["repeats"] is True
+
+
+def test_another_model_is_refused(gtpo, serve, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """On resume, and beside another server; of one run, a name that is not the asked one is a warning."""
+
+    def renamed(payload: dict[str, Any], times: int) -> Reply:
+        reply = completion(payload)
+        reply.body["model"] = "m-0613"
+        return reply
+
+    other, copies, same = (serve(renamed), serve(), serve(fingerprinted))
+    other.canary, same.canary = renamed, fingerprinted
+    copies.canary = lambda payload, times: completion({"seed": 7})
+    shutil.copytree(whole, tmp_path / "run")
+    more = (*EVAL, "--k", str(SAMPLES + 1))
+    done = gtpo(*more, "--base-url", other.url, "--out", "run", code=2)
+    assert "was sampled from another model: m-0613 answers, and m did before" in done.stderr
+    done = gtpo(*more, "--base-url", copies.url, "--out", "run", code=2)
+    assert "first texts are others than they were for the same seeds" in done.stderr
+    assert rows(tmp_path / "run") == rows(whole)
+    done = gtpo(*EVAL, "--base-url", f"{same.url},{other.url}", "--out", "two", code=2)
+    assert "the servers have different models" in done.stderr
+    done = gtpo(*EVAL, "--base-url", other.url, "--out", "renamed")
+    assert '"m-0613" answers where "m" is asked for' in done.stderr
+
+
+def test_further_fields(gtpo, serve, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """They are part of how samples are drawn: a run keeps them."""
+    small = (*EVAL, "--base-url", serve().url, "--out", "run")
+    gtpo(*small, "--limit", "2", "--extra-body", '{"reasoning_effort": "low"}')
+    done = gtpo(*small, code=2)
+    assert "sampling.extra_body" in done.stderr
+    done = gtpo(*small, "--extra-body", '{"seed": 1}', code=2)
+    assert "--extra-body: seed is set by gtpo eval itself" in done.stderr
+
+
+PATIENT = """
+import sys
+import gtpo.evalkit.evaluation.pipeline as pipeline
+from gtpo import cli
+pipeline.INTERRUPT_S = 3600.0
+sys.argv = ["gtpo", *sys.argv[1:]]
+cli.app()
+"""
+"""What is in flight may still come for an hour: only a second press ends it sooner."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c(gtpo, serve, whole: Path, tmp_path: Path, environment: dict[str, str], presses: int) -> None:  # type: ignore[no-untyped-def]
-    """Ten completions served, the rest silent: the first press ends the run within two seconds, all ten stored."""
-    server = serve(
-        lambda payload, times: completion(payload)._replace(hang_before_s=0.0 if len(server.requests) <= 10 else 60.0)
-    )
+    """Ten completions served, the rest silent: the first press ends the run with all ten stored."""
+
+    def behaviour(payload: dict[str, Any], times: int) -> Reply:
+        if len(server.requests) == 14:  # so that its four are silent, all that were served have been read
+            silent.set()
+        reply = completion(payload)
+        return reply._replace(hold=server.closing.wait) if len(server.requests) > 10 else reply
+
+    silent, server = threading.Event(), serve()
+    server.behaviour = behaviour
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "gtpo", *EVAL, "--timeout", "60", "--base-url", server.url, "--out", str(run)]
+    start = ("-m", "gtpo") if presses == 1 else ("-c", PATIENT)
+    command = [sys.executable, *start, *EVAL, "--base-url", server.url, "--out", str(run)]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    server.wait_for(lambda: len(server.served) == 10 and len(server.requests) == 14)
-    time.sleep(1.0)
-    pressed = time.monotonic()
+    assert silent.wait(240)
     process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    said = process.stderr.readline() + process.stderr.readline()
+    assert "stopping; Ctrl-C again ends at once" in said
     if presses == 2:
-        time.sleep(0.2)
         process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
-    took = time.monotonic() - pressed
+    _, stderr = process.communicate()
     assert process.returncode == 130
     assert "Traceback" not in stderr
-    assert "stopping; Ctrl-C again ends at once" in stderr
-    assert took < (2.0 if presses == 1 else 1.0), took
     if presses == 1:
         assert completed(run) == server.served
         assert "the same command resumes" in stderr
-    server.behaviour = lambda payload, times: completion(payload)
-    gtpo(*EVAL, "--timeout", "60", "--base-url", server.url, "--out", run)
+    healthy = serve()
+    gtpo(*EVAL, "--base-url", healthy.url, "--out", run)
     assert rows(run) == rows(whole)
     assert benchmarks(run) == benchmarks(whole)
 
 
 def test_a_completion_without_its_verdict_gets_it_on_resume(gtpo, serve, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """What Ctrl-C stores unverified: rows as `cut_short` writes them."""
-    import shutil
-
-    import pyarrow as pa
-
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     (part,) = (run / "samples").iterdir()
@@ -316,8 +341,3 @@ def test_a_completion_without_its_verdict_gets_it_on_resume(gtpo, serve, whole: 
     gtpo(*EVAL, "--base-url", serve().url, "--out", run)
     assert rows(run) == rows(whole)
     assert benchmarks(run) == benchmarks(whole)
-
-
-def test_texts_are_what_the_server_wrote(whole: Path) -> None:
-    assert all(row["completion"] == text_of(seed) and row["tokens"] == 7 for seed, row in rows(whole).items())
-    assert os.listdir(whole / "samples")

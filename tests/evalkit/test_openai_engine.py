@@ -1,58 +1,53 @@
-"""What the openai engine sends and reads (servers that misbehave: test_misbehaving_servers.py; real vLLM:
-test_vllm_engine.py)."""
+"""What the openai engine sends, and what it makes of every answer (whole commands: test_misbehaving_servers.py; real
+vLLM: test_vllm_engine.py)."""
 
 from __future__ import annotations
 
+import gzip
+import itertools
 import json
+import logging
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
-from servers import Reply, Server, completion, text_of
+from servers import DONE, USAGE, Clock, Reply, Server, collect, completion, delta, event, make, stream, tasks, text_of
 
+import gtpo.evalkit.engines.openai as engine_module
 import gtpo.evalkit.engines.openai_dispatch as dispatch
 import gtpo.evalkit.engines.openai_reply as reply_module
 import gtpo.evalkit.engines.openai_server as server_module
 from gtpo.common.errors import UserError
-from gtpo.evalkit.engines.base import EngineStopped, Generation, Prompt, Sampling, Task, sample_seed
+from gtpo.common.log import LOG
+from gtpo.evalkit.engines.base import EngineStopped, Generation, sample_seed
 from gtpo.evalkit.engines.model_ref import resolve_model
-from gtpo.evalkit.engines.openai import OpenAIEngine
 from gtpo.evalkit.engines.openai_address import access, server_urls
-from gtpo.evalkit.engines.openai_reply import Answer, refused
+from gtpo.evalkit.engines.openai_reply import refused
 from gtpo.evalkit.results.record import read_record
 
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
-    yield server
-    server.close()
-
-
-def tasks(questions: int, samples: int) -> list[Task]:
-    return [
-        Task("b", f"q{i}", Prompt([{"role": "user", "content": f"question {i}"}]), tuple(range(samples)))
-        for i in range(questions)
-    ]
+Serve = Callable[..., Server]
+SEED = sample_seed(5, "b", "q0", 0)
+"""Of the only sample of `tasks(1, 1)`."""
+TEXT = text_of(SEED)
+ASKED = {"seed": SEED}
 
 
-def engine(url: str, *, sampling: dict[str, Any] | None = None, **options: Any) -> OpenAIEngine:
-    settings = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 33, "n": 4, "seed": 5, **(sampling or {})}
-    ref = resolve_model("m", served=True)
-    urls = server_urls(ref, [url], "OPENAI_API_KEY")
-    return OpenAIEngine(ref, Sampling(**settings), urls, access("OPENAI_API_KEY", ()), **{"concurrency": 4, **options})
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "LONGEST_PAUSE_S", 0.01)
 
 
-def collect(source: OpenAIEngine, wanted: list[Task]) -> list[Generation]:
-    return [g for lot in source.generate(wanted) for g in lot]
+# -- what is sent ----------------------------------------------------------------------------------------------------
 
 
-def test_one_request_per_sample_with_its_seed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_request_per_sample_with_its_seed(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
-    found = collect(engine(server.url), tasks(3, 4))
+    server = serve()
+    found = collect(make(server), tasks(3, 4)).values()
     assert len(found) == 12
     for g in found:
         assert g.seed == sample_seed(5, "b", g.question_id, g.sample_index)
@@ -65,15 +60,16 @@ def test_one_request_per_sample_with_its_seed(server: Server, monkeypatch: pytes
         assert (request["top_k"], request["min_p"], request["repetition_penalty"]) == (-1, 0.0, 1.0)
         assert "presence_penalty" not in request
         assert "chat_template_kwargs" not in request
-    assert "sk-test" not in json.dumps(engine(server.url).describe())
+    assert "sk-test" not in json.dumps(make(server).describe())
 
 
 @pytest.mark.parametrize("owner", ["vllm", "someone"])
-def test_sampling_options(server: Server, owner: str) -> None:
+def test_sampling_options(serve: Serve, owner: str) -> None:
     """A server that is not vLLM gets what was asked for, and no parameter that it may not know without need."""
+    server = serve()
     server.models = Reply(body={"data": [{"id": "m", "owned_by": owner}]})
     options = {"top_k": 20, "presence_penalty": 1.5}
-    collect(engine(server.url, sampling=options, body={"chat_template_kwargs": {"enable_thinking": True}}), tasks(1, 1))
+    collect(make(server, sampling=options, body={"chat_template_kwargs": {"enable_thinking": True}}), tasks(1, 1))
     (request,) = server.requests
     expected = {**options, "chat_template_kwargs": {"enable_thinking": True}}
     if owner == "vllm":
@@ -83,49 +79,142 @@ def test_sampling_options(server: Server, owner: str) -> None:
     assert {key: value for key, value in request.items() if key not in beyond} == expected
 
 
-@pytest.mark.parametrize(
-    ("reply", "message"),
-    [
-        (Reply(401, {"error": "bad key"}), r"refuses a request without a key; set OPENAI_API_KEY \(HTTP 401"),
-        (Reply(404, {"message": "nothing here"}), r"chat/completions is not there \(HTTP 404: nothing here"),
-    ],
-)
-def test_what_no_request_can_mend_is_told_at_once(server: Server, monkeypatch, reply: Reply, message: str) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    server.behaviour = lambda payload, times: reply
-    with pytest.raises(UserError, match=message):
-        collect(engine(server.url), tasks(50, 4))
-    assert len(server.requests) <= 8, "the rest is not asked for"
+UNKNOWN = {
+    "seed": "Unrecognized request argument supplied: seed",
+    "stream": "Unsupported parameter: 'stream'",
+    "stream_options": "stream_options: Extra inputs are not permitted",
+    "max_tokens": "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens'.",
+}
 
 
-def test_many_failures_in_a_row_stop_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was completed is handed on first, and so are the failures."""
-    monkeypatch.setattr(dispatch, "LONGEST_PAUSE_S", 0.01)
-    server.behaviour = lambda payload, times: (
-        completion(payload) if len(server.requests) <= 10 else Reply(500, {"error": "broken"})
-    )
-    found: list[Generation] = []
-    with pytest.raises(EngineStopped, match=rf"16 requests in a row failed at {server.url} \(HTTP 500: broken\)"):
-        found.extend(g for lot in engine(server.url, retries=1).generate(tasks(50, 4)) for g in lot)
-    assert sum(g.error is None for g in found) == 10
-    assert 16 <= sum(g.error is not None for g in found) <= 19
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_parameter_that_the_server_does_not_know(serve: Serve, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    def behaviour(payload: dict[str, Any], times: int) -> Reply:
+        if name in payload:
+            return Reply(400, {"error": {"message": UNKNOWN[name]}})
+        return completion({**ASKED, **payload})
+
+    server = serve(behaviour)
+    (found,) = collect(make(server, retries=0), tasks(1, 1)).values()
+    assert (found.text, found.error) == (TEXT, None)
+    assert ("samples cannot be repeated" in caplog.text) == (name == "seed")
+    if name == "max_tokens":
+        assert server.requests[-1]["max_completion_tokens"] == 33
 
 
-def test_an_answer_that_is_too_long(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reply_module, "LONGEST_BODY", 1000)
-    server.behaviour = lambda payload, times: completion(payload, content="x" * (2000 if times else 0))
-    (found,) = collect(engine(server.url), tasks(1, 1))
-    assert found.error is not None
-    assert found.error.startswith("an answer of more than")
-    assert len(server.requests) == 1
+# -- what comes back -------------------------------------------------------------------------------------------------
 
 
-def test_thoughts_are_kept_apart() -> None:
-    message = {"content": "<answer>4</answer>", "reasoning_content": "is it <answer>5</answer>?"}
-    body = json.dumps({"choices": [{"message": message, "finish_reason": "length"}]}).encode()
-    answer = Answer()
-    answer.feed(body)
-    assert answer.reply()[:3] == ("<think>is it <answer>5</answer>?</think><answer>4</answer>", None, "length")
+def answer(message: Any = None, finish: Any = "stop", **beside: Any) -> Reply:
+    """A whole body with one choice."""
+    choice = {"message": {"content": TEXT} if message is None else message, "finish_reason": finish}
+    return Reply(body={"choices": [choice], "usage": {"completion_tokens": 7}, **beside})
+
+
+def events(*pieces: bytes) -> Reply:
+    return Reply(pieces=pieces, headers={"Content-Type": "text/event-stream"})
+
+
+WHOLE = stream(ASKED)
+LONG = "word " * 400_000 + "<answer>3</answer>"
+THOUGHT = f"<think>is it 5?</think>{TEXT}"
+COMPLETIONS: dict[str, tuple[Reply, str, int | None, str]] = {
+    "a body": (answer(), TEXT, 7, "stop"),
+    "a stream": (events(*WHOLE), TEXT, 7, "stop"),
+    "a stream under another type": (Reply(pieces=WHOLE, headers={"Content-Type": "application/json"}), TEXT, 7, "stop"),
+    "a stream in odd pieces": (events(*(bytes([byte]) for byte in b"".join(WHOLE))), TEXT, 7, "stop"),
+    "comments": (events(*[b": PROCESSING\n\n"] * 3, *WHOLE), TEXT, 7, "stop"),
+    "CRLF": (events(*(piece.replace(b"\n", b"\r\n") for piece in WHOLE)), TEXT, 7, "stop"),
+    "no [DONE]": (events(*WHOLE[:-1]), TEXT, 7, "stop"),
+    "gzip": (
+        Reply(body=gzip.compress(json.dumps(answer().body).encode()), headers={"Content-Encoding": "gzip"}),
+        TEXT, 7, "stop",
+    ),
+    "another choice first": (
+        Reply(body={"choices": [{"index": 1, "message": {"content": "no"}}, *answer().body["choices"]]}),
+        TEXT, None, "stop",
+    ),
+    "content in parts": (events(delta([{"type": "text", "text": TEXT}], "stop"), DONE), TEXT, None, "stop"),
+    "thoughts": (answer({"content": TEXT, "reasoning_content": "is it 5?"}), THOUGHT, 7, "stop"),
+    "thoughts, streamed": (
+        events(event({"choices": [{"delta": {"reasoning_content": "is it 5?"}}]}), *WHOLE), THOUGHT, 7, "stop",
+    ),
+    "thoughts alone": (answer({"content": None, "reasoning": "5?"}), "<think>5?</think>", 7, "stop"),
+    "no usage": (events(*(piece for piece in WHOLE if piece != USAGE)), TEXT, None, "stop"),
+    "no content": (answer({"content": None}), "", 7, "stop"),
+    "a refusal in words": (answer({"content": None, "refusal": "I cannot."}), "I cannot.", 7, "stop"),
+    "a very long one": (answer({"content": LONG}), LONG, 7, "stop"),
+    "the end of a sequence": (answer(finish="eos"), TEXT, 7, "stop"),
+    "the limit": (answer(finish="max_tokens"), TEXT, 7, "length"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPLETIONS)
+def test_what_is_a_completion(serve: Serve, name: str) -> None:
+    reply, *expected = COMPLETIONS[name]
+    (found,) = collect(make(serve(lambda payload, times: reply), retries=0), tasks(1, 1)).values()
+    assert [found.text, found.tokens, found.finish_reason] == expected, found.error
+    assert found.error is None
+
+
+HALF = "".join(TEXT[:16])
+PASSING: dict[str, tuple[Reply, str]] = {
+    "500": (Reply(500, {"error": "oops"}), "HTTP 500: oops"),
+    "503 with a page": (Reply(503, b"<html>busy</html>"), "HTTP 503: <html>busy</html>"),
+    "reset before the answer": (Reply(body=b"x" * 100, send=0.0), "ClientPayloadError"),
+    "reset inside the body": (answer()._replace(send=0.5), "ClientPayloadError"),
+    "broken JSON": (Reply(body=b'{"choices": ['), "malformed answer"),
+    "no JSON": (Reply(body=b"\xff\x00 not json"), "malformed answer"),
+    "a page": (Reply(body=b"<html>a proxy's page</html>"), "malformed answer"),
+    "no gzip": (Reply(body=b"\x1f\x8b no", headers={"Content-Encoding": "gzip"}), "ClientPayloadError"),
+    "a list": (Reply(body=[1, 2]), "malformed answer"),
+    "an empty body": (Reply(body=b""), "malformed answer"),
+    "no choices": (Reply(body={"choices": []}), "malformed answer: choices: there are none"),
+    "choices of the wrong type": (Reply(body={"choices": {"0": 1}}), "malformed answer: choices"),
+    "content as a number": (answer({"content": 7}), "malformed answer: choices.0.message.content"),
+    "tokens as text": (answer(usage={"completion_tokens": "seven"}), "malformed answer: usage.completion_tokens"),
+    "a deep body": (Reply(body=b'{"a":' * 5000), "malformed answer"),
+    "a broken event": (events(*WHOLE[:2], b'data: {"choices": [\n\n'), "malformed answer"),
+    "an error as an event": (
+        events(*WHOLE[:2], event({"error": {"message": "out of memory"}})), "the server broke off: out of memory",
+    ),
+    "no end": (events(*WHOLE[:2]), "the completion was not finished (finish_reason None)"),
+    "no reason to end": (events(*WHOLE[:2], USAGE, DONE), "the completion was not finished (finish_reason None)"),
+    "abort": (answer({"content": HALF}, "abort"), "the completion was not finished (finish_reason abort)"),
+    "a reason of its own": (answer({"content": HALF}, "whatever"), "the completion was not finished"),
+}  # fmt: skip
+STAYING: dict[str, tuple[Reply, str]] = {
+    "400": (Reply(400, {"error": {"message": "the prompt\nis refused"}}), "HTTP 400: the prompt is refused"),
+    "403 by moderation": (Reply(403, {"error": {"message": "flagged"}}), "HTTP 403: flagged"),
+    "422": (Reply(422, {"detail": [{"msg": "too long"}]}), "HTTP 422"),
+    "413 with a page": (Reply(413, b"<html>\x1b[31mlarge</html>"), "HTTP 413: <html> [31mlarge</html>"),
+    "content filter": (answer({"content": HALF}, "content_filter"), "content filter withheld"),
+}
+PARTIAL = {"a broken event", "an error as an event", "no end", "no reason to end", "abort", "a reason of its own"}
+PARTIAL |= {"content filter"}
+"""Of these there is a text, which is kept."""
+
+
+@pytest.mark.parametrize("name", [*PASSING, *STAYING])
+def test_what_is_none(serve: Serve, name: str) -> None:
+    """It costs its own sample; what may pass is asked once more, the rest is not."""
+    reply, message = (PASSING | STAYING)[name]
+    passes = name in PASSING
+    server = serve(lambda payload, times: reply if times == 1 else completion(payload))
+    (found,) = collect(make(server, retries=0), tasks(1, 1)).values()
+    assert message in str(found.error)
+    assert (found.tokens, found.finish_reason) == (None, "error" if passes else "refused")
+    assert found.text == (HALF if name in PARTIAL else "")
+    server.times.clear()
+    (found,) = collect(make(server, retries=1), tasks(1, 1)).values()
+    assert (found.error is None, server.times[SEED]) == ((True, 2) if passes else (False, 1))
+
+
+@pytest.mark.parametrize("after", ["0.01", "Wed, 21 Oct 2015 07:28:00 GMT"])
+def test_a_refusal_for_the_rate_costs_no_attempt(serve: Serve, after: str) -> None:
+    server = serve(lambda payload, times: Reply(429, {}, {"Retry-After": after}) if times < 3 else completion(payload))
+    (found,) = collect(make(server, retries=0), tasks(1, 1)).values()
+    assert (found.text, server.times[SEED]) == (TEXT, 3)
 
 
 @pytest.mark.parametrize(("header", "expected"), [("7", 7.0), ("1e9", 120.0), ("-3", 0.0), ("soon", 0.0), ("", 0.0)])
@@ -134,18 +223,209 @@ def test_retry_after(header: str, expected: float) -> None:
     assert (error.pause_s, error.passing) == (expected, True)
 
 
+def test_an_answer_that_is_too_long(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply_module, "LONGEST_BODY", 1000)
+    server = serve(lambda payload, times: completion(payload, content="x" * 2000))
+    (found,) = collect(make(server), tasks(1, 1)).values()
+    assert found.error is not None
+    assert found.error.startswith("an answer of more than")
+    assert len(server.requests) == 1
+
+
+# -- time ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_silence(serve: Serve, monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
+    """More than an hour without anything new, before or inside the answer."""
+    clock = Clock(monkeypatch)
+
+    def silence() -> bool:
+        clock.skip(3601)
+        return server.closing.wait()
+
+    def pieces() -> Iterator[bytes]:
+        yield WHOLE[0]
+        while not any(running.tokens for running in source.running()):
+            time.sleep(0.001)
+        silence()
+
+    server = serve(lambda payload, times: Reply(pieces=pieces()) if begun else Reply(hold=silence))
+    source = make(server, retries=0)
+    (found,) = collect(source, tasks(1, 1)).values()
+    assert found.error == f"{'nothing new' if begun else 'no byte'} within 3600 s (--timeout)"
+    assert found.text == (TEXT[:8] if begun else "")
+
+
+@pytest.mark.parametrize("total_s", [1e6, 7200.0])
+def test_slow_completions_are_waited_for(serve: Serve, monkeypatch: pytest.MonkeyPatch, total_s: float) -> None:
+    """Nearly an hour for each token, with and without a limit of two hours for all of them."""
+    clock = Clock(monkeypatch)
+
+    def pieces() -> Iterator[bytes]:
+        for number, piece in enumerate(WHOLE):
+            if 0 < number < len(WHOLE) - 3:
+                while sum(running.tokens for running in source.running()) < number:
+                    time.sleep(0.001)
+                clock.skip(3500)
+            yield piece
+
+    source = make(serve(lambda payload, times: Reply(pieces=pieces())), retries=0, total_s=total_s)
+    (found,) = collect(source, tasks(1, 1)).values()
+    if total_s > 7200:
+        assert (found.text, found.error) == (TEXT, None)
+    else:
+        assert found.error == "not finished within 7200 s (--total-timeout)"
+        assert 0 < len(found.text) < len(TEXT)
+        assert TEXT.startswith(found.text)
+
+
+def test_a_silent_server_is_seen(serve: Serve, monkeypatch, caplog) -> None:  # type: ignore[no-untyped-def]
+    """The server answers once the user was told that it does not."""
+    monkeypatch.setattr(engine_module, "STALL_S", 0.01)
+    told, said = threading.Event(), list[str]()
+
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+            told.set()
+
+    monkeypatch.setattr(LOG, "handlers", [Told()])
+    caplog.set_level(logging.INFO, LOG.name)
+    server = serve(lambda payload, times: completion(payload)._replace(hold=told.wait))
+    assert len(collect(make(server), tasks(1, 4))) == 4
+    assert said[0].startswith(f"{server.url}: no byte for")
+    assert "requests in flight" in said[0]
+    assert "without a first byte for up to" in said[0]
+
+
+def test_tokens_of_a_server_that_shows_nothing_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in flight gets the pace of what is done, until a token is seen."""
+    monkeypatch.setattr(server_module, "time", SimpleNamespace(monotonic=lambda: 103.0))
+    server = server_module.Server("http://s.example/v1", access("OPENAI_API_KEY", ()), 4)
+    first, second = (server_module.request_of(task, 0, 0) for task in tasks(2, 1))
+    for request in (first, second):
+        request.sent = 100.0
+        server.asking[request.key] = None, request  # type: ignore[assignment]
+    assert [r.tokens for r in server.running()] == [0, 0]
+    server.seconds, server.tokens = 20.0, 205.0
+    assert [r.tokens for r in server.running()] == [30, 30]
+    first.answer.deltas = 7
+    assert [r.tokens for r in server.running()] == [7, 0]
+
+
+def test_the_reported_time_is_shared_by_tokens(gtpo, serve: Serve, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    gtpo(
+        "eval", "m", "--engine", "openai", "--base-url", serve().url, "--benchmarks", "arithmetic,arithmetic_hard",
+        "--limit", "5", "--k", "4", "--max-tokens", "64", "--out", "run",
+    )  # fmt: skip
+    record = read_record(tmp_path / "run")
+    assert record.benchmark_seconds["arithmetic"] == pytest.approx(record.benchmark_seconds["arithmetic_hard"])
+    assert record.wall_seconds is not None
+    assert 0 < sum(record.benchmark_seconds.values()) <= record.wall_seconds
+
+
+# -- what ends the run -----------------------------------------------------------------------------------------------
+
+AT_ONCE = [
+    (Reply(401, {"error": "bad key"}), r"refuses a request without a key; set OPENAI_API_KEY \(HTTP 401"),
+    (Reply(404, {"message": "nothing here"}), r"chat/completions is not there \(HTTP 404: nothing here"),
+    (
+        Reply(308, {}, {"Location": "http://elsewhere.example/v1"}),
+        "it redirects to http://elsewhere.example/v1; --base-url takes that address",
+    ),
+    (Reply(400, {"error": "X-Team is missing"}), r"refuses every request \(HTTP 400: X-Team is missing\)"),
+]
+
+
+@pytest.mark.parametrize(("reply", "message"), AT_ONCE)
+def test_what_no_request_can_mend_is_told_at_once(serve: Serve, monkeypatch, reply: Reply, message: str) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    server = serve(lambda payload, times: reply)
+    with pytest.raises(UserError, match=message):
+        collect(make(server), tasks(50, 4))
+    assert len(server.requests) <= (8 if reply.status != 400 else 16 + 4), "the rest is not asked for"
+
+
+def test_many_failures_in_a_row_stop_it(serve: Serve) -> None:
+    """What was completed is handed on first, and so are the failures."""
+    broken = Reply(500, {"error": "broken"})
+    server = serve(lambda payload, times: completion(payload) if len(server.requests) <= 10 else broken)
+    found: list[Generation] = []
+    with pytest.raises(EngineStopped, match=rf"16 requests in a row failed at {server.url} \(HTTP 500: broken\)"):
+        found.extend(g for lot in make(server, retries=1).generate(tasks(50, 4)) for g in lot)
+    assert sum(g.error is None for g in found) == 10
+    assert 16 <= sum(g.error is not None for g in found) <= 19
+
+
+def test_a_server_that_is_shut_down(serve: Serve) -> None:
+    """Not even a connection: the engine gives up after one request's attempts, not after all requests'."""
+
+    def behaviour(payload: dict[str, Any], times: int) -> Reply:
+        if len(server.requests) > 9:
+            server.closing.set()
+            server._server.socket.close()
+        return completion(payload)
+
+    server, found = serve(behaviour), list[Generation]()
+    with pytest.raises(EngineStopped, match=f"the server at {server.url} gave no answer in 3 attempts"):
+        found.extend(g for lot in make(server, retries=2).generate(tasks(50, 4)) for g in lot)
+    assert {g.seed for g in found} == server.served
+
+
+def test_an_outage_is_waited_for(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server is back when it has been asked three times whether it is."""
+    monkeypatch.setattr(dispatch, "REJOIN_S", 0.01)
+    server = serve()
+    there, asked = server.models, itertools.count()
+
+    def models() -> Any:
+        server.models = models if next(asked) < 2 else there
+        return Reply(503, {})
+
+    def behaviour(payload: dict[str, Any], times: int) -> Reply:
+        if len(server.requests) == 20:
+            server.models = models
+        return completion(payload) if server.models is there else Reply(503, {})
+
+    server.behaviour = behaviour
+    found = collect(make(server, retries=0, wait_s=3600.0), tasks(10, 4))
+    assert len(found) == 40
+    assert all(g.error is None for g in found.values())
+    assert "wait for it, up to 3600 s" in caplog.text
+
+
+def test_no_server_within_the_time_it_may_take(gtpo) -> None:  # type: ignore[no-untyped-def]
+    arguments = ("--engine", "openai", "--benchmarks", "arithmetic", "--limit", "1", "--wait-for-server", "0.1")
+    done = gtpo("eval", "m", *arguments, "--base-url", "http://127.0.0.1:9/v1", "--out", "none", code=2)
+    assert "no server answers at http://127.0.0.1:9/v1" in done.stderr
+
+
+def test_another_model_in_the_middle(serve: Serve) -> None:
+    def behaviour(payload: dict[str, Any], times: int) -> Reply:
+        return answer(model="m" if len(server.requests) <= 20 else "m-0613")
+
+    server = serve(behaviour)
+    with pytest.raises(EngineStopped, match='another model answers: "m-0613", no longer "m"'):
+        collect(make(server, retries=0), tasks(20, 4))
+
+
 def test_addresses_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    def urls(url: str) -> list[str]:
+        return server_urls(resolve_model("m", served=True), [url], "OPENAI_API_KEY")
+
     for url, message in (
         ("http://user:secret@127.0.0.1:1/v1", "must hold no credentials"),
         ("127.0.0.1:8000", "must start with http"),
-        ("http://127.0.0.1:1/v1", "no server answers at"),
     ):
         with pytest.raises(UserError, match=message) as error:
-            engine(url)
+            urls(url)
         assert "secret" not in str(error.value)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret\u00e9")
     with pytest.raises(UserError, match="the key in OPENAI_API_KEY has characters") as error:
-        engine("http://127.0.0.1:1/v1")
+        access("OPENAI_API_KEY", ())
     assert "secret" not in str(error.value)
 
 
@@ -182,77 +462,3 @@ def test_a_train_run_by_its_own_name(gtpo, tiny_model: Path, tmp_path: Path) -> 
     )
     expected = f"vllm serve {tiny_model} --enable-lora --lora-modules lora=results/train/lora/best --max-lora-rank 32"
     assert expected in gtpo("eval", "lora", *command[2:], code=2).stderr
-
-
-def test_tokens_of_a_server_that_shows_nothing_before_the_end() -> None:
-    """What is in flight gets the pace of what is done, until a token is seen."""
-    server = server_module.Server("http://s.example/v1", access("OPENAI_API_KEY", ()), 4)
-    first, second = (server_module.request_of(task, 0, 0) for task in tasks(2, 1))
-    for request in (first, second):
-        request.sent = time.monotonic() - 3
-        server.asking[request.key] = None, request  # type: ignore[assignment]
-    assert [r.tokens for r in server.running()] == [0, 0]
-    server.seconds, server.tokens = 20.0, 205.0
-    assert [r.tokens for r in server.running()] == [30, 30]
-    first.answer.deltas = 7
-    assert [r.tokens for r in server.running()] == [7, 0]
-
-
-@pytest.mark.parametrize(
-    ("reason", "stored", "tokens"),
-    [
-        ("stop", "stop", 7),
-        ("eos", "stop", 7),
-        ("max_tokens", "length", 7),
-        ("abort", "error", None),
-        ("error", "error", None),
-        (None, "error", None),
-        ("whatever", "error", None),
-        ("content_filter", "refused", None),
-    ],
-)
-def test_how_a_completion_ended(
-    gtpo, serve, tmp_path: Path, reason: str | None, stored: str, tokens: int | None
-) -> None:  # type: ignore[no-untyped-def]
-    """What is no end and no limit is a failure: tried again, kept with its text, unscored."""
-
-    def behave(payload: dict[str, Any], times: int) -> Reply:
-        reply = completion(payload)
-        if payload["messages"][-1]["content"].startswith(first):
-            reply.body["choices"][0]["finish_reason"] = reason
-        return reply
-
-    from gtpo.rewards.data.arithmetic import arithmetic_problems
-
-    first = arithmetic_problems("test")[0].problem
-    server = serve(behave)
-    arguments = ("--benchmarks", "arithmetic", "--limit", "2", "--max-tokens", "64", "--fail-on-error", "1")
-    gtpo("eval", "m", *arguments, "--retries", "1", "--engine", "openai", "--base-url", server.url, "--out", "run")
-    rows = {row["question_id"]: row for row in pq.read_table(tmp_path / "run/samples").to_pylist()}
-    row = rows["arithmetic/test/0"]
-    assert (row["finish_reason"], row["tokens"], row["error"] is None) == (stored, tokens, tokens is not None)
-    assert row["completion"] == text_of(row["seed"])
-    assert (row["verdict_lenient"] is None) == (tokens is None)
-    assert len(server.requests) == (3 if stored == "error" else 2)
-
-
-def test_the_reported_time_is_that_of_a_slow_server(gtpo, server: Server, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """From the first request to the last reply; the time before the first reply is a fifth of it here."""
-    begun: list[float] = []
-    ended: list[float] = []
-
-    def slow(payload: dict[str, Any], times: int) -> Reply:
-        begun.append(time.monotonic())
-        seconds = 0.7 + payload["seed"] % 5 / 10
-        ended.append(begun[-1] + seconds)
-        return completion(payload)._replace(hang_before_s=seconds)
-
-    server.behaviour = slow
-    gtpo(
-        "eval", "m", "--engine", "openai", "--base-url", server.url, "--benchmarks", "arithmetic,arithmetic_hard",
-        "--limit", "5", "--k", "4", "--concurrency", "8", "--max-tokens", "64", "--out", "run",
-    )  # fmt: skip
-    reported = read_record(tmp_path / "run").benchmark_seconds
-    assert len(begun) == 40
-    assert sum(reported.values()) == pytest.approx(max(ended) - min(begun), rel=0.05)
-    assert reported["arithmetic"] == pytest.approx(reported["arithmetic_hard"], rel=0.01)
