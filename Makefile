@@ -9,7 +9,7 @@ PIP_FLAGS ?= --quiet --disable-pip-version-check
 # Many tests wait for processes that they started: one job more than there are cores.
 TEST_JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 8 ? cores + 1 : 8)))
 
-.PHONY: help install docs demo publish-demo publish-first-steps publish-real clean-demo lint check test test-all release-check test-trl115 test-unsloth test-verl test-vllm real bench claims claims-quick clean
+.PHONY: help install docs demo publish-demo publish-first-steps publish-real clean-demo lint check test test-all release-check test-trl115 test-unsloth test-verl test-vllm real bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -100,9 +100,11 @@ publish-demo: export PATH := $(abspath $(BIN)):$(PATH)
 publish-demo: demo $(VENV)/.installed-dev  ## run the demo and copy its evidence to results/published/demo
 	$(call copy-evidence,$(DEMO_RUNS),$(EVIDENCE))
 	gtpo compare $(DEMO_RUNS) --baseline demo-base --k 1,8,32 --format markdown \
-	  --figures $(EVIDENCE)/figures --html $(EVIDENCE)/report.html --samples-mb 0.5 > $(EVIDENCE)/comparison.md
+	  --figures results/demo-figures --html results/demo-report.html --samples-mb 0.5 > $(EVIDENCE)/comparison.md
+	cp results/demo-figures/differences.svg $(EVIDENCE)/figures/
 	gtpo compare $(filter demo-g%,$(DEMO_METHODS)) --baseline demo-grpo --k 1,8,32 --format markdown > $(EVIDENCE)/gtpo-against-grpo.md
-	python docs/tools/pictures.py
+	rm $(EVIDENCE)/demo-*-s[23]/metrics.jsonl
+	python docs/tools/demo_evidence.py results/demo-report.html
 
 clean-demo:  ## remove what the demo made
 	rm -rf $(DEMO_RUNS:%=results/train/%) $(DEMO_RUNS:%=results/eval/%)
@@ -206,14 +208,6 @@ bench: $(VENV)/.installed-bench  ## measure against the alternatives; JSON in re
 	$(BIN)/python -m bench.compare
 	$(BIN)/python -m bench.coverage --jobs 2
 	$(BIN)/python -m bench.step
-
-# Every run that has no record yet; the records are committed. `make claims` again goes on where it stopped.
-claims: $(VENV)/.installed-dev  ## the experiment of docs/claims-plan.md: hours; resumable, two runs at a time
-	$(BIN)/python -m bench.claims.run --jobs 2
-	$(BIN)/python -m bench.claims.page
-
-claims-quick: $(VENV)/.installed-dev  ## one seed of SFT, GRPO and GTPO, compared with the committed records (minutes)
-	$(BIN)/python -m bench.claims.again --quick --jobs 2
 
 clean:  ## remove caches
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -28,7 +28,6 @@ import torch
 import yaml
 from scipy import stats
 
-from bench.claims.record import one_line
 from bench.common import SHARED, parser, rows_of
 from bench.rollout_log import VARIABLE
 from gtpo.common.errors import UserError
@@ -150,7 +149,7 @@ def execute(name: str, model: str, data: Path) -> None:
     keep_completions(name)
     if len(rows) != STEPS or len(step_tokens(name)) != STEPS:
         raise UserError(f"{folder}: {len(rows)} lines of metrics in place of {STEPS}; it is not recorded")
-    write_text(OUT / f"{name}.json", one_line(record))
+    write_text(OUT / f"{name}.json", json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n")
     shutil.rmtree(folder / "checkpoints")
     (UNFINISHED / f"{name}.jsonl.gz").unlink()
     print(f"{name}: recorded", flush=True)

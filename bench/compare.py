@@ -2,9 +2,8 @@
 
 The command runs as a user runs it, in a process of its own, start-up and reading included; beside it, as the
 yardstick of this machine, an interpreter that only imports numpy. Expected: the table of 8 runs in at most 1.5 s and
-their page in at most 6 s, its answer drawn in a browser within 0.5 s (measured where chromium and chromedriver are on
-the PATH), at most five pages on paper and, folded, four screens on a phone; the page of 30 runs (6 methods x 5 seeds)
-of at most 1.5 MB; that of two runs with 5,000 x 64 completions (640,000 rows) in at most 60 s and of at most 3 MB.
+their page in at most 6 s; the page of 30 runs (6 methods x 5 seeds) of at most 1.5 MB; that of two runs with 5,000 x 64
+completions (640,000 rows) in at most 60 s and of at most 3 MB.
 
     python -m bench.compare [--rounds N] [--out FILE]
 
@@ -13,14 +12,10 @@ The fastest of the rounds counts; a page is made once.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import re
-import shutil
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -130,42 +125,6 @@ def fastest(command: list[str], rounds: int, cwd: Path) -> dict[str, float]:
     return {name: min(row[name] for row in found) for name in found[0]}
 
 
-PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
-
-
-def in_browser(page: Path) -> dict[str, float]:
-    """Milliseconds until the answer and all of it is drawn, printed pages, screens of a phone; {} without Chromium."""
-    if not (shutil.which("chromium") and shutil.which("chromedriver")):
-        return {}
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
-        options.add_argument(flag)
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-
-    def drawn() -> dict[str, str]:
-        driver.get("about:blank")
-        driver.get(f"file://{page}")
-        while not driver.execute_script("return document.documentElement.dataset.complete"):
-            time.sleep(0.02)
-        found: dict[str, str] = driver.execute_script("return {...document.documentElement.dataset}")
-        return found
-
-    try:
-        driver.set_window_size(1280, 900)
-        rounds = [drawn() for _ in range(3)]
-        best: dict[str, float] = {f"{key}_ms": min(int(r[key]) for r in rounds) for key in ("ready", "complete")}
-        paper = driver.execute_cdp_cmd("Page.printToPDF", {"paperWidth": 8.27, "paperHeight": 11.69})
-        printed = len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(paper["data"])))
-        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
-        drawn()
-        height = driver.execute_script("return document.documentElement.scrollHeight")
-        return best | {"printed_pages": printed, "phone_screens": round(height / PHONE["height"], 1)}
-    finally:
-        driver.quit()
-
-
 def main() -> None:
     arguments = parser(__doc__, rounds=3, out=Path("results/bench/compare.json")).parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -193,7 +152,7 @@ def main() -> None:
         ):
             if what.startswith("page"):
                 row = fastest([*gtpo, *chosen, "--html", str(page)], 1, home)
-                row |= {"bytes": page.stat().st_size} | in_browser(page)
+                row["bytes"] = page.stat().st_size
             else:
                 row = fastest([*gtpo, *chosen], arguments.rounds, home)
             rows.append({"what": what} | row)

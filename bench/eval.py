@@ -74,16 +74,12 @@ def bare(engine: Any, tasks: Sequence[Task], sampling: Sampling) -> int:
 def metrics_seconds(questions: int = 1319, n: int = 64) -> float:
     """Time pass@k and maj@k for all k on questions of which no two have the same votes."""
     rng = random.Random(0)
-    votes, correct, abstentions = [], [], []
-    for _ in range(questions):
-        correct.append(rng.randint(0, n))
-        abstentions.append(rng.randint(0, min(n - correct[-1], 6)))
-        rest, sizes = n - correct[-1] - abstentions[-1], []
-        while rest:
-            sizes.append(min(rest, 1 + int(rng.expovariate(1 / rng.choice([1, 2, 5, 10])))))
-            rest -= sizes[-1]
-        votes.append(sizes)
-    return seconds(lambda: (pass_at_all_k([n] * questions, correct), maj_at_all_k(votes, correct, abstentions)))
+    votes, correct = [], [rng.randint(0, n) for _ in range(questions)]
+    for right in correct:
+        votes.append([])
+        while rest := n - right - sum(votes[-1]):
+            votes[-1].append(min(rest, 1 + int(rng.expovariate(1 / rng.choice([1, 2, 5, 10])))))
+    return seconds(lambda: (pass_at_all_k([n] * questions, correct), maj_at_all_k(votes, correct, [0] * questions)))
 
 
 def main() -> None:

@@ -2,9 +2,8 @@
 
 stationary: false alarms of all tests together (`gtpo.run.watch.Watch`) on policies that do not change. trends: the
 same where they learn or drift without a collapse. sudden: delay where the accuracy falls to a tenth at once. claims:
-which runs of results/published/claims it flags, and how many steps after the accuracy reward first lay below half of
-its best (`bench.claims.measures`); their records hold means of blocks of steps, and a block is a line. cost: time per
-line.
+which runs of results/published/claims/first.parquet it flags, and how many steps after the accuracy reward first lay
+below half of its best; the records hold means of blocks of steps, and a block is a line. cost: time per line.
 """
 
 from __future__ import annotations
@@ -19,17 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
-from bench.claims.measures import collapse_step, curve
 from bench.common import save, table
 from gtpo.common.files import read_json
 from gtpo.config import HealthSection
-from gtpo.run.sequential import Drift, Floats
+from gtpo.evalkit.comparison.training_curves import smoothed
+from gtpo.run.sequential import Floats
 from gtpo.run.watch import SIGNALS, Watch
 
 Row = dict[str, Any]
 OUT = Path("results/published/bench/health.json")
-RECORDS = Path("results/published/claims/records")
+RECORDS = Path("results/published/claims/first.parquet")
 COMPLETIONS = 8
 RUNS, STEPS = 100, 3000
 LONG = 7500
@@ -44,9 +44,9 @@ class Policy:
     accuracy, spread: problems are Beta with this mean; spread below 1 is U-shaped. prompts: in a step, 8 completions
     each. memory: coefficient of a first-order process that shifts all problems by one standard deviation in logits, and
     entropy, length and KL by half of one in logarithms; 0: none. negative: the reward is -1 or 1 in place of 0 or 1.
-    kl: median divergence. problems: so many take turns and keep their difficulty; 0: each step has new ones.
-    Entropy, length and KL are exp(0.7 t), exp(0.8 t) and exp(t) of Student's t with 3 degrees of freedom, per prompt,
-    entropy and length cut off where they end.
+    kl: median divergence. problems: so many take turns and keep their difficulty; 0: each step has new ones. Entropy,
+    length and KL are exp(0.7 t), exp(0.8 t) and exp(t) of Student's t with 3 degrees of freedom, per prompt; entropy
+    and length are cut off where they end.
     """
 
     accuracy: float = 0.3
@@ -112,17 +112,6 @@ def first_alarms(metrics: Mapping[str, Floats]) -> dict[str, Floats]:
     return first
 
 
-def alone(name: str, values: Floats) -> Floats:
-    """Return the step at which one test by itself flags each run; NaN if it never does."""
-    signal, (runs, steps) = SIGNALS[name], values.shape
-    test = Drift(HealthSection().false_alarms * signal.share, rows=runs, **signal.settings)
-    first = np.full(runs, np.nan)
-    for at in range(steps):
-        alarms = test.observe(values[:, at]) >= -math.log(test.alpha)
-        first[alarms & np.isnan(first)] = at + 1
-    return first
-
-
 def false_alarms(metrics: Mapping[str, Floats]) -> dict[str, Any]:
     """Return how many runs are flagged by any test within each number of steps, and by which within all."""
     first = first_alarms(metrics)
@@ -177,48 +166,59 @@ def measure_sudden() -> Iterator[Row]:
     policies += [Policy(mean, 0.3, 1, problems=each) for mean in (0.05, 0.2, 0.5) for each in (100, 400)]
     for number, policy in enumerate(policies):
         metrics = policy.metrics(np.random.default_rng([9, number]), RUNS, 1000, None, lost_from=500)
-        late = alone("accuracy", metrics["accuracy"]) - 500
+        late = first_alarms({"accuracy": metrics["accuracy"]})["accuracy"] - 500
         seen = late[late > 0]
         found = {"flagged": len(seen), "median_delay": float(np.median(seen)) if len(seen) else None}
         yield asdict(policy) | {"runs": RUNS, "by": {"accuracy": found}}
 
 
-def watched(record: dict[str, Any]) -> tuple[int, str] | None:
-    """Return (step, what was said) of the first alarm of the whole watch on a record."""
-    names = [name for signal in SIGNALS.values() for name in signal.names]
+def read_records() -> list[Row]:
+    """Return the runs of the first experiment."""
+    rows: list[Row] = pq.read_table(RECORDS).to_pylist()
+    return rows
+
+
+def curve(record: Row, name: str) -> tuple[Floats, Floats]:
+    """Return the last step of each block and its mean, blocks without a value left out; empty without the metric."""
+    blocks = zip(record["last_step_of_block"], record.get(name) or [], strict=False)
+    steps, means = np.array([pair for pair in blocks if pair[1] is not None], dtype=float).reshape(-1, 2).T
+    return steps, means
+
+
+def collapse_step(record: Row) -> float:
+    """Return the step at which the running accuracy falls below half of its best and does not come back; else NaN."""
+    steps, values = curve(record, "reward/accuracy")
+    smooth = smoothed(values, 4)
+    below = smooth < 0.5 * np.maximum.accumulate(smooth)
+    return float(steps[below][0]) if below[-1] else math.nan
+
+
+def watched(record: Row) -> int | None:
+    """Return the step of the first alarm of the whole watch on a record."""
     lines: dict[int, dict[str, float]] = {}
-    for name in names:
+    for name in (name for signal in SIGNALS.values() for name in signal.names):
         for step, value in zip(*curve(record, name), strict=True):
             lines.setdefault(int(step), {})[name] = float(value)
     watch = Watch(HealthSection().false_alarms)
-    for step in sorted(lines):
-        if said := watch.observe(step, lines[step]):
-            return step, said
-    return None
+    return next((step for step in sorted(lines) if watch.observe(step, lines[step])), None)
 
 
 def measure_claims() -> Row:
     """Return which records are flagged, by regime."""
     found: dict[str, Row] = {}
-    delays: dict[str, list[int]] = {}
-    for path in sorted(RECORDS.glob("*.json")):
-        record = read_json(path)
-        if not curve(record, "reward/accuracy")[0].size:
+    delays: list[int] = []
+    for record in read_records():
+        if record["reward/accuracy"] is None:
             continue
-        name = record["regime"]
-        regime = found.setdefault(name, {"collapsed": 0, "flagged": 0, "others": 0, "others_flagged": 0, "missed": []})
         end, alarm = collapse_step(record), watched(record)
+        counts = {"collapsed": 0, "flagged": 0, "others": 0, "others_flagged": 0}
+        regime = found.setdefault(record["regime"], counts)
         collapsed = not math.isnan(end)
         regime["collapsed" if collapsed else "others"] += 1
         if alarm is not None:
             regime["flagged" if collapsed else "others_flagged"] += 1
-        if collapsed and alarm is None:
-            regime["missed"].append(record["run"])
-        elif collapsed:
-            delays.setdefault(name, []).append(alarm[0] - int(end))
-    for name, regime in found.items():
-        regime["median_delay_steps"] = float(np.median(delays[name])) if name in delays else None
-    return {"regimes": found, "median_delay_steps": float(np.median(list(itertools.chain(*delays.values()))))}
+            delays += [alarm - int(end)] if collapsed else []
+    return {"regimes": found, "median_delay_steps": float(np.median(delays))}
 
 
 def measure_cost() -> Row:
@@ -251,8 +251,7 @@ def tables(found: dict[str, Any]) -> list[str]:
     late = []
     for row in found["sudden"]:
         again = f"after {row['problems']} steps" if row["problems"] else "no"
-        shape = "U-shaped" if row["spread"] < 1 else "even"
-        by = row["by"]["accuracy"]
+        shape, by = "U-shaped" if row["spread"] < 1 else "even", row["by"]["accuracy"]
         late.append((f"{row['accuracy']}", shape, row["prompts"], again, by["flagged"], f"{by['median_delay']:.0f}"))
     return [
         table(("policy that does not change", ">runs", ">flagged in 3,000 steps", ">in 7,500"), alarms),

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from trl.kernels import ChunkedLogProbFunction
 from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE, entropy_from_logits, selective_log_softmax
@@ -141,46 +140,6 @@ def liger(case: Case) -> Result:
     return Result(torch.autograd.grad(value, case.leaves))
 
 
-def linear_cross_entropy(case: Case) -> Result:
-    """torch's chunked linear cross entropy: the summed NLL, no weight per row, no entropy."""
-    flat = case.hidden.reshape(-1, case.hidden.shape[-1])
-    options = torch.nn.LinearCrossEntropyOptions()
-    value = F.linear_cross_entropy(flat, case.lm_head, case.ids.reshape(-1), reduction="sum", options=options)
-    return Result(torch.autograd.grad(value, case.leaves))
-
-
-def published(case: Case) -> Result:
-    """Our re-implementation of the published code from its description, without its presence maps (bench.conflict).
-
-    Completion by completion: an entropy from a first projection, log-probabilities of the old policy from a second,
-    and of the new one from a third, differentiated at once.
-    """
-    totals: list[Tensor] = [torch.zeros_like(leaf) for leaf in case.leaves]
-    logps, entropies = [], []
-    count, length = case.ids.shape
-
-    def logp(row: int) -> Tensor:
-        scores = (case.hidden[row] @ case.lm_head.t()).float().log_softmax(dim=-1)
-        return scores.gather(-1, case.ids[row, :, None]).squeeze(-1)
-
-    for row in range(count):
-        with torch.no_grad():
-            p = (case.hidden[row] @ case.lm_head.t()).float().softmax(dim=-1)
-            entropy = -(p * p.clamp(min=1e-30).log()).sum(dim=-1)
-            del p
-            old = logp(row)
-        new = logp(row)
-        mean = entropy.mean()
-        advantage = case.advantages[row] - case.objective.gamma * mean
-        advantage = torch.where(mean > case.objective.entropy_threshold, 0.0, advantage)
-        value = -(torch.exp(new - old) * case.spans.weights[row]).sum() * advantage / length / count
-        for total, gradient in zip(totals, torch.autograd.grad(value, case.leaves), strict=True):
-            total += gradient
-        logps.append(new.detach())
-        entropies.append(entropy)
-    return Result(tuple(totals), torch.stack(logps), torch.stack(entropies))
-
-
 def bare_matmuls(case: Case) -> Result:
     """The floor: the two (three) products of V columns and nothing else."""
     flat = case.hidden.detach().reshape(-1, case.hidden.shape[-1])
@@ -201,7 +160,7 @@ class Contender(NamedTuple):
     comparable: bool = True
     """Whether its gradients are the objective's: then they are checked before it is timed."""
     needs: str = ""
-    """`cuda`, a name of torch.nn as `torch.nn.NAME`, or a module that must be installed."""
+    """`cuda`, or a module that must be installed."""
 
 
 CONTENDERS = [
@@ -211,14 +170,6 @@ CONTENDERS = [
     Contender("full logits", full_logits),
     Contender("trl full logits", trl_plain, "selective_log_softmax, entropy_from_logits"),
     Contender("liger grpo", liger, "no entropy: A' given; dW always", needs="liger_kernel"),
-    Contender(
-        "torch linear_cross_entropy",
-        linear_cross_entropy,
-        "summed NLL only",
-        comparable=False,
-        needs="torch.nn.LinearCrossEntropyOptions",
-    ),
-    Contender("published listing", published, "our re-implementation of the description"),
     Contender("bare matmuls", bare_matmuls, "the floor", comparable=False),
 ]
 

@@ -3,31 +3,21 @@
 Both are the trainers as a user runs them: sampling is replaced by fixed completions, everything else (scoring, spans,
 forward, loss, backward, optimizer) is their own. Contenders take turns in random order inside one process; memory is
 the peak over a step beyond what the process held before it. The gate keeps every completion here, so that no row is
-skipped for it. Expected, written down before the first run: time <= 1.0 and memory <= 1.0 with a frozen head (LoRA),
-because the fused loss needs two matmuls of the vocabulary where TRL needs three; all weights trained: three against
-four, time <= 1.0, memory <= 1.0. With the KL term (beta 0.04) GRPO runs a second forward on the untrained policy: the
-model with its adapter disabled (LoRA), or a second copy of the weights. The memory of a step leaves out what is held
-between steps, so that copy is counted apart (`reference_bytes`).
+skipped for it. With the KL term (beta 0.04) GRPO runs a second forward on the untrained policy: the model with its
+adapter disabled (LoRA), or a second copy of the weights, which is counted apart (`reference_bytes`). With --sample the
+trainers sample their own completions from the same seed, by transformers: a whole short run.
 
---model Qwen2.5-0.5B measures that architecture (random weights, tied head), --dtype bfloat16 in the type that people
-train in. Expected for it on a CPU with AVX512_BF16, 8 x 128 tokens, LoRA, before the first run: 0.85 of GRPO's
-processor time and 0.55 with the KL term, since the head is about a third of the model's products and TRL's fused head
-takes three to four times as long as ours; of a whole run with sampling 0.9. --profile prints where a step's time goes.
-
-With --sample the trainers sample their own completions from the same seed, by transformers: a whole short run, whose
-steps hold sampling, scoring and training. The model is untrained, so completions have their full length. Expected at
-D 2048, V 32000, 64 tokens, one layer, before the first run: a step 0.65 of GRPO's time with LoRA and 0.75
-with all weights, since the layer's own products are as many as the head's; 0.55 and 0.6 with the KL term; memory 0.3
-and 0.5. Of a whole run 0.8: sampling is the same for both.
+Expected before the first runs: time and memory at most 1.0 of GRPO's, with LoRA and with all weights. Of
+--model Qwen2.5-0.5B in bfloat16, 8 x 128 tokens, LoRA: 0.85 of its processor time, 0.55 with the KL term. With --sample
+at D 2048, V 32000, one layer: 0.65 with LoRA, 0.75 with all weights, 0.55 and 0.6 with the KL term; memory 0.3 and 0.5.
 
     python -m bench.step [--rounds N] [--tokens L] [--hidden D] [--vocabulary V] [--layers N] [--sample]
-        [--model NAME] [--dtype TYPE] [--cases lora all] [--ragged] [--max-padding P] [--profile] [--prompt L]
-        [--share-prefixes] [--out FILE]
+        [--model NAME] [--dtype TYPE] [--cases lora all] [--ragged] [--prompt L] [--share-prefixes] [--out FILE]
 
 --rounds: of turns; 0 takes the times of the memory's processes. --steps: of a turn; the first one is not counted.
---dtype: of the frozen weights. --ragged: completions of an eighth of --tokens up to all. --max-padding: GTPO's.
---prompt: its tokens. --share-prefixes: both trainers' (`python -m bench.shared_prefixes` compares with and without).
---threads: torch's, on a CPU. --turn, --lora: one turn of one contender, which prints its JSON.
+--model: a real architecture with random weights and a tied head. --dtype: of the frozen weights. --ragged: completions
+of an eighth of --tokens up to all. --prompt: its tokens. --share-prefixes: both trainers' (`python -m
+bench.shared_prefixes` compares). --threads: torch's, on a CPU. --turn, --lora: one turn of one contender, as JSON.
 """
 
 from __future__ import annotations
@@ -53,12 +43,10 @@ import psutil
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from torch.profiler import ProfilerActivity, profile, record_function
-from transformers import AutoModelForCausalLM, LlamaConfig, PrinterCallback, TrainerCallback
+from transformers import AutoModelForCausalLM, LlamaConfig, PrinterCallback, Qwen2Config, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from bench.common import in_turns, parser, save, table
-from bench.random_model import ARCHITECTURES
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.common.files import read_json
 from gtpo.inputs.tiny import build_tokenizer
@@ -69,8 +57,13 @@ from gtpo.trainer.trl_seam import scoring_labels_alone
 GROUP = 8
 KINDS = ("gtpo", "grpo", "grpo-kl")
 CLOCKS = ("seconds", "cpu_seconds")
-PARTS = {"self_attn": "attention", "mlp": "MLP", "lora_A": "adapters", "lora_B": "adapters"}
-"""Part of a step by the name of a module; the innermost one that has a part counts."""
+ARCHITECTURES = {
+    "Qwen2.5-0.5B": functools.partial(
+        Qwen2Config, vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
+        num_attention_heads=14, num_key_value_heads=2, rope_theta=1e6, tie_word_embeddings=True,
+    ),
+}  # fmt: skip
+"""Of real models, as their config.json has them."""
 BETA = 0.04
 """KL weight of `grpo-kl`, the paper's (figure 1)."""
 
@@ -109,74 +102,10 @@ class _Meter(TrainerCallback):
         self.found["peak_bytes"].append(peak - self.held)
 
 
-class _Profiler(TrainerCallback):
-    """Seconds of the last step by part: forward by the module that ran it, backward by its forward's."""
-
-    def __init__(self, last: int) -> None:
-        self.last, self.seconds = last, dict[str, float]()
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Mark what each part's modules run."""
-        for name, module in model.named_modules():
-            part = next((PARTS[piece] for piece in reversed(name.split(".")[-2:]) if piece in PARTS), None)
-            if part is not None:
-                module.register_forward_pre_hook(functools.partial(self._enter, part))
-                module.register_forward_hook(self._leave)
-        self.ranges: list[Any] = []
-
-    def _enter(self, part: str, *_: Any) -> None:
-        self.ranges.append(record_function(f"part {part}").__enter__())
-
-    def _leave(self, *_: Any) -> None:
-        self.ranges.pop().__exit__(None, None, None)
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record the last step."""
-        if state.global_step == self.last - 1:
-            self.recorded = profile(activities=[ProfilerActivity.CPU]).__enter__()
-            self.begin = time.perf_counter()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Add up what was recorded."""
-        if state.global_step == self.last:
-            total = time.perf_counter() - self.begin
-            self.recorded.__exit__(None, None, None)
-            self.seconds = seconds_by_part(list(self.recorded.events() or []))
-            self.seconds["between operators"] = total - sum(self.seconds.values())
-
-
-def seconds_by_part(events: list[Any]) -> dict[str, float]:
-    """Return the self time of a profile's CPU events by part; an operator's backward belongs to its forward's part."""
-
-    def forward_part(event: Any) -> str | None:
-        while event is not None:
-            if event.name.startswith("part "):
-                return str(event.name[5:])
-            if any(name in event.name for name in ("OnePass", "ChunkedLogProb")):
-                return "loss"
-            if event.name.startswith("Optimizer.step"):
-                return "optimizer"
-            event = event.cpu_parent
-        return None
-
-    def node(event: Any) -> Any:
-        while event is not None and not event.name.startswith("autograd::engine::evaluate_function"):
-            event = event.cpu_parent
-        return event
-
-    parts = {e.sequence_nr: forward_part(e) for e in events if e.sequence_nr >= 0 and node(e) is None}
-    found: dict[str, float] = {}
-    for event in events:
-        backward = node(event)
-        part = forward_part(event) or (parts.get(backward.sequence_nr) if backward is not None else None)
-        found[part or "rest"] = found.get(part or "rest", 0.0) + event.self_cpu_time_total / 1e6
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-
 def turn(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, Any]:
     """Train a fresh model for a few steps and return seconds, cpu_seconds and peak_bytes of each but the first.
 
-    reference_bytes: what the reference model holds all the time. parts: with --profile, seconds of the last step.
+    reference_bytes: what the reference model holds all the time.
     """
     with tempfile.TemporaryDirectory() as folder:
         return _turn(kind, lora, shape, folder)
@@ -218,12 +147,12 @@ def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict
         "gradient_checkpointing": False, "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
         "logging_steps": 1, "dataloader_pin_memory": False,
     }  # fmt: skip
-    meter, reference, profiler = _Meter(), 0, _Profiler(shape.steps)
+    meter, reference = _Meter(), 0
     adapters = LoraConfig(r=16, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
     common: dict[str, Any] = {
         "model": model, "reward_funcs": reward, "processing_class": tokenizer,
         "train_dataset": Dataset.from_dict({"prompt": [str(number) for number in range(shape.steps)]}),
-        "rollout_func": None if shape.sample else rollouts, "callbacks": [meter, *[profiler] * shape.profile],
+        "rollout_func": None if shape.sample else rollouts, "callbacks": [meter],
         "peft_config": adapters if lora else None,
     }  # fmt: skip
     if kind == "gtpo":
@@ -243,7 +172,7 @@ def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict
     with head, Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
         trainer.train()
     found = {name: values[1:] for name, values in meter.found.items()}
-    return {**found, "reference_bytes": [float(reference)], "parts": profiler.seconds}
+    return {**found, "reference_bytes": [float(reference)]}
 
 
 def apart(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, Any]:
@@ -262,7 +191,6 @@ def measure(shape: argparse.Namespace) -> dict[str, Any]:
     cases: dict[str, Any] = {}
     for lora in (choice == "lora" for choice in shape.cases):
         found: dict[str, dict[str, Any]] = {kind: apart(kind, lora, shape) for kind in KINDS}
-        parts = {kind: each.pop("parts") for kind, each in found.items()}
         if shape.rounds:  # bytes from there, times from turns inside one process
             found = {kind: {**each, "seconds": [], "cpu_seconds": []} for kind, each in found.items()}
         for _, kind in in_turns(KINDS, shape.rounds):
@@ -277,14 +205,14 @@ def measure(shape: argparse.Namespace) -> dict[str, Any]:
             for other in KINDS[1:]
         )
         case = {"median": median, "ratio": ratio, "ratio_with_kl": with_kl, "all": found}
-        cases["lora, frozen head" if lora else "all weights"] = case | ({"parts": parts} if shape.profile else {})
+        cases["lora, frozen head" if lora else "all weights"] = case
     return cases
 
 
 def page(document: dict[str, Any]) -> str:
     """Return the table of docs/scale.md. On a CPU the time to judge by is that of the processor."""
     clock = "cpu_seconds" if document["device"] == "cpu" else "seconds"
-    rows, lines = [], []
+    rows = []
     for name, case in document["cases"].items():
         each = [case["median"][kind] for kind in KINDS]
         ours, theirs, with_kl = (f"{its[clock]:.2f}" for its in each)
@@ -295,19 +223,15 @@ def page(document: dict[str, Any]) -> str:
         kept = f" and {reference:.0f} for the reference model" if reference else ""
         rows.append((f"{name}: peak memory of a step, MiB", f"{mine:.0f}", f"{other:.0f}", f"{mine / other:.2f}",
                      f"{most:.0f}{kept}", f"{mine / (most + reference):.2f}"))  # fmt: skip
-        for kind, parts in case.get("parts", {}).items():
-            total = sum(parts.values())
-            shares = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in parts.items())
-            lines.append(f"\n{name}, {kind}: {total:.2f} s: {shares}")
     columns = ("", "GTPO", "GRPO (beta 0)", "ratio", "GRPO with KL (beta 0.04)", "ratio")
-    return "\n".join([table(columns, rows), *lines])
+    return table(columns, rows)
 
 
 def main() -> None:
     """Measure, write the JSON, print its table."""
     types = ("float32", "bfloat16")[:: -1 if torch.cuda.is_available() else 1]
     made = parser(__doc__, rounds=3, steps=4, tokens=128, hidden=512, vocabulary=32000, cases=["lora", "all"], layers=2,
-                  dtype=types, ragged=False, profile=False, out=Path("results/bench/step.json"),
+                  dtype=types, ragged=False, out=Path("results/bench/step.json"),
                   threads=1, lora=False, sample=False, prompt=16, share_prefixes=False)  # fmt: skip
     made.add_argument("--model", choices=ARCHITECTURES, help="a real model's architecture instead of these sizes")
     made.add_argument("--turn", choices=KINDS)

@@ -35,8 +35,7 @@ from gtpo.kernels import matmul, workers
 from gtpo.kernels.torch_rows import OnlineSoftmax, Transform, apply_transform_
 
 TILE_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
-"""Logits per tile: 2 MiB for each core, since the width hardly matters; 256 MiB on a GPU, where few large launches win
-(bench.loss_tiles)."""
+"""Logits per tile: 2 MiB for each core, since the width hardly matters; 256 MiB on a GPU, where large launches win."""
 TILE_COLUMNS = {"cpu": (256, 16384), "cuda": (4096, 65536)}
 """Fewest and most columns of a tile."""
 

@@ -7,10 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.claims.measures import curve
-from bench.claims.plan import load_plan
-from bench.claims.statistics import read_records
-from bench.health import RUNS, STEPS, Policy, false_alarms, tables, trends
+from bench.health import RUNS, STEPS, Policy, curve, false_alarms, read_records, tables, trends
 from gtpo.run.advice import EQUAL, EQUAL_STEPS
 from gtpo.run.watch import SIGNALS
 
@@ -20,6 +17,8 @@ def test_policies_are_drawn_as_they_say() -> None:
     metrics = Policy(0.2, 0.3, 1).metrics(draw, 50, 400)
     assert metrics["accuracy"].mean() == pytest.approx(0.2, abs=0.01)
     assert set(metrics) == set(SIGNALS)
+    again = Policy(0.2, 0.3, 1, problems=40).metrics(draw, 400, 80)["accuracy"]
+    assert np.corrcoef(again[:, 0], again[:, 40])[0, 1] > 0.5, "a problem keeps its difficulty"
     waves = Policy(0.3, memory=0.9, prompts=16).metrics(draw, 50, 400)["accuracy"]
     assert np.mean([np.corrcoef(run[:-1], run[1:])[0, 1] for run in waves]) > 0.5
     lost = Policy(0.5).metrics(draw, 50, 200, lost_from=100)["accuracy"]
@@ -70,9 +69,9 @@ def test_advice_on_equal_rewards_in_recorded_runs(root: Path, monkeypatch: pytes
         return accuracy[blocks - 1 :][due][0] if due.any() else None
 
     found: dict[str, list[float | None]] = {}
-    for (regime, method), records in read_records(load_plan()).items():
-        if method not in ("base", "sft"):
-            found.setdefault(regime, []).extend(map(first_accuracy, records.values()))
+    for record in read_records():
+        if record["method"] not in ("base", "sft"):
+            found.setdefault(record["regime"], []).append(first_accuracy(record))
     calm = [first for regime in ("micro-calm", "small-calm") for first in found[regime]]
     told = [first for first in calm if first is not None]
     assert len(calm) > 200

@@ -29,8 +29,6 @@ def test_the_pages_tables_are_the_published_measurements(root: Path, published) 
     page = (root / "docs/one_pass.md").read_text()
     for name in ("loss", "loss_narrow", "loss_bfloat16"):
         assert loss.page(published(f"bench/{name}")) in page, name
-    assert loss.misses(published("bench/loss")) == []
-    assert "marks that are missed (none)" in page
     scale = (root / "docs/scale.md").read_text()
     for name in ("", "_wide", "_wide_sampled", "_bfloat16", "_bfloat16_sampled", "_bfloat16_profile"):
         assert step.page(published(f"bench/step{name}")) in scale, name
@@ -42,13 +40,3 @@ def test_shared_prefixes(root: Path, published) -> None:
     null = published("bench/shared_prefixes_null")["ratio"]
     told = "one turn of each gave {:.2f} (GTPO) and {:.2f} (GRPO) of the time"
     assert told.format(*(null[method]["cpu_seconds"] for method in ("gtpo", "grpo"))) in page
-
-
-def test_a_missed_mark_is_named() -> None:
-    rows = {"ours/torch": {"seconds": 1.2, "extra_bytes": 9}, "full logits": {"seconds": 1.1, "extra_bytes": 10}}
-    block = {"shape": "1024x512x32000", "head": "frozen", "threads": 1, "contenders": rows}
-    lines = loss.misses({"blocks": [block]})
-    assert [line.split(": ")[2] for line in lines] == [
-        "seconds / full logits 1.09, mark 1.0",
-        "extra_bytes / full logits 0.90, mark 0.25",
-    ]

@@ -15,8 +15,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from vllm_servers import VLLMServer
 
-from bench.kills import VLLMServer
 from gtpo.evalkit.engines.model_ref import resolve_model, serve_command
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(420)]

@@ -1,5 +1,5 @@
 """Real vLLM on a CPU, several times: model copies on Ray, and servers. Whatever is killed, the samples are those of
-one process that was left alone (ten kills in a row: bench/kills.py; why: test_vllm_rounding.py)."""
+one process that was left alone (why: test_vllm_rounding.py)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from bench.kills import EVAL as PROGRAM
-from bench.kills import copies, samples, serving
+from vllm_servers import EVAL as PROGRAM
+from vllm_servers import copies, samples, serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

@@ -108,7 +108,8 @@ def environment(root: Path) -> dict[str, str]:
 
 
 def bench(root: Path, folder: Path, *flags: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "bench.adapter_sync", *flags, "--out", str(folder / "found.json")]
+    program = Path(__file__).with_name("adapter_sync_run.py")
+    command = [sys.executable, str(program), *flags, "--out", str(folder / "found.json")]
     done = subprocess.run(command, cwd=root, env=environment(root), capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads((folder / "found.json").read_text())

@@ -1,4 +1,4 @@
-"""The Triton kernels: on a CPU in Triton's interpreter, on a GPU as they are (bench/kernels.py compiles them)."""
+"""The Triton kernels: on a CPU in Triton's interpreter, on a GPU as they are."""
 
 import importlib.util
 import os

@@ -1,0 +1,119 @@
+"""results/published: the records give the answers, the pages say what the files say, each folder says what it is."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench import loss
+
+FOLDERS = ("bench", "claims", "collapse", "demo", "gpu", "real", "verl")
+LARGEST = 6_000_000
+
+
+def test_every_folder_says_who_made_it_when_and_at_which_commit(root: Path) -> None:
+    published = root / "results/published"
+    assert sorted(path.name for path in published.iterdir()) == sorted(FOLDERS)
+    for folder in FOLDERS:
+        text = (published / folder / "README.md").read_text()
+        assert "the gtpo developers" in text, folder
+        assert re.search(r"\b[0-9a-f]{7}\b", text), folder
+        assert re.search(r"2[1-9](?: and \d+)? Nov", text), folder
+    assert sum(path.stat().st_size for path in published.rglob("*") if path.is_file()) <= LARGEST
+
+
+def recomputed(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-I", str(folder / "recompute.py")]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder)
+
+
+def test_every_primary_test_follows_from_the_records(root: Path, tmp_path: Path) -> None:
+    """From a copy of the folder, so from its files alone; and a number that is another one is seen."""
+    folder = shutil.copytree(root / "results/published/claims", tmp_path / "claims")
+    done = recomputed(folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "all primary tests recomputed: 28 of 28 equal"
+    answers = json.loads((folder / "answers.json").read_text())
+    answers["first"][0]["effects"][0]["difference"] += 1e-6
+    answers["second"][4]["verdict"] = "undecided"
+    (folder / "answers.json").write_text(json.dumps(answers))
+    done = recomputed(folder)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "all primary tests recomputed: 26 of 28 equal"
+    assert "DIFFERS: ['difference']" in done.stdout
+    assert "DIFFERS: ['verdict']" in done.stdout
+
+
+def points(row: dict[str, Any]) -> str:
+    return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * row[key] for key in ("difference", "low", "high")))
+
+
+def test_the_pages_verdicts_are_those_of_the_answers(root: Path, published: Any) -> None:
+    page, answers = (root / "docs/results.md").read_text(), published("claims/answers")
+    lines = [line for line in page.splitlines() if line.startswith("| ")]
+    for row in answers["first"]:
+        test = row["effects"][0]
+        its = [line for line in lines if line.startswith(f"| {row['claim']} | {test['regime']}:")]
+        assert len(its) == 1, row["claim"]
+        assert its[0].endswith(f"| **{row['verdict']}** |")
+        if ":" in test["measure"]:
+            assert f"| {points(test)} |" in its[0]
+    for row in answers["second"]:
+        numbers = "{difference:+.3f} [{low:+.3f}, {high:+.3f}] | {p:.2g} | **{verdict}** |".format(**row)
+        assert any(line.startswith(f"| {row['claim']} |") and line.endswith(numbers) for line in lines), row["claim"]
+    verdicts = [row["verdict"] for part in answers.values() for row in part]
+    told = (root / "README.md").read_text()
+    assert f"{verdicts.count('undecided')} tests are undecided" in told
+    effects = [row["effects"][0] for row in answers["first"]] + answers["second"]
+    section = told[told.index("What GTPO does, as far as") : told.index("## Find the answer")]
+    found = re.findall(r"[+-]\d+\.\d \[[^\]]+\]", section)
+    assert len(found) == 5
+    assert set(found) <= {points(row) for row in effects if abs(row["difference"]) < 1}
+
+
+def test_the_runs_on_a_real_model(root: Path, published: Any) -> None:
+    page = (root / "docs/results.md").read_text()
+    runs = {"untrained": published("real/untrained")}
+    for name in ("gtpo-s1", "grpo-s1", "gtpo-s2", "grpo-s2", "sft-s1"):
+        runs[name] = published(f"real/records/real-gsm8k-{name}")
+    for name, record in runs.items():
+        found = record["summary"]["gsm8k"]
+        interval = "{mean:.1f} [{low:.1f}, {high:.1f}]"
+        metric = {key: 100 * found["pass@k"]["1"][key] for key in ("mean", "low", "high")}
+        assert f"| {name} | {interval.format(**metric)} |" in page
+        lenient, *rates = (found["lenient"]["pass@k"]["1"]["mean"], found["format_rate"], found["truncation_rate"])
+        cells = [f"{100 * value:.1f}" for value in (lenient, *rates)]
+        assert f"| {name} | {' | '.join(cells)} | {found['mean_tokens']:.0f} |" in page
+
+
+def test_agreement_on_a_models_own_completions(root: Path, published: Any) -> None:
+    page, report = (root / "docs/evaluation.md").read_text(), published("real/agreement")
+    for golds, rows in (("right", report["rows"]), ("of the next question (null)", report["null"])):
+        for task, row in zip(("zero-shot", "few-shot"), rows, strict=True):
+            names = ("lm_eval_flexible", "inspect_match", "gtpo_lenient", "agree_lm_eval", "agree_inspect")
+            assert f"| {task} | {golds} | {' | '.join(f'{100 * row[name]:.1f}' for name in names)} |" in page
+    by_reason: dict[str, list[str]] = {}
+    for found in report["rows"][0]["differ"]:
+        if found["lm_eval_right"] != (found["gtpo_verdict"] == "CORRECT"):
+            by_reason.setdefault(found["why"], []).append(found["id"].rpartition("/")[2])
+    for ids in by_reason.values():
+        assert f"| {len(ids)} | {', '.join(ids)} | " in page
+
+
+def test_what_ran_on_a_gpu(root: Path, published: Any) -> None:
+    assert loss.page(published("bench/loss_cuda")) in (root / "docs/one_pass.md").read_text()
+    gpu = root / "results/published/gpu"
+    launches = [(gpu / run / "metrics.jsonl").read_text().splitlines()[:2] for run in ("ddp", "fsdp2")]
+    one, other = ([json.loads(line)["loss"] for line in lines] for lines in launches)
+    assert one == other
+    metric = published("gpu/gpu-gsm8k-gtpo/eval")["benchmarks"]["gsm8k"]["pass@k"]["1"]
+    told = "{:.1f} % [{:.1f}, {:.1f}] are right".format(*(100 * metric[key] for key in ("mean", "low", "high")))
+    assert told in " ".join((root / "docs/results.md").read_text().split())
+    for run in ("q1", "q05", "q3"):
+        peak = published(f"gpu/{run}/run")["peak_memory_bytes"] / 2**30
+        assert f" | {peak:.2f} |" in (root / "docs/recipes.md").read_text()
