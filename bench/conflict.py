@@ -2,27 +2,21 @@
 
 The presence-map contender is our own re-implementation of the published method from its description: for each group,
 each direction and each sign, occurrences of every (position, token) pair are counted into a map of V x L 64-bit
-integers; two maps meet in the pairs that both signs hold; each completion looks its own pairs up. It is granted more
-than the description says: completion lengths in place of a pad id, so that it is right, and each direction's maps
-are freed before the next direction's are made.
+integers; two maps meet in the pairs that both signs hold; each completion looks its own pairs up. It is granted
+completion lengths in place of a pad id, and that a direction's maps are freed before the next.
 
-Both get the same ids, G completions for each of B prompts, ragged up to L tokens, with a shared beginning and end.
-Equality of all weights is checked before anything is timed; then the two take turns in random order. Time is the
-median; temporaries are the peak of the allocator's bytes during a call less the bytes of what it returns.
-
-Expected, written down before the first run: at G = 8, L = 1024, V = 32000 at most 1 % of the presence maps' time,
-and at most 1 MB of temporaries.
+Both get the same ragged ids of G completions for each of B prompts, with a shared beginning and end. All weights must
+be equal before anything is timed; then the two take turns in random order. Time is the median; temporaries are the
+peak of the allocator's bytes during a call less the bytes of what it returns. Expected before the first run: at G = 8,
+L = 1024, V = 32000 at most 1 % of the presence maps' time, and at most 1 MB of temporaries.
 
     python -m bench.conflict [--groups 8 12 16 64] [--lengths 256 1024 4096] [--prompts 1 8] [--vocabulary V]
-        [--threads N] [--rounds N] [--row-seconds S] [--out FILE]
-
---rounds: at most, as many as take the presence maps --row-seconds. A FILE that exists keeps its other rows.
+        [--threads N] [--rounds N] [--out FILE]
 """
 
 from __future__ import annotations
 
 import itertools
-import platform
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.common import SEED, command, in_turns, merged, parser, save, seconds, table, with_temporaries
+from bench.common import SEED, command, in_turns, parser, save, seconds, table, with_temporaries
 from gtpo.common.provenance import package_versions
 from gtpo.conflict import conflict_weights
 
@@ -82,16 +76,13 @@ def batch(prompts: int, completions: int, length: int, vocabulary: int) -> tuple
     return ids, torch.arange(length) < lengths[:, None], advantages
 
 
-def measure(
-    prompts: int, completions: int, length: int, vocabulary: int, rounds: int, budget_s: float
-) -> dict[str, Any]:
+def measure(prompts: int, completions: int, length: int, vocabulary: int, rounds: int) -> dict[str, Any]:
     """Return one row of the table."""
     ids, mask, advantages = batch(prompts, completions, length, vocabulary)
     contenders: dict[str, Callable[[], Any]] = {
         "conflict_weights": lambda: conflict_weights(ids, mask, advantages, completions),
         "presence_maps": lambda: presence_map_weights(ids, mask, advantages, completions, vocabulary),
     }
-    first = seconds(contenders["presence_maps"])  # also its warm-up
     expected, map_bytes = with_temporaries(contenders["presence_maps"], lambda weights: [weights])
     contenders["conflict_weights"]()
     found, our_bytes = with_temporaries(contenders["conflict_weights"], list)
@@ -104,7 +95,7 @@ def measure(
     calls = {"presence_maps": 1, "conflict_weights": 1}
     calls["conflict_weights"] = max(1, min(200, int(0.05 / max(1e-6, seconds(contenders["conflict_weights"], 3)))))
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for _, name in in_turns(contenders, max(1, min(rounds, int(budget_s / first)))):
+    for _, name in in_turns(contenders, rounds):
         times[name].append(seconds(contenders[name], calls[name]))
     row: dict[str, Any] = {"B": prompts, "G": completions, "L": length, "V": vocabulary}
     row |= {"conflict_tokens": int(found.union.sum()), "tokens": int(mask.sum()), "weights_equal": True}
@@ -128,22 +119,18 @@ def page(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     made = parser(__doc__, groups=[8, 12, 16, 64], lengths=[256, 1024, 4096], prompts=[1, 8], vocabulary=32000,
-                  rounds=7, row_seconds=6.0, threads=1, out=Path("results/bench/conflict.json"))  # fmt: skip
+                  rounds=3, threads=1, out=Path("results/bench/conflict.json"))  # fmt: skip
     args = made.parse_args()
     if min(args.lengths) < 2 * SHARED_TOKENS or min(args.groups) < 2 or args.vocabulary < 200:
         made.error(f"--lengths from {2 * SHARED_TOKENS}, --groups from 2, --vocabulary from 200")
     torch.set_num_threads(args.threads)
     rows: list[dict[str, Any]] = []
     for length, prompts, completions in itertools.product(args.lengths, args.prompts, args.groups):
-        row = measure(prompts, completions, length, args.vocabulary, args.rounds, args.row_seconds)
-        rows.append(row | {"command": command()})
-        print(page([row]).splitlines()[-1], flush=True)
-    rows = merged(args.out, "rows", rows, lambda row: [row[name] for name in "BGLV"])
-    rows.sort(key=lambda row: (row["L"], row["B"], row["G"]))
-    environment = {**package_versions("torch"), "machine": platform.machine(), "threads": args.threads,
-                   "device": "cpu", "seed": SEED}  # fmt: skip
+        rows.append(measure(prompts, completions, length, args.vocabulary, args.rounds))
+        print(page(rows[-1:]).splitlines()[-1], flush=True)
     print(page(rows))
-    save(args.out, {"environment": environment, "rows": rows})
+    environment = {**package_versions("torch"), "threads": args.threads, "device": "cpu", "seed": SEED}
+    save(args.out, {"command": command(), "environment": environment, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -56,15 +56,14 @@ def test_inputs_have_conflicts_at_both_ends_of_ragged_completions() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_writes_its_json_and_adds_rows(tmp_path: Path) -> None:
+def test_the_command_writes_its_json(tmp_path: Path) -> None:
     out = tmp_path / "conflict.json"
-    for length in ("32", "48"):
-        command = [sys.executable, "-m", "bench.conflict", "--groups", "4", "--lengths", length, "--prompts", "1"]
-        command += ["--vocabulary", "500", "--rounds", "2", "--out", str(out)]
-        env = os.environ | {"PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-    document = json.loads(out.read_text())
-    assert [(row["L"], row["weights_equal"]) for row in document["rows"]] == [(32, True), (48, True)]
-    assert page(document["rows"]) in done.stdout
-    assert all(row["conflict_weights"]["seconds"] > 0 for row in document["rows"])
+    command = [sys.executable, "-m", "bench.conflict", "--groups", "4", "--lengths", "32", "48", "--prompts", "1"]
+    command += ["--vocabulary", "500", "--rounds", "2", "--out", str(out)]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["L"], row["weights_equal"]) for row in rows] == [(32, True), (48, True)]
+    assert page(rows) in done.stdout
+    assert all(row["conflict_weights"]["seconds"] > 0 for row in rows)
