@@ -1,15 +1,14 @@
 """The test files that a change concerns, for `make check`: `python tests/changed.py` prints them.
 
 Changed is what differs from the branch main, committed or not; on main, what is not committed. Of each changed module
-these are its tests: changed test files, files named after the module, and files that import it. Where more than MOST
-import it (errors, files, ...), those named after it alone: `make test` runs the others.
+these are its tests: changed test files, files named after the module, and files that import it, unless more than MOST
+do (errors, files, ...): `make test` runs those.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,40 +25,19 @@ def changed_files() -> list[str]:
     return sorted({*git("diff", "--name-only", since[0]), *git("ls-files", "--others", "--exclude-standard")})
 
 
-def concerned(changed: list[str], tests: dict[str, str]) -> tuple[list[str], list[str]]:
-    """Return the test files that changed paths concern, and what is said of those left out.
-
-    tests: path -> text of every test file.
-    """
-    chosen, notes = {path for path in changed if path in tests}, []
-    for path in changed:
-        if not path.endswith(".py") or path.startswith("tests/"):
-            continue
-        module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        module = module if module.startswith(("gtpo", "bench")) else f"gtpo.{module}"
-        package, _, name = module.rpartition(".")
-        imports = re.compile(
-            rf"^\s*(?:from {re.escape(module)} import|import {re.escape(module)}\b"
-            rf"|from {re.escape(package)} import .*\b{name}\b)",
-            re.MULTILINE,
-        )
-        named = {test for test in tests if Path(test).stem in (f"test_{name}", f"test_bench_{name}")}
-        importing = {test for test, text in tests.items() if imports.search(text)} - named
-        chosen |= named
-        if len(importing) > MOST:
-            notes.append(f"{path}: {len(importing)} test files import it and are left to `make test`")
-        else:
-            chosen |= importing
-    return sorted(chosen), notes
-
-
-def main() -> None:
-    """Print the test files on stdout, and what is left out on stderr."""
-    tests = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
-    chosen, notes = concerned([path for path in changed_files() if (ROOT / path).exists()], tests)
-    print("\n".join(notes), file=sys.stderr, end="\n" if notes else "")
-    print("\n".join(chosen))
+def concerned(changed: list[str], tests: dict[str, str]) -> list[str]:
+    """Return the test files that changed paths concern; tests: path -> text of every test file."""
+    chosen = {path for path in changed if path in tests}
+    for path in (Path(path) for path in changed if path.endswith(".py") and not path.startswith("tests/")):
+        *packages, name = path.with_suffix("").parts
+        package = re.escape(".".join(packages))
+        imports = re.compile(rf"^\s*(from|import) (\w+\.)?{package}(\.{name}\b| import .*\b{name}\b)", re.MULTILINE)
+        importing = {test for test, text in tests.items() if imports.search(text)}
+        chosen |= importing if len(importing) <= MOST else set()
+        chosen |= {test for test in tests if Path(test).stem in (f"test_{name}", f"test_bench_{name}")}
+    return sorted(chosen)
 
 
 if __name__ == "__main__":
-    main()
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    print("\n".join(concerned([path for path in changed_files() if (ROOT / path).exists()], texts)))

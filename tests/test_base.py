@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from own_modules import CHECK, write_own_modules
+from test_own_modules import CHECK, write_own_modules
 
 pytestmark = [pytest.mark.base, pytest.mark.timeout(1200)]  # the first test waits for the build and the installation
 
@@ -223,6 +223,72 @@ def test_with_the_extra_a_run_is_resolved_by_the_name_of_its_config(train, tmp_p
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["config"]["run_name"] == "llama-math-gtpo-g8"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny one, where the README names one of the Hub."""
+    from gtpo.config import BuiltModel
+    from gtpo.inputs.tiny import build_tiny_model
+
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    spec = BuiltModel(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+    for part in build_tiny_model(spec, max_seq_length=512, seed=0):
+        part.save_pretrained(folder)
+    return folder
+
+
+def typed(command: str, bin: Path, folder: Path) -> str:
+    """Run a command as it is typed once the environment is active; return what it printed."""
+    environment = os.environ | {"PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+TRL_SCRIPT = """
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+
+def brevity(completions, **columns):
+    return [-len(text) / 100 for text in completions]
+
+
+rows = Dataset.from_list([{"prompt": f"What is {a} + 1?"} for a in range(16)])
+config = GRPOConfig(
+    output_dir="out", num_generations=4, per_device_train_batch_size=4, max_steps=2, max_completion_length=8,
+    report_to="none", use_cpu=True, bf16=False,
+)
+trainer = GRPOTrainer("MODEL", reward_funcs=brevity, args=config, train_dataset=rows)
+trainer.train()
+"""
+
+
+def test_a_trl_script_is_switched_as_the_readme_says(train, root, model, tmp_path):
+    said = "import `GTPOConfig` and `GTPOTrainer` from `gtpo` in place of `GRPOConfig` and\n`GRPOTrainer`"
+    assert said in (root / "README.md").read_text()
+    (tmp_path / "train.py").write_text(TRL_SCRIPT.replace("MODEL", str(model)))
+    change = "sed -i 's/GRPO/GTPO/g; s/from trl import/from gtpo import/' train.py"
+    printed = typed(f"{change} && python train.py", train, tmp_path)
+    assert "train_loss" in printed
+    assert "'gate/kept'" in printed
+
+
+def test_training_on_own_data_as_the_readme_types_it(train, root, model, tmp_path):
+    lines = (root / "README.md").read_text().splitlines()
+    command, _, comment = next(line for line in lines if line.startswith("gtpo train --model")).partition("  #")
+    row = json.loads(comment.partition("a row: ")[2])
+    rows = [row | {"problem": f"What is {a}+3?", "answer": f"{a + 3}"} for a in range(40)]
+    (tmp_path / "my_problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    named = "Qwen/Qwen2.5-0.5B-Instruct"
+    assert named in command
+    short = " --training.max_steps 2 --training.max_completion_length 32"
+    printed = typed(command.replace(named, str(model)) + short, train, tmp_path)
+    folder = re.search(r"next: gtpo eval (\S+)", printed)
+    assert folder
+    assert (tmp_path / folder[1] / "best").is_dir()
+    assert "my_problems.jsonl: 40 of 40 problems" in printed
 
 
 def test_the_users_modules_are_theirs(train, tmp_path):

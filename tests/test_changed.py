@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from changed import MOST, concerned
 
 TESTS = {
@@ -14,22 +15,17 @@ TESTS = {
 }
 
 
-def test_a_module_concerns_the_tests_that_are_named_after_it_or_import_it():
-    assert concerned(["gtpo/objective.py"], TESTS)[0] == ["tests/gtpo/test_fused.py", "tests/gtpo/test_objective.py"]
-    assert concerned(["evalkit/results/store.py"], TESTS)[0] == ["tests/evalkit/test_store.py"]
-    assert concerned(["evalkit/results/find.py"], TESTS)[0] == [
-        "tests/evalkit/test_find.py",
-        "tests/evalkit/test_store.py",
-    ]
-    assert concerned(["bench/loss.py"], TESTS)[0] == ["tests/bench/test_bench_loss.py"]
-    assert concerned(["README.md", "gtpo/presets.py"], TESTS) == ([], [])
-
-
-def test_a_changed_test_concerns_itself():
-    assert concerned(["tests/test_1.py", "tests/conftest.py"], TESTS) == (["tests/test_1.py"], [])
-
-
-def test_what_everything_imports_is_left_to_the_whole_run_and_said():
-    chosen, (note,) = concerned(["gtpo/common/errors.py"], TESTS)
-    assert chosen == []
-    assert f"{MOST + 1} test files" in note
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ("gtpo/objective.py", ["tests/gtpo/test_fused.py", "tests/gtpo/test_objective.py"]),
+        ("evalkit/results/store.py", ["tests/evalkit/test_store.py"]),
+        ("evalkit/results/find.py", ["tests/evalkit/test_find.py", "tests/evalkit/test_store.py"]),
+        ("bench/loss.py", ["tests/bench/test_bench_loss.py"]),
+        ("tests/test_1.py", ["tests/test_1.py"]),
+        ("gtpo/common/errors.py", []),
+        ("README.md", []),
+    ],
+)
+def test_a_change_concerns_what_is_named_after_it_or_imports_it(changed, expected):
+    assert concerned([changed], TESTS) == expected

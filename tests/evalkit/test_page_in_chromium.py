@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from run_folders import HOSTILE, write_eval, write_train
 from test_compare import gtpo
+from test_view import until
 
 from gtpo.evalkit.results.find import find_runs
 from gtpo.evalkit.results.questions import load_questions
@@ -43,15 +43,13 @@ def page(driver: Any, home: Path) -> Iterator[Callable[[str], Any]]:
     """Opens the page afresh; called with JavaScript, returns its value. No console message may appear."""
     driver.get(f"file://{home}/page.html")
     run: Callable[[str], Any] = driver.execute_script
-    deadline = time.monotonic() + 20
-    while not run("return document.documentElement.dataset.complete"):
-        assert time.monotonic() < deadline, driver.get_log("browser")
-        time.sleep(0.05)
+    until(driver, COMPLETE)
     yield run
     assert driver.get_log("browser") == []
     assert run("return window.hostile === undefined")
 
 
+COMPLETE = "return document.documentElement.dataset.complete"
 SET = """const set = (name, value) => { const node = document.querySelector(`#explorer [aria-label="${name}"]`);
   node.value = value; node.dispatchEvent(new Event(node.tagName === "SELECT" ? "change" : "input")); };
 const count = () => Number(document.querySelector("#explorer [role=status]").textContent.split(" ")[0]);"""
@@ -160,14 +158,11 @@ def test_changing_the_baseline_changes_the_differences(page: Any) -> None:
     assert page(f"return {text}") != before
 
 
-def test_linear_k_moves_the_points(page: Any) -> None:
+def test_linear_k_moves_the_points(page: Any, driver: Any) -> None:
     path = "document.querySelector('#curves path.line')?.getAttribute('d')"
     before = page(f"return {path}")
     page("document.querySelector('#curves input[type=checkbox]').click()")
-    deadline = time.monotonic() + 10  # curves are redrawn when the browser next has time
-    while (after := page(f"return {path}")) in (None, before) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert after not in (None, before)
+    until(driver, f"return ![undefined, {json.dumps(before)}].includes({path})")  # when the browser next has time
 
 
 def test_token_weights_are_coloured(page: Any) -> None:
@@ -227,9 +222,7 @@ def test_a_view_has_an_address(page: Any, driver: Any, home: Path) -> None:
         assert part in url
     driver.get("about:blank")
     driver.get(url)
-    deadline = time.monotonic() + 20
-    while not page("return document.documentElement.dataset.complete") and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(driver, COMPLETE)
     assert page("return document.querySelector('#explorer [aria-selected=true]').textContent") == chosen
     assert page("return document.querySelector('#answer select').value") == "base"
     assert page("""return document.querySelector('#explorer [aria-label="Right in"]').value""") == "gtpo"
@@ -272,12 +265,10 @@ def test_phone_width_fits(page: Any, driver: Any) -> None:
         "Emulation.setDeviceMetricsOverride", {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
     )
     try:
-        time.sleep(0.3)
+        until(driver, "return innerWidth === 390")
         assert page("return document.documentElement.scrollWidth") <= 390
-        page("location.reload()")
-        deadline = time.monotonic() + 20
-        while not page("return document.documentElement.dataset.complete") and time.monotonic() < deadline:
-            time.sleep(0.05)
+        driver.refresh()
+        until(driver, COMPLETE)
         assert page("return document.documentElement.scrollHeight") <= 4 * 844
         assert page("return [...document.querySelectorAll('main > details[open]')].map(n => n.id)") == ["answer"]
     finally:
