@@ -141,14 +141,17 @@ def test_the_base_is_imported_without_extras(root, tmp_path):
     assert [name for name in NEEDS_TRAIN if not any(f"{module}.".startswith(f"{name}.") for module in found)] == []
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["eval"], ["compare"]], ids="gtpo {}".format)
-def test_help_imports_nothing_heavy(root, command):
+HELP = ("--help", "train --help", "train --help-config", "eval --help", "compare --help")
+
+
+@pytest.mark.parametrize("words", HELP)
+def test_help_imports_nothing_heavy(root, words):
     script = (
         "import sys; from gtpo import cli\n"
         "try:\n    cli.app()\nexcept SystemExit as stop:\n    assert not stop.code, stop.code\n"
         f"print('loaded:', [name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", script, *command, "--help"], cwd=root, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script, *words.split()], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr.strip().endswith("loaded: []"), done.stderr
-    assert "Usage" in done.stdout
+    assert done.stdout

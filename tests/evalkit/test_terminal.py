@@ -54,7 +54,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-@pytest.mark.parametrize("columns", [80, 100, 120, 200])
+@pytest.mark.parametrize("columns", [80, 120])
 def test_tables_fit(columns: int, home: Path) -> None:
     runs = sorted(path.name for path in (home / "results/eval").iterdir())
     for words in (
@@ -76,14 +76,11 @@ def test_tables_fit(columns: int, home: Path) -> None:
             assert all(title in text for title in ("entropy, nats", "conflict %", "best (step)", "p over seeds"))
 
 
-@pytest.mark.parametrize("columns", [80, *(pytest.param(wider, marks=pytest.mark.slow) for wider in (100, 120, 200))])
-def test_the_dry_run_fits(columns: int, home: Path) -> None:
+def test_the_dry_run_fits(home: Path) -> None:
     """Of a large model whose tokenizer cannot be had: long notes, a memory forecast with its grounds."""
     (home / "problems.jsonl").write_text(json.dumps({"problem": "What is 2+3?", "answer": "5"}) + "\n")
-    lines = on_a_terminal(
-        columns, "train", "paper/llama-gsm8k-gtpo-g8", "--data", "problems.jsonl", "--dry-run", cwd=home
-    )
-    assert [line for line in lines if cell_len(line) > columns] == []
+    lines = on_a_terminal(80, "train", "paper/llama-gsm8k-gtpo-g8", "--data", "problems.jsonl", "--dry-run", cwd=home)
+    assert [line for line in lines if cell_len(line) > 80] == []
     text = " ".join(" ".join(lines).split())
     assert "prompt lengths not checked: " in text
     assert "of the GPU (model.gpu_memory_utilization), which must hold its own 15.0 GiB of weights" in text

@@ -1,4 +1,4 @@
-"""`gtpo train` through a real process: a run that collapses, and one whose policy does not change."""
+"""`gtpo train`: a run that collapses, and one whose policy does not change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_train_command import process
+from test_train_command import gtpo
 
 REWARD = """\
 def accuracy_reward(completions, completion_ids=None, **columns):
@@ -56,7 +56,7 @@ def test_a_run_that_collapses_and_stops_says_so_at_every_end(tmp_path: Path) -> 
         warmup_ratio=0.99,
         max_steps=80,
     )
-    done = process("train", "run.yaml", cwd=tmp_path)
+    done = gtpo("train", "run.yaml", cwd=tmp_path)
     assert done.returncode == 4, done.stderr
     about = json.loads((tmp_path / "results/train/run/run.json").read_text())
     assert about["status"] == "collapsed"
@@ -69,7 +69,7 @@ def test_a_run_that_collapses_and_stops_says_so_at_every_end(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_a_policy_that_does_not_change_raises_no_alarm(tmp_path: Path) -> None:
     config(tmp_path, "noisy", learning_rate=1e-12, max_steps=150)
-    done = process("train", "run.yaml", cwd=tmp_path)
+    done = gtpo("train", "run.yaml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "collapse" not in done.stderr
     folder = tmp_path / "results/train/run"

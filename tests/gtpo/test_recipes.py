@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -10,8 +11,11 @@ from logs import logged
 
 from gtpo.config import TrainConfig, load_config
 from gtpo.config.schedule import one_step_per_rollout
+from gtpo.inputs.dataset import TrainingProblems
 from gtpo.inputs.model_shape import KNOWN_MODELS, find_shape
 from gtpo.plan.memory import forecast
+from gtpo.rewards import format_ok
+from gtpo.rewards.data.arithmetic import arithmetic_problems
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted(
@@ -27,6 +31,7 @@ RUNS = ["gtpo-g8", "gtpo-g12", "gtpo-g8-matched", "gtpo-g12-matched", "sft"] + [
 ]
 
 
+@functools.cache
 def load(name: str) -> TrainConfig:
     return load_config(ROOT / "configs" / name, world_size=1)
 
@@ -120,6 +125,18 @@ def test_demo_methods_share_everything_but_the_method() -> None:
         differing = {key for key in method if method[key] != other[key]}
         # sft has no completion length of its own to fill in; nothing else may differ.
         assert differing <= {"run_name", "method", "objective"}
+    assert load("demo/base.yaml").model.build is not None
+    assert method["model"]["model_name"] == f"results/train/{load('demo/base.yaml').run_name}"
+
+
+def test_the_demo_s_base_has_the_configured_share_of_faulty_targets_and_no_method_has_any() -> None:
+    shares = {}
+    for name in ("base", "sft"):
+        problems = TrainingProblems(load(f"demo/{name}.yaml"), arithmetic_problems("train", 400))
+        rows, _ = problems.select(None)
+        shares[name] = sum(not format_ok(row["completion"][0]["content"]) for row in rows) / len(rows)
+    assert 0.2 < shares["base"] < 0.35  # half of the faults are in the tags, half in the answer
+    assert shares["sft"] == 0
 
 
 @pytest.mark.parametrize(

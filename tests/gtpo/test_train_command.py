@@ -65,19 +65,15 @@ def rows(folder: Path, *lines: str) -> str:
         ("--model some/model", "e.g. gtpo train --model some/model --data gsm8k --method gtpo"),
         ("some/model", "If it is a model: gtpo train --model some/model --data gsm8k --method gtpo"),
         ("run.yaml --training.learning_rte 1", 'Did you mean "--training.learning_rate"?'),
-        ("run.yaml --training.learning_rate 0", "training.learning_rate must be a number > 0"),
         ("run.yaml --training.num_generations 1", "a group of one"),
         ("run.yaml --training.beta 0.1", "contradicts method gtpo"),
-        ("run.yaml --objective.filter sometimes", "one of auto, always, never"),
         ("run.yaml --method grpo --check-loss", "--check-loss compares GTPO's fused loss with its reference"),
-        ("run.yaml --model.build none", "--model.build must be a mapping, found 'none'"),
-        ("run.yaml --dataset-name gsm9k", 'Did you mean "gsm8k"?'),
         ("run.yaml --trainer.reward_weights 1 2", "has 2 values for 1 reward functions"),
         (".", "is a folder; expected a config file"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_code_2(run: Path, words: str, expected: str) -> None:
-    done = process("train", *words.split(), cwd=run.parent)
+    done = gtpo("train", *words.split(), cwd=run.parent)
     assert done.returncode == 2
     assert expected in done.stderr
     assert done.stderr.startswith("gtpo: ")
@@ -161,27 +157,6 @@ def test_model_that_the_hub_does_not_give(tmp_path: Path, status: int, code: str
     assert done.returncode == 2
     assert said in done.stderr
     assert not (tmp_path / "results").exists()
-
-
-def test_help_is_quick_to_import_and_free_of_torch() -> None:
-    code = (
-        "import sys\n"
-        "sys.argv = ['gtpo', 'train', '--help']\n"
-        "from gtpo.cli import app\n"
-        "try:\n    app()\n"
-        "except SystemExit:\n    pass\n"
-        "heavy = {'torch', 'transformers', 'datasets', 'trl', 'vllm', 'sympy', 'numpy'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    for arguments in ("['gtpo', 'train', '--help']", "['gtpo', 'train', '--help-config']"):
-        done = subprocess.run(
-            [sys.executable, "-c", code.replace("['gtpo', 'train', '--help']", arguments)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode == 0, done.stderr
 
 
 def test_errors_come_before_anything_heavy(run: Path) -> None:
