@@ -21,7 +21,6 @@ from gtpo.evalkit.comparison.compare import choose_ks, compare
 from gtpo.evalkit.comparison.scores import Column
 from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE
 from gtpo.evalkit.differences import METHODS, WEIGHTS, differences, holm, holm_factors, paired_difference
-from gtpo.evalkit.report.tables import as_rich
 from gtpo.evalkit.results.find import find_runs
 from gtpo.evalkit.results.questions import load_questions
 from gtpo.evalkit.statistics import mean_interval
@@ -220,19 +219,6 @@ def test_table_shows_emphasis_only_where_significant(weights_home: Path) -> None
     details = gtpo("compare", *names, "--details", cwd=weights_home).stdout
     assert "detectable" in details
     assert "pass@4" in details
-
-
-@pytest.mark.parametrize("details", [False, True])
-def test_narrow_terminal_cuts_nothing_off(home: Path, details: bool) -> None:
-    from rich.console import Console
-
-    found = compared(home, "demo-base", "demo-gtpo")
-    for width in (80, 160):
-        console = Console(width=width, record=True, file=io.StringIO())
-        console.print(as_rich(found, console.width, details=details))
-        grid = [line for line in console.export_text().splitlines() if line.startswith("│")]
-        assert grid
-        assert not any("…" in line for line in grid)
 
 
 def test_formats_agree(home: Path) -> None:

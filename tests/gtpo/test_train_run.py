@@ -215,24 +215,6 @@ def test_kill_9_and_the_same_command_again(tmp_path: Path) -> None:
     assert_same_run(folder, run(tmp_path / "whole"))
 
 
-@pytest.mark.slow
-def test_two_processes_make_one_run(tmp_path: Path, root: Path) -> None:
-    config_of(tmp_path)
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(root / "cli.py")),
-        *("train", "run.yaml", "--check-loss", "--training.per_device_train_batch_size", "4"),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
-    folder = tmp_path / "results/train/run"
-    assert (folder / "run.json").exists(), done.stderr[-3000:]
-    about = json.loads((folder / "run.json").read_text())
-    assert (about["processes"], about["status"]) == (2, "finished"), done.stderr[-3000:]
-    assert [row["step"] for row in metrics(folder)] == list(range(1, STEPS + 1))
-    assert "agrees with the reference" in done.stderr
-    assert len(pq.read_table(folder / "completions/step-000001.parquet")) == 8
-
-
 def test_signal_stops_cleanly_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = GTPOTrainer._calculate_rewards
 

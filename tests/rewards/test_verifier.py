@@ -117,11 +117,12 @@ def test_a_worker_that_takes_too_long_is_killed() -> None:
         assert worker.process.returncode is not None
 
 
-def test_worker_death_is_survived() -> None:
+@pytest.mark.parametrize("end", ["kill", "suspend"])
+def test_a_worker_that_dies_or_stops_is_replaced(end: str) -> None:
     others = {process.pid for process in psutil.Process().children()}
-    with Verifier(workers=1, timeout_s=5) as verifier:
+    with Verifier(workers=1, timeout_s=1) as verifier:
         assert verifier.verify("x+x", "2x") is Verdict.CORRECT
-        next(process for process in psutil.Process().children() if process.pid not in others).kill()
+        getattr(next(process for process in psutil.Process().children() if process.pid not in others), end)()
         assert verifier.verify("y+y", "2y") is Verdict.CORRECT
         assert not [p for p in psutil.Process().children() if p.status() == psutil.STATUS_ZOMBIE]
 
@@ -312,14 +313,6 @@ def test_a_thread_that_the_system_refuses_is_told(monkeypatch: pytest.MonkeyPatc
         assert verifier.verify("x+x", "2x") is Verdict.CORRECT
 
 
-def test_memory_of_a_worker_is_bounded() -> None:
-    # So little that importing SymPy for the SymPy fallback fails, though the grammar's own answers do not.
-    with Verifier(workers=1, timeout_s=5, memory_mb=48) as verifier:
-        assert verifier.verify("x+x", "2x") is Verdict.CORRECT
-        assert verifier.verify(r"\frac{d}{dx} x^2", r"\frac{d}{dx} x^3") is Verdict.REJECTED
-        assert verifier.verify("y+y", "2y") is Verdict.CORRECT
-
-
 def test_a_worker_that_cannot_start_is_an_error_and_no_verdict(monkeypatch) -> None:
     with Verifier(workers=1, memory_mb=8) as verifier, pytest.raises(UserError, match="did not start"):
         verifier.verify("x+x", "2x")
@@ -357,14 +350,6 @@ def test_a_worker_killed_while_it_starts_is_replaced_once(monkeypatch) -> None:
     with Verifier(workers=1) as verifier, pytest.raises(RuntimeError, match="it ended with signal 9"):
         verifier.verify("x+x", "2x")
     assert len(started) == 2
-
-
-def test_a_stopped_worker_is_replaced() -> None:
-    others = {process.pid for process in psutil.Process().children()}
-    with Verifier(workers=1, timeout_s=1) as verifier:
-        assert verifier.verify("x+x", "2x") is Verdict.CORRECT
-        next(process for process in psutil.Process().children() if process.pid not in others).suspend()
-        assert verifier.verify("y+y", "2y") is Verdict.CORRECT  # by the one that takes its place
 
 
 def test_threads_share_the_workers_and_alarms_stay(verifier: Verifier) -> None:
@@ -471,15 +456,6 @@ def test_classes_are_those_of_comparing_one_by_one(verifier: Verifier, questions
                 labels.append(len(members))
                 members.append(answer)
         assert found.labels == labels
-
-
-def test_rewards_work_from_any_thread() -> None:
-    seen: list[object] = []
-    completion = r"<reasoning>r</reasoning><answer>\frac{2}{4}</answer>"
-    thread = threading.Thread(target=lambda: seen.append(accuracy_reward([completion], [r"\frac{1}{2}"])))
-    thread.start()
-    thread.join()
-    assert seen == [[10.0]]
 
 
 def test_self_test_names_what_to_leave_out(verifier: Verifier) -> None:
@@ -595,19 +571,6 @@ def test_where_it_does_not_run_it_says_so(root: Path, tmp_path: Path, missing: s
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.stdout.startswith("[10.0]"), done.stderr
     assert printed in done.stdout
-
-
-def test_a_forked_child_starts_its_own_workers(verifier: Verifier) -> None:
-    assert verifier.verify("z+z", "2z") is Verdict.CORRECT
-    child = os.fork()
-    if child == 0:
-        try:
-            os._exit(0 if verifier.verify("w+w", "2w") is Verdict.CORRECT else 1)
-        except BaseException:
-            os._exit(2)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert verifier.verify("v+v", "2v") is Verdict.CORRECT
 
 
 def test_math_verify_runs_under_the_same_bounds(verifier: Verifier, hasty: Verifier) -> None:
