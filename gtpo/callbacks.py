@@ -1,12 +1,12 @@
-"""What makes `gtpo train` trustworthy, as parts for any script with a GTPOTrainer or TRL's own GRPOTrainer.
+"""What makes `gtpo train` trustworthy, as parts for any script with a GTPOTrainer, GRPOBaseline or SFTBaseline.
 
-Each is built for a trainer and added to it, before `train()`; `gtpo train` uses the same:
+The baselines are TRL's GRPOTrainer and SFTTrainer; GRPOBaseline logs the metrics of groups under GTPOTrainer's names.
+Each part is built for a trainer and added to it, before `train()`; `gtpo train` uses the same:
 
     trainer.add_callback(ExactCheckpoints(trainer))
 
-GroupStatistics    logs the metrics of the groups with TRL's GRPOTrainer too, under GTPOTrainer's names
-ExactCheckpoints   a resumed run is the uninterrupted one, bit for bit, also within a round of sampling (SFTTrainer too)
-UntrainedKL        logs the distance from the untrained policy, without a KL term in the loss (SFTTrainer too)
+ExactCheckpoints   a resumed run is the uninterrupted one, bit for bit, also within a round of sampling
+UntrainedKL        logs the distance from the untrained policy, without a KL term in the loss
 Advice             warns of settings that learn nothing
 Validation         samples and scores held-out problems while training
 CollapseWatch      warns of a run that collapses, or stops it, with a stated rate of false alarms
@@ -26,15 +26,15 @@ from gtpo.run.health import Health
 from gtpo.run.logs import metrics_row
 from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.run.validation import METRIC, Validation
-from gtpo.trainer.group_statistics import GroupStatistics
+from gtpo.trainer import GRPOBaseline, SFTBaseline
 
-__all__ = ["Advice", "CollapseWatch", "ExactCheckpoints", "GroupStatistics", "UntrainedKL", "Validation"]
+__all__ = ["Advice", "CollapseWatch", "ExactCheckpoints", "GRPOBaseline", "SFTBaseline", "UntrainedKL", "Validation"]
 
 
 class CollapseWatch(TrainerCallback):
     """Watches the metrics of a run for collapse (`gtpo.run.health`, docs/training.md).
 
-    trainer: a GTPOTrainer, or TRL's GRPOTrainer, whose reward is watched where no accuracy is logged.
+    trainer: a GTPOTrainer, GRPOBaseline, or TRL's GRPOTrainer, whose reward is watched if no accuracy is logged.
     on_collapse: warn, or stop training after saving. false_alarms: share of the runs of a policy that does not change
     in which a collapse is reported. validation: the judge, where there is one; added to the trainer before.
     """

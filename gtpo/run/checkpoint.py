@@ -20,7 +20,7 @@ from gtpo.common.files import read_json, write_json
 from gtpo.common.log import LOG
 from gtpo.inputs.model import LoadedModel
 from gtpo.run.folder import PARTIAL, TrainFolder, replace_folder
-from gtpo.trainer.trl_seam import seam_of
+from gtpo.trainer import trl_seam
 
 STATE_FILE = "gtpo_state.json"
 
@@ -137,9 +137,8 @@ def restore_best(trainer: Any, best: Path) -> None:
 
     What is left of the round of sampling in use goes: the policy that is taken back wrote it.
     """
-    seam = seam_of(trainer)
-    seam.load_weights(str(best))
-    seam.forget_round()
+    trl_seam.load_weights(trainer, str(best))
+    trl_seam.forget_round(trainer)
     getattr(trainer.optimizer, "optimizer", trainer.optimizer).state.clear()
     trainer.lr_scheduler.base_lrs = [rate / 2 for rate in trainer.lr_scheduler.base_lrs]
     trainer.lr_scheduler._last_lr = [rate / 2 for rate in trainer.lr_scheduler._last_lr]

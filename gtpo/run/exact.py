@@ -15,11 +15,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Sampler
 from transformers import TrainerCallback, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl.trainer.utils import RepeatSampler
@@ -27,9 +27,8 @@ from trl.trainer.utils import RepeatSampler
 from gtpo.common.files import write_json
 from gtpo.run.checkpoint import STATE_FILE, read_state, readable, round_file, window_file
 from gtpo.run.folder import PARTIAL, no_room, out_of_space
-from gtpo.trainer.group_statistics import GroupStatistics
+from gtpo.trainer import RunTrainer, SampledTrainer, trl_seam
 from gtpo.trainer.rollout import Rollout
-from gtpo.trainer.trl_seam import part_of, seam_of
 
 
 class EpochOrder(RepeatSampler):
@@ -56,33 +55,27 @@ class EpochOrder(RepeatSampler):
 class ExactCheckpoints(TrainerCallback):
     """Makes the checkpoints of a trainer whole, and a run that is resumed from one the uninterrupted run.
 
-    trainer: a GTPOTrainer, or TRL's GRPOTrainer or SFTTrainer: `trainer.add_callback(ExactCheckpoints(trainer))`.
+    trainer: a GTPOTrainer, GRPOBaseline or SFTBaseline: `trainer.add_callback(ExactCheckpoints(trainer))`.
     extra_state: returns what else a checkpoint keeps in gtpo_state.json; `restored` holds it in a resumed run.
     Resuming raises UserError where a checkpoint is damaged.
     """
 
     def __init__(self, trainer: Any, extra_state: Callable[[], dict[str, Any]] = dict) -> None:
-        self.trainer, self.extra_state = trainer, extra_state
-        self.seam = seam_of(trainer)
+        self.trainer, self.extra_state = RunTrainer.of(trainer, self), extra_state
         self.restored: dict[str, Any] = {}
         """gtpo_state.json of the checkpoint that the run resumes from."""
-        self._staging: Path | None = None
+        self.staging: Path | None = None
+        """Where the checkpoint that is being written lies."""
         self._resumed_from: Path | None = None
-        self.seam.around("order", self._order)
-        self.seam.around("epoch", self._run_epoch)
-        self.seam.around("output_folder", self._output_dir)
-        self.seam.around("save", self._save)
-        self.seam.around("load_weights", self._load_weights)
-        self.seam.around("load_state", self._load_state)
-        if self.seam.samples:
-            self.seam.around("round", self._sample)
+        self.trainer.exact = self
 
     # -- data and random numbers -------------------------------------------------------------------------------------
 
-    def _order(self, plain: Any, dataset: Any = None) -> Sampler[int]:
+    def order(self) -> EpochOrder:
+        """Return the order of the training data."""
         args = self.trainer.args
         sampled: dict[str, int] = {}
-        if self.seam.samples:
+        if isinstance(self.trainer, SampledTrainer):
             sampled = {
                 "chunk": args.generation_batch_size // args.num_generations,
                 "repeats": args.num_generations,
@@ -93,46 +86,42 @@ class ExactCheckpoints(TrainerCallback):
     def _epoch(self) -> int:
         return int((self.trainer.state.epoch or 0) + 1e-6)
 
-    def _sample(self, plain: Any, inputs: Any) -> dict[str, Any]:
+    def seed_round(self) -> None:
+        """Seed all random numbers by the seed and the step, before a round of sampling."""
         accelerator, seed = self.trainer.accelerator, self.trainer.args.seed
-        round_seed = (seed * 1_000_003 + self.seam.micro_step) % 2**31
+        round_seed = (seed * 1_000_003 + trl_seam.micro_step(self.trainer)) % 2**31
         set_seed(round_seed * (1 + accelerator.num_processes) % 2**31 + accelerator.process_index)
-        batch: dict[str, Any] = plain(inputs)
-        return batch
 
-    def _run_epoch(self, plain: Any, *args: Any, **kwargs: Any) -> Any:
-        """Train an epoch, but not a step more where the last checkpoint was the run's last step."""
+    def is_over(self) -> bool:
+        """Return whether the last checkpoint was the run's last step; then let the training stop."""
         state, control = self.trainer.state, self.trainer.control
-        if state.global_step >= state.max_steps or control.should_training_stop:
-            control.should_training_stop = True
-            return None
-        return plain(*args, **kwargs)
+        control.should_training_stop = control.should_training_stop or state.global_step >= state.max_steps
+        return bool(control.should_training_stop)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def _output_dir(self, plain: Any, trial: Any) -> str:
-        return str(self._staging or plain(trial))
-
-    def _save(self, plain: Any, model: Any, trial: Any) -> None:
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Put the checkpoint that is written inside, and what else it needs, in its place once it is whole."""
         trainer = self.trainer
         folder, accelerator = Path(trainer.args.output_dir), trainer.accelerator
         name = f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
-        self._staging = folder / PARTIAL
+        self.staging = folder / PARTIAL
         try:
             if accelerator.is_main_process:
-                shutil.rmtree(self._staging, ignore_errors=True)
+                shutil.rmtree(self.staging, ignore_errors=True)
             accelerator.wait_for_everyone()
-            plain(model, trial)
-            self._save_extra(self._staging / name)
+            yield
+            self._save_extra(self.staging / name)
             accelerator.wait_for_everyone()
             if accelerator.is_main_process:
-                for path in (self._staging / name).rglob("*"):
+                for path in (self.staging / name).rglob("*"):
                     if path.is_file():
                         with path.open("rb") as handle:
                             os.fsync(handle.fileno())
                 shutil.rmtree(folder / name, ignore_errors=True)
-                os.replace(self._staging / name, folder / name)
-                shutil.rmtree(self._staging, ignore_errors=True)
+                os.replace(self.staging / name, folder / name)
+                shutil.rmtree(self.staging, ignore_errors=True)
                 rotate_checkpoints(str(folder), save_total_limit=trainer.args.save_total_limit)
         except Exception as error:
             # What torch and safetensors raise on a full disk does not always say so.
@@ -142,49 +131,33 @@ class ExactCheckpoints(TrainerCallback):
             shutil.rmtree(folder / PARTIAL, ignore_errors=True)
             raise no_room(folder, f"for {name} in {folder}") from error
         finally:
-            self._staging = None
+            self.staging = None
 
     def _save_extra(self, folder: Path) -> None:
-        seam, rank = self.seam, self.trainer.accelerator.process_index
-        inputs = seam.round_inputs if seam.mid_round() else None
-        groups = part_of(self.trainer, GroupStatistics)
-        state = {
-            **self.extra_state(),
-            "within_round": inputs is not None,
-            "micro_step": seam.micro_step,
-            "tokens_seen": seam.tokens_seen,
-        }
-        if self.trainer.accelerator.is_main_process:
+        trainer, rank = self.trainer, self.trainer.accelerator.process_index
+        inputs = trl_seam.round_inputs(trainer) if trl_seam.mid_round(trainer) else None
+        state = {**self.extra_state(), "within_round": inputs is not None, **trl_seam.counters(trainer)}
+        if trainer.accelerator.is_main_process:
             write_json(folder / STATE_FILE, state)
-        if window := seam.open_window():
+        if window := trl_seam.open_window(trainer):
             torch.save(window, window_file(folder, rank))
         if inputs is not None:
-            kept = {"inputs": inputs} | ({"round": vars(groups.rollout)} if groups and groups.rollout else {})
-            torch.save(kept, round_file(folder, rank))
+            torch.save({"inputs": inputs, "round": vars(trainer.groups.rollout)}, round_file(folder, rank))
 
     # -- resuming ----------------------------------------------------------------------------------------------------
 
-    def _load_weights(self, plain: Any, resume_from_checkpoint: str, model: Any = None) -> None:
-        with readable(resume_from_checkpoint):
-            plain(resume_from_checkpoint, model)
+    reading = staticmethod(readable)
 
-    def _load_state(self, plain: Any, checkpoint: str | None) -> None:
-        if checkpoint is None:
-            plain(checkpoint)
-            return
-        with readable(checkpoint):
-            plain(checkpoint)
+    def restore(self, checkpoint: str) -> None:
+        """Take up what a checkpoint of TRL's own would not hold."""
+        trainer = self.trainer
         self._resumed_from = Path(checkpoint)
         self.restored = read_state(checkpoint)
-        self.seam.micro_step = self.restored["micro_step"]
-        self.seam.tokens_seen = self.restored["tokens_seen"]
-        groups = part_of(self.trainer, GroupStatistics)
-        rounds = round_file(checkpoint, self.trainer.accelerator.process_index)
+        rounds, saved = round_file(checkpoint, trainer.accelerator.process_index), None
         if rounds.is_file():
-            saved = torch.load(rounds, map_location=self.trainer.args.device, weights_only=True)
-            self.seam.round_inputs = saved["inputs"]
-            if "round" in saved and groups:
-                groups.rollout = Rollout(**saved["round"])
+            saved = torch.load(rounds, map_location=trainer.args.device, weights_only=True)
+            trainer.groups.rollout = Rollout(**saved["round"])
+        trl_seam.restore(trainer, self.restored, None if saved is None else saved["inputs"])
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take up what the line of the log that the checkpoint cut had gathered, where there was one."""
@@ -193,4 +166,4 @@ class ExactCheckpoints(TrainerCallback):
         path = window_file(self._resumed_from, self.trainer.accelerator.process_index)
         if path.is_file():
             with readable(self._resumed_from):
-                self.seam.reopen_window(torch.load(path, map_location="cpu", weights_only=True))
+                trl_seam.reopen_window(self.trainer, torch.load(path, map_location="cpu", weights_only=True))

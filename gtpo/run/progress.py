@@ -6,8 +6,8 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 from gtpo.common.log import LOG, stderr_console
@@ -129,8 +129,6 @@ class StepProgress:
     """
 
     def __init__(self, trainer: Any, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
-        from gtpo.trainer.trl_seam import seam_of  # here, for it imports TRL
-
         self.trainer, self.progress, self._clock = trainer, progress, clock
         self._forwards = 0
         self._tokens: dict[str, int] = {}
@@ -138,13 +136,8 @@ class StepProgress:
         self._now: list[_Activity] = []
         """What is going on, the innermost last."""
         self._step, self._micro_batch = -1, 0
-        if not progress.shown:
-            return
-        seam = seam_of(trainer)
-        seam.around("training_step", self._training_step)
-        if seam.samples:
-            seam.around("generate", self._generate)
-            seam.around("rewards", self._rewards)
+        if progress.shown:
+            trainer.step_progress = self
 
     @contextmanager
     def _during(self, tell: Callable[[float], str]) -> Iterator[None]:
@@ -177,19 +170,21 @@ class StepProgress:
                     self.progress.note(activity.tell(seconds))
                     shown, at = activity, seconds
 
-    def _training_step(self, plain: Any, *arguments: Any, **options: Any) -> Any:
+    def training(self) -> AbstractContextManager[None]:
+        """Show inside which micro-batch is trained on."""
         at, count = self.trainer.state.global_step, self.trainer.args.gradient_accumulation_steps
         self._micro_batch = self._micro_batch + 1 if at == self._step else 1
         self._step = at
         which = f"micro-batch {self._micro_batch} of {count}"
-        with self._during(lambda seconds: f"training on {which} for {seconds:.0f} s"):
-            return plain(*arguments, **options)
+        return self._during(lambda seconds: f"training on {which} for {seconds:.0f} s")
 
-    def _rewards(self, plain: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
-        with self._during(lambda seconds: f"scoring {len(inputs)} completions for {seconds:.0f} s"):
-            return plain(inputs, *arguments, **options)
+    def scoring(self, inputs: Sequence[Any]) -> AbstractContextManager[None]:
+        """Show inside how long completions are scored."""
+        return self._during(lambda seconds: f"scoring {len(inputs)} completions for {seconds:.0f} s")
 
-    def _generate(self, plain: Any, prompts: list[Any]) -> Any:
+    @contextmanager
+    def sampling(self, prompts: Sequence[Any]) -> Iterator[None]:
+        """Show inside how far the sampling is."""
         self._forwards, self._tokens = 0, {}
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         hooked = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -197,7 +192,7 @@ class StepProgress:
         say = f"sampling {len(prompts)} completions for"
         try:
             with self._during(lambda seconds: f"{say} {seconds:.0f} s{self._state(seconds)}"):
-                return plain(prompts)
+                yield
         finally:
             hook.remove()
 

@@ -38,10 +38,9 @@ from gtpo.run.trainers import build_trainer, rollout_engine, sharing_prefixes, t
 from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.run.validation import METRIC as VALIDATION_METRIC
 from gtpo.run.validation import ScoreHeldOut, Validation
-from gtpo.trainer import GTPOTrainer
+from gtpo.trainer import GTPOTrainer, SampledTrainer, trl_seam
 from gtpo.trainer.adapter_sync import vllm_failures_explained, vllm_of
 from gtpo.trainer.group_statistics import GroupStatistics
-from gtpo.trainer.trl_seam import round_nothing_in_fsdp2, seam_of
 
 
 class TrainingRun(TrainerCallback):
@@ -191,19 +190,17 @@ class TrainingRun(TrainerCallback):
         if self.config.model.load_in_4bit:
             widen_adapters(self.trainer.model)
         trainer = self.trainer
-        round_nothing_in_fsdp2(trainer.accelerator)  # of the baselines too, so that methods differ by their loss alone
-        self.seam = seam_of(trainer)
+        # Of the baselines too, so that methods differ only by their loss.
+        trl_seam.round_nothing_in_fsdp2(trainer.accelerator)
         self.exact = ExactCheckpoints(
             trainer, lambda: {"health": self.health.state(), "stopped_because": self.stopped_because}
         )
         if isinstance(trainer, GTPOTrainer):
-            self.groups, gate = trainer.groups, trainer.gate
+            gate = trainer.gate
             gate.file = CalibrationRecord(self.folder, trainer)
             gate.between_batches, gate.while_measuring = self._stop_before_training, self.stop.at_once
-        elif self.seam.samples:
-            self.groups = GroupStatistics(trainer)
-            trainer.add_callback(self.groups)
-        if self.groups is not None:
+        if isinstance(trainer, SampledTrainer):
+            self.groups = trainer.groups
             self.groups.logp_tolerance = self.config.rollout.logp_difference_alarm
             self.groups.mark_unscored = partial(mark_unscored, trainer)
         StepProgress(trainer, self.progress)
@@ -217,7 +214,7 @@ class TrainingRun(TrainerCallback):
                 samples=self.config.training.eval_samples,
                 prompts=[to_row(problem, self.config)["prompt"] for problem in self.held_out],
             )
-        trainer.create_model_card = lambda *args, **kwargs: None  # run.json says what ran
+        trainer.writes_model_card = False  # run.json says what ran
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(self.exact)
         if (kl_every := self.config.training.log_kl_steps) is not None:
@@ -303,7 +300,7 @@ class TrainingRun(TrainerCallback):
         """
         every = self.config.training.log_completions_steps
         rollout = self.groups.rollout if self.groups is not None else None
-        if not every or rollout is None or rollout.logged or (self.seam.mid_round() and not cut):
+        if not every or rollout is None or rollout.logged or (trl_seam.mid_round(self.trainer) and not cut):
             return
         if rollout.step % every and rollout.step != 1:
             return

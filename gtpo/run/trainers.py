@@ -23,35 +23,44 @@ from gtpo.config import TrainConfig
 from gtpo.config.schema import CLIPPING, SWITCHES
 from gtpo.inputs.model import compute_precision
 from gtpo.rewards.loading import import_dotted
-from gtpo.trainer import GTPOConfig, GTPOTrainer
+from gtpo.trainer import GRPOBaseline, GTPOConfig, GTPOTrainer, SFTBaseline
 from gtpo.trainer.shared_prefixes import share_prefixes
 from gtpo.trainer.trl_seam import scoring_labels_alone
 
 _METHODS: dict[str, type] = {"gtpo": GTPOTrainer, "grpo": GRPOTrainer, "sft": SFTTrainer}
-"""method -> the class that trains, and that a user's class must derive from."""
+"""method -> the class that a user's class must derive from."""
+
+_OURS: dict[str, type] = {"gtpo": GTPOTrainer, "grpo": GRPOBaseline, "sft": SFTBaseline}
+"""method -> the class that trains."""
 
 
 def trainer_class(config: TrainConfig) -> Any:
-    """Return the class to train with; that at `trainer.class_path`, where there is one.
+    """Return the class to train with: that at `trainer.class_path`, if it is set, with ours before it.
 
-    Raises UserError where the path does not import, or the class is no trainer of the config's method.
+    Raises UserError if the path does not import, or the class is no trainer of the config's method.
     """
-    ours = _METHODS[config.method]
-    path = config.trainer.class_path
+    ours, path = _OURS[config.method], config.trainer.class_path
     if path is None:
         return ours
+    theirs = users_class(path, config.method)
+    # A user's subclass of TRL's trainer does not call the parts of a run; ours does, and its super() is theirs.
+    return theirs if issubclass(theirs, ours) else type(theirs.__name__, (ours, theirs), {})
+
+
+def users_class(path: str, method: str) -> Any:
+    """Return the class at `trainer.class_path`. Raises UserError if it is no trainer of the method."""
     theirs = import_dotted(path, "trainer.class_path")
     if not isinstance(theirs, type):
         raise UserError(f'trainer.class_path "{path}": {type(theirs).__name__}, not a class')
-    method = next((m for m in ("gtpo", "grpo", "sft") if issubclass(theirs, _METHODS[m])), None)
-    if method is None:
+    its = next((m for m in ("gtpo", "grpo", "sft") if issubclass(theirs, _METHODS[m])), None)
+    if its is None:
         raise UserError(
             f'trainer.class_path "{path}": must be a subclass of gtpo.GTPOTrainer, trl.GRPOTrainer or trl.SFTTrainer'
         )
-    if method != config.method:
+    if its != method:
         raise UserError(
-            f'trainer.class_path "{path}" is a subclass of {_METHODS[method].__name__}: set method: {method} '
-            f"(it is {config.method}), or derive it from {ours.__name__}"
+            f'trainer.class_path "{path}" is a subclass of {_METHODS[its].__name__}: set method: {its} '
+            f"(it is {method}), or derive it from {_METHODS[method].__name__}"
         )
     keywords = [*_KEYWORDS, *(() if method == "sft" else ("reward_funcs",))]
     try:
@@ -69,7 +78,7 @@ _KEYWORDS = ("model", "args", "train_dataset", "processing_class", "peft_config"
 
 
 def _owner_of_init(theirs: type) -> type:
-    return next(base for base in theirs.__mro__ if "__init__" in vars(base))
+    return next(base for base in theirs.__mro__ if "__init__" in vars(base) and base not in _OURS.values())
 
 
 def _init_of(theirs: type) -> str:

@@ -18,7 +18,7 @@ from accelerate.utils import is_peft_model
 from torch import Tensor
 from transformers import TrainerCallback
 
-from gtpo.trainer.trl_seam import seam_of
+from gtpo.trainer import RunTrainer, trl_seam
 
 METRIC = "kl/untrained"
 MAX_ROWS = 32
@@ -38,56 +38,43 @@ def token_kl(logits: Tensor, reference_logits: Tensor) -> Tensor:
 class UntrainedKL(TrainerCallback):
     """Logs `kl/untrained` every `every` steps: `trainer.add_callback(UntrainedKL(trainer, every=10))`.
 
-    trainer: a GTPOTrainer, or TRL's GRPOTrainer or SFTTrainer. reference: the untrained model; needed where the model
-    has no adapter to disable and TRL holds no reference: ValueError without it.
+    trainer: a GTPOTrainer, GRPOBaseline or SFTBaseline. reference: the untrained model; needed where the model has no
+    adapter to disable and TRL holds no reference: ValueError without it.
     """
 
     def __init__(self, trainer: Any, every: int, reference: Any = None) -> None:
-        self.every, self._measured_for = every, -1
-        self.seam = seam_of(trainer)
-        self.reference = self.seam.reference_model
+        self.trainer, self.every, self._measured_for = RunTrainer.of(trainer, self), every, -1
+        self.reference = getattr(trainer, "ref_model", None)
         if self.reference is None and not is_peft_model(trainer.accelerator.unwrap_model(trainer.model)):
             if reference is None:
                 raise ValueError("UntrainedKL: all weights are trained, so it needs reference=, the untrained model")
-            self.reference = reference
-        self.seam.around("compute_loss", self._compute_loss)
+            self.reference = reference.eval().requires_grad_(False).to(trainer.accelerator.device)
+        self.trainer.untrained_kl = self
 
-    def _compute_loss(self, plain: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the loss; before it, note how far the policy has moved, where that is due."""
-        trainer = self.seam.trainer
-        if trainer.model.training:
-            self._observe(trainer, model, inputs)
-        return plain(model, inputs, *args, **kwargs)
-
-    def _observe(self, trainer: Any, model: Any, inputs: Mapping[str, Any]) -> None:
+    def observe(self, model: Any, inputs: Mapping[str, Any]) -> None:
         """Measure on a micro-batch if its step is due and this is the first of it. All processes call it."""
+        trainer = self.trainer
         step = trainer.state.global_step + 1
         if step % self.every or step == self._measured_for:
             return
         self._measured_for = step
         ids, attention, mask = _sequences(inputs)
         total = torch.zeros(2, dtype=torch.float64, device=ids.device)
-        reference, adapters = self._on_device(trainer), trainer.accelerator.unwrap_model(model)
+        adapters = trainer.accelerator.unwrap_model(model)
         width = trainer.model.config.get_text_config().vocab_size
         rows = max(1, CHUNK_BYTES // (4 * width * ids.shape[1]))
-        temperature = self.seam.temperature
+        temperature = getattr(trainer, "temperature", 1.0)  # of the sampling; sft has none
         with torch.no_grad(), trainer.accelerator.autocast():
             for start in range(0, len(ids), rows):
-                part = slice(start, start + rows)
-                now = model(input_ids=ids[part], attention_mask=attention[part]).logits[:, :-1]
-                with adapters.disable_adapter() if reference is None else nullcontext():
-                    before = (reference or model)(input_ids=ids[part], attention_mask=attention[part]).logits[:, :-1]
-                kl = token_kl(now / temperature, before / temperature)
-                total[0] += torch.where(mask[part], kl, 0.0).sum()
-                total[1] += mask[part].sum()
+                part = {"input_ids": ids[start : start + rows], "attention_mask": attention[start : start + rows]}
+                now = model(**part).logits[:, :-1]
+                with adapters.disable_adapter() if self.reference is None else nullcontext():
+                    before = (self.reference or model)(**part).logits[:, :-1]
+                kl, counted = token_kl(now / temperature, before / temperature), mask[start : start + rows]
+                total[0] += torch.where(counted, kl, 0.0).sum()
+                total[1] += counted.sum()
         summed = trainer.accelerator.reduce(total)
-        self.seam.log(METRIC, float(summed[0] / summed[1].clamp(min=1)))
-
-    def _on_device(self, trainer: Any) -> Any:
-        """Return the untrained model on the trainer's device, or None where the adapter is to be disabled."""
-        if self.reference is not None and self.reference is not self.seam.reference_model:
-            self.reference = self.reference.eval().requires_grad_(False).to(trainer.accelerator.device)
-        return self.reference
+        trl_seam.log(trainer, METRIC, float(summed[0] / summed[1].clamp(min=1)))
 
 
 def _sequences(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:

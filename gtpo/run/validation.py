@@ -13,8 +13,7 @@ from gtpo.common.log import LOG
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.prompt import chat_messages
 from gtpo.run.health import Health, Verdict
-from gtpo.trainer.group_statistics import GroupStatistics
-from gtpo.trainer.trl_seam import part_of
+from gtpo.trainer import SampledTrainer, trl_seam
 
 METRIC = "validation/pass@1"
 """What `best/` follows, a fraction."""
@@ -37,10 +36,10 @@ the same."""
 class Validation(TrainerCallback):
     """Samples and scores held-out problems every `every` steps, and before the first: `trainer.add_callback(...)`.
 
-    trainer: a GTPOTrainer, or TRL's GRPOTrainer with GroupStatistics: ValueError without it. score: what scores them,
-    such as `gtpo.evalkit.evaluation.summary.score_held_out`. prompts: of the problems, in the form of the training
-    data; by default the system prompt of the published experiments and the problem. The training does not notice it:
-    it has its own random stream. `CollapseWatch` takes it as the judge of a collapse.
+    trainer: a GTPOTrainer or GRPOBaseline. score: what scores them, such as
+    `gtpo.evalkit.evaluation.summary.score_held_out`. prompts: of the problems, in the form of the training data; by
+    default the system prompt of the published experiments and the problem. The training does not notice it: it has
+    its own random stream. `CollapseWatch` takes it as the judge of a collapse.
     """
 
     def __init__(
@@ -53,10 +52,7 @@ class Validation(TrainerCallback):
         samples: int = 4,
         prompts: Sequence[Any] | None = None,
     ) -> None:
-        groups = part_of(trainer, GroupStatistics)
-        if groups is None:
-            raise ValueError("Validation: the trainer needs GroupStatistics; add that callback before")
-        self.groups, self.problems, self.score = groups, problems, score
+        self.groups, self.problems, self.score = SampledTrainer.of(trainer, self).groups, problems, score
         self.samples, self.every = samples, every
         asked = [chat_messages(problem.problem) for problem in problems] if prompts is None else prompts
         self.prompts = [prompt for prompt in asked for _ in range(samples)]
@@ -83,7 +79,7 @@ class Validation(TrainerCallback):
         """Validate where it is due; the next line of the log has the result."""
         if self.is_due(state.global_step, state.max_steps):
             for name, value in self.run(state.global_step).items():
-                self.groups.seam.log(name, value)
+                trl_seam.log(self.groups.trainer, name, value)
 
     def judged(self, health: Health, step: int, verdict: Verdict) -> Verdict:
         """Return what counts of a line that gave `verdict`: an alarm is a reason to ask the held-out problems.

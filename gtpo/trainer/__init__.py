@@ -1,19 +1,18 @@
-"""TRL's GRPOTrainer with GTPO's objective.
+"""TRL's trainers with GTPO's objective, and with what a run does around them.
 
 gtpo_config       GTPOConfig: the arguments
-gtpo_trainer      GTPOTrainer: the loss
+gtpo_trainer      GTPOTrainer and the baselines: what happens around TRL's methods, in order
 calibration       H_ini before step 0, and the entropy gate's decision
-behaviour         the statistics of the policy that sampled, where several steps share its round
 group_statistics  what is logged of groups for every method, and conflict weights over whole groups
 rollout           Rollout: a round of sampling, and its rows in TRL's batch dict
 policy_head       the fused loss inside the model's own forward
-check_inputs      what is refused or warned of, that a user would not see otherwise
-check_loss        the fused loss against the reference, on the first batch of a run
-adapter_sync      what vLLM is given: the adapter alone where it can; sampler_check compares the two policies
-trl_seam          TRL's private names, all of them
+checks            what is refused, warned of or compared, that a user would not see otherwise
+adapter_sync      what vLLM is given: the adapter alone where it can
+shared_prefixes   tokens that the rows of a batch share, computed once
+trl_seam          TRL's private names, checked when they are imported
 """
 
 from gtpo.trainer.gtpo_config import GTPOConfig
-from gtpo.trainer.gtpo_trainer import GTPOTrainer
+from gtpo.trainer.gtpo_trainer import GRPOBaseline, GTPOTrainer, RunTrainer, SampledTrainer, SFTBaseline
 
-__all__ = ["GTPOConfig", "GTPOTrainer"]
+__all__ = ["GRPOBaseline", "GTPOConfig", "GTPOTrainer", "RunTrainer", "SFTBaseline", "SampledTrainer"]

@@ -31,13 +31,14 @@ from accelerate.utils import is_peft_model
 from safetensors.torch import save_file
 from torch import Tensor
 from trl.generation.vllm_client import VLLMClient
+from trl.generation.vllm_generation import VLLMGeneration
 from trl.import_utils import is_vllm_available
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.common.vllm_cpu import KV_BLOCK, tune_for_cpu
 from gtpo.common.vllm_environment import LORA_RANKS, lora_rank_slot
-from gtpo.trainer.trl_seam import OwnEngine, engine_options, sampling_with
+from gtpo.trainer.trl_seam import engine_options, sampling_with
 
 NAME, NUMBER = "policy", 1
 """What the adapter is called in vLLM."""
@@ -138,7 +139,7 @@ def write_unpacked(model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype)
     tokenizer.save_pretrained(folder)
 
 
-class AdapterGeneration(OwnEngine):
+class AdapterGeneration(VLLMGeneration):
     """TRL's VLLMGeneration; a LoRA adapter goes to vLLM by itself."""
 
     adapter: str | None = None
@@ -147,7 +148,7 @@ class AdapterGeneration(OwnEngine):
     scratch: Path
     """A folder that both the trainer and vLLM can read."""
 
-    def start(self) -> None:
+    def _init_vllm(self) -> None:
         """Start the engine with its LoRA layers, where it takes the adapter by itself."""
         self.adapter = self._own_adapter()
         # vLLM compiles for a minute at each start, which on a CPU gains nothing that a run would notice.
@@ -161,7 +162,7 @@ class AdapterGeneration(OwnEngine):
             options |= {"enforce_eager": True, "block_size": KV_BLOCK}
         if self.adapter is None:
             with engine_options(options):
-                super().start()
+                super()._init_vllm()
             return
         ((_, layer), *_) = _adapted(self.model, self.adapter)
         self.rank = layer.r[self.adapter]
@@ -179,7 +180,7 @@ class AdapterGeneration(OwnEngine):
                 write_unpacked(self.model, self.processing_class, Path(folder), options["dtype"])
                 options["model"] = folder
             with engine_options(options):
-                super().start()
+                super()._init_vllm()
         from vllm.lora.request import LoRARequest
 
         if self._on_cpu():
@@ -199,7 +200,7 @@ class AdapterGeneration(OwnEngine):
         obstacle = adapter_obstacle(self.model)
         if self.enable_sleep_mode:
             obstacle = "vllm_enable_sleep_mode discards the base that vLLM holds"
-        if self.is_fsdp_1():
+        if self._dist.is_fsdp and self._dist.fsdp_version == 1:
             obstacle = "FSDP 1 does not give an adapter's weights by themselves (fsdp_version: 2 does)"
         if packed and any(type(p).__name__ == "Int8Params" for p in self.model.parameters()):
             obstacle = "the base is in 8 bits"
@@ -227,7 +228,7 @@ class AdapterGeneration(OwnEngine):
             return
         layers = [layer for _, layer in _adapted(self.model, self.adapter)]
         parts = [part.weight for layer in layers for part in (layer.lora_A[self.adapter], layer.lora_B[self.adapter])]
-        with self.whole(parts):
+        with self._dist.gather_params(parts):
             self.tensors = adapter_tensors(self.model)
         if self.mode == "server":
             if self.accelerator.is_main_process:

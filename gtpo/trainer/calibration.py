@@ -21,9 +21,9 @@ from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, descri
 from gtpo.fused import fused_linear_gtpo_loss
 from gtpo.inputs.model_shape import shape_of_config
 from gtpo.objective import PRESETS, Objective, filter_is_active
+from gtpo.trainer import trl_seam
 from gtpo.trainer.group_statistics import GroupStatistics
 from gtpo.trainer.policy_head import LMHead, policy_forward
-from gtpo.trainer.trl_seam import seam_of
 
 CALIBRATION_FILE = "initial_entropy.json"
 REPORT_SECONDS = 5.0
@@ -56,7 +56,7 @@ class GateCalibration(TrainerCallback):
     """Decides the entropy gate of a GTPOTrainer before its first step, by H_ini where the filter is `auto`."""
 
     def __init__(self, trainer: Any, objective: Objective, groups: GroupStatistics) -> None:
-        self.trainer, self.objective, self.groups, self.seam = trainer, objective, groups, seam_of(trainer)
+        self.trainer, self.objective, self.groups = trainer, objective, groups
         given = trainer.args.initial_entropy
         self.calibration = None if given is None else Calibration(given)
         self.file = CalibrationFile(Path(str(trainer.args.output_dir)) / CALIBRATION_FILE)
@@ -149,7 +149,7 @@ class GateCalibration(TrainerCallback):
         if shape is None:
             return int(step)
         longest = max(map(str, prompts), key=len)
-        tokens = len(self.seam.tokenizer(longest)["input_ids"]) + trainer.max_completion_length
+        tokens = len(trl_seam.tokenizer(trainer)(longest)["input_ids"]) + trainer.max_completion_length
         numbers = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * tokens
         most = CACHE_BYTES
         if (device := trainer.accelerator.device).type == "cuda":
@@ -164,7 +164,7 @@ class GateCalibration(TrainerCallback):
         filled = [*prompts, *([prompts[-1]] * (-len(prompts) % world))]
         mine = filled[accelerator.process_index :: world]
         trainer.model.train()
-        prompt_ids, completion_ids, _ = self.seam.sample(mine)
+        prompt_ids, completion_ids, _ = trl_seam.sample(trainer, mine)
         size = trainer.args.per_device_train_batch_size  # what a step's forward holds, without its gradients
         alike = sorted(
             range(len(mine)), key=lambda row: len(prompt_ids[row]) + len(completion_ids[row])
@@ -180,7 +180,7 @@ class GateCalibration(TrainerCallback):
 
     def _entropies(self, prompt_ids: Sequence[Any], completion_ids: Sequence[Any]) -> Tensor:
         """Return <H>_i [n] in nats of n completions under the policy, in one forward."""
-        padding = self.seam.tokenizer.pad_token_id
+        padding = trl_seam.tokenizer(self.trainer).pad_token_id
         left = pad([torch.tensor(ids) for ids in prompt_ids], padding_value=padding, padding_side="left")
         right = pad([torch.tensor(ids) for ids in completion_ids], padding_value=padding, padding_side="right")
         left_mask = pad([torch.ones(len(ids), dtype=torch.long) for ids in prompt_ids], 0, "left")
@@ -193,7 +193,8 @@ class GateCalibration(TrainerCallback):
             ids, mask, rewards = batch["completion_ids"], batch["completion_mask"], torch.zeros(len(hidden))
             return fused_linear_gtpo_loss(
                 PRESETS["grpo"], hidden, head.weight, ids, mask, rewards, 1,
-                temperature=self.seam.temperature, bias=head.bias, logit_scale=head.logit_scale, softcap=head.softcap,
+                temperature=self.trainer.temperature, bias=head.bias, logit_scale=head.logit_scale,
+                softcap=head.softcap,
             ).entropy  # fmt: skip
 
         with torch.no_grad():

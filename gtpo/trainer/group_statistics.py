@@ -3,30 +3,35 @@
 `GroupStatistics` observes a GRPOTrainer and changes none of its numbers; for GTPOTrainer it prepares the completions
 besides. It reads the rewards and ids of a round right after scoring, before TRL shuffles the completions into
 micro-batches, and lets what belongs to a completion travel as extra rows of the batch dict (`gtpo.trainer.rollout`).
+
+`policy_statistics`: the log-probabilities and entropies of the policy that sampled, if several steps share its round.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from transformers import TrainerCallback
 
 from gtpo.common.errors import UserError
 from gtpo.completions import group_advantages, prepare_completions
+from gtpo.fused import FusedLoss, fused_loss
 from gtpo.presets import LN2, PRESETS, Objective
 from gtpo.rewards.completions import completion_text
 from gtpo.rewards.format import format_score
+from gtpo.trainer import trl_seam
+from gtpo.trainer.checks import SamplerCheck, tolerance_of
+from gtpo.trainer.policy_head import LMHead, policy_forward
 from gtpo.trainer.rollout import Rollout, Scores, to_batch
-from gtpo.trainer.sampler_check import SamplerCheck, tolerance_of
-from gtpo.trainer.trl_seam import seam_of
 
 
 def loss_mask(batch: Mapping[str, Any]) -> Tensor:
@@ -47,15 +52,15 @@ def repeated_across_prompts(ids: Tensor, mask: Tensor, group: int) -> float:
     return sum(len(prompts[text]) > 1 for text in texts) / len(texts)
 
 
-class GroupStatistics(TrainerCallback):
+class GroupStatistics:
     """Logs `reward/*`, `entropy/*`, `conflict/*`, `groups/*` and `completions/*`.
 
-    trainer: TRL's GRPOTrainer, whose loss and gradients stay its own: the spans logged are those that GTPO would see.
-    objective: of a trainer with its own loss, which calls `log_completions` itself.
+    trainer: a GRPOBaseline, whose loss and gradients stay TRL's: the spans logged are those that GTPO would see.
+    objective: of a trainer with its own loss.
     """
 
     def __init__(self, trainer: Any, objective: Objective | None = None) -> None:
-        self.trainer, self.seam = trainer, seam_of(trainer)
+        self.trainer = trainer
         self.objective = objective or PRESETS["grpo"]
         self.own_advantages = objective is not None and trainer.multi_objective_aggregation == "sum_then_normalize"
         """Whether the objective's advantages are trained with: TRL's where each reward is normalised by itself."""
@@ -68,14 +73,7 @@ class GroupStatistics(TrainerCallback):
         self.logp_tolerance: float | None = None
         """Nats per token that vLLM's log-probabilities may differ by from the trainer's; None: that of the dtype."""
         self._scores: Scores
-        self._observed: dict[str, Any] = {}
         self._sampler_check: SamplerCheck | None = None
-        self.seam.around("generate", self._generate)
-        self.seam.around("rewards", self._calculate_rewards)
-        self.seam.around("round", self._round)
-        if objective is None:
-            self.seam.around("loss", self._loss)
-            self.seam.around("statistics", self._statistics)
 
     @property
     def rollout(self) -> Rollout | None:
@@ -93,7 +91,7 @@ class GroupStatistics(TrainerCallback):
         """Let completions be sampled, one per prompt, from their own random stream; the training does not notice."""
         times = dict(self.stopwatch)
         try:
-            with self.seam.aside(seed):
+            with trl_seam.own_random_stream(self.trainer, seed):
                 yield
         finally:
             self.stopwatch.clear()
@@ -117,21 +115,26 @@ class GroupStatistics(TrainerCallback):
                 filled = asked + [asked[-1]] * (-len(asked) % world)
                 share = len(filled) // world
                 mine = filled[accelerator.process_index * share : (accelerator.process_index + 1) * share]
-                completions = self.seam.sample(mine).completions
+                completions = trl_seam.sample(self.trainer, mine).completions
                 texts += gather_object([completion_text(completion) for completion in completions])[: len(asked)]
         return texts
 
     # -- sampling and scoring --------------------------------------------------------------------------------------
 
-    def _generate(self, plain: Any, prompts: list) -> Any:
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the seconds that pass inside to those of a part of the step."""
         begin = time.perf_counter()
-        generated = plain(prompts)
-        self.stopwatch["time/generation"] += time.perf_counter() - begin
-        return generated
+        yield
+        self.stopwatch[name] += time.perf_counter() - begin
 
-    def _calculate_rewards(self, plain: Any, inputs: Any, prompts: Any, completions: Any, ids: Any) -> Tensor:
-        begin, trainer = time.perf_counter(), self.trainer
-        rewards = self.mark_unscored(plain(inputs, prompts, completions, ids))
+    def score(self, prompts: list[Any], completions: list[Any], rewards: Tensor) -> Tensor:
+        """Take in the rewards [N, functions] of a round, gathered over ranks; return them, the unscored as NaN.
+
+        prompts, completions: this rank's. Raises UserError for a reward that is infinite.
+        """
+        trainer = self.trainer
+        rewards = self.mark_unscored(rewards)
         infinite = rewards.isinf().any(dim=0).tolist()
         if any(infinite):
             names = [name for name, found in zip(trainer.reward_func_names, infinite, strict=True) if found]
@@ -143,12 +146,11 @@ class GroupStatistics(TrainerCallback):
             torch.tensor([format_score(completion_text(text)) for text in completions], device=rewards.device)
         )
         accuracy = self._accuracy(rewards, form)
-        self.seam.log("reward/format", form.mean().item())
+        trl_seam.log(trainer, "reward/format", form.mean().item())
         if accuracy is not None:
-            self.seam.log("reward/accuracy", accuracy.nanmean().item())
-        self.seam.log("reward/unscored", rewards.isnan().all(dim=1).float().mean().item())
+            trl_seam.log(trainer, "reward/accuracy", accuracy.nanmean().item())
+        trl_seam.log(trainer, "reward/unscored", rewards.isnan().all(dim=1).float().mean().item())
         self._scores = Scores(prompts=prompts, rewards=rewards, format=form, accuracy=accuracy)
-        self.stopwatch["time/reward"] += time.perf_counter() - begin
         return rewards
 
     def _accuracy(self, rewards: Tensor, form: Tensor) -> Tensor | None:
@@ -166,9 +168,9 @@ class GroupStatistics(TrainerCallback):
         total = (rewards * self.trainer.reward_weights.to(rewards.device)).nansum(dim=1)
         return total.masked_fill(rewards.isnan().all(dim=1), math.nan)
 
-    def _round(self, plain: Any, inputs: Any) -> dict[str, Any]:
-        batch: dict[str, Any] = plain(inputs)
-        trainer, seam, group, objective = self.trainer, self.seam, self.seam.group_size, self.objective
+    def prepare(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return a scored round with the conflict weights of its completions, and with the objective's advantages."""
+        trainer, objective, group = self.trainer, self.objective, trl_seam.group_size(self.trainer)
         accelerator = trainer.accelerator
         local, length = batch["completion_ids"].shape
 
@@ -178,7 +180,7 @@ class GroupStatistics(TrainerCallback):
         mask[:, 0] = True  # TRL empties the mask of truncated completions that it leaves out
         lengths = mask.sum(dim=1)
         last = ids.gather(1, lengths[:, None] - 1)
-        ends = torch.tensor([*trainer.eos_token_ids, seam.tokenizer.pad_token_id], device=ids.device)
+        ends = torch.tensor([*trainer.eos_token_ids, trl_seam.tokenizer(trainer).pad_token_id], device=ids.device)
         truncated = ~torch.isin(last, ends).squeeze(1)
         scored = group_advantages(objective, self.total_rewards(), group)
         advantages = scored.advantages if self.own_advantages else accelerator.gather(batch["advantages"])
@@ -191,14 +193,14 @@ class GroupStatistics(TrainerCallback):
         batch["row"] = torch.arange(len(ids), device=ids.device)[mine]
         batch |= to_batch(completions, mine, length)
 
-        seam.log("conflict/forward", completions.forward.float().mean().item())
-        seam.log("conflict/backward", completions.backward.float().mean().item())
-        seam.log("conflict/fraction", (completions.union.sum() / lengths.sum()).item())
-        seam.log("groups/zero_variance", scored.zero_variance.float().mean().item())
-        seam.log("completions/length", seam.logged("completions/mean_length"))
-        seam.log("completions/repeated", repeated_across_prompts(ids, mask, group))
-        seam.log("completions/truncated", seam.logged("completions/clipped_ratio"))
-        self.rollouts[seam.mode] = Rollout(
+        trl_seam.log(trainer, "conflict/forward", completions.forward.float().mean().item())
+        trl_seam.log(trainer, "conflict/backward", completions.backward.float().mean().item())
+        trl_seam.log(trainer, "conflict/fraction", (completions.union.sum() / lengths.sum()).item())
+        trl_seam.log(trainer, "groups/zero_variance", scored.zero_variance.float().mean().item())
+        trl_seam.log(trainer, "completions/length", trl_seam.logged(trainer, "completions/mean_length"))
+        trl_seam.log(trainer, "completions/repeated", repeated_across_prompts(ids, mask, group))
+        trl_seam.log(trainer, "completions/truncated", trl_seam.logged(trainer, "completions/clipped_ratio"))
+        self.rollouts[trl_seam.mode(trainer)] = Rollout(
             **vars(self._scores),
             step=trainer.state.global_step + 1,
             ids=ids,
@@ -219,13 +221,13 @@ class GroupStatistics(TrainerCallback):
         table = self.trainer.accelerator.gather(torch.stack(columns, dim=1))
         finite = table[:, 1][~table[:, 1].isnan()]
         if len(finite):
-            self.seam.log("entropy/mean", finite.mean().item())
-            self.seam.log("entropy/above_ln2", (finite > LN2).double().mean().item())
-        rollout = self.rollouts[self.seam.mode]
+            trl_seam.log(self.trainer, "entropy/mean", finite.mean().item())
+            trl_seam.log(self.trainer, "entropy/above_ln2", (finite > LN2).double().mean().item())
+        rollout = self.rollouts[trl_seam.mode(self.trainer)]
         where = table[:, 0].long()
         rollout.entropy[where] = table[:, 1].to(rollout.entropy.dtype)
         if keep_mask is not None:
-            self.seam.log("gate/kept", table[:, 2].mean().item())
+            trl_seam.log(self.trainer, "gate/kept", table[:, 2].mean().item())
             rollout.keep_mask[where] = table[:, 2].bool()
 
     def log_mismatch(self, logps: Tensor, inputs: dict[str, Any]) -> None:
@@ -243,23 +245,47 @@ class GroupStatistics(TrainerCallback):
         gap = torch.where(known, logps.detach() - sampled, 0.0).abs()
         totals = torch.stack([gap.sum(), known.sum().to(gap.dtype)])
         difference, tokens = self.trainer.accelerator.gather(totals).view(-1, 2).sum(dim=0).tolist()
-        self.seam.log("sampling/logp_difference", difference / max(tokens, 1))
+        trl_seam.log(self.trainer, "sampling/logp_difference", difference / max(tokens, 1))
         if self._sampler_check is None:
             self._sampler_check = SamplerCheck(self.logp_tolerance or tolerance_of(self.trainer))
         self._sampler_check.observe(self.trainer.state.global_step + 1, difference, tokens)
 
-    # -- the loss of TRL's own trainer -----------------------------------------------------------------------------
 
-    def _loss(self, plain: Any, model: Any, inputs: dict[str, Any]) -> Tensor:
-        self._observed = inputs
-        loss: Tensor = plain(model, inputs)
-        return loss
+def policy_statistics(
+    trainer: Any,
+    objective: Objective,
+    model: Any,
+    ids: Tensor,
+    mask: Tensor,
+    length: int,
+    batch_size: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities and entropies [N, length] of the last tokens of ids [N, T], as an objective has them.
 
-    def _statistics(self, plain: Any, *args: Any, **kwargs: Any) -> Any:
-        outputs = plain(*args, **kwargs)
-        if kwargs.get("compute_entropy") and outputs[1] is not None:
-            mask = self._observed["completion_mask"]
-            entropy = (outputs[1].detach() * mask).sum(dim=1) / mask.sum(dim=1)
-            self.log_completions(self._observed["row"], entropy, None)
-            self.log_mismatch(outputs[0], self._observed)
-        return outputs
+    The arguments after `objective` are those of TRL's method that scores log-probabilities.
+    """
+    plain = replace(PRESETS["grpo"], log_clamp=objective.log_clamp, entropy_temperature=objective.entropy_temperature)
+
+    def statistics(tokens: Tensor, written: Tensor, hidden: Tensor, head: LMHead) -> FusedLoss:
+        # No reward enters a statistic: any will do, and every row is its own group.
+        scored = group_advantages(plain, torch.zeros(len(hidden), device=hidden.device), 1)
+        completions = prepare_completions(plain, scored, tokens, written, 1)
+        return fused_loss(
+            plain, hidden, head.weight, tokens, written, completions, 1, gate_active=False,
+            temperature=trainer.temperature, bias=head.bias, logit_scale=head.logit_scale, softcap=head.softcap,
+        )  # fmt: skip
+
+    found: list[FusedLoss] = []
+    size = batch_size or len(ids)
+    for rows, kept in zip(ids.split(size), mask.split(size), strict=True):
+        batch = {
+            "prompt_ids": rows[:, :-length],
+            "prompt_mask": kept[:, :-length],
+            "completion_ids": rows[:, -length:],
+            "completion_mask": kept[:, -length:].bool(),
+        }
+        loss = functools.partial(statistics, batch["completion_ids"], batch["completion_mask"])
+        with torch.no_grad():
+            found.append(policy_forward(trainer, model, batch, loss).value)
+    return torch.cat([part.logps for part in found]), torch.cat([part.token_entropies for part in found])

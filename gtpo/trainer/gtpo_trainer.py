@@ -1,4 +1,13 @@
-"""GTPOTrainer: GTPO on TRL's GRPO engine. A TRL user switches by changing the class name.
+"""The trainers: TRL's own, with what GTPO and a run do around TRL's methods, in the order in which it happens.
+
+    RunTrainer      any method: exact checkpoints, progress, KL to the untrained policy
+    SampledTrainer  methods that sample: group statistics too
+    GRPOBaseline    TRL's GRPOTrainer with its own loss; SFTBaseline: TRL's SFTTrainer
+    GTPOTrainer     GRPOTrainer with GTPO's objective. A TRL user switches by changing the class name
+
+TRL calls, at the start of a round of sampling, `_generate_and_score_completions`, and from within it `_generate`,
+`_calculate_rewards` and, if several steps share the round, `_get_per_token_logps_and_entropies`; then for each
+micro-batch `training_step`, from within it `compute_loss` and `_compute_loss`.
 
 Objective (docs/method.md; arXiv 2508.03772, Eq. 4-7), per completion o_i of a group of G:
 
@@ -12,27 +21,28 @@ of sampling. There is no reference model and no second forward.
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor
+from transformers import Trainer
+from trl import GRPOTrainer, SFTTrainer
 
 from gtpo.common.log import LOG, start_logging
 from gtpo.fused import FusedLoss, fused_loss
 from gtpo.inputs.model import rounded_away, widen_adapters
 from gtpo.inputs.model_shape import router_loss_obstacle
 from gtpo.objective import Objective, entropy_gate
+from gtpo.trainer import trl_seam
 from gtpo.trainer.adapter_sync import vllm_of
-from gtpo.trainer.behaviour import BehaviourStatistics
 from gtpo.trainer.calibration import GateCalibration
-from gtpo.trainer.check_inputs import ObjectiveGuard, check_inputs
-from gtpo.trainer.check_loss import FirstGroupCheck
-from gtpo.trainer.group_statistics import GroupStatistics, loss_mask
+from gtpo.trainer.checks import ObjectiveGuard, check_first_group, check_inputs
+from gtpo.trainer.group_statistics import GroupStatistics, loss_mask, policy_statistics
 from gtpo.trainer.gtpo_config import GTPOConfig
 from gtpo.trainer.policy_head import LMHead, add_policy_head, policy_forward
 from gtpo.trainer.rollout import BATCH_ROWS, from_batch, without_empty_columns
-from gtpo.trainer.trl_seam import OwnLossTrainer, round_nothing_in_fsdp2, seam_of
 
 _TEXT_KEYS = frozenset(
     {
@@ -45,11 +55,156 @@ _TEXT_KEYS = frozenset(
 """What a batch of text holds; images or other modalities would otherwise be dropped silently."""
 
 
-class GTPOTrainer(OwnLossTrainer):
-    """GRPOTrainer with GTPO's objective. Same arguments; `args` is a GTPOConfig.
+class RunTrainer(Trainer):
+    """A trainer of transformers that calls the parts of a run (`gtpo.callbacks`); a part is None until it is built.
 
-    It is the loss alone. What is measured, logged and checked around it are parts, each an attribute.
+    It goes before TRL's class: `class Mine(RunTrainer, SFTTrainer)`.
     """
+
+    exact: Any = None
+    """gtpo.run.exact.ExactCheckpoints."""
+    step_progress: Any = None
+    """gtpo.run.progress.StepProgress."""
+    untrained_kl: Any = None
+    """gtpo.run.untrained_kl.UntrainedKL."""
+    writes_model_card = True
+
+    @classmethod
+    def of(cls, trainer: Any, part: Any) -> Any:
+        """Return a trainer that `part` is built for. Raises ValueError if it never calls one."""
+        if not isinstance(trainer, cls):
+            name, found = type(part).__name__, type(trainer).__name__
+            raise ValueError(
+                f"{name} needs a GTPOTrainer, or GRPOBaseline or SFTBaseline of gtpo.callbacks; found {found}"
+            )
+        return trainer
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Train on a micro-batch."""
+        with nullcontext() if self.step_progress is None else self.step_progress.training():
+            return super().training_step(*args, **kwargs)
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the loss of a micro-batch."""
+        if self.untrained_kl is not None and trl_seam.mode(self) == "train":
+            self.untrained_kl.observe(model, inputs)  # before the step changes the policy
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+    # -- the data's order and checkpoints ------------------------------------------------------------------------------
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        return super()._get_train_sampler(*args, **kwargs) if self.exact is None else self.exact.order()
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> Any:
+        # Resumed from the run's last step, transformers would train one step more.
+        if self.exact is not None and self.exact.is_over():
+            return None
+        return super()._run_epoch(*args, **kwargs)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        staging = None if self.exact is None else self.exact.staging
+        return super()._get_output_dir(trial) if staging is None else str(staging)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        with nullcontext() if self.exact is None else self.exact.saving():
+            super()._save_checkpoint(model, trial)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        with nullcontext() if self.exact is None else self.exact.reading(resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if self.exact is None or checkpoint is None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        with self.exact.reading(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+        self.exact.restore(checkpoint)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write the model card, unless the run says what it is itself (run.json)."""
+        if self.writes_model_card:
+            super().create_model_card(*args, **kwargs)
+
+
+class SFTBaseline(RunTrainer, SFTTrainer):
+    """TRL's SFTTrainer; the parts of a run can be added to it (`gtpo.callbacks`)."""
+
+
+class SampledTrainer(RunTrainer, GRPOTrainer):
+    """What the methods that sample share: TRL's rounds, with the statistics of their groups."""
+
+    groups: GroupStatistics
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        if self.exact is not None:
+            self.exact.seed_round()
+        batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        # Here, since TRL spreads the groups over micro-batches next.
+        return self.groups.prepare(batch)
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        shown = nullcontext() if self.step_progress is None else self.step_progress.sampling(prompts)
+        with shown, self.groups.timed("time/generation"):
+            return super()._generate(prompts)
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        shown = nullcontext() if self.step_progress is None else self.step_progress.scoring(inputs)
+        with shown, self.groups.timed("time/reward"):
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+            return self.groups.score(prompts, completions, rewards)
+
+
+class GRPOBaseline(SampledTrainer):
+    """TRL's GRPOTrainer, with its own loss: what it logs of a group has GTPOTrainer's names.
+
+    The parts of a run can be added to it (`gtpo.callbacks`).
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.groups = GroupStatistics(self)
+        self._micro_batch: dict[str, Any] = {}
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        self._micro_batch = inputs
+        loss: Tensor = super()._compute_loss(model, inputs)
+        return loss
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        logps, entropies = outputs[:2]
+        if kwargs.get("compute_entropy") and entropies is not None:  # in the loss, not while a round is scored
+            inputs, mask = self._micro_batch, self._micro_batch["completion_mask"]
+            # NaN, and left out, for a truncated completion whose mask TRL has emptied.
+            entropy = (entropies.detach() * mask).sum(dim=1) / mask.sum(dim=1)
+            self.groups.log_completions(inputs["row"], entropy, None)
+            self.groups.log_mismatch(logps, inputs)
+        return outputs
+
+
+_PAPER = {
+    "title": "GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control",
+    "id": "2508.03772",
+    "citation": """\
+@article{simoni2025gtpo,
+    title        = {{GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control}},
+    author       = {Marco Simoni and Aleksandar Fontana and Giulio Rossolini and Andrea Saracino and Paolo Mori},
+    year         = 2025,
+    eprint       = {arXiv:2508.03772},
+}""",
+}
+"""For the model card, which cites GRPO too: GTPO extends it."""
+
+
+class GTPOTrainer(SampledTrainer):
+    """GRPOTrainer with GTPO's objective. Same arguments; `args` is a GTPOConfig."""
+
+    _tag_names = ["trl", "gtpo"]  # noqa: RUF012  # TRL declares it so
+    _name = "GTPO"
+    _paper = _PAPER | {"citation": f"{_PAPER['citation']}\n\n{GRPOTrainer._paper['citation']}"}
 
     def __init__(
         self,
@@ -69,18 +224,16 @@ class GTPOTrainer(OwnLossTrainer):
             check_inputs(reward_funcs, train_dataset, prompts=prompts)
         with vllm_of(args):
             super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
-        round_nothing_in_fsdp2(self.accelerator)
+        trl_seam.round_nothing_in_fsdp2(self.accelerator)
         self.objective: Objective = args.resolved_objective()
         self._prepare_model(args)
-        self.seam = seam_of(self)
-        self.guard = ObjectiveGuard(self, self.objective)
         self.groups = GroupStatistics(self, self.objective)
         self.gate = GateCalibration(self, self.objective, self.groups)
-        self.behaviour = BehaviourStatistics(self, self.objective)
-        for part in (self.guard, self.groups, self.gate):
-            self.add_callback(part)
-        if args.check_loss:
-            FirstGroupCheck(self, self.groups, self.gate)
+        self._loss_to_check = args.check_loss
+        self._scoring = False
+        self._scored_entropies: Tensor | None = None
+        for callback in (ObjectiveGuard(self, self.objective), self.gate):
+            self.add_callback(callback)
 
     def _prepare_model(self, args: GTPOConfig) -> None:
         """Let the model take the loss in its forward, and hold adapters of 4-bit weights in float32."""
@@ -103,8 +256,41 @@ class GTPOTrainer(OwnLossTrainer):
         self.gate.ensure_for_evaluation()
         return super().evaluate(*args, **kwargs)
 
-    def policy_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """Return the loss (a scalar) of a micro-batch."""
+    # -- a round of sampling -------------------------------------------------------------------------------------------
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        self._scoring, self._scored_entropies = True, None
+        try:
+            batch = super()._generate_and_score_completions(inputs)
+        finally:
+            self._scoring = False
+        if self._scored_entropies is not None:
+            mask = loss_mask(batch)
+            entropies = (self._scored_entropies.float() * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+            batch["behaviour_entropy"] = entropies
+        if self._loss_to_check:
+            self._loss_to_check = False
+            check_first_group(self, batch)
+        return batch
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._scoring:
+            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        # TRL scores a round only if several steps share it: ratio, gate, entropy term are of the policy that sampled.
+        if self._samples_as_trained() and not self.objective.log_clamp:
+            outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs, compute_entropy=True)
+        else:  # TRL's are at the sampling temperature: against them the ratio would not be 1 before any update
+            outputs = (*policy_statistics(self, self.objective, *args, **kwargs), None)
+        self._scored_entropies = outputs[1]
+        return outputs
+
+    def _samples_as_trained(self) -> bool:
+        """Return whether the objective takes its log-probabilities at the temperature that was sampled with."""
+        return bool(self.objective.temperature(self.temperature) == self.temperature)
+
+    # -- the loss ------------------------------------------------------------------------------------------------------
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if unknown := set(inputs) - _TEXT_KEYS:
             raise ValueError(f"GTPOTrainer trains text models; this batch has {', '.join(sorted(unknown))}")
         inputs = without_empty_columns(inputs)  # padded to the longest of the round, not of this micro-batch
@@ -113,12 +299,12 @@ class GTPOTrainer(OwnLossTrainer):
         if aux_loss is None:
             loss: Tensor = output.loss
             return loss
-        self.seam.log("aux_loss", self.accelerator.gather(aux_loss.detach()).mean().item())
+        trl_seam.log(self, "aux_loss", self.accelerator.gather(aux_loss.detach()).mean().item())
         return output.loss + self.router_aux_loss_coef * aux_loss / self._accumulation()
 
     def _accumulation(self) -> int:
         """Return how many micro-batches make up the gradient that a micro-batch is a part of."""
-        return self.current_gradient_accumulation_steps if self.seam.mode == "train" else 1
+        return self.current_gradient_accumulation_steps if trl_seam.mode(self) == "train" else 1
 
     def _fused_loss(self, inputs: dict[str, Any], hidden: Tensor, head: LMHead) -> FusedLoss:
         """Return the loss of a micro-batch, from the hidden states [B, L, D] of its tokens."""
@@ -136,10 +322,10 @@ class GTPOTrainer(OwnLossTrainer):
             inputs["completion_ids"],
             loss_mask(inputs),
             completions,
-            self.seam.group_size,
+            trl_seam.group_size(self),
             gate_active=gate_active,
             # The micro-batches of a step add up, the ranks are averaged: B of the step is this many per rank.
-            groups=len(hidden) * self._accumulation() / self.seam.group_size,
+            groups=len(hidden) * self._accumulation() / trl_seam.group_size(self),
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
             temperature=self.temperature,
@@ -150,13 +336,13 @@ class GTPOTrainer(OwnLossTrainer):
 
     def _log(self, output: FusedLoss, inputs: dict[str, Any]) -> None:
         """Log what the forward has found: entropies, the gate's choice, clipping, the distance from the sampler."""
-        if self.behaviour.of_the_sampled_distribution():  # vLLM's are: at another temperature they are not comparable
+        if self._samples_as_trained():  # vLLM's are: at another temperature they are not comparable
             self.groups.log_mismatch(output.logps, inputs)
         if inputs.get("old_per_token_logps") is not None:
             self._log_clipping(output, inputs)
         self.groups.log_completions(inputs["row"], inputs.get("behaviour_entropy", output.entropy), output.kept)
         tokens = self.accelerator.gather(loss_mask(inputs).sum()).sum()
-        self.seam.log("entropy", (self.accelerator.gather(output.token_entropies.sum()).sum() / tokens).item())
+        trl_seam.log(self, "entropy", (self.accelerator.gather(output.token_entropies.sum()).sum() / tokens).item())
 
     def _log_clipping(self, output: FusedLoss, inputs: dict[str, Any]) -> None:
         """Log the share of tokens whose policy gradient the clipping takes away, under TRL's names."""
@@ -167,4 +353,4 @@ class GTPOTrainer(OwnLossTrainer):
         counts = self.accelerator.gather(torch.stack([low.sum(), high.sum(), mask.sum()])).view(-1, 3).sum(dim=0)
         shares = (counts[:2] / counts[2].clamp(min=1)).tolist()
         for name, share in zip(("low_mean", "high_mean", "region_mean"), (*shares, sum(shares)), strict=True):
-            self.seam.log(f"clip_ratio/{name}", share)
+            trl_seam.log(self, f"clip_ratio/{name}", share)

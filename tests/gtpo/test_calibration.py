@@ -150,6 +150,7 @@ def test_the_trainers_own_model_samples_as_many_at_once_as_its_cache_may_hold(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     gate.trainer = SimpleNamespace(
         accelerator=SimpleNamespace(device=torch.device("cuda"), unwrap_model=lambda model: model),
+        _tokenizer=tokenizer,
         **{name: getattr(gate.trainer, name) for name in ("use_vllm", "args", "model", "max_completion_length")},
     )
     assert gate.sampled_at_once(PROMPTS) == 90, "an eighth of a GPU"

@@ -1,4 +1,4 @@
-"""`gtpo.callbacks`: the parts of `gtpo train`, in a script with a GTPOTrainer or TRL's own GRPOTrainer."""
+"""`gtpo.callbacks`: the parts of `gtpo train`, in a script with a GTPOTrainer or a baseline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from gtpo import GTPOConfig, GTPOTrainer
-from gtpo.callbacks import Advice, CollapseWatch, ExactCheckpoints, GroupStatistics, UntrainedKL, Validation
+from gtpo.callbacks import Advice, CollapseWatch, ExactCheckpoints, GRPOBaseline, UntrainedKL, Validation
 from gtpo.inputs.model import rounded_away
 from gtpo.rewards.data.problem import Problem
 from gtpo.run.health import Health, Verdict
@@ -42,10 +42,11 @@ def trainer_of(method: str, folder: Path, out: Path, **changes: Any) -> Any:  # 
     given: dict[str, Any] = {**TWO_STEPS_A_ROUND, **saving, **changes}
     settings: Any = arguments(out, **given)
     kind: Any = GTPOTrainer
-    if method == "grpo":
+    if method != "gtpo":
         names = ("num_generations", "max_completion_length", "logging_steps", "bf16", "use_cpu", "report_to")
         plain = {name: getattr(settings, name) for name in names}
-        kind, settings = GRPOTrainer, GRPOConfig(**plain, **given, disable_tqdm=True)
+        kind = GRPOBaseline if method == "grpo" else GRPOTrainer
+        settings = GRPOConfig(**plain, **given, disable_tqdm=True)
     return kind(
         model=AutoModelForCausalLM.from_pretrained(folder),
         processing_class=AutoTokenizer.from_pretrained(folder),
@@ -53,6 +54,12 @@ def trainer_of(method: str, folder: Path, out: Path, **changes: Any) -> Any:  # 
         args=settings,
         train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
     )
+
+
+@pytest.mark.parametrize("part", [ExactCheckpoints, lambda trainer: UntrainedKL(trainer, 1, trainer.model)])
+def test_a_trainer_that_would_never_call_a_part_is_refused(part: Any, folder: Path, tmp_path: Path) -> None:  # noqa: F811
+    with pytest.raises(ValueError, match=r"needs a GTPOTrainer, or GRPOBaseline .* found GRPOTrainer"):
+        part(trainer_of("trl", folder, tmp_path / "out"))
 
 
 def weights(trainer: Any) -> list[torch.Tensor]:
@@ -157,10 +164,6 @@ def test_held_out_problems_are_scored_and_the_training_does_not_notice(
     plain = trainer_of(method, folder, tmp_path / "plain", save_strategy="no")
     plain.train()
     watched = trainer_of(method, folder, tmp_path / "watched", save_strategy="no")
-    if method == "grpo":
-        with pytest.raises(ValueError, match="needs GroupStatistics; add that callback before"):
-            validated(watched)
-        watched.add_callback(GroupStatistics(watched))
     validation = validated(watched, 0.1, 0.4, 0.7)
     watched.add_callback(validation)
     watched.train()

@@ -125,7 +125,7 @@ def test_no_old_policy_pass_where_a_round_feeds_one_step(
 
     class Counting(GTPOTrainer):
         def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-            calls.append(self.behaviour._scoring)
+            calls.append(self._scoring)
             return super()._get_per_token_logps_and_entropies(*args, **kwargs)
 
     def reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:

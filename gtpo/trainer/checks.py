@@ -1,0 +1,267 @@
+"""What is refused, warned of or compared, that a user would not see otherwise.
+
+check_inputs       before the model is loaded: a dataset without prompts, a reward that returns no scores
+ObjectiveGuard     a checkpoint of another objective, the rest of a round that is lost, a step that learns nothing
+check_first_group  `--check-loss`: the fused loss against its specification, on the first real group of a run
+SamplerCheck       whether vLLM samples from the policy that is trained, by its log-probabilities
+
+In exact arithmetic the log-probabilities of vLLM and of the trainer are equal. What rounding makes of them depends on
+the coarser of the two dtypes (measured: docs/scale.md), and SAMPLER_TOLERANCE lies above it: an untrained adapter on a
+pretrained model of 135 million parameters in bfloat16 already differs by 0.04. A mean beyond it means other weights:
+stale, merged, or another base.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sized
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from transformers import TrainerCallback
+
+from gtpo.common.errors import UserError
+from gtpo.common.files import read_json, write_json
+from gtpo.common.log import LOG
+from gtpo.fused import fused_linear_gtpo_loss
+from gtpo.objective import Objective, reference_loss
+from gtpo.rewards.checks import probe_reward
+from gtpo.trainer import trl_seam
+from gtpo.trainer.policy_head import LMHead, policy_forward
+
+OBJECTIVE_FILE = "objective.json"
+"""In each checkpoint: a run is resumed with the objective that it has."""
+
+
+def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None:
+    """Raise ValueError where no rollout can be filled, rows have no `prompt`, or a function returns no scores.
+
+    prompts: those of one rollout, over all processes. Reward functions are called once, with two empty completions of
+    the first row; models are not.
+    """
+    if isinstance(train_dataset, Sized) and len(train_dataset) < prompts:
+        raise ValueError(
+            f"GTPOTrainer: train_dataset has {len(train_dataset)} rows, and one rollout takes {prompts} prompts "
+            "(per_device_train_batch_size x processes x steps_per_generation / num_generations)"
+        )
+    row = next(iter(train_dataset), None)
+    if not isinstance(row, Mapping):
+        return  # TRL refuses it with its own message
+    if "prompt" not in row:
+        raise ValueError(
+            f"GTPOTrainer: train_dataset has no column prompt; its columns are {', '.join(row)} "
+            "(rename_column, or map each row to a prompt: text, or a list of messages)"
+        )
+    for function in reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]:
+        if isinstance(function, str | Module) or not callable(function):
+            continue  # a reward model, or one that TRL refuses itself
+        probe = probe_reward(getattr(function, "__name__", type(function).__name__), function, row)
+        if probe.fault:
+            raise ValueError(f"GTPOTrainer: {probe.fault}")
+        if probe.raised:
+            LOG.warning(f"{probe.raised}; training stops where it raises (return None to leave one unscored)")
+
+
+class ObjectiveGuard(TrainerCallback):
+    """Keeps the objective beside each checkpoint and refuses to resume with another; says what learns nothing."""
+
+    def __init__(self, trainer: Any, objective: Objective) -> None:
+        self.trainer, self.objective, self.dropped = trainer, objective, False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Raise ValueError where the checkpoint is that of another objective; warn of a round that is lost."""
+        path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / OBJECTIVE_FILE
+        if not state.global_step:
+            return
+        if path.is_file() and (found := read_json(path)) != (now := asdict(self.objective)):
+            changed = [
+                f"{name} {value!r}, now {now.get(name)!r}" for name, value in found.items() if value != now.get(name)
+            ]
+            raise ValueError(f"GTPOTrainer: {path.parent} was trained with another objective: {', '.join(changed)}")
+        round_steps = args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps
+        if round_steps > 1 and state.global_step % round_steps and trl_seam.round_inputs(self.trainer) is None:
+            LOG.warning(
+                f"resumed at step {state.global_step}, within a round of sampling that feeds {round_steps} steps: the "
+                "rest of it is sampled again (gtpo.callbacks.ExactCheckpoints keeps it)"
+            )
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep the objective beside the checkpoint: a run must not be resumed with another."""
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero and folder.is_dir():
+            write_json(folder / OBJECTIVE_FILE, asdict(self.objective))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Say that nothing was learned, once until something is again."""
+        dropped = bool(logs) and logs.get("gate/kept") == 0
+        if dropped and not self.dropped and state.is_world_process_zero:
+            objective = self.objective
+            LOG.warning(
+                f"step {state.global_step}: every completion was left out by the entropy gate (mean entropy "
+                f"{logs.get('entropy/mean', float('nan')):.2f} nats, threshold {objective.entropy_threshold:.2f}): "
+                "nothing is learned from them"
+            )
+        if logs and "gate/kept" in logs:
+            self.dropped = dropped
+
+
+# -- the fused loss against its specification --------------------------------------------------------------------------
+
+MAX_TOKENS = 128
+"""Completions are cut to this many tokens for the comparison, which holds all their logits at once."""
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+"""Largest relative difference of the hidden states' gradient that counts as equal, by their dtype."""
+
+
+class Check(NamedTuple):
+    """Differences between the two, and whether they are within the dtype's tolerance."""
+
+    loss: float
+    """|fused - reference|."""
+    entropy: float
+    """Largest |<H>_i| difference, nats."""
+    gradient: float
+    """|dfused/dhidden - dreference/dhidden| over |dreference/dhidden|, Frobenius norms."""
+    passed: bool
+
+    def line(self) -> str:
+        """Say it in one line."""
+        verdict = "agrees with" if self.passed else "DIFFERS from"
+        return (
+            f"check-loss: the fused loss {verdict} the reference on the first group: loss {self.loss:.1e}, "
+            f"entropy {self.entropy:.1e}, gradient {self.gradient:.1e} (relative)"
+        )
+
+
+def compare_losses(
+    objective: Objective,
+    hidden: Tensor,
+    head: LMHead,
+    completion_ids: Tensor,
+    completion_mask: Tensor,
+    rewards: Tensor,
+    *,
+    initial_entropy: float | None,
+    temperature: float,
+    truncated: Tensor,
+) -> Check:
+    """Return how far the fused loss of one group is from `reference_loss` in float64 (CPU) or float32 (GPU).
+
+    hidden [G, L, D]; completion_ids, completion_mask [G, L]; rewards, truncated [G].
+    """
+    length = min(MAX_TOKENS, completion_ids.shape[1])
+    ids, mask = completion_ids[:, :length], completion_mask[:, :length].bool()
+    group = len(ids)
+    shared: dict[str, Any] = {"initial_entropy": initial_entropy, "temperature": temperature, "truncated": truncated}
+    with torch.enable_grad():
+        ours = hidden[:, :length].detach().clone().requires_grad_()
+        fused = fused_linear_gtpo_loss(
+            objective,
+            ours,
+            head.weight.detach(),
+            ids,
+            mask,
+            rewards,
+            group,
+            bias=None if head.bias is None else head.bias.detach(),
+            logit_scale=head.logit_scale,
+            softcap=head.softcap,
+            **shared,
+        )
+        fused.loss.backward()
+        wide = torch.float32 if hidden.is_cuda else torch.float64
+        theirs = hidden[:, :length].detach().to(wide).requires_grad_()
+        logits = theirs @ head.weight.detach().to(wide).T
+        if head.bias is not None:
+            logits = logits + head.bias.detach().to(wide)
+        logits = logits * head.logit_scale
+        if head.softcap is not None:
+            logits = head.softcap * torch.tanh(logits / head.softcap)
+        reference = reference_loss(objective, logits, ids, mask, rewards, group, **shared)
+        reference.loss.backward()
+    assert ours.grad is not None
+    assert theirs.grad is not None
+    norm = float(theirs.grad.norm())
+    gradient = float((ours.grad.to(wide) - theirs.grad).norm()) / max(norm, 1e-30) if norm else float(ours.grad.norm())
+    return Check(
+        loss=abs(float(fused.loss.detach()) - float(reference.loss.detach())),
+        entropy=float((fused.entropy.to(wide) - reference.entropy).abs().max()),
+        gradient=gradient,
+        passed=gradient <= TOLERANCE.get(hidden.dtype, 2e-2),
+    )
+
+
+def check_first_group(trainer: Any, batch: dict[str, Any]) -> None:
+    """Compare the two on the first group of a scored round of a GTPOTrainer. Raises ValueError if they differ.
+
+    All processes take part.
+    """
+    accelerator, group, rows = trainer.accelerator, trl_seam.group_size(trainer), {}
+    names = {"prompt_ids": True, "prompt_mask": True, "completion_ids": False, "completion_mask": False}
+    for name, left in names.items():
+        whole = accelerator.pad_across_processes(batch[name], dim=1, pad_first=left)
+        rows[name] = accelerator.gather(whole)[:group]
+    lengths = rows["completion_mask"].sum(dim=1)
+    loss = functools.partial(
+        compare_losses,
+        trainer.objective,
+        completion_ids=rows["completion_ids"],
+        completion_mask=torch.arange(rows["completion_ids"].size(1), device=lengths.device) < lengths[:, None],
+        rewards=trainer.groups.total_rewards()[:group],
+        initial_entropy=trainer.initial_entropy,
+        temperature=trainer.temperature,
+        truncated=trainer.groups.rollouts[trl_seam.mode(trainer)].truncated[:group],
+    )
+    with torch.no_grad():
+        found: Check = policy_forward(trainer, trainer.model_wrapped, rows, loss).value
+    if accelerator.is_main_process:
+        LOG.info(found.line())
+    if not found.passed:
+        raise ValueError(found.line())
+
+
+# -- the sampler against the trainer -----------------------------------------------------------------------------------
+
+SAMPLER_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Mean difference in nats per token up to which two engines that hold the same weights may differ, by dtype."""
+
+
+def coarsest(*dtypes: torch.dtype) -> torch.dtype:
+    """Return the dtype with the fewest digits."""
+    return max(dtypes, key=lambda dtype: SAMPLER_TOLERANCE.get(dtype, 0.0))
+
+
+def tolerance_of(trainer: Any) -> float:
+    """Return what a trainer's log-probabilities may differ by from those of its vLLM; bfloat16's for a server."""
+    engine = getattr(trainer.vllm_generation, "llm", None)
+    sampler = torch.bfloat16 if engine is None else engine.llm_engine.model_config.dtype
+    computes = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(trainer.accelerator.mixed_precision, torch.float32)
+    held = {p.dtype for p in trainer.model.parameters() if p.dtype in SAMPLER_TOLERANCE}
+    return SAMPLER_TOLERANCE[coarsest(sampler, computes, *held)]
+
+
+class SamplerCheck:
+    """Sums the differences over the micro-batches of a step, and stops the run beyond `tolerance` nats per token."""
+
+    def __init__(self, tolerance: float) -> None:
+        self.tolerance, self._step, self._sum, self._tokens = tolerance, -1, 0.0, 0.0
+
+    def observe(self, step: int, difference: float, tokens: float) -> None:
+        """Take in the summed absolute difference of a micro-batch of `step`. Raises UserError beyond the tolerance."""
+        if step != self._step:
+            self._step, self._sum, self._tokens = step, 0.0, 0.0
+        self._sum, self._tokens = self._sum + difference, self._tokens + tokens
+        mean = self._sum / max(self._tokens, 1.0)
+        if mean <= self.tolerance:  # never where it is not a number
+            return
+        raise UserError(
+            f"step {step}: vLLM's log-probabilities differ from the trainer's by {mean:.4g} nats per token over "
+            f"{self._tokens:.0f} tokens, the tolerance is {self.tolerance:g} (rollout.logp_difference_alarm): it "
+            "samples from another policy than the one that is trained. Its weights are stale, or another base: see "
+            "gtpo doctor, and train on with rollout.engine: transformers"
+        )
