@@ -112,36 +112,24 @@ def compare(name: str, task: str, data: Path, texts: dict[str, str], verifier: V
     right = [bool(row["verdict_lenient"] == "CORRECT") for row in ours]
     inspected = asyncio.run(judge_by_inspect([g.text for g in generations], [p.answer for p in chosen]))
     theirs = [bool(flexible[i]["exact_match"] == 1) for i in range(limit)]
+    rows = zip(chosen, ours, theirs, right, inspected, strict=True)
     differ = [
-        {
-            "id": problem.id,
-            "gold": problem.answer,
-            "lm_eval": flexible[i]["filtered_resps"][0],
-            "lm_eval_right": theirs[i],
-            "inspect_right": inspected[i],
-            "gtpo": row["answer_lenient"],
-            "gtpo_verdict": row["verdict_lenient"],
-        }
-        for i, (problem, row) in enumerate(zip(chosen, ours, strict=True))
-        if not theirs[i] == right[i] == inspected[i]
-    ]
-    return {
-        "completions": name,
-        "task": task,
-        "questions": limit,
-        "same_prompts": same,
-        "lm_eval_strict": sum(s["exact_match"] for s in strict.values()) / limit,
-        "lm_eval_flexible": sum(s["exact_match"] for s in flexible.values()) / limit,
-        "inspect_match": sum(inspected) / limit,
-        "gtpo_lenient": sum(right) / limit,
-        "agree_lm_eval": sum(map(operator.eq, right, theirs)) / limit,
-        "agree_inspect": sum(map(operator.eq, right, inspected)) / limit,
-        "differ": differ,
-    }
+        {"id": p.id, "gold": p.answer, "lm_eval": flexible[i]["filtered_resps"][0], "lm_eval_right": one,
+         "inspect_right": other, "gtpo": row["answer_lenient"], "gtpo_verdict": row["verdict_lenient"]}
+        for i, (p, row, one, its, other) in enumerate(rows)
+        if not one == its == other
+    ]  # fmt: skip
+    shares = {
+        "lm_eval_strict": [strict[i]["exact_match"] for i in range(limit)], "lm_eval_flexible": theirs,
+        "inspect_match": inspected, "gtpo_lenient": right, "agree_lm_eval": map(operator.eq, right, theirs),
+        "agree_inspect": map(operator.eq, right, inspected),
+    }  # fmt: skip
+    about = {"completions": name, "task": task, "questions": limit, "same_prompts": same}
+    return about | {key: sum(values) / limit for key, values in shares.items()} | {"differ": differ}
 
 
 def main() -> None:
-    """Compare every file under both tasks; print a table and write the JSON."""
+    """Compare every file under both tasks; print a line each and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("completions", nargs="+", type=Path)
     parser.add_argument("--data", type=Path, required=True)
@@ -149,15 +137,12 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     settings = parser.parse_args()
     results = []
-    shown = ("completions", "task", "questions", "same_prompts", "lm_eval_flexible", "gtpo_lenient", "inspect_match",
-             "agree_lm_eval", "agree_inspect")  # fmt: skip
     with Verifier() as verifier:
         for path, task in product(settings.completions, settings.tasks):
             texts = {row.id: row.samples[0].text for row in read_completions(path) if not row.samples[0].error}
             name = path.name.removesuffix(".gz").removesuffix(".jsonl")
             results.append(compare(name, task, settings.data, texts, verifier))
-            cells = [results[-1][key] for key in shown]
-            print(*(f"{cell:.4f}" if isinstance(cell, float) else cell for cell in cells), sep="  ")
+            print(*(f"{key} {value:.4g} " for key, value in results[-1].items() if isinstance(value, int | float)))
     settings.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
 

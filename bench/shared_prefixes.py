@@ -16,47 +16,26 @@ nothing padded, the null: 1.0 for GTPO; GRPO 0.95, for one position in a row is 
 
 from __future__ import annotations
 
-import json
-import os
-import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.common import in_turns, parser, save, table
+from bench.common import parser, save, table
+from bench.step import ratio, turns
 
 METHODS = ("gtpo", "grpo")
-CONTENDERS = tuple(f"{method}{end}" for method in METHODS for end in ("", " shared"))
-
-
-def turn(contender: str, options: list[str]) -> dict[str, list[float]]:
-    """Return what `bench.step --turn` prints for a contender, from a process whose freed buffers go back."""
-    method, _, shared = contender.partition(" ")
-    command = [sys.executable, "-m", "bench.step", "--turn", method, "--lora", *options]
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    done = subprocess.run(
-        [*command, *["--share-prefixes"] * bool(shared)], env=environment, capture_output=True, text=True, check=True
-    )
-    found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def measure(rounds: int, options: list[str]) -> dict[str, Any]:
     """Return medians of each contender, and for each method the shared one's as a share of the padded one's."""
-    names = ("cpu_seconds", "seconds", "peak_bytes")
-    found: dict[str, dict[str, list[float]]] = {each: {name: [] for name in names} for each in CONTENDERS}
-    for _, contender in in_turns(CONTENDERS, rounds):
-        taken = turn(contender, options)
-        for name in names:
-            found[contender][name] += taken[name]
-    median = {each: {name: statistics.median(values) for name, values in its.items()} for each, its in found.items()}
-    ratio = {
-        method: {name: median[f"{method} shared"][name] / median[method][name] for name in names} for method in METHODS
-    }
-    return {"median": median, "ratio": ratio, "all": found}
+    contenders = {}
+    for method in METHODS:
+        contenders[method] = ["--turn", method, "--lora", *options]
+        contenders[f"{method} shared"] = [*contenders[method], "--share-prefixes"]
+    found, median = turns(contenders, rounds)
+    ratios = {method: ratio(median, f"{method} shared", method) for method in METHODS}
+    return {"median": median, "ratio": ratios, "all": found}
 
 
 def page(document: dict[str, Any]) -> str:

@@ -1,9 +1,9 @@
 """One training step of GTPO against TRL's GRPO, without and with its KL term, on the same rollouts: time and memory.
 
 Both are the trainers as a user runs them: sampling is replaced by fixed completions, everything else (scoring, spans,
-forward, loss, backward, optimizer) is their own. Contenders take turns in random order inside one process; memory is
-the peak over a step beyond what the process held before it. The gate keeps every completion here, so that no row is
-skipped for it. With the KL term (beta 0.04) GRPO runs a second forward on the untrained policy: the model with its
+forward, loss, backward, optimizer) is their own. Contenders take turns in random order, each in a process of its own;
+memory is the peak over a step beyond what the process held before it. The gate keeps every completion here, so that no
+row is skipped for it. With the KL term (beta 0.04) GRPO runs a second forward on the untrained policy: the model with its
 adapter disabled (LoRA), or a second copy of the weights, which is counted apart (`reference_bytes`). With --sample the
 trainers sample their own completions from the same seed, by transformers: a whole short run.
 
@@ -14,7 +14,7 @@ at D 2048, V 32000, one layer: 0.65 with LoRA, 0.75 with all weights, 0.55 and 0
     python -m bench.step [--rounds N] [--tokens L] [--hidden D] [--vocabulary V] [--layers N] [--sample]
         [--model NAME] [--dtype TYPE] [--cases lora all] [--ragged] [--prompt L] [--share-prefixes] [--out FILE]
 
---rounds: of turns; 0 takes the times of the memory's processes. --steps: of a turn; the first one is not counted.
+--rounds: of turns. --steps: of a turn; the first one is not counted.
 --model: a real architecture with random weights and a tied head. --dtype: of the frozen weights. --ragged: completions
 of an eighth of --tokens up to all. --prompt: its tokens. --share-prefixes: both trainers' (`python -m
 bench.shared_prefixes` compares). --threads: torch's, on a CPU. --turn, --lora: one turn of one contender, as JSON.
@@ -48,7 +48,6 @@ from trl import GRPOConfig, GRPOTrainer
 
 from bench.common import in_turns, parser, save, table
 from gtpo import GTPOConfig, GTPOTrainer
-from gtpo.common.files import read_json
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.run.environment import quiet_libraries
 from gtpo.trainer.shared_prefixes import share_prefixes
@@ -56,7 +55,7 @@ from gtpo.trainer.trl_seam import scoring_labels_alone
 
 GROUP = 8
 KINDS = ("gtpo", "grpo", "grpo-kl")
-CLOCKS = ("seconds", "cpu_seconds")
+MEASURES = ("seconds", "cpu_seconds", "peak_bytes")
 ARCHITECTURES = {
     "Qwen2.5-0.5B": functools.partial(
         Qwen2Config, vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
@@ -77,7 +76,7 @@ class _Meter(TrainerCallback):
     """Seconds and peak bytes of each step."""
 
     def __init__(self) -> None:
-        self.found: dict[str, list[float]] = {"seconds": [], "cpu_seconds": [], "peak_bytes": []}
+        self.found: dict[str, list[float]] = {name: [] for name in MEASURES}
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         gc.collect()
@@ -93,8 +92,8 @@ class _Meter(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        for name, now, begin in zip(CLOCKS, (time.perf_counter(), time.process_time()), self.begin, strict=True):
-            self.found[name].append(now - begin)
+        self.found["seconds"].append(time.perf_counter() - self.begin[0])
+        self.found["cpu_seconds"].append(time.process_time() - self.begin[1])
         if torch.cuda.is_available():
             peak = torch.cuda.max_memory_allocated()
         else:
@@ -102,16 +101,11 @@ class _Meter(TrainerCallback):
         self.found["peak_bytes"].append(peak - self.held)
 
 
-def turn(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, Any]:
+def turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict[str, Any]:
     """Train a fresh model for a few steps and return seconds, cpu_seconds and peak_bytes of each but the first.
 
-    reference_bytes: what the reference model holds all the time.
+    reference_bytes: what the reference model holds all the time. folder: for what is written.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        return _turn(kind, lora, shape, folder)
-
-
-def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict[str, Any]:
     tokenizer = build_tokenizer()
     torch.manual_seed(0)
     architecture = ARCHITECTURES[shape.model] if shape.model else functools.partial(
@@ -175,37 +169,34 @@ def _turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict
     return {**found, "reference_bytes": [float(reference)]}
 
 
-def apart(kind: str, lora: bool, shape: argparse.Namespace) -> dict[str, Any]:
-    """Return `turn`, on a CPU from a process of its own whose freed buffers go back to the system."""
-    if torch.cuda.is_available():
-        return turn(kind, lora, shape)
+def turns(contenders: dict[str, list[str]], rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the counted steps of each contender, and their medians. contenders: name -> flags of its turns.
+
+    A turn is a process whose freed buffers go back to the system.
+    """
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    command = [sys.executable, "-m", "bench.step", *sys.argv[1:], "--turn", kind, *["--lora"] * lora]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in contenders}
+    for _, name in in_turns(contenders, rounds):
+        command = [sys.executable, "-m", "bench.step", *contenders[name]]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        for key, values in json.loads(done.stdout.splitlines()[-1]).items():
+            found[name].setdefault(key, []).extend(values)
+    return found, {name: {key: statistics.median(values) for key, values in its.items()} for name, its in found.items()}
+
+
+def ratio(median: dict[str, Any], one: str, other: str) -> dict[str, float]:
+    """Return the measures of one contender as shares of another's."""
+    return {name: median[one][name] / median[other][name] for name in MEASURES}
 
 
 def measure(shape: argparse.Namespace) -> dict[str, Any]:
     """Return the medians and ratios of every case."""
     cases: dict[str, Any] = {}
-    for lora in (choice == "lora" for choice in shape.cases):
-        found: dict[str, dict[str, Any]] = {kind: apart(kind, lora, shape) for kind in KINDS}
-        if shape.rounds:  # bytes from there, times from turns inside one process
-            found = {kind: {**each, "seconds": [], "cpu_seconds": []} for kind, each in found.items()}
-        for _, kind in in_turns(KINDS, shape.rounds):
-            taken = turn(kind, lora, shape)
-            for name in CLOCKS:
-                found[kind][name] += taken[name]
-        median = {
-            kind: {name: statistics.median(values) for name, values in each.items()} for kind, each in found.items()
-        }
-        ratio, with_kl = (
-            {name: median["gtpo"][name] / median[other][name] for name in (*CLOCKS, "peak_bytes")}
-            for other in KINDS[1:]
-        )
-        case = {"median": median, "ratio": ratio, "ratio_with_kl": with_kl, "all": found}
-        cases["lora, frozen head" if lora else "all weights"] = case
+    for choice in shape.cases:
+        flags = [*sys.argv[1:], *["--lora"] * (choice == "lora"), "--turn"]
+        found, median = turns({kind: [*flags, kind] for kind in KINDS}, shape.rounds)
+        ratios = {"ratio": ratio(median, "gtpo", "grpo"), "ratio_with_kl": ratio(median, "gtpo", "grpo-kl")}
+        cases["lora, frozen head" if choice == "lora" else "all weights"] = {"median": median, **ratios, "all": found}
     return cases
 
 
@@ -231,20 +222,18 @@ def main() -> None:
     """Measure, write the JSON, print its table."""
     types = ("float32", "bfloat16")[:: -1 if torch.cuda.is_available() else 1]
     made = parser(__doc__, rounds=3, steps=4, tokens=128, hidden=512, vocabulary=32000, cases=["lora", "all"], layers=2,
-                  dtype=types, ragged=False, out=Path("results/bench/step.json"),
-                  threads=1, lora=False, sample=False, prompt=16, share_prefixes=False)  # fmt: skip
+                  dtype=types, ragged=False, out=Path("results/bench/step.json"), threads=1, lora=False, sample=False,
+                  prompt=16, share_prefixes=False)  # fmt: skip
     made.add_argument("--model", choices=ARCHITECTURES, help="a real model's architecture instead of these sizes")
     made.add_argument("--turn", choices=KINDS)
     shape = made.parse_args()
     torch.set_num_threads(shape.threads)
     quiet_libraries()
     if shape.turn:
-        print(json.dumps(turn(shape.turn, shape.lora, shape)))
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(turn(shape.turn, shape.lora, shape, folder)))
         return
-    names = (
-        *("tokens", "hidden", "vocabulary", "layers", "model", "dtype", "ragged"),
-        *("prompt", "share_prefixes"),
-    )
+    names = ("tokens", "hidden", "vocabulary", "layers", "model", "dtype", "ragged", "prompt", "share_prefixes")
     sizes = {"completions": GROUP, **{name: getattr(shape, name) for name in names}}
     document = {
         "schema_version": 1,
@@ -254,10 +243,6 @@ def main() -> None:
         "shape": sizes | {"sampled": shape.sample, "rounds": shape.rounds, "counted_steps": shape.steps - 1},
         "cases": measure(shape),
     }
-    if shape.out.exists():  # a file of the same shape keeps its other case
-        before = read_json(shape.out)
-        if before["shape"] == document["shape"]:
-            document["cases"] = before["cases"] | document["cases"]
     print(page(document))
     save(shape.out, document)
 
