@@ -2,9 +2,9 @@
 
 Both are the trainers as a user runs them: sampling is replaced by fixed completions, everything else (scoring, spans,
 forward, loss, backward, optimizer) is their own. Contenders take turns in random order, each in a process of its own;
-memory is the peak over a step beyond what the process held before it. The gate keeps every completion here, so that no
-row is skipped for it. With the KL term (beta 0.04) GRPO runs a second forward on the untrained policy: the model with its
-adapter disabled (LoRA), or a second copy of the weights, which is counted apart (`reference_bytes`). With --sample the
+memory is the peak over a step beyond what the process held before it. The gate keeps every completion, so that no row
+is skipped for it. With the KL term (beta 0.04) GRPO runs a second forward on the untrained policy: the model without
+its adapter (LoRA), or a second copy of the weights, which is counted apart (`reference_bytes`). With --sample the
 trainers sample their own completions from the same seed, by transformers: a whole short run.
 
 Expected before the first runs: time and memory at most 1.0 of GRPO's, with LoRA and with all weights. Of
