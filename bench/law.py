@@ -14,6 +14,11 @@ Three questions, in strict scoring, which is also the training reward's:
 - **Golds left undone.** The gold's own numbers rewritten in the same way: none may be paid.
 - **Looks.** The gold with what changes nothing (`LOOKS`: spaces, `\left`, `\dfrac`, braces, dollars, text, a name). All
   must be paid, where the gold itself is.
+- **Wrappers.** What is read away around an answer changes no verdict (`WRAPPERS`: sentences, labels, bullets, markup,
+  other languages): refused copies and golds in each of them. A choice's letter (`LETTERS`) makes no copy an answer.
+
+A copied statement whose value is paid by itself (`AB = 2` where 2 is the gold) is no case: the value alone
+pays too.
 
 Expected, written down before the first run: 0, 0, and none lost.
 """
@@ -28,7 +33,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.common import parser, save, with_shared
-from bench.rewritings import LOOKS, REWRITINGS, Rewriting
+from bench.rewritings import LETTERS, LOOKS, REWRITINGS, WRAPPERS, Rewriting
 from gtpo.common.files import read_jsonl
 from gtpo.rewards import Verdict, Verifier
 from gtpo.rewards.data.arithmetic import arithmetic_problems
@@ -113,7 +118,9 @@ def judge(cases: Sequence[Case], verifier: Verifier) -> list[Verdict]:
 
 def refused(cases: Sequence[Case], verifier: Verifier) -> list[Case]:
     """Return the cases that are right in value and refused."""
-    return [c for c, v in zip(cases, judge(cases, verifier), strict=True) if v is Verdict.UNSIMPLIFIED]
+    found = [c for c, v in zip(cases, judge(cases, verifier), strict=True) if v is Verdict.UNSIMPLIFIED]
+    bare = judge([c._replace(text=[part for part in _PART.split(c.text) if part.strip()][-1]) for c in found], verifier)
+    return [c for c, v in zip(found, bare, strict=True) if v is not Verdict.CORRECT or not _PART.search(c.text)]
 
 
 def main() -> None:
@@ -123,16 +130,18 @@ def main() -> None:
     with Verifier() as verifier:
         base = refused(list(originals(real)), verifier) + refused(list(originals(own)), verifier)
         attacks = rewritten(base, REWRITINGS, args.rewritings, args.seed)
+        attacks += [case for rules in (WRAPPERS, LETTERS) for case in rewritten(base, rules)]
         paid = [c for c, v in zip(attacks, judge(attacks, verifier), strict=True) if v is Verdict.CORRECT]
         golds = [Case(identifier, "gold", gold, gold, problem) for identifier, problem, gold in real]
         refused_golds = [c for c, v in zip(golds, judge(golds, verifier), strict=True) if v is not Verdict.CORRECT]
         golds = [c for c in golds if c not in refused_golds]
-        looks = rewritten(golds, LOOKS)
+        looks = rewritten(golds, LOOKS) + rewritten(golds, WRAPPERS)
         lost = [c for c, v in zip(looks, judge(looks, verifier), strict=True) if v is not Verdict.CORRECT]
     summary: dict[str, Any] = {
         "problems": len(real) + len(own),
         "refused_originals": len(base),
         "rewritings": len(REWRITINGS),
+        "wrappers": len(WRAPPERS) + len(LETTERS),
         "seed": args.seed,
         "attacks": len(attacks),
         "paid": len(paid),

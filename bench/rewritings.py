@@ -85,6 +85,13 @@ REWRITINGS: dict[str, Rewriting] = {
     "a wide minus": lambda text: text.replace("-", "\uff0d").replace("+", "\uff0b"),
 }
 """Most were added after the rules were written, by someone who tried to break them."""
+WRAPPERS: dict[str, Rewriting] = {
+    name: lambda text, template=template: filled(template, {"text": text}) if "$" not in text else None  # type: ignore[misc]
+    for name, template in _TEXTS["wrappers"].items()
+}
+"""What the reader reads away: an answer in it has the verdict of the answer by itself."""
+LETTERS: dict[str, Rewriting] = {name: _by_template(template) for name, template in _TEXTS["letters"].items()}
+"""Letters of a choice, which count only where the problem has options."""
 LOOKS: dict[str, Rewriting] = {
     **{name: _by_template(template) for name, template in _TEXTS["looks"].items()},
     **{name: _substituted(*given) for name, given in _TEXTS["look substitutions"].items()},

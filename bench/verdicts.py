@@ -45,7 +45,10 @@ def labelled(shared: Path) -> Iterator[Case]:
     """Yield the cases of other projects' grader tests and the recorded completions of GSM8K and MATH."""
     for path in sorted((shared / "grader_cases").glob("*.jsonl")):
         for i, row in enumerate(rows_of(path)):
-            yield Case(f"{path.stem} cases", f"{path.stem}/{i}", row["pred"], row["gold"], None, row["expected"])
+            text, suite, bare = row["pred"], f"{path.stem} cases", "problem" in row
+            if row.get("mode") in SCORINGS:  # a completion, to be judged under this scoring
+                text = extract_answer(text, row["mode"])
+            yield Case(suite, f"{path.stem}/{i}", text, row["gold"], row.get("problem"), row["expected"], bare)
     recorded = shared / "recorded"
     gsm8k = {row["id"]: row["problem"] for row in rows_of(shared / "data/gsm8k_test.jsonl")}
     for path in sorted((recorded / "gsm8k_openai_gpt3").glob("*.jsonl.gz")):

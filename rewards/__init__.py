@@ -6,6 +6,7 @@ from gtpo.rewards.extract import extract_answer, gsm8k_gold
 from gtpo.rewards.format import format_ok
 from gtpo.rewards.functions import (
     accuracy_reward,
+    boxed_reward,
     final_reward,
     format_reward,
     format_reward_filled,
@@ -18,6 +19,7 @@ __all__ = [
     "Verdict",
     "Verifier",
     "accuracy_reward",
+    "boxed_reward",
     "chat_messages",
     "default_verifier",
     "extract_answer",

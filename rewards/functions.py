@@ -1,16 +1,28 @@
 """The rewards of the paper, with TRL's signature: completions and the dataset's columns in, scores out.
 
-`None` marks a completion that could not be scored (the row has no usable gold answer, or the machine did not get round
-to verifying it): TRL leaves it out of the sum, and it is counted, never taken for a 0.
+How a verdict becomes a number, in training and in evaluation:
+
+| verdict | reward | evaluation, strict | evaluation, lenient |
+|---|---|---|---|
+| CORRECT | 10 | correct | correct |
+| UNSIMPLIFIED, still to be computed | 0: or copying would be the best policy | wrong | correct |
+| UNSIMPLIFIED, copied from the problem | 0 | wrong | wrong |
+| INCORRECT, NO_ANSWER | 0 | wrong | wrong |
+| REJECTED, too costly | 0: the model's own doing, so that it cannot pay | wrong | wrong |
+| TIMEOUT, UNUSABLE_GOLD | None: unscored, counted | unscored | unscored |
+
+`None` marks a completion that could not be scored: TRL leaves it out of the sum, and it is never taken for a 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
 
+from gtpo.common.errors import did_you_mean
+from gtpo.rewards.boxes import last_boxed
 from gtpo.rewards.completions import Completion, completion_text, problem_text
-from gtpo.rewards.extract import extract_answer
+from gtpo.rewards.extract import extract_answer, gsm8k_gold
 from gtpo.rewards.format import filled_score, format_score
 from gtpo.rewards.text import AnswerText, as_text, without_spaces
 from gtpo.rewards.verify import Verdict, default_verifier
@@ -48,25 +60,39 @@ def format_reward_filled(completions: Sequence[Completion], **kwargs: Any) -> li
     return [filled_score(completion_text(completion)) for completion in completions]
 
 
+Where = Literal["strict", "lenient", "boxed"]
+
+
 def accuracy_reward(
     completions: Sequence[Completion],
-    answer: Sequence[AnswerText],
+    answer: Sequence[AnswerText] | None = None,
     prompts: Sequence[Completion] | None = None,
     log_metric: Callable[[str, float], None] | None = None,
+    *,
+    scoring: Where = "strict",
     **kwargs: Any,
 ) -> list[float | None]:
-    """Return 10 where the answer inside the answer tags equals the gold `answer`, else 0; None if unscored.
+    r"""Return 10 where a completion's answer equals the gold, else 0; None if unscored.
 
-    `answer` is the dataset's column of bare gold answers, text or numbers, one per completion. `prompts` let the
-    verifier see the problem (the last user turn): an answer that only repeats an expression of it earns nothing. The
-    shares of the verdicts that want watching, and of the paid answers that say more than their gold, go to
-    `log_metric`, which TRL provides. Raises ValueError if the lengths differ.
+    The gold is the dataset's column `answer`, or else `gold`, `ground_truth` or `solution` (of a worked solution its
+    last box): text or numbers, one per completion. `prompts` let the verifier see the problem (the last user turn): an
+    answer that only repeats an expression of it earns nothing. The shares of the verdicts that want watching, and of
+    the paid answers that say more than their gold, go to `log_metric`, which TRL provides.
+
+    Args:
+        scoring: where the answer is looked for: inside the answer tags (`strict`), in the last `\boxed` (`boxed`), or
+            wherever it may stand (`lenient`, see `extract_answer`). The verdicts are the same.
+
+    Raises ValueError if lengths differ or there is no gold, TypeError for an option that it does not have.
     """
-    if len(completions) != len(answer):
-        raise ValueError(f"{len(completions)} completions but {len(answer)} gold answers")
+    golds = _golds(completions, answer, kwargs)
+    if scoring not in get_args(Where):
+        raise ValueError(f'scoring "{scoring}": one of {", ".join(get_args(Where))}')
     if prompts is not None and len(prompts) != len(completions):
         raise ValueError(f"{len(completions)} completions but {len(prompts)} prompts")
-    pairs = [(extract_answer(completion_text(c)), as_text(gold)) for c, gold in zip(completions, answer, strict=True)]
+    texts = [completion_text(completion) for completion in completions]
+    found = [last_boxed(text) if scoring == "boxed" else extract_answer(text, scoring) for text in texts]
+    pairs = list(zip(found, golds, strict=True))
     verdicts = default_verifier().verify_many(
         pairs,
         None if prompts is None else [problem_text(prompt) for prompt in prompts],
@@ -77,6 +103,28 @@ def accuracy_reward(
         paid = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict is Verdict.CORRECT]
         log_metric("reward/paid_longer", sum(_says_more(*pair) for pair in paid) / max(1, len(paid)))
     return [_SCORES[verdict] for verdict in verdicts]
+
+
+def boxed_reward(
+    completions: Sequence[Completion], answer: Sequence[AnswerText] | None = None, **kwargs: Any
+) -> list[float | None]:
+    r"""Return `accuracy_reward` of what stands in the last `\boxed{…}`."""
+    return accuracy_reward(completions, answer, scoring="boxed", **kwargs)
+
+
+def _golds(completions: Sequence[Completion], answer: Any, columns: Mapping[str, Any]) -> list[str]:
+    """Return the gold answers from the first of the columns that may hold them; refuse options that do nothing."""
+    for name, value in columns.items():
+        if isinstance(value, (str, int, float)):  # a column has one value a completion
+            raise TypeError(f'this reward has no option "{name}" (it is {value!r}).{did_you_mean(name, ["scoring"])}')
+    named = {"answer": answer} | {name: columns.get(name) for name in ("gold", "ground_truth", "solution")}
+    name, golds = next(((name, value) for name, value in named.items() if value is not None), ("", None))
+    if golds is None:
+        raise ValueError(f"no gold answers: the dataset needs a column {', '.join(named)}")
+    if len(completions) != len(golds):
+        raise ValueError(f"{len(completions)} completions but {len(golds)} gold answers")
+    texts = [as_text(gold) for gold in golds]
+    return [last_boxed(text) or gsm8k_gold(text) or text for text in texts] if name == "solution" else texts
 
 
 def _says_more(answer: str | None, gold: str) -> bool:
@@ -107,7 +155,9 @@ def math_verify_reward(
     return [_SCORES[verdict] for verdict in verdicts]
 
 
-def final_reward(completions: Sequence[Completion], answer: Sequence[AnswerText], **kwargs: Any) -> list[float | None]:
+def final_reward(
+    completions: Sequence[Completion], answer: Sequence[AnswerText] | None = None, **kwargs: Any
+) -> list[float | None]:
     """Return `format_reward` + `accuracy_reward`; None where the accuracy could not be scored."""
     return [
         None if accuracy is None or form is None else form + accuracy

@@ -8,6 +8,7 @@ import pytest
 from gtpo.common.errors import UserError
 from gtpo.rewards import (
     accuracy_reward,
+    boxed_reward,
     final_reward,
     format_ok,
     format_reward,
@@ -141,3 +142,29 @@ def test_loading(tmp_path, monkeypatch) -> None:
             load_reward(path)
     with pytest.raises(UserError, match="2 values for 1"):
         load_rewards(["gtpo.rewards.final_reward"], [1, 2])
+
+
+def test_the_gold_may_have_another_column_and_the_answer_another_place() -> None:
+    boxed = [r"It is \boxed{12}.", "It is 12."]
+    for name in ("answer", "gold", "ground_truth", "solution"):
+        assert accuracy_reward(boxed, **{name: ["12", "12"]}, scoring="boxed") == [10.0, 0.0]
+    assert boxed_reward(boxed, solution=[r"So it is \boxed{12}.", "12"]) == [10.0, 0.0]
+    assert accuracy_reward(boxed, ["12", "12"], scoring="lenient") == [10.0, 10.0]
+    assert accuracy_reward([GOOD], ["13"], solution=["12"]) == [0.0]  # `answer` comes first
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"scorin": "lenient"}, TypeError, 'no option "scorin".*Did you mean "scoring"'),
+        ({"scoring": "loose"}, ValueError, "one of strict, lenient, boxed"),
+        ({"tolerance": 0.1}, TypeError, 'no option "tolerance"'),
+    ],
+)
+def test_an_option_that_changes_nothing_is_refused(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        accuracy_reward([GOOD], ["12"], **options)
+    with pytest.raises(ValueError, match="the dataset needs a column"):
+        accuracy_reward([GOOD])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import permutations
 
 import mpmath
 
@@ -19,6 +20,7 @@ from gtpo.rewards.equality.comparing.equations import (
     indexed,
     is_graph,
     rename,
+    renamed,
     same_quantity,
     value_of_chain,
 )
@@ -45,12 +47,11 @@ from gtpo.rewards.equality.reading.answers import (
     Words,
     leaves,
 )
-from gtpo.rewards.equality.reading.clean import clean
 from gtpo.rewards.equality.reading.contract import Contract
-from gtpo.rewards.equality.reading.problem import ProblemText
-from gtpo.rewards.equality.reading.reader import read
+from gtpo.rewards.equality.reading.problem import ProblemText, plain_name
 from gtpo.rewards.equality.reading.units import Unit, is_noun, singular
 from gtpo.rewards.equality.reading.words import is_clock, same_time, same_words, time_of_day
+from gtpo.rewards.text import words
 
 
 class Comparison:
@@ -59,6 +60,19 @@ class Comparison:
     def __init__(self, problem: ProblemText | None = None) -> None:
         self.problem = problem
         self.contract = problem.contract if problem else Contract()
+
+    def matching(self, p: Answer, g: Answer) -> Answer | None:
+        """Return prediction `p` if it equals gold `g`, with the gold's names for parameters of its own, else None."""
+        if self.equal(p, g):
+            return p
+        ours, theirs = _symbols(p), _symbols(g)
+        mine, its = sorted(ours - theirs), sorted(theirs - ours)
+        if self.problem is None or not 0 < len(mine) == len(its) <= 2 or not isinstance(g, (Scalar, Named, Listing)):
+            return None
+        if not set("abcdkmnlrstCKN") >= {*mine, *its} or not {*mine, *its}.isdisjoint(self.problem.tokens):
+            return None
+        ways = (renamed(p, dict(zip(mine, order, strict=True))) for order in permutations(its))
+        return next((way for way in ways if self.equal(way, g)), None)
 
     def equal(self, p: Answer, g: Answer) -> bool:
         """Return whether prediction `p` equals gold `g`."""
@@ -90,24 +104,14 @@ class Comparison:
 
     # -- multiple choice, names ----------------------------------------------------------------------------------
     def _choices(self, p: Answer, g: Answer) -> bool:
+        """Return whether two letters are one; what stands beside them is judged by itself (`decide`)."""
         first, second = _letter(p), _letter(g)
-        if first is not None and second is not None:
-            marked = isinstance(p, Choice) and p.marked
-            same = first == second or (marked and first.lower() == second.lower())
-            return same and self._option_agrees(p)
-        if isinstance(p, Choice):
-            if p.body is None or isinstance(g, Choice):
-                return False
-            return self.equal(p.body, g) and self._option_agrees(p)
-        assert isinstance(g, Choice)
-        return g.body is not None and self.equal(p, g.body)
-
-    def _option_agrees(self, choice: Answer) -> bool:
-        """Return whether the text beside a letter is that option's, where the problem is known to have it."""
-        if not isinstance(choice, Choice) or choice.body is None or self.problem is None:
-            return True
-        option = self.problem.option(choice.letter)
-        return option is None or self.equal(choice.body, read(clean(option)))
+        marked = isinstance(p, Choice) and p.marked
+        return (
+            first is not None
+            and second is not None
+            and (first == second or (marked and first.lower() == second.lower()))
+        )
 
     def _named(self, p: Answer, g: Answer) -> bool:
         if isinstance(p, Named) and isinstance(g, Named):
@@ -120,6 +124,11 @@ class Comparison:
             return self._relations(p.relation, g.relation) or is_graph(p, g.relation) or is_graph(g, p.relation)
         named, other = (p, g) if isinstance(p, Named) else (g, p)
         assert isinstance(named, Named)
+        if named.name.startswith("(") and isinstance(other, Listing) and other.kind == "tuple":
+            values = assigned(named)
+            if values is not None and all(len(name) == 1 for name in values):  # `(y, x) = (2, 5)` is the point (5, 2)
+                items = tuple(values[name] for name in self._order(values))
+                return self._ordered(items, other.items) if named is p else self._ordered(other.items, items)
         if named is p and self._says_of_unknown(p):
             return False
         if isinstance(other, Relation):
@@ -134,16 +143,39 @@ class Comparison:
         """Return whether an equation gives something of an unknown (`|x| = 5`) and not the unknown asked for."""
         letters = set(re.findall(r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z(])", p.name))
         unknowns = self.contract.unknowns
+        if self.problem is not None and self._names_another(p):
+            return True
         if len(unknowns) == 1 and self.problem and re.fullmatch("[a-z]", p.name) and p.name not in unknowns:
             return p.name in self.problem.tokens  # `y = 5` for "solve for x"
         if p.name in letters or p.relation is None or letters.isdisjoint(unknowns):
             return False
         return self.problem is None or canonical(p.relation.terms[0]) not in self.problem.asked
 
+    def _names_another(self, p: Named) -> bool:
+        """Return whether a name is another than those of its kind in the question: `AB`, `AC^2`, `f` for f^{-1}."""
+        assert self.problem is not None
+        names = self.problem.asked_names
+        name = plain_name(f"{p.name}({p.variables[0]})" if p.variables else p.name)
+        if not names or name in names:
+            return False
+        if re.fullmatch(r"[A-Z]{2}", name):
+            return any(re.fullmatch(r"[A-Z]{2}(?:\^\d)?", other) for other in names)
+        if (power := re.fullmatch(r"(.+)\^\d", name)) is not None:
+            return power[1] in names
+        return bool(p.variables) and any(re.match(re.escape(p.name) + r"(?:\^-1|')", other) for other in names)
+
     # -- scalars -------------------------------------------------------------------------------------------------
     def _scalars(self, p: Scalar, g: Scalar) -> bool:
-        if {p.unit.name, g.unit.name} == {"", "degree"} and contains(p.term, "const", "pi"):
-            return False  # an angle in radians
+        units = {p.unit.name, g.unit.name}
+        if "degree" in units and units <= {"", "degree", "radian"} and len(units) == 2:
+            plain, degrees = (p, g) if g.unit.name == "degree" else (g, p)
+            if contains(degrees.term, "const", "pi"):
+                return False  # an angle in radians
+            if contains(plain.term, "const", "pi") or plain.unit.name:  # where the problem fixes no unit
+                free = self.problem is not None and not self.problem.fixes_angles and not self.contract.units
+                return free and equal_terms(
+                    ("mul", degrees.term, ("div", ("const", "pi"), ("num", Fraction(180)))), plain.term
+                )
         if not self._units_agree(p.unit, g.unit) or (p.percent and g.unit.name) or (g.percent and p.unit.name):
             return False
         if (
@@ -177,9 +209,20 @@ class Comparison:
 
     def has_asked_unit(self, unit: Unit) -> bool:
         """Return whether a unit is one that the problem asks for; none is, and any is where it asks for none."""
-        asked = {name.split("/")[0] for name in self.contract.units}  # `5 hours` where it asks how many a week
-        given = unit.name.split("/")[0]
-        return not given or not asked or given in asked or {given, *asked} >= {"sterling", "pound"}
+        contract, given = self.contract, unit.name
+        head, _, below = given.partition("/")
+        if head in _MONEY and contract.currencies and head not in contract.currencies:
+            return False
+        if given.startswith("mod "):
+            return not contract.moduli or given[4:] in contract.moduli
+        if not given or not contract.units:
+            return not (given and contract.counts)
+        for asked in contract.units:
+            wanted, _, per = asked.partition("/")
+            # `5 hours` where it asks how many a week
+            if {head, wanted} >= {"sterling", "pound"} or (head == wanted and (per == below or not per or not below)):
+                return True
+        return False
 
     def _values(self, p: Scalar, g: Scalar) -> bool:
         if equal_terms(p.term, g.term):
@@ -255,8 +298,10 @@ class Comparison:
         named = assigned(listing)
         if named is None or not all(len(name) == 1 for name in named):
             return listing
-        order = self.problem.order if self.problem and set(self.problem.order) == set(named) else sorted(named)
-        return replace(listing, items=tuple(named[name] for name in order))
+        return replace(listing, items=tuple(named[name] for name in self._order(named)))
+
+    def _order(self, names: Collection[str]) -> Sequence[str]:
+        return self.problem.order if self.problem and set(self.problem.order) == set(names) else sorted(names)
 
     def _ordered(self, p: Sequence[Answer], g: Sequence[Answer]) -> bool:
         return len(p) == len(g) and all(self.equal(a, b) for a, b in zip(p, g, strict=True))
@@ -290,19 +335,29 @@ class Comparison:
         whole, part = (p, g) if isinstance(p, Listing) else (g, p)
         if not isinstance(whole, Listing) or not isinstance(part, Scalar):
             return False
-        whole_number = part.term[0] == "num" and part.term[1].denominator == 1
-        if whole.kind == "ratio" and len(whole.items) == 2 and not is_clock(whole.brackets) and not whole_number:
-            return equal_terms(("div", *_terms(whole)), part.term)
+        if whole.kind == "ratio" and len(whole.items) == 2 and not self._is_time(whole):
+            quotient = Scalar(("div", *_terms(whole)))
+            return self._values(quotient, part) if whole is p else self._values(part, quotient)
         if whole.kind == "tuple" and part.term[0] == "mat":
             return _as_matrix(whole, part.term)
         forms = {repr(item) for item in whole.items}
         names = distinct_names(whole.items)  # `a = 3, c = 3` says more than 3
-        twice = whole.kind == "list" and 1 < len(forms) == len(whole.items) and (not names or indexed(names))
+        twice = (
+            whole.kind == "list"
+            and (whole.joint == "or" or 1 < len(forms) == len(whole.items))
+            and (not names or indexed(names))
+        )
         if twice or (whole.kind in ("list", "set") and len(whole.items) == 1):  # `5/2 or 2.5`
             return all(self.equal(item, part) if whole is p else self.equal(part, item) for item in whole.items)
         return False
 
+    def _is_time(self, ratio: Listing) -> bool:
+        spoken = frozenset() if self.problem is None else self.problem.vocabulary
+        return is_clock(ratio.brackets) and (not spoken or not _TIMES.isdisjoint(spoken))
+
     def _sets(self, p: Answer, g: Answer) -> bool:
+        if self.contract.point and isinstance(p, Relation) and isinstance(g, Listing) and g.kind == "tuple":
+            return False  # 2 < x < 5 is no point
         point = point_for(set().union(*(_symbols(x) for x in (p, g))), 0)
         sets = RealSets(point, close)
         same = sets.same(p, g)
@@ -317,6 +372,7 @@ class Comparison:
         return False
 
 
+_TIMES = words("time clock am pm o'clock noon midnight hour hours minute minutes morning evening")
 _MONEY = frozenset(("dollar", "cent", "euro", "sterling", "yen", "rupee"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
 
@@ -13,50 +13,53 @@ from gtpo.rewards.boxes import boxed_together
 from gtpo.rewards.equality.arithmetic.terms import Budget, evaluate, symbols
 from gtpo.rewards.equality.arithmetic.values import DIGITS, NoValue, TooBig
 from gtpo.rewards.equality.comparing.comparison import Comparison
-from gtpo.rewards.equality.comparing.simplified import ANALYSIS, boxes_a_given, finding
+from gtpo.rewards.equality.comparing.simplified import ANALYSIS, finding
 from gtpo.rewards.equality.reading.answers import Answer, Scalar, Words
-from gtpo.rewards.equality.reading.clean import clean, typed_thousands
-from gtpo.rewards.equality.reading.problem import is_name_in, read_problem
-from gtpo.rewards.equality.reading.reader import read
-from gtpo.rewards.equality.reading.sentences import sentence_value
+from gtpo.rewards.equality.reading.clean import PRICE, clean, typed_thousands, unwrap_answer
+from gtpo.rewards.equality.reading.problem import ProblemText, is_name_in, read_problem
+from gtpo.rewards.equality.reading.reader import read, split_choice
+from gtpo.rewards.equality.reading.statements import cores
 from gtpo.rewards.equality.reading.units import NO_UNIT
 from gtpo.rewards.equality.reading.words import same_name, same_words
 from gtpo.rewards.extract import extract_answer, without_thoughts
+from gtpo.rewards.limits import ANSWERS_KEPT
 
 _LETTER_AFTER = re.compile(r"(-?(?:[\d.]+|\\frac\{\d+\}\{\d+\}))\s+([msghlL](?:\^\{?\d\}?)?)")
 """`3 s^{2}`, which may be a unit and may be a product."""
 _OPTION_LETTER = re.compile(r"^\s*\(?[a-h]\)?\s*\.?\s*$")
-KEPT = 1024
-"""Answers kept as read: a question's gold and its candidates come again and again."""
 
 
-@lru_cache(maxsize=KEPT)
-def _readings(
-    text: str, gold: bool = False, known: bool = False, said: frozenset[str] = frozenset()
+@lru_cache(maxsize=ANSWERS_KEPT)
+def _texts(
+    text: str, gold: bool = False, asked: frozenset[str] = frozenset(), others: frozenset[str] = frozenset()
 ) -> tuple[str, ...]:
-    """Return the cleaned texts an answer may be read as, the likeliest first.
-
-    `known`: its problem is; `said`: the words of its question.
-    """
+    """Return an answer, unwrapped, and what is left of it as the words around it are read away (`cores`)."""
     text = without_thoughts(text, ("think", "thinking"))
     if gold and "boxed" in text:
         text = extract_answer(text, "lenient") or text
     boxes = boxed_together(text) if "boxed" in text else []
-    readings = _commas(clean(", ".join(boxes) if len(boxes) > 1 else text, gold), gold and known)
+    text = unwrap_answer(", ".join(boxes) if len(boxes) > 1 else text, gold)
+    found = list(cores(text, asked, others))
+    if gold and len(found) == 1 and len(text.split()) > 8 and not boxes:
+        found += [extract_answer(text, "lenient") or text]  # a gold that is a whole solution
+    return tuple(found)
+
+
+@lru_cache(maxsize=ANSWERS_KEPT)
+def _readings(text: str, gold: bool = False, known: bool = False) -> tuple[str, ...]:
+    """Return the cleaned texts that a text without words around it may be read as; `known`: its problem is."""
+    readings = _commas(clean(text, gold), gold and known)
     if (spaced := _LETTER_AFTER.fullmatch(readings[0])) is not None:
         readings.append(spaced[1] + spaced[2])
-    sentence = sentence_value(text, said)
-    if gold and sentence is None and len(text.split()) > 8 and len(boxes) == 0:
-        sentence = extract_answer(text, "lenient")  # a gold that is a whole solution
-    return (*readings, *_commas(clean(sentence))) if sentence else tuple(readings)
+    return tuple(readings)
 
 
-_read = lru_cache(maxsize=KEPT)(read)
+_read = lru_cache(maxsize=ANSWERS_KEPT)(read)
 
 
 def read_answer(gold: str) -> Answer:
     """Return what a gold with a known problem is read as. Raises TooBig."""
-    return _read(_readings(gold, gold=True, known=True)[0])
+    return _read(_readings(_texts(gold, gold=True)[0], gold=True, known=True)[0])
 
 
 def _commas(cleaned: str, english: bool = False) -> list[str]:
@@ -89,39 +92,106 @@ def decide(
     """
     mp.dps = DIGITS
     known = read_problem(problem) if problem else None
+    if known is not None and known.contract.counts and PRICE.fullmatch(prediction.strip()):
+        return "INCORRECT"  # `$5` for "how many apples"
+    spoken = (known.asking, known.others) if known is not None and " " in prediction else ()
+    texts = _texts(prediction, False, *spoken)
     if known is not None and is_name_in(gold, known):
-        return "CORRECT" if same_name(clean(prediction), gold) else "INCORRECT"
+        return "CORRECT" if any(same_name(clean(text), gold) for text in texts) else "INCORRECT"
+    golds = [reading for text in _texts(gold, gold=True) for reading in _readings(text, True, known is not None)]
+    chosen = [choice for reading in golds if (choice := split_choice(reading)) is not None]
+    letters = bool(chosen) or known is None or bool(known.options)
     if known is not None and known.options and re.fullmatch(r"\(?[A-H]\)?", gold.strip()):
-        prediction = _OPTION_LETTER.sub(lambda m: m.group().upper(), prediction)
-    said = known.asking if known is not None and " " in prediction else frozenset()
-    predictions, golds = _readings(prediction, said=said), _readings(gold, gold=True, known=known is not None)
-    if by_text and any(same_words(p, g) for p in predictions for g in golds):
-        return "COPIED" if known is not None and boxes_a_given(prediction, known) else "CORRECT"
+        texts = tuple(_OPTION_LETTER.sub(lambda m: m.group().upper(), text) for text in texts)
+    judge = _Judge(known, golds, [rest for _, rest, _ in chosen if rest], sympy_fallback)
     try:
-        Budget.refill()
-        read_golds = [_read(text) for text in golds]
-    except TooBig:
+        # Each is judged as if it had been the answer; the least of those that are equal to the gold counts.
+        found = {judge.outcome(_readings(text), letters, by_text) for text in texts}
+        return next(each for each in ("COPIED", "UNEVALUATED", "CORRECT", "INCORRECT") if each in found)
+    except _UnusableGold:
         return "UNUSABLE_GOLD"
-    try:
+    except TooBig:
+        return "UNUSABLE_GOLD" if _is_too_big([_read(reading) for reading in golds]) else "REJECTED"
+
+
+class _UnusableGold(Exception):
+    """The gold is beyond what can be computed."""
+
+
+class _Judge:
+    """What one gold and its problem make of the readings of an answer."""
+
+    def __init__(
+        self,
+        known: ProblemText | None,
+        golds: Sequence[str],
+        bodies: Sequence[str],
+        sympy_fallback: Callable[[str, str], bool] | None,
+    ) -> None:
+        self._known, self._sympy = known, sympy_fallback
+        self._letters, self._bodies = golds, bodies
+        self._comparison = Comparison(known)
+
+    def outcome(self, predictions: Sequence[str], letters: bool, by_text: bool) -> str:
+        """Return what an answer comes to, as it stands and, if letters choose something here, without its letter."""
+        for prediction in predictions:
+            choice = split_choice(prediction) if letters else None
+            if choice is not None and choice[1]:
+                letter, body, marked = choice
+                return self._chosen(letter, body, marked, by_text)
+        found = self._judged(predictions, [*self._letters, *self._bodies], by_text, letters)
+        if found == "INCORRECT" and self._known is not None and self._known.options:
+            # The option for its letter, or the letter for its option.
+            option_of = self._known.option
+            wanted = [clean(o) for g in self._letters if (o := option_of(g.strip("()"))) is not None]
+            if wanted:
+                return self._judged(predictions, wanted, by_text, letters)
+            given = [clean(o) for p in predictions if (o := option_of(p.strip("()"))) is not None]
+            if given and len(predictions[0]) < 4:
+                return self._judged(given, [*self._letters, *self._bodies], by_text, letters)
+        return found
+
+    def _chosen(self, letter: str, body: str, marked: bool, by_text: bool) -> str:
+        """Return what a letter with an answer beside it comes to: the answer must be the option's, and no less done."""
+        option = self._known.option(letter) if self._known is not None else None
+        if option is not None and self._judged([body], [clean(option)], by_text, True) == "INCORRECT":
+            return "INCORRECT"
+        mark = f"({letter})" if marked else letter
+        by_letter = self._judged([mark], self._letters, by_text, True)
+        own = [gold for gold in self._letters if split_choice(gold) is None and len(gold) > 1] + [*self._bodies]
+        if by_letter == "CORRECT" and not own:
+            return by_letter if option is None else self._judged([body], [clean(option)], by_text, True)
+        if by_letter != "CORRECT" and self._bodies:
+            return "INCORRECT"  # another letter than the gold's
+        return self._judged([body], own, by_text, True)
+
+    def _judged(self, predictions: Sequence[str], golds: Sequence[str], by_text: bool, letters: bool) -> str:
+        known = self._known
+        if by_text and any(same_words(p, g) for p in predictions for g in golds):
+            return "CORRECT"
+        try:
+            Budget.refill()
+            read_golds = [_read(text, 0 if letters else 1) for text in golds]
+        except TooBig:
+            raise _UnusableGold from None
         Budget.refill()
-        read_predictions = [_read(text) for text in predictions]
+        read_predictions = [_read(text, 0 if letters else 1) for text in predictions]
         Budget.refill()  # the comparison has its own: what it may spend must not hang on what was read before
-        comparison = Comparison(known)
         found = {
-            finding(prediction, predictions[i], p, golds[j], g, known)
+            finding(predictions[i], matching, golds[j], g, known)
             for i, p in enumerate(read_predictions)
             for j, g in enumerate(read_golds)
-            if comparison.equal(p, g)
+            if (matching := self._comparison.matching(p, g)) is not None
         }
         if found:
             return next(outcome for outcome in ("CORRECT", "UNEVALUATED", "COPIED") if outcome in found)
+        if not golds or self._sympy is None:
+            return "INCORRECT"
         unread = any(isinstance(answer, Words) for answer in (read_predictions[0], read_golds[0]))
         unread = unread or ANALYSIS.search(predictions[0] + golds[0]) is not None
-        if unread and sympy_fallback is not None and sympy_fallback(predictions[0], golds[0]):
-            return finding(prediction, predictions[0], read_predictions[0], golds[0], read_golds[0], known)
-    except TooBig:
-        return "UNUSABLE_GOLD" if _is_too_big(read_golds) else "REJECTED"
-    return "INCORRECT"
+        if unread and self._sympy(predictions[0], golds[0]):
+            return finding(predictions[0], read_predictions[0], golds[0], read_golds[0], known)
+        return "INCORRECT"
 
 
 def _is_too_big(golds: list[Answer]) -> bool:
@@ -146,7 +216,7 @@ def exact_value(text: str) -> str:
     something near it, nor has a percent sign, a unit, or a second reading.
     """
     mp.dps = DIGITS
-    readings = {*_readings(text), *_readings(text, gold=True)}
+    readings = {reading for gold in (False, True) for core in _texts(text, gold) for reading in _readings(core, gold)}
     if len(readings) != 1:
         return ""
     try:

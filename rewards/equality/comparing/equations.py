@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from gtpo.rewards.equality.arithmetic.terms import ZERO, Term, canonical, evaluate, substitute, symbols
@@ -89,17 +90,24 @@ def _plain(name: str) -> str:
 
 def rename(p: Named, g: Named) -> Named:
     """Rename the argument of `f(t) = …` to the other's."""
-    table: dict[str, Term] = {old: ("sym", new) for old, new in zip(p.variables, g.variables, strict=True)}
-    value = p.value
-    if isinstance(value, Scalar):
-        value = Scalar(substitute(value.term, table), value.digits, value.places, value.unit, value.percent)
-    return Named(g.name, value, None, g.variables)
+    return Named(g.name, renamed(p.value, dict(zip(p.variables, g.variables, strict=True))), None, g.variables)
+
+
+def renamed(answer: Answer, names: Mapping[str, str]) -> Answer:
+    """Return an answer with other names of its letters, and without its equation."""
+    if isinstance(answer, Scalar):
+        return replace(answer, term=substitute(answer.term, {old: ("sym", new) for old, new in names.items()}))
+    if isinstance(answer, Named):
+        return replace(answer, value=renamed(answer.value, names), relation=None)
+    if isinstance(answer, Listing):
+        return replace(answer, items=tuple(renamed(item, names) for item in answer.items))
+    return answer
 
 
 def assigned(answer: Answer) -> dict[str, Answer] | None:
     """Return name -> value of `(x, y) = (1, 2)` and of `x = 1, y = 2`, where there are two names or more."""
     if isinstance(answer, Named) and answer.name.startswith("(") and isinstance(answer.value, Listing):
-        names = answer.name.strip("()").split(",")
+        names = [re.sub(r"\([a-z]$|\([a-z]\)$", "", name) for name in answer.name[1:-1].split(",")]
         same = len(names) == len(answer.value.items) == len(set(names))
         return dict(zip(names, answer.value.items, strict=True)) if same and answer.value.kind == "tuple" else None
     if not isinstance(answer, Listing) or answer.kind != "list" or answer.joint == "or":

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
+from itertools import chain, pairwise
 from typing import Any
 
 import mpmath
 from mpmath import mp
 
-from gtpo.rewards.equality.arithmetic.terms import Budget, Term, contains, evaluate, subterms, symbols
+from gtpo.rewards.equality.arithmetic.terms import Budget, Term, contains, evaluate, parts, subterms, symbols
 from gtpo.rewards.equality.arithmetic.values import Magnitudes, Matrix, NoValue, TooBig, Value, noise, number_of
 from gtpo.rewards.equality.reading.answers import Scalar
 from gtpo.rewards.equality.reading.contract import Contract
@@ -56,15 +57,17 @@ def _is_zero(value: Value) -> bool:
     return bool(value == 0) if isinstance(value, Fraction) else bool(abs(value) < _rounding())
 
 
-def stable(decide: Callable[[], bool]) -> bool:
+def stable(decide: Callable[[], bool], literal_digits: int = 0) -> bool:
     """Return whether a comparison finds its sides equal, with digits enough for all its numbers too.
+
+    `literal_digits`: of its longest number, which no irrational one equals however many they share.
 
     Raises TooBig where that would take too many.
     """
     Magnitudes.reset()
     if not decide():
         return False
-    spread = Magnitudes.spread_digits()
+    spread = max(Magnitudes.spread_digits(), literal_digits)
     if spread < GUARD_DIGITS or mp.dps > 60:
         return True
     digits = 60 + 2 * spread + GUARD_DIGITS
@@ -103,7 +106,14 @@ def point_for(names: set[str], index: int) -> dict[str, Value]:
 
 def equal_terms(a: Term, b: Term, sign: int = 1) -> bool:
     """Return whether two terms have the same values wherever both are real. Raises TooBig."""
-    return a == b or stable(lambda: _same_values(a, b, sign))
+    return a == b or stable(lambda: _same_values(a, b, sign), max(_literal_digits(a), _literal_digits(b)))
+
+
+def _literal_digits(term: Term) -> int:
+    """Return the digits of the longest number in a term."""
+    if term[0] == "num":
+        return int(max(term[1].numerator.bit_length(), term[1].denominator.bit_length()) * 0.302)
+    return max(map(_literal_digits, parts(term)), default=0)
 
 
 def _same_values(a: Term, b: Term, sign: int) -> bool:
@@ -129,7 +139,7 @@ def _same_values(a: Term, b: Term, sign: int) -> bool:
         or complex_meant
         or all(
             close(x, y) or not (is_real_value(x) and is_real_value(y))
-            for x, y in _values(a, b, _far_points(a, b, names), sign)
+            for x, y in _values(a, b, chain(_far_points(a, b, names), _between_kinks(a, b, names)), sign)
         )
     )
 
@@ -181,6 +191,54 @@ def _far_points(a: Term, b: Term, names: set[str]) -> Iterator[dict[str, Value]]
                     name: (sign if i % 2 == 0 or stretch == 1 else -sign) * scale * factor[name] ** stretch
                     for i, name in enumerate(sorted(names))
                 }
+
+
+def _between_kinks(a: Term, b: Term, names: set[str]) -> Iterator[dict[str, Value]]:
+    """Yield points between the places where a term has kinks: |x - 3| + |x - 4| is 1 between 3 and 4."""
+    kinked = {p for t in (a, b) for p in subterms(t) if p[0] == "fn" and p[1] in ("abs", "sqrt", "root", "max", "min")}
+    within = {
+        q for p in kinked for part in p[2:] for q in subterms(part) if q[0] in ("add", "sym", "mul") and symbols(q)
+    }
+    within |= {("add", p[2], ("neg", p[3])) for p in kinked if p[1] in ("max", "min") and len(p) == 4}
+    for name in sorted(names)[:2] if kinked else ():
+        base = point_for(names, 0)
+        found = {root for q in sorted(within, key=repr)[:12] if name in symbols(q) for root in _roots(q, name, base)}
+        roots = sorted(found)[:24]
+        for low, high in pairwise(roots):
+            if high - low > mp.mpf(10) ** -20:
+                yield base | {name: (low + high) / 2}
+        yield from (base | {name: end} for end in ([roots[0] - 1, roots[-1] + 1] if roots else []))
+
+
+def _roots(term: Term, name: str, point: dict[str, Value]) -> Iterator[Any]:
+    """Yield the real roots of a polynomial of at most the 8th degree in a letter, none of anything else."""
+    with suppress(NoValue):
+        values = [evaluate(term, point | {name: Fraction(n)}) for n in range(-5, 6)]
+        if not all(isinstance(value, Fraction) for value in values):
+            return
+        differences = []
+        while len(values) > 1:
+            differences.append(values[0])
+            values = [y - x for x, y in pairwise(values)]
+        degree = max((at for at, value in enumerate(differences) if value), default=0)
+        if not 0 < degree <= 8:
+            return
+        # Newton's form at -5, written out: the coefficients of sum d_k binom(x + 5, k)
+        coefficients, factor = [Fraction(0)] * (degree + 1), [Fraction(1)]
+        for k in range(degree + 1):
+            for at, value in enumerate(factor):
+                coefficients[at] += differences[k] * value
+            longer = [Fraction(0), *factor]
+            for at, value in enumerate(factor):
+                longer[at] += (5 - k) * value
+            factor = [value / (k + 1) for value in longer]
+        if degree == 1:
+            yield number_of(-coefficients[0] / coefficients[1])
+            return
+        with suppress(mpmath.libmp.libhyper.NoConvergence):
+            for root in mpmath.polyroots([number_of(c) for c in reversed(coefficients)], maxsteps=200, extraprec=200):
+                if abs(mpmath.im(root)) < mp.mpf(10) ** -15:
+                    yield mpmath.re(root)
 
 
 def proportional(a: Term, b: Term, positive: bool) -> bool:

@@ -19,9 +19,9 @@ _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
 _BEYOND = re.compile(r"[\x00-\x1f$]|\\text|__|import|lambda")
 
 _INVENTED = re.compile(
-    r"(?<![\d^_.])\d+(?:\.\d+)?\s+\d|'|\\prime|[\d)\]}]\s*_|\\[lcvd]?dots|\\[{}]|\\(?:not|neg|lnot)(?![a-zA-Z])"
+    r"(?<![\d^_.])\d+(?:\.\d+)?\s+\d|!\s*!|'|\\prime|[\d)\]}]\s*_|\\[lcvd]?dots|\\[{}]|\\(?:not|neg|lnot)(?![a-zA-Z])"
 )
-"""What the parser adds up, or leaves out without a word: `2 3`, `(x^2)'`, `12_3`, dots."""
+"""What the parser adds up, or leaves out without a word: `2 3`, `(x^2)'`, `12_3`, dots, `20!!`."""
 _CUT = re.compile(r"(?:[-+*/=<>^_×·÷]|\\(?:times|cdot|div))\s*$|<<")
 """An operator at the end of a text, or one without an operand."""
 
@@ -61,6 +61,7 @@ def _bounded(work: Callable[[], bool]) -> bool:
             raise _Exhausted
 
     clear_cache()
+    told, sys.unraisablehook = sys.unraisablehook, lambda _: None  # generators that it ends on their way out
     sys.setprofile(count)
     try:
         result = work()
@@ -68,6 +69,7 @@ def _bounded(work: Callable[[], bool]) -> bool:
         raise TooBig from None
     finally:
         sys.setprofile(None)
+        sys.unraisablehook = told
     if left < 0:  # something swallowed the exception
         raise TooBig
     return result

@@ -6,7 +6,9 @@ and degrees, and its thousands separators are gone where they cannot be anything
 
 from __future__ import annotations
 
+import html
 import re
+import unicodedata
 from collections.abc import Callable
 
 from gtpo.rewards.boxes import last_boxed, match_brace, without_operand_box
@@ -26,6 +28,7 @@ _CHARACTERS = {
     "∏": r"\prod ", "€": r"\text{euro}", "£": r"\text{sterling}", "¥": r"\text{yen}", "₹": r"\text{rupee}",
     "¢": r"\text{ cents}", "∛": r"\sqrt[3]", "→": r"\to ", "∧": r"\land ", "∨": r"\lor ", "⌊": r"\lfloor ",
     "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
+    "∀": r"\forall ", "∃": r"\exists ",
     "\u2009": r"\,", "\u202f": r"\,", "\u00a0": " ", "\u2002": " ", "\u2003": " ", "\u200b": "", "\ufeff": "",
     "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "θ": r"\theta ", "λ": r"\lambda ",
     "μ": r"\mu ", "φ": r"\phi ", "ω": r"\omega ", "σ": r"\sigma ", "Δ": r"\Delta ", "ρ": r"\rho ",
@@ -57,14 +60,18 @@ _STARRED = re.compile(r"(\*{1,3}|_{1,2})(?![*_])(.+?)(?<![*_])\1", re.DOTALL)
 _RENAMED = {
     name: replacement
     for names, replacement in [
-        ("dfrac tfrac cfrac", r"\frac"), ("leslant leqslant leqq leq", r"\le "), ("geslant geqslant geqq geq", r"\ge "),
+        ("dfrac tfrac cfrac nicefrac sfrac flatfrac", r"\frac"), ("leslant leqslant leqq leq", r"\le "),
+        ("geslant geqslant geqq geq", r"\ge "),
         ("lt", "<"), ("gt", ">"), ("neq", r"\ne "), ("varnothing O", r"\emptyset "), ("R Reals", r"\reals "),
         ("thickapprox approxeq simeq cong", r"\approx "), ("degree degrees", r"^\circ "), ("lbrace", r"\{"),
         ("rbrace", r"\}"), ("langle", "("), ("rangle", ")"), ("backslash", r"\setminus "), ("colon ratio", ":"),
+        ("lbrack", "["), ("rbrack", "]"),
         ("arctg", r"\arctan "), ("imath", "i"), ("textpercent percent", "%"), ("textdollar", r"\$"),
         ("textpounds pounds", r"\text{sterling}"), ("texteuro euro", r"\text{euro}"), ("rightarrow", r"\to "),
         ("wedge land", r"\text{ and }"), ("vee lor", r"\text{ or }"), ("therefore because", " "),
-        ("displaystyle textstyle scriptstyle limits nolimits nonumber hfill allowbreak strut centering bf rm it", " "),
+        ("displaystyle textstyle scriptstyle limits nolimits nonumber hfill allowbreak strut centering bf rm it notag "
+         "qedhere qed blacksquare checkmark lozenge tiny scriptsize footnotesize small normalsize large Large LARGE "
+         "huge Huge mathstrut relax null", " "),
     ]
     for name in names.split()
 }  # fmt: skip
@@ -81,11 +88,19 @@ def _repeating(match: re.Match[str]) -> str:
 _TYPED: _Substitutions = [
     (_REPEATING, _repeating),
     (re.compile(r"(?<=[\d)}])\s*(?:\\bmod|\\mod|mod)(?![a-zA-Z])\s*(?=[\d({\\-])"), r" \\bmod "),
+    (re.compile(r"(?i)^(?:negative|minus)\s+(?=[\d.$\\a-z(])(?!infinity)"), "-"),
+    (
+        re.compile(r"(?<![\w.^_{])(?:\{\}\s*_|_)?\{?(\d{1,3})\}?\s*C\s*_?\s*\{?(\d{1,3})\}?(?![\w_^])"),
+        r"\\binom{\1}{\2}",
+    ),
+    (re.compile(r"(?<![\w\\])C\s*\^\s*\{?(\d+)\}?\s*_\s*\{?(\d+)\}?"), r"\\binom{\2}{\1}"),
     (re.compile("<=|=<"), r"\\le "),
     (re.compile(">=|=>"), r"\\ge "),
     (re.compile(r"\\not\s*=|!="), r"\\ne "),
     (re.compile("~="), r"\\approx "),
     (re.compile(r"(?<=,)\s*\.\.\."), r" \\ldots "),
+    (re.compile(r"(?<![\w./])(\d+)(?:st|nd|rd|th)\b(?!\s*(?:root|power))"), r"\1"),
+    (re.compile(r"(?<=[^\s\d])\s*\.(?=\s*[\])}]\s*$)"), ""),
     (re.compile(r"\\(?:pmod|pod)\s*(?:\{([^{}]*)\}|(\w+))"), r"\\text{ mod \1\2}"),
     (re.compile(r"\(\s*\\text\s*\{\s*mod\s*\}\s*(\w+)\s*\)"), r"\\text{ mod \1}"),
     (re.compile(r"(?:\\text\s*\{\s*)?\(\s*\\?mod\s+(\w+)\s*\)(?:\s*\})?"), r"\\text{ mod \1}"),
@@ -107,27 +122,13 @@ _SYNONYMS: _Substitutions = [
     (re.compile(r"\\%"), "%"),
     (re.compile(r"\\text\s*\{\s*(%)\s*\}"), r"\1"),
     (re.compile(r"\\[vh]?phantom\s*(?:\{[^{}]*\}|.)"), " "),
-    (re.compile(r"\\(?:hspace|vspace|label|tag|color|quad)\*?\s*\{[^{}]*\}"), " "),
+    (re.compile(r"\\(?:hspace|vspace|label|tag|color|quad|rule)\*?\s*(?:\[[^\]]*\])?\{[^{}]*\}"), " "),
+    (re.compile(r"\\(?:f?colorbox|bbox)\s*(?:\[[^\]]*\]|\{[a-zA-Z!\d]*\})+(?=\s*\{)"), " "),
+    (re.compile(r"(?<=\\\\)\s*\[-?[\d.]+\s*(?:pt|ex|em|mm|cm)\]"), " "),
     (re.compile(r"\\(?:quad|qquad|enspace|thinspace|medspace|thickspace)(?![a-zA-Z])|(?<!\\)\\[,;:! >]|~"), " "),
 ]
-_PRICE = re.compile(r"-?\$\s?\d[\d,]*(?:\.\d+)?")
+PRICE = re.compile(r"-?\$\s?\d[\d,]*(?:\.\d+)?")
 """In a gold, one dollar sign before a number delimits no formula; what samples have before a number is any habit."""
-_LEAD_IN = re.compile(
-    r"^\*\*(?:final )?answer:?\*\*:?\s*"
-    r"|^(?:so|thus|hence|therefore|finally|in total|total|altogether)\s*[,:]\s*(?=[-\d$\\])"
-    r"|^(?:(?:so|thus|hence|therefore|then|and)\b,?\s*)?(?:the\s+)?(?:correct\s+|final\s+)*"
-    r"(?:answer|result|solution|option|choice)"
-    r"\s*(?:is|are|:|=)\s*:?\s*|^answer\s+(?=[\\\d(-])"
-    r"|^(?:(?:so|thus|hence|therefore),?\s+)?(?:it(?:'s| is)|this is|that is|we (?:get|have|find))\s+(?:that\s+)?"
-    r"(?=\$?[^\s=]{1,30}\s*=)"
-    r"|^(?:because|since)\s+(?=[^\s=]{1,30}\s*(?:=|\\in(?![a-zA-Z])))",
-    re.IGNORECASE,
-)
-_LABEL = re.compile(
-    r"^\\text\{[^{}]{1,40}:\s*\}\s*(?=\S)|^(?:option|choice)\s+(?=\(?[A-Z]\)?$)"
-    r"|^(?:the )?point\s+(?=\()",
-    re.IGNORECASE,
-)
 # `x = k\pi, k \in \mathbb{Z}`: the clause says what the letter is, not what the answer is.
 _QUANTIFIER = re.compile(
     r"[\s,;(]*(?:\\text\s*\{[\s,]*(?:for|where|with|any|all|an|integers?|\s)*\})?\s*"
@@ -135,10 +136,6 @@ _QUANTIFIER = re.compile(
 )
 _ALL_BUT = re.compile(
     r"^(?:the set of )?all reals?(?: numbers?)?(?: x)?,? (?:except|other than|but)(?: for)?(?: x ?=)? (-?[\d.]+)$"
-)
-_ABOUT = re.compile(
-    r"^(?:approximately|approx\.?|about|roughly|exactly|only|just|\\approx|\\text\{\s*(?:about|approximately)\s*\})\s+",
-    re.IGNORECASE,
 )
 _NAMED_SETS = [
     (re.compile(rf"(?:\\text\s*\{{\s*)?(?:{names})\s*\}}?", re.IGNORECASE), symbol)
@@ -149,8 +146,9 @@ _NAMED_SETS = [
     ]
 ]
 """Words for what has a symbol."""
+_CASES = re.compile(r"(?:\\left)?\s*(?:\\\{)?\s*\\begin\s*\{cases\}(.*?)\\end\s*\{cases\}", re.DOTALL)
 _ENVIRONMENT = re.compile(
-    r"\\begin\s*\{(?:align|equation|gather|aligned)\*?\}|\\end\s*\{(?:align|equation|gather|aligned)\*?\}"
+    r"\\begin\s*\{(?:align|equation|gather|aligned|split|center|gathered)\*?\}|\\end\s*\{(?:align|equation|gather|aligned|split|center|gathered)\*?\}"
 )
 
 
@@ -170,10 +168,14 @@ def _contents(
 
 
 def _text(match: re.Match[str], content: str) -> str:
+    bare = content.strip()
+    if bare in _NAMED_FUNCTIONS or bare == "\\$":
+        return f"\\{bare} " if bare[0] != "\\" else bare
     return f"\\text{{{_contents(_TEXTS, content, _text)}}}"
 
 
-_NAMED_FUNCTIONS = words("sin cos tan log ln cot sec csc gcd lcm max min det")
+_NAMED_FUNCTIONS = words("sin cos tan log ln cot sec csc gcd lcm max det")
+"""`min` stands for minutes too."""
 _AFTER_NUMBER = re.compile(r"[\d}]\s*(?:\\[ ,;:!~]|~)*\s*$")
 
 
@@ -186,7 +188,7 @@ def _font(match: re.Match[str], content: str) -> str:
         return content
     before = match.string[max(0, match.start() - 20) : match.start()]
     measured = content in ("min", "sec") and _AFTER_NUMBER.search(before)  # minutes, seconds
-    return f"\\{content} " if content in _NAMED_FUNCTIONS and not measured else f"\\text{{{content}}}"
+    return f"\\{content} " if content in _NAMED_FUNCTIONS | {"min"} and not measured else f"\\text{{{content}}}"
 
 
 def _undouble(text: str) -> str:
@@ -196,12 +198,47 @@ def _undouble(text: str) -> str:
     return re.sub(r"\\\\(?=[a-zA-Z({\[|,;!%$]|\}(?!\}))", r"\\", text)
 
 
+_HTML = re.compile(
+    r"</?(?:p|b|i|u|s|em|strong|span|div|font|center|code|pre|small|big|mark|br|hr|h[1-6]|li|ul|ol|tt|kbd|math|mn|mi|mo|mrow|td|tr|th|"
+    r"table|tbody|blockquote|section|result|final|final_answer|output|response|solution)(?:\s[^<>]*)?/?>",
+    re.IGNORECASE,
+)
+_RAISED_HTML = re.compile(r"<(sup|sub)>(.*?)</\1>", re.IGNORECASE | re.DOTALL)
+_HEADING = re.compile(
+    r"^\s*(?:#{1,6}\s*)(?:\*\*)?[^\d\n$\\]*?(?:\*\*)?\s*\n+(?=\s*\S)|^\s*(?:-{3,}|\*{3,}|_{3,})\s*\n|\n\s*(?:-{3,}|\*{3,}|_{3,})\s*$"
+)
+"""A heading of markdown over the answer, and the lines around it."""
+_AROUND = re.compile(
+    r"^\\(?:underline|mathbf|text(?:bf|it|rm|sf|tt|normal)?|ensuremath|boldsymbol|bm|textcolor\s*\{\w+\}|color\s*\{\w+\}|mathrm)\s*\{(?=.*[\d\\])"
+)
+"""A command around a whole answer that holds mathematics."""
+_SIZE = re.compile(
+    r"^\{\s*\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|it|rm|color\s*\{\w+\})(?![a-zA-Z])"
+)
+_BULLET = re.compile(
+    r"^\s*(?:\(?\d{1,2}[.)]\s+(?=\$[^$]+\$\s*$)|#{1,6}\s+|[*+>•‣◦▪●○→⇒➤∴]\s+|\\(?:bullet|item|therefore|Rightarrow|implies|Longrightarrow|rightarrow|to)(?![a-zA-Z])\s*)+"
+)
+_SIGNS_AROUND = re.compile(
+    r"^[\s\u2190-\u21ff\u2460-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff\ufe0f∎□■◻◼∴]+(?=[^\u2190-\u21ff])|[\s\u2500-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff\ufe0f∎□■◻◼]+$"
+)
+"""Ticks, arrows, squares and emoji at the ends."""
+_END_MARK = re.compile(
+    r"\.?\s*\bQ\.?E\.?D\.?$|\s*\\(?:blacksquare|square|Box|qed|qedhere|qedsymbol|checkmark|q?quad|hfill|;|,|!)+(?![a-zA-Z])\s*\$?$"
+)
+_ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}|#\d{2,5});")
+_DELIMITED = re.compile(r"(?<!\\)\\\((.*?)(?<!\\)\\\)|(?<!\\)\\\[(.*?)(?<!\\)\\\]|\$\$(.+?)\$\$", re.DOTALL)
+_STARRED_WITHIN = re.compile(r"(?<![\w*\\])\*\*([^*\n]+?)\*\*(?![\w*])")
+
+
 def unwrap_answer(text: str, gold: bool = False) -> str:
-    r"""Take an answer out of answer tags, `\boxed`, math delimiters, markdown and "the answer is"."""
+    r"""Take an answer out of what decorates it: answer tags, `\boxed`, markdown, HTML, ticks; formulas stand in `$`."""
     text = text.strip()
+    if text.isalnum():
+        return text
     if "<answer>" in text:
         text = [text, *ANSWER.findall(text)][-1]
-    if "\\boxed" in text or "\\fbox" in text:
+    if "box" in text:
+        text = text.replace("\\framebox", "\\fbox")
         for _ in range(50):
             inside = without_operand_box(text) or last_boxed(text)
             if inside is None:
@@ -210,9 +247,33 @@ def unwrap_answer(text: str, gold: bool = False) -> str:
         opened = re.fullmatch(r"\$?\\boxed\s*\{(.*)", text.strip(), re.DOTALL)
         if gold and opened is not None and match_brace(text, text.index("{")) < 0:
             text = opened[1]  # a gold whose last brace was lost with the rest of its solution
-    text = text.strip().strip("`").strip().strip('"')
-    starred = _STARRED.fullmatch(text)  # markdown's emphasis
-    return starred[2] if starred and starred[1] not in starred[2] else text
+    if "<" in text:
+        text = _HTML.sub(" ", _RAISED_HTML.sub(lambda m: ("^{" if m[1].lower() == "sup" else "_{") + m[2] + "}", text))
+    if "&" in text:
+        text = _ENTITY.sub(lambda m: html.unescape(m.group()), text)
+    if "\n" in text or text[:1] in "#*-_>+":
+        text = _HEADING.sub("", _HEADING.sub("", text))
+    if not text.isascii():
+        text = _SIGNS_AROUND.sub("", text)
+    text = _BULLET.sub("", text).strip()
+    text = _END_MARK.sub("", text)
+    text = _DELIMITED.sub(lambda m: f"${next(part for part in m.groups() if part is not None).strip()}$", text)
+    for _ in range(3):
+        before = text
+        text = text.strip().strip("`").strip().strip('"')
+        text = text[1:-1] if len(text) > 2 and text[0] in "'“" and text[-1] in "'”" else text
+        starred = _STARRED.fullmatch(text)  # markdown's emphasis
+        text = starred[2] if starred and starred[1] not in starred[2] else _STARRED_WITHIN.sub(r"\1", text)
+        if (formula := re.fullmatch(r"\$([^$]+)(?<!\\)\$[.,]?", text)) is not None:
+            text = formula[1]
+        if _SIZE.match(text) and match_brace(text, 0) == len(text) - 1:
+            text = _SIZE.sub("", text[:-1])
+        around = _AROUND.match(text)
+        if around is not None and match_brace(text, around.end() - 1) == len(text) - 1:
+            text = text[around.end() : -1]
+        if text == before:
+            break
+    return text.strip()
 
 
 _NOTHING_JOINED = re.compile(r"\s*\\cup\s*(?:\\emptyset|\\varnothing|\\\{\s*\\\})(?![a-zA-Z])")
@@ -224,11 +285,13 @@ def clean(text: str, gold: bool = False) -> str:
     text = text.replace("\x0crac", r"\frac")  # what `\f` of an unescaped string becomes
     text = _undouble(unwrap_answer(_undouble(text), gold))
     text = one_spelling(text)
-    text = _ENVIRONMENT.sub(" ", text)
+    text = _CASES.sub(lambda m: re.sub(r"\\\\|\n", ", ", m[1].replace("&", " ").strip(" \\")), text)
+    text = re.sub(r"^\s*&\s*=?", "", _ENVIRONMENT.sub(" ", text))
+    if "&" in text and "\\begin" not in text:
+        text = re.sub(r"(?<!\\)&\s*=?", " ", text)  # where lines are aligned
     text = _THOUSANDS.sub(lambda m: m[1] + re.sub(r"\D", "", m[2]), text)
     text = _SPACED_THOUSANDS.sub(lambda m: m[1] + m[2].replace(" ", ""), text)
-    text = re.sub(r"(?<!\\)\$", r"\\$" if gold and _PRICE.fullmatch(text.strip()) else " ", text)
-    text = _LEAD_IN.sub("", text.strip())
+    text = re.sub(r"(?<!\\)\$", r"\\$" if gold and PRICE.fullmatch(text.strip()) else " ", text)
     text = _synonyms(text)
     text = re.sub(r"\s+", " ", text).strip()
     for _ in range(3):
@@ -237,8 +300,7 @@ def clean(text: str, gold: bool = False) -> str:
         text = (
             text.rstrip(" .,;:").removesuffix("\\\\").removesuffix("\\").strip() if not text.endswith("\\}") else text
         )
-    for pattern in (_LABEL, _ABOUT, _QUANTIFIER):
-        text = pattern.sub("", text)
+    text = _QUANTIFIER.sub("", text)
     text = _ALL_BUT.sub(r"\\reals \\setminus \\{\1\\}", text.strip())
     return next((symbol for pattern, symbol in _NAMED_SETS if pattern.fullmatch(text)), text)
 
@@ -248,6 +310,9 @@ def one_spelling(text: str) -> str:
     text = _RAISED_RUN.sub(lambda m: "^{" + m.group().translate(_RAISED) + "}", text)
     text = _LOWERED_RUN.sub(lambda m: "_{" + m.group().translate(_LOWERED) + "}", text)
     text = text.translate(_TRANSLATION).replace('\\"', " ")
+    if not text.isascii():  # digits in circles and of other scripts, wide and styled letters
+        text = "".join(c if c.isascii() else unicodedata.normalize("NFKC", c) for c in text)
+        text = "".join(c if c.isascii() or not c.isdecimal() else str(unicodedata.decimal(c)) for c in text)
     return re.sub(
         r"(?<!\\)\\\((?P<a>.*?)(?<!\\)\\\)|(?<!\\)\\\[(?P<b>.*?)(?<!\\)\\\]",
         lambda m: m["a"] if m["a"] is not None else m["b"],

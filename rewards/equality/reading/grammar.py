@@ -91,7 +91,8 @@ class Parser(Cursor):
         """Return whether a factor follows without a sign of multiplication. A number never does, except after `)`."""
         kind, token = self._kind(), self._peek()
         if kind == "num":
-            return self.tokens[self.at - 1][1] in (")", "\\rfloor", "\\rceil")
+            before = self.tokens[self.at - 1][1]  # `3!5!`
+            return before in (")", "\\rfloor", "\\rceil") or (before == "!" and self._peek(1) == "!")
         if kind == "let" or token in STARTS or (token == "|" and not self._bars):
             return True
         return kind == "cmd" and token[1:] in STARTING_COMMANDS
@@ -123,6 +124,8 @@ class Parser(Cursor):
             if self._peek() == "!":
                 raise NotMathematics("a double factorial")
             term = ("fn", "factorial", term)
+        while self._take("%"):
+            term = ("div", term, ("num", Fraction(100)))
         return term
 
     # -- atoms ---------------------------------------------------------------------------------------------------

@@ -23,11 +23,17 @@ _BASED = re.compile(
     r"^(?:\\text\s*\{\s*|\()?(-?(?:[0-9A-F]+|\d[0-9a-f]+)(?:\.[0-9A-F]+)?)\s*[)}]?\s*_\s*\{?\s*(?:\\text\s*\{)?"
     r"\s*(\d{1,2}|two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen)\s*\}{0,2}$"
 )
+_BASED_IN_WORDS = re.compile(
+    r"^(?:\\text\s*\{)?\(?(-?[0-9A-Fa-f]+)[\s,)}]*(?:_\s*\{?)?\s*(?:\\text\s*\{)?\s*(?:\(\s*)?(?:in\s+)?(?:the\s+)?base"
+    r"[\s-]*(\d{1,2}|[a-z]+)[\s)}]*$|^\(?(-?[0-9A-F]+)\)?\s*_\s*\{?\s*\(\s*(\d{1,2})\s*\)\s*\}?$"
+    r"|^(-?[01]+)\s*(?:\\text\s*\{)?\s*\(?(?:in )?(binary)\)?\s*\}?$"
+)
+"""`104 (base 5)`, `104 in base five`, `104_{(5)}`, `1101 binary`."""
 _COUNTED = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s*\\text\s*\{[^{}]*\}(?=\s*(?:[-+*/)]|\\times|\\cdot|\\div|$))")
 """A number of a calculation with its unit."""
 _UNIT_TEXT = re.compile(r"\s*(?:\\text\s*\{(?P<text>[^{}]*)\}\s*(?P<power>\^\s*\{?\s*[23]\s*\}?)?)\s*$")
 _UNIT_TYPED = re.compile(
-    r"(?:(?<=[\d})!])|(?<=\\pi))(?P<space>\s*)(?P<words>[a-zA-Z][a-zA-Z./ ]*?)\.?"
+    r"(?:(?<=[\d})!%])|(?<=\\pi))(?P<space>\s*)(?P<words>[a-zA-Z][a-zA-Z./ ]*?)\.?"
     r"(?P<power>\s*\^\s*\{?\s*[23]\s*\}?)?\s*$"
 )
 _DEGREES = re.compile(r"\s*\^\\circ\s*(?:\\text\s*\{\s*)?(?P<scale>[CF])?\s*\}?\s*$")
@@ -56,6 +62,9 @@ def read_quantity(text: str) -> Scalar | Based | Words:
         base = int(based[2]) if based[2].isdigit() else NUMBER_WORDS[based[2]]
         if base > 10 or not re.search("[a-f]", based[1]):  # `2a_5` is 2 times a_5
             return Based(re.sub(r"^(-?)0+(?=\d)", r"\1", based[1].upper()), base)
+    worded = _BASED_IN_WORDS.match(text)
+    if worded and (base := _base(next(filter(None, worded.groups()[1::2])))):
+        return Based(re.sub(r"^(-?)0+(?=\d)", r"\1", next(filter(None, worded.groups()[::2])).upper()), base)
     hexadecimal = re.fullmatch(r"0[xX]([0-9A-Fa-f]+)", text)
     if hexadecimal:
         return Based(hexadecimal[1].lstrip("0").upper() or "0", 16)
@@ -77,6 +86,10 @@ def read_quantity(text: str) -> Scalar | Based | Words:
         places = len(decimal[2])
         digits = len((decimal[1] + decimal[2]).lstrip("0"))
     return Scalar(term, digits, places, unit, percent)
+
+
+def _base(word: str) -> int:
+    return int(word) if word.isdigit() else 2 if word == "binary" else NUMBER_WORDS.get(word, 0)
 
 
 def read_calculation(text: str) -> Scalar | Based | Words:

@@ -15,7 +15,7 @@ from mpmath import mp
 from gtpo.rewards.boxes import match_brace
 from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate
 from gtpo.rewards.equality.arithmetic.values import NoValue, number_of
-from gtpo.rewards.equality.reading.answers import Answer, Choice, Listing, Named, Relation, Scalar, Union, Words
+from gtpo.rewards.equality.reading.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Union, Words
 from gtpo.rewards.equality.reading.grammar import parse
 from gtpo.rewards.equality.reading.quantities import mixed, read_calculation, read_quantity
 from gtpo.rewards.equality.reading.tokens import NotMathematics, closes_first, split_top
@@ -39,7 +39,7 @@ _JOIN = re.compile(
     r"\\text\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])|(?<=\d)or(?=[A-Z(\\\d])|;|,"
 )
 _SET_OPERATION = re.compile(
-    r"\\(?:cup|cap|setminus)(?![a-zA-Z])|(?<=\\reals)\s*-\s*(?=\\\{)|(?<=[)\]}])\s*[U∪]\s*(?=[(\[\\])"
+    r"\\(?:cup|cap|setminus)(?![a-zA-Z])|(?:(?<=\\reals)|(?<=\\\}))\s*-\s*(?=\\\{)|(?<=[)\]}])\s*[U∪]\s*(?=[(\[\\])"
 )
 _CHOICE = re.compile(
     r"^(?:\\text\s*\{\s*\(?(?P<a>[A-Za-z])\s*\)?[.:]?\s*\}|\(\s*(?P<b>[A-Za-z])\s*\)|\(\\text\s*\{\s*(?P<d>[A-Za-z])\s*\}\)"
@@ -48,6 +48,7 @@ _CHOICE = re.compile(
 )
 _AFFIRMED = re.compile(r"^\s*(?:is\s+)?(?:the\s+)?(?:correct|right)(?:\s+(?:answer|option|choice))?\s*\.?\s*$")
 _SECOND_CHOICE = re.compile(r"\(\s*(?:\\text\s*\{\s*)?[A-H]\s*\}?\s*\)|(?<![a-zA-Z\\])[A-H](?:\)|[.:](?![a-zA-Z]))")
+_UNCHOSEN = CHANGES_MEANING - {"and"}
 _DENIED = re.compile(r"\\(?:not|neg|lnot|notin|sim)(?![a-zA-Z])")
 _TEXT_PIECE = re.compile(r"\\text\s*\{([^{}]*)\}")
 _NAME = re.compile(
@@ -79,28 +80,41 @@ def read(text: str, depth: int = 0) -> Answer:
     return read_quantity(text)
 
 
-def _read_choice(text: str, depth: int) -> Answer | None:
+def split_choice(text: str) -> tuple[str, str, bool] | None:
+    """Return (letter, what stands beside it, whether it is marked as choices are) of a cleaned answer, or None."""
     match = _CHOICE.match(text)
-    if match is None or depth:
+    if match is None:
         return None
     letter = match["a"] or match["b"] or match["c"] or match["d"]
     rest = _AFFIRMED.sub("", match["rest"]).strip()
-    if _SECOND_CHOICE.search(rest) or not CHANGES_MEANING.isdisjoint(re.findall(r"[a-z']+", rest.lower())):
+    if _SECOND_CHOICE.search(rest) or not _UNCHOSEN.isdisjoint(re.findall(r"[a-z']+", rest.lower())):
         return None  # `(C) or (D)`, `(C) is wrong`
     if re.fullmatch(r"[A-H]", rest) and rest != letter:  # `C. D.`
         return None
     marked = re.search(r"[().:]", text[: match.start("rest")]) is not None
     if rest and not (match["a"] and marked):
         # `(A)(B)`, `(A) + 1`, `(x) y`: a product or sum in brackets, no choice with its answer
-        operator = rest[0] in "^_!+*/=<>-,;(" or rest.startswith(("\\cdot", "\\times", "\\cup", "\\le", "\\ge"))
+        apart = text[match.start("rest") - 1] == " " and re.match(r"\(|-\S", rest) is not None  # `(A) -5`
+        operator = (rest[0] in "^_!+*/=<>-,;(" and not apart) or rest.startswith(
+            ("\\cdot", "\\times", "\\cup", "\\le", "\\ge")
+        )
         if operator or not marked or letter not in "ABCDEFGH":
             return None
+    return letter, rest, marked
+
+
+def _read_choice(text: str, depth: int) -> Answer | None:
+    if depth or (found := split_choice(text)) is None:
+        return None
+    letter, rest, marked = found
     return Choice(letter, read(rest, depth + 1) if rest else None, marked)
 
 
 def _read_words(text: str, depth: int) -> Answer | None:
     plain = _TEXT_PIECE.sub(r" \1 ", text)
     plain = re.sub(r"\s+", " ", plain).strip()
+    if re.match(r"(?:sin|cos|tan|cot|sec|csc|ln|log)\s", plain):
+        return None
     number = spoken_number(plain.removesuffix("%"))
     if number is not None:
         return Scalar(("num", number), percent=plain.endswith("%"))
@@ -180,7 +194,11 @@ def is_name(text: str) -> bool:
     text = re.sub(r"(?<=[a-zA-Z])\^\s*(?:\{\s*-1\s*\}|-1)", "", text.strip())  # f^{-1}(x)
     if not text or not re.search(r"[a-zA-Z]", text):
         return False
-    if _DENIED.search(text) or not NEGATIONS.isdisjoint(re.findall(r"[a-z']+", text.lower())):  # `x \not` of `\not\in`
+    if (
+        re.search(r"\b(?:is|are|was|were)\b", text)
+        or _DENIED.search(text)
+        or not NEGATIONS.isdisjoint(re.findall(r"[a-z']+", text.lower()))
+    ):  # `x \not` of `\not\in`
         return False
     if re.fullmatch(r"[a-zA-Z]['a-zA-Z]*\s*\([^()=]*\)", text):  # f(2), W(n), P(A or B)
         return True
@@ -213,6 +231,8 @@ def _read_relation(text: str, depth: int) -> Answer | None:
         if cut == 0 and is_name(parts[0]):
             ops[0] = "="
             cut = ops.index("~") if "~" in ops else len(ops)
+        if cut == 0 and _misses([read_calculation(part) for part in parts[cut:]]):
+            return Words(text)  # `12 \approx 20`
         ops, parts = ops[:cut], parts[: cut + 1]
         if not ops:
             return read(parts[0], depth + 1)
@@ -243,6 +263,10 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
     if contradicted and len(numbers) == len(parts):
         bare = all(q.unit == NO_UNIT for q in numbers)
         return Words(" = ".join(parts)) if bare else Named("", read(parts[-1], depth + 1), contradicted=True)
+    if isinstance(own := quantities[-1], Based) and len(numbers) == len(parts) - 1:  # `255 = FF_{16}`
+        return own if all(equals_base(number.term, own) for number in numbers) else Words(" = ".join(parts))
+    if len(numbers) == len(parts) and any(number.unit.name for number in numbers) and not contradicted:
+        return numbers[-1]  # `180/3 = 60 mph`
     if not is_name(left) and not is_name(parts[-2]) and is_name(parts[-1]) and "frac" not in parts[-1]:
         if any(_has_symbols(term) for term in terms or ()) and len(parts) > 2:
             return None if terms is None else Relation(("=",) * (len(terms) - 1), tuple(terms))
@@ -261,6 +285,30 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
     if not any(_has_symbols(term) for term in terms):  # `2 + 3 = 5`: the last is the answer
         return read(parts[-1], depth + 1)
     return Relation(("=",) * (len(terms) - 1), tuple(terms))
+
+
+def equals_base(term: Term, numeral: Based) -> bool:
+    """Return whether a numeral stands for the number that a term is."""
+    try:
+        return numeral.base <= 36 and evaluate(term, {}) == int(numeral.digits, numeral.base)
+    except (NoValue, ValueError):
+        return False
+
+
+def _misses(quantities: Sequence[Answer]) -> bool:
+    """Return whether a number is far from the first, by what its digits show."""
+    try:
+        exact, *others = [
+            (evaluate(q.term, {}), q) for q in quantities if isinstance(q, Scalar) and not _has_symbols(q.term)
+        ]
+        for value, quantity in others:
+            zeros = 0 if quantity.digits else len(str(value)) - len(str(value).rstrip("0"))
+            slack = mp.mpf(10) ** (zeros - quantity.places) * mp.mpf("1.01" if quantity.digits else "0.6")
+            if exact[1].unit == quantity.unit and abs(number_of(value) - number_of(exact[0])) > slack:
+                return True
+    except (NoValue, ValueError, TypeError):
+        return False
+    return False
 
 
 def _contradict(numbers: list[Scalar]) -> bool:

@@ -46,7 +46,7 @@ STARTING_COMMANDS = (
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<sci>(?:\d+\.?\d*|\.\d+)[eE][+-]?\d+(?![\w]))|(?P<num>\d+\.\d+|\.\d+|\d+\.(?![\d.])|\d+)"
-    r"|(?P<env>\\(?:begin|end)\s*\{\s*[a-zA-Z]+\*?\s*\})|(?P<cmd>\\[a-zA-Z]+|\\[^a-zA-Z\s])|(?P<word>[a-zA-Z]+)|(?P<op>\*\*|[-+*/^_()\[\]{}|!,'&;=]))"
+    r"|(?P<env>\\(?:begin|end)\s*\{\s*[a-zA-Z]+\*?\s*\})|(?P<cmd>\\[a-zA-Z]+|\\[^a-zA-Z\s])|(?P<word>[a-zA-Z]+)|(?P<op>\*\*|[-+*/^_()\[\]{}|!,'&;=%]))"
 )
 MATRIX_NAMES = frozenset(["pmatrix", "bmatrix", "vmatrix", "matrix", "Bmatrix", "Vmatrix", "smallmatrix", "array"])
 
@@ -89,7 +89,7 @@ class Cursor:
 
     def __init__(self, text: str) -> None:
         self.tokens = [*tokenize(text), ("", ""), ("", "")]
-        self.at = 0
+        self.at: int = 0
 
     def _peek(self, ahead: int = 0) -> str:
         return self.tokens[self.at + ahead][1]
@@ -148,7 +148,8 @@ _SAME = {
 }  # fmt: skip
 _SILENT = frozenset(
     ["$", "{", "}", r"\left", r"\right", r"\,", r"\;", r"\!", r"\:", r"\displaystyle", r"\quad", r"\text", r"\$",
-     r"\(", r"\)", r"\[", r"\]", r"\big", r"\Big", r"\bigl", r"\bigr", "~", "\\"]
+     r"\(", r"\)", r"\[", r"\]", r"\big", r"\Big", r"\bigl", r"\bigr", "~", "\\",
+     r"\mathbf", r"\mathrm", r"\textbf", r"\mathit", r"\boldsymbol", r"\bm", r"\operatorname", r"\mathsf", r"\limits"]
 )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ COUNTED = words(
 """Nouns that are commonly counted. Those of the problem come on top."""
 _FILLERS = words(
     "of the a an in per each every for total altogether overall all left remaining o'clock exactly only possible "
-    "different distinct old"
+    "different distinct old chance approximately"
 )
 CHANGES_MEANING = words(
     "not no nor never none neither or and but greater than over under above below plus minus times factorial squared "
@@ -163,6 +163,9 @@ def _measure(word: str) -> str:
 def spoken_number(text: str) -> Fraction | None:
     """Return the number that words are (`forty-two`, `five million`, `one half`), None for anything else."""
     text = text.lower().strip(" .")
+    if text.startswith(("negative ", "minus ", "-")):
+        positive = spoken_number(text.partition("-" if text[0] == "-" else " ")[2])
+        return None if positive is None else -positive
     if (mixed := re.fullmatch(r"(.+) and ((?:an?|one|two|three|four|five) \w+)", text)) is not None:
         whole, rest = spoken_number(mixed[1]), spoken_number(re.sub(r"^an? ", "one ", mixed[2]))
         if whole is not None and rest is not None and rest < 1:
@@ -264,6 +267,8 @@ def read_unit(text: str) -> Unit | None:
             nouns.append(singular(word))
         else:
             return None
+    if len(above) == 2 and above[0] == "degree" and above[1] in ("celsius", "fahrenheit", "kelvin"):
+        above = above[1:]
     name = "*".join(sorted(above))
     if below:
         name = f"{name}/{'*'.join(sorted(below))}" if above else ""

@@ -1,0 +1,61 @@
+"""Judge answers from the shell: `python -m gtpo.rewards FILE.jsonl`, or `-` for standard input.
+
+Each line is an object with `prediction` (or `completion`), `gold` (or `answer`, `ground_truth`) and perhaps `problem`.
+Prints each line again with its `verdict`, and the counts on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+from gtpo.common.errors import UserError
+from gtpo.rewards import Verifier, extract_answer
+
+PREDICTIONS, GOLDS = ("prediction", "pred", "completion"), ("gold", "answer", "ground_truth")
+
+
+def main() -> int:
+    """Judge the pairs of a file; 2 where it cannot be read."""
+    parser = argparse.ArgumentParser(prog="python -m gtpo.rewards", description=__doc__)
+    parser.add_argument("file", help="a .jsonl file, or - for standard input")
+    parser.add_argument("--scoring", choices=("strict", "lenient"), default="strict")
+    parser.add_argument("--workers", type=int)
+    args = parser.parse_args()
+    try:
+        text = sys.stdin.read() if args.file == "-" else Path(args.file).read_text(encoding="utf-8")
+        rows = [_row(line, f"{args.file}:{at}") for at, line in enumerate(text.split("\n"), 1) if line.strip()]
+    except (OSError, UnicodeDecodeError, UserError) as error:
+        print(f"gtpo.rewards: {error}", file=sys.stderr)
+        return 2
+    with Verifier(workers=args.workers) as verifier:
+        pairs = [(_prediction(row, args.scoring), next(row[name] for name in GOLDS if name in row)) for row in rows]
+        verdicts = verifier.verify_many(pairs, [row.get("problem") for row in rows], scoring=args.scoring)
+    for row, verdict in zip(rows, verdicts, strict=True):
+        print(json.dumps(row | {"verdict": str(verdict)}, ensure_ascii=False))
+    print(*(f"{verdict}: {count}" for verdict, count in Counter(verdicts).most_common()), sep=", ", file=sys.stderr)
+    return 0
+
+
+def _row(line: str, where: str) -> dict[str, str]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{where}: no JSON ({error})") from None
+    if not isinstance(row, dict) or not any(n in row for n in PREDICTIONS) or not any(n in row for n in GOLDS):
+        raise UserError(f"{where}: expected an object with {' or '.join(PREDICTIONS)}, and {' or '.join(GOLDS)}")
+    return row
+
+
+def _prediction(row: dict[str, str], scoring: str) -> str | None:
+    """Return the answer of a row, extracted where it is a whole completion."""
+    given = next(row[name] for name in PREDICTIONS if name in row)
+    lenient = scoring == "lenient"
+    return extract_answer(given, "lenient" if lenient else "strict") if "completion" in row else given
+
+
+if __name__ == "__main__":
+    sys.exit(main())

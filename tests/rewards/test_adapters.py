@@ -1,0 +1,91 @@
+"""The verifier in other tools, each with the real library where it is installed."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gtpo.rewards import Verdict, accuracy_reward, boxed_reward
+from gtpo.rewards.adapters import correct_answer, inspect_scorer, lm_eval_results, verl_score
+
+ASKED = "What is 65-4?"
+
+
+def test_trl_takes_the_reward() -> None:
+    pytest.importorskip("trl")
+    from trl import GRPOConfig  # the reward's signature is GRPOTrainer's; a dataset brings `solution` and the like
+
+    assert GRPOConfig.__name__
+    columns = {"solution": [r"So it is $\boxed{61}$."], "trainer_state": None, "completion_ids": [[0]]}
+    assert accuracy_reward(prompts=[ASKED], completions=["<answer>61</answer>"], **columns) == [10.0]
+    assert boxed_reward(prompts=[ASKED], completions=[r"\boxed{61}"], **columns) == [10.0]
+    assert boxed_reward(prompts=[ASKED], completions=[r"\boxed{65-4}"], **columns) == [0.0]
+
+
+def test_verl_loads_the_score() -> None:
+    extra = {"question": ASKED}
+    assert verl_score("openai/gsm8k", "#### 61", "61", extra) == 1.0
+    assert verl_score("openai/gsm8k", "#### 65-4", "61", extra) == 0.0
+    reward = pytest.importorskip("verl.trainer.ppo.reward", reason="verl is not installed")
+    import gtpo.rewards.adapters as adapters
+
+    config = {"custom_reward_function": {"path": adapters.__file__, "name": "verl_score"}}
+    assert reward.get_custom_reward_fn(config)("x", "#### 61", "61", extra) == 1.0
+
+
+def test_a_rubric_of_verifiers() -> None:
+    vf = pytest.importorskip("verifiers", reason="verifiers is not installed")
+    rubric = vf.Rubric(funcs=[correct_answer])
+    for text, score in ((r"\boxed{61}", 1.0), (r"\boxed{65-4}", 0.0)):
+        state = {
+            "prompt": [{"role": "user", "content": ASKED}],
+            "completion": [{"role": "assistant", "content": text}],
+            "answer": "61", "task": "default", "info": {}, "trajectory": [],
+            "timing": {"scoring_ms": 0.0, "total_ms": 0.0},
+        }  # fmt: skip
+        asyncio.run(rubric.score_rollout(state))
+        assert state["reward"] == score
+
+
+def test_a_scorer_of_inspect() -> None:
+    pytest.importorskip("inspect_ai", reason="inspect_ai is not installed")
+    from inspect_ai import Task, eval
+    from inspect_ai.dataset import Sample
+    from inspect_ai.model import ModelOutput, get_model
+
+    outputs = [ModelOutput.from_content("mockllm/model", text) for text in (r"\boxed{61}", r"\boxed{65-4}")]
+    task = Task(dataset=[Sample(ASKED, target="61"), Sample(ASKED, target="61")], scorer=inspect_scorer())
+    model = get_model("mockllm/model", custom_outputs=outputs)
+    (log,) = eval(task, model=model, display="none", log_format="json", max_samples=1, max_connections=1)
+    assert log.status == "success"
+    assert log.results.scores[0].metrics["accuracy"].value == 0.5
+
+
+def test_a_metric_of_lm_eval() -> None:
+    doc = {"question": ASKED, "answer": "#### 61"}
+    assert lm_eval_results(doc, [r"It is \boxed{61}."]) == {"exact_match": 1.0}
+    api = pytest.importorskip("lm_eval.api.task", reason="lm-eval is not installed")
+    task = api.ConfigurableTask.__new__(api.ConfigurableTask)
+    task._config = api.TaskConfig(task="x", process_results=lm_eval_results)
+    assert task.process_results(doc, [r"It is \boxed{65-4}."]) == {"exact_match": 0.0}
+
+
+def test_pairs_from_the_shell(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    rows = [
+        {"prediction": "61", "gold": 61},
+        {"completion": "<answer>(A) 65-4</answer>", "answer": "61", "problem": ASKED},
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    command = [sys.executable, "-m", "gtpo.rewards"]
+    done = subprocess.run([*command, str(file)], capture_output=True, text=True)
+    assert [json.loads(line)["verdict"] for line in done.stdout.splitlines()] == [Verdict.CORRECT, Verdict.INCORRECT]
+    assert "CORRECT: 1" in done.stderr
+    file.write_text("{}\n")
+    done = subprocess.run([*command, str(file)], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"{file}:1: expected an object" in done.stderr
+    assert "Traceback" not in done.stderr
