@@ -129,7 +129,12 @@ def execute(name: str, model: str, data: Path) -> None:
     train(name, model, data)
     for step in CHECKED:
         out = EVAL / f"arms-{name}-{step}"
-        program("gtpo", "eval", folder.name, *f"--checkpoint checkpoint-{step} --out {out} {VALIDATION} {data}".split())
+        program(
+            "bench.vllm_cpu",
+            "eval",
+            folder.name,
+            *f"--checkpoint checkpoint-{step} --out {out} {VALIDATION} {data}".split(),
+        )
         found = read_json(out / "eval.json")["benchmarks"]["gsm8k"]
         validation[str(step)] = {how: found[how]["pass@k"]["1"] for how in ("strict", "lenient")}
         validation[str(step)] |= {key: found[key] for key in ("format_rate", "truncation_rate", "mean_tokens")}

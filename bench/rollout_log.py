@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from bench.vllm_cpu import use_dense_adapters
 from gtpo.common.errors import UserError
 from gtpo.common.files import write_bytes
 
@@ -96,6 +97,7 @@ def keep_rollouts() -> None:
 
 def main() -> None:
     """Run gtpo with the arguments of this command."""
+    use_dense_adapters()
     keep_rollouts()
     from gtpo.cli import app
 

@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 WARM = (
     "gtpo.cli",
-    "gtpo.doctor.command",
+    "gtpo.doctor",
     "gtpo.evalkit.engines.transformers",
     "gtpo.evalkit.evaluation.command",
     "gtpo.evalkit.report.command",

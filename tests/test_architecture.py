@@ -84,10 +84,8 @@ def test_a_class_name_means_one_thing(root):
 # What imports torch and its companions as soon as it is imported itself. Everything else works in the light base.
 NEEDS_TRAIN = (
     "gtpo.callbacks",
-    "gtpo.common.vllm_cpu",
     "gtpo.completions",
     "gtpo.conflict",
-    "gtpo.doctor.loss",
     "gtpo.entropy",
     "gtpo.fused",
     "gtpo.inputs.model",

@@ -90,7 +90,7 @@ def command_line() -> str:
                 ("exit code", "meaning"),
                 (
                     ("0", "done"),
-                    ("1", "a part of the self-test failed (doctor)"),
+                    ("1", "the loss is wrong on this machine (doctor)"),
                     ("2", "a mistake in the command or its input; nothing was changed"),
                     ("3", "incomplete: what was done is kept, the same command, or the one printed, resumes (eval)"),
                     ("4", "the run collapsed and was stopped; its folder says why (train)"),
@@ -119,8 +119,7 @@ A file may extend others: `extends: base.yaml`, or a list. They are files relati
 above. Sections merge key by key, lists are replaced, and `section: null` clears the base's section.
 
 Numbers such as `1e-6` are numbers. Unknown keys, values out of range and contradictions are errors, exit code 2, before
-anything heavy is imported. They are reported together, each with the key as you typed it, its file and its line. A key
-that is accepted but has no effect in this run is named on stderr.
+anything heavy is imported. They are reported together, each with the key as you typed it, its file and its line.
 """
 
 

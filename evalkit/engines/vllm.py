@@ -17,7 +17,7 @@ from typing import Any
 from gtpo.common.errors import UserError
 from gtpo.common.hub import dtype_on_cpu
 from gtpo.common.provenance import package_versions
-from gtpo.common.vllm_environment import lora_rank_slot, quiet_vllm
+from gtpo.common.vllm_environment import CPU_KV_BLOCK, lora_rank_slot, quiet_vllm
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Running, Sampling, Task, sample_seed
 from gtpo.evalkit.engines.local import load_config
 from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank
@@ -60,8 +60,6 @@ class VLLMEngine(Engine):
     ) -> None:
         import torch
 
-        from gtpo.common.vllm_cpu import KV_BLOCK, tune_for_cpu
-
         on_cpu = not torch.cuda.is_available()
         if on_cpu and tensor_parallel_size > 1:  # vLLM binds each rank to a NUMA node of its own, if there are so many
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -91,7 +89,7 @@ class VLLMEngine(Engine):
             arguments |= {
                 "enable_chunked_prefill": False,
                 "max_num_batched_tokens": max(4096, arguments["max_model_len"]),
-                "block_size": KV_BLOCK,
+                "block_size": CPU_KV_BLOCK,
             }
         else:
             arguments["gpu_memory_utilization"] = gpu_memory_utilization
@@ -105,9 +103,6 @@ class VLLMEngine(Engine):
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (OSError, ValueError, RuntimeError, AssertionError, MemoryError) as error:
             raise UserError(f"vLLM does not start with {ref.source}: {' '.join(str(error).split())[:400]}") from error
-        # Not where the model is in processes of its own: vLLM's, or those of several ranks.
-        if on_cpu and tensor_parallel_size == 1 and hasattr(self._engine, "model_executor"):
-            tune_for_cpu(self._engine)
         self._waiting: deque[tuple[Task, int, int]] = deque()
         self._known: dict[str, tuple[Task, int, int]] = {}
         """Request -> question, first sample and its seed."""

@@ -6,7 +6,6 @@ document    the YAML with `extends`, where each key was set, and the sentence fo
 flags       `--section.key value` and the published shortcuts -> overrides
 published   the authors' own config files: their paths and values mapped to ours, each with a printed line
 resolve     contradictions, and what follows from other keys: group-complete batches, 32-bit optimizer states
-effects     keys that change nothing in a run
 schedule    processes, rollouts and optimizer steps
 load        all of it: YAML and overrides -> a resolved TrainConfig
 """

@@ -10,11 +10,10 @@ from pydantic import ValidationError
 
 from gtpo.common.log import LOG
 from gtpo.config.document import Document, Findings, Origin, find_config, read_document, schema_error
-from gtpo.config.keys import ConfigKey, full_name, keys, sections, value_of
+from gtpo.config.keys import full_name, keys, sections
 from gtpo.config.published import translate
 from gtpo.config.resolve import resolve
 from gtpo.config.schema import TrainConfig
-from gtpo.presets import PRESETS
 
 
 def validate(document: Document, findings: Findings) -> TrainConfig:
@@ -34,14 +33,6 @@ def validate(document: Document, findings: Findings) -> TrainConfig:
     return config
 
 
-def _unset(config: TrainConfig, key: ConfigKey) -> Any:
-    """Return what a key would be if it were not set: its default, or the preset's value."""
-    section, _, name = key.name.rpartition(".")
-    if section != "objective" or name == "preset" or config.method == "sft":
-        return key.default
-    return getattr(PRESETS[config.preset_name()], name)
-
-
 def load_config(
     path: Path | str, overrides: Mapping[str, Any] | None = None, *, world_size: int | None = None
 ) -> TrainConfig:
@@ -51,8 +42,8 @@ def load_config(
     overrides: flag name (a dotted key or a shortcut) -> value (text is parsed as the key's type), laid over the file.
     world_size: number of training processes; by default the environment's WORLD_SIZE, else 1.
 
-    What was mapped, changed, or has no effect is logged as a warning. Raises UserError with a line per error: key as
-    typed, file and line, the allowed values and the nearest name.
+    What was mapped or changed is logged as a warning, as is a published key without effect. Raises UserError with a
+    line per error: key as typed, file and line, the allowed values and the nearest name.
     """
     file = Path(path)
     if not file.is_file():
@@ -64,15 +55,7 @@ def load_config(
         document.set("run_name", file.stem)
     findings = Findings()
     config = validate(document, findings)
-    explicit_keys = [
-        name
-        for name, key in keys().items()
-        # A key set to its default changes nothing by having no effect, so it is not reported.
-        if document.get(name) is not None and value_of(config, name) != _unset(config, key)
-        # Nor does SFT for what it shares with other methods in a file that it extends.
-        if config.method != "sft" or document.origin(name).is_flag or document.origin(name).place.startswith(f"{file}:")
-    ]
-    config = resolve(config, document.origin, explicit_keys, findings, world_size)
+    config = resolve(config, document.origin, findings, world_size)
     for notice in findings.notices:  # only now: of a config that is refused, only the errors matter
         LOG.warning(notice)
     return config

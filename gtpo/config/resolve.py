@@ -1,4 +1,4 @@
-"""What follows from other keys: contradictions are refused, keys without effect are named, derived values filled in.
+"""What follows from other keys: contradictions are refused, derived values filled in.
 
 All work on values; where a key was set is looked up for messages only. `resolve` is idempotent, so a run folder's
 config.yaml loads to itself.
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.packages import installed
 from gtpo.config.document import Findings, OriginOf
-from gtpo.config.effects import coincidences, is_file, without_effect
 from gtpo.config.schedule import launched_processes, micro_batches_per_rollout
 from gtpo.config.schema import SWITCHES, DatasetSection, Optimizer, TrainConfig, TrainingSection
 from gtpo.presets import PRESETS
@@ -48,6 +47,11 @@ FAMILIES = {
     "word_problems": "word_problems",
 }
 """dataset.name in any case -> the family whose splits `gtpo.rewards.data.problems.load_source` knows."""
+
+
+def is_file(name: str) -> bool:
+    """Return whether a dataset.name is the path of a file."""
+    return name.endswith((".jsonl", ".jsonl.gz", ".parquet"))
 
 
 def _find_source(dataset: DatasetSection) -> tuple[str, str]:
@@ -299,17 +303,8 @@ def _trackers(config: TrainConfig, origin: OriginOf, findings: Findings) -> None
         config.training.report_to.remove(name)
 
 
-def resolve(
-    config: TrainConfig,
-    origin: OriginOf,
-    explicit_keys: Sequence[str],
-    findings: Findings,
-    world_size: int | None = None,
-) -> TrainConfig:
-    """Return the resolved copy of a valid config. Raises UserError with a line per contradiction.
-
-    explicit_keys: the keys that were set to something other than their default, or their preset's value.
-    """
+def resolve(config: TrainConfig, origin: OriginOf, findings: Findings, world_size: int | None = None) -> TrainConfig:
+    """Return the resolved copy of a valid config. Raises UserError with a line per contradiction."""
     for key, _, message in (fault.partition(" ") for fault in _contradictions(config)):
         findings.errors.append(f"{origin(key)} {message}")
     findings.raise_errors()
@@ -320,15 +315,10 @@ def resolve(
         model.lora_alpha = model.lora_alpha or model.lora_rank
     _subsets(config, findings)
     _precision(config, origin, findings)
-    source = training_source(config.dataset)
-    for idle, why in without_effect(config, source):
-        if found := [key for key in explicit_keys if key in idle]:
-            findings.notices.append(f"no effect {why}: {', '.join(found)}")
     if config.method != "sft":
         if training.max_completion_length is None:
             training.max_completion_length = model.max_seq_length - training.max_prompt_length
         config.objective.preset = config.preset_name()
         _batch(config, world_size or launched_processes(), origin, findings)
-        findings.notices += coincidences(config)
     _trackers(config, origin, findings)
     return config

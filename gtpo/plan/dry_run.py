@@ -1,7 +1,16 @@
-"""`gtpo train --dry-run`: the resolved run in full, before a GPU hour is spent.
+"""`gtpo train --dry-run`: what a run resolves to, what was checked, and what it holds in memory. Loads no weights.
 
-Config, dataset counts where the source can be reached, tokens per step, the gate's decision if it is already
-stored, and the memory forecast. Loads no model; loads the tokenizer only to count prompt lengths.
+Memory by item, of one training process, every sequence at its greatest length. Parameters are counted on the model's
+own architecture, made on torch's meta device. D: hidden size; Q, K: widths of queries and keys; I: of the MLP.
+
+    weights      bytes of their type; linear layers in 4 bits at 0.516 (NF4, double quantised)
+    adapters     r (d_in + d_out) of each target layer, in float32; gradients as large
+    optimizer    8 bytes per trained parameter, 2 with 8-bit states; paged states lie outside of what is summed
+    activations  a layer keeps 17 D + 6 Q + 4 K + 8 I bytes per token in 16 bits, and 9 D more if its weights are
+                 trained in float32; with checkpointing each layer keeps its input, and one layer all
+    loss         a chunk of logits with their gradients, and the gradient of the hidden states; for a trained head its
+                 weights in 16 bits and one more gradient
+    KV cache     of the completions that transformers samples at once; vLLM takes its share of the GPU instead
 """
 
 from __future__ import annotations
@@ -10,26 +19,107 @@ import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from gtpo.common.errors import UserError
-from gtpo.common.files import read_json
-from gtpo.common.hub import cache_if_unreachable
+from gtpo.common.hub import adapter_base, cache_if_unreachable
 from gtpo.common.packages import install_command, installed
 from gtpo.common.terminal import columns_of_stdout, folded
-from gtpo.config.schedule import launched_processes, optimizer_steps
+from gtpo.config.schedule import launched_processes, micro_batches_per_rollout, optimizer_steps
 from gtpo.config.schema import TrainConfig
-from gtpo.inputs.model_shape import Weights, find_shape, find_weights
-from gtpo.plan.memory import Forecast, forecast
+from gtpo.inputs.model_shape import find_weights
 from gtpo.plan.preflight import check_inputs, is_local, needed_packages
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+GIB = 1 << 30
+NF4_BYTES = 0.516
+LOGITS_BYTES = 1 << 29
+"""The most logits that a loss holds at a time, in bytes."""
+MEASURED = "torch's peak of three runs on an H200 was 0.67 to 1.03 of this sum; CUDA itself takes up to 1 GiB more"
+"""docs/recipes.md has the runs; a test compares."""
 
-    from gtpo.inputs.dataset import DatasetReport, TrainingProblems
+
+class Item(NamedTuple):
+    """One row of the forecast."""
+
+    name: str
+    gib: float
+    basis: str
 
 
-def _tokenizer(config: TrainConfig, weights: Weights) -> tuple[PreTrainedTokenizerBase | None, str]:
+def model_on_meta(config: TrainConfig, source: str) -> Any:
+    """Return the model that a run trains, without memory for its weights. Raises OSError or ValueError if unknown.
+
+    source: as in `Weights`; empty for a model that is built.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    section = config.model
+    with torch.device("meta"):
+        if section.build is not None:
+            from gtpo.inputs.tiny import build_tiny_model
+
+            return build_tiny_model(section.build, max_seq_length=section.max_seq_length, seed=0)[0]
+        adapter = Path(source) / "adapter_config.json"
+        base = adapter_base(adapter) if adapter.is_file() else source
+        settings = AutoConfig.from_pretrained(base, trust_remote_code=section.trust_remote_code)
+        return AutoModelForCausalLM.from_config(settings, trust_remote_code=section.trust_remote_code)
+
+
+def memory(config: TrainConfig, model: Any) -> list[Item]:
+    """Return what one training process holds on a GPU, by item. model: from `model_on_meta`."""
+    section, training, text = config.model, config.training, model.config.get_text_config()
+    frozen, items = section.lora_rank > 0, list[Item]()
+    size = 2 if frozen and section.dtype != "float32" else 4
+    parameters = sum(weight.numel() for weight in model.parameters())
+    head = model.get_output_embeddings()
+    linear = {
+        name: layer for name, layer in model.named_modules() if hasattr(layer, "in_features") and layer is not head
+    }
+
+    def item(name: str, count: float, basis: str) -> None:
+        items.append(Item(name, count / GIB, basis))
+
+    packed = sum(layer.weight.numel() for layer in linear.values()) if section.load_in_4bit else 0
+    kind = f"linear layers in 4 bits, the rest in {8 * size}" if packed else f"{8 * size}"
+    item("weights", packed * NF4_BYTES + (parameters - packed) * size, f"{parameters:,} parameters, {kind} bits")
+    trained = parameters
+    if frozen:
+        ends = tuple(f".{target}" for target in section.target_modules)
+        adapted = [layer for name, layer in linear.items() if f".{name}".endswith(ends)]
+        trained = section.lora_rank * sum(layer.in_features + layer.out_features for layer in adapted)
+        item("adapters", 4 * trained, f"{trained:,} parameters, rank {section.lora_rank}, float32")
+    item("gradients", 4 * trained, "float32")
+    name = training.optimizer
+    state = 0 if name in ("sgd", "adafactor") else 2 if "8bit" in name else 8
+    if not name.startswith("paged"):
+        item("optimizer", state * trained, f"{name}, {state} bytes per trained parameter")
+
+    length = section.max_seq_length
+    if config.method != "sft":
+        length = training.max_prompt_length + (training.max_completion_length or 0)
+    tokens, width, layers = training.per_device_train_batch_size * length, text.hidden_size, text.num_hidden_layers
+    head_dim = getattr(text, "head_dim", None) or width // text.num_attention_heads
+    keys = (getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * head_dim
+    inner = (getattr(text, "intermediate_size", None) or 4 * width) * (getattr(text, "num_experts_per_tok", None) or 1)
+    layer = tokens * (17 * width + 6 * text.num_attention_heads * head_dim + 4 * keys + 8 * inner)
+    layer += 0 if frozen else tokens * 9 * width
+    checkpointed = training.gradient_checkpointing or section.backend == "unsloth"
+    inputs = tokens * layers * size * width
+    item("activations", inputs + layer if checkpointed else layers * layer,
+         f"{tokens:,} tokens, {'checkpointed' if checkpointed else 'every layer kept'}")  # fmt: skip
+    loss = 2 * min(4 * tokens * text.vocab_size, LOGITS_BYTES) + tokens * width * size
+    loss += 0 if frozen else 6 * head.weight.numel()
+    item("loss", loss, "a chunk of logits and their gradients, that of the hidden states and of a trained head")
+    if not frozen and ((config.method == "grpo" and training.beta > 0) or training.log_kl_steps is not None):
+        item("untrained model", parameters * size, "beta or log_kl_steps, with all weights trained")
+    if config.method != "sft" and config.rollout.engine in ("auto", "transformers"):
+        sampled = training.per_device_train_batch_size * micro_batches_per_rollout(config)
+        item("KV cache", 4 * keys * layers * sampled * length, f"transformers samples {sampled} x {length:,} tokens")
+    return items
+
+
+def _tokenizer(config: TrainConfig, weights: Any) -> tuple[Any, str]:
     """Return the tokenizer that training will use, or None and why not."""
     from transformers.utils import logging
 
@@ -42,175 +132,80 @@ def _tokenizer(config: TrainConfig, weights: Weights) -> tuple[PreTrainedTokeniz
         return None, str(error)
 
 
-def _dataset(problems: TrainingProblems, tokenizer: Any, why: str) -> tuple[DatasetReport | None, str]:
-    """Return the counts of the dataset and a note; None and why where its source cannot be reached."""
+def _steps(config: TrainConfig, rows: int | None) -> dict[str, Any]:
+    """Count completions, prompts and steps; rows is None if the dataset could not be counted."""
+    training, processes = config.training, launched_processes()
+    examples = training.per_device_train_batch_size * training.gradient_accumulation_steps * processes
+    steps: dict[str, Any] = {"processes": processes, "examples_per_step": examples}
+    if config.method != "sft":
+        steps |= {"prompts_per_step": examples / training.num_generations}
+        steps |= {"completion_tokens_per_step_at_most": examples * (training.max_completion_length or 0)}
+    if rows is not None or training.max_steps > 0:
+        steps["steps"] = optimizer_steps(config, rows or 0, processes)
+    return steps
+
+
+def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
+    """Print the resolved run on stdout, as text or as one JSON object. Raises UserError on what would refuse it."""
+    problems, name, runs = check_inputs(config), config.model.model_name, Path("results") / "train"
+    tokenizer, items = None, list[Item]()
+    with nullcontext() if name is None or Path(name).exists() else cache_if_unreachable():
+        try:
+            weights = find_weights(config.model)
+            tokenizer, why = _tokenizer(config, weights)
+            try:
+                items, unknown = memory(config, model_on_meta(config, weights.source)), ""
+            except (OSError, ValueError, AttributeError) as error:
+                unknown = f"not known: {str(error).splitlines()[0]}"
+        except UserError as error:
+            # A train run's weights may be made before this one starts.
+            if name is None or not (runs in Path(name).parents or (runs / name).is_dir()):
+                raise
+            why = unknown = str(error)
+    report, note = None, "" if tokenizer else f"prompt lengths not checked: {why}"
     try:
         problems.load()
     except UserError as error:
         if is_local(problems):
             raise
-        return None, f"{problems.source}: not counted; {error}"
-    return problems.select(tokenizer)[1], "" if tokenizer else f"prompt lengths not checked: {why}"
-
-
-def _steps(config: TrainConfig, rows: int | None, world_size: int) -> dict[str, Any]:
-    """Count completions, prompts, tokens and steps; rows is None where the dataset could not be counted."""
-    training = config.training
-    examples = training.per_device_train_batch_size * training.gradient_accumulation_steps * world_size
-    steps: dict[str, Any] = {"processes": world_size}
-    if config.method == "sft":
-        steps["examples_per_step"] = examples
-        steps["tokens_per_step_at_most"] = examples * config.model.max_seq_length
+        note = f"{problems.source}: not counted; {error}"
     else:
-        completion = training.max_completion_length or 0
-        steps |= {
-            "prompts_per_step": examples / training.num_generations,
-            "completions_per_step": examples,
-            "completion_tokens_per_step_at_most": examples * completion,
-            "tokens_per_step_at_most": examples * (completion + training.max_prompt_length),
-        }
-    if rows is not None or training.max_steps > 0:
-        steps["steps"] = optimizer_steps(config, rows or 0, world_size)
-    return steps
-
-
-def gate_line(config: TrainConfig) -> str:
-    """Say what the entropy gate will do, from the run folder if H_ini was already measured there."""
-    if config.method != "gtpo":
-        return "none (method " + config.method + ")"
-    objective = config.resolved_objective()
-    threshold = f"<H> > {objective.entropy_threshold:.4g} nats"
-    which = "" if objective.filter_scope == "all" else ", completions of negative advantage only"
-    if objective.filter == "never":
-        return "off (objective.filter never)"
-    if objective.filter == "always":
-        return f"on (objective.filter always): drops {threshold}{which}"
-    run_json = Path("results") / "train" / config.run_name / "run.json"
-    stored = read_json(run_json).get("initial_entropy") if run_json.is_file() else None
-    if stored is None:
-        return (
-            f"auto: on iff H_ini < ln 2, measured before step 0 on the first 100 samples; then drops {threshold}{which}"
-        )
-    from gtpo.entropy import Calibration, describe_gate
-
-    decision = describe_gate(objective, Calibration.from_record(stored))
-    return f"{decision}, stored in {run_json}; where on, drops {threshold}{which}"
-
-
-def _missing(config: TrainConfig) -> list[str]:
-    """Name what this run needs and this environment lacks."""
-    return [
+        report = problems.select(tokenizer)[1]
+    total = sum(item.gib for item in items)
+    missing = [
         f"{package} ({purpose}): {install_command(extra)}"
         for purpose, package, extra in needed_packages(config)
         if not installed(package)
     ]
-
-
-def _awaits_a_run(name: str | None) -> bool:
-    """Return whether a model's name means a train run, whose weights may be made before this one starts."""
-    runs = Path("results") / "train"
-    return name is not None and (runs in Path(name).parents or (runs / name).is_dir())
-
-
-def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
-    """Print the resolved run on stdout, as text or as one JSON object. Raises UserError on what would refuse it."""
-    problems = check_inputs(config)
-    tokenizer = shape = None
-    name = config.model.model_name
-    with nullcontext() if name is None or Path(name).exists() else cache_if_unreachable():
-        try:
-            weights = find_weights(config.model)
-            tokenizer, why = _tokenizer(config, weights)
-            shape, origin = find_shape(config.model, weights.source)
-        except UserError as error:
-            if not _awaits_a_run(name):
-                raise
-            why = origin = str(error)
-    report, note = _dataset(problems, tokenizer, why)
-    steps = _steps(config, report.kept if report else None, launched_processes())
-    memory = forecast(config, shape) if shape else None
+    steps = _steps(config, report.kept if report else None)
     if json_output:
-        summary = {
-            "config": config.as_dict(),
-            "dataset": report.as_dict() if report else None,
-            "dataset_note": note,
-            "steps": steps,
-            "gate": gate_line(config),
-            "memory": _memory_json(memory, origin),
-            "missing_here": _missing(config),
-        }
-        json.dump(summary, sys.stdout, indent=2)
+        json.dump(
+            {
+                "config": config.as_dict(),
+                "dataset": report.as_dict() if report else None,
+                "dataset_note": note,
+                "steps": steps,
+                "memory": {"items": [item._asdict() for item in items], "gib": total, "note": unknown or MEASURED},
+                "missing_here": missing,
+            },
+            sys.stdout,
+            indent=2,
+        )
         print()
         return
     print(config.to_yaml(width=min(100, columns_of_stdout(120) - 20)))  # a word that crosses it still fits
-    print("Dataset")
-    _print_lines([*(report.lines() if report else []), *([note] if note else [])])
-    print("\nSteps")
-    for name, value in steps.items():
-        print(
-            f"  {name.replace('_', ' '):38} {value:>12,g}"
-            if value < 1e6
-            else f"  {name.replace('_', ' '):38} {value:>12,}"
-        )
-    print("\nEntropy gate")
-    _print_lines([gate_line(config)])
-    print()
-    print(folded(f"Memory forecast, per GPU{_engine(memory, config)} ({origin})"))
-    _print_lines(_memory_lines(memory, config), hanging=36 if memory else 0)
-    if missing := _missing(config):
-        print("\nMissing in this environment")
-        _print_lines(missing)
-    print()
+    checked = [] if config.method == "sft" else [f"reward {path}: called" for path in config.trainer.reward_funcs]
+    unit, scale = ("GiB", 1) if total >= 1 else ("MiB", 1024)
+    rows = [f"{row.name:16} {scale * row.gib:8.2f} {unit}  {row.basis}" for row in [*items, Item("sum", total, "")]]
+    if config.method != "sft" and config.rollout.engine == "vllm":
+        rows.append(f"vLLM takes {config.model.gpu_memory_utilization:.0%} of the GPU besides, and must hold in it its "
+                    "own 16-bit copy of the weights and a cache")  # fmt: skip
+    for title, lines in (
+        ("Checked", [*checked, *(report.lines() if report else []), *([note] if note else [])]),
+        ("Steps", [f"{key.replace('_', ' '):38} {value:>12,}" for key, value in steps.items()]),
+        ("Memory of a process on a GPU", [*rows, MEASURED] if items else [unknown]),
+        ("Missing in this environment", missing),
+    ):
+        if lines:
+            print("\n".join([title, *(folded(f"  {line.rstrip()}", 4) for line in lines), ""]))
     print(folded("Dry run: nothing was trained or written. Without --dry-run the same command starts the run."))
-
-
-def _print_lines(lines: list[str], hanging: int = 0) -> None:
-    """Print the lines of a section; hanging: columns before the text of a row, for rows of a table."""
-    for line in lines:
-        print(folded(f"  {line}", 2 + (hanging if line[hanging - 2 : hanging] == "  " else 0)))
-
-
-def _engine(memory: Forecast | None, config: TrainConfig) -> str:
-    """Say for which rollout engine the forecast is."""
-    if memory is None or memory.engine == "none":
-        return ""
-    how = "; auto takes vLLM where it is installed: --rollout.engine vllm" if config.rollout.engine == "auto" else ""
-    return f", for rollout.engine {memory.engine}{how}"
-
-
-def _memory_lines(memory: Forecast | None, config: TrainConfig) -> list[str]:
-    if memory is None:
-        return ["none: the model's dimensions are not known"]
-    unit, scale = ("GiB", 1.0) if memory.training_gib >= 1 else ("MiB", 1024.0)
-    lines = [f"{part.name:20} {part.gib * scale:9.2f} {unit}  {part.basis}" for part in memory.parts]
-    lines.append(f"{'sum':20} {memory.training_gib * scale:9.2f} {unit}  every sequence at its greatest length")
-    if memory.vllm_share:
-        lines.append(
-            f"{'vLLM':20} {memory.vllm_share:9.0%}      of the GPU (model.gpu_memory_utilization), which must hold its "
-            f"own {memory.vllm_weights_gib:.1f} GiB of weights and the KV cache"
-        )
-    if memory.training_gib >= 1:
-        size = memory.smallest_gpu()
-        lines.append(
-            f"fits a GPU of {size} GiB (an estimate)"
-            if size
-            else "fits no single GPU: lower training.per_device_train_batch_size (raise gradient_accumulation_steps), "
-            "turn on training.gradient_checkpointing, or shard (docs/scale.md)"
-        )
-    if not config.training.gradient_checkpointing and memory.training_gib >= 8:
-        lines.append("training.gradient_checkpointing true would cut the activations")
-    return lines
-
-
-def _memory_json(memory: Forecast | None, origin: str) -> dict[str, Any]:
-    if memory is None:
-        return {"from": origin, "parts": None}
-    return {
-        "from": origin,
-        "parts": {part.name: {"gib": round(part.gib, 4), "basis": part.basis} for part in memory.parts},
-        "rollout_engine": memory.engine,
-        "training_gib": round(memory.training_gib, 4),
-        "vllm_share": memory.vllm_share,
-        "vllm_weights_gib": round(memory.vllm_weights_gib, 4),
-        "smallest_gpu_gib": memory.smallest_gpu(),
-    }

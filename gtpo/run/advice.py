@@ -12,6 +12,8 @@ from typing import Any
 from transformers import TrainerCallback
 
 from gtpo.common.log import LOG
+from gtpo.common.packages import installed
+from gtpo.config import TrainConfig
 
 STEPS = 5
 """Logged steps that must agree before a warning."""
@@ -19,6 +21,9 @@ STEPS = 5
 EQUAL, EQUAL_STEPS = 8, 10
 """Groups with equal rewards, counted in whole steps, of so many logged steps, from which on a warning is due. A test
 says what it does in the recorded runs: silent where training is calm, said where it fails."""
+
+VLLM_SHARE = 0.3
+"""model.gpu_memory_utilization that is advised if memory ran out."""
 
 TRUNCATED = 0.5
 """Mean share of truncated completions above which most of them are."""
@@ -97,3 +102,44 @@ class Advice(TrainerCallback):
             "training.learning_rate, or start from an sft run. If it is high everywhere, take harder problems. If none "
             "of these, the reward function returns a constant"
         )
+
+
+def memory_advice(config: TrainConfig, error: BaseException) -> str:
+    """Return what to lower, and in which order, after the GPU ran out of memory."""
+    training, model, engine = config.training, config.model, config.rollout.engine
+    advice = []
+    if training.per_device_train_batch_size > 1:
+        advice.append(_smaller_batch(config))
+    if not training.gradient_checkpointing:
+        advice.append("training.gradient_checkpointing: true")
+    longest = training.max_completion_length or 0
+    if config.method == "sft":
+        advice.append(f"model.max_seq_length {model.max_seq_length} -> {model.max_seq_length // 2}")
+    elif longest > 1:
+        advice.append(f"training.max_completion_length {longest} -> {longest // 2}")
+    # `auto` is vLLM where it is installed and there is a GPU, and a GPU is what ran out.
+    samples = config.method != "sft" and (engine == "vllm" or (engine == "auto" and installed("vllm")))
+    if samples and model.gpu_memory_utilization > VLLM_SHARE:
+        advice.append(f"model.gpu_memory_utilization {model.gpu_memory_utilization} -> {VLLM_SHARE} (vLLM's share)")
+    if model.lora_rank == 0:
+        advice.append("model.lora_rank: 64 (train adapters only)")
+    elif not model.load_in_4bit and not model.build:
+        advice.append("model.load_in_4bit: true")
+    first = ". ".join(str(error).split(". ", maxsplit=2)[:2])
+    return f"out of GPU memory ({first}). Lower, in this order: " + "; ".join(advice or ["the size of the model"])
+
+
+def _smaller_batch(config: TrainConfig) -> str:
+    """Say how the completions of an optimizer step and of a rollout are split into more micro-batches."""
+    training = config.training
+    batch = training.per_device_train_batch_size
+    parts = next(factor for factor in range(2, batch + 1) if batch % factor == 0)
+    line = (
+        f"training.per_device_train_batch_size {batch} -> {batch // parts} with training.gradient_accumulation_steps "
+        f"{training.gradient_accumulation_steps} -> {training.gradient_accumulation_steps * parts}"
+    )
+    if (rounds := training.steps_per_generation) and config.method != "sft":
+        line += f" and training.steps_per_generation {rounds} -> {rounds * parts}"
+    if config.method == "grpo" and training.loss_type == "bnpo":
+        return line  # bnpo divides by the tokens of the micro-batch
+    return f"{line} (the same gradient)"

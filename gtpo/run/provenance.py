@@ -1,15 +1,19 @@
-"""What ran where, for run.json: method, model, seed, package versions, hardware and commit."""
+"""What run.json says of a run: method, model, seed, package versions, hardware and commit; H_ini and the gate."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from gtpo.common.provenance import cpu_model, git_commit, package_versions
 from gtpo.config import TrainConfig
+from gtpo.entropy import Calibration
 from gtpo.inputs.model import LoadedModel
+from gtpo.run.folder import TrainFolder
+from gtpo.trainer.calibration import CalibrationFile
 
 _PACKAGES = (
     "gtpo",
@@ -62,3 +66,24 @@ def _hardware() -> dict[str, Any]:
     if torch.cuda.is_available():
         found["gpus"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return found
+
+
+class CalibrationRecord(CalibrationFile):
+    """H_ini and the gate's decision in run.json."""
+
+    def __init__(self, folder: TrainFolder) -> None:
+        super().__init__(folder.run_json)
+        self.folder = folder
+
+    def load(self, *, resumed: bool) -> Calibration | None:
+        """Return what run.json holds: the folder is one run's, also if it stopped before its first checkpoint."""
+        stored = self.folder.run().get("initial_entropy")
+        return None if stored is None else Calibration.from_record(stored)
+
+    def store(self, calibration: Calibration) -> None:
+        """Put H_ini into run.json."""
+        self.folder.update_run(initial_entropy=calibration.record())
+
+    def decided(self, gate: Mapping[str, Any]) -> None:
+        """Note the gate's decision in run.json."""
+        self.folder.update_run(gate=dict(gate))

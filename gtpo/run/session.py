@@ -19,20 +19,18 @@ from gtpo.config import TrainConfig
 from gtpo.config.schedule import one_step_per_rollout
 from gtpo.inputs.dataset import to_row
 from gtpo.inputs.model import LoadedModel, load_model, widen_adapters
-from gtpo.plan.memory import memory_advice
 from gtpo.plan.preflight import RunInputs
 from gtpo.rewards.data.problem import Problem
-from gtpo.run.advice import Advice
+from gtpo.run.advice import Advice, memory_advice
 from gtpo.run.checkpoint import check_checkpoint, provide_base, restore_best, save_weights
 from gtpo.run.environment import quiet_libraries, run_on_cpu
 from gtpo.run.exact import ExactCheckpoints
 from gtpo.run.folder import TrainFolder, last_checkpoint, no_room, out_of_space
 from gtpo.run.guarded_reward import guarded_rewards, mark_unscored
 from gtpo.run.health import MAX_ROLLBACKS, Health
-from gtpo.run.kept_calibrations import CalibrationRecord
 from gtpo.run.logs import append_metrics, metrics_lines, metrics_row, reward_table, write_completions
 from gtpo.run.progress import Progress, StepProgress
-from gtpo.run.provenance import describe_run
+from gtpo.run.provenance import CalibrationRecord, describe_run
 from gtpo.run.stopping import Stop, StoppedBeforeTraining
 from gtpo.run.trainers import build_trainer, rollout_engine, sharing_prefixes, trainer_arguments, trainer_class
 from gtpo.run.untrained_kl import UntrainedKL
@@ -197,7 +195,7 @@ class TrainingRun(TrainerCallback):
         )
         if isinstance(trainer, GTPOTrainer):
             gate = trainer.gate
-            gate.file = CalibrationRecord(self.folder, trainer)
+            gate.file = CalibrationRecord(self.folder)
             gate.between_batches, gate.while_measuring = self._stop_before_training, self.stop.at_once
         if isinstance(trainer, SampledTrainer):
             self.groups = trainer.groups

@@ -36,8 +36,7 @@ from trl.import_utils import is_vllm_available
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.common.vllm_cpu import KV_BLOCK, tune_for_cpu
-from gtpo.common.vllm_environment import LORA_RANKS, lora_rank_slot
+from gtpo.common.vllm_environment import CPU_KV_BLOCK, LORA_RANKS, lora_rank_slot
 from gtpo.trainer.trl_seam import engine_options, sampling_with
 
 NAME, NUMBER = "policy", 1
@@ -159,7 +158,7 @@ class AdapterGeneration(VLLMGeneration):
             # TRL takes 29500 where it is free, and so does another run that starts at the same time.
             os.environ.setdefault("MASTER_PORT", str(get_open_port()))
         if self._on_cpu():
-            options |= {"enforce_eager": True, "block_size": KV_BLOCK}
+            options |= {"enforce_eager": True, "block_size": CPU_KV_BLOCK}
         if self.adapter is None:
             with engine_options(options):
                 super()._init_vllm()
@@ -183,8 +182,6 @@ class AdapterGeneration(VLLMGeneration):
                 super()._init_vllm()
         from vllm.lora.request import LoRARequest
 
-        if self._on_cpu():
-            tune_for_cpu(self.llm.llm_engine)
         self.manager = self.llm.llm_engine.model_executor.driver_worker.model_runner.lora_manager
         self.manager._load_adapter = self._load
         self.llm.generate = functools.partial(self.llm.generate, lora_request=LoRARequest(NAME, NUMBER, "in memory"))

@@ -19,7 +19,6 @@ from gtpo.common.files import read_json, write_json
 from gtpo.common.log import LOG
 from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, describe_gate
 from gtpo.fused import fused_linear_gtpo_loss
-from gtpo.inputs.model_shape import shape_of_config
 from gtpo.objective import PRESETS, Objective, filter_is_active
 from gtpo.trainer import trl_seam
 from gtpo.trainer.group_statistics import GroupStatistics
@@ -145,12 +144,12 @@ class GateCalibration(TrainerCallback):
         if trainer.use_vllm:
             return len(prompts)
         step = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
-        shape = shape_of_config(trainer.accelerator.unwrap_model(trainer.model).config.to_dict())
-        if shape is None:
-            return int(step)
+        config = trainer.accelerator.unwrap_model(trainer.model).config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         longest = max(map(str, prompts), key=len)
         tokens = len(trl_seam.tokenizer(trainer)(longest)["input_ids"]) + trainer.max_completion_length
-        numbers = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * tokens
+        numbers = 2 * config.num_hidden_layers * heads * width * tokens
         most = CACHE_BYTES
         if (device := trainer.accelerator.device).type == "cuda":
             most = max(most, torch.cuda.get_device_properties(device).total_memory // CACHE_SHARE)

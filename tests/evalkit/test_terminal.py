@@ -77,11 +77,11 @@ def test_tables_fit(columns: int, home: Path) -> None:
 
 
 def test_the_dry_run_fits(home: Path) -> None:
-    """Of a large model whose tokenizer cannot be had: long notes, a memory forecast with its grounds."""
+    """Of a large model whose tokenizer cannot be had: long notes."""
     (home / "problems.jsonl").write_text(json.dumps({"problem": "What is 2+3?", "answer": "5"}) + "\n")
     lines = on_a_terminal(80, "train", "paper/llama-gsm8k-gtpo-g8", "--data", "problems.jsonl", "--dry-run", cwd=home)
     assert [line for line in lines if cell_len(line) > 80] == []
     text = " ".join(" ".join(lines).split())
     assert "prompt lengths not checked: " in text
-    assert "of the GPU (model.gpu_memory_utilization), which must hold its own 15.0 GiB of weights" in text
+    assert "not known: " in text
     assert "Without --dry-run the same command starts the run." in text

@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from gtpo.common.errors import UserError
-from gtpo.common.vllm_cpu import add_adapter, draw_seeded
 from gtpo.config import BuiltModel, load_config
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.plan.preflight import check_sampler
@@ -168,45 +166,3 @@ def test_paper_recipe_starts(root: Path, tmp_path: Path, packed: bool) -> None:
         assert done.returncode == 0, done.stderr[-4000:]
     (lines,) = tmp_path.glob("results/train/*/metrics.jsonl")
     assert 0 < json.loads(lines.read_text())["sampling/logp_difference"] < (1e-3 if packed else 5e-2)
-
-
-@pytest.mark.vllm
-@pytest.mark.parametrize("is_prefill", [False, True])
-def test_the_dense_product_of_an_adapter_is_vllms_own(is_prefill: bool) -> None:
-    from vllm.lora.layers import LoRAMapping
-    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
-
-    draw = torch.Generator().manual_seed(3)
-    downs = tuple(torch.randn(1, 1, 4, 16, generator=draw) for _ in range(2))
-    ups = tuple(torch.randn(1, 1, width, 4, generator=draw) for width in (8, 6))
-    x, start = torch.randn(5, 16, generator=draw), torch.randn(5, 14, generator=draw)
-    wrapper = PunicaWrapperCPU(5, 5, "cpu")
-    wrapper.update_metadata(LoRAMapping((1,) * 5, (1,) * 5, is_prefill=is_prefill), [1], 1, 50)
-    plain, dense, called = start.clone(), start.clone(), []
-    wrapper.add_lora_linear(plain, x, downs, ups, 0.5, (8, 6))
-    add_adapter(wrapper, lambda *given, **options: called.append(given), dense, x, downs, ups, 0.5, (8, 6))
-    assert called == []
-    assert (plain - start).abs().max() > 0.1
-    torch.testing.assert_close(dense, plain)
-
-    wrapper.update_metadata(LoRAMapping((1, 1, 0, 1, 1), (1,) * 5, is_prefill=is_prefill), [1], 1, 50)
-    add_adapter(wrapper, lambda *given, **options: called.append(given), dense, x, downs, ups, 0.5, (8, 6))
-    assert len(called) == 1, "a token without the adapter: vLLM's own way"
-
-
-@pytest.mark.vllm
-@torch.inference_mode()
-def test_seeded_rows_drawn_side_by_side_are_vllms_own() -> None:
-    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
-
-    def generators(count: int) -> dict[int, torch.Generator]:
-        return {row: torch.Generator().manual_seed(7 + row) for row in range(count)}
-
-    plain = TopKTopPSampler().forward_cpu
-    logits = torch.randn(6, 1000, generator=torch.Generator().manual_seed(3))
-    with ThreadPoolExecutor(3) as pool:
-        for k, p in ((None, None), (torch.full((6,), 50), torch.full((6,), 0.9))):
-            ours, _ = draw_seeded(pool, None, logits.clone(), generators(6), k, p)
-            assert ours.tolist() == plain(logits.clone(), generators(6), k, p)[0].tolist()
-        others = draw_seeded(pool, lambda *given: len(given), logits, generators(5), None, None)
-    assert others == 4, "a row without a generator: vLLM's own way"

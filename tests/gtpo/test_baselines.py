@@ -146,38 +146,6 @@ def test_two_methods_have_one_gradient_with_one_step_per_rollout_and_two_with_se
 
 
 @pytest.mark.parametrize(
-    ("layer", "said"), [("gspo", "the gradient of GSPO is"), ("cispo", "the gradient of CISPO is DAPO's")]
-)
-def test_config_in_which_two_methods_coincide_says_so(
-    layer: str, said: str, weights: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    from logs import logged
-
-    with logged() as notices:
-        config_of(tmp_path, weights, layer)
-        assert not any(said in line for line in notices)
-    with logged() as notices:
-        config_of(tmp_path, weights, layer, **{"training.gradient_accumulation_steps": 4})
-    assert any(said in line for line in notices), notices
-    assert any("no effect with one optimizer step per rollout" in line for line in notices)
-
-
-def test_gtpo_without_its_parts_is_said_to_be_grpo(weights: Path, tmp_path: Path) -> None:
-    from logs import logged
-
-    for changes, same in (
-        ({"objective.preset": "grpo"}, True),
-        ({"objective.preset": "gtpo-conflict-only", "objective.conflict": False}, True),
-        ({"objective.preset": "w-reinforce"}, False),
-        ({"objective.preset": "w-reinforce", "objective.positive_advantage_weight": 1.0}, True),
-        ({"objective.preset": "gtpo"}, False),
-    ):
-        with logged() as notices:
-            config_of(tmp_path, weights, "nsr", **changes)
-        assert any("that of method grpo" in line for line in notices) == same, changes
-
-
-@pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"method": "gtpo", "training.loss_type": "dapo"}, "--training.loss_type dapo contradicts method gtpo"),

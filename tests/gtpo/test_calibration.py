@@ -21,7 +21,7 @@ from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.entropy import Calibration
 from gtpo.objective import PRESETS
 from gtpo.run.folder import TrainFolder
-from gtpo.run.kept_calibrations import CalibrationRecord
+from gtpo.run.provenance import CalibrationRecord
 from gtpo.run.stopping import Stop, StoppedBeforeTraining
 from gtpo.trainer import calibration
 from gtpo.trainer.calibration import GateCalibration
@@ -154,27 +154,6 @@ def test_the_trainers_own_model_samples_as_many_at_once_as_its_cache_may_hold(
         **{name: getattr(gate.trainer, name) for name in ("use_vllm", "args", "model", "max_completion_length")},
     )
     assert gate.sampled_at_once(PROMPTS) == 90, "an eighth of a GPU"
-
-
-def test_kept_for_the_next_start_of_the_same_policy(tmp_path: Path) -> None:
-    model, tokenizer = tiny_model()
-    trainer = trainer_at(tmp_path / "run", model, tokenizer, [])
-    measured = Calibration(0.42, 5, 0.012)
-
-    def found_by(trainer: Any, run: str) -> Calibration | None:
-        return CalibrationRecord(TrainFolder(tmp_path / run), trainer).load(resumed=False)
-
-    assert found_by(trainer, "first") is None
-    CalibrationRecord(TrainFolder(tmp_path / "first"), trainer).store(measured)
-    assert found_by(trainer, "second") == measured
-    assert json.loads((tmp_path / "second/run.json").read_text())["initial_entropy"]["nats"] == 0.42
-    trainer.temperature = 0.9
-    assert found_by(trainer, "third") is None
-    warmer = trainer_at(tmp_path / "other", model, tokenizer, [])
-    assert found_by(warmer, "fourth") == measured
-    with torch.no_grad():
-        warmer.model.get_input_embeddings().weight[0, 0] += 1e-3
-    assert found_by(warmer, "fifth") is None, "another policy"
 
 
 def test_new_run_in_a_used_folder_measures_its_own(tmp_path: Path) -> None:

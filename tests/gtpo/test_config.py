@@ -520,59 +520,6 @@ def test_16bit_states_are_widened_too(tmp_path: Path) -> None:
     assert Loaded(tmp_path, MINIMAL, model__dtype="bfloat16").config.model.dtype == "bfloat16"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "key"),
-    [
-        ({"method": "sft", "training__temperature": 0.5}, "training.temperature"),
-        ({"method": "sft", "training__num_generations": 4}, "training.num_generations"),
-        ({"rollout__server_port": 9000}, "rollout.server_port"),
-        ({"model__lora_alpha": 8}, "model.lora_alpha"),
-        ({"training__optimizer": "sgd", "training__adam_beta2": 0.9}, "training.adam_beta2"),
-        ({"dataset__malformed_targets": 0.1}, "dataset.malformed_targets"),
-        ({"objective__preset": "gtpo-no-filter", "objective__entropy_threshold": 0.5}, "objective.entropy_threshold"),
-        ({"objective__filter": "never", "objective__filter_scope": "negative"}, "objective.filter_scope"),
-        ({"objective__preset": "gtpo-conflict-only", "objective__gamma": 0.5}, "objective.gamma"),
-        ({"objective__preset": "grpo", "objective__positive_weight": 3}, "objective.positive_weight"),
-        ({"objective__preset": "grpo", "objective__combine": "product"}, "objective.combine"),
-        ({"objective__conflict": False, "objective__conflict_norm": "max"}, "objective.conflict_norm"),
-        ({"objective__entropy_gated": True}, "objective.entropy_gated"),
-        ({"objective__preset": "gtpo-conflict-only", "objective__log_clamp": 1e-6}, "objective.log_clamp"),
-        ({"objective__preset": "grpo", "objective__skip_zero_variance_groups": True}, "skip_zero_variance_groups"),
-        ({"objective__entropy_temperature": "one"}, "objective.entropy_temperature"),
-        ({"dataset__data_dir": "."}, "dataset.data_dir"),
-        ({"dataset__name": "rows.jsonl", "dataset__split": "test"}, "dataset.split"),
-        ({"rollout__engine": "transformers", "model__gpu_memory_utilization": 0.6}, "model.gpu_memory_utilization"),
-        ({"rollout__engine": "vllm_server", "rollout__tensor_parallel_size": 2}, "rollout.tensor_parallel_size"),
-        ({"training__max_steps": 5, "training__num_train_epochs": 3}, "training.num_train_epochs"),
-        ({"method": "sft", "training__log_completions_steps": 3}, "training.log_completions_steps"),
-        ({**BUILT, "model__dtype": "bfloat16"}, "model.dtype"),
-    ],
-)
-def test_keys_without_effect_are_named(tmp_path: Path, overrides: dict[str, Any], key: str) -> None:
-    notices = Loaded(tmp_path, MINIMAL, **overrides).notices
-    assert any(notice.startswith("no effect") and key in notice for notice in notices), notices
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        {"objective__preset": "gtpo-conflict-only", "objective__gamma": 0.1},  # the preset's own value
-        {"objective__preset": "gtpo-conflict-only", "objective__entropy_mode": "loss", "objective__gamma": 0.5},
-        {"objective__entropy_threshold": 0.5},
-        {"objective__preset": "gtpo-published"},
-        {"dataset__name": "gsm8k", "dataset__data_dir": "."},
-        {"rollout__engine": "vllm", "model__gpu_memory_utilization": 0.6, "rollout__tensor_parallel_size": 2},
-        {"training__num_train_epochs": 3},
-        {"method": "sft", "health__on_collapse": "rollback"},
-        {"training__log_completions_steps": 3},
-        {"model__dtype": "bfloat16"},
-    ],
-)
-def test_keys_that_act_are_not_named(tmp_path: Path, overrides: dict[str, Any]) -> None:
-    notices = Loaded(tmp_path, MINIMAL, **overrides).notices
-    assert not any(notice.startswith("no effect") for notice in notices), notices
-
-
 def test_absent_tracker_is_said_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gtpo.config.resolve.installed", lambda package: False)
     loaded = Loaded(tmp_path, MINIMAL, training__report_to=["wandb"])

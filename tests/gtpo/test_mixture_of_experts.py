@@ -17,7 +17,6 @@ from trl import GRPOConfig, GRPOTrainer
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.common.errors import UserError
 from gtpo.config import load_config
-from gtpo.inputs.model_shape import shape_of_config
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.run.command import train
 
@@ -170,8 +169,3 @@ def test_refused_family_trains_without_the_loss(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**config, "router_aux_loss_coef": 0.0}))
     run = train(config_of(tmp_path, folder), results_dir=tmp_path / "results")
     assert json.loads((run / "run.json").read_text())["status"] == "finished"
-
-
-def test_memory_forecast_does_not_take_experts_for_one_dense_layer() -> None:
-    assert shape_of_config(Qwen3MoeConfig().to_dict()) is None
-    assert shape_of_config(MixtralConfig().to_dict()) is None

@@ -12,8 +12,6 @@ from logs import logged
 from gtpo.config import TrainConfig, load_config
 from gtpo.config.schedule import one_step_per_rollout
 from gtpo.inputs.dataset import TrainingProblems
-from gtpo.inputs.model_shape import KNOWN_MODELS, find_shape
-from gtpo.plan.memory import forecast
 from gtpo.rewards import format_ok
 from gtpo.rewards.data.arithmetic import arithmetic_problems
 
@@ -37,25 +35,12 @@ def load(name: str) -> TrainConfig:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_recipe_resolves_and_has_a_forecast(name: str) -> None:
-    config = load(name)
-    shape, origin = find_shape(config.model, config.model.model_name or "")
-    if shape is None:
-        assert name.startswith("demo/"), origin  # their base is trained by the demo itself
-    else:
-        memory = forecast(config, shape)
-        assert memory.training_gib > 0
-        if not config.model.build:
-            assert memory.smallest_gpu() is not None, "a recipe must fit one GPU that people have"
-
-
-@pytest.mark.parametrize("name", RECIPES)
 def test_resolved_recipe_reads_back_to_itself(name: str, tmp_path: Path) -> None:
     config = load(name)
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     with logged() as notices:
         assert load_config(tmp_path / "config.yaml").as_dict() == config.as_dict()
-    assert all(line.startswith("no effect with method sft") for line in notices)
+    assert notices == []
 
 
 def test_run_names_are_unique() -> None:
@@ -74,7 +59,6 @@ def test_paper_recipe_is_what_its_name_says(base: str, run: str) -> None:
     training, model = config.training, config.model
     llama = "llama" in base
     assert model.model_name == ("meta-llama/Llama-3.1-8B-Instruct" if llama else "Qwen/Qwen2.5-3B-Instruct")
-    assert model.model_name.lower() in KNOWN_MODELS
     assert (model.lora_rank, model.lora_alpha) == ((128, 128) if llama else (64, 64))
     assert model.load_in_4bit
     assert model.max_seq_length - training.max_prompt_length == 1500
@@ -170,7 +154,7 @@ def test_every_layer_has_a_run_of_the_demo_and_names_its_source() -> None:
         assert {"Sets:", "Leaves out:"} & set(re.findall(r"Sets:|Leaves out:", text))
         with logged() as notices:
             config = load(f"demo/{name}.yaml")
-        assert notices == [], "a recipe coincides with no other method, and has no key without effect"
+        assert notices == [], "nothing in a recipe is changed"
         for section in ("model", "dataset", "rollout", "health"):
             assert getattr(config, section) == getattr(plain, section), f"{name}: a layer sets the method alone"
 

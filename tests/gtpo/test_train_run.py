@@ -30,6 +30,7 @@ from gtpo.inputs.tiny import build_tokenizer
 from gtpo.plan.preflight import needed_packages
 from gtpo.run.command import train
 from gtpo.run.environment import FOLDERS, trackers_write_to
+from gtpo.run.folder import TrainFolder
 from gtpo.run.health import Health, Verdict
 from gtpo.run.session import TrainingRun
 
@@ -256,6 +257,47 @@ def test_folder_of_another_config_is_refused_by_the_key(key: str, value: Any, tm
     assert (folder / "config.yaml").read_bytes() == before
 
 
+def finished(folder: Path, **about: Any) -> TrainFolder:
+    """Return the folder of a run that is said to be finished."""
+    made = TrainFolder(folder / "results/train/run")
+    made.root.mkdir(parents=True)
+    made.config_yaml.write_text(config_of(folder).to_yaml())
+    made.update_run(status="finished", **about)
+    return made
+
+
+def test_folder_of_another_version_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    folder = finished(tmp_path)
+    folder.config_yaml.write_text(folder.config_yaml.read_text() + "padding:\n  most: 3\n")
+    with pytest.raises(UserError, match=r"that this version of gtpo cannot resume \(.*padding") as error:
+        train(config_of(tmp_path), results_dir=tmp_path / "results")
+    assert len(str(error.value).splitlines()) == 1
+    folder = finished(tmp_path / "newer", schema_version=99)
+    with pytest.raises(UserError, match="schema version 99; this gtpo reads up to 1"):
+        train(config_of(tmp_path), results_dir=tmp_path / "newer/results")
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "expected"),
+    [
+        ([], {}, "results/train/run is finished; nothing to do\n"),
+        (["--quiet"], {}, ""),
+        ([], {"RANK": "1"}, ""),
+        (["--quiet", "--verbose"], {}, "gtpo: --quiet and --verbose exclude each other\n"),
+    ],
+)
+def test_flags_set_the_log_level_and_only_rank_0_speaks(
+    flags: list[str], environment: dict[str, str], expected: str, tmp_path: Path, root: Path
+) -> None:
+    finished(tmp_path)
+    done = subprocess.run(
+        [sys.executable, str(root / "cli.py"), "train", "run.yaml", *flags],
+        cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stderr == expected
+    assert done.stdout == ""
+
+
 def test_folder_that_is_no_run_and_run_that_is_busy_are_refused(tmp_path: Path) -> None:
     (tmp_path / "results/train/run").mkdir(parents=True)
     (tmp_path / "results/train/run/thesis.txt").write_text("mine")
@@ -452,7 +494,6 @@ def test_trackers_write_into_the_run_folder(tmp_path: Path, root: Path) -> None:
     assert not outside
     assert {path for path in written if path.parts[0] == "work" and not path.is_relative_to(folder)} == {
         Path("work/run.yaml"),
-        folder.parent / ".initial_entropy.json",
     }
 
 

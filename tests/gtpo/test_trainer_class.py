@@ -14,7 +14,6 @@ from test_train_run import config_of
 from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
 from gtpo.config import load_config
-from gtpo.plan.dry_run import gate_line
 from gtpo.run.command import train
 from gtpo.run.trainers import trainer_class
 from gtpo.trainer import GRPOBaseline, SFTBaseline
@@ -138,10 +137,4 @@ def test_published_file_trains_a_tiny_model_with_a_users_trainer(folder: Path) -
     assert [row["gate/kept"] for row in metrics] == [1.0, 1.0], "a threshold of 777 keeps everything"
     assert (folder / "seen.txt").read_text().count("(8, 16)") == 2
     assert (run / "final" / "adapter_config.json").is_file()
-    # The dry run of the same command finds the decision that the run stored.
-    measured = json.loads((run / "run.json").read_text())["initial_entropy"]
-    assert measured["samples"] == 8
-    line = gate_line(config)
-    assert f"{measured['nats']:.3f}" in line
-    assert "entropy filter o" in line
-    assert "stored in results/train/Q/run.json" in line
+    assert json.loads((run / "run.json").read_text())["initial_entropy"]["samples"] == 8

@@ -1,1 +1,0 @@
-"""`gtpo doctor`: what this machine can do, and a self-test."""

@@ -1,0 +1,202 @@
+"""What `--dry-run` says of memory, against real models, and what is advised after a GPU ran out of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MixtralConfig, Qwen2Config
+
+from gtpo.common.errors import UserError
+from gtpo.config import load_config
+from gtpo.inputs.model_shape import find_weights
+from gtpo.plan.dry_run import GIB, MEASURED, memory, model_on_meta
+from gtpo.run.advice import memory_advice
+
+RECIPE = Path(__file__).resolve().parents[2] / "configs" / "paper" / "llama-gsm8k-gtpo-g8.yaml"
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+SMALL = LlamaConfig(
+    vocab_size=64, hidden_size=192, intermediate_size=640, num_hidden_layers=5, num_attention_heads=6,
+    num_key_value_heads=2, tie_word_embeddings=True,
+)  # fmt: skip
+QWEN = Qwen2Config(
+    vocab_size=151936, hidden_size=2048, intermediate_size=11008, num_hidden_layers=36, num_attention_heads=16,
+    num_key_value_heads=2, tie_word_embeddings=True,
+)  # fmt: skip
+
+
+def recipe(**overrides: Any) -> Any:
+    dotted = {key.replace("__", "."): value for key, value in overrides.items()}
+    return load_config(RECIPE, dotted, world_size=1)
+
+
+def on_meta(settings: Any) -> Any:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(settings)
+
+
+def items(config: Any, settings: Any = SMALL) -> dict[str, float]:
+    return {item.name: item.gib for item in memory(config, on_meta(settings))}
+
+
+def test_parameters_and_adapters_are_counted_on_the_models_own_architecture() -> None:
+    """3B as on its model card, and the adapters of the published logs: 119.7 million."""
+    config = recipe(model__lora_rank=64, model__load_in_4bit=False)
+    found = {item.name: item for item in memory(config, on_meta(QWEN))}
+    assert found["weights"].basis.startswith("3,085,938,688 parameters")
+    assert found["weights"].gib == 3_085_938_688 * 2 / GIB
+    assert found["adapters"].gib == pytest.approx(119.7e6 * 4 / GIB, rel=1e-3)
+
+
+def test_adapters_are_those_of_peft_and_experts_count_too() -> None:
+    config = recipe(model__lora_rank=4, model__target_modules=["q_proj", "v_proj", "down_proj"])
+    model = LlamaForCausalLM(SMALL)
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"]))
+    trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    assert items(config)["adapters"] == 4 * trained / GIB
+    mixture = MixtralConfig(vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+                            num_attention_heads=4, num_key_value_heads=2, num_local_experts=4)  # fmt: skip
+    whole = recipe(model__lora_rank=0, model__load_in_4bit=False)
+    real = sum(p.numel() for p in AutoModelForCausalLM.from_config(mixture).parameters())
+    assert items(whole, mixture)["weights"] == 4 * real / GIB
+
+
+def saved_bytes(frozen: bool, tokens: int) -> int:
+    """Run a real Llama forward and add up the storages that autograd keeps, parameters aside."""
+    model: Any = LlamaForCausalLM(SMALL)
+    if frozen:
+        model = get_peft_model(model.bfloat16(), LoraConfig(r=2, target_modules=TARGETS)).base_model.model
+    model.train()
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, Any] = {}
+
+    def keep(tensor: Any) -> Any:
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
+        model.model(input_ids=torch.zeros(4, tokens // 4, dtype=torch.long))
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_activations_are_what_a_real_model_keeps(frozen: bool) -> None:
+    size = {"training__max_prompt_length": 64, "training__max_completion_length": 64, "model__lora_rank": 2 * frozen}
+    config = recipe(**size, training__gradient_checkpointing=False, model__load_in_4bit=False,
+                    training__per_device_train_batch_size=8)  # fmt: skip
+    # The copies of trained weights in 16 bits, which autocast keeps, are as large for any number of tokens.
+    more, fewer = saved_bytes(frozen, 1024), saved_bytes(frozen, 512)
+    assert items(config)["activations"] * GIB == pytest.approx(2 * (more - fewer), rel=0.06)
+
+
+def test_items_follow_the_config() -> None:
+    base = items(recipe())
+    assert "optimizer" not in base, "paged"
+    assert items(recipe(training__optimizer="adamw_torch"))["optimizer"] == pytest.approx(2 * base["gradients"])
+    assert items(recipe(model__load_in_4bit=False))["weights"] > 3 * base["weights"]
+    full = items(recipe(model__load_in_4bit=False, model__lora_rank=0))
+    assert "adapters" not in full
+    assert full["weights"] == full["gradients"]
+    half = items(recipe(training__per_device_train_batch_size=4, training__gradient_accumulation_steps=2))
+    assert half["activations"] == pytest.approx(base["activations"] / 2)
+    assert items(recipe(training__gradient_checkpointing=False))["activations"] > 3 * base["activations"]
+    changes = {"model__lora_rank": 0, "model__load_in_4bit": False}
+    assert "untrained model" in items(recipe(method="grpo", objective=None, training__beta=0.1, **changes))
+    assert "KV cache" not in items(recipe(method="sft", objective=None, rollout=None))
+    assert "KV cache" in items(recipe(rollout__engine="transformers"))
+    assert "KV cache" not in items(recipe(rollout__engine="vllm"))
+
+
+def test_model_of_a_folder_a_train_run_and_an_adapter(tmp_path: Path) -> None:
+    (tmp_path / "run" / "best").mkdir(parents=True)
+    for name in ("run.json", "config.yaml"):
+        (tmp_path / "run" / name).write_text("{}")
+    SMALL.save_pretrained(tmp_path / "run" / "best")
+    config = recipe(model__model_name=str(tmp_path / "run"))
+    weights = find_weights(config.model)
+    assert model_on_meta(config, weights.source).config.hidden_size == 192
+    assert weights.source.endswith("best")
+    (tmp_path / "adapter").mkdir()
+    about = {"base_model_name_or_path": str(tmp_path / "run/best")}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(about))
+    found = model_on_meta(config, str(tmp_path / "adapter"))
+    assert {p.device.type for p in found.parameters()} == {"meta"}
+    assert AutoConfig.from_pretrained(tmp_path / "run/best").hidden_size == found.config.hidden_size
+    with pytest.raises(UserError, match="no such folder"):
+        find_weights(recipe(model__model_name="./nowhere").model)
+
+
+SHAPES = {"q1": (1536, 8960, 28, 12), "q05": (896, 4864, 24, 14), "q3": (2048, 11008, 36, 16)}
+"""Of Qwen2.5-1.5B, 0.5B and 3B: hidden size, width of the MLP, layers, heads."""
+
+
+def test_the_error_on_a_gpu_is_what_the_dry_run_says(root: Path, tmp_path: Path) -> None:
+    page, folder, shares = (root / "docs/recipes.md").read_text(), root / "results/published/gpu", []
+    lengths = {"training.max_prompt_length": 268, "training.max_completion_length": 256}
+    for run, (hidden, inner, layers, heads) in SHAPES.items():
+        given, config = {"rollout.engine": "transformers"}, "desk/qwen-1.5b-gsm8k-gtpo"
+        if run != "q1":
+            stored = yaml.safe_load((folder / run / "config.yaml").read_text())
+            del stored["training"]["max_padding"]  # a key of that time, unset
+            config = str(tmp_path / "config.yaml")
+            Path(config).write_text(yaml.safe_dump(stored))
+        shape = Qwen2Config(
+            vocab_size=151936, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers,
+            num_attention_heads=heads, num_key_value_heads=2, tie_word_embeddings=True,
+        )  # fmt: skip
+        needed = sum(items(load_config(config, given | lengths, world_size=1), shape).values())
+        peak = json.loads((folder / run / "run.json").read_text())["peak_memory_bytes"] / 2**30
+        assert f"| {needed:.2f} | {peak:.2f} |" in page, (run, needed)
+        shares.append(peak / needed)
+    assert f"was {min(shares):.2f} to {max(shares):.2f} of this sum" in MEASURED
+
+
+OUT = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB free")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"per_device_train_batch_size": 8}, "batch_size 8 -> 4 with training.gradient_accumulation_steps 1 -> 2 (the"),
+        ({"per_device_train_batch_size": 9, "num_generations": 3}, "batch_size 9 -> 3 with training.gradient_acc"),
+        (
+            {"steps_per_generation": 2, "per_device_train_batch_size": 8},
+            "and training.steps_per_generation 2 -> 4 (the",
+        ),
+    ],
+)
+def test_advice_of_a_smaller_batch_resolves_to_the_same_step(changes: dict[str, Any], words: str) -> None:
+    def completions(config: Any) -> tuple[int, int]:
+        training = config.training
+        rounds = training.steps_per_generation or training.gradient_accumulation_steps
+        batch = training.per_device_train_batch_size
+        return batch * training.gradient_accumulation_steps, batch * rounds
+
+    config = recipe(**{f"training__{name}": value for name, value in changes.items()})
+    advice = memory_advice(config, OUT)
+    assert words in advice
+    line = advice.partition("in this order: ")[2].split(" (the same gradient)")[0]
+    advised = dict(re.findall(r"training\.(\w+) \d+ -> (\d+)", line))
+    followed = recipe(**{f"training__{name}": value for name, value in {**changes, **advised}.items()})
+    assert completions(followed) == completions(config)
+    assert followed.training.per_device_train_batch_size == int(advised["per_device_train_batch_size"])
+
+
+def test_advice_names_only_what_acts() -> None:
+    sft = memory_advice(recipe(method="sft", objective=None, rollout=None), OUT)
+    assert "max_completion_length" not in sft
+    assert "gpu_memory_utilization" not in sft
+    assert "model.max_seq_length" in sft
+    assert "-> 0.3 (vLLM's share)" in memory_advice(recipe(rollout__engine="vllm"), OUT)
+    for changes in (
+        {"rollout__engine": "transformers"},
+        {"rollout__engine": "vllm", "model__gpu_memory_utilization": 0.2},
+    ):
+        assert "gpu_memory_utilization" not in memory_advice(recipe(**changes), OUT)
