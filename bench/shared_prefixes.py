@@ -1,17 +1,11 @@
 """A training step with `training.share_prefixes` and without, GTPO's and TRL's GRPO's: processor time and memory.
 
 `bench.step` with LoRA on the architecture of Qwen2.5-0.5B: a prompt and eight completions of an eighth of --tokens up
-to all. The padded batch has 8 (prompt + tokens) tokens, the tree has prompt + 4.5 tokens. Each turn is a process.
-
-Expected, written down before the first run, for a prompt of 127 tokens and up to 128 (2,040 tokens padded, 703 in the
-tree) on a CPU: GTPO 0.45 of the time, since its head scores completions alone as it is; GRPO 0.4, whose head projects
-all positions of the padded batch there; memory 0.45 of both. With --prompt 1 --equal, where nothing is shared and
-nothing padded, the null: 1.0 for GTPO; GRPO 0.95, for one position in a row is not scored.
+to all (--equal: of --tokens all). The padded batch has 8 (prompt + tokens) tokens, the tree has prompt + 4.5 tokens.
+Expected before the first run on a CPU, 127 + 128 tokens: GTPO 0.45 of the time, GRPO 0.4; memory 0.45 of both. Null:
+--prompt 1 --equal, where nothing is shared: 1.0 and 0.95, for one position in a row is not scored.
 
     python -m bench.shared_prefixes [--rounds N] [--prompt L] [--tokens L] [--equal] [--dtype TYPE] [--threads N]
-        [--out FILE]
-
---rounds: turns of each contender, of which each has --steps - 1 counted steps. --equal: completions of --tokens all.
 """
 
 from __future__ import annotations

@@ -1,23 +1,17 @@
 """One training step of GTPO against TRL's GRPO, without and with its KL term, on the same rollouts: time and memory.
 
-Both are the trainers as a user runs them: sampling is replaced by fixed completions, everything else (scoring, spans,
-forward, loss, backward, optimizer) is their own. Contenders take turns in random order, each in a process of its own;
-memory is the peak over a step beyond what the process held before it. The gate keeps every completion, so that no row
-is skipped for it. With the KL term (beta 0.04) GRPO runs a second forward on the untrained policy: the model without
-its adapter (LoRA), or a second copy of the weights, which is counted apart (`reference_bytes`). With --sample the
-trainers sample their own completions from the same seed, by transformers: a whole short run.
-
-Expected before the first runs: time and memory at most 1.0 of GRPO's, with LoRA and with all weights. Of
---model Qwen2.5-0.5B in bfloat16, 8 x 128 tokens, LoRA: 0.85 of its processor time, 0.55 with the KL term. With --sample
-at D 2048, V 32000, one layer: 0.65 with LoRA, 0.75 with all weights, 0.55 and 0.6 with the KL term; memory 0.3 and 0.5.
+Both are the trainers as a user runs them, but for sampling, which is replaced by fixed completions (--sample: each
+samples its own by transformers, a whole short run). They take turns in random order, each in a process of its own;
+memory is the peak over a step beyond what the process held before it. The gate keeps every completion. With its KL term
+(beta 0.04) GRPO runs a second forward on the untrained policy: the model without its adapter (LoRA), or a second copy
+of the weights, which is counted apart (`reference_bytes`). Expected before the first runs: time and memory at most 1.0 of
+GRPO's, with LoRA and with all weights; of --model Qwen2.5-0.5B in bfloat16 with LoRA 0.85 of its processor time.
 
     python -m bench.step [--rounds N] [--tokens L] [--hidden D] [--vocabulary V] [--layers N] [--sample]
         [--model NAME] [--dtype TYPE] [--cases lora all] [--ragged] [--prompt L] [--share-prefixes] [--out FILE]
 
---rounds: of turns. --steps: of a turn; the first one is not counted.
---model: a real architecture with random weights and a tied head. --dtype: of the frozen weights. --ragged: completions
-of an eighth of --tokens up to all. --prompt: its tokens. --share-prefixes: both trainers' (`python -m
-bench.shared_prefixes` compares). --threads: torch's, on a CPU. --turn, --lora: one turn of one contender, as JSON.
+--steps: of a turn; the first one is not counted. --model: a real architecture with random weights and a tied head.
+--dtype: of the frozen weights. --ragged: completions of an eighth of --tokens up to all. --turn, --lora: one turn.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
 """Verifications per second, and agreement with every suite's labels: this project's Verifier against Math-Verify.
 
-Speed: both contenders get the same completions, the same number of processes, a warm start (processes up, imports done)
-and the same number of rounds, in turn; the fastest round counts. Ours extracts, removes duplicates and verifies, with
-an empty cache in every round; Math-Verify's contender calls its documented `parse` + `verify` on every completion in a
-`multiprocessing` pool. Expected, written down before the first run: at least 10 times Math-Verify's throughput on the
-100 x 8 set repeated to 64 samples, since 64 samples of a question hold a handful of distinct answers and most of those
-are plain numbers.
+Speed: both get the same completions, as many processes, a warm start and the same rounds in turn; the fastest counts.
+Ours extracts, removes duplicates and verifies, with an empty cache in every round; Math-Verify's documented `parse` +
+`verify` runs on every completion. Expected before the first run: 10 times its throughput on 100 x 64 samples.
 
-Agreement: lenient scoring of what each contender extracts itself, on the recorded completions and the grader cases (for
-Math-Verify as they stand or in dollars, whichever suits it better on the suite); the mutations (bench/mutations.py) as
-in training. Contested cases, on which graders differ with reason, stand apart.
+Agreement: lenient scoring of what each extracts itself, on the recorded completions and the grader cases (for
+Math-Verify as they stand or in dollars, whichever suits it better); the mutations as in training. Contested cases, on
+which graders differ with reason, stand apart.
 
     python -m bench.verify [--shared DIR] [--workers N] [--rounds N] [--out FILE]
 """
