@@ -1,7 +1,7 @@
 """What the intervals and verdicts of `gtpo compare` are worth, by simulation: coverage, marks, power, equivalence.
 
 Two methods whose true difference is known, 1 to 10 training seeds each, 30 to 1,319 questions, 1 to 64 samples.
-Questions are drawn from a population of difficulties, seeds from one of training runs, samples from the questions' chances;
+Questions are drawn from a population of difficulties, seeds from one of training runs, samples from the chances;
 "true" is the mean over those populations. Kinds of training:
 
     alike      seeds of both methods lie 0.3 logits apart

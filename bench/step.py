@@ -4,7 +4,7 @@ Both are the trainers as a user runs them, but for sampling, which is replaced b
 samples its own by transformers, a whole short run). They take turns in random order, each in a process of its own;
 memory is the peak over a step beyond what the process held before it. The gate keeps every completion. With its KL term
 (beta 0.04) GRPO runs a second forward on the untrained policy: the model without its adapter (LoRA), or a second copy
-of the weights, which is counted apart (`reference_bytes`). Expected before the first runs: time and memory at most 1.0 of
+of the weights, counted apart (`reference_bytes`). Expected before the first runs: time and memory at most 1.0 of
 GRPO's, with LoRA and with all weights; of --model Qwen2.5-0.5B in bfloat16 with LoRA 0.85 of its processor time.
 
     python -m bench.step [--rounds N] [--tokens L] [--hidden D] [--vocabulary V] [--layers N] [--sample]
