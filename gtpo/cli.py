@@ -115,7 +115,9 @@ def train(
 
     scorer: Any = None
     if config.training.eval_steps is not None:
-        from gtpo.evalkit.evaluation.summary import score_held_out as scorer
+        from gtpo.evalkit.evaluation import summary
+
+        scorer = summary.score_held_out
     folder = run(config, json_output=json_output, check_loss=check_loss, score_held_out=scorer)
     code = COLLAPSED if TrainFolder(folder).run().get("status") == "collapsed" else 0
     if launched_processes() > 1:
