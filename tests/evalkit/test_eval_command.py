@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from forks import command_line
 
 from gtpo.evalkit.results.schema import QUESTION_SCHEMA, SAMPLE_SCHEMA
 
@@ -36,12 +37,11 @@ def completions(run: Path) -> dict[tuple[str, str, int], tuple[str, str, int]]:
 
 
 @pytest.fixture(scope="module")
-def whole(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
+def whole(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run with 12 samples of 10 questions on two benchmarks."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    command = [sys.executable, "-m", "gtpo", "eval", str(tiny_model), "--benchmarks", "arithmetic,arithmetic_hard"]
-    command += ["--k", "12", "--limit", "10", "--out", str(out), *EVAL]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    command = ["eval", tiny_model, "--benchmarks", "arithmetic,arithmetic_hard", "--k", "12", "--limit", "10"]
+    done = command_line(*command, "--out", out, *EVAL, cwd=out.parent)
     assert done.returncode == 0, done.stderr
     assert "pass@k" in done.stdout
     assert str(out) in done.stdout

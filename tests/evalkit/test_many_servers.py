@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -288,7 +286,7 @@ def test_every_way_to_name_servers(tmp_path: Path, monkeypatch) -> None:  # type
     assert server_urls(ref, [], "K") == ["http://e/v1", "http://f/v1"]
 
 
-def test_a_run_over_two_servers(serve, tmp_path: Path, environment: dict[str, str]) -> None:  # type: ignore[no-untyped-def]
+def test_a_run_over_two_servers(gtpo, serve, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """The command line: the same rows as one server gives, what each did, and resumption with another list."""
     healthy, broken, failed = serve(), serve(), threading.Event()
 
@@ -302,10 +300,7 @@ def test_a_run_over_two_servers(serve, tmp_path: Path, environment: dict[str, st
 
     def run(out: str, *urls: str) -> str:
         words = [word for url in urls for word in ("--base-url", url)]
-        command = [sys.executable, "-m", "gtpo", *(w for w in EVAL if w != "--quiet"), *words, "--out", out]
-        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        return done.stderr
+        return gtpo(*(word for word in EVAL if word != "--quiet"), *words, "--out", out).stderr
 
     run("one", healthy.url)
     held_until(healthy, failed)

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from forks import command_line
 from servers import Reply, Server, completion, stream, text_of
 
 import gtpo.evalkit.engines.openai_dispatch as dispatch
@@ -57,13 +58,12 @@ def canaries(run: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An undisturbed run."""
     server = Server(fingerprinted)
     server.canary = fingerprinted
     out = tmp_path_factory.mktemp("whole") / "run"
-    command = [sys.executable, "-m", "gtpo", *EVAL, "--base-url", server.url, "--out", str(out)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = command_line(*EVAL, "--base-url", server.url, "--out", out, cwd=out.parent)
     server.close()
     assert (done.returncode, done.stderr) == (0, ""), "a null: nothing is warned of"
     assert len(rows(out)) == QUESTIONS * SAMPLES

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -164,6 +163,25 @@ def test_a_train_run_is_served_under_its_name(gtpo, tiny_model, adapter, environ
     assert texts(tmp_path / "served") == texts(tmp_path / "local")
 
 
+LOSES_ITS_SERVER = """
+import contextlib, os, signal, sys
+import gtpo.evalkit.evaluation.pipeline as pipeline
+from gtpo import cli
+from gtpo.evalkit.results.store import EvalFolder
+pipeline.PART_ROWS = 1
+append = EvalFolder.append
+server = int(sys.argv.pop(1))
+def stored(self, rows):
+    append(self, rows)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server, signal.SIGKILL)
+EvalFolder.append = stored
+sys.argv = ["gtpo", *sys.argv[1:]]
+cli.app()
+"""
+"""The server is killed once the first samples are stored."""
+
+
 def test_served(gtpo, gtpo_process, tiny_model: Path, server, tmp_path: Path, monkeypatch, environment) -> None:  # type: ignore[no-untyped-def]
     """Behind the openai engine: the same greedy completions as in process, resume, and a death mid-run."""
     # A generation_config such as Qwen's would make the server sample with top_k; ours is sent neutral throughout.
@@ -188,22 +206,14 @@ def test_served(gtpo, gtpo_process, tiny_model: Path, server, tmp_path: Path, mo
     assert {key: text for key, text in texts(tmp_path / "twice").items() if key[1] < 2} == first
 
     # The server dies mid-run: what came is kept, the exit code says incomplete.
-    program = "import sys, gtpo.evalkit.evaluation.pipeline as p; p.PART_ROWS = 1; "
-    program += "from gtpo import cli; sys.argv = ['gtpo', *sys.argv[1:]]; cli.app()"
     command = [*map(str, served), "--k", "64", "--concurrency", "8", "--retries", "1", "--out", str(tmp_path / "died")]
-    run = subprocess.Popen(
-        [sys.executable, "-c", program, *command],
-        env={**environment, "MY_KEY": "for-this-test"}, stderr=subprocess.PIPE, text=True,
+    done = subprocess.run(
+        [sys.executable, "-c", LOSES_ITS_SERVER, str(server.process.pid), *command],
+        env={**environment, "MY_KEY": "for-this-test"}, capture_output=True, text=True,
     )  # fmt: skip
-    for _ in range(1200):
-        if list((tmp_path / "died/samples").glob("part-*.parquet")) or run.poll() is not None:
-            break
-        time.sleep(0.05)
-    server.kill()
-    _, stderr = run.communicate(timeout=120)
-    assert run.returncode == 3, stderr
-    assert "incomplete: the server at" in stderr
-    assert "the same command resumes" in stderr
+    assert done.returncode == 3, done.stderr
+    assert "incomplete: the server at" in done.stderr
+    assert "the same command resumes" in done.stderr
     kept = texts(tmp_path / "died")
     assert 0 < len(kept) < 64 * 64
     assert json.loads((tmp_path / "died/eval.json").read_text())["status"] == "incomplete"

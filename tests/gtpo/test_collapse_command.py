@@ -9,6 +9,8 @@ import pytest
 import yaml
 from test_train_command import gtpo
 
+pytestmark = pytest.mark.slow
+
 REWARD = """\
 def accuracy_reward(completions, completion_ids=None, **columns):
     \"\"\"10 times the different tokens of 12: a policy that repeats itself, or stops, loses it.\"\"\"
@@ -66,7 +68,6 @@ def test_a_run_that_collapses_and_stops_says_so_at_every_end(tmp_path: Path) -> 
     assert "reward fell from" in about["stopped_because"]
 
 
-@pytest.mark.slow
 def test_a_policy_that_does_not_change_raises_no_alarm(tmp_path: Path) -> None:
     config(tmp_path, "noisy", learning_rate=1e-12, max_steps=150)
     done = gtpo("train", "run.yaml", cwd=tmp_path)
