@@ -68,22 +68,6 @@ def test_a_question_stays_together_and_the_least_loaded_gets_it() -> None:
     ]  # fmt: skip
 
 
-def test_a_moved_sample_goes_to_another_worker_where_there_is_one() -> None:
-    dealer = Dealer([Task("b", "q", Prompt([]), (0, 1))])
-    dealer.deal({"a": 1})
-    assert dealer.move("a", ("b", "q", 1), 1)
-    elsewhere = dealer.deal({"a": 100, "b": 1})
-    assert elsewhere is not None
-    assert (elsewhere.worker, elsewhere.task.missing) == ("b", (1,))
-    assert not dealer.move("b", ("b", "q", 1), 1), "once only"
-    dealer = Dealer([Task("b", "q", Prompt([]), (0, 1))])
-    dealer.deal({"a": 1})
-    dealer.move("a", ("b", "q", 1), 1)
-    alone = dealer.deal({"a": 100})
-    assert alone is not None
-    assert alone.worker == "a"
-
-
 def test_a_moved_sample_waits_for_a_busy_worker_and_holds_nothing_up() -> None:
     dealer = Dealer([Task("b", f"q{i}", Prompt([]), (0, 1)) for i in range(2)])
     dealer.deal({"a": 1})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from gtpo.evalkit.evaluation.pipeline import ScoringPipeline
 from gtpo.evalkit.evaluation.progress import Progress
 from gtpo.evalkit.evaluation.scoring import count_votes, score
 from gtpo.evalkit.evaluation.summary import Tally
-from gtpo.evalkit.results.record import EvalRecord, read_record
+from gtpo.evalkit.results.record import EvalRecord
 from gtpo.evalkit.results.run import check_identity
 from gtpo.evalkit.results.store import EvalFolder
 from gtpo.rewards.data.problem import Problem
@@ -71,12 +70,6 @@ def test_a_folder_in_which_nothing_was_written_goes_again(tmp_path: Path) -> Non
     with EvalFolder(tmp_path / "run"):
         assert (tmp_path / "run/.lock").exists()
     assert not (tmp_path / "run").exists()
-
-
-def test_a_newer_schema_is_named(tmp_path: Path) -> None:
-    (tmp_path / "eval.json").write_text(json.dumps({"schema_version": 99}))
-    with pytest.raises(UserError, match="schema version 99; this gtpo reads up to"):
-        read_record(tmp_path)
 
 
 def test_every_setting_that_differs_is_named(tmp_path: Path) -> None:

@@ -81,8 +81,9 @@ def test_copying_earns_nothing_on_the_embedded_task(scoring, verifier: Verifier)
     problems = [p for split in ("train", "test", "hard") for p in arithmetic_problems(split)]
     assert len(problems) == 3000 + 128
     for form in ("{}", "({})", "${}$", "{}.", "x = {}"):
-        copies = [(form.format(re.findall("What is (.*)[?]", p.problem)[0]), p.answer) for p in problems]
-        verdicts = verifier.verify_many(copies, [p.problem for p in problems], scoring=scoring)
+        some = problems if form == "{}" else problems[::10]
+        copies = [(form.format(re.findall("What is (.*)[?]", p.problem)[0]), p.answer) for p in some]
+        verdicts = verifier.verify_many(copies, [p.problem for p in some], scoring=scoring)
         assert set(verdicts) == {UNSIMPLIFIED}
     golds = verifier.verify_many([(p.answer, p.answer) for p in problems], [p.problem for p in problems])
     assert set(golds) == {CORRECT}
