@@ -1,4 +1,4 @@
-"""What the README promises: its files and targets exist, its rows are read (its script runs in gtpo/test_trainer.py)."""
+"""What the README promises: its files and targets exist, its rows are read (its script: gtpo/test_trainer.py)."""
 
 from __future__ import annotations
 

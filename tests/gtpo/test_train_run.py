@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from logs import logged
 from safetensors.torch import load_file
 
 from gtpo import GTPOTrainer
@@ -33,6 +32,7 @@ from gtpo.run.environment import FOLDERS, trackers_write_to
 from gtpo.run.folder import TrainFolder
 from gtpo.run.health import Health, Verdict
 from gtpo.run.session import TrainingRun
+from logs import logged
 
 STEPS = 6
 PLAIN: dict[str, Any] = {
