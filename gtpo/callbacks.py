@@ -24,9 +24,9 @@ from gtpo.run.advice import Advice
 from gtpo.run.exact import ExactCheckpoints
 from gtpo.run.health import Health
 from gtpo.run.logs import metrics_row
+from gtpo.run.trainers import GRPOBaseline, SFTBaseline
 from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.run.validation import METRIC, Validation
-from gtpo.trainer import GRPOBaseline, SFTBaseline
 
 __all__ = ["Advice", "CollapseWatch", "ExactCheckpoints", "GRPOBaseline", "SFTBaseline", "UntrainedKL", "Validation"]
 

@@ -138,7 +138,6 @@ def restore_best(trainer: Any, best: Path) -> None:
     What is left of the round of sampling in use goes: the policy that is taken back wrote it.
     """
     trl_seam.load_weights(trainer, str(best))
-    trl_seam.forget_round(trainer)
     getattr(trainer.optimizer, "optimizer", trainer.optimizer).state.clear()
     trainer.lr_scheduler.base_lrs = [rate / 2 for rate in trainer.lr_scheduler.base_lrs]
     trainer.lr_scheduler._last_lr = [rate / 2 for rate in trainer.lr_scheduler._last_lr]

@@ -28,7 +28,7 @@ from gtpo.common.files import write_json
 from gtpo.run.checkpoint import STATE_FILE, read_state, readable, round_file, window_file
 from gtpo.run.folder import PARTIAL, no_room, out_of_space
 from gtpo.trainer import RunTrainer, SampledTrainer, trl_seam
-from gtpo.trainer.rollout import Rollout
+from gtpo.trainer.group_statistics import Rollout
 
 
 class EpochOrder(RepeatSampler):

@@ -23,7 +23,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.files import write_parquet, write_text
 
 if TYPE_CHECKING:
-    from gtpo.trainer.rollout import Rollout
+    from gtpo.trainer.group_statistics import Rollout
 
 COMPLETIONS_SCHEMA = 1
 

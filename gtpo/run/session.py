@@ -32,12 +32,19 @@ from gtpo.run.logs import append_metrics, metrics_lines, metrics_row, reward_tab
 from gtpo.run.progress import Progress, StepProgress
 from gtpo.run.provenance import CalibrationRecord, describe_run
 from gtpo.run.stopping import Stop, StoppedBeforeTraining
-from gtpo.run.trainers import build_trainer, rollout_engine, sharing_prefixes, trainer_arguments, trainer_class
+from gtpo.run.trainers import (
+    build_trainer,
+    rollout_engine,
+    sharing_prefixes,
+    trainer_arguments,
+    trainer_class,
+    vllm_failures_explained,
+)
 from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.run.validation import METRIC as VALIDATION_METRIC
 from gtpo.run.validation import ScoreHeldOut, Validation
 from gtpo.trainer import GTPOTrainer, SampledTrainer, trl_seam
-from gtpo.trainer.adapter_sync import vllm_failures_explained, vllm_of
+from gtpo.trainer.adapter_sync import vllm_of
 from gtpo.trainer.group_statistics import GroupStatistics
 
 

@@ -1,20 +1,21 @@
 """Which class of trainer a config means, its arguments, and how a run builds it.
 
+Methods grpo and sft are TRL's trainers, which log as GTPOTrainer does and call the parts of a run (`gtpo.callbacks`).
 The arguments of all three trainers are made in one place, so that they differ by method alone. A user's class
 may stand at the place of ours.
-
-The run's own concerns are parts beside the trainer (`gtpo.callbacks`), the same for every class.
 """
 
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from gtpo.common.errors import UserError
@@ -23,9 +24,43 @@ from gtpo.config import TrainConfig
 from gtpo.config.schema import CLIPPING, SWITCHES
 from gtpo.inputs.model import compute_precision
 from gtpo.rewards.loading import import_dotted
-from gtpo.trainer import GRPOBaseline, GTPOConfig, GTPOTrainer, SFTBaseline
+from gtpo.trainer import GTPOConfig, GTPOTrainer, RunTrainer, SampledTrainer
+from gtpo.trainer.group_statistics import GroupStatistics
 from gtpo.trainer.shared_prefixes import share_prefixes
 from gtpo.trainer.trl_seam import scoring_labels_alone
+
+
+class SFTBaseline(RunTrainer, SFTTrainer):
+    """TRL's SFTTrainer; the parts of a run can be added to it (`gtpo.callbacks`)."""
+
+
+class GRPOBaseline(SampledTrainer):
+    """TRL's GRPOTrainer, with its own loss: what it logs of a group has GTPOTrainer's names.
+
+    The parts of a run can be added to it (`gtpo.callbacks`).
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.groups = GroupStatistics(self)
+        self._micro_batch: dict[str, Any] = {}
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        self._micro_batch = inputs
+        loss: Tensor = super()._compute_loss(model, inputs)
+        return loss
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        logps, entropies = outputs[:2]
+        if kwargs.get("compute_entropy") and entropies is not None:  # in the loss, not while a round is scored
+            inputs, mask = self._micro_batch, self._micro_batch["completion_mask"]
+            # NaN, and left out, for a truncated completion whose mask TRL has emptied.
+            entropy = (entropies.detach() * mask).sum(dim=1) / mask.sum(dim=1)
+            self.groups.log_completions(inputs["row"], entropy, None)
+            self.groups.log_mismatch(logps, inputs)
+        return outputs
+
 
 _METHODS: dict[str, type] = {"gtpo": GTPOTrainer, "grpo": GRPOTrainer, "sft": SFTTrainer}
 """method -> the class that a user's class must derive from."""
@@ -127,6 +162,22 @@ def sharing_prefixes(config: TrainConfig, model: Any) -> Iterator[None]:
             yield
     finally:
         shared.remove()
+
+
+@contextmanager
+def vllm_failures_explained(model: Any) -> Iterator[None]:
+    """Turn what vLLM raises inside, as it starts or samples, into one UserError. Other errors pass."""
+    try:
+        yield
+    except Exception as error:
+        inside_vllm = any("/vllm/" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
+        if not inside_vllm or isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise UserError(
+            f"rollout.engine vllm: vLLM fails with {model.name_or_path}: "
+            f"{' '.join(str(error).split())[:400]}. Set rollout.engine: transformers, which "
+            "samples with the trainer's own model"
+        ) from error
 
 
 _SAME = (

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from transformers import TrainerCallback
 
 from gtpo.common.log import LOG
+from gtpo.rewards.completions import completion_text
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.prompt import chat_messages
 from gtpo.run.health import Health, Verdict
@@ -104,7 +105,7 @@ class Validation(TrainerCallback):
         accelerator = trainer.accelerator
         # Another stream for each step, and none that a round of sampling has.
         seed = (trainer.args.seed * 1_000_003 + step) % 2**31 + 2**31
-        texts = self.groups.sample_texts(self.prompts, seed)
+        texts = self._sample(seed)
         row: list[dict[str, Any]] = [{}]
         if accelerator.is_main_process:
             completions = [texts[at : at + self.samples] for at in range(0, len(texts), self.samples)]
@@ -123,6 +124,28 @@ class Validation(TrainerCallback):
             LOG.info(self._line(step, row[0]))
         self.fresh = row[0]
         return row[0]
+
+    def _sample(self, seed: int) -> list[str]:
+        """Return one sampled completion per prompt, on every process; each samples its share of the prompts.
+
+        The trainer's own model samples as many at once as a step samples; vLLM, which bounds its memory, all of them.
+        """
+        trainer, prompts = self.groups.trainer, self.prompts
+        accelerator, world = trainer.accelerator, trainer.accelerator.num_processes
+        batch = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation * world
+        if trainer.use_vllm:
+            batch = max(batch, len(prompts))
+        texts: list[str] = []
+        with self.groups.sampling_aside(seed):
+            for start in range(0, len(prompts), batch):
+                asked = list(prompts[start : start + batch])
+                # Every rank must take part in every forward of a sharded model, so a short batch is filled up.
+                filled = asked + [asked[-1]] * (-len(asked) % world)
+                share = len(filled) // world
+                mine = filled[accelerator.process_index * share : (accelerator.process_index + 1) * share]
+                _, _, completions = trl_seam.sample(trainer, mine)
+                texts += gather_object([completion_text(completion) for completion in completions])[: len(asked)]
+        return texts
 
     def summary(self, session_s: float, health: Health) -> dict[str, Any]:
         """Return, and say, what validation gave and what it cost in a session of `session_s` seconds, for run.json."""

@@ -1,10 +1,9 @@
 """TRL's trainers with GTPO's objective, and with what a run does around them.
 
 gtpo_config       GTPOConfig: the arguments
-gtpo_trainer      GTPOTrainer and the baselines: what happens around TRL's methods, in order
+gtpo_trainer      GTPOTrainer: what happens around TRL's methods, in order
 calibration       H_ini before step 0, and the entropy gate's decision
-group_statistics  what is logged of groups for every method, and conflict weights over whole groups
-rollout           Rollout: a round of sampling, and its rows in TRL's batch dict
+group_statistics  a round of sampling: what is logged of groups for every method, and conflict weights over whole groups
 policy_head       the fused loss inside the model's own forward
 checks            what is refused, warned of or compared, that a user would not see otherwise
 adapter_sync      what vLLM is given: the adapter alone where it can
@@ -13,6 +12,6 @@ trl_seam          TRL's private names, checked when they are imported
 """
 
 from gtpo.trainer.gtpo_config import GTPOConfig
-from gtpo.trainer.gtpo_trainer import GRPOBaseline, GTPOTrainer, RunTrainer, SampledTrainer, SFTBaseline
+from gtpo.trainer.gtpo_trainer import GTPOTrainer, RunTrainer, SampledTrainer
 
-__all__ = ["GRPOBaseline", "GTPOConfig", "GTPOTrainer", "RunTrainer", "SFTBaseline", "SampledTrainer"]
+__all__ = ["GTPOConfig", "GTPOTrainer", "RunTrainer", "SampledTrainer"]

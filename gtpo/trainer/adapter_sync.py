@@ -20,7 +20,6 @@ import json
 import os
 import shutil
 import tempfile
-import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -327,19 +326,3 @@ def reloaded_by_layers(engine: Any) -> Iterator[None]:
     for layer in runner.model.modules():
         if hasattr(layer, "cpu_linear") and layer.weight.numel():  # linear layers keep the packed copy alone
             dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
-
-
-@contextmanager
-def vllm_failures_explained(model: Any) -> Iterator[None]:
-    """Turn what vLLM raises inside, as it starts or samples, into one UserError. Other errors pass."""
-    try:
-        yield
-    except Exception as error:
-        inside_vllm = any("/vllm/" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
-        if not inside_vllm or isinstance(error, torch.OutOfMemoryError):
-            raise
-        raise UserError(
-            f"rollout.engine vllm: vLLM fails with {model.name_or_path}: "
-            f"{' '.join(str(error).split())[:400]}. Set rollout.engine: transformers, which "
-            "samples with the trainer's own model"
-        ) from error

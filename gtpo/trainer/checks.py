@@ -1,7 +1,7 @@
 """What is refused, warned of or compared, that a user would not see otherwise.
 
 check_inputs       before the model is loaded: a dataset without prompts, a reward that returns no scores
-ObjectiveGuard     a checkpoint of another objective, the rest of a round that is lost, a step that learns nothing
+ObjectiveGuard     a checkpoint of another objective, the rest of a round that is lost
 check_first_group  `--check-loss`: the fused loss against its specification, on the first real group of a run
 SamplerCheck       whether vLLM samples from the policy that is trained, by its log-probabilities
 
@@ -67,10 +67,10 @@ def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None
 
 
 class ObjectiveGuard(TrainerCallback):
-    """Keeps the objective beside each checkpoint and refuses to resume with another; says what learns nothing."""
+    """Keeps the objective beside each checkpoint and refuses to resume with another."""
 
     def __init__(self, trainer: Any, objective: Objective) -> None:
-        self.trainer, self.objective, self.dropped = trainer, objective, False
+        self.trainer, self.objective = trainer, objective
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Raise ValueError where the checkpoint is that of another objective; warn of a round that is lost."""
@@ -94,19 +94,6 @@ class ObjectiveGuard(TrainerCallback):
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and folder.is_dir():
             write_json(folder / OBJECTIVE_FILE, asdict(self.objective))
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Say that nothing was learned, once until something is again."""
-        dropped = bool(logs) and logs.get("gate/kept") == 0
-        if dropped and not self.dropped and state.is_world_process_zero:
-            objective = self.objective
-            LOG.warning(
-                f"step {state.global_step}: every completion was left out by the entropy gate (mean entropy "
-                f"{logs.get('entropy/mean', float('nan')):.2f} nats, threshold {objective.entropy_threshold:.2f}): "
-                "nothing is learned from them"
-            )
-        if logs and "gate/kept" in logs:
-            self.dropped = dropped
 
 
 # -- the fused loss against its specification --------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 `GroupStatistics` observes a GRPOTrainer and changes none of its numbers; for GTPOTrainer it prepares the completions
 besides. It reads the rewards and ids of a round right after scoring, before TRL shuffles the completions into
-micro-batches, and lets what belongs to a completion travel as extra rows of the batch dict (`gtpo.trainer.rollout`).
+micro-batches, and lets what belongs to a completion travel as extra rows of the batch dict.
 
 `policy_statistics`: the log-probabilities and entropies of the policy that sampled, if several steps share its round.
 """
@@ -13,17 +13,16 @@ import functools
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor
 
 from gtpo.common.errors import UserError
-from gtpo.completions import group_advantages, prepare_completions
+from gtpo.completions import Completions, group_advantages, prepare_completions
 from gtpo.fused import FusedLoss, fused_loss
 from gtpo.presets import LN2, PRESETS, Objective
 from gtpo.rewards.completions import completion_text
@@ -31,7 +30,6 @@ from gtpo.rewards.format import format_score
 from gtpo.trainer import trl_seam
 from gtpo.trainer.checks import SamplerCheck, tolerance_of
 from gtpo.trainer.policy_head import LMHead, policy_forward
-from gtpo.trainer.rollout import Rollout, Scores, to_batch
 
 
 def loss_mask(batch: Mapping[str, Any]) -> Tensor:
@@ -50,6 +48,83 @@ def repeated_across_prompts(ids: Tensor, mask: Tensor, group: int) -> float:
     for row, text in enumerate(texts):
         prompts[text].add(row // group)
     return sum(len(prompts[text]) > 1 for text in texts) / len(texts)
+
+
+BATCH_ROWS = {
+    "weights": "conflict_weights",
+    "forward": "conflict_forward",
+    "backward": "conflict_backward",
+    "union": "conflict_union",
+    "excluded": "excluded",
+}
+"""Field of `Completions` -> key of the batch dict. TRL shuffles and splits these rows with the completions."""
+
+
+@dataclass
+class Rollout:
+    """A round of sampling, gathered over ranks: N completions, rank-major (group = row // G), and what they earned."""
+
+    prompts: list[Any]
+    """This rank's prompts, one per completion."""
+    rewards: Tensor
+    """[N, functions]; NaN where a function gave none."""
+    format: Tensor
+    """Format reward [N]."""
+    accuracy: Tensor | None
+    """Accuracy reward [N]; None where no function computes it."""
+    step: int
+    """The step it was sampled for, from 1."""
+    ids: Tensor
+    """Completion tokens [N, L]."""
+    mask: Tensor
+    """Which of them belong to the completion [N, L] bool."""
+    truncated: Tensor
+    """Completions that ended without EOS [N] bool."""
+    advantages: Tensor
+    """A_i [N]."""
+    weights: Tensor
+    """lambda [N, L]."""
+    entropy: Tensor
+    """<H>_i [N] in nats; NaN until the completion has been through the loss."""
+    keep_mask: Tensor
+    """delta_i [N] bool; True until the completion has been through the loss."""
+    logged: bool = False
+    """Whether the completions log has it."""
+
+
+def to_batch(completions: Completions, rows: slice, length: int) -> dict[str, Tensor]:
+    """Return one rank's rows of `completions` as they travel in the batch dict, cut to its `length` tokens."""
+    batch = {key: getattr(completions, field)[rows] for field, key in BATCH_ROWS.items()}
+    batch["conflict_weights"] = batch["conflict_weights"][:, :length]
+    return batch
+
+
+def without_empty_columns(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a micro-batch without the columns that none of its rows uses.
+
+    Prompts are padded on the left and completions on the right; every tensor [B, L] is cut with them.
+    """
+    width = batch["completion_ids"].size(1)
+    prompt = int(batch["prompt_mask"].sum(dim=1).max())
+    length = max(1, int(batch["completion_mask"].sum(dim=1).max()))
+    cut = dict(batch)
+    for name, value in batch.items():
+        if name in ("prompt_ids", "prompt_mask"):
+            cut[name] = value[:, value.size(1) - prompt :]
+        elif isinstance(value, Tensor) and value.dim() == 2 and value.size(1) == width:
+            cut[name] = value[:, :length]
+    return cut
+
+
+def from_batch(batch: Mapping[str, Any]) -> Completions:
+    """Return the completions of a micro-batch. `old_keep_mask` is left to the caller, who knows the gate."""
+    return Completions(
+        advantages=batch["advantages"],
+        **{field: batch[key] for field, key in BATCH_ROWS.items()},
+        old_entropy=batch.get("behaviour_entropy"),
+        old_logps=batch.get("old_per_token_logps"),
+        importance_weights=batch.get("importance_sampling_ratio"),
+    )
 
 
 class GroupStatistics:
@@ -72,7 +147,8 @@ class GroupStatistics:
         """Makes whole rows NaN where a function failed (`gtpo train`); by itself TRL's meaning of None is kept."""
         self.logp_tolerance: float | None = None
         """Nats per token that vLLM's log-probabilities may differ by from the trainer's; None: that of the dtype."""
-        self._scores: Scores
+        self._scores: dict[str, Any] = {}
+        """What the round that is being scored has earned: the first fields of its Rollout."""
         self._sampler_check: SamplerCheck | None = None
 
     @property
@@ -84,8 +160,6 @@ class GroupStatistics:
     def rollout(self, rollout: Rollout) -> None:
         self.rollouts["train"] = rollout
 
-    # -- sampling beside the training ------------------------------------------------------------------------------
-
     @contextmanager
     def sampling_aside(self, seed: int) -> Iterator[None]:
         """Let completions be sampled, one per prompt, from their own random stream; the training does not notice."""
@@ -96,28 +170,6 @@ class GroupStatistics:
         finally:
             self.stopwatch.clear()
             self.stopwatch.update(times)
-
-    def sample_texts(self, prompts: Sequence[Any], seed: int) -> list[str]:
-        """Return one sampled completion per prompt, on every process; each samples its share of the prompts.
-
-        The trainer's own model samples as many at once as a step samples; vLLM, which bounds its memory, all of them.
-        """
-        accelerator, arguments = self.trainer.accelerator, self.trainer.args
-        world = accelerator.num_processes
-        batch = arguments.per_device_train_batch_size * arguments.steps_per_generation * world
-        if self.trainer.use_vllm:
-            batch = max(batch, len(prompts))
-        texts: list[str] = []
-        with self.sampling_aside(seed):
-            for start in range(0, len(prompts), batch):
-                asked = list(prompts[start : start + batch])
-                # Every rank must take part in every forward of a sharded model, so a short batch is filled up.
-                filled = asked + [asked[-1]] * (-len(asked) % world)
-                share = len(filled) // world
-                mine = filled[accelerator.process_index * share : (accelerator.process_index + 1) * share]
-                completions = trl_seam.sample(self.trainer, mine).completions
-                texts += gather_object([completion_text(completion) for completion in completions])[: len(asked)]
-        return texts
 
     # -- sampling and scoring --------------------------------------------------------------------------------------
 
@@ -150,7 +202,7 @@ class GroupStatistics:
         if accuracy is not None:
             trl_seam.log(trainer, "reward/accuracy", accuracy.nanmean().item())
         trl_seam.log(trainer, "reward/unscored", rewards.isnan().all(dim=1).float().mean().item())
-        self._scores = Scores(prompts=prompts, rewards=rewards, format=form, accuracy=accuracy)
+        self._scores = {"prompts": prompts, "rewards": rewards, "format": form, "accuracy": accuracy}
         return rewards
 
     def _accuracy(self, rewards: Tensor, form: Tensor) -> Tensor | None:
@@ -164,7 +216,7 @@ class GroupStatistics:
 
     def total_rewards(self) -> Tensor:
         """Return the weighted sum of the round's rewards [N], NaN where no function gave one."""
-        rewards = self._scores.rewards
+        rewards = self._scores["rewards"]
         total = (rewards * self.trainer.reward_weights.to(rewards.device)).nansum(dim=1)
         return total.masked_fill(rewards.isnan().all(dim=1), math.nan)
 
@@ -201,7 +253,7 @@ class GroupStatistics:
         trl_seam.log(trainer, "completions/repeated", repeated_across_prompts(ids, mask, group))
         trl_seam.log(trainer, "completions/truncated", trl_seam.logged(trainer, "completions/clipped_ratio"))
         self.rollouts[trl_seam.mode(trainer)] = Rollout(
-            **vars(self._scores),
+            **self._scores,
             step=trainer.state.global_step + 1,
             ids=ids,
             mask=mask,

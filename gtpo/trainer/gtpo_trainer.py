@@ -1,9 +1,10 @@
-"""The trainers: TRL's own, with what GTPO and a run do around TRL's methods, in the order in which it happens.
+"""What GTPO and a run do around TRL's methods, in the order in which it happens.
 
     RunTrainer      any method: exact checkpoints, progress, KL to the untrained policy
     SampledTrainer  methods that sample: group statistics too
-    GRPOBaseline    TRL's GRPOTrainer with its own loss; SFTBaseline: TRL's SFTTrainer
     GTPOTrainer     GRPOTrainer with GTPO's objective. A TRL user switches by changing the class name
+
+TRL's own methods are RunTrainer and SampledTrainer before TRL's classes (`gtpo.run.trainers`).
 
 TRL calls, at the start of a round of sampling, `_generate_and_score_completions`, and from within it `_generate`,
 `_calculate_rewards` and, if several steps share the round, `_get_per_token_logps_and_entropies`; then for each
@@ -28,7 +29,7 @@ import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor
 from transformers import Trainer
-from trl import GRPOTrainer, SFTTrainer
+from trl import GRPOTrainer
 
 from gtpo.common.log import LOG, start_logging
 from gtpo.fused import FusedLoss, fused_loss
@@ -39,10 +40,16 @@ from gtpo.trainer import trl_seam
 from gtpo.trainer.adapter_sync import vllm_of
 from gtpo.trainer.calibration import GateCalibration
 from gtpo.trainer.checks import ObjectiveGuard, check_first_group, check_inputs
-from gtpo.trainer.group_statistics import GroupStatistics, loss_mask, policy_statistics
+from gtpo.trainer.group_statistics import (
+    BATCH_ROWS,
+    GroupStatistics,
+    from_batch,
+    loss_mask,
+    policy_statistics,
+    without_empty_columns,
+)
 from gtpo.trainer.gtpo_config import GTPOConfig
 from gtpo.trainer.policy_head import LMHead, add_policy_head, policy_forward
-from gtpo.trainer.rollout import BATCH_ROWS, from_batch, without_empty_columns
 
 _TEXT_KEYS = frozenset(
     {
@@ -129,10 +136,6 @@ class RunTrainer(Trainer):
             super().create_model_card(*args, **kwargs)
 
 
-class SFTBaseline(RunTrainer, SFTTrainer):
-    """TRL's SFTTrainer; the parts of a run can be added to it (`gtpo.callbacks`)."""
-
-
 class SampledTrainer(RunTrainer, GRPOTrainer):
     """What the methods that sample share: TRL's rounds, with the statistics of their groups."""
 
@@ -155,34 +158,6 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
         with shown, self.groups.timed("time/reward"):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
             return self.groups.score(prompts, completions, rewards)
-
-
-class GRPOBaseline(SampledTrainer):
-    """TRL's GRPOTrainer, with its own loss: what it logs of a group has GTPOTrainer's names.
-
-    The parts of a run can be added to it (`gtpo.callbacks`).
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.groups = GroupStatistics(self)
-        self._micro_batch: dict[str, Any] = {}
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        self._micro_batch = inputs
-        loss: Tensor = super()._compute_loss(model, inputs)
-        return loss
-
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        logps, entropies = outputs[:2]
-        if kwargs.get("compute_entropy") and entropies is not None:  # in the loss, not while a round is scored
-            inputs, mask = self._micro_batch, self._micro_batch["completion_mask"]
-            # NaN, and left out, for a truncated completion whose mask TRL has emptied.
-            entropy = (entropies.detach() * mask).sum(dim=1) / mask.sum(dim=1)
-            self.groups.log_completions(inputs["row"], entropy, None)
-            self.groups.log_mismatch(logps, inputs)
-        return outputs
 
 
 _PAPER = {

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from trl import GRPOTrainer, SFTTrainer
@@ -129,26 +129,10 @@ def mid_round(trainer: Any) -> bool:
     return isinstance(trainer, GRPOTrainer) and bool(trainer._step % (args.steps_per_generation * args.num_iterations))
 
 
-def forget_round(trainer: Any) -> None:
-    """Let the next step sample with the current weights, also within a round."""
-    if isinstance(trainer, GRPOTrainer):
-        trainer._buffered_inputs = None
-        trainer._last_loaded_step = -1  # vLLM takes the weights again
-
-
-class Sampled(NamedTuple):
-    """One completion per prompt."""
-
-    prompt_ids: list[list[int]]
-    completion_ids: list[list[int]]
-    completions: list[Any]
-    """As reward functions get them: text, or messages."""
-
-
-def sample(trainer: Any, prompts: Sequence[Any]) -> Sampled:
-    """Return a completion for each prompt of this process. All processes call it."""
-    generated = trainer._generate(list(prompts))
-    return Sampled(generated[0], generated[1], generated[3])
+def sample(trainer: Any, prompts: Sequence[Any]) -> tuple[list[list[int]], list[list[int]], list[Any]]:
+    """Return prompt ids, completion ids and completions, one for each prompt of this process. All processes call it."""
+    prompt_ids, completion_ids, _, completions, *_ = trainer._generate(list(prompts))
+    return prompt_ids, completion_ids, completions
 
 
 @contextmanager
@@ -185,8 +169,11 @@ def logged(trainer: Any, name: str) -> float:
 
 
 def load_weights(trainer: Any, folder: str) -> None:
-    """Put the weights of a folder into the trainer's model."""
+    """Put the weights of a folder into the trainer's model; the next step samples with them, also within a round."""
     trainer._load_from_checkpoint(folder, trainer.model)
+    if isinstance(trainer, GRPOTrainer):
+        trainer._buffered_inputs = None
+        trainer._last_loaded_step = -1  # vLLM takes the weights again
 
 
 def counters(trainer: Any) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -192,19 +191,6 @@ def test_held_out_problems_judge_an_alarm(
     assert trainer.state.global_step == stopped_at
     assert any("made up. The held-out problems do not confirm" in line for line in told) == (stopped_at == 4)
     assert any("surely below 50% of the best" in line for line in told) == (stopped_at == 1)
-
-
-def test_a_step_whose_completions_were_all_dropped_is_named(folder: Path, tmp_path: Path) -> None:  # noqa: F811
-    objective = {"filter": "always", "entropy_threshold": 0.01}
-    trainer = trainer_of(
-        "gtpo", folder, tmp_path / "out", objective=objective, save_strategy="no", steps_per_generation=1
-    )
-    with logged(logging.WARNING) as told:
-        trainer.train()
-    said = [line for line in told if "left out by the entropy gate" in line]
-    assert len(said) == 1, "once, not at every step"
-    assert said[0].startswith("step 1: ")
-    assert "threshold 0.01" in said[0]
 
 
 def test_resume_with_another_objective_is_refused(folder: Path, tmp_path: Path) -> None:  # noqa: F811

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gtpo.completions import Completions
-from gtpo.trainer.rollout import Rollout, from_batch, to_batch
+from gtpo.trainer.group_statistics import Rollout, from_batch, to_batch
 
 SAVED: dict[str, Any] = {
     "step": 3,

@@ -15,8 +15,7 @@ from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
 from gtpo.config import load_config
 from gtpo.run.command import train
-from gtpo.run.trainers import trainer_class
-from gtpo.trainer import GRPOBaseline, SFTBaseline
+from gtpo.run.trainers import GRPOBaseline, SFTBaseline, trainer_class
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = """\
