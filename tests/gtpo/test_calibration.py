@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from logs import logged
 from step_gradients import fixed_completion, reward, tiny_model
 from test_train_run import run
 
@@ -24,7 +25,6 @@ from gtpo.run.provenance import CalibrationRecord
 from gtpo.run.stopping import Stop, StoppedBeforeTraining
 from gtpo.trainer import calibration
 from gtpo.trainer.calibration import GateCalibration
-from logs import logged
 
 PROMPTS = ["1 + 2", "30 - 4", "7", "8 - 5 - 1", "2 + 2"]
 

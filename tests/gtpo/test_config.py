@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from logs import logged
 
 from gtpo.common.errors import UserError
 from gtpo.config import TrainConfig, load_config
 from gtpo.config.flags import parse_flags
 from gtpo.config.keys import SHORTCUTS, keys, sections
 from gtpo.presets import PRESETS, Objective
-from logs import logged
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "configs" / "published" / "llama-math.yaml"

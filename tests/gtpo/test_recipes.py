@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
+from logs import logged
 
 from gtpo.config import TrainConfig, load_config
 from gtpo.config.schedule import one_step_per_rollout
 from gtpo.inputs.dataset import TrainingProblems
 from gtpo.rewards import format_ok
 from gtpo.rewards.data.arithmetic import arithmetic_problems
-from logs import logged
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted(

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from logs import logged
 from safetensors.torch import load_file
 
 from gtpo import GTPOTrainer
@@ -32,7 +33,6 @@ from gtpo.run.environment import FOLDERS, trackers_write_to
 from gtpo.run.folder import TrainFolder
 from gtpo.run.health import Health, Verdict
 from gtpo.run.session import TrainingRun
-from logs import logged
 
 STEPS = 6
 PLAIN: dict[str, Any] = {
