@@ -4,9 +4,10 @@ Speed: both get the same completions, as many processes, a warm start and the sa
 Ours extracts, removes duplicates and verifies, with an empty cache in every round; Math-Verify's documented `parse` +
 `verify` runs on every completion. Expected before the first run: 10 times its throughput on 100 x 64 samples.
 
-Agreement: lenient scoring of what each extracts itself, on the recorded completions and the grader cases (for
-Math-Verify as they stand or in dollars, whichever suits it better); the mutations as in training. Contested cases, on
-which graders differ with reason, stand apart.
+Agreement, false accepts and false rejects: lenient scoring of what each contender extracts itself, on the recorded
+completions and the grader cases (for Math-Verify as they stand or in dollars, whichever suits it better on the suite;
+for TRL's accuracy reward in a box). Answers to known problems, and the mutations (bench/mutations.py), as in
+training. Contested cases, on which graders differ with reason, stand apart.
 
     python -m bench.verify [--shared DIR] [--workers N] [--rounds N] [--out FILE]
 """
@@ -18,8 +19,9 @@ import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.pool import Pool
+from operator import eq
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench import mutations
 from bench.common import parser, save, table, with_shared
@@ -28,29 +30,51 @@ from gtpo.common.files import read_json
 from gtpo.rewards import Verdict, Verifier, extract_answer
 
 Pair = tuple[str, str]  # completion, gold
-Suite = tuple[list[Pair], list[bool], set[int]]  # with labels, and the indices of contested cases
-CONTENDERS = ("gtpo", "Math-Verify")
+CONTENDERS = ("gtpo", "Math-Verify", "TRL")
+MEASURED = CONTENDERS[:2]
+
+
+class Suite(NamedTuple):
+    """Completions, or answers with the text of their problems, with labels."""
+
+    pairs: list[Pair]
+    labels: list[bool]
+    contested: set[int]
+    problems: list[str | None]
+    bare: bool
 
 
 def suites(shared: Path) -> dict[str, Suite]:
-    """Return the labelled completions by suite."""
+    """Return the labelled completions and answers by suite."""
     listed = read_json(Path(__file__).parents[1] / "tests/rewards/grader_disagreements.json")["cases"]
     found: dict[str, Suite] = {}
     for case in labelled(shared):
-        if not case.bare:
-            pairs, labels, _ = found.setdefault(case.suite, ([], [], set()))
-            pairs.append((case.text or "", case.gold))
-            labels.append(bool(case.label))
+        if case.suite != "zeroeval":
+            suite = found.setdefault(case.suite, Suite([], [], set(), [], case.bare))
+            suite.pairs.append((case.text or "", case.gold))
+            suite.labels.append(bool(case.label))
+            suite.problems.append(case.problem)
     for row in listed:
         if row["contested"] and f"{row['suite']} cases" in found:
-            found[f"{row['suite']} cases"][2].add(row["index"])
+            found[f"{row['suite']} cases"].contested.add(row["index"])
     return found
 
 
-def ours(pairs: Sequence[Pair], verifier: Verifier) -> list[bool]:
-    """Return what this project accepts."""
+def ours(pairs: Sequence[Pair], verifier: Verifier, problems: Sequence[str | None] | None = None) -> list[bool]:
+    """Return what this project accepts: of completions leniently, of answers to known problems as in training."""
+    if problems is not None:
+        return [verdict is Verdict.CORRECT for verdict in verifier.verify_many(pairs, problems)]
     extracted = [(extract_answer(text, "lenient"), gold) for text, gold in pairs]
     return [verdict is Verdict.CORRECT for verdict in verifier.verify_many(extracted, scoring="lenient")]
+
+
+def trl_one(pair: Pair) -> bool:
+    """Return whether TRL's accuracy reward pays a completion, which it wants boxed."""
+    from trl.rewards import accuracy_reward
+
+    text = pair[0] if "boxed" in pair[0] else f"\\boxed{{{pair[0]}}}"
+    (score,) = accuracy_reward([[{"content": text}]], [f"${pair[1]}$"])
+    return bool(score)
 
 
 def math_verify_one(pair: Pair) -> bool:
@@ -63,7 +87,7 @@ def math_verify_one(pair: Pair) -> bool:
 
 def throughput(name: str, pairs: list[Pair], workers: int, rounds: int, pool: Pool) -> list[dict[str, Any]]:
     """Return one row a contender: the fastest of `rounds` rounds, which take turns."""
-    seconds: dict[str, list[float]] = {contender: [] for contender in CONTENDERS}
+    seconds: dict[str, list[float]] = {contender: [] for contender in MEASURED}
     correct: dict[str, int] = {}
 
     def take(contender: str, run: Callable[[], list[bool]]) -> None:
@@ -89,25 +113,27 @@ def throughput(name: str, pairs: list[Pair], workers: int, rounds: int, pool: Po
 
 
 def agreement(found: dict[str, Suite], workers: int, pool: Pool) -> list[dict[str, Any]]:
-    """Return one row a suite: on how many cases each contender agrees with the labels, contested ones apart."""
+    """Return one row a suite and contender: agreement with the labels, wrong verdicts, contested cases apart."""
     rows = []
     with Verifier(workers=workers) as verifier:
-        for name, (pairs, labels, contested) in found.items():
+        for name, (pairs, labels, contested, problems, bare) in found.items():
             theirs = [pool.map(math_verify_one, pairs, chunksize=32)]
             if name.endswith("cases"):  # bare answers: it wants them in dollars, full solutions as they are
                 theirs.append(pool.map(math_verify_one, [(f"${text}$", gold) for text, gold in pairs], chunksize=32))
-            agree = [
-                [yes == label for yes, label in zip(accepted, labels, strict=True)]
-                for accepted in (ours(pairs, verifier), *theirs)
-            ]
-            both = dict(zip(CONTENDERS, (agree[0], max(agree[1:], key=sum)), strict=True))
-            rows.append({
-                "suite": name,
-                "cases": len(pairs) - len(contested),
-                "agree": {c: sum(ok for i, ok in enumerate(a) if i not in contested) for c, a in both.items()},
-                "contested": len(contested),
-                "contested_agree": {c: sum(a[i] for i in contested) for c, a in both.items()},
-            })  # fmt: skip
+            accepted = {
+                "gtpo": ours(pairs, verifier, problems if bare else None),
+                "Math-Verify": max(theirs, key=lambda each: sum(map(eq, each, labels))),
+                "TRL": pool.map(trl_one, pairs, chunksize=32),
+            }
+            for contender, verdicts in accepted.items():
+                counted = [(v, y) for i, (v, y) in enumerate(zip(verdicts, labels, strict=True)) if i not in contested]
+                rows.append({
+                    "suite": name, "contender": contender, "cases": len(counted),
+                    "agree": sum(v == y for v, y in counted),
+                    "wrong": sum(not y for _, y in counted), "false_accepts": sum(v and not y for v, y in counted),
+                    "right": sum(y for _, y in counted), "false_rejects": sum(y and not v for v, y in counted),
+                    "contested": len(contested), "contested_agree": sum(verdicts[i] == labels[i] for i in contested),
+                })  # fmt: skip
     return rows
 
 
@@ -117,7 +143,7 @@ def mutation_scores(shared: Path, workers: int, pool: Pool) -> list[dict[str, An
     with Verifier(workers=workers) as verifier:
         accepted = mutations.ours(pairs, verifier)
     theirs = pool.map(math_verify_one, [(f"${pair.prediction}$", pair.gold) for pair in pairs], chunksize=32)
-    both = zip(CONTENDERS, (accepted, theirs), strict=True)
+    both = zip(MEASURED, (accepted, theirs), strict=True)
     return [{"contender": c, **mutations.score(pairs, verdicts)._asdict()} for c, verdicts in both]
 
 
@@ -125,16 +151,14 @@ def main() -> None:
     """Measure, write the JSON and print its tables."""
     args = with_shared(parser(__doc__, workers=2, rounds=3, out=Path("results/bench/verify.json")), "recorded")
     found = suites(args.shared)
-    math, gsm8k = found["math100x8"][0], found["gsm8k 4x1319"][0]
+    math, gsm8k = found["math100x8"].pairs, found["gsm8k 4x1319"].pairs
     sets = {"math100x8": math, "math100x64": math * 8, "gsm8k 4x1319": gsm8k}
     with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
         rows = [row for name, pairs in sets.items() for row in throughput(name, pairs, args.workers, args.rounds, pool)]
         agree = agreement(found, args.workers, pool)
         mutated = mutation_scores(args.shared, args.workers, pool)
     print(table(rows[0], (row.values() for row in rows)))
-    print(table(("suite", "cases", *CONTENDERS, "contested", *CONTENDERS),
-                ((row["suite"], row["cases"], *row["agree"].values(), row["contested"],
-                  *row["contested_agree"].values()) for row in agree)))  # fmt: skip
+    print(table(agree[0], (row.values() for row in agree)))
     print(table(mutated[0], (row.values() for row in mutated)))
     report = {"workers": args.workers, "rounds": args.rounds, "rows": rows, "agreement": agree, "mutations": mutated}
     save(args.out, report)

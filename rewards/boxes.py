@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-MAX_TEXT = 200_000
-"""Characters of a completion that are looked at, counted from its end: answers come last."""
+from gtpo.rewards.limits import BOX_REACH, BRACE_REACH, MAX_JOINED, MAX_OPEN_BOXES, MAX_TEXT
 
 _BOX = re.compile(r"(?<!\\)\\+(?:boxed|fbox)(?![a-zA-Z])\s*")
 _BOX_TOKEN = re.compile(r"[^\s$\\{}]+|\\[a-zA-Z]+")
@@ -25,7 +24,7 @@ def match_brace(text: str, start: int) -> int:
     """
     depth = 0
     position = start
-    end = min(len(text), start + _BRACE_REACH)
+    end = min(len(text), start + BRACE_REACH)
     while position < end:
         character = text[position]
         if character == "\\":
@@ -42,12 +41,6 @@ def match_brace(text: str, start: int) -> int:
 
 
 Box = tuple[int, int, str]
-_BRACE_REACH = 10_000
-_MAX_JOINED = 100
-_MAX_OPEN_BOXES = 20
-"""Boxes that never close, after which the search for one that does is given up: each costs a scan of the text."""
-_BOX_REACH = 400
-"""Characters from one box to the next beyond which they are never one answer."""
 
 
 def last_boxes(text: str) -> list[Box]:
@@ -56,7 +49,7 @@ def last_boxes(text: str) -> list[Box]:
     if start < 0:
         return []
     while True:
-        reach = max(0, start - _BOX_REACH)
+        reach = max(0, start - BOX_REACH)
         before = max(text.rfind("\\boxed", reach, start), text.rfind("\\fbox", reach, start))
         if before < 0:
             break
@@ -69,7 +62,7 @@ def _boxes(text: str, position: int) -> list[Box]:
     r"""Return (start, end, content) of every complete outermost `\boxed{…}`, `\fbox{…}` or `\boxed 5`."""
     found: list[Box] = []
     never_closed = 0
-    while never_closed < _MAX_OPEN_BOXES and (match := _BOX.search(text, position)) is not None:
+    while never_closed < MAX_OPEN_BOXES and (match := _BOX.search(text, position)) is not None:
         inside = match.end()
         position = inside + 1
         if text[inside : inside + 1] == "{":
@@ -104,9 +97,7 @@ def boxed_together(text: str) -> list[str]:
 def together(boxes: list[Box], text: str) -> list[str]:
     """Return the contents of the last box and of those that form one answer with it; boxes: of this text."""
     contents = [boxes[-1][2]] if boxes else []
-    for (_, end, content), (start, _, _) in zip(
-        boxes[-2:-_MAX_JOINED:-1], boxes[: -_MAX_JOINED + 1 : -1], strict=False
-    ):
+    for (_, end, content), (start, _, _) in zip(boxes[-2:-MAX_JOINED:-1], boxes[: -MAX_JOINED + 1 : -1], strict=False):
         if _JOINT.fullmatch(text, end, start) is None:
             break
         contents.insert(0, content)

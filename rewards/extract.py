@@ -12,6 +12,7 @@ import re
 from typing import Literal
 
 from gtpo.rewards.boxes import MAX_TEXT, Box, last_boxes, rejoined, together, without_operand_box
+from gtpo.rewards.limits import VALUE_REACH
 from gtpo.rewards.text import words
 
 Scoring = Literal["strict", "lenient"]
@@ -52,10 +53,6 @@ _FINAL_SENTENCE = re.compile(
 )
 _OPEN_BOX = re.compile(r"\\boxed\s*\{")
 _BARE_FRACTION = re.compile(r"[-−]?\s*\\[dtc]?frac\s*\{[^{}]{1,200}\}\s*\{[^{}]{1,200}\}(?:\s*\\?%)?")
-
-
-_VALUE_REACH = 5_000
-"""Characters from the end in which the last value of a completion is sought."""
 
 
 def gsm8k_gold(text: str) -> str | None:
@@ -186,10 +183,10 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     spoken = "answer" in lowered or "solution" in lowered
     phrases = [match.end() for match in _LEAD_IN.finditer(visible)] if spoken else []
     if phrases:
-        answer = _HOPE.sub("", _first_sentence(visible[phrases[-1] : phrases[-1] + _VALUE_REACH]))
+        answer = _HOPE.sub("", _first_sentence(visible[phrases[-1] : phrases[-1] + VALUE_REACH]))
         if answer:
             return _of_phrase(answer)
-    visible = visible[-_VALUE_REACH:]
+    visible = visible[-VALUE_REACH:]
     if "I hope" in visible:
         visible = _HOPE.sub("", visible)
     return _last_value(_last_lines(visible)) or _last_value(visible) or _only_answer(visible)

@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from gtpo.rewards.extract import Scoring
+from gtpo.rewards.limits import MATH_VERIFY_REACH
 from gtpo.rewards.text import AnswerText, as_text
 from gtpo.rewards.verification.pool import WorkerPool
 from gtpo.rewards.verification.static import decide_exactly, plain_number, reject_reason
@@ -27,8 +28,6 @@ Answers = Literal["mathematics", "text"]
 """What golds are: `text` is compared as text, without case and outer space."""
 _Key = tuple[str, str, str | None, Literal["mathematics", "text", "math-verify"]]
 """(prediction, gold, problem, answers); `math-verify`: a text that Math-Verify judges."""
-MATH_VERIFY_REACH = 10_000
-"""Characters of a completion that Math-Verify is given, counted from its end."""
 
 
 class Verdict(enum.StrEnum):

@@ -15,10 +15,9 @@ from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol, presets
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.metrics import DEFINITIONS
 from gtpo.evalkit.results.record import SCORINGS, BenchmarkRecord, EvalRecord, Interval
-from gtpo.rewards.contracts import contradiction, read_contract
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring
-from gtpo.rewards.golds import find_unverifiable
+from gtpo.rewards.golds import contradiction, find_unverifiable, read_contract
 from gtpo.rewards.verify import Verifier
 
 UNDECIDED = ("TIMEOUT", "REJECTED")

@@ -26,20 +26,7 @@ from typing import Any
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.common.provenance import CHECKOUT
-
-START_ALLOWANCE_S = 180.0
-"""A worker on a loaded machine may take this long to start; a task's own clock starts after it."""
-
-GROW_AFTER_S = 0.2
-"""A pool starts with one worker and doubles each time that a caller has waited so long, and all workers have been ready
-for so long, while tasks were waiting too: a start costs as much as a thousand easy tasks, and one hard task may take
-seconds."""
-
-RETRY_AFTER_S = 60.0
-"""A pool whose next worker was refused asks for another after so long: what was short may be there again."""
-
-AHEAD_BYTES = 32_768
-"""Tasks sent to a worker before their turn: half of what a pipe holds."""
+from gtpo.rewards.limits import AHEAD_BYTES, GROW_AFTER_S, RETRY_AFTER_S, START_ALLOWANCE_S
 
 Task = dict[str, Any]
 

@@ -7,15 +7,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from gtpo.rewards.limits import MAX_CHARACTERS, MAX_DIGITS, MAX_NESTING, MAX_TOKENS
 from gtpo.rewards.text import without_spaces
-
-MAX_CHARACTERS = 3_000
-MAX_NESTING = 40
-"""Open brackets of any kind at one place."""
-MAX_DIGITS = 200
-"""Digits in one run."""
-MAX_TOKENS = 800
-"""Numbers, names, commands and operators together."""
 
 _EXPONENT = re.compile(r"(?:\^|(?<=[\w)}\]])\*\*)\s*\{?\s*[-+]?\d{7,}|\d[eE][-+]?\d{5,}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

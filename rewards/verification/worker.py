@@ -19,9 +19,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-ORPHAN_GRACE_S = 2.0
-PROCESSOR_SHARE = 0.5
-"""Of the timeout, in processor time: reached before the caller's deadline unless the machine has other work to do."""
+from gtpo.rewards.limits import ORPHAN_GRACE_S, PROCESSOR_SHARE
 
 
 def _send(stream: int, *message: Any) -> None:

@@ -52,16 +52,15 @@ def test_a_rubric_of_verifiers() -> None:
 
 def test_a_scorer_of_inspect() -> None:
     pytest.importorskip("inspect_ai", reason="inspect_ai is not installed")
-    from inspect_ai import Task, eval
-    from inspect_ai.dataset import Sample
-    from inspect_ai.model import ModelOutput, get_model
+    from inspect_ai.model import ModelOutput
+    from inspect_ai.scorer import CORRECT, INCORRECT, Target
+    from inspect_ai.solver import TaskState
 
-    outputs = [ModelOutput.from_content("mockllm/model", text) for text in (r"\boxed{61}", r"\boxed{65-4}")]
-    task = Task(dataset=[Sample(ASKED, target="61"), Sample(ASKED, target="61")], scorer=inspect_scorer())
-    model = get_model("mockllm/model", custom_outputs=outputs)
-    (log,) = eval(task, model=model, display="none", log_format="json", max_samples=1, max_connections=1)
-    assert log.status == "success"
-    assert log.results.scores[0].metrics["accuracy"].value == 0.5
+    scorer = inspect_scorer()
+    for text, value in ((r"\boxed{61}", CORRECT), (r"\boxed{65-4}", INCORRECT)):
+        output = ModelOutput.from_content("mockllm/model", text)
+        state = TaskState("mockllm/model", sample_id=1, epoch=1, input=ASKED, messages=[], output=output)
+        assert asyncio.run(scorer(state, Target("61"))).value == value
 
 
 def test_a_metric_of_lm_eval() -> None:

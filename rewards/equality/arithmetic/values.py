@@ -15,12 +15,9 @@ from typing import Any
 import mpmath
 from mpmath import mp
 
-Value = Any  # Fraction | mpf | mpc | Matrix
+from gtpo.rewards.limits import DIGITS, MAX_EXACT_BITS, MAX_FACTORIAL, MAX_MAGNITUDE_BITS
 
-DIGITS = 60
-MAX_EXACT_BITS = 20_000
-MAX_MAGNITUDE_BITS = 2_000_000
-MAX_FACTORIAL = 3_000
+Value = Any  # Fraction | mpf | mpc | Matrix
 
 mp.dps = DIGITS
 

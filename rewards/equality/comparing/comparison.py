@@ -44,12 +44,13 @@ from gtpo.rewards.equality.reading.answers import (
     Relation,
     Scalar,
     Union,
+    Unit,
     Words,
     leaves,
 )
 from gtpo.rewards.equality.reading.contract import Contract
 from gtpo.rewards.equality.reading.problem import ProblemText, plain_name
-from gtpo.rewards.equality.reading.units import Unit, is_noun, singular
+from gtpo.rewards.equality.reading.units import is_noun, singular
 from gtpo.rewards.equality.reading.words import is_clock, same_time, same_words, time_of_day
 from gtpo.rewards.text import words
 

@@ -11,18 +11,17 @@ from mpmath import mp
 
 from gtpo.rewards.boxes import boxed_together
 from gtpo.rewards.equality.arithmetic.terms import Budget, evaluate, symbols
-from gtpo.rewards.equality.arithmetic.values import DIGITS, NoValue, TooBig
+from gtpo.rewards.equality.arithmetic.values import NoValue, TooBig
 from gtpo.rewards.equality.comparing.comparison import Comparison
 from gtpo.rewards.equality.comparing.simplified import ANALYSIS, finding
-from gtpo.rewards.equality.reading.answers import Answer, Scalar, Words
+from gtpo.rewards.equality.reading.answers import NO_UNIT, Answer, Scalar, Words
 from gtpo.rewards.equality.reading.clean import PRICE, clean, typed_thousands, unwrap_answer
 from gtpo.rewards.equality.reading.problem import ProblemText, is_name_in, read_problem
 from gtpo.rewards.equality.reading.reader import read, split_choice
 from gtpo.rewards.equality.reading.statements import cores
-from gtpo.rewards.equality.reading.units import NO_UNIT
 from gtpo.rewards.equality.reading.words import same_name, same_words
 from gtpo.rewards.extract import extract_answer, without_thoughts
-from gtpo.rewards.limits import ANSWERS_KEPT
+from gtpo.rewards.limits import ANSWERS_KEPT, DIGITS
 
 _LETTER_AFTER = re.compile(r"(-?(?:[\d.]+|\\frac\{\d+\}\{\d+\}))\s+([msghlL](?:\^\{?\d\}?)?)")
 """`3 s^{2}`, which may be a unit and may be a product."""

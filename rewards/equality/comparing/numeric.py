@@ -22,11 +22,10 @@ from gtpo.rewards.equality.arithmetic.terms import Budget, Term, contains, evalu
 from gtpo.rewards.equality.arithmetic.values import Magnitudes, Matrix, NoValue, TooBig, Value, noise, number_of
 from gtpo.rewards.equality.reading.answers import Scalar
 from gtpo.rewards.equality.reading.contract import Contract
+from gtpo.rewards.limits import COMPARISON_DIGITS
 
 POINTS_NEEDED, POINTS_TRIED = 4, 24
 GUARD_DIGITS = 20
-MAX_DIGITS = 3_000
-"""Digits that a comparison may take; what needs more is refused (TooBig)."""
 _STEPS = ("floor", "ceil", "max", "min", "mod", "gcd", "lcm")
 _KINKS = ("abs", "sqrt", "root", "arcsin", "arccos", "arctan", "ln", "log")
 """Functions that may hide what happens far from where points are usually drawn."""
@@ -71,7 +70,7 @@ def stable(decide: Callable[[], bool], literal_digits: int = 0) -> bool:
     if spread < GUARD_DIGITS or mp.dps > 60:
         return True
     digits = 60 + 2 * spread + GUARD_DIGITS
-    if digits > MAX_DIGITS:
+    if digits > COMPARISON_DIGITS:
         raise TooBig
     Magnitudes.reset()
     with mp.workdps(digits), Budget.dearer(digits):

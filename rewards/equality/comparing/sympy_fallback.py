@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from gtpo.rewards.equality.arithmetic.values import TooBig
+from gtpo.rewards.limits import SYMPY_EVENTS
 
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
 _BEYOND = re.compile(r"[\x00-\x1f$]|\\text|__|import|lambda")
@@ -38,21 +39,15 @@ def _fit(text: str) -> bool:
     return balanced and _WORD.search(re.sub(r"\\(?:begin|end)\{\w+\}", "", text)) is None
 
 
-MAX_EVENTS = 2_000_000
-"""Calls and returns of functions that SymPy may take to compare two readings. Work is counted and not time, so that a
-verdict does not depend on what else the machine does; SymPy's cache is emptied before, or the count would depend on it.
-Reading is bounded by the length of a text."""
-
-
 class _Exhausted(BaseException):
     """No `except Exception` of SymPy's may catch it."""
 
 
 def _bounded(work: Callable[[], bool]) -> bool:
-    """Return whether `work` says so. Raises TooBig when it takes more calls than MAX_EVENTS."""
+    """Return whether `work` says so. Raises TooBig when it takes more calls than SYMPY_EVENTS."""
     from sympy.core.cache import clear_cache
 
-    left = MAX_EVENTS
+    left = SYMPY_EVENTS
 
     def count(frame: Any, event: str, argument: Any) -> None:
         nonlocal left

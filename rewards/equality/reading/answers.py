@@ -4,9 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gtpo.rewards.equality.arithmetic.terms import Term
-from gtpo.rewards.equality.reading.units import NO_UNIT, Unit
+
+
+class Unit(NamedTuple):
+    """What follows a number: a measure of the tables, and words that count as a unit under a condition."""
+
+    name: str = ""
+    """`centimeter^2`, `mile/hour`; empty where no measure is named."""
+    nouns: frozenset[str] = frozenset()
+    """Words of no table, in the singular: units where the problem uses them."""
+    amounts: frozenset[str] = frozenset()
+    """Words that say an amount themselves (`pairs`, `more`), in the singular: units where the problem asks how many."""
+    things: frozenset[str] = frozenset()
+    """Nouns of the table that are counted (`apple`): no measures, but those of a problem may not be mixed up."""
+
+
+NO_UNIT = Unit()
 
 
 @dataclass(frozen=True)

@@ -216,7 +216,7 @@ _SIZE = re.compile(
     r"^\{\s*\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|it|rm|color\s*\{\w+\})(?![a-zA-Z])"
 )
 _BULLET = re.compile(
-    r"^\s*(?:\(?\d{1,2}[.)]\s+(?=\$[^$]+\$\s*$)|#{1,6}\s+|[*+>•‣◦▪●○→⇒➤∴]\s+|\\(?:bullet|item|therefore|Rightarrow|implies|Longrightarrow|rightarrow|to)(?![a-zA-Z])\s*)+"
+    r"^\s*(?:\(?\d{1,2}[.)]\s+(?=\$[^$]+\$\s*$)|#{1,6}\s+|-\s+(?=\*\*)|[*+>•‣◦▪●○→⇒➤∴]\s+|\\(?:bullet|item|therefore|Rightarrow|implies|Longrightarrow|rightarrow|to)(?![a-zA-Z])\s*)+"
 )
 _SIGNS_AROUND = re.compile(
     r"^[\s\u2190-\u21ff\u2460-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff\ufe0f∎□■◻◼∴]+(?=[^\u2190-\u21ff])|[\s\u2500-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff\ufe0f∎□■◻◼]+$"

@@ -15,22 +15,32 @@ from mpmath import mp
 from gtpo.rewards.boxes import match_brace
 from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate
 from gtpo.rewards.equality.arithmetic.values import NoValue, number_of
-from gtpo.rewards.equality.reading.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Union, Words
+from gtpo.rewards.equality.reading.answers import (
+    NO_UNIT,
+    Answer,
+    Based,
+    Choice,
+    Listing,
+    Named,
+    Relation,
+    Scalar,
+    Union,
+    Words,
+)
 from gtpo.rewards.equality.reading.grammar import parse
-from gtpo.rewards.equality.reading.quantities import mixed, read_calculation, read_quantity
 from gtpo.rewards.equality.reading.tokens import NotMathematics, closes_first, split_top
 from gtpo.rewards.equality.reading.units import (
     CHANGES_MEANING,
     NEGATIONS,
-    NO_UNIT,
     conversion,
+    mixed,
+    read_calculation,
+    read_quantity,
     spoken_number,
     spoken_quantity,
 )
 from gtpo.rewards.equality.reading.words import SHORT_WORDS
-
-MAX_DEPTH = 12
-"""Answers within answers; expressions may nest deeper."""
+from gtpo.rewards.limits import MAX_DEPTH
 
 _RELATIONS = {"=": "=", "<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\approx": "~", "\\equiv": "=",
               "\\to": "="}  # fmt: skip

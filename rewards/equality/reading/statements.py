@@ -35,6 +35,7 @@ _DENIALS = NEGATIONS | words(
 _DENYING = re.compile(
     r"n't\b|\bat (?:least|most)\b|[不没沒非错錯否]|ない|ません|아니|아닙|틀|ไม่|לא|نیست|غير"
     r"|\b(?:used to|should have|may have|up to)\b"
+    r"|\b(?:half|twice|double|triple|square|cube|root|third|quarter)\s+(?:of\s+)?(?:the|this)\s+(?:answer|result|value)\b"
 )
 _OPINIONS = words(
     "thinks think thought says said say claims claim claimed believes believe believed guesses guessed assumes assume "
@@ -124,7 +125,7 @@ _FUNCTIONS = words(
 # -- pieces of a text: words, mathematics, punctuation ------------------------------------------------------------
 _PIECE = re.compile(
     r"(?P<formula>(?<!\\)\$[^$]+\$)|(?P<command>\\(?:[a-zA-Z]+\*?|[^a-zA-Z\s]))|(?P<number>\d[\d,]*(?:\.\d+)?|\.\d+)"
-    r"|(?P<word>[\u0590-\u109f\u0e00-\u0fff]+|[^\W\d_]+(?:['’-][^\W\d_]{2,}|['’]s)*)|(?P<mark>[,.;:!?。：，])|(?P<other>\S)"
+    r"|(?P<word>[\u0590-\u109f\u0e00-\u0fff]+|[^\W\d_]+(?:['’-][^\W\d_]{2,}|['’]s)*)|(?P<mark>[,.;:!?。：，、])|(?P<other>\S)"
 )
 
 
@@ -317,7 +318,8 @@ def _labelled(label: str, rest: str) -> Iterator[str]:
 def _chooses(prose: str, asked: frozenset[str]) -> bool:
     """Return whether prose speaks of another than the one asked for: of the second number, or of the larger."""
     spoken = set(re.findall(r"[a-z]+", prose.lower()))
-    spoken -= {"final", "last"} if not (_ANSWER | {"value", "form"}).isdisjoint(spoken) else set()  # the final result
+    if spoken == {"final"} or not (_ANSWER | {"value", "form"}).isdisjoint(spoken):
+        spoken -= {"final", "last"}  # the final result
     return any(not kind.isdisjoint(spoken) and kind.isdisjoint(asked) for kind in _CHOOSING)
 
 

@@ -8,9 +8,8 @@ from fractions import Fraction
 from itertools import accumulate
 
 from gtpo.rewards.equality.arithmetic.values import TooBig
+from gtpo.rewards.limits import MAX_DECIMAL_EXPONENT
 from gtpo.rewards.text import words
-
-MAX_DECIMAL_EXPONENT = 5_000
 
 
 class NotMathematics(Exception):
