@@ -40,6 +40,7 @@ from gtpo.rewards.data.arithmetic import arithmetic_problems
 
 _MATH = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _PART = re.compile(r"<=|>=|\\leq?|\\geq?|\\neq|\\approx|\\equiv|[=<>,;]|\\qquad|\\quad|\\\\|&")
+_RELATION = re.compile(r"=|\\(?:in|equiv|approx)(?![a-z])")
 _PLAIN = re.compile(r"(?<![\w.])\d[\d.,]*(?:\s*[-+*/x×÷^]\s*\d[\d.,]*)+")
 SETS = ("math_test", "math_train", "aime24", "aime25", "amc23")
 
@@ -119,8 +120,9 @@ def judge(cases: Sequence[Case], verifier: Verifier) -> list[Verdict]:
 def refused(cases: Sequence[Case], verifier: Verifier) -> list[Case]:
     """Return the cases that are right in value and refused."""
     found = [c for c, v in zip(cases, judge(cases, verifier), strict=True) if v is Verdict.UNSIMPLIFIED]
-    bare = judge([c._replace(text=[part for part in _PART.split(c.text) if part.strip()][-1]) for c in found], verifier)
-    return [c for c, v in zip(found, bare, strict=True) if v is not Verdict.CORRECT or not _PART.search(c.text)]
+    values = [_RELATION.split(case.text.strip(" ,;."))[-1] for case in found]
+    bare = judge([case._replace(text=value) for case, value in zip(found, values, strict=True)], verifier)
+    return [c for c, v in zip(found, bare, strict=True) if v is not Verdict.CORRECT or not _RELATION.search(c.text)]
 
 
 def main() -> None:

@@ -205,7 +205,7 @@ def is_name(text: str) -> bool:
     if not text or not re.search(r"[a-zA-Z]", text):
         return False
     if (
-        re.search(r"\b(?:is|are|was|were)\b", text)
+        re.search(r"\b(?:is|are|was|were)\b|^\(\s*(?:\\text\s*\{)?[A-H]\s*\}?\s*\)", text)
         or _DENIED.search(text)
         or not NEGATIONS.isdisjoint(re.findall(r"[a-z']+", text.lower()))
     ):  # `x \not` of `\not\in`

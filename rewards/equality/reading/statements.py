@@ -256,8 +256,9 @@ def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> Iterator[
         yield point[1]
     pieces = _pieces(text)
     spoken = {piece.text.lower().removesuffix("'s") for piece in pieces if piece.kind == "word"}
-    if not spoken or not others.isdisjoint(spoken):
-        return
+    value = _value(pieces)
+    if not spoken or (value is not None and not others.isdisjoint(spoken)):
+        return  # of another than the one asked for: `Jane is 24`
     parts = [_LABEL.match(part.strip()) for part in re.split(r",(?!\d)|;|\band\b", text)]
     if len(parts) > 1 and all(part is not None and re.search(r"[^\W\d_]{2}", part["label"]) for part in parts):
         if not _denies(text, "or"):  # `Ann: 18, Ben: 14`
@@ -268,7 +269,6 @@ def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> Iterator[
         if not _chooses(label["label"], asked):
             yield from _labelled(label["label"], label["rest"])
         return
-    value = _value(pieces)
     if value is None:
         yield from _in_words(text)
         return
