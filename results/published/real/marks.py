@@ -1,34 +1,28 @@
-"""What the runs of bench/arms.py say: the marks of the predictions in results/published/real/README.md.
+"""Compute the marks of the predictions in README.md beside this file, from the records in arms/ alone.
 
-`python -m bench.arms_marks stage0 --model FOLDER` samples the untrained model, if its parquet is not there yet, and
-computes the selection on log length. `null` tries the primary test where nothing is to be found. `tests` marks stage 1.
-All but the sampling read nothing but the records.
+    python marks.py selection      stage 0: selection on log length, from arms/untrained.parquet
+    python marks.py null           the primary test where nothing is to be found
+    python marks.py tests          stage 1, when all runs are recorded; --closed: those that are
+
+It needs numpy, scipy and pyarrow, and writes arms/COMMAND.json. Commit 7894f47 holds what makes the records: there
+`python -m bench.arms_marks stage0` samples the untrained model, and bench/arms.py, as of 98ab998, makes the runs.
 """
 
 from __future__ import annotations
 
-import hashlib
+import argparse
 import json
-import os
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 from scipy import stats
 
-from bench.arms import ENVIRONMENT, OUT, TEXTS, UNFINISHED, order, recorded, step_tokens
-from bench.common import SHARED, parser, rows_of
-from gtpo.common.errors import UserError
-from gtpo.common.files import read_json, write_parquet, write_text
-from gtpo.conflict import conflict_weights
-from gtpo.evalkit.differences import holm
-from gtpo.presets import LN2
-from gtpo.rewards import accuracy_reward, format_reward
-from gtpo.rewards.data.prompt import chat_messages
-
+OUT = Path(__file__).resolve().parent / "arms"
+LN2 = float(np.log(2))
+SEEDS = {**dict.fromkeys("abcd", range(3, 9)), **dict.fromkeys("ef", range(3, 6))}
 WINDOW = slice(25, 35)
 """Steps 26 to 35, of which the primary measure takes the mean."""
 MARGIN = 0.22
@@ -39,70 +33,33 @@ PREDICTED = {"conflict": (-0.01, 0.01), "gate": (0.005, 0.04), "format 10 or 0":
 """Stage 0: rule -> the range of its selection on log length less that of grpo."""
 
 
-def sample_untrained(model: str, data: Path) -> list[dict[str, Any]]:
-    """Return the first 96 training problems with 8 completions each, as ids, sampled by vLLM."""
-    from vllm import LLM, SamplingParams
-
-    problems = rows_of(data / "gsm8k_train.jsonl")[:96]
-    torch.manual_seed(0)
-    engine = LLM(model, dtype="bfloat16", max_model_len=768, enforce_eager=True)
-    params = SamplingParams(n=8, temperature=1.0, max_tokens=256)
-    found = engine.chat([chat_messages(row["problem"]) for row in problems], params)
-    return [
-        {"problem": row["problem"], "answer": row["answer"], "prompt": list(each.prompt_token_ids),
-         "completions": [list(out.token_ids) for out in each.outputs]}
-        for row, each in zip(problems, found, strict=True)
-    ]  # fmt: skip
+def order() -> list[str]:
+    """Return the runs in their order: of each seed (a), (b), (d), (e), then of each (c), (f); shuffled by the seed."""
+    names = []
+    for arms in ("abde", "cf"):
+        for seed in range(3, 9):
+            mine = [arm for arm in arms if seed in SEEDS[arm]]
+            random.Random(f"arms {arms} {seed}").shuffle(mine)
+            names += [f"{arm}-s{seed}" for arm in mine]
+    return names
 
 
-@torch.no_grad()
-def mean_entropies(model: Any, prompt: list[int], completions: list[list[int]]) -> list[float]:
-    """Return the mean entropy in nats of each completion's distributions: bfloat16 model, float32 logits."""
-    past = model(torch.tensor([prompt]), logits_to_keep=1).past_key_values
-    past.batch_repeat_interleave(len(completions))
-    rows = [torch.tensor([prompt[-1], *ids[:-1]]) for ids in completions]  # what each token was drawn after
-    past.crop(-1)
-    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)  # behind a row's end: seen by none of its tokens
-    hidden = model.model(padded, past_key_values=past).last_hidden_state
-    head, out = model.lm_head.weight.float(), []
-    for row, ids in zip(hidden, rows, strict=True):
-        logs = torch.log_softmax(row[: len(ids)].float() @ head.T, -1)
-        out.append(float(-(logs.exp() * logs).sum(-1).mean()))
-    return out
+def recorded() -> list[str]:
+    return [name for name in order() if (OUT / f"{name}.json").is_file()]
 
 
-def stage0(path: str, data: Path) -> None:
-    """Sample 96 problems x 8 from the untrained model, and take the exact entropies of what it sampled."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def step_tokens(name: str) -> np.ndarray:
+    """Return the mean tokens of each step of a run."""
+    table = pq.read_table(OUT / f"{name}.parquet", columns=["step", "tokens"])
+    step, tokens = (np.array(table[key].to_pylist()) for key in ("step", "tokens"))
+    return np.array([tokens[step == at].mean() for at in np.unique(step)])
 
-    os.environ |= {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    sampled = UNFINISHED / "untrained.json"
-    if not sampled.is_file():
-        write_text(sampled, json.dumps(sample_untrained(path, data)))
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
-    rows = []
-    for group, each in enumerate(read_json(sampled)):
-        ids = [torch.tensor(row) for row in each["completions"]]
-        texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-        form = np.array(format_reward(texts))
-        right = np.array(accuracy_reward(texts, [each["answer"]] * 8, prompts=[each["problem"]] * 8), float)
-        a = advantages((form + right)[None])[0]
-        mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in ids], batch_first=True).bool()
-        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
-        weights = conflict_weights(padded, mask, torch.tensor(a), 8).weights
-        entropies = mean_entropies(model, each["prompt"], each["completions"])
-        key = hashlib.sha256(each["problem"].encode()).hexdigest()[:12]
-        for i, (entropy, row) in enumerate(zip(entropies, mask, strict=True)):
-            rows.append({
-                "step": 0, "group": group, "index": i, "problem": key, "tokens": len(ids[i]), "format": form[i],
-                "accuracy": right[i], "reward": form[i] + right[i], "advantage": a[i], "entropy": entropy,
-                "kept": entropy <= LN2, "mean_weight": float(weights[i][row].mean()),
-                "text": texts[i] if i < TEXTS else None,
-            })  # fmt: skip
-        print(f"problem {group + 1} of 96", flush=True)
-    write_parquet(OUT / "untrained.parquet", pa.Table.from_pylist(rows))
-    sampled.unlink()
+
+def holm(p: list[float]) -> list[float]:
+    """Return Holm's adjusted p-values, in the order given."""
+    order, adjusted = np.argsort(p), np.zeros(len(p))
+    adjusted[order] = np.maximum.accumulate([(len(p) - rank) * p[at] for rank, at in enumerate(order)])
+    return np.minimum(adjusted, 1.0).tolist()
 
 
 def advantages(rewards: np.ndarray) -> np.ndarray:
@@ -131,7 +88,7 @@ def selection_of_untrained() -> dict[str, Any]:
     )
     a, whole = advantages(form + right), advantages(np.where(form == 10, 10.0, 0.0) + right)
     if np.abs(a - logged).max() > 1e-3 or (kept != (entropy <= LN2)).any():
-        raise UserError("untrained.parquet: its advantages or its gate are not those of its rewards and entropies")
+        raise SystemExit("untrained.parquet: its advantages or its gate are not those of its rewards and entropies")
     rules = {"grpo": a, "conflict": a * lam, "gate": a * kept, "format 10 or 0": whole,
              "gtpo": (a - 0.1 * entropy) * kept * lam, "dr_grpo": a * tokens / tokens.mean()}  # fmt: skip
     of = {name: selection(weights, tokens) for name, weights in rules.items()}
@@ -159,7 +116,7 @@ def tests(*, closed: bool) -> dict[str, Any]:
     """Return the marks of stage 1. closed: no run will be added; else all planned runs must be there."""
     missing = [name for name in order() if name not in recorded()]
     if missing and not closed:
-        raise UserError(f"not computed before the end; not recorded: {' '.join(missing)}")
+        raise SystemExit(f"not computed before the end; not recorded: {' '.join(missing)}")
     pairs = {f"{a} - {b}": differences(a, b) for a, b in ("ba", "dc", "ca")}
     enough = {key: d for key, d in pairs.items() if len(d) >= 4}
     raw = [stats.ttest_1samp(enough[k], 0).pvalue if k in enough else 1.0 for k in ("b - a", "d - c")]
@@ -200,7 +157,7 @@ def null() -> dict[str, Any]:
     """
     rng, first = np.random.default_rng(0), []
     for name in ("gtpo-s1", "gtpo-s2", "grpo-s1", "grpo-s2"):
-        curves = read_json(OUT.parent / f"records/real-gsm8k-{name}.json")["curves"]
+        curves = json.loads((OUT.parent / f"records/real-gsm8k-{name}.json").read_text())["curves"]
         lengths = np.array(curves["metrics"]["completions/length"]["mean"])
         first.append(np.log([lengths[at : at + 10].mean() for at in range(20, 31)]))  # ten steps from 21 to 31 on
     runs = np.array(first)
@@ -223,18 +180,13 @@ def null() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the command."""
-    made = parser(__doc__, model="", data_dir=SHARED / "data", closed=False)
-    made.add_argument("command", choices=("stage0", "null", "tests"))
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("command", choices=("selection", "null", "tests"))
+    made.add_argument("--closed", action="store_true", help="no run will be added")
     given = made.parse_args()
-    if given.command == "stage0":
-        if not (OUT / "untrained.parquet").is_file():
-            stage0(given.model, given.data_dir)
-        found = selection_of_untrained()
-    else:
-        found = null() if given.command == "null" else tests(closed=given.closed)
-    text = json.dumps(found, indent=1, default=lambda number: round(float(number), 5)) + "\n"
-    write_text(OUT / f"{given.command}.json", text)
+    run = {"selection": selection_of_untrained, "null": null, "tests": lambda: tests(closed=given.closed)}
+    text = json.dumps(run[given.command](), indent=1, default=lambda number: round(float(number), 5)) + "\n"
+    (OUT / f"{given.command}.json").write_text(text, encoding="utf-8")
     print(text)
 
 
