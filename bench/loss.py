@@ -1,4 +1,4 @@
-"""The one-pass loss against the paths that exist, in one run: `python -m bench.loss [--shapes N@MODEL ...]`.
+"""The loss against the paths that exist, in one run: `python -m bench.loss [--shapes N@MODEL ...]`.
 
 All contenders get the same inputs: 8 completions of one group whose entropies straddle ln 2, so that the gate keeps
 some and drops some, with conflict tokens at both ends. Each contender's log-probabilities, entropies and gradients are
@@ -8,8 +8,7 @@ together: by the clock, or with `--clock processor` processor seconds, which oth
 is the peak of the allocator's bytes during a call less the bytes of what it returns (on a CPU from torch's profiler,
 which does not see the BLAS library's own workspace).
 
-Expected before the first runs, times the bare matmuls, frozen and trainable: 1.05 and 1.06 in float32 on one CPU core;
-1.15 and 1.20 in bfloat16 on a CPU that multiplies it, from 512 rows on; 1.30 on an H200, frozen, 8 x 1024 tokens.
+What was expected of it is in results/published/bench/head_expected.md.
 
 On a machine with a CUDA device the same command measures there, in bfloat16. A FILE that exists keeps its other rows.
 --shapes: NxDxV or N@MODEL; --gate off: no completion is dropped; --completions: of N / this many tokens, in groups of
@@ -55,8 +54,6 @@ SLOW = 1.5
 TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 5e-2}
 """Relative L2 error of a gradient against float64, above which a contender is not timed. torch's float32 log_softmax
 over 151936 columns is off by 6e-3 on CPU, bfloat16 logits by 2e-2; another gate decision or weight by more than 0.1."""
-OURS = {"cpu": "ours/torch", "cuda": "ours/triton"}
-"""By device, what `backend="auto"` takes."""
 BASES = {"trl": "trl fused lm_head", "liger": "liger grpo", "full": "full logits", "bare": "bare matmuls"}
 KEY = {"shape": "", "head": "", "threads": 1, "device": "cpu", "dtype": "float32", "gate": "on", "busy": 0,
        "completions": GROUP}  # fmt: skip
@@ -76,9 +73,7 @@ def with_peak(call: Callable[[], Result], device: str) -> tuple[Result, int]:
     return result, torch.cuda.max_memory_allocated() - before - bytes_of(result.tensors())
 
 
-def reason_to_skip(contender: Contender, device: str) -> str | None:
-    if contender.needs == "cuda":
-        return None if device == "cuda" else "needs a CUDA device"
+def reason_to_skip(contender: Contender) -> str | None:
     if contender.needs and not installed(contender.needs):
         return f"{contender.needs} is not installed (pip install '.[bench]')"
     return None
@@ -88,14 +83,14 @@ def check(names: list[str], case: Case, exact: Result, device: str) -> dict[str,
     """Return each contender's errors and memory, or why it may not be timed."""
     rows: dict[str, dict[str, Any]] = {}
     for contender in (contender for contender in CONTENDERS if contender.name in names):
-        row: dict[str, Any] = {"note": contender.note, "skipped": reason_to_skip(contender, device)}
+        row: dict[str, Any] = {"note": contender.note, "skipped": reason_to_skip(contender)}
         rows[contender.name] = row
         if row["skipped"]:
             continue
         try:
             result, row["extra_bytes"] = with_peak(partial(contender.run, case), device)
         except Exception as problem:
-            if contender.name.startswith("ours") and not isinstance(problem, torch.OutOfMemoryError):
+            if contender.name == "ours" and not isinstance(problem, torch.OutOfMemoryError):
                 raise
             row["failed"] = f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]}"
             continue
@@ -123,7 +118,7 @@ def timed(
         return time.process_time() if arguments.clock == "processor" else time.perf_counter()
 
     for repeat, name in in_turns(running, arguments.repeats):
-        ours = min((times[its][0] for its in times if its.startswith("ours") and times[its]), default=0.0)
+        ours = times["ours"][0] if times.get("ours") else 0.0
         if not repeat or times[name][0] <= SLOW * ours or name == "bare matmuls":
             times[name].append(seconds(partial(running[name].run, case), clock=clock))
             note(f"repetition {repeat + 1} of {arguments.repeats}: {name}")
@@ -169,7 +164,7 @@ def note(line: str) -> None:
 def ratio(block: dict[str, Any], other: str, key: str = "seconds") -> float | None:
     """Return ours over another contender's, None where one of them was not measured."""
     rows = block["contenders"]
-    ours, theirs = rows.get(OURS[block["device"]], {}).get(key), rows.get(other, {}).get(key)
+    ours, theirs = rows["ours"].get(key), rows.get(other, {}).get(key)
     return ours / theirs if ours is not None and theirs else None
 
 
@@ -182,14 +177,13 @@ def page(report: dict[str, Any]) -> str:
         return (block["busy"], features, vocabulary, tokens, *rest)
 
     def worst(block: dict[str, Any], names: tuple[str, str]) -> str:
-        ours = OURS[block["device"]]
-        both = [block["contenders"].get(who, {}).get("error_to_float64", {}) for who in (ours, "full logits")]
+        both = [block["contenders"].get(who, {}).get("error_to_float64", {}) for who in ("ours", "full logits")]
         cells = [f"{max(of[name] for name in names if name in of):.0e}" if of else "-" for of in both]
         return f"{cells[0]} ({cells[1]})"
 
     rows = []
     for block in sorted((KEY | block for block in report["blocks"]), key=place):
-        ours = block["contenders"][OURS[block["device"]]]
+        ours = block["contenders"]["ours"]
         extra = ratio(block, "full logits", "extra_bytes")
         what = block["head"] + (", gate off" if block["gate"] == "off" else "")
         what += f", {block['completions']} completions" if block["completions"] != GROUP else ""
@@ -239,7 +233,7 @@ def main() -> None:
         return
     warm, _ = float64_result(make_case(64, 64, 1000, True, getattr(torch, arguments.dtype), device))
     for contender in CONTENDERS:  # no import and no compilation is timed
-        if contender.name in arguments.contenders and not reason_to_skip(contender, device):
+        if contender.name in arguments.contenders and not reason_to_skip(contender):
             contender.run(warm)
     for shape in arguments.shapes:
         tokens, _, model = shape.partition("@")

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +18,8 @@ from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE, entropy_from_logits, 
 from bench.common import SEED
 from gtpo.completions import Completions
 from gtpo.conflict import ConflictWeights, conflict_weights
-from gtpo.fused import fused_loss
-from gtpo.objective import PRESETS, Objective, completion_coefficients, entropy_gate, reference_loss, token_entropy
+from gtpo.head import token_statistics
+from gtpo.objective import PRESETS, Objective, moving_tokens, policy_loss, reference_loss, token_entropy
 
 GROUP = 8
 BLOCK = 8192
@@ -69,32 +68,19 @@ class Result(NamedTuple):
         return (*self.gradients, *(t for t in (self.logps, self.entropies) if t is not None))
 
 
-def policy_loss(case: Case, logps: Tensor, entropies: Tensor) -> Tensor:
-    """Return the objective's loss from log-probabilities [N, L] with gradient and entropies [N, L] without."""
-    entropy = entropies.detach().mean(dim=1)
-    c = completion_coefficients(
-        case.objective,
-        case.completions,
-        lengths=torch.full_like(case.spans.union, case.ids.shape[1]),
-        entropy=entropy,
-        keep_mask=entropy_gate(case.objective, entropy, case.advantages, gate_active=True),
-        num_generations=case.group,
-    )
-    ratio = torch.exp(logps - logps.detach())
-    return -(c.policy_scale[:, None] * case.spans.weights * ratio).sum()
-
-
 def policy_result(case: Case, logps: Tensor, entropies: Tensor) -> Result:
-    """Return the statistics with the gradients of the objective's loss."""
-    return Result(torch.autograd.grad(policy_loss(case, logps, entropies), case.leaves), logps, entropies)
-
-
-def ours(case: Case, backend: Any) -> Result:
-    """This project's op."""
+    """Return the statistics [N, L] with the gradients of the objective's loss."""
     mask = torch.ones_like(case.ids, dtype=torch.bool)
-    given = (case.objective, case.hidden, case.lm_head, case.ids, mask, case.completions, case.group)
-    result = fused_loss(*given, gate_active=True, backend=backend)
-    return Result(torch.autograd.grad(result.loss, case.leaves), result.logps, result.token_entropies)
+    given = (case.objective, case.completions, logps, entropies, mask, case.group)
+    loss = policy_loss(*given, gate_active=True).loss
+    return Result(torch.autograd.grad(loss, case.leaves), logps.detach(), entropies.detach())
+
+
+def ours(case: Case) -> Result:
+    """This project's head and objective."""
+    moving = moving_tokens(case.objective, case.completions, gate_active=True)
+    mask = torch.ones_like(case.ids, dtype=torch.bool)
+    return policy_result(case, *token_statistics(case.hidden, case.lm_head, case.ids, mask, moving=moving))
 
 
 def trl_fused(case: Case) -> Result:
@@ -160,12 +146,11 @@ class Contender(NamedTuple):
     comparable: bool = True
     """Whether its gradients are the objective's: then they are checked before it is timed."""
     needs: str = ""
-    """`cuda`, or a module that must be installed."""
+    """A module that must be installed."""
 
 
 CONTENDERS = [
-    Contender("ours/torch", partial(ours, backend="torch")),
-    Contender("ours/triton", partial(ours, backend="triton"), needs="cuda"),
+    Contender("ours", ours),
     Contender("trl fused lm_head", trl_fused),
     Contender("full logits", full_logits),
     Contender("trl full logits", trl_plain, "selective_log_softmax, entropy_from_logits"),

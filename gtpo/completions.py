@@ -49,9 +49,7 @@ class Completions(NamedTuple):
     excluded: Tensor | None = None
     """bool [N]: outside the loss whatever the gate says."""
     old_entropy: Tensor | None = None
-    """<H>_i [N] of the first iteration over these completions; by default this pass's own."""
-    old_keep_mask: Tensor | None = None
-    """delta_i [N] bool of the first iteration; by default this pass's own gate."""
+    """<H>_i [N] of the policy that sampled, which decides gate and A'; by default this pass's own."""
     old_logps: Tensor | None = None
     """log pi_old [N, L]: rho = pi / pi_old, clipped. Without it rho is 1 and its gradient that of log pi."""
     importance_weights: Tensor | None = None
@@ -108,6 +106,22 @@ def check_ids(completion_ids: Tensor, mask: Tensor, vocabulary: int) -> None:
             f"completion_ids[{row}, {column}] = {int(completion_ids[row, column])} lies outside the vocabulary "
             f"of {vocabulary}"
         )
+
+
+def check_tokens(completion_ids: Tensor, completion_mask: Tensor, shape: Sequence[int], vocabulary: int) -> None:
+    """Raise ValueError for ids or a mask of another shape, an id outside the vocabulary, a row with no tokens."""
+    if completion_ids.shape != tuple(shape) or completion_ids.is_floating_point():
+        raise ValueError(
+            f"completion_ids must be integers {list(shape)}, as hidden has; found {list(completion_ids.shape)}"
+        )
+    if completion_mask.shape != completion_ids.shape:
+        raise ValueError(
+            f"completion_mask {list(completion_mask.shape)} must have the shape of completion_ids {list(shape)}"
+        )
+    mask = completion_mask.bool()
+    if not bool(mask.any(dim=1).all()):
+        raise ValueError(f"completion_mask: row {int((~mask.any(dim=1)).nonzero()[0])} has no tokens")
+    check_ids(completion_ids, mask, vocabulary)
 
 
 def prepare_completions(

@@ -30,29 +30,18 @@ from gtpo.presets import LN2, PRESETS, Objective
 __all__ = [
     "LN2",
     "PRESETS",
-    "Coefficients",
     "Loss",
     "Objective",
-    "StatisticsLoss",
-    "completion_coefficients",
+    "PolicyLoss",
     "entropy_gate",
     "filter_is_active",
     "loss_from_statistics",
+    "moving_tokens",
+    "policy_loss",
     "reference_loss",
     "token_entropy",
     "weighted_advantages",
 ]
-
-
-class Coefficients(NamedTuple):
-    """The scalars that multiply token sums: loss = - sum_i c_i sum_t rho lambda + sum_i e_i sum_t H."""
-
-    policy_scale: Tensor
-    """c_i [N] = A'_i / (|o_i| n_i), times 1/G (or 1) and 1/B."""
-    entropy_scale: Tensor
-    """e_i [N] = gamma / |o_i| in mode `loss` (0 where it does not act), times 1/G (or 1) and 1/B."""
-    shaped_advantages: Tensor
-    """A'_i [N]."""
 
 
 class Loss(NamedTuple):
@@ -72,13 +61,19 @@ class Loss(NamedTuple):
     """lambda [N, L]."""
 
 
-class StatisticsLoss(NamedTuple):
-    """What `loss_from_statistics` returns."""
+class PolicyLoss(NamedTuple):
+    """What `policy_loss` returns. Only `loss` and `losses` carry a gradient."""
 
-    losses: Tensor
-    """-A'_i sum_t lambda_it / (|o_i| n_i) (+ `gamma <H>_i` in mode `loss`) [N]: before any reduction."""
     loss: Tensor
-    """Their reduction: mean or sum over each group, mean over groups."""
+    """Scalar: the losses, mean or sum over each group, mean over groups."""
+    losses: Tensor
+    """-A'_i / (|o_i| n_i) sum_t rho_it lambda_it (+ `gamma <H>_i` in mode `loss`) [N]: before any reduction."""
+    shaped_advantages: Tensor
+    """A'_i [N]."""
+    entropy: Tensor
+    """`<H>_i` [N] in nats."""
+    kept: Tensor
+    """delta_i [N] bool."""
 
 
 def token_entropy(log_probabilities: Tensor, log_clamp: float = 0.0) -> Tensor:
@@ -123,45 +118,81 @@ def weighted_advantages(objective: Objective, advantages: Tensor) -> Tensor:
     return torch.where(advantages > 0, factors[0] * advantages, factors[1] * advantages)
 
 
-def completion_coefficients(
+def moving_tokens(objective: Objective, completions: Completions, *, gate_active: bool) -> Tensor:
+    """Return which tokens [N, L] may get a gradient through their log-probability, before any statistic is known."""
+    moving = weighted_advantages(objective, completions.advantages) != 0
+    if objective.entropy_mode == "advantage" and objective.gamma != 0:
+        moving = torch.ones_like(moving)
+    if completions.excluded is not None:
+        moving = moving & ~completions.excluded
+    if completions.old_entropy is not None:
+        old = completions.old_entropy
+        moving = moving & entropy_gate(objective, old, completions.advantages, gate_active=gate_active)
+    return moving[:, None] & (completions.weights != 0)
+
+
+def policy_loss(
     objective: Objective,
     completions: Completions,
-    *,
-    lengths: Tensor,
-    entropy: Tensor,
-    keep_mask: Tensor,
+    logps: Tensor,
+    entropies: Tensor,
+    mask: Tensor,
     num_generations: int,
+    *,
+    gate_active: bool,
     groups: float | None = None,
-) -> Coefficients:
-    """Return what multiplies each completion's token sums (sections 5 to 7 of docs/method.md).
+    epsilon_low: float = 0.2,
+    epsilon_high: float = 0.2,
+) -> PolicyLoss:
+    """Return the loss from the statistics of tokens: the objective's one definition (sections 5 to 7 of method.md).
 
-    lengths |o_i|, entropy <H>_i and keep_mask delta_i are [N]. groups: B, the number of groups the mean runs over; by
-    default those present. A micro-batch or a rank passes the whole batch's count, so that its losses add up to the
-    batch's.
+    logps log pi(o_it) and entropies H_it [N, L]: differentiable, the entropies too in mode `loss`. mask [N, L] bool may
+    have holes (what tools answered): |o_i| counts what it marks. Rows need not form whole groups. gate_active: whether
+    the gate may drop anything (`filter_is_active`). groups: B, the number of groups that the mean runs over; by default
+    those present. A micro-batch or a rank passes the whole batch's count, so that its losses add up to the batch's.
+    epsilon_low, epsilon_high: PPO's clipping of rho, if `completions.old_logps` are given.
     """
-    entropy, advantages = entropy.detach(), completions.advantages
-    included = torch.ones_like(keep_mask) if completions.excluded is None else ~completions.excluded
+    lengths = mask.sum(dim=1)
+    advantages, weights = completions.advantages.to(logps.dtype), completions.weights.to(logps.dtype)
+    entropies = torch.where(mask, entropies, 0.0)
+    entropy = entropies.detach().sum(dim=1) / lengths
+
+    # (5, 6) The gate and the shaping are those of the policy that sampled, if several steps share its completions.
+    sampled = entropy if completions.old_entropy is None else completions.old_entropy.to(logps.dtype)
+    kept = entropy_gate(objective, sampled, advantages, gate_active=gate_active)
+    included = torch.ones_like(kept) if completions.excluded is None else ~completions.excluded
     shaped = weighted_advantages(objective, advantages)
     if objective.entropy_mode == "advantage":
-        shaped = shaped - objective.gamma * entropy
-    shaped = torch.where(keep_mask & included, shaped, 0.0)
-    divisor = lengths.to(shaped.dtype)
-    if objective.conflict and objective.conflict_norm == "union":
-        norm = completions.union.clamp(min=1)
-    elif objective.conflict and objective.conflict_norm == "max":
-        norm = torch.maximum(completions.forward, completions.backward).clamp(min=1)
-    else:
-        norm = torch.ones_like(lengths)
-    averaged = 1 if objective.group_reduction == "sum" else num_generations
-    scale = 1.0 / (averaged * (groups if groups is not None else lengths.shape[0] / num_generations))
-    acts = torch.zeros_like(included)
+        shaped = shaped - objective.gamma * sampled
+    shaped = torch.where(kept & included, shaped, 0.0)
+
+    # (7) rho is 1 in value, with the gradient of log pi, until an optimizer step has moved the policy.
+    old_logps = completions.old_logps
+    ratio = torch.exp(logps - (logps.detach() if old_logps is None else old_logps))
+    importance = completions.importance_weights
+    if importance is not None:
+        weights = weights * (importance[:, None] if importance.dim() == 1 else importance)
+    terms = shaped[:, None] * weights * ratio
+    if old_logps is not None:
+        terms = torch.minimum(terms, shaped[:, None] * weights * ratio.clamp(1 - epsilon_low, 1 + epsilon_high))
+    policy = torch.where(mask, terms, 0.0).sum(dim=1) / (lengths * _conflict_norm(objective, completions))
+    entropy_term = torch.zeros_like(policy)
     if objective.entropy_mode == "loss":
-        acts = included & keep_mask if objective.entropy_gated else included
-    return Coefficients(
-        policy_scale=shaped / (divisor * norm) * scale,
-        entropy_scale=torch.where(acts, objective.gamma / divisor, 0.0) * scale,
-        shaped_advantages=shaped,
-    )
+        acts = included & kept if objective.entropy_gated else included
+        entropy_term = torch.where(acts, objective.gamma * entropies.sum(dim=1) / lengths, 0.0)
+    losses = entropy_term - policy
+    averaged = 1 if objective.group_reduction == "sum" else num_generations
+    loss = losses.sum() / (averaged * (len(mask) / num_generations if groups is None else groups))
+    return PolicyLoss(loss, losses, shaped, entropy, kept)
+
+
+def _conflict_norm(objective: Objective, completions: Completions) -> Tensor | int:
+    """Return n_i [N], at least 1."""
+    if objective.conflict and objective.conflict_norm == "union":
+        return completions.union.clamp(min=1)
+    if objective.conflict and objective.conflict_norm == "max":
+        return torch.maximum(completions.forward, completions.backward).clamp(min=1)
+    return 1
 
 
 def reference_loss(
@@ -182,7 +213,7 @@ def reference_loss(
     Raises ValueError naming the argument: shapes that do not fit, a group size that does not divide the rows, ids
     outside the vocabulary, a row with no tokens, infinite rewards.
     """
-    lengths = completion_lengths(completion_ids, completion_mask, num_generations)
+    completion_lengths(completion_ids, completion_mask, num_generations)
     rows, width = completion_ids.shape
     if logits.dim() != 3 or logits.shape[:2] != (rows, width):
         raise ValueError(f"logits {list(logits.shape)} must have shape [{rows}, {width}, V], as completion_ids has")
@@ -207,19 +238,16 @@ def reference_loss(
     log_probabilities = (visible / scale).log_softmax(dim=-1)
     ids = torch.where(mask, completion_ids, 0).long()
     log_probability = log_probabilities.gather(-1, ids[..., None]).squeeze(-1)
-    token_entropies = torch.where(mask, token_entropy(log_probabilities, objective.log_clamp), 0.0)
-    entropy = token_entropies.sum(dim=1).detach() / lengths
-
-    keep_mask = entropy_gate(
-        objective, entropy, given.advantages, gate_active=filter_is_active(objective, initial_entropy)
+    found = policy_loss(
+        objective,
+        given,
+        log_probability,
+        token_entropy(log_probabilities, objective.log_clamp),
+        mask,
+        num_generations,
+        gate_active=filter_is_active(objective, initial_entropy),
     )
-    coefficients = completion_coefficients(
-        objective, given, lengths=lengths, entropy=entropy, keep_mask=keep_mask, num_generations=num_generations
-    )
-    ratio = torch.exp(log_probability - log_probability.detach())
-    policy = torch.where(mask, ratio * given.weights, 0.0).sum(dim=1)
-    loss = (coefficients.entropy_scale * token_entropies.sum(dim=1) - coefficients.policy_scale * policy).sum()
-    return Loss(loss, given.advantages, coefficients.shaped_advantages, entropy, keep_mask, given.weights)
+    return Loss(found.loss, given.advantages, found.shaped_advantages, found.entropy, found.kept, given.weights)
 
 
 def loss_from_statistics(
@@ -232,7 +260,7 @@ def loss_from_statistics(
     num_generations: int,
     *,
     initial_entropy: float | None = None,
-) -> StatisticsLoss:
+) -> PolicyLoss:
     """Return the loss from per-completion statistics [N]: what logged steps are checked with.
 
     advantages A, entropy `<H>`, lengths |o|, forward and backward span lengths; rho = 1. Raises ValueError on shapes
@@ -258,20 +286,13 @@ def loss_from_statistics(
     )
     weights = spans.weights if objective.conflict else torch.ones_like(spans.weights)
     mask = torch.arange(width, device=lengths.device) < lengths[:, None]
-    given = Completions(advantages, weights.to(advantages.dtype), forward, backward, spans.union)
-    gate_active = filter_is_active(objective, initial_entropy)
-    # Unreduced: one completion a group, one group.
-    coefficients = completion_coefficients(
+    given = Completions(advantages, weights, forward, backward, spans.union, old_entropy=entropy)
+    return policy_loss(
         objective,
         given,
-        lengths=lengths,
-        entropy=entropy,
-        keep_mask=entropy_gate(objective, entropy, advantages, gate_active=gate_active),
-        num_generations=1,
-        groups=1,
+        torch.zeros_like(mask, dtype=advantages.dtype),
+        entropy[:, None].expand(mask.shape),
+        mask,
+        num_generations,
+        gate_active=filter_is_active(objective, initial_entropy),
     )
-    policy = torch.where(mask, given.weights, 0.0).sum(dim=1)
-    losses = coefficients.entropy_scale * entropy * lengths - coefficients.policy_scale * policy
-    per_group = losses.view(-1, num_generations)
-    reduced = per_group.sum(dim=1) if objective.group_reduction == "sum" else per_group.mean(dim=1)
-    return StatisticsLoss(losses, reduced.mean())

@@ -6,9 +6,7 @@ docs/method.md; a variant is `dataclasses.replace(PRESETS["gtpo"], gamma=0.01)`.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal, get_args
 
@@ -25,12 +23,7 @@ _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 @dataclass(
     frozen=True, config=ConfigDict(strict=True, allow_inf_nan=False, extra="forbid", use_attribute_docstrings=True)
 )
-class Objective:
-    """Every switch of the objective; the defaults are the paper's GTPO.
-
-    Raises ValueError for a value of another type or outside its range, naming the field.
-    """
-
+class _Switches:
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Centred advantages are divided by the rewards' sample standard deviation + 1e-4. It is taken over the `group` or
     over the whole rollout (`batch`); `none` does not divide."""
@@ -69,25 +62,32 @@ class Objective:
     mask_truncated: bool = False
     """Leave completions that ended without EOS out of the loss."""
 
+
+class Objective(_Switches):
+    """Every switch of the objective; the defaults are the paper's GTPO.
+
+    Raises ValueError in one sentence for a value of another type or outside its range: the field, what it may be, what
+    was found.
+    """
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            name = str(fault["loc"][0])
+            field = vars(_Switches)["__pydantic_fields__"].get(name)
+            found = f"must be {_expected(field)}; found {fault['input']!r}" if field else fault["msg"]
+            raise ValueError(f"objective: {name} {found}") from None
+
     def temperature(self, sampling: float) -> float:
         """Return the temperature at which log-probabilities and entropy are taken, given that of the sampling."""
         return 1.0 if self.entropy_temperature == "one" else sampling
 
-
-def _in_one_line(build: Callable[..., None]) -> Callable[..., None]:
-    """Let the __init__ of Objective raise a ValueError of one line, about the first field that does not fit."""
-
-    @functools.wraps(build)
-    def __init__(self: Objective, *args: Any, **values: Any) -> None:
-        try:
-            build(self, *args, **values)
-        except ValidationError as error:
-            fault = error.errors()[0]
-            field = _FIELDS.get(str(fault["loc"][0]))
-            found = f"must be {_expected(field)}; found {fault['input']!r}" if field else fault["msg"]
-            raise ValueError(f"objective: {fault['loc'][0]} {found}") from None
-
-    return __init__
+    @property
+    def entropy_gradient(self) -> bool:
+        """Whether the loss is differentiated through the entropy."""
+        return self.entropy_mode == "loss" and self.gamma != 0
 
 
 def _expected(field: FieldInfo) -> str:
@@ -103,9 +103,6 @@ def bounds_of(field: FieldInfo) -> list[str]:
     limits = [(sign, getattr(rule, key, None)) for rule in field.metadata for key, sign in _BOUNDS.items()]
     return [f"{sign} {limit}" for sign, limit in limits if limit is not None]
 
-
-_FIELDS: dict[str, FieldInfo] = vars(Objective)["__pydantic_fields__"]
-setattr(Objective, "__init__", _in_one_line(Objective.__init__))  # noqa: B010  # mypy refuses the assignment
 
 _PAPER = Objective()
 _GRPO = replace(_PAPER, conflict=False, filter="never", entropy_mode="none")

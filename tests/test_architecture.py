@@ -88,13 +88,14 @@ NEEDS_TRAIN = (
     "gtpo.conflict",
     "gtpo.entropy",
     "gtpo.fused",
+    "gtpo.head",
     "gtpo.inputs.model",
     "gtpo.integrations.verl.advantages",
     "gtpo.integrations.verl.trainer",
-    "gtpo.kernels",
     "gtpo.objective",
     "gtpo.run",
     "gtpo.trainer",
+    "gtpo.triton_head",
     "gtpo.evalkit.engines.kv_cache",
 )
 

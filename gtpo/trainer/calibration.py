@@ -18,8 +18,8 @@ from trl.trainer.utils import pad
 from gtpo.common.files import read_json, write_json
 from gtpo.common.log import LOG
 from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, describe_gate
-from gtpo.fused import fused_linear_gtpo_loss
-from gtpo.objective import PRESETS, Objective, filter_is_active
+from gtpo.head import token_statistics
+from gtpo.objective import Objective, filter_is_active
 from gtpo.trainer import trl_seam
 from gtpo.trainer.group_statistics import GroupStatistics
 from gtpo.trainer.policy_head import LMHead, policy_forward
@@ -188,13 +188,12 @@ class GateCalibration(TrainerCallback):
         batch = {name: value.to(self.trainer.accelerator.device) for name, value in rows.items()}
 
         def mean_entropy(hidden: Tensor, head: LMHead) -> Tensor:
-            # Of the distribution that was sampled, whatever the objective takes; no reward enters it.
-            ids, mask, rewards = batch["completion_ids"], batch["completion_mask"], torch.zeros(len(hidden))
-            return fused_linear_gtpo_loss(
-                PRESETS["grpo"], hidden, head.weight, ids, mask, rewards, 1,
-                temperature=self.trainer.temperature, bias=head.bias, logit_scale=head.logit_scale,
-                softcap=head.softcap,
-            ).entropy  # fmt: skip
+            # Of the distribution that was sampled, whatever the objective takes.
+            ids, mask = batch["completion_ids"], batch["completion_mask"]
+            _, entropies = token_statistics(
+                hidden, head.weight, ids, mask, temperature=self.trainer.temperature, **head.transform()
+            )
+            return entropies.sum(dim=1) / mask.sum(dim=1)
 
         with torch.no_grad():
             entropies: Tensor = policy_forward(self.trainer, self.trainer.model_wrapped, batch, mean_entropy).value

@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from gtpo.common.errors import UserError
 from gtpo.completions import Completions, group_advantages, prepare_completions
-from gtpo.fused import FusedLoss, fused_loss
+from gtpo.head import check_finite, token_statistics
 from gtpo.presets import LN2, PRESETS, Objective
 from gtpo.rewards.completions import completion_text
 from gtpo.rewards.format import format_score
@@ -117,7 +117,7 @@ def without_empty_columns(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_batch(batch: Mapping[str, Any]) -> Completions:
-    """Return the completions of a micro-batch. `old_keep_mask` is left to the caller, who knows the gate."""
+    """Return the completions of a micro-batch."""
     return Completions(
         advantages=batch["advantages"],
         **{field: batch[key] for field, key in BATCH_ROWS.items()},
@@ -317,18 +317,15 @@ def policy_statistics(
 
     The arguments after `objective` are those of TRL's method that scores log-probabilities.
     """
-    plain = replace(PRESETS["grpo"], log_clamp=objective.log_clamp, entropy_temperature=objective.entropy_temperature)
 
-    def statistics(tokens: Tensor, written: Tensor, hidden: Tensor, head: LMHead) -> FusedLoss:
-        # No reward enters a statistic: any will do, and every row is its own group.
-        scored = group_advantages(plain, torch.zeros(len(hidden), device=hidden.device), 1)
-        completions = prepare_completions(plain, scored, tokens, written, 1)
-        return fused_loss(
-            plain, hidden, head.weight, tokens, written, completions, 1, gate_active=False,
-            temperature=trainer.temperature, bias=head.bias, logit_scale=head.logit_scale, softcap=head.softcap,
-        )  # fmt: skip
+    def statistics(tokens: Tensor, written: Tensor, hidden: Tensor, head: LMHead) -> tuple[Tensor, Tensor]:
+        temperature = objective.temperature(trainer.temperature)
+        options = {"temperature": temperature, "log_clamp": objective.log_clamp, **head.transform()}
+        logps, entropies = token_statistics(hidden, head.weight, tokens, written, **options)
+        check_finite(hidden, head.weight, head.bias, logps, entropies)
+        return logps, entropies
 
-    found: list[FusedLoss] = []
+    found: list[tuple[Tensor, Tensor]] = []
     size = batch_size or len(ids)
     for rows, kept in zip(ids.split(size), mask.split(size), strict=True):
         batch = {
@@ -340,4 +337,5 @@ def policy_statistics(
         loss = functools.partial(statistics, batch["completion_ids"], batch["completion_mask"])
         with torch.no_grad():
             found.append(policy_forward(trainer, model, batch, loss).value)
-    return torch.cat([part.logps for part in found]), torch.cat([part.token_entropies for part in found])
+    logps, entropies = map(torch.cat, zip(*found, strict=True))
+    return logps, entropies

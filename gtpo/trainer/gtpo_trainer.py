@@ -32,10 +32,10 @@ from transformers import Trainer
 from trl import GRPOTrainer
 
 from gtpo.common.log import LOG, start_logging
-from gtpo.fused import FusedLoss, fused_loss
+from gtpo.head import check_finite, token_statistics
 from gtpo.inputs.model import rounded_away, widen_adapters
 from gtpo.inputs.model_shape import router_loss_obstacle
-from gtpo.objective import Objective, entropy_gate
+from gtpo.objective import Objective, PolicyLoss, moving_tokens, policy_loss
 from gtpo.trainer import trl_seam
 from gtpo.trainer.adapter_sync import vllm_of
 from gtpo.trainer.calibration import GateCalibration
@@ -269,60 +269,67 @@ class GTPOTrainer(SampledTrainer):
         if unknown := set(inputs) - _TEXT_KEYS:
             raise ValueError(f"GTPOTrainer trains text models; this batch has {', '.join(sorted(unknown))}")
         inputs = without_empty_columns(inputs)  # padded to the longest of the round, not of this micro-batch
-        output, aux_loss = policy_forward(self, model, inputs, functools.partial(self._fused_loss, inputs))
-        self._log(output, inputs)
+        (found, logps, entropies), aux_loss = policy_forward(
+            self, model, inputs, functools.partial(self._loss_of_hidden, inputs)
+        )
+        self._log(inputs, found, logps.detach(), entropies.detach())
+        loss: Tensor = found.loss
         if aux_loss is None:
-            loss: Tensor = output.loss
             return loss
         trl_seam.log(self, "aux_loss", self.accelerator.gather(aux_loss.detach()).mean().item())
-        return output.loss + self.router_aux_loss_coef * aux_loss / self._accumulation()
+        return loss + self.router_aux_loss_coef * aux_loss / self._accumulation()
 
     def _accumulation(self) -> int:
         """Return how many micro-batches make up the gradient that a micro-batch is a part of."""
         return self.current_gradient_accumulation_steps if trl_seam.mode(self) == "train" else 1
 
-    def _fused_loss(self, inputs: dict[str, Any], hidden: Tensor, head: LMHead) -> FusedLoss:
-        """Return the loss of a micro-batch, from the hidden states [B, L, D] of its tokens."""
-        completions, gate_active = from_batch(inputs), self.gate.active()
-        if completions.old_entropy is not None:
-            completions = completions._replace(
-                old_keep_mask=entropy_gate(
-                    self.objective, completions.old_entropy, completions.advantages, gate_active=gate_active
-                )
-            )
-        return fused_loss(
-            self.objective,
+    def _loss_of_hidden(
+        self, inputs: dict[str, Any], hidden: Tensor, head: LMHead
+    ) -> tuple[PolicyLoss, Tensor, Tensor]:
+        """Return the loss, log-probabilities and entropies [B, L] of a micro-batch from its hidden states [B, L, D]."""
+        objective, completions, gate_active = self.objective, from_batch(inputs), self.gate.active()
+        mask = loss_mask(inputs).bool()
+        logps, entropies = token_statistics(
             hidden,
             head.weight,
             inputs["completion_ids"],
-            loss_mask(inputs),
+            mask,
+            moving=moving_tokens(objective, completions, gate_active=gate_active),
+            temperature=objective.temperature(self.temperature),
+            log_clamp=objective.log_clamp,
+            entropy_gradient=objective.entropy_gradient,
+            **head.transform(),
+        )
+        found = policy_loss(
+            objective,
             completions,
+            logps,
+            entropies,
+            mask,
             trl_seam.group_size(self),
             gate_active=gate_active,
             # The micro-batches of a step add up, the ranks are averaged: B of the step is this many per rank.
             groups=len(hidden) * self._accumulation() / trl_seam.group_size(self),
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
-            temperature=self.temperature,
-            bias=head.bias,
-            logit_scale=head.logit_scale,
-            softcap=head.softcap,
         )
+        check_finite(hidden, head.weight, head.bias, logps, entropies)
+        return found, logps, entropies
 
-    def _log(self, output: FusedLoss, inputs: dict[str, Any]) -> None:
+    def _log(self, inputs: dict[str, Any], found: PolicyLoss, logps: Tensor, entropies: Tensor) -> None:
         """Log what the forward has found: entropies, the gate's choice, clipping, the distance from the sampler."""
         if self._samples_as_trained():  # vLLM's are: at another temperature they are not comparable
-            self.groups.log_mismatch(output.logps, inputs)
+            self.groups.log_mismatch(logps, inputs)
         if inputs.get("old_per_token_logps") is not None:
-            self._log_clipping(output, inputs)
-        self.groups.log_completions(inputs["row"], inputs.get("behaviour_entropy", output.entropy), output.kept)
+            self._log_clipping(inputs, logps, found.shaped_advantages)
+        self.groups.log_completions(inputs["row"], inputs.get("behaviour_entropy", found.entropy), found.kept)
         tokens = self.accelerator.gather(loss_mask(inputs).sum()).sum()
-        trl_seam.log(self, "entropy", (self.accelerator.gather(output.token_entropies.sum()).sum() / tokens).item())
+        trl_seam.log(self, "entropy", (self.accelerator.gather(entropies.sum()).sum() / tokens).item())
 
-    def _log_clipping(self, output: FusedLoss, inputs: dict[str, Any]) -> None:
+    def _log_clipping(self, inputs: dict[str, Any], logps: Tensor, shaped_advantages: Tensor) -> None:
         """Log the share of tokens whose policy gradient the clipping takes away, under TRL's names."""
         mask = loss_mask(inputs).bool()
-        ratio, shaped = (output.logps - inputs["old_per_token_logps"]).exp(), output.shaped_advantages[:, None]
+        ratio, shaped = (logps - inputs["old_per_token_logps"]).exp(), shaped_advantages[:, None]
         low = mask & (ratio < 1 - self.epsilon_low) & (shaped < 0)
         high = mask & (ratio > 1 + self.epsilon_high) & (shaped > 0)
         counts = self.accelerator.gather(torch.stack([low.sum(), high.sum(), mask.sum()])).view(-1, 3).sum(dim=0)

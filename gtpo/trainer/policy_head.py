@@ -30,6 +30,10 @@ class LMHead(NamedTuple):
     logit_scale: float
     softcap: float | None
 
+    def transform(self) -> dict[str, Any]:
+        """Return all but the weight, as keywords of `gtpo.head.head_statistics`."""
+        return {"bias": self.bias, "logit_scale": self.logit_scale, "softcap": self.softcap}
+
 
 class PolicyOutput(NamedTuple):
     """What the forward gives for a `policy_loss`."""

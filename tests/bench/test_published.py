@@ -106,7 +106,10 @@ def test_agreement_on_a_models_own_completions(root: Path, published: Any) -> No
 
 
 def test_what_ran_on_a_gpu(root: Path, published: Any) -> None:
-    assert loss.page(published("bench/loss_cuda")) in (root / "docs/one_pass.md").read_text()
+    blocks = {(b["shape"], b["head"]): b for b in published("bench/loss_cuda")["blocks"]}
+    ratios = [loss.ratio(blocks[f"{n}x4096x128256", "frozen"], "bare matmuls") for n in (8192, 1024)]
+    told = "took {:.2f} of its two bare matmuls at 8,192 tokens of the 8B shape on an H200, frozen and in bfloat16, and"
+    assert f"{told.format(ratios[0])} {ratios[1]:.2f} at" in " ".join((root / "docs/one_pass.md").read_text().split())
     gpu = root / "results/published/gpu"
     launches = [(gpu / run / "metrics.jsonl").read_text().splitlines()[:2] for run in ("ddp", "fsdp2")]
     one, other = ([json.loads(line)["loss"] for line in lines] for lines in launches)

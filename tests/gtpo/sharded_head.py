@@ -25,16 +25,17 @@ def main() -> None:
 
     def loss(hidden: torch.Tensor, head: LMHead) -> torch.Tensor:
         return fused_linear_gtpo_loss(
-            PRESETS["gtpo-no-filter"],
+            PRESETS["gtpo-eq7" if frozen else "gtpo-no-filter"],
             hidden[:, :-1],
             head.weight,
             ids[:, 1:],
             torch.ones_like(ids[:, 1:]),
             torch.tensor([1.0, 2.0, 3.0, 5.0]),
             4,
+            initial_entropy=1.0,
         ).loss
 
-    for tied in (True, False):
+    for tied, frozen in ((True, False), (False, False), (False, True)):  # the head is needed again in the backward
         spec = BuiltModel(
             hidden_size=16,
             intermediate_size=32,
@@ -44,6 +45,7 @@ def main() -> None:
             tie_word_embeddings=tied,
         )
         model, _ = build_tiny_model(spec, max_seq_length=64, seed=1)
+        model.lm_head.weight.requires_grad_(not frozen)
         add_policy_head(model)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "policy_loss": loss}
         whole = model(**inputs).value
@@ -60,7 +62,8 @@ def main() -> None:
         gap = max(
             float((p.grad.full_tensor() - expected[name]).abs().max())  # type: ignore[union-attr]
             for name, p in model.named_parameters()
+            if p.grad is not None
         )
         size = max(float(gradient.abs().max()) for gradient in expected.values())
         if dist.get_rank() == 0:
-            print(f"tied={tied} loss={abs(float(sharded - whole)):.2e} gradient={gap / size:.2e}")
+            print(f"tied={tied} frozen={frozen} loss={abs(float(sharded - whole)):.2e} gradient={gap / size:.2e}")

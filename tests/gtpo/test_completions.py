@@ -9,7 +9,7 @@ import torch
 
 from gtpo.completions import group_advantages, prepare_completions
 from gtpo.conflict import conflict_weights
-from gtpo.objective import PRESETS, completion_coefficients, entropy_gate
+from gtpo.objective import PRESETS, entropy_gate
 
 IDS = torch.tensor([[7, 1, 9], [7, 2, 9], [7, 3, 9], [7, 4, 9]])
 MASK = torch.ones_like(IDS, dtype=torch.bool)
@@ -64,11 +64,3 @@ def test_gate_that_is_not_active_keeps_everything() -> None:
     entropy, advantages = torch.tensor([0.1, 9.0]), torch.tensor([1.0, -1.0])
     assert entropy_gate(PRESETS["gtpo"], entropy, advantages, gate_active=False).tolist() == [True, True]
     assert entropy_gate(PRESETS["gtpo"], entropy, advantages, gate_active=True).tolist() == [True, False]
-
-
-def test_tensors_of_one_shape_cannot_be_swapped_by_position() -> None:
-    scored = group_advantages(PRESETS["gtpo"], [1.0, 0.0, 1.0, 0.0], 4)
-    given = prepare_completions(PRESETS["gtpo"], scored, IDS, MASK, 4)
-    row = torch.ones(4)
-    with pytest.raises(TypeError, match="positional"):
-        completion_coefficients(PRESETS["gtpo"], given, row, row, row, 4)  # type: ignore[misc]

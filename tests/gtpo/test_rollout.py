@@ -57,5 +57,4 @@ def test_rows_of_a_rank_come_back_as_its_completions() -> None:
         assert torch.equal(getattr(found, name), getattr(given, name)[rows]), name
     assert torch.equal(found.weights, given.weights[rows, :3])
     assert found.old_entropy is batch["behaviour_entropy"]
-    assert found.old_keep_mask is None
     assert found.old_logps is None

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gtpo.completions import group_advantages, prepare_completions
-from gtpo.objective import completion_coefficients, entropy_gate, filter_is_active
+from gtpo.objective import filter_is_active, policy_loss
 from gtpo.presets import LN2, Objective
 
 
@@ -88,23 +88,25 @@ def token_advantages(
         given = prepare_completions(
             objective, scored, completion_ids[rows], mask[rows], size, truncated=ended_early, dtype=torch.float64
         )
-        entropy = mean_entropy(token_entropy[rows], mask[rows])
-        keep_mask = entropy_gate(objective, entropy, given.advantages, gate_active=gate_active)
-        coefficients = completion_coefficients(
-            objective,
-            given,
-            lengths=lengths[rows],
-            entropy=entropy,
-            keep_mask=keep_mask,
-            num_generations=size,
-            groups=groups,
-        )
-        per_completion = coefficients.policy_scale * lengths[rows] * batch_rows
-        advantages[rows] = torch.where(mask[rows], per_completion[:, None] * given.weights, 0.0).float()
+        # verl's loss has a_it rho_it / (N |o_i|) with a minus: its gradient is then that of the objective.
+        logps = torch.zeros(mask[rows].shape, dtype=torch.float64, device=mask.device, requires_grad=True)
+        with torch.enable_grad():
+            found = policy_loss(
+                objective,
+                given,
+                logps,
+                token_entropy[rows].double(),
+                mask[rows],
+                size,
+                gate_active=gate_active,
+                groups=groups,
+            )
+        (slope,) = torch.autograd.grad(found.loss, logps)
+        advantages[rows] = (slope * (-batch_rows * lengths[rows, None])).float()
         for name, column in {
-            "entropy/mean": entropy,
-            "entropy/above_ln2": entropy > LN2,
-            "gate/kept": keep_mask,
+            "entropy/mean": found.entropy,
+            "entropy/above_ln2": found.entropy > LN2,
+            "gate/kept": found.kept,
             "conflict/forward": given.forward,
             "conflict/backward": given.backward,
             "conflict/union": given.union,

@@ -1,1 +1,0 @@
-"""Row kernels of the one-pass loss: what is done to a chunk of logits between its two matmuls."""

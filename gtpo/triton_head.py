@@ -1,0 +1,97 @@
+"""`fold` of `gtpo.head` as two Triton kernels that ask nothing of the host.
+
+One program works on a row, block by block; its sums live in registers, in the type of the logits. TRITON_INTERPRET=1,
+set before triton is imported, runs them on a CPU. Triton is imported here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 2048
+"""Most columns that a program holds at a time."""
+
+
+@triton.jit
+def _logits(raw, bias_ptr, offsets, valid, scale, cap, inverse_temperature, BIASED: tl.constexpr, CAPPED: tl.constexpr):
+    if BIASED:
+        raw += tl.load(bias_ptr + offsets, mask=valid, other=0.0)
+    z = raw * scale
+    if CAPPED:
+        small = tl.exp(-2 * tl.abs(z / cap))  # tanh by an exponential that cannot overflow
+        tanh = (1 - small) / (1 + small)
+        z = cap * tl.where(z < 0, -tanh, tanh)
+    return z * inverse_temperature
+
+
+@triton.jit
+def _fold(
+    z_ptr, e_ptr, e_stride, bias_ptr, ids_ptr, sums_ptr, factor_ptr, rows, start, columns,
+    scale, cap, inverse_temperature, lag, BIASED: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    z_ptr += row * columns
+    e_ptr += row * e_stride
+    target = tl.load(ids_ptr + row) - start
+    before = tl.load(sums_ptr + row)
+    highest = before
+    for begin in range(0, columns, BLOCK):
+        offsets = begin + tl.arange(0, BLOCK)
+        valid = offsets < columns
+        raw = tl.load(z_ptr + offsets, mask=valid, other=0.0)
+        z = _logits(raw, bias_ptr, offsets, valid, scale, cap, inverse_temperature, BIASED, CAPPED)
+        highest = tl.maximum(highest, tl.max(tl.where(valid, z, -float("inf")), axis=0))
+    reference = tl.where(highest > before + lag, highest, before)
+    factor = tl.exp(before - reference)
+    rest = tl.load(sums_ptr + rows + row)
+    weighted = (tl.load(sums_ptr + 2 * rows + row) + rest * (before - reference)) * factor
+    rest *= factor
+    for begin in range(0, columns, BLOCK):
+        offsets = begin + tl.arange(0, BLOCK)
+        valid = offsets < columns
+        raw = tl.load(z_ptr + offsets, mask=valid, other=0.0)
+        z = _logits(raw, bias_ptr, offsets, valid, scale, cap, inverse_temperature, BIASED, CAPPED)
+        centred = tl.where(valid, z - reference, 0.0)
+        e = tl.where(valid & (offsets != target), tl.exp(centred), 0.0)
+        rest += tl.sum(e, axis=0)
+        weighted += tl.sum(e * centred, axis=0)
+        if CAPPED:
+            t = z / (cap * inverse_temperature)
+            e *= 1 - t * t
+        tl.store(e_ptr + offsets, e.to(e_ptr.dtype.element_ty), mask=valid)
+    tl.store(sums_ptr + row, reference)
+    tl.store(sums_ptr + rows + row, rest)
+    tl.store(sums_ptr + 2 * rows + row, weighted)
+    tl.store(factor_ptr + row, factor)
+
+
+@triton.jit
+def _rescale(matrix_ptr, stride, factor_ptr, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    factor = tl.load(factor_ptr + row)
+    if factor != 1.0:
+        for begin in range(0, columns, BLOCK):
+            offsets = begin + tl.arange(0, BLOCK)
+            pointers = matrix_ptr + row * stride + offsets
+            values = tl.load(pointers, mask=offsets < columns, other=0.0)
+            tl.store(pointers, (values * factor).to(matrix_ptr.dtype.element_ty), mask=offsets < columns)
+
+
+def fold(
+    head: Any, z: Tensor, e: Tensor, sums: Tensor, ids: Tensor, start: int, bias: Tensor | None, earlier: Tensor | None
+) -> None:
+    """See `gtpo.head.fold`. z is left as it is; rows of `earlier` whose factor is 1 are not read."""
+    rows, columns = z.shape
+    factor = torch.empty_like(sums[0])
+    _fold[(rows,)](
+        z, e, e.stride(0), z if bias is None else bias, ids, sums, factor, rows, start, columns,
+        head.scale, head.softcap or 1.0, 1.0 / head.temperature, head.lag,
+        BIASED=bias is not None, CAPPED=head.softcap is not None, BLOCK=min(BLOCK, triton.next_power_of_2(columns)),
+    )  # fmt: skip
+    if earlier is not None and earlier.numel():
+        _rescale[(len(earlier),)](earlier, earlier.stride(0), factor, earlier.shape[1], BLOCK=BLOCK)

@@ -1,0 +1,223 @@
+"""The head against plain autograd on full logits: values, gradients, precision, operations, and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gtpo.head
+from gtpo.head import head_statistics, token_statistics
+
+torch.set_num_threads(1)
+
+
+def inputs(seed: int, rows: int = 13, width: int = 6, vocabulary: int = 23, dtype: Any = torch.float64) -> list[Tensor]:
+    """Return hidden [R, D], lm_head [V, D], bias [V], ids [R]."""
+    draw = torch.Generator().manual_seed(seed)
+    made = [torch.randn(*size, generator=draw, dtype=torch.float64) for size in ((rows, width), (vocabulary, width))]
+    bias = torch.randn(vocabulary, generator=draw, dtype=torch.float64)
+    return [*(t.to(dtype) for t in (*made, bias)), torch.randint(0, vocabulary, (rows,), generator=draw)]
+
+
+def plain(hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """Return the statistics by autograd on all logits."""
+    z = options.get("logit_scale", 1.0) * (hidden @ weight.T if bias is None else hidden @ weight.T + bias)
+    if cap := options.get("softcap"):
+        z = cap * torch.tanh(z / cap)
+    log_p = (z / options.get("temperature", 1.0)).log_softmax(dim=-1)
+    p = log_p.exp()
+    clamp = options.get("log_clamp", 0.0)
+    return log_p.gather(1, ids[:, None])[:, 0], -(p * (p.clamp(min=clamp).log() if clamp else log_p)).sum(dim=-1)
+
+
+def gradients(found: tuple[Tensor, Tensor], leaves: list[Tensor], entropy: bool, seed: int = 0) -> tuple[Tensor, ...]:
+    """Return the gradients of sums of both statistics with random weights, of which some rows have 0."""
+    g, b = torch.randn(2, len(found[0]), generator=torch.Generator().manual_seed(seed)).to(found[0].dtype)
+    g[3::4] = b[3::4] = 0
+    return torch.autograd.grad((found[0] * g).sum() + ((found[1] * b).sum() if entropy else 0), leaves)
+
+
+def sizes(monkeypatch: pytest.MonkeyPatch, **values: int) -> None:
+    """Vocabularies here are small: let the head walk them in tiles and chunks of a few columns and rows."""
+    monkeypatch.setattr(gtpo.head, "CPU", gtpo.head.CPU._replace(**{"tile_logits": 40} | values))
+
+
+@pytest.mark.parametrize("trained", ["frozen", "lm_head", "bias", "all"])
+@pytest.mark.parametrize("entropy", [False, True])
+def test_values_and_gradients_are_those_of_autograd(monkeypatch: Any, trained: str, entropy: bool) -> None:
+    for seed, (cap, clamp, rows, tile) in enumerate(
+        itertools.product((None, 3.0), (0.0, 0.02), (4, 1024), (40, 2**19))
+    ):
+        sizes(monkeypatch, tile_logits=tile, chunk_rows=rows)
+        hidden, weight, bias, ids = inputs(seed)
+        hidden.requires_grad_()
+        weight.requires_grad_(trained in ("lm_head", "all"))
+        bias = bias.requires_grad_(trained in ("bias", "all")) if seed % 2 or trained != "frozen" else None
+        options: dict[str, Any] = {"temperature": 0.8, "logit_scale": 1.3, "softcap": cap, "log_clamp": clamp}
+        found = head_statistics(hidden, weight, ids, bias=bias, entropy_gradient=entropy, **options)
+        wanted = plain(hidden, weight, bias, ids, **options)
+        leaves = [t for t in (hidden, weight, bias) if t is not None and t.requires_grad]
+        assert found[1].requires_grad is entropy
+        for value, target in zip(
+            (*found, *gradients(found, leaves, entropy)), (*wanted, *gradients(wanted, leaves, entropy)), strict=True
+        ):
+            torch.testing.assert_close(value, target, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+def test_logits_far_apart_move_the_reference(monkeypatch: Any, trainable: bool) -> None:
+    """Scores of hundreds, rising from tile to tile: what earlier tiles gave is rescaled, nothing overflows."""
+    sizes(monkeypatch)
+    hidden, weight, _, ids = inputs(8)
+    weight = (weight + torch.arange(len(weight))[:, None] * 4.0).requires_grad_(trainable)
+    hidden = (hidden.abs() + 0.5).requires_grad_()
+    leaves = [hidden, weight] if trainable else [hidden]
+    found, wanted = head_statistics(hidden, weight, ids), plain(hidden, weight, None, ids)
+    for value, target in zip(
+        (*found, *gradients(found, leaves, False)), (*wanted, *gradients(wanted, leaves, False)), strict=True
+    ):
+        torch.testing.assert_close(value, target, rtol=1e-10, atol=1e-10)
+    for value, target in zip(head_statistics(hidden.float(), weight.float(), ids), wanted, strict=True):
+        torch.testing.assert_close(value.double(), target, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize("multiplied", [False, True])
+def test_precision(monkeypatch: Any, dtype: Any, entropy: bool, multiplied: bool) -> None:
+    """Against float64: exact statistics if the CPU has no products of the type; else no worse than its full logits."""
+    sizes(monkeypatch, tile_logits=2000, chunk_rows=17)
+    monkeypatch.setattr(gtpo.head, "cpu_multiplies", lambda dtype: multiplied)
+    errors = torch.zeros(2, 4)  # ours and full logits': squares of the relative errors of both statistics and gradients
+    for seed in range(6):
+        hidden, weight, _, ids = inputs(seed, rows=60, width=32, vocabulary=101, dtype=dtype)
+        hidden.mul_(0.5).requires_grad_()
+        weight.requires_grad_()
+        exact = [t.detach().double().requires_grad_() for t in (hidden, weight)]
+        target = plain(*exact, None, ids)
+        target = (*target, *gradients(target, exact, entropy))
+        logits = (hidden @ weight.T).float()
+        full = plain(logits, torch.eye(101), None, ids)
+        ours = head_statistics(hidden, weight, ids, entropy_gradient=entropy)
+        for row, found in enumerate((ours, full)):
+            got = (*found, *gradients(found, [hidden, weight], entropy))
+            assert [value.dtype for value in got] == [torch.float32, torch.float32, dtype, dtype]
+            for i, (value, wanted) in enumerate(zip(got, target, strict=True)):
+                difference, norm = (value.detach().double() - wanted).square().sum(), wanted.square().sum()
+                errors[row, i] += float((difference / norm).detach()) / 6
+    ours, full = errors.sqrt()
+    if dtype == torch.float32 or not multiplied:
+        rounded = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}[dtype]
+        assert (ours < torch.tensor([1e-6, 1e-6, rounded, rounded])).all(), ours
+    else:  # products are put together from tiles of a few columns and chunks of 17 rows here, each rounded
+        assert (ours <= full * torch.tensor([1.0, 1.05, 1.3, 1.3])).all(), (ours, full)
+
+
+class Launched(TorchDispatchMode):
+    """Counts the operations that run on the device, and the multiply-adds of matrix products per column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations, self.products = 0, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        views = (
+            "view",
+            "slice",
+            "select",
+            "t.",
+            "transpose",
+            "permute",
+            "detach",
+            "alias",
+            "empty",
+            "unsqueeze",
+            "expand",
+            "split",
+        )
+        name = function.__name__
+        self.operations += not name.startswith(views) and not name.startswith(
+            ("_unsafe_view", "unbind", "is_", "new_empty")
+        )
+        if name.startswith(("mm", "addmm")):
+            left, right = [t for t in args if isinstance(t, Tensor)][-2:]
+            self.products += left.shape[0] * left.shape[1] * right.shape[1]
+        return function(*args, **(kwargs or {}))
+
+
+def multiplied_rows(trained: bool, weights: Tensor, entropy: bool = False, **options: Any) -> float:
+    """Return the rows of V D products that statistics and gradients of 64 rows take, weighted with g [64]."""
+    hidden, weight, _, ids = inputs(5, rows=64, dtype=torch.float32)
+    hidden.requires_grad_()
+    weight.requires_grad_(trained)
+    with Launched() as launched:
+        logps, entropies = head_statistics(hidden, weight, ids, entropy_gradient=entropy, **options)
+        if logps.requires_grad:
+            (logps * weights + (entropies * weights if entropy else 0)).sum().backward()
+    return launched.products / weight.numel()
+
+
+def test_products_of_the_vocabulary(monkeypatch: Any) -> None:
+    sizes(monkeypatch, tile_logits=300)
+    ones, half = torch.ones(64), (torch.arange(64) >= 32).float()
+    assert multiplied_rows(False, ones) == 2 * 64
+    assert multiplied_rows(False, half, gradient_rows=40) == 64 + 40
+    assert multiplied_rows(False, half, entropy=True) == 64 + 2 * 32
+    assert multiplied_rows(True, torch.zeros(64)) == 64
+    # Half of the rows are kept in float32: the others are multiplied again.
+    assert multiplied_rows(True, ones) == 3 * 64 + 32
+    assert multiplied_rows(True, 1 - half) == 64 + 2 * 32, "all of these rows are kept"
+    sizes(monkeypatch, kept_bytes=0)
+    assert multiplied_rows(True, half) == 64 + 3 * 32
+    with torch.no_grad():
+        assert multiplied_rows(True, ones) == 64
+
+
+def test_a_second_backward_is_refused_and_a_repeated_one_is_not() -> None:
+    for trained in (False, True):
+        hidden, weight, _, ids = inputs(3)
+        leaves = [hidden.requires_grad_(), weight.requires_grad_(trained)][: 1 + trained]
+        logps, _ = head_statistics(hidden, weight, ids)
+        first, again = (torch.autograd.grad(logps.sum(), leaves, retain_graph=True) for _ in range(2))
+        assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+        (by_hidden, *_) = torch.autograd.grad(logps.square().sum(), leaves, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            by_hidden.sum().backward()
+
+
+def test_tokens_outside_the_mask_reach_nothing_and_others_keep_their_places(monkeypatch: Any) -> None:
+    sizes(monkeypatch)
+    hidden, weight, _, ids = inputs(2, rows=24)
+    draw = torch.Generator().manual_seed(1)
+    mask, moving = torch.rand(2, 4, 6, generator=draw) < 0.7
+    mask[:, 0] = True
+    hidden, ids = hidden.view(4, 6, -1).clone(), ids.view(4, 6).masked_fill(~mask, -7)
+    hidden[~mask] = float("nan")
+    hidden.requires_grad_()
+    found = token_statistics(hidden, weight, ids, mask, moving=moving)
+    for values, wanted in zip(found, plain(hidden[mask], weight, None, ids[mask]), strict=True):
+        torch.testing.assert_close(values[mask], wanted)
+        assert (values[~mask] == 0).all()
+    (by_hidden,) = torch.autograd.grad(found[0].sum(), hidden)
+    (wanted,) = torch.autograd.grad(plain(hidden[mask], weight, None, ids[mask])[0].sum(), hidden)
+    torch.testing.assert_close(by_hidden[mask & moving], wanted[mask & moving])
+    assert (by_hidden[~(mask & moving)] == 0).all()
+
+
+def test_autocast_and_tied_weights() -> None:
+    table = inputs(4, dtype=torch.float32)[1]
+    ids = torch.arange(13)
+    results = []
+    for head, cast in ((head_statistics, False), (head_statistics, True), (None, False)):
+        weight = table.clone().requires_grad_()
+        hidden = torch.nn.functional.embedding(ids, weight).tanh()
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+            logps, _ = plain(hidden, weight, None, ids) if head is None else head(hidden, weight, ids)
+        results.append(torch.autograd.grad(logps.sum(), weight)[0])
+    assert torch.equal(results[0], results[1])
+    torch.testing.assert_close(results[0], results[2], rtol=1e-5, atol=1e-6)

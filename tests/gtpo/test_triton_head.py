@@ -1,0 +1,126 @@
+"""The Triton kernels: in Triton's interpreter, on a GPU as they are, and through their compiler for three GPUs.
+
+Run with `cuda` or without, it is the check that the tests below start in a process of its own: TRITON_INTERPRET must be
+set before triton is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from test_head import Launched, gradients, inputs, plain
+
+from gtpo.common.packages import installed
+
+pytestmark = [
+    pytest.mark.skipif(not installed("triton"), reason="triton is not installed"),
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
+]
+
+
+def check(device: str) -> None:
+    """Compare statistics and gradients with autograd on all logits, and count what is launched."""
+    import gtpo.head
+    from gtpo import triton_head
+
+    torch.set_num_threads(1)
+    launches, kernels = [0], triton_head.fold
+
+    def counted(*arguments: Any) -> None:
+        launches[0] += 1 + (arguments[-1] is not None)
+        with torch.utils._python_dispatch._disable_current_modes():
+            kernels(*arguments)
+
+    gtpo.head.fold = triton_head.fold = counted
+    triton_head.BLOCK = 8  # several blocks a row
+    for seed, (cap, biased, trained, spread) in enumerate(
+        itertools.product((None, 3.0), (False, True), (False, True), (1.0, 40.0))
+    ):
+        gtpo.head.CPU = gtpo.head.GPU = gtpo.head.CPU._replace(tile_logits=90, chunk_rows=9)
+        hidden, weight, bias, ids = (t.to(device) for t in inputs(seed))
+        hidden = (hidden * spread).requires_grad_()
+        weight.requires_grad_(trained)
+        options: dict[str, Any] = {"softcap": cap, "logit_scale": 1.3, "temperature": 0.8}
+        found = gtpo.head.head_statistics(hidden, weight, ids, bias=bias if biased else None, **options)
+        wanted = plain(hidden, weight, bias if biased else None, ids, **options)
+        leaves = [hidden, weight][: 1 + trained]
+        for value, target in zip(
+            (*found, *gradients(found, leaves, False)), (*wanted, *gradients(wanted, leaves, False)), strict=True
+        ):
+            # A kernel's float arguments are rounded to float32.
+            torch.testing.assert_close(value, target, rtol=1e-5, atol=1e-5 * spread)
+    counts = []
+    for columns in (4, 2):  # 6 and 12 tiles of one chunk
+        gtpo.head.CPU = gtpo.head.GPU = gtpo.head.CPU._replace(tile_logits=13 * columns, chunk_rows=1024)
+        hidden, weight, _, ids = (t.to(device) for t in inputs(0))
+        launches[0] = 0
+        with Launched() as launched:
+            gtpo.head.head_statistics(hidden.requires_grad_(), weight, ids)[0].sum().backward()
+        counts.append(launched.operations + launches[0])
+    print(f"a tile {(counts[1] - counts[0]) / 6:g} besides {2 * counts[0] - counts[1]}")
+
+
+def run_check(*arguments: str, **environment: str) -> str:
+    """Run this file and return what it printed."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | environment
+    done = subprocess.run([sys.executable, __file__, *arguments], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_kernels_under_the_interpreter() -> None:
+    tile, besides = re.findall(r"[\d.]+", run_check(TRITON_INTERPRET="1"))
+    assert float(tile) <= 4, "of forward and backward: a product, fold, rescale, a product"
+    assert int(besides) <= 40
+
+
+@pytest.mark.gpu
+def test_kernels_on_a_gpu() -> None:
+    assert "a tile" in run_check("cuda")
+
+
+@pytest.mark.parametrize("architecture", [80, 90, 100])
+@pytest.mark.parametrize("kernel", ["_fold", "_rescale"])
+def test_nothing_spills(kernel: str, architecture: int, tmp_path: Any, monkeypatch: Any) -> None:
+    """Compiled for A100, H100 and B200 as a launch specialises them, without a GPU; also for ragged vocabularies."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from gtpo import triton_head
+
+    function = getattr(triton_head, kernel)
+    types = {"e_ptr": "*bf16", "ids_ptr": "*i64", "_ptr": "*fp32"}
+    types |= dict.fromkeys(("scale", "cap", "inverse_temperature", "lag"), "fp32")
+    for switches, aligned in (((), True), (("BIASED", "CAPPED"), True), ((), False)):
+        signature, attributes, constants = {}, {}, {"BLOCK": triton_head.BLOCK}
+        for index, name in enumerate(function.arg_names):
+            kind = next((kind for end, kind in types.items() if name.endswith(end)), "i32")
+            signature[name] = "constexpr" if name.isupper() else kind
+            if name.isupper():
+                constants.setdefault(name, name in switches)
+            elif name.endswith("_ptr") or (signature[name] == "i32" and aligned):
+                attributes[(index,)] = [["tt.divisibility", 16]]
+        monkeypatch.setenv(
+            "TRITON_CACHE_DIR", str(tmp_path / f"{aligned}{len(switches)}")
+        )  # or it is not compiled again
+        log = io.StringIO()
+        with contextlib.redirect_stdout(log), triton.knobs.nvidia.scope():
+            triton.knobs.nvidia.dump_ptxas_log = True
+            source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
+            triton.compile(source, target=GPUTarget("cuda", architecture, 32))
+        assert re.findall(r"Used (\d+) registers", log.getvalue())
+        assert set(re.findall(r"(\d+) bytes (?:stack|spill)", log.getvalue())) == {"0"}
+
+
+if __name__ == "__main__":
+    check(sys.argv[1] if len(sys.argv) > 1 else "cpu")
