@@ -171,29 +171,6 @@ def test_tokens_left(ended: list[int], running: list[int], waiting: int, most: i
     assert tokens_left(ended, running, waiting, most).tokens == pytest.approx(left, rel=0.02)
 
 
-def test_the_time_left_is_known_from_the_first_third() -> None:
-    """Lengths of long tails, 32 at a time, one token a step: the tokens left are within a factor 1.5 of the truth."""
-    rng = np.random.default_rng(0)
-    lengths = np.minimum(rng.lognormal(5, 0.8, 400).astype(int) + 1, 2048)
-    running: dict[int, int] = {}
-    ended: list[int] = []
-    following, done, ratios = 0, 0, []
-    while len(ended) < 400:
-        while len(running) < 32 and following < 400:
-            running[following] = 0
-            following += 1
-        running = {i: tokens + 1 for i, tokens in running.items()}
-        done += len(running)
-        for i in [i for i, tokens in running.items() if tokens == lengths[i]]:
-            ended.append(running.pop(i))
-        share = done / lengths.sum()
-        if 1 / 3 < share < 0.95 and done % 64 == 0:
-            left = tokens_left(ended, list(running.values()), 400 - following, 2048)
-            ratios.append(left.tokens / (lengths.sum() - done))
-    assert min(ratios) > 1 / 1.5
-    assert max(ratios) < 1.5
-
-
 class Simulated:
     """An engine that takes a + b x (samples running) seconds a token of each, and c to read a prompt.
 

@@ -284,19 +284,3 @@ def test_a_thinned_curve_keeps_its_extremes() -> None:
     assert low.size == high.size == curve.thinned(500).values.size == 500
     assert (low.min(), high.max()) == (0.0, 1000.0)
     assert np.all((low <= curve.thinned(500).values) & (curve.thinned(500).values <= high))
-
-
-@pytest.mark.slow
-def test_ten_thousand_samples_and_7500_steps_are_drawn(driver: Any, tmp_path: Path) -> None:
-    write_train(tmp_path / "results/train/long", steps=7500)
-    write_eval(tmp_path / "results/eval/long-1", train_run="long", benchmarks={"arithmetic": 1250}, n=8)
-    process, address = start(tmp_path)
-    times = []
-    for _ in range(3):  # the first one is the server's first too
-        view = opened(driver, address)
-        page = next(view)
-        times.append(int(page("return document.documentElement.dataset.complete")))
-        assert page("return document.querySelector('#evaluations [role=status]').textContent").endswith(" of 10,000")
-        next(view, None)
-    process.terminate()
-    print(f"complete after {times} ms")

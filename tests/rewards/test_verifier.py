@@ -221,15 +221,22 @@ def test_a_pool_may_close_while_a_worker_starts_or_works(when: str, monkeypatch:
     assert worker._stdout.closed
 
 
-def test_a_worker_that_the_system_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("subprocess.Popen", BlockingIOError(11, "Resource temporarily unavailable")),
+        ("threading.Thread.start", RuntimeError("can't start new thread")),
+    ],
+)
+def test_what_the_system_refuses_is_told(monkeypatch: pytest.MonkeyPatch, what: str, error: Exception) -> None:
     def refused(*args: object, **options: object) -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
+        raise error
 
-    monkeypatch.setattr(subprocess, "Popen", refused)
-    with Verifier(workers=1, timeout_s=5) as verifier:
-        with pytest.raises(UserError, match=r"worker did not start: .*unavailable"):
-            verifier.verify("x+x", "2x")
-        monkeypatch.undo()
+    with Verifier(workers=1, timeout_s=30) as verifier:
+        with monkeypatch.context() as patch:
+            patch.setattr(what, refused)
+            with pytest.raises(UserError, match=f"worker did not start: .*{error.args[-1]}"):
+                verifier.verify("x+x", "2x")
         assert verifier.verify("x+x", "2x") is Verdict.CORRECT
 
 
@@ -299,18 +306,6 @@ def test_a_killed_worker_without_successor_leaves_its_tasks_to_the_others(monkey
             verify()
         assert said == [(SHORT_OF["refused"], Verdict.CORRECT)]
         assert verifier._pool._alive == {other}
-
-
-def test_a_thread_that_the_system_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with Verifier(workers=2, timeout_s=5) as verifier:
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", refused)
-            with pytest.raises(UserError, match="did not start: can't start new thread"):
-                verifier.verify("x+x", "2x")
-        assert verifier.verify("x+x", "2x") is Verdict.CORRECT
 
 
 def test_a_worker_that_cannot_start_is_an_error_and_no_verdict(monkeypatch) -> None:
