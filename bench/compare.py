@@ -84,7 +84,7 @@ def write_run(
             metric: {str(k): mean_interval(found[:, k - 1])._asdict() for k in range(1, N + 1)}
             for metric, found in (("pass@k", passes), ("maj@k", majority))
         }
-        entry = {"source": "made up", "questions": count, "samples": N * count, "checksum": "x"}
+        entry = {"source": "made up", "questions": count, "samples": N * count, "n": N, "checksum": "x"}
         document["benchmarks"][benchmark] = {**entry, **scored, "strict": scored, "lenient": scored}
         values = {
             "benchmark": [benchmark] * count, "question_id": [f"{benchmark}/{i}" for i in range(count)],

@@ -166,8 +166,7 @@ def _only_unscored(benchmark: str, parts: list[tuple[EvalRun, Questions]]) -> bo
 def _other_golds(benchmark: str, runs: list[EvalRun]) -> str:
     """Say how two runs' questions or golds of the same ids differ; empty where they do not.
 
-    Checksums settle it where they can. Runs of older versions have none of the content, nor have recorded completions
-    without the questions' text.
+    Checksums settle it where they can. Recorded completions without the questions' text have none of the content.
     """
     entries = {run.name: run.entries(benchmark) for run in runs}
     sums = {name: sorted(str(entry.checksum) for entry in found) for name, found in entries.items()}

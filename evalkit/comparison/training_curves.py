@@ -121,7 +121,7 @@ class CurveLog:
             raise UserError(f"{where}: step is {step!r}, expected a number")
         self._rows[step] = self._rows.get(step, {}) | row
         if names := row.get("nonfinite"):
-            self.nonfinite[step] = ", ".join(map(str, names)) if isinstance(names, list) else str(names)
+            self.nonfinite[step] = ", ".join(names)
 
     def curves(self) -> dict[str, Curve]:
         """The curves by key; values that are missing, null or not finite leave a gap."""
@@ -192,18 +192,14 @@ def summary(train: TrainRun) -> dict[str, float | None]:
 
 def initial_entropy(train: TrainRun) -> float | None:
     """H_ini of the untrained policy in nats, as run.json stores it; None where the gate did not need it."""
-    value = train.document.get("initial_entropy")
-    if isinstance(value, dict):
-        value = value.get("nats")
-    return float(value) if isinstance(value, (int, float)) else None
+    found = train.document.get("initial_entropy")
+    return None if found is None else float(found["nats"])
 
 
 def gate(train: TrainRun) -> str:
     """What the entropy gate did, for the reader: `auto: on`, `never: off`; empty where there is none."""
     found = train.document.get("gate")
-    if not isinstance(found, dict) or "filter" not in found:
-        return ""
-    return f"{found['filter']}: {'on' if found.get('active') else 'off'}"
+    return f"{found['filter']}: {'on' if found['active'] else 'off'}" if found else ""
 
 
 def completions_files(folder: Path) -> list[Path]:

@@ -6,10 +6,10 @@ Its system prompt and its longest completion become the defaults of the evaluati
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shlex
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,13 @@ from typing import Any
 from pydantic import BaseModel, StrictInt, StrictStr
 
 from gtpo.common.errors import UserError, did_you_mean
-from gtpo.common.files import read_json_object, write_text
+from gtpo.common.files import read_json_object
 from gtpo.common.hub import adapter_base, check_model
 from gtpo.common.provenance import file_hash, text_hash
 from gtpo.common.vllm_environment import lora_rank_slot
 from gtpo.common.yaml_file import read_yaml, validate_yaml
 
 TRAIN_RUNS = Path("results/train")
-
-REMEMBERED = 10_000_000
-"""Bytes of a file from which its hash is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,26 +103,12 @@ def content_hashes(ref: ModelRef) -> dict[str, str | None]:
     }
     apart = {"tokenizer_config.json", "generation_config.json"}
     files["weights"] = [p for p in files["weights"] if p.name not in apart]
+    with ThreadPoolExecutor() as pool:  # hashing lets go of the interpreter, and large weights are many files
+        hashes = {path: pool.submit(file_hash, path) for paths in files.values() for path in paths}
     return {
-        what: text_hash(*(f"{path.name} {_known_hash(path)}" for path in paths))[:16] if paths else None
+        what: text_hash(*(f"{path.name} {hashes[path].result()}" for path in paths)) if paths else None
         for what, paths in files.items()
     }
-
-
-def _known_hash(path: Path) -> str:
-    """Return the hash of a file, remembered by path, size and time: that of large weights takes minutes."""
-    state = path.stat()
-    key = f"{path.resolve()} {state.st_size} {state.st_mtime_ns}"
-    store = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gtpo/hashes"
-    entry = store / hashlib.sha256(key.encode()).hexdigest()
-    if state.st_size < REMEMBERED:
-        return file_hash(path)
-    with contextlib.suppress(OSError):
-        return entry.read_text()
-    found = file_hash(path)
-    with contextlib.suppress(OSError):  # a home that cannot be written to
-        write_text(entry, found)
-    return found
 
 
 class _Dataset(BaseModel):

@@ -136,11 +136,8 @@ def _print_overview(console: Any, record: EvalRecord, done: Mapping[str, Benchma
 
 def _print_details(console: Any, name: str, entry: BenchmarkRecord, scoring: Scoring, largest: int) -> None:
     """Print the metrics by k."""
-    every = entry.all_pass_at_k  # an older version did not write it
-    rows = [
-        (str(k), _cell(entry.pass_at_k[k]), _cell(every[k]) if k in every else "", _cell(entry.maj_at_k[k]))
-        for k in shown_ks(len(entry.pass_at_k), largest)
-    ]
+    curves = (entry.pass_at_k, entry.all_pass_at_k, entry.maj_at_k)
+    rows = [(str(k), *(_cell(curve[k]) for curve in curves)) for k in shown_ks(len(entry.pass_at_k), largest)]
     title = f"{name}: {entry.questions} questions, {entry.samples} samples, {scoring} scoring"
     _print_table(console, ("k", "pass@k, %", "pass^k, %", "maj@k, %"), rows, title)
 

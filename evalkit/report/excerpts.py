@@ -128,15 +128,11 @@ def choose_samples(
     heavy = ["sample_index", f"verdict_{scoring}", f"answer_{scoring}", "format_ok", "tokens", "finish_reason"]
     heavy.append("completion")
     for method, run in ((str(m), run) for m, its_runs in enumerate(methods.values()) for run in its_runs):
-        seen: set[tuple[str, int]] = set()
         for batch in (read_table(path, light + heavy) for path in sample_files(run)):
             names = zip(batch["benchmark"].to_pylist(), batch["question_id"].to_pylist(), strict=True)
             for row, (b, question) in enumerate(names):
                 if b == run.stored.get(benchmark, benchmark) and question in wanted:
                     index, verdict, answer, form, *ending, text = (batch[name][row].as_py() for name in heavy)
-                    if (question, index) in seen:  # a part written twice
-                        continue
-                    seen.add((question, index))
                     verdict = verdict or "UNSCORED"
                     answers[question].setdefault(method, Counter())[answer, verdict] += 1
                     values = index, verdict, answer, int(bool(form)), *ending, *shortened(text or ""), visible(run.name)

@@ -152,7 +152,7 @@ def read_train_run(folder: Path) -> TrainRun:
     if not isinstance(document, dict) or not isinstance(document.get("schema_version"), int):
         raise UserError(f"{path}: no schema_version; not a file that gtpo wrote")
     check_schema_version(path, document["schema_version"], TRAIN_SCHEMA_VERSION)
-    return TrainRun(str(document.get("run_name") or document.get("name") or folder.resolve().name), folder, document)
+    return TrainRun(str(document.get("run_name") or folder.resolve().name), folder, document)
 
 
 def _names_train_run(record: EvalRecord | None, folder: Path) -> bool:
@@ -239,7 +239,7 @@ def settings(run: EvalRun) -> dict[str, Any]:
 
 def samples_per_question(run: EvalRun, benchmark: str) -> str:
     """`64`: how many samples a question of the benchmark got, failed ones included; `2 and 8` where parts differ."""
-    return " and ".join(dict.fromkeys(str(r.n_of(benchmark)) for r in run.records if benchmark in r.benchmarks))
+    return " and ".join(dict.fromkeys(str(entry.n) for entry in run.entries(benchmark)))
 
 
 def _note_parts(run: EvalRun, parts: list[EvalRun], notes: list[str]) -> None:

@@ -328,11 +328,6 @@ class EvalRecord(_Block):
         """Return the content of eval.json; what was never set is left out."""
         return self.model_dump(by_alias=True, exclude_unset=True)
 
-    def n_of(self, benchmark: str) -> int:
-        """Return the samples per question behind a benchmark's metrics; the published demo has one n for all."""
-        entry = self.benchmarks.get(benchmark)
-        return self.sampling.n if entry is None or entry.n is None else entry.n
-
     def header(self) -> EvalRecord:
         """Return the record of the run as it is before any metric: what every part of its samples carries."""
         benchmarks = {name: entry.before_samples() for name, entry in self.benchmarks.items()}

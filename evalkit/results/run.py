@@ -43,8 +43,7 @@ class TrainRun:
     @property
     def seed(self) -> int | None:
         """Its seed; None where unknown."""
-        published = self.document.get("seeds") or {}
-        seed = self.document.get("seed", published.get("random_seed"))
+        seed = self.document.get("seed")
         return None if seed is None else int(seed)
 
     @property

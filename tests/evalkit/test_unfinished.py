@@ -113,7 +113,7 @@ def test_another_benchmark_is_not_held_up(gtpo, sample, before: int, tiny_model:
     assert record.status == "incomplete"
     assert (second.n, second.samples, max(second.pass_at_k), second.finish_with) == (4, 16, 4, None)
     assert (first.n, first.n_asked, first.samples) == (before or None, 4, 4 * before)
-    assert record.n_of("arithmetic_hard") == record.sampling.n == 4
+    assert record.sampling.n == 4
     assert first.finish_with == record.command
     asked = ("eval", tiny_model, "--benchmarks", "arithmetic_hard", "--engine", "transformers", "--limit", "4")
     done = gtpo(*asked, "--max-tokens", "16", "--k", "4", "--out", tmp_path / "run", code=3)
@@ -124,24 +124,6 @@ def test_another_benchmark_is_not_held_up(gtpo, sample, before: int, tiny_model:
     whole = sample(Scripted(), k=4)
     assert whole.status == "complete"
     assert {entry.n for entry in whole.benchmarks.values()} == {4}
-
-
-def test_a_run_of_the_version_before_gets_its_n(gtpo, sample, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """It wrote the largest n for all benchmarks, and complete over a raise that had stopped."""
-    sample(Scripted(), k=2)
-    sample(Scripted(most=5), k=8)
-    sample(Scripted(), "arithmetic_hard", k=4)
-    path = tmp_path / "run/eval.json"
-    document = json.loads(path.read_text())
-    for entry in document["benchmarks"].values():
-        for key in ("n", "n_asked", "finish_with"):
-            entry.pop(key)
-    path.write_text(json.dumps(document | {"status": "complete", "sampling": document["sampling"] | {"n": 8}}))
-    assert read_record(tmp_path / "run").n_of("arithmetic") == 8
-    gtpo("eval", tmp_path / "run", "--rescore")
-    record = read_record(tmp_path / "run")
-    assert {name: entry.n for name, entry in record.benchmarks.items()} == {"arithmetic": 2, "arithmetic_hard": 4}
-    assert (record.status, record.sampling.n) == ("complete", 4)
 
 
 def test_questions_with_another_text_are_other_questions(gtpo, sample, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
