@@ -13,7 +13,7 @@ import typer
 import gtpo
 from gtpo.common.errors import UserError, did_you_mean, explained
 from gtpo.common.log import LOG, start_logging
-from gtpo.common.options import Options, choices_of
+from gtpo.common.options import Options
 from gtpo.common.packages import require
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.report.command import CompareSettings, run_compare
@@ -138,17 +138,17 @@ def _declared(settings: type[Options], run: Callable[[Any], int | None]) -> Call
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter("context", kind, annotation=typer.Context)]
-    for name, field in settings.model_fields.items():
-        choices = choices_of(field)
-        help = f"{field.description} One of {', '.join(choices)}." if choices else field.description
-        taken: Any = field.annotation
-        if choices:
-            taken = str if field.default is not None else str | None
+    for name, option in settings.options.items():
+        help = f"{option.help} One of {', '.join(option.choices)}." if option.choices else option.help
+        required = option.default is ...
+        taken: Any = option.type
+        if option.choices:
+            taken = str if option.default is not None else str | None
         elif taken in (Sequence[str], Sequence[str] | None):
-            taken = list[str] if field.is_required() else list[str] | None
+            taken = list[str] if required else list[str] | None
         argument = name == settings.ARGUMENT
-        info = typer.Argument(help=help) if argument else typer.Option(*settings.flags_of(name), help=help)
-        default = inspect.Parameter.empty if field.is_required() else field.default
+        info = typer.Argument(help=help) if argument else typer.Option(*option.flags, help=help)
+        default = inspect.Parameter.empty if required else option.default
         parameters.append(inspect.Parameter(name, kind, default=default, annotation=Annotated[taken, info]))
     command.__doc__ = run.__doc__
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -97,9 +97,9 @@ class Protocol(_Section):
             said |= self.sampling.model_dump(exclude={"max_tokens"})
         if self.chat_template_kwargs is not None:
             said["chat_template_kwargs"] = json.dumps(self.chat_template_kwargs)
-        modes = {name: EvalSettings.extra(name)["modes"] for name in said}
+        modes = {name: EvalSettings.options[name].about["modes"] for name in said}
         ours = {name: value for name, value in said.items() if value is not None and settings.mode in modes[name]}
-        given = {name: getattr(settings, name) for name in settings.model_fields_set}
+        given = {name: getattr(settings, name) for name in settings.given}
         try:
             return EvalSettings(**{**ours, **given})
         except UserError as error:

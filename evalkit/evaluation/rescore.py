@@ -38,8 +38,8 @@ def rescore_run(settings: EvalSettings) -> tuple[Path, EvalRecord]:
         assert record is not None
         if record.status != "complete":
             raise UserError(f"{folder.path} is incomplete; finish it first: {record.command}")
-        headline = settings.scoring if "scoring" in settings.model_fields_set else record.scoring
-        judges = settings.verifier if "verifier" in settings.model_fields_set else record.verifier.name
+        headline = settings.scoring if "scoring" in settings.given else record.scoring
+        judges = settings.verifier if "verifier" in settings.given else record.verifier.name
         record = record.model_copy(update={"verifier": verifier_record(judges)})
         with Verifier() as verifier, Progress(headline) as progress:
             stored = folder.problems(everything=True)

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from pydantic import model_validator
-
 from gtpo.common.errors import UserError
 from gtpo.common.log import Verbosity
 from gtpo.common.options import Options, either, option
@@ -172,21 +170,20 @@ class EvalSettings(Options):
             given["engine"] = "openai"
         super().__init__(**given)
 
-    @model_validator(mode="after")
-    def _fit_together(self) -> EvalSettings:
+    def _fit_together(self) -> None:
         """Check what more than one option decides."""
         if self.quiet and self.verbose:
             raise UserError("--quiet and --verbose exclude each other")
-        given = {name: self.extra(name) for name in self.model_fields_set if getattr(self, name) is not None}
-        idle = sorted(self.flags_of(name)[0] for name, extra in given.items() if self.mode not in extra["modes"])
+        given = [self.options[name] for name in self.given if getattr(self, name) is not None]
+        idle = sorted(found.flags[0] for found in given if self.mode not in found.about["modes"])
         if idle and self.mode != "model":
             raise UserError(f"{MODES[self.mode]}, and {', '.join(idle)} would have no effect: leave out what has none")
         if self.mode not in FILE:
-            return self
-        for name, extra in given.items():
-            if extra["engines"] is not None and self.engine not in extra["engines"]:
-                flag = self.flags_of(name)[0]
-                raise UserError(f"{flag} needs --engine {either(extra['engines'])}, found {self.engine}")
+            return
+        for found in given:
+            engines = found.about["engines"]
+            if engines is not None and self.engine not in engines:
+                raise UserError(f"{found.flags[0]} needs --engine {either(engines)}, found {self.engine}")
         if self.samples is not None and self.samples < self.k:
             raise UserError(
                 f"--k {self.k} needs at least {self.k} samples per question, found --samples {self.samples}: "
@@ -209,7 +206,6 @@ class EvalSettings(Options):
             raise UserError(f"{self.model} is no model; to score the completions in it: --completions {self.model}")
         if self.completions is None and not self.benchmarks:
             raise UserError("--benchmarks names what to evaluate on, e.g. --benchmarks gsm8k,math (gtpo eval --list)")
-        return self
 
     @property
     def mode(self) -> str:
@@ -241,7 +237,7 @@ class EvalSettings(Options):
         """Return the sampling parameters: as given, else as the model recommends, else the defaults."""
         found = {name: value for name in SAMPLING_DEFAULTS if (value := getattr(self, name)) is not None}
         try:
-            EvalSettings(**{name: getattr(self, name) for name in self.model_fields_set} | {**recommended, **found})
+            EvalSettings(**{name: getattr(self, name) for name in self.given} | {**recommended, **found})
         except UserError as error:
             raise UserError(f"--sampling model: {str(error).removeprefix('--')}") from None
         return {**SAMPLING_DEFAULTS, **recommended, **found}

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import model_validator
-
 from gtpo.common.errors import UserError
 from gtpo.common.files import check_writable
 from gtpo.common.options import Options, option
@@ -65,8 +63,7 @@ class CompareSettings(Options):
         le=200.0, about={"unit": "MB"},
     )  # fmt: skip
 
-    @model_validator(mode="after")
-    def _fit_together(self) -> CompareSettings:
+    def _fit_together(self) -> None:
         """Check what more than one option decides, and that the outputs can be written."""
         if self.difference is not None and not self.plan:
             raise UserError("--difference says what --plan plans for: gtpo compare --plan RUN... --difference 2")
@@ -76,7 +73,6 @@ class CompareSettings(Options):
             check_writable("--html", self.html, folder=False)
         if self.figures is not None:
             check_writable("--figures", self.figures, folder=True)
-        return self
 
 
 def parse_ks(text: str | None) -> list[int] | None:

@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
-
 from gtpo.common.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from filelock import FileLock
 
 
 def check_writable(flag: str, path: Path, *, folder: bool) -> None:
@@ -128,6 +127,8 @@ def lock_folder(folder: Path) -> FileLock:
     Raises UserError where another process holds it, naming that process, and where it cannot be written, and OSError
     where the disk is full.
     """
+    from filelock import FileLock, Timeout
+
     holder = folder / ".lock-holder"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,86 +1,109 @@
-"""The options of a command as a pydantic model, each declared once: its flag, help, type and range.
+"""The options of a command, each declared once: its flag, help, type and range.
 
 The command line, the messages for values out of range and docs/cli.md are made from the declarations. `gtpo --help`
-imports this module: pydantic is the heaviest thing that it may load.
+imports this module, so it takes no library.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Sequence
-from typing import Any, ClassVar, get_args
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic.fields import FieldInfo
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, get_args, get_type_hints
 
 from gtpo.common.errors import UserError, did_you_mean
 
-_LIMITS = {"gt": "above {}", "ge": "{} or more", "lt": "below {}", "le": "at most {}"}
+_LIMITS = {
+    "gt": (operator.gt, "above {:g}"),
+    "ge": (operator.ge, "{:g} or more"),
+    "lt": (operator.lt, "below {:g}"),
+    "le": (operator.le, "at most {:g}"),
+}
 
 
-def option(default: Any, help: str, *flags: str, about: dict[str, Any] | None = None, **limits: Any) -> Any:
-    """Declare an option. flags: where they are not --the-name; about: what else is to be known of it (`extra`).
+class Option(NamedTuple):
+    """One option of a command."""
+
+    default: Any
+    """`...` if it must be given."""
+    help: str
+    flags: tuple[str, ...]
+    """As the user types them."""
+    limits: dict[str, float]
+    """gt, ge, lt, le -> the bound."""
+    about: dict[str, Any]
+    """What else is declared of it."""
+    type: Any = None
+    """The annotation of its field."""
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values that it may have, if they are listed."""
+        parts = get_args(self.type)
+        return tuple(word for part in parts for word in (part, *get_args(part)) if isinstance(word, str))
+
+    def checked(self, value: Any) -> Any:
+        """Return a value in the option's type. UserError that says what the option takes and what was found."""
+        flag, types = self.flags[0], get_args(self.type) or (self.type,)
+        if self.choices and value is not None and value not in self.choices:
+            near = did_you_mean(str(value), self.choices)
+            raise UserError(f'{flag} is {either(self.choices)}, found "{value}".{near}')
+        if Path in types and isinstance(value, str):
+            return Path(value)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return value
+        finite = math.isfinite(value)
+        if not finite or not all(_LIMITS[key][0](value, bound) for key, bound in self.limits.items()):
+            words = [_LIMITS[key][1].format(bound) for key, bound in self.limits.items()]
+            unit = f" {self.about['unit']}" if "unit" in self.about else ""
+            raise UserError(
+                f"{flag} must be {' and '.join(words)}{unit}{'' if finite else ' and finite'}, found {value:g}"
+            )
+        if int in types and value != int(value):
+            raise UserError(f"{flag} must be a whole number, found {value:g}")
+        return int(value) if int in types else float(value)
+
+
+def option(default: Any, help: str, *flags: str, about: dict[str, Any] | None = None, **limits: float) -> Any:
+    """Declare an option. flags: if they are not --the-name; about: what else is to be known of it.
 
     `unit` in `about` is named with the range.
     """
-    if isinstance(next(iter(limits.values()), None), float):
-        limits["allow_inf_nan"] = False
-    extra: dict[str, Any] = {"flags": flags, **(about or {})}
-    return Field(default, description=help, json_schema_extra=extra, **limits)
+    return Option(default, help, flags, limits, about or {})
 
 
-class Options(BaseModel):
+class Options:
     """The options of one command. Raises UserError that names the flag."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     COMMAND: ClassVar[str]
     """As it is typed: `gtpo eval`."""
     ARGUMENT: ClassVar[str]
     """The field that is typed without a flag."""
+    options: ClassVar[dict[str, Option]]
+    """Name -> declaration, in order."""
+    given: frozenset[str]
+    """Names of the options that were given a value."""
+
+    def __init_subclass__(cls) -> None:
+        types = get_type_hints(cls)
+        cls.options = {
+            name: found._replace(flags=found.flags or (f"--{name.replace('_', '-')}",), type=types[name])
+            for name, found in vars(cls).items()
+            if isinstance(found, Option)
+        }
 
     def __init__(self, **given: Any) -> None:
-        try:
-            super().__init__(**given)
-        except ValidationError as error:
-            raise self._explained(error) from None
+        values = {name: found.default for name, found in self.options.items()}
+        for name, value in given.items():
+            if name not in values:
+                raise UserError(f'{self.COMMAND} has no option "{name}".{did_you_mean(name, values)}')
+            values[name] = self.options[name].checked(value)
+        vars(self).update(values, given=frozenset(given))
+        self._fit_together()
 
-    @classmethod
-    def extra(cls, name: str) -> dict[str, Any]:
-        """Return what `option` declared of a field beside its range."""
-        found = cls.model_fields[name].json_schema_extra
-        assert isinstance(found, dict)
-        return found
-
-    @classmethod
-    def flags_of(cls, name: str) -> Sequence[str]:
-        """Return the flags of a field as the user types them."""
-        return cls.extra(name)["flags"] or (f"--{name.replace('_', '-')}",)
-
-    @classmethod
-    def _explained(cls, error: ValidationError) -> UserError:
-        """Say the first mistake: the flag, what it takes, what was found."""
-        first = error.errors()[0]
-        name, found = str(first["loc"][0]), first["input"]
-        if name not in cls.model_fields:
-            return UserError(f'{cls.COMMAND} has no option "{name}".{did_you_mean(name, cls.model_fields)}')
-        field, flag = cls.model_fields[name], cls.flags_of(name)[0]
-        if choices := choices_of(field):
-            return UserError(f'{flag} is {either(choices)}, found "{found}".{did_you_mean(str(found), choices)}')
-        limits = [
-            words.format(f"{getattr(limit, key):g}")
-            for key, words in _LIMITS.items() for limit in field.metadata if hasattr(limit, key)
-        ]  # fmt: skip
-        if not limits or not isinstance(found, int | float):
-            return UserError(f"{flag}: {first['msg']}, found {found!r}")
-        finite = " and finite" if first["type"] == "finite_number" else ""
-        unit = f" {cls.extra(name)['unit']}" if "unit" in cls.extra(name) else ""
-        return UserError(f"{flag} must be {' and '.join(limits)}{unit}{finite}, found {found:g}")
-
-
-def choices_of(field: FieldInfo) -> tuple[str, ...]:
-    """Return the values that an option may have, where they are listed."""
-    found = get_args(field.annotation)
-    return tuple(word for part in found for word in (part, *get_args(part)) if isinstance(word, str))
+    def _fit_together(self) -> None:
+        """Check what more than one option decides."""
 
 
 def either(words: Sequence[str]) -> str:
