@@ -96,7 +96,6 @@ NEEDS_TRAIN = (
     "gtpo.run",
     "gtpo.trainer",
     "gtpo.triton_head",
-    "gtpo.evalkit.engines.kv_cache",
 )
 
 IMPORT_ALL = """

@@ -253,8 +253,6 @@ class TransformersEngine(Engine):
         """Return `size` completions for each task, task by task, as token ids up to and with the end token."""
         import torch
 
-        from gtpo.evalkit.engines.kv_cache import grow_in_place
-
         prompts = [task.prompt.ids or [] for task in tasks]
         width = max(len(ids) for ids in prompts)
         pad = self.tokenizer.pad_token_id or 0
@@ -264,8 +262,7 @@ class TransformersEngine(Engine):
         out = self.model(
             input_ids=inputs, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1
         )
-        cache = out.past_key_values
-        grow_in_place(cache)
+        cache = out.past_key_values  # a question's prompt is read once for all of its samples
         cache.batch_repeat_interleave(size)
         logits = out.logits[:, -1].repeat_interleave(size, 0)
         mask = mask.repeat_interleave(size, 0)

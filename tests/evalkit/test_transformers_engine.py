@@ -130,21 +130,19 @@ def test_resumed_and_raised_runs_give_the_same_samples(tiny_model: Path, tokeniz
         assert generation == whole[key]
 
 
+def test_a_prompt_is_read_once_for_all_of_its_samples(tiny_model: Path, tokenizer, tasks: list[Task]) -> None:  # type: ignore[no-untyped-def]
+    source, read = engine(tiny_model, tokenizer, n=16, max_tokens=2), []
+    source.model.register_forward_pre_hook(
+        lambda _, args, inputs: read.append(inputs["input_ids"].shape), with_kwargs=True
+    )
+    list(source.generate(wanting(tasks[:1], range(8, 16))))
+    assert read == [(1, len(tasks[0].prompt.ids or ())), (8, 1)]
+
+
 def test_another_seed_gives_other_samples(tiny_model: Path, tokenizer, tasks: list[Task]) -> None:  # type: ignore[no-untyped-def]
     a = collect(engine(tiny_model, tokenizer, n=4), wanting(tasks, range(4)))
     b = collect(engine(tiny_model, tokenizer, n=4, seed=1), wanting(tasks, range(4)))
     assert [g.text for g in a.values()] != [g.text for g in b.values()]
-
-
-def test_a_long_completion_outgrows_the_first_buffer(tiny_model: Path, tokenizer, tasks: list[Task]) -> None:  # type: ignore[no-untyped-def]
-    """More tokens than the cache's spare room, against generate."""
-    source = engine(tiny_model, tokenizer, temperature=0.0, n=1, max_tokens=150)
-    source.end_ids = [10**6]  # never ends
-    ours = collect(source, wanting(tasks[:2], range(1)))
-    for task in tasks[:2]:
-        inputs = torch.tensor([task.prompt.ids])
-        out = source.model.generate(inputs, max_new_tokens=150, do_sample=False, eos_token_id=10**6)
-        assert ours[task.question_id, 0].text == tokenizer.decode(out[0, inputs.shape[1] :], skip_special_tokens=True)
 
 
 # --- weights that are not all there ------------------------------------------------------------------------------
