@@ -144,10 +144,12 @@ HELP = ("--help", "train --help", "train --help-config", "eval --help", "compare
 
 @pytest.mark.parametrize("words", HELP)
 def test_help_imports_nothing_heavy(root, words):
+    # Typer itself takes pydantic for the options of a command.
+    heavy = (*HEAVY, "pydantic") if words == "--help" else HEAVY
     script = (
         "import sys; from gtpo import cli\n"
         "try:\n    cli.app()\nexcept SystemExit as stop:\n    assert not stop.code, stop.code\n"
-        f"print('loaded:', [name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+        f"print('loaded:', [name for name in {heavy!r} if name in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", script, *words.split()], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
