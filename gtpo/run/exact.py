@@ -142,7 +142,7 @@ class ExactCheckpoints(TrainerCallback):
         if window := trl_seam.open_window(trainer):
             torch.save(window, window_file(folder, rank))
         if inputs is not None:
-            torch.save({"inputs": inputs, "round": vars(trainer.groups.rollout)}, round_file(folder, rank))
+            torch.save({"inputs": inputs, "round": vars(trainer.groups.rollouts["train"])}, round_file(folder, rank))
 
     # -- resuming ----------------------------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class ExactCheckpoints(TrainerCallback):
         rounds, saved = round_file(checkpoint, trainer.accelerator.process_index), None
         if rounds.is_file():
             saved = torch.load(rounds, map_location=trainer.args.device, weights_only=True)
-            trainer.groups.rollout = Rollout(**saved["round"])
+            trainer.groups.rollouts["train"] = Rollout(**saved["round"])
         trl_seam.restore(trainer, self.restored, None if saved is None else saved["inputs"])
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -304,7 +304,7 @@ class TrainingRun(TrainerCallback):
         cut: no later step trains on the rollout in use.
         """
         every = self.config.training.log_completions_steps
-        rollout = self.groups.rollout if self.groups is not None else None
+        rollout = self.groups.rollouts.get("train") if self.groups is not None else None
         if not every or rollout is None or rollout.logged or (trl_seam.mid_round(self.trainer) and not cut):
             return
         if rollout.step % every and rollout.step != 1:

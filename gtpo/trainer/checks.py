@@ -38,7 +38,7 @@ OBJECTIVE_FILE = "objective.json"
 
 
 def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None:
-    """Raise ValueError where no rollout can be filled, rows have no `prompt`, or a function returns no scores.
+    """Raise ValueError if no rollout can be filled, rows lack `prompt` or have images, or a function returns no scores.
 
     prompts: those of one rollout, over all processes. Reward functions are called once, with two empty completions of
     the first row; models are not.
@@ -56,6 +56,8 @@ def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None
             f"GTPOTrainer: train_dataset has no column prompt; its columns are {', '.join(row)} "
             "(rename_column, or map each row to a prompt: text, or a list of messages)"
         )
+    if images := {"image", "images"} & set(row):  # the loss would leave them out in silence
+        raise ValueError(f"GTPOTrainer trains text models; train_dataset has a column {images.pop()}")
     for function in reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]:
         if isinstance(function, str | Module) or not callable(function):
             continue  # a reward model, or one that TRL refuses itself

@@ -151,15 +151,6 @@ class GroupStatistics:
         """What the round that is being scored has earned: the first fields of its Rollout."""
         self._sampler_check: SamplerCheck | None = None
 
-    @property
-    def rollout(self) -> Rollout | None:
-        """The round of sampling that is trained on."""
-        return self.rollouts.get("train")
-
-    @rollout.setter
-    def rollout(self, rollout: Rollout) -> None:
-        self.rollouts["train"] = rollout
-
     @contextmanager
     def sampling_aside(self, seed: int) -> Iterator[None]:
         """Let completions be sampled, one per prompt, from their own random stream; the training does not notice."""

@@ -41,7 +41,6 @@ from gtpo.trainer.adapter_sync import vllm_of
 from gtpo.trainer.calibration import GateCalibration
 from gtpo.trainer.checks import ObjectiveGuard, check_first_group, check_inputs
 from gtpo.trainer.group_statistics import (
-    BATCH_ROWS,
     GroupStatistics,
     from_batch,
     loss_mask,
@@ -50,16 +49,6 @@ from gtpo.trainer.group_statistics import (
 )
 from gtpo.trainer.gtpo_config import GTPOConfig
 from gtpo.trainer.policy_head import LMHead, add_policy_head, policy_forward
-
-_TEXT_KEYS = frozenset(
-    {
-        *("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages", "row"),
-        *BATCH_ROWS.values(),
-        *("num_items_in_batch", "old_per_token_logps", "behaviour_entropy"),
-        *("importance_sampling_ratio", "sampling_per_token_logps"),
-    }
-)
-"""What a batch of text holds; images or other modalities would otherwise be dropped silently."""
 
 
 class RunTrainer(Trainer):
@@ -266,8 +255,6 @@ class GTPOTrainer(SampledTrainer):
     # -- the loss ------------------------------------------------------------------------------------------------------
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        if unknown := set(inputs) - _TEXT_KEYS:
-            raise ValueError(f"GTPOTrainer trains text models; this batch has {', '.join(sorted(unknown))}")
         inputs = without_empty_columns(inputs)  # padded to the longest of the round, not of this micro-batch
         (found, logps, entropies), aux_loss = policy_forward(
             self, model, inputs, functools.partial(self._loss_of_hidden, inputs)
