@@ -261,7 +261,7 @@ class _TwoVisits(torch.autograd.Function):
                     c = kept[:, columns].index_select(0, active[at])
                 else:
                     z = g.new_empty(at.stop - at.start, len(block))
-                    multiply(states[at], block.t(), z, beta=0)
+                    multiply(states[at], block.t(), z, add=False)
                     slope = head.slope(head.logits_(z, shift))
                     z.sub_(reference[at, None])
                     c = z.exp().mul_(entropy_part(z, at).add_(g[at, None])) if head.entropy_gradient else z.exp_()
@@ -269,7 +269,7 @@ class _TwoVisits(torch.autograd.Function):
                     c = c.to(head.factors)
                 multiply(c, block, by_states[at])
                 if by_weight is not None:
-                    multiply(c.t(), scaled[at], by_weight[columns], beta=0 if at is parts[0] else 1)
+                    multiply(c.t(), scaled[at], by_weight[columns], add=at is not parts[0])
                 if by_bias is not None:
                     by_bias[columns] += c.t().to(g.dtype) @ scale[at]
         by_hidden = torch.zeros_like(hidden)
@@ -295,7 +295,7 @@ def _visit(
     for columns, block, bias in head.tiles(len(hidden)):
         z = target.new_empty(len(hidden), len(block))
         e = torch.empty_like(z, dtype=head.factors) if kept is None else kept[:, columns]
-        multiply(states, block.t(), z, beta=0)
+        multiply(states, block.t(), z, add=False)
         take(head, z, e, sums, ids, columns.start, bias, u if kept is None else kept[:, : columns.start])
         if u is not None and len(u):
             multiply(e[: len(u)], block, u)
@@ -325,7 +325,7 @@ def _clamped(head: Head, states: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     entropies, unclamped, floor = torch.zeros_like(lse), torch.zeros_like(lse), math.log(head.log_clamp)
     for _, block, bias in head.tiles(len(states)):
         z = lse.new_empty(len(states), len(block))
-        multiply(states, block.t(), z, beta=0)
+        multiply(states, block.t(), z, add=False)
         log_p = head.logits_(z, bias).sub_(lse[:, None])
         p = log_p.exp()
         unclamped += (p * (log_p >= floor)).sum(dim=1)
@@ -369,16 +369,17 @@ def put_(matrix: Tensor, columns: Tensor, values: Tensor) -> None:
     matrix.scatter_(1, at, torch.where(at == columns[:, None], values[:, None], matrix.gather(1, at)))
 
 
-def multiply(left: Tensor, right: Tensor, out: Tensor, beta: int = 1) -> None:
-    """out = beta out + left right, in the precision of `out` if the device offers it. beta is 0 or 1."""
-    if left.dtype == out.dtype:
-        torch.addmm(out, left, right, beta=beta, out=out)
-    elif left.is_cuda and left.itemsize < out.itemsize:
-        torch.addmm(out, left, right, out_dtype=out.dtype, beta=beta, out=out)
-    elif beta:
-        out += torch.mm(left, right)
+def multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = True) -> None:
+    """out += left right, or out = left right, in the precision of `out` if the device offers it."""
+    widens = left.is_cuda and left.itemsize < out.itemsize
+    options: dict[str, Any] = {"out_dtype": out.dtype} if widens else {}
+    if left.dtype != out.dtype and not widens:
+        product = torch.mm(left, right)
+        out.add_(product) if add else out.copy_(product)
+    elif add:
+        torch.addmm(out, left, right, **options, out=out)
     else:
-        out.copy_(torch.mm(left, right))
+        torch.mm(left, right, **options, out=out)
 
 
 def _chunks(head: Head, *edges: int) -> list[slice]:
