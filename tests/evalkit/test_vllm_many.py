@@ -19,12 +19,14 @@ from vllm_servers import copies, samples, serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
-COMMON = ("--benchmarks", "arithmetic", "--limit", "16", "--k", "64", "--max-tokens", "32")
+COMMON = ("--benchmarks", "arithmetic", "--limit", "32", "--k", "64", "--max-tokens", "32")
 RAY = ("--engine", "ray", "--data-parallel-size", "2")
+LEFT_OUT = "import gtpo.evalkit.engines.ray as engine; engine.RESTARTS = 0\n"
+"""A copy that dies is not started again."""
 
 
 class Running:
-    """`gtpo eval` as a process whose parts on disk show what has come. before: Python that it runs first."""
+    """`gtpo eval` as a process. before: Python that it runs first."""
 
     def __init__(self, environment: dict[str, str], folder: Path, *arguments: str | Path, before: str = "") -> None:
         self.run, self._log = folder / "run", folder / "stderr"
@@ -38,18 +40,16 @@ class Running:
     def stderr(self) -> str:
         return self._log.read_text()
 
-    def wait_for(self, *files: str) -> None:
-        """Wait until each of these patterns names a file of its folder."""
-        while not all(any(self.run.parent.glob(name)) for name in files):
+    def wait_for_a_part(self) -> list[psutil.Process]:
+        """Wait until the first samples are stored; return the processes below this one."""
+        while not any(self.run.glob("samples/part-*.parquet")):
             assert self.process.poll() is None, self.stderr
             time.sleep(0.02)
+        return psutil.Process(self.process.pid).children(recursive=True)
 
     def end(self, code: int = 0, seconds: float = 400.0) -> None:
         assert self.process.wait(timeout=seconds) == code, self.stderr
         assert "Traceback" not in self.stderr, self.stderr
-
-
-PART = "run/samples/part-*.parquet"
 
 
 @pytest.fixture
@@ -70,44 +70,24 @@ def start(environment: dict[str, str], tmp_path: Path) -> Iterator:  # type: ign
 @pytest.fixture(scope="module")
 def whole(tiny_model: Path, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict:  # type: ignore[type-arg]
     """The samples of one process that is left alone."""
-    out = tmp_path_factory.mktemp("whole") / "run"
-    command = [sys.executable, "-m", "gtpo", "eval", str(tiny_model), *COMMON, "--engine", "vllm", "--out", str(out)]
-    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=300)
-    assert len(samples(out)) == 16 * 64
-    return samples(out)
+    run = Running(environment, tmp_path_factory.mktemp("whole"), tiny_model, *COMMON, "--engine", "vllm")
+    run.end()
+    assert len(samples(run.run)) == 32 * 64
+    return samples(run.run)
 
 
-HELD = """
-import pathlib, time
-import gtpo.evalkit.engines.ray as engine
-engine.RESTARTS = {}
-def held(self, tasks, generate=engine.RayEngine.generate):
-    pathlib.Path("held").touch()
-    while not pathlib.Path("go").exists():
-        time.sleep(0.01)
-    yield from generate(self, tasks)
-engine.RayEngine.generate = held
-"""
-"""Before the first question is dealt, `gtpo eval` waits for the file `go`: all samples take a second or two."""
-
-
-@pytest.mark.parametrize(("restarts", "words"), [(4, "died: Ray has started it again"), (0, "")])
-def test_a_copy_that_is_killed(start, tiny_model: Path, whole, restarts: int, words: str) -> None:  # type: ignore[no-untyped-def]
-    """Two copies on Ray, one killed while it owes questions. Ray starts it again, or it is left out and the other one
-    gets them: every row as in one process, a quiet terminal, and nothing left behind."""
-    run = start(tiny_model, *COMMON, *RAY, before=HELD.format(restarts))
-    run.wait_for("held")
-    victim, _ = copies(run.process.pid)
-    victim.suspend()
-    (run.run.parent / "go").touch()
-    run.wait_for(PART)  # of the other copy
-    started = psutil.Process(run.process.pid).children(recursive=True)
-    victim.kill()
+@pytest.mark.parametrize("before", ["", LEFT_OUT], ids=["started again", "left out"])
+def test_a_copy_that_is_killed(start, tiny_model: Path, whole, before: str) -> None:  # type: ignore[no-untyped-def]
+    """While it owes most of its questions. Ray starts it again, or the other copy gets them: every row as in one
+    process, a quiet terminal, and nothing left behind."""
+    run = start(tiny_model, *COMMON, *RAY, before=before)
+    started = run.wait_for_a_part()
+    copies(run.process.pid)[0].kill()
     run.end()
     assert samples(run.run) == whole
-    assert words in run.stderr
+    assert ("died: Ray has started it again" in run.stderr) == (not before)
     assert "; copy 2: " in run.stderr, "what each has done"
-    assert run.stderr.count("Ray") == 1 + bool(words), "nothing of Ray's own"
+    assert run.stderr.count("Ray") == 1 + (not before), "nothing of Ray's own"
     assert "raylet" not in (run.run.parent / "stdout").read_text()
     engine = json.loads((run.run / "eval.json").read_text())["engine"]
     assert (engine["name"], engine["data_parallel_size"]) == ("vllm", 2)
@@ -116,14 +96,10 @@ def test_a_copy_that_is_killed(start, tiny_model: Path, whole, restarts: int, wo
 
 
 def test_no_copy_is_left(start, tiny_model: Path, whole) -> None:  # type: ignore[no-untyped-def]
-    """All copies die: one sentence and exit code 3; the same command in one process goes on with what is stored."""
-    run = start(tiny_model, *COMMON, *RAY, before=HELD.format(0))
-    run.wait_for("held")
-    both = copies(run.process.pid)
-    both[0].suspend()
-    (run.run.parent / "go").touch()
-    run.wait_for(PART)
-    for copy in both:
+    """One sentence and exit code 3; the same command in one process goes on with what is stored."""
+    run = start(tiny_model, *COMMON, *RAY, before=LEFT_OUT)
+    run.wait_for_a_part()
+    for copy in copies(run.process.pid):
         copy.kill()
     run.end(code=3)
     assert "incomplete: no model copy is left on Ray (" in run.stderr
@@ -135,9 +111,8 @@ def test_no_copy_is_left(start, tiny_model: Path, whole) -> None:  # type: ignor
 
 def test_gtpo_itself_is_killed(start, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
     """kill -9 of the driver takes its cluster along."""
-    run = start(tiny_model, *COMMON, *RAY, before=HELD.format(4))
-    run.wait_for("held")
-    started = psutil.Process(run.process.pid).children(recursive=True)
+    run = start(tiny_model, *COMMON, *RAY)
+    started = run.wait_for_a_part()
     run.process.kill()
     run.process.wait()
     _, alive = psutil.wait_procs(started, timeout=60)
@@ -161,43 +136,39 @@ def test_a_model_over_two_ranks(start, tiny_model: Path, tmp_path: Path) -> None
 def test_ctrl_c(start, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
     """As a terminal sends it, to every process of the group: what came is stored, and it ends soon."""
     run = start(tiny_model, "--benchmarks", "arithmetic", "--limit", "256", "--k", "256", "--max-tokens", "200", *RAY)
-    run.wait_for(PART)
+    run.wait_for_a_part()
     os.killpg(run.process.pid, signal.SIGINT)
     run.end(code=130, seconds=30)
     assert "the same command resumes" in run.stderr
     assert samples(run.run)
 
 
+NO_NODE = "import ray\ndef init(**_): raise Exception('The node timed out.')\nray.init = init\n"
+"""What Ray raises on a busy machine."""
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "before", "message"),
     [
-        (("--data-parallel-size", "4000"), "--data-parallel-size 4000 does not fit: each copy needs 1 CPU on one node"),
-        (("--data-parallel-size", "1", "--max-tokens", "90000000"), "vLLM does not start with"),
-        (("--ray-address", "127.0.0.1:1"), "no Ray cluster answers at 127.0.0.1:1 ("),
-        (("--ray-address", "auto"), "no Ray cluster runs on this machine"),
-        (("--ray-address", "ray://head:10001"), '--ray-address is auto, or HOST:PORT of the head node'),
+        (("--data-parallel-size", "4000"), "", "--data-parallel-size 4000 does not fit: each copy needs 1 CPU on one"),
+        (("--data-parallel-size", "1", "--max-tokens", "90000000"), "", "vLLM does not start with"),
+        (("--ray-address", "127.0.0.1:1"), "", "no Ray cluster answers at 127.0.0.1:1 ("),
+        (("--ray-address", "auto"), "", "no Ray cluster runs on this machine"),
+        (("--ray-address", "ray://head:10001"), "", '--ray-address is auto, or HOST:PORT of the head node'),
+        ((), NO_NODE, "Ray does not start on this machine (The node timed out.)"),
     ],
 )  # fmt: skip
-def test_what_cannot_start_is_said_in_a_sentence(start, tiny_model: Path, tmp_path: Path, options, message):  # type: ignore[no-untyped-def]
+def test_what_cannot_start_is_said_in_a_sentence(start, tiny_model: Path, tmp_path: Path, options, before, message):  # type: ignore[no-untyped-def]
     model = tmp_path / "long"
     model.mkdir()
     for path in tiny_model.iterdir():
         (model / path.name).write_bytes(path.read_bytes())
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 10**8}))
-    run = start(model, *COMMON[:4], "--engine", "ray", *options, "--quiet")
+    run = start(model, *COMMON[:4], "--engine", "ray", *options, "--quiet", before=before)
     run.end(code=2)
     assert message in run.stderr
     assert run.stderr.count("\n") == 1, run.stderr
-
-
-def test_ray_that_does_not_come_up(start, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
-    """On a busy machine Ray raises a bare Exception: tried once more, then said in a sentence."""
-    broken = "import ray\ndef init(**_): raise Exception('The node timed out.')\nray.init = init\n"
-    run = start(tiny_model, *COMMON, *RAY, before=broken)
-    run.end(code=2)
-    assert "Ray did not start (The node timed out.): once more" in run.stderr
-    assert "gtpo: Ray does not start on this machine (The node timed out.)" in run.stderr
 
 
 def test_a_server_that_is_killed(start, tiny_model: Path, whole, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -205,7 +176,7 @@ def test_a_server_that_is_killed(start, tiny_model: Path, whole, tmp_path: Path)
     with serving(tiny_model, tmp_path, 2) as servers:
         urls = ",".join(server.url for server in servers)
         run = start("m", *COMMON, "--engine", "openai", "--base-url", urls, "--concurrency", "16")
-        run.wait_for(PART)
+        run.wait_for_a_part()
         servers[0].kill()
         run.end()
     assert samples(run.run) == whole
