@@ -288,7 +288,7 @@ def _visit(
     if hidden.is_cuda and installed("triton"):
         from gtpo.triton_head import fold as take
     # A CPU that multiplies bfloat16 hands products over rounded, so the target's logit is computed apart.
-    target = torch.einsum("md,md->m", hidden.to(dtype), head.weight[ids].to(dtype))
+    target = head.weight[ids].to(dtype).mul_(hidden).sum(dim=1)  # torch sums pairwise here, and in turn in a bmm
     target = head.logits_(target, None if head.bias is None else head.bias[ids])
     sums = torch.stack([target, torch.zeros_like(target), torch.zeros_like(target)])
     u = slopes if slopes is None or slopes.dtype == dtype else torch.zeros_like(slopes, dtype=dtype)
