@@ -85,9 +85,10 @@ def test_a_copy_that_is_killed(start, tiny_model: Path, whole, before: str) -> N
     copies(run.process.pid)[0].kill()
     run.end()
     assert samples(run.run) == whole
-    assert ("died: Ray has started it again" in run.stderr) == (not before)
+    again = "died: Ray has started it again" in run.stderr  # unless the other copy was done before it came back
+    assert not (again and before)
     assert "; copy 2: " in run.stderr, "what each has done"
-    assert run.stderr.count("Ray") == 1 + (not before), "nothing of Ray's own"
+    assert run.stderr.count("Ray") == 1 + again, "nothing of Ray's own"
     assert "raylet" not in (run.run.parent / "stdout").read_text()
     engine = json.loads((run.run / "eval.json").read_text())["engine"]
     assert (engine["name"], engine["data_parallel_size"]) == ("vllm", 2)
