@@ -248,12 +248,12 @@ class _TwoVisits(torch.autograd.Function):
             at_target = entropy_part(logps[:, None], slice(None))[:, 0] * logps.exp() - rest * g
         at_target = at_target * head.slope(logps + reference)
 
-        states = hidden[active].to(head.factors)
+        boundary = int((active < len(kept)).sum())
+        states = hidden[active[boundary:]].to(head.factors)
         scaled = (hidden[active].to(g.dtype) * scale[:, None]).to(head.factors)
-        by_states = g.new_zeros(states.shape)
+        by_states = g.new_zeros(scaled.shape)
         by_weight = (torch.empty_like if len(active) else torch.zeros_like)(weight) if weight_trains else None
         by_bias = torch.zeros_like(bias) if bias_trains else None
-        boundary = int((active < len(kept)).sum())
         parts = _chunks(head, 0, boundary, len(active))
         for columns, block, shift in head.tiles(max((at.stop - at.start for at in parts), default=1)):
             for at in parts:
@@ -261,7 +261,7 @@ class _TwoVisits(torch.autograd.Function):
                     c = kept[:, columns].index_select(0, active[at])
                 else:
                     z = g.new_empty(at.stop - at.start, len(block))
-                    multiply(states[at], block.t(), z, add=False)
+                    multiply(states[at.start - boundary : at.stop - boundary], block.t(), z, add=False)
                     slope = head.slope(head.logits_(z, shift))
                     z.sub_(reference[at, None])
                     c = z.exp().mul_(entropy_part(z, at).add_(g[at, None])) if head.entropy_gradient else z.exp_()
