@@ -247,9 +247,8 @@ class _TwoVisits(torch.autograd.Function):
         if head.entropy_gradient:
             at_target = entropy_part(logps[:, None], slice(None))[:, 0] * logps.exp() - rest * g
         at_target = at_target * head.slope(logps + reference)
-        if (
-            not head.entropy_gradient
-        ):  # what rounding takes from the target, by far the largest, the row's scale gives back
+        if not head.entropy_gradient:
+            # What rounding takes from the target, by far the largest, the row's scale gives back.
             scale = scale * (at_target / at_target.to(head.factors)).nan_to_num(1.0)
 
         boundary = int((active < len(kept)).sum())
