@@ -19,7 +19,7 @@ from bench.common import SEED
 from gtpo.completions import Completions
 from gtpo.conflict import ConflictWeights, conflict_weights
 from gtpo.head import token_statistics
-from gtpo.objective import PRESETS, Objective, moving_tokens, policy_loss, reference_loss, token_entropy
+from gtpo.objective import PRESETS, Objective, policy_loss, reference_loss, token_entropy
 
 GROUP = 8
 BLOCK = 8192
@@ -78,9 +78,8 @@ def policy_result(case: Case, logps: Tensor, entropies: Tensor) -> Result:
 
 def ours(case: Case) -> Result:
     """This project's head and objective."""
-    moving = moving_tokens(case.objective, case.completions, gate_active=True)
     mask = torch.ones_like(case.ids, dtype=torch.bool)
-    return policy_result(case, *token_statistics(case.hidden, case.lm_head, case.ids, mask, moving=moving))
+    return policy_result(case, *token_statistics(case.hidden, case.lm_head, case.ids, mask))
 
 
 def trl_fused(case: Case) -> Result:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gtpo.completions import group_advantages, prepare_completions
 from gtpo.head import check_finite, compute_dtype, token_statistics
-from gtpo.objective import Loss, Objective, filter_is_active, moving_tokens, policy_loss
+from gtpo.objective import Loss, Objective, filter_is_active, policy_loss
 
 
 def fused_linear_gtpo_loss(
@@ -46,7 +46,6 @@ def fused_linear_gtpo_loss(
         lm_head,
         completion_ids,
         completion_mask,
-        moving=moving_tokens(objective, given, gate_active=gate_active),
         bias=bias,
         temperature=objective.temperature(temperature),
         logit_scale=logit_scale,

@@ -36,7 +36,6 @@ __all__ = [
     "entropy_gate",
     "filter_is_active",
     "loss_from_statistics",
-    "moving_tokens",
     "policy_loss",
     "reference_loss",
     "token_entropy",
@@ -116,19 +115,6 @@ def weighted_advantages(objective: Objective, advantages: Tensor) -> Tensor:
     """Return w_i A_i [N]: advantages A [N] times the factor of their sign (arXiv 2506.01347; 1 and 1 by default)."""
     factors = (objective.positive_advantage_weight, objective.negative_advantage_weight)
     return torch.where(advantages > 0, factors[0] * advantages, factors[1] * advantages)
-
-
-def moving_tokens(objective: Objective, completions: Completions, *, gate_active: bool) -> Tensor:
-    """Return which tokens [N, L] may get a gradient through their log-probability, before any statistic is known."""
-    moving = weighted_advantages(objective, completions.advantages) != 0
-    if objective.entropy_mode == "advantage" and objective.gamma != 0:
-        moving = torch.ones_like(moving)
-    if completions.excluded is not None:
-        moving = moving & ~completions.excluded
-    if completions.old_entropy is not None:
-        old = completions.old_entropy
-        moving = moving & entropy_gate(objective, old, completions.advantages, gate_active=gate_active)
-    return moving[:, None] & (completions.weights != 0)
 
 
 def policy_loss(

@@ -18,7 +18,8 @@ BLOCK = 2048
 
 
 @triton.jit
-def _logits(raw, bias_ptr, offsets, valid, scale, cap, inverse_temperature, BIASED: tl.constexpr, CAPPED: tl.constexpr):
+def _logits(z_ptr, bias_ptr, offsets, valid, scale, cap, BIASED: tl.constexpr, CAPPED: tl.constexpr):
+    raw = tl.load(z_ptr + offsets, mask=valid, other=0.0)
     if BIASED:
         raw += tl.load(bias_ptr + offsets, mask=valid, other=0.0)
     z = raw * scale
@@ -26,13 +27,13 @@ def _logits(raw, bias_ptr, offsets, valid, scale, cap, inverse_temperature, BIAS
         small = tl.exp(-2 * tl.abs(z / cap))  # tanh by an exponential that cannot overflow
         tanh = (1 - small) / (1 + small)
         z = cap * tl.where(z < 0, -tanh, tanh)
-    return z * inverse_temperature
+    return z
 
 
 @triton.jit
 def _fold(
     z_ptr, e_ptr, e_stride, bias_ptr, ids_ptr, sums_ptr, factor_ptr, rows, start, columns,
-    scale, cap, inverse_temperature, lag, BIASED: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
+    scale, cap, lag, BIASED: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     z_ptr += row * columns
@@ -43,8 +44,7 @@ def _fold(
     for begin in range(0, columns, BLOCK):
         offsets = begin + tl.arange(0, BLOCK)
         valid = offsets < columns
-        raw = tl.load(z_ptr + offsets, mask=valid, other=0.0)
-        z = _logits(raw, bias_ptr, offsets, valid, scale, cap, inverse_temperature, BIASED, CAPPED)
+        z = _logits(z_ptr, bias_ptr, offsets, valid, scale, cap, BIASED, CAPPED)
         highest = tl.maximum(highest, tl.max(tl.where(valid, z, -float("inf")), axis=0))
     reference = tl.where(highest > before + lag, highest, before)
     factor = tl.exp(before - reference)
@@ -54,14 +54,13 @@ def _fold(
     for begin in range(0, columns, BLOCK):
         offsets = begin + tl.arange(0, BLOCK)
         valid = offsets < columns
-        raw = tl.load(z_ptr + offsets, mask=valid, other=0.0)
-        z = _logits(raw, bias_ptr, offsets, valid, scale, cap, inverse_temperature, BIASED, CAPPED)
+        z = _logits(z_ptr, bias_ptr, offsets, valid, scale, cap, BIASED, CAPPED)
         centred = tl.where(valid, z - reference, 0.0)
         e = tl.where(valid & (offsets != target), tl.exp(centred), 0.0)
         rest += tl.sum(e, axis=0)
         weighted += tl.sum(e * centred, axis=0)
         if CAPPED:
-            t = z / (cap * inverse_temperature)
+            t = z / cap
             e *= 1 - t * t
         tl.store(e_ptr + offsets, e.to(e_ptr.dtype.element_ty), mask=valid)
     tl.store(sums_ptr + row, reference)
@@ -83,15 +82,15 @@ def _rescale(matrix_ptr, stride, factor_ptr, columns, BLOCK: tl.constexpr):
 
 
 def fold(
-    head: Any, z: Tensor, e: Tensor, sums: Tensor, ids: Tensor, start: int, bias: Tensor | None, earlier: Tensor | None
+    head: Any, z: Tensor, e: Tensor, sums: Tensor, ids: Tensor, start: int, bias: Tensor | None, earlier: Tensor
 ) -> None:
     """See `gtpo.head.fold`. z is left as it is; rows of `earlier` whose factor is 1 are not read."""
     rows, columns = z.shape
     factor = torch.empty_like(sums[0])
     _fold[(rows,)](
         z, e, e.stride(0), z if bias is None else bias, ids, sums, factor, rows, start, columns,
-        head.scale, head.softcap or 1.0, 1.0 / head.temperature, head.lag,
+        head.scale, head.softcap or 1.0, head.lag,
         BIASED=bias is not None, CAPPED=head.softcap is not None, BLOCK=min(BLOCK, triton.next_power_of_2(columns)),
     )  # fmt: skip
-    if earlier is not None and earlier.numel():
+    if earlier.numel():
         _rescale[(len(earlier),)](earlier, earlier.stride(0), factor, earlier.shape[1], BLOCK=BLOCK)

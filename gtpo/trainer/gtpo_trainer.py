@@ -35,7 +35,7 @@ from gtpo.common.log import LOG, start_logging
 from gtpo.head import check_finite, token_statistics
 from gtpo.inputs.model import rounded_away, widen_adapters
 from gtpo.inputs.model_shape import router_loss_obstacle
-from gtpo.objective import Objective, PolicyLoss, moving_tokens, policy_loss
+from gtpo.objective import Objective, PolicyLoss, policy_loss
 from gtpo.trainer import trl_seam
 from gtpo.trainer.adapter_sync import vllm_of
 from gtpo.trainer.calibration import GateCalibration
@@ -281,7 +281,6 @@ class GTPOTrainer(SampledTrainer):
             head.weight,
             inputs["completion_ids"],
             mask,
-            moving=moving_tokens(objective, completions, gate_active=gate_active),
             temperature=objective.temperature(self.temperature),
             log_clamp=objective.log_clamp,
             entropy_gradient=objective.entropy_gradient,

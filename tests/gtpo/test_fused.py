@@ -1,19 +1,19 @@
-"""The loss from hidden states against float64: by hand for every switch, and over several iterations."""
+"""The loss from hidden states against its formula in float64 on all logits, and what it refuses."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import gtpo.head
-from gtpo.completions import group_advantages, prepare_completions
+from gtpo.completions import Completions, group_advantages, prepare_completions
 from gtpo.fused import fused_linear_gtpo_loss
 from gtpo.head import token_statistics
-from gtpo.objective import PRESETS, Objective, moving_tokens, policy_loss, reference_loss
+from gtpo.objective import PRESETS, Objective, policy_loss, reference_loss
 
 torch.set_num_threads(1)
 G = 4
@@ -30,173 +30,126 @@ VARIANTS = {
 
 
 @pytest.fixture(autouse=True, params=[(2**19, 1024), (40, 5)])
-def tiles(request, monkeypatch):
+def tiles(request: Any, monkeypatch: Any) -> None:
     """Vocabularies here are small: the second makes the head walk them in tiles of a few columns and rows."""
     logits, rows = request.param
     monkeypatch.setattr(gtpo.head, "CPU", gtpo.head.CPU._replace(tile_logits=logits, chunk_rows=rows))
 
 
-def make(seed, dtype=torch.float64, count=8, length=7, features=6, vocabulary=23):
-    """Random ragged groups over few distinct tokens (so that conflicts occur), and rewards of which some are equal."""
+def make(seed: int) -> tuple[Tensor, ...]:
+    """Return 8 ragged completions over few distinct tokens (so that conflicts occur), and rewards."""
     draw = torch.Generator().manual_seed(seed)
-    hidden = (torch.randn(count, length, features, generator=draw, dtype=torch.float64) * 1.2).to(dtype)
-    lm_head = torch.randn(vocabulary, features, generator=draw, dtype=torch.float64).to(dtype)
-    ids = torch.randint(0, 3, (count, length), generator=draw)
-    lengths = torch.randint(1, length + 1, (count,), generator=draw)
-    mask = torch.arange(length) < lengths[:, None]
+    hidden = torch.randn(8, 7, 6, generator=draw, dtype=torch.float64) * 1.2
+    lm_head = torch.randn(23, 6, generator=draw, dtype=torch.float64)
+    ids = torch.randint(0, 3, (8, 7), generator=draw)
+    mask = torch.arange(7) < torch.randint(1, 8, (8,), generator=draw)[:, None]
     ids[~mask] = -7  # the value of padding never matters
-    rewards = torch.randint(0, 3, (count,), generator=draw).double()
-    return hidden, lm_head, ids, mask, rewards
+    return hidden, lm_head, ids, mask, torch.randint(0, 3, (8,), generator=draw).double()
 
 
-def by_hand(objective: Objective, hidden: Any, lm_head: Any, ids: Any, mask: Any, rewards: Any) -> tuple[Any, ...]:
-    """Loss, dloss/dhidden, dloss/dlm_head in numpy, token by token, the filter on; nothing of the package in it."""
-    lengths, groups, clamp = mask.sum(axis=1), len(ids) // G, objective.log_clamp
-    loss, by_hidden, by_head = 0.0, np.zeros_like(hidden), np.zeros_like(lm_head)
-    for first in range(0, len(ids), G):
-        group = rewards[first : first + G]
-        deviation = group.std(ddof=1) + 1e-4 if objective.scale_rewards == "group" else 1.0
-        advantages = np.where(np.isclose(group, group.mean()), 0, group - group.mean()) / deviation
-        texts = [list(ids[first + i, : lengths[first + i]]) for i in range(G)]
-        for i, text in enumerate(texts):
-
-            def span(
-                reading: Any, i: int = i, text: Any = text, advantages: Any = advantages, texts: Any = texts
-            ) -> int:
-                others = [reading(texts[j]) for j in range(G) if advantages[i] * advantages[j] < 0]
-                return next(
-                    (t for t, v in enumerate(reading(text)) if not any(o[t : t + 1] == [v] for o in others)), len(text)
-                )
-
-            forward, backward = span(lambda text: text), span(lambda text: text[::-1])
-            n, row, sign = len(text), first + i, 2.0 if advantages[i] > 0 else 0.0
-            spans = np.array([[t < forward, t >= n - backward] for t in range(n)])
-            weights = np.where(spans, sign, 1.0).prod(axis=1)
-            if objective.combine == "or":
-                weights = np.where(spans.any(axis=1), sign, 1.0)
-            if not objective.conflict:
-                weights = np.ones(n)
-            z = hidden[row, :n] @ lm_head.T
-            p = np.exp(z - z.max(axis=1, keepdims=True))
-            p /= p.sum(axis=1, keepdims=True)
-            entropies = -(p * np.log(np.maximum(p, clamp))).sum(axis=1)
-            entropy = entropies.mean()
-            kept = entropy <= objective.entropy_threshold or (
-                objective.filter_scope == "negative" and advantages[i] >= 0
+def by_hand(
+    objective: Objective, given: Completions, hidden: Tensor, lm_head: Tensor, ids: Tensor, mask: Tensor
+) -> Tensor:
+    """Return the loss, completion by completion, from all logits; its gradients are autograd's."""
+    total = torch.zeros((), dtype=torch.float64)
+    for i, keep in enumerate(mask):
+        n, a = int(keep.sum()), float(given.advantages[i])
+        log_p = (hidden[i, :n] @ lm_head.T).log_softmax(dim=-1)
+        logp, p = log_p[range(n), ids[i, :n]], log_p.exp()
+        entropies = -(p * p.clamp(min=objective.log_clamp).log()).sum(dim=-1)
+        entropy = float(entropies.detach().mean() if given.old_entropy is None else given.old_entropy[i])
+        spared = objective.filter == "never" or (objective.filter_scope == "negative" and a >= 0)
+        kept = spared or entropy <= objective.entropy_threshold
+        shaped = a * (objective.positive_advantage_weight if a > 0 else objective.negative_advantage_weight)
+        shaped -= objective.gamma * entropy if objective.entropy_mode == "advantage" else 0
+        ratio = (logp - (logp.detach() if given.old_logps is None else given.old_logps[i, :n])).exp()
+        terms = torch.minimum(ratio * shaped, ratio.clamp(0.8, 1.28) * shaped) * given.weights[i, :n] * kept
+        if given.importance_weights is not None:
+            terms = terms * (
+                given.importance_weights[i][:n] if given.importance_weights.dim() == 2 else given.importance_weights[i]
             )
-            kept = kept or objective.filter == "never"
-            factor = objective.positive_advantage_weight if advantages[i] > 0 else objective.negative_advantage_weight
-            shaped = factor * advantages[i] - (
-                objective.gamma * entropy if objective.entropy_mode == "advantage" else 0
-            )
-            included = not (objective.skip_zero_variance_groups and (group == group[0]).all())
-            norms = {"none": 1, "union": spans.any(axis=1).sum(), "max": max(forward, backward)}
-            norm = max(1, norms[objective.conflict_norm]) if objective.conflict else 1
-            share = 1 / groups / (G if objective.group_reduction == "mean" else 1)
-            c = share * kept * included * shaped / n / norm
-            e = share * included * objective.gamma / n if objective.entropy_mode == "loss" else 0.0
-            e *= kept if objective.entropy_gated else 1.0
-            loss += e * entropies.sum() - c * weights.sum()
-            onehot = np.eye(len(lm_head))[text]
-            slope = np.log(np.maximum(p, clamp)) + (p >= clamp)  # of p max(log p, log c), by p
-            by_z = c * weights[:, None] * (p - onehot) - e * p * (slope - (p * slope).sum(axis=1, keepdims=True))
-            by_hidden[row, :n] = by_z @ lm_head
-            by_head += by_z.T @ hidden[row, :n]
-    return loss, by_hidden, by_head
+        spans = {"none": 1, "union": int(given.union[i]), "max": int(max(given.forward[i], given.backward[i]))}
+        loss = -terms.sum() / n / (max(1, spans[objective.conflict_norm]) if objective.conflict else 1)
+        if objective.entropy_mode == "loss" and (kept or not objective.entropy_gated):
+            loss = loss + objective.gamma * entropies.sum() / n
+        if given.excluded is None or not given.excluded[i]:
+            total = total + loss / (len(ids) // G) / (G if objective.group_reduction == "mean" else 1)
+    return total
+
+
+def assert_close(found: Tensor, wanted: Tensor, leaves: list[Tensor], exact: list[Tensor], tolerance: float) -> None:
+    """Compare losses and gradients, relative to the largest value."""
+    pairs = zip(torch.autograd.grad(found, leaves), torch.autograd.grad(wanted, exact), strict=True)
+    for value, target in ((found.detach(), wanted.detach()), *pairs):
+        assert (value - target).abs().max() <= tolerance * max(float(target.abs().max()), 1e-2)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("trainable", [False, True])
-def test_every_switch_by_hand(name, trainable):
-    """In float64 and float32, frozen and trainable, with a threshold that drops some completions and keeps others."""
+def test_every_switch_by_hand(name: str, trainable: bool) -> None:
+    """In float64 and float32, with a threshold that drops some completions and keeps others."""
     for seed in range(4):
         hidden, lm_head, ids, mask, rewards = make(seed)
         entropy = reference_loss(PRESETS["grpo"], hidden @ lm_head.T, ids, mask, rewards, G).entropy
         objective = replace(VARIANTS[name], entropy_threshold=float(entropy.median()) + 1e-3)
-        wanted = by_hand(objective, *(t.numpy() for t in (hidden, lm_head, ids, mask, rewards)))
+        given = prepare_completions(objective, group_advantages(objective, rewards, G), ids, mask, G)
+        exact = [hidden.requires_grad_(), lm_head.requires_grad_()]
         for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 2e-6)):
-            leaves = [hidden.to(dtype).requires_grad_(), lm_head.to(dtype).requires_grad_(trainable)]
-            found = fused_linear_gtpo_loss(objective, *leaves, ids, mask, rewards, G, initial_entropy=0.1)
-            got = found.loss, *torch.autograd.grad(found.loss, leaves[: 1 + trainable])
-            for value, target in zip(got, wanted, strict=False):
-                scale = np.abs(target).max()
-                assert np.abs(value.detach().numpy() - target).max() <= tolerance * max(scale, 1e-2), (seed, dtype)
-        logits = (hidden @ lm_head.T).requires_grad_()
-        reference = reference_loss(objective, logits, ids, mask, rewards, G, initial_entropy=0.1)
-        assert float(reference.loss.detach()) == pytest.approx(float(wanted[0]), rel=1e-11, abs=1e-13)
+            leaves = [t.detach().to(dtype).requires_grad_(t is hidden or trainable) for t in exact]
+            found = fused_linear_gtpo_loss(objective, *leaves, ids, mask, rewards, G, initial_entropy=0.1).loss
+            wanted = by_hand(objective, given, *exact, ids, mask)
+            assert_close(found, wanted, leaves[: 1 + trainable], exact[: 1 + trainable], tolerance)
+        reference = reference_loss(objective, hidden @ lm_head.T, ids, mask, rewards, G, initial_entropy=0.1).loss
+        assert_close(reference, by_hand(objective, given, *exact, ids, mask), exact, exact, 1e-11)
 
 
 @pytest.mark.parametrize("trainable", [False, True])
 @pytest.mark.parametrize("name", ["gtpo", "gtpo-eq7"])
 @pytest.mark.parametrize("importance", [None, "token", "sequence"])
 @pytest.mark.parametrize("reused", [False, True])
-def test_several_iterations_and_importance_weights(name, importance, reused, trainable):
-    """PPO's ratio and clipping against plain autograd, with <H> of the first iteration or of this one."""
+def test_several_iterations_and_importance_weights(name: str, importance: Any, reused: bool, trainable: bool) -> None:
+    """The ratio and its clipping, with <H> of the first iteration or of this one."""
     hidden, lm_head, ids, mask, rewards = make(13)
     objective = replace(PRESETS[name], filter="always", entropy_threshold=2.0)
-    draw = torch.Generator().manual_seed(1)
-    hidden.requires_grad_()
-    lm_head.requires_grad_(trainable)
-    logps = (hidden @ lm_head.T).log_softmax(-1)
-    chosen = logps.gather(-1, ids.clamp(min=0)[..., None]).squeeze(-1)
-    entropies = -(logps.exp() * logps).sum(-1)
-    lengths = mask.sum(1)
-    old = chosen.detach() + 0.4 * torch.randn(chosen.shape, generator=draw, dtype=torch.float64)
-    factor = torch.rand((8, 7) if importance == "token" else (8,), generator=draw).double() if importance else None
-    given = prepare_completions(objective, group_advantages(objective, rewards, G), ids, mask, G, dtype=torch.float64)
-    given = given._replace(old_logps=old, importance_weights=factor)
-    entropy = ((entropies * mask).sum(1) / lengths).detach()
-    if reused:
-        entropy = 4 * torch.rand(8, generator=draw).double()
-        given = given._replace(old_entropy=entropy)
-    options = {"log_clamp": objective.log_clamp, "entropy_gradient": objective.entropy_gradient}
-    moving = moving_tokens(objective, given, gate_active=True)
-    found = token_statistics(hidden, lm_head, ids, mask, moving=moving, **options)
-    got = policy_loss(objective, given, *found, mask, G, gate_active=True, epsilon_high=0.28)
-
-    shaped = given.advantages - 0.1 * entropy if name == "gtpo" else given.advantages
-    shaped = (shaped * (entropy <= 2.0))[:, None]
-    ratio = (chosen - old).exp()
-    term = torch.minimum(shaped * ratio, shaped * ratio.clamp(0.8, 1.28)) * given.weights * mask
-    if factor is not None:
-        term = term * (factor if importance == "token" else factor[:, None])
-    losses = -term.sum(1) / lengths
-    if name == "gtpo-eq7":
-        losses = losses + 0.1 * (entropies * mask).sum(1) / lengths
-    leaves = [hidden, lm_head] if trainable else [hidden]
-    torch.testing.assert_close(got.loss, losses.mean())
-    wanted = torch.autograd.grad(losses.mean(), leaves)
-    for value, target in zip(torch.autograd.grad(got.loss, leaves), wanted, strict=True):
-        torch.testing.assert_close(value, target, rtol=1e-10, atol=1e-13)
+    leaves, draw = [hidden.requires_grad_(), lm_head.requires_grad_(trainable)], torch.Generator().manual_seed(1)
+    logps = (hidden @ lm_head.T).log_softmax(dim=-1).gather(-1, ids.clamp(min=0)[..., None])[..., 0].detach()
+    given = prepare_completions(objective, group_advantages(objective, rewards, G), ids, mask, G)._replace(
+        old_logps=logps + 0.4 * torch.randn(8, 7, generator=draw, dtype=torch.float64),
+        old_entropy=4 * torch.rand(8, generator=draw).double() if reused else None,
+        importance_weights=torch.rand((8, 7)[: 1 + (importance == "token")], generator=draw) if importance else None,
+    )
+    found = token_statistics(*leaves, ids, mask, entropy_gradient=objective.entropy_gradient)
+    loss = policy_loss(objective, given, *found, mask, G, gate_active=True, epsilon_high=0.28).loss
+    leaves = leaves[: 1 + trainable]
+    assert_close(loss, by_hand(objective, given, hidden, lm_head, ids, mask), leaves, leaves, 1e-10)
 
 
-def test_errors_name_the_argument_and_the_shapes():
+def test_errors_name_the_argument_and_the_shapes() -> None:
+    names = ("hidden", "lm_head", "completion_ids", "completion_mask", "rewards")
+    inputs: dict[str, Any] = dict(zip(names, make(1), strict=True)) | {"num_generations": G, "initial_entropy": 0.1}
     hidden, lm_head, ids, mask, rewards = make(1)
-
-    def call(hidden=hidden, lm_head=lm_head, ids=ids, mask=mask, rewards=rewards, group=G, **options):
-        options = {"initial_entropy": 0.1, **options}
-        return fused_linear_gtpo_loss(PRESETS["gtpo"], hidden, lm_head, ids, mask, rewards, group, **options)
-
-    call()
     bad, poor = hidden.clone(), lm_head.clone()
     bad[5, 0, 1] = poor[7, 0] = float("nan")
+    fused_linear_gtpo_loss(PRESETS["gtpo"], **inputs)
     for options, words in [
         ({"hidden": hidden[:, :5]}, r"completion_ids must be integers \[8, 5\].*\[8, 7\]"),
         ({"hidden": hidden[0]}, r"hidden must have shape \[N, L, D\].*\[7, 6\]"),
         ({"lm_head": lm_head[:, :4]}, r"lm_head must have shape \[V, 6\].*\[23, 4\]"),
-        ({"mask": mask[:, :5]}, r"completion_mask \[8, 5\].*\[8, 7\]"),
-        ({"group": 3}, "num_generations 3 does not divide the 8"),
+        ({"completion_mask": mask[:, :5]}, r"completion_mask \[8, 5\].*\[8, 7\]"),
+        ({"num_generations": 3}, "num_generations 3 does not divide the 8"),
         ({"rewards": rewards[:4]}, r"rewards \[4\].*8"),
-        ({"rewards": torch.full((8,), torch.inf)}, "rewards: row 0 is infinite"),
-        ({"ids": ids.masked_fill(mask, 23)}, r"completion_ids\[0, 0\] = 23 lies outside the vocabulary of 23"),
-        ({"mask": torch.zeros_like(mask)}, "completion_mask: row 0 has no tokens"),
+        (
+            {"completion_ids": ids.masked_fill(mask, 23)},
+            r"completion_ids\[0, 0\] = 23 lies outside .* vocabulary of 23",
+        ),
+        ({"completion_mask": torch.zeros_like(mask)}, "completion_mask: row 0 has no tokens"),
         ({"bias": torch.zeros(3)}, r"bias must have shape \[23\].*\[3\]"),
-        ({"bias": torch.full((23,), -torch.inf)}, r"bias\[0\] is not finite"),
+        ({"bias": torch.full((23,), -torch.inf)}, "bias is not finite"),
         ({"temperature": 0.0}, "temperature"),
         ({"softcap": -1.0}, "softcap"),
         ({"initial_entropy": None}, "initial_entropy"),
-        ({"hidden": bad}, r"hidden\[5, 0\] is not finite"),
-        ({"lm_head": poor}, r"lm_head\[7\] is not finite"),
+        ({"hidden": bad}, r"completion 5, token 0 .*hidden\[5, 0\] is not finite"),
+        ({"lm_head": poor}, "lm_head is not finite"),
     ]:
         with pytest.raises(ValueError, match=words):
-            call(**options)
+            fused_linear_gtpo_loss(PRESETS["gtpo"], **(inputs | options))
