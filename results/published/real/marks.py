@@ -4,8 +4,8 @@
     python marks.py null           the primary test where nothing is to be found
     python marks.py tests          stage 1, when all runs are recorded; --closed: those that are
 
-It needs numpy, scipy and pyarrow, and writes arms/COMMAND.json. Commit 7894f47 holds what makes the records: there
-`python -m bench.arms_marks stage0` samples the untrained model, and bench/arms.py, as of 98ab998, makes the runs.
+It needs numpy, scipy and pyarrow, and writes arms/COMMAND.json. At commit 7894f47 `python -m bench.arms_marks stage0`
+samples the untrained model; arms.py beside this file makes the runs.
 """
 
 from __future__ import annotations
