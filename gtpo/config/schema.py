@@ -228,9 +228,10 @@ class TrainingSection(Section):
     """Optimizer steps between checkpoints."""
     save_total_limit: int | None = Field(2, ge=1)
     """Maximum number of checkpoints to keep. Unset: all."""
-    log_kl_steps: int | None = Field(None, ge=1)
+    log_kl_steps: int | None = Field(None, ge=0)
     """Optimizer steps between measurements of the KL divergence from the untrained policy (`kl/untrained`), for any
-    method. Without adapters a second copy of the weights is held for it. Unset: never."""
+    method. 0: never. Unset: every 10 if a policy that samples has adapters, since the collapse watch follows it; else
+    never, for without adapters a second copy of the weights is held for it."""
     log_completions_steps: int = Field(10, ge=0)
     """Optimizer steps between files of the completions log (always one for the first step). 0: no log."""
     report_to: list[Literal["wandb", "tensorboard", "trackio"]] = []
@@ -291,8 +292,9 @@ class HealthSection(Section):
     """Collapse detection, best weights, early stopping."""
 
     on_collapse: Literal["warn", "stop", "rollback"] = "warn"
-    """Action when the run collapses: its accuracy or format reward, entropy, length or KL has left the run's own past
-    beyond chance, or the held-out accuracy fell (docs/training.md). A run that it stops ends with exit code 4."""
+    """Action when the run collapses: its accuracy reward or KL divergence has left the run's own past beyond chance, a
+    metric is not finite, or the held-out accuracy fell (docs/training.md). A run that it stops ends with exit code
+    4."""
     false_alarms: float = Field(0.01, gt=0, lt=1)
     """Share of the runs of a policy that does not change in which a collapse is reported."""
     early_stop_patience: int | None = Field(None, ge=1)

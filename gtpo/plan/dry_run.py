@@ -111,7 +111,7 @@ def memory(config: TrainConfig, model: Any) -> list[Item]:
     loss = 2 * min(4 * tokens * text.vocab_size, LOGITS_BYTES) + tokens * width * size
     loss += 0 if frozen else 6 * head.weight.numel()
     item("loss", loss, "a chunk of logits and their gradients, that of the hidden states and of a trained head")
-    if not frozen and ((config.method == "grpo" and training.beta > 0) or training.log_kl_steps is not None):
+    if not frozen and ((config.method == "grpo" and training.beta > 0) or training.log_kl_steps):
         item("untrained model", parameters * size, "beta or log_kl_steps, with all weights trained")
     if config.method != "sft" and config.rollout.engine in ("auto", "transformers"):
         sampled = training.per_device_train_batch_size * micro_batches_per_rollout(config)

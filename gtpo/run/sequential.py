@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,25 +91,15 @@ def _log_sum(logs: Floats, axis: int) -> Floats:
 
 
 class Drift:
-    """Whether `rows` streams have fallen ("low") or risen ("high") beyond chance and beyond `ratio` of their past.
+    """Whether `rows` streams have fallen below `ratio` of their past, or risen above `limit`, beyond chance.
 
-    alpha: chance that a stream which stays as it is is ever flagged. ratio: the bound as a multiple of the past's mean,
-    below 1 for low and above 1 for high. beyond: no bound of a rise is below this. limit: a bound that no past is
-    needed for; under no change at most a tenth of the values lie beyond it.
+    alpha: chance that a stream which stays as it is is ever flagged. ratio: the bound of a fall as a multiple of the
+    past's mean, below 1. limit: the bound of a rise, which needs no past; under no change at most a tenth of the values
+    lie beyond it.
     """
 
-    def __init__(
-        self,
-        alpha: float,
-        side: Literal["low", "high"],
-        ratio: float = 1.0,
-        *,
-        beyond: float = 0.0,
-        limit: float | None = None,
-        rows: int = 1,
-    ) -> None:
-        self.alpha, self.side, self.ratio, self.beyond, self.rows = alpha, side, ratio, beyond, rows
-        self.limit = limit
+    def __init__(self, alpha: float, *, ratio: float = 1.0, limit: float | None = None, rows: int = 1) -> None:
+        self.alpha, self.ratio, self.limit, self.rows = alpha, ratio, limit, rows
         self.forget(np.empty((rows, 0)))
 
     def forget(self, past: Floats) -> None:
@@ -142,7 +132,7 @@ class Drift:
         self.count += 1
 
     def _scores(self, values: Floats, bound: Floats, low: Floats) -> Floats:
-        if self.side == "low":
+        if self.limit is None:
             return np.clip(2 * (values - low) / np.maximum(bound - low, 1e-12) - 1, 0.0, 1.0)
         return np.minimum(bound / np.maximum(values, 1e-12), 1.0) ** 2
 
@@ -159,18 +149,15 @@ class Drift:
             window = past[:, -length:]
             # Where a reward may be negative, falls are measured from its least value.
             mean, low = window.mean(1), np.minimum(window.min(1), 0.0)
-            bound = low + self.ratio * (mean - low)
-            if self.limit is not None:
-                bound = np.full_like(mean, self.limit)
-            elif self.side == "high":
-                bound = np.maximum(self.ratio * mean, self.beyond)
-            scores = self._scores(window, bound[:, None], low[:, None])
-            independent = length / self.tau
-            good = scores.mean(1) * independent
-            lower = special.betaincinv(np.maximum(good, 1e-9), independent - good + 1.0, PAST_LEVEL / k**1.5)
-            if self.limit is not None:
-                lower = np.full_like(mean, 0.9 / SLACK)
-            level = lower * (bound - low) if self.side == "low" else lower / bound
+            if self.limit is None:
+                bound = low + self.ratio * (mean - low)
+                independent = length / self.tau
+                good = self._scores(window, bound[:, None], low[:, None]).mean(1) * independent
+                lower = special.betaincinv(np.maximum(good, 1e-9), independent - good + 1.0, PAST_LEVEL / k**1.5)
+                level = lower * (bound - low)
+            else:
+                bound, lower = np.full_like(mean, self.limit), np.full_like(mean, 0.9 / SLACK)
+                level = lower / bound
             found: tuple[Floats, ...] = (level, mean, low, bound, np.minimum(SLACK * lower, 0.95))
             if best is not None:
                 found = tuple(np.where(level > best[0], new, old) for new, old in zip(found, best, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -46,6 +47,9 @@ from gtpo.run.validation import ScoreHeldOut, Validation
 from gtpo.trainer import GTPOTrainer, SampledTrainer, trl_seam
 from gtpo.trainer.adapter_sync import vllm_of
 from gtpo.trainer.group_statistics import GroupStatistics
+
+KL_STEPS = 10
+"""Steps between measurements of the KL divergence, if it costs no second copy of the weights."""
 
 
 class TrainingRun(TrainerCallback):
@@ -222,7 +226,7 @@ class TrainingRun(TrainerCallback):
         trainer.writes_model_card = False  # run.json says what ran
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(self.exact)
-        if (kl_every := self.config.training.log_kl_steps) is not None:
+        if kl_every := self._kl_every(loaded):
             trainer.add_callback(UntrainedKL(trainer, kl_every, self._untrained(loaded)))
         trainer.add_callback(self)
         trainer.add_callback(Advice(trainer))
@@ -230,6 +234,15 @@ class TrainingRun(TrainerCallback):
     def _stop_before_training(self) -> None:
         if self.stop.agree(self.trainer.accelerator):
             raise StoppedBeforeTraining
+
+    def _kl_every(self, loaded: LoadedModel) -> int:
+        """Return the steps between measurements of the KL divergence from the untrained policy; 0: never."""
+        training = self.config.training
+        if training.log_kl_steps is not None:
+            return training.log_kl_steps
+        # TRL logs the divergence itself with beta. Of a policy that samples nothing the watch could not use it.
+        wanted = isinstance(self.trainer, SampledTrainer) and not training.beta and loaded.peft_config is not None
+        return training.logging_steps * math.ceil(KL_STEPS / training.logging_steps) if wanted else 0
 
     def _untrained(self, loaded: LoadedModel) -> Any:
         """Return the weights that the run started from, also where it resumes; None where no second copy is needed."""

@@ -10,7 +10,6 @@ q is the same model with its adapter disabled, or a second copy of the weights t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,13 +17,14 @@ from accelerate.utils import is_peft_model
 from torch import Tensor
 from transformers import TrainerCallback
 
-from gtpo.trainer import RunTrainer, trl_seam
+from gtpo.trainer import GTPOTrainer, RunTrainer, trl_seam
+from gtpo.trainer.policy_head import LMHead, add_policy_head
 
 METRIC = "kl/untrained"
 MAX_ROWS = 32
 """Sequences of the micro-batch that are looked at, per process."""
 CHUNK_BYTES = 2**27
-"""Logits of one of the two policies that are held at a time, unless one sequence alone needs more."""
+"""Logits of one of the two policies that are held at a time."""
 
 
 def token_kl(logits: Tensor, reference_logits: Tensor) -> Tensor:
@@ -33,6 +33,19 @@ def token_kl(logits: Tensor, reference_logits: Tensor) -> Tensor:
     p, q = logits.to(wide).log_softmax(dim=-1), reference_logits.to(wide).log_softmax(dim=-1)
     # 0 log 0 = 0: a token that the policy cannot take adds nothing.
     return torch.where(p.isneginf(), 0.0, p.exp() * (p - q)).sum(dim=-1)
+
+
+def summed_kl(
+    now: Tensor, head: LMHead, before: Tensor, their_head: LMHead, mask: Tensor, temperature: float
+) -> Tensor:
+    """Return [the sum of KL(p || q) over the tokens of mask [B, T - 1], their number], from hidden states [B, T, D]."""
+    total = torch.zeros(2, dtype=torch.float64, device=now.device)
+    rows = max(1, CHUNK_BYTES // (4 * len(head.weight)))
+    chosen = (hidden[:, :-1][mask].split(rows) for hidden in (now, before))
+    for p, q in zip(*chosen, strict=True):
+        kl = token_kl(head.logits(p) / temperature, their_head.logits(q) / temperature)
+        total += torch.stack([kl.sum().double(), torch.tensor(len(p), dtype=torch.float64, device=kl.device)])
+    return total
 
 
 class UntrainedKL(TrainerCallback):
@@ -44,37 +57,48 @@ class UntrainedKL(TrainerCallback):
 
     def __init__(self, trainer: Any, every: int, reference: Any = None) -> None:
         self.trainer, self.every, self._measured_for = RunTrainer.of(trainer, self), every, -1
+        policy = trainer.accelerator.unwrap_model(trainer.model)
         self.reference = getattr(trainer, "ref_model", None)
-        if self.reference is None and not is_peft_model(trainer.accelerator.unwrap_model(trainer.model)):
+        if self.reference is None and not is_peft_model(policy):
             if reference is None:
                 raise ValueError("UntrainedKL: all weights are trained, so it needs reference=, the untrained model")
             self.reference = reference.eval().requires_grad_(False).to(trainer.accelerator.device)
+        if not isinstance(trainer, GTPOTrainer):  # which has done it
+            add_policy_head(policy.get_base_model() if is_peft_model(policy) else policy)
+        if self.reference is not None:
+            add_policy_head(trainer.accelerator.unwrap_model(self.reference))
         self.trainer.untrained_kl = self
 
     def observe(self, model: Any, inputs: Mapping[str, Any]) -> None:
         """Measure on a micro-batch if its step is due and this is the first of it. All processes call it."""
-        trainer = self.trainer
+        trainer, reference = self.trainer, self.reference
         step = trainer.state.global_step + 1
         if step % self.every or step == self._measured_for:
             return
         self._measured_for = step
         ids, attention, mask = _sequences(inputs)
-        total = torch.zeros(2, dtype=torch.float64, device=ids.device)
-        adapters = trainer.accelerator.unwrap_model(model)
-        width = trainer.model.config.get_text_config().vocab_size
-        rows = max(1, CHUNK_BYTES // (4 * width * ids.shape[1]))
+        batch = {"input_ids": ids, "attention_mask": attention}
         temperature = getattr(trainer, "temperature", 1.0)  # of the sampling; sft has none
         with torch.no_grad(), trainer.accelerator.autocast():
-            for start in range(0, len(ids), rows):
-                part = {"input_ids": ids[start : start + rows], "attention_mask": attention[start : start + rows]}
-                now = model(**part).logits[:, :-1]
-                with adapters.disable_adapter() if self.reference is None else nullcontext():
-                    before = (self.reference or model)(**part).logits[:, :-1]
-                kl, counted = token_kl(now / temperature, before / temperature), mask[start : start + rows]
-                total[0] += torch.where(counted, kl, 0.0).sum()
-                total[1] += counted.sum()
-        summed = trainer.accelerator.reduce(total)
-        trl_seam.log(trainer, METRIC, float(summed[0] / summed[1].clamp(min=1)))
+            if reference is None:
+                now = model(**batch, policy_loss=lambda hidden, head: hidden).value
+                with trainer.accelerator.unwrap_model(model).disable_adapter():
+                    # Both have one head: an adapter on it is refused.
+                    found = model(
+                        **batch, policy_loss=lambda hidden, head: summed_kl(now, head, hidden, head, mask, temperature)
+                    )
+            else:  # one forward inside the other: a sharded head is whole only in its own
+                found = model(
+                    **batch,
+                    policy_loss=lambda now, head: (
+                        reference(
+                            **batch,
+                            policy_loss=lambda before, theirs: summed_kl(now, head, before, theirs, mask, temperature),
+                        ).value
+                    ),
+                )
+        total = trainer.accelerator.reduce(found.value)
+        trl_seam.log(trainer, METRIC, float(total[0] / total[1].clamp(min=1)))
 
 
 def _sequences(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,20 +1,19 @@
-"""The watch on the metrics of a run: which of them have left its own past, beyond what chance explains.
+"""The watch on the metrics of a run: which of them has left its own past, beyond what chance explains.
 
-The accuracy reward or the format reward has fallen (`gtpo.run.sequential`); or entropy or length has left its past on
-either side, or KL a limit, while the accuracy reward is lower than it was. All tests together raise a false alarm in at
-most `health.false_alarms` of the runs whose policy does not change.
+Two tests (`gtpo.run.sequential`): the accuracy reward has fallen; or the KL divergence from the untrained policy has
+passed a limit while the accuracy reward is lower than it was. Together they raise a false alarm in at most
+`health.false_alarms` of the runs whose policy does not change. Values that are not finite are said too.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gtpo.presets import LN2
 from gtpo.run.sequential import KEPT, Drift, Floats
 
 KL_LIMIT = 0.1
@@ -29,41 +28,20 @@ FIRST_LINES = 64
 GROWN = 3.0
 """Standard errors by which its logarithm must have grown since then."""
 
-SURE = 4.0
-"""Standard errors by which the accuracy reward must be lower; it may be looked at after every line."""
-
 STREAK = 3
 """Lines in a row without a finite gradient, entropy or KL that are a collapse."""
 
 
-class Signal(NamedTuple):
-    """One test: a metric by its names (the first that a run has), and what counts as having left its past."""
+ACCURACY, KL = ("reward/accuracy", "reward"), ("kl/untrained", "kl")
+"""Names of the metrics of the two tests; the first that a run has counts."""
 
-    names: tuple[str, ...]
-    share: float
-    """Of the false alarms."""
-    settings: Mapping[str, Any]
-    words: str
+SHARES = {"accuracy": 0.25, "kl": 0.5 / 6}
+"""Of the false alarms."""
 
+WORDS = {"accuracy": "the accuracy reward fell", "kl": "the KL divergence grew"}
 
-_REST = 0.5 / 6
-ACCURACY, FORMAT = ("reward/accuracy", "reward"), ("reward/format",)
-ENTROPY, KL = ("entropy/mean", "entropy"), ("kl/untrained", "kl")
-LENGTH = ("completions/length", "completions/mean_length")
-_LOWER: dict[str, Any] = {"side": "low", "ratio": 0.6}
-SIGNALS = {
-    "accuracy": Signal(ACCURACY, 0.25, _LOWER, "the accuracy reward fell"),
-    "format": Signal(FORMAT, _REST, _LOWER, "the format reward fell"),
-    "entropy gone": Signal(ENTROPY, _REST, {"side": "low", "ratio": 0.2}, "entropy fell"),
-    "entropy": Signal(ENTROPY, _REST, {"side": "high", "ratio": 2.0, "beyond": LN2}, "entropy rose"),
-    "short": Signal(LENGTH, _REST, {"side": "low", "ratio": 0.33}, "completions shrank"),
-    "long": Signal(LENGTH, _REST, {"side": "high", "ratio": 2.0}, "completions grew"),
-    "kl": Signal(KL, _REST, {"side": "high", "limit": KL_LIMIT}, "the KL divergence grew"),
-}
-"""Name -> test. Their shares are those that `bench.health` measured; they add up to three quarters."""
-
-ALONE = ("accuracy", "format")
-"""Tests that need nothing else; the others count while the accuracy reward is lost too."""
+FALLEN = 0.6
+"""The accuracy reward has fallen below this share of its past."""
 
 
 def metric_value(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
@@ -72,14 +50,15 @@ def metric_value(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
 
 
 class Watch:
-    """The tests of all metrics of one run, or of `rows` at once; each raises an alarm at most once until `forgive`."""
+    """The tests of one run, or of `rows` at once; each raises an alarm at most once until `forgive`."""
 
     def __init__(self, false_alarms: float, rows: int = 1) -> None:
         self.tests = {
-            name: Drift(false_alarms * signal.share, rows=rows, **signal.settings) for name, signal in SIGNALS.items()
+            "accuracy": Drift(false_alarms * SHARES["accuracy"], ratio=FALLEN, rows=rows),
+            "kl": Drift(false_alarms * SHARES["kl"], limit=KL_LIMIT, rows=rows),
         }
-        self.said = {name: np.zeros(rows, dtype=bool) for name in SIGNALS}
-        self.first: dict[str, list[list[float]]] = {"accuracy": [], "kl": []}
+        self.said = {name: np.zeros(rows, dtype=bool) for name in self.tests}
+        self.first: dict[str, list[list[float]]] = {name: [] for name in self.tests}
         """The first FIRST_LINES values of each run, by line."""
         self.streak = 0
 
@@ -88,12 +67,12 @@ class Watch:
         loss = row.get("loss")
         if loss is not None and not math.isfinite(loss):
             return f"the loss is {loss}, not finite, at step {step}"
-        rest = ("grad_norm", *(name for signal in SIGNALS.values() for name in signal.names))
-        lost = [name for name in rest if isinstance(row.get(name), float) and not math.isfinite(row[name])]
+        watched = ("grad_norm", "entropy/mean", "entropy", *ACCURACY, *KL)
+        lost = [name for name in watched if isinstance(row.get(name), float) and not math.isfinite(row[name])]
         self.streak = self.streak + 1 if lost else 0
         if self.streak == STREAK:
-            return f"{', '.join(dict.fromkeys(lost))} is not finite in {STREAK} lines up to step {step}"
-        values = {name: metric_value(row, signal.names) for name, signal in SIGNALS.items()}
+            return f"{', '.join(lost)} is not finite in {STREAK} lines up to step {step}"
+        values = {"accuracy": metric_value(row, ACCURACY), "kl": metric_value(row, KL)}
         found = self.look(
             {name: np.array([value]) for name, value in values.items() if value is not None and math.isfinite(value)}
         )
@@ -106,12 +85,11 @@ class Watch:
         for name, value in values.items():
             test = self.tests[name]
             found[name] = (test.observe(value) >= -math.log(test.alpha)) & ~self.said[name]
-            if name in self.first and len(self.first[name]) < FIRST_LINES:
+            if len(self.first[name]) < FIRST_LINES:
                 self.first[name].append(value.tolist())
+        for at in np.flatnonzero(found.get("kl", ())):
+            found["kl"][at] = self._accuracy_lost(int(at))
         for name, alarms in found.items():
-            if name not in ALONE:
-                for at in np.flatnonzero(alarms):
-                    alarms[at] = self._accuracy_lost(name, int(at))
             self.said[name] |= alarms
         return found
 
@@ -120,31 +98,29 @@ class Watch:
         start, mean = test.strongest()
         later = test.count - start
         return (
-            f"at step {step} {SIGNALS[name].words} from {mean:.3g} to {test.past[0, -later:].mean():.3g} (means of "
+            f"at step {step} {WORDS[name]} from {mean:.3g} to {test.past[0, -later:].mean():.3g} (means of "
             f"{start} lines and of the {later} lines after them); a policy that does not change does this in fewer "
             f"than {100 * test.alpha:.2g} % of runs"
         )
 
-    def _accuracy_lost(self, name: str, at: int) -> bool:
-        """Return whether the accuracy reward of run `at` lies below what it was before `name` left its past.
+    def _accuracy_lost(self, at: int) -> bool:
+        """Return whether the accuracy reward of run `at` is lower than before its KL divergence passed the limit.
 
-        The divergence from the untrained policy must have grown since the first lines, and the accuracy lie below that
-        of these lines; beyond KL_FAR it must not lie above.
+        The divergence must have grown since the first lines, and the accuracy lie below that of these lines; beyond
+        KL_FAR it must not lie above.
         """
-        test, accuracy = self.tests[name], self.tests["accuracy"]
+        test, accuracy = self.tests["kl"], self.tests["accuracy"]
         later = test.count - test.strongest(at)[0]
         since = min(math.ceil(later * accuracy.count / test.count), KEPT // 2)  # it may be logged less often
         rewards = accuracy.past[at]
         if not 0 < since < len(rewards):
             return False
-        now, before = rewards[-since:], rewards[:-since][-max(10, since) :]
         memory = math.sqrt(max(accuracy.tau[at], test.tau[at]))
-        if name != "kl":
-            return bool(now.mean() < before.mean() - SURE * memory * _standard_error(now, before))
         first = np.array([values[at] for values in self.first["kl"][: test.count - later]])
         logs = [np.log(np.maximum(values, KL_LIMIT / 10)) for values in (test.past[at, -later:], first)]
         if logs[0].mean() <= logs[1].mean() + GROWN * memory * _standard_error(*logs):
             return False
+        now = rewards[-since:]
         before = np.array([values[at] for values in self.first["accuracy"][: accuracy.count - since]])
         noise = memory * _standard_error(now, before)
         return bool(now.mean() <= before.mean() + (noise if logs[0].mean() > math.log(KL_FAR) else -2 * noise))

@@ -165,12 +165,8 @@ def compare_losses(
         fused.loss.backward()
         wide = torch.float32 if hidden.is_cuda else torch.float64
         theirs = hidden[:, :length].detach().to(wide).requires_grad_()
-        logits = theirs @ head.weight.detach().to(wide).T
-        if head.bias is not None:
-            logits = logits + head.bias.detach().to(wide)
-        logits = logits * head.logit_scale
-        if head.softcap is not None:
-            logits = head.softcap * torch.tanh(logits / head.softcap)
+        bias = None if head.bias is None else head.bias.detach().to(wide)
+        logits = head._replace(weight=head.weight.detach().to(wide), bias=bias).logits(theirs)
         reference = reference_loss(objective, logits, ids, mask, rewards, group, **shared)
         reference.loss.backward()
     assert ours.grad is not None

@@ -34,6 +34,11 @@ class LMHead(NamedTuple):
         """Return all but the weight, as keywords of `gtpo.head.head_statistics`."""
         return {"bias": self.bias, "logit_scale": self.logit_scale, "softcap": self.softcap}
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits [..., V] of hidden states [..., D], all at once."""
+        logits = torch.nn.functional.linear(hidden, self.weight, self.bias) * self.logit_scale
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
 
 class PolicyOutput(NamedTuple):
     """What the forward gives for a `policy_loss`."""

@@ -9,14 +9,14 @@ import pytest
 
 from bench.health import RUNS, STEPS, Policy, curve, false_alarms, read_records, tables, trends
 from gtpo.run.advice import EQUAL, EQUAL_STEPS
-from gtpo.run.watch import SIGNALS
+from gtpo.run.watch import SHARES
 
 
 def test_policies_are_drawn_as_they_say() -> None:
     draw = np.random.default_rng(0)
     metrics = Policy(0.2, 0.3, 1).metrics(draw, 50, 400)
     assert metrics["accuracy"].mean() == pytest.approx(0.2, abs=0.01)
-    assert set(metrics) == set(SIGNALS)
+    assert set(metrics) == set(SHARES)
     again = Policy(0.2, 0.3, 1, problems=40).metrics(draw, 400, 80)["accuracy"]
     assert np.corrcoef(again[:, 0], again[:, 40])[0, 1] > 0.5, "a problem keeps its difficulty"
     waves = Policy(0.3, memory=0.9, prompts=16).metrics(draw, 50, 400)["accuracy"]
@@ -29,11 +29,11 @@ def test_the_whole_watch_is_simulated() -> None:
     draw = np.random.default_rng(0)
     assert false_alarms(Policy(0.5).metrics(draw, 20, 150))["flagged"] == {"150": 0, str(STEPS): 0}
     gone = Policy(0.5).metrics(draw, 20, 150, lost_from=75)
-    gone["entropy gone"][:, 75:] *= 0.01
+    gone["kl"][:, 75:] *= 100
     found = false_alarms(gone)
     assert found["flagged"]["150"] == 20
     assert found["by"]["accuracy"] > 0
-    assert found["by"]["entropy gone"] > 0
+    assert found["by"]["kl"] > 0
 
 
 def test_false_alarms_are_what_is_promised(published) -> None:

@@ -15,7 +15,7 @@ from gtpo.run.sequential import Drift, correlation_time, paired_bound, spent
 
 
 def row(accuracy: float = 5.0, **others: Any) -> dict[str, Any]:
-    well = {"reward/format": 9.0, "entropy/mean": 0.3, "completions/length": 30.0, "loss": 0.1}
+    well = {"entropy/mean": 0.3, "loss": 0.1}
     return well | {"reward/accuracy": accuracy} | others
 
 
@@ -41,34 +41,22 @@ def test_a_reward_that_is_lost_is_said_once_and_one_that_stays_never(prompts: in
     assert "in fewer than 0.25 % of runs" in text
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"entropy/mean": 0.01}, "entropy fell from 0.3 to"),
-        ({"entropy/mean": 2.0}, "entropy rose from 0.3 to"),
-        ({"completions/length": 90.0}, "completions grew from 30 to"),
-        ({"completions/length": 5.0}, "completions shrank from 30 to"),
-        ({"kl/untrained": 1.0}, "the KL divergence grew"),
-        ({"kl": 1.0}, "the KL divergence grew"),
-    ],
-)
-def test_another_metric_counts_only_while_accuracy_is_lower_too(change: dict[str, float], words: str) -> None:
-    before: dict[str, float] = {name: 0.01 for name in change if name.startswith("kl")}
+@pytest.mark.parametrize("name", ["kl/untrained", "kl"])
+def test_a_policy_that_moves_away_counts_only_while_accuracy_is_lower_too(name: str) -> None:
     fallen, risen = Health(HealthSection()), Health(HealthSection())
     for health in (fallen, risen):
-        assert said(health, [row(5.0, **before)] * 60) == []
-    assert said(risen, [row(6.0, **change)] * 60, first=61) == []
-    found = [text for _, text in said(fallen, [row(4.4, **change)] * 60, first=61)]
-    assert any(words in text for text in found), found
+        assert said(health, [row(5.0, **{name: 0.01})] * 60) == []
+    assert said(risen, [row(6.0, **{name: 1.0})] * 60, first=61) == []
+    found = [text for _, text in said(fallen, [row(4.4, **{name: 1.0})] * 60, first=61)]
+    assert any("the KL divergence grew" in text for text in found), found
     only_accuracy = Health(HealthSection())
     said(only_accuracy, [row(5.0)] * 60)
     assert said(only_accuracy, [row(4.4)] * 60, first=61) == [], "accuracy that is a little lower is no collapse"
 
 
-def test_a_learning_run_whose_entropy_vanishes_and_a_slowly_harder_one_are_well() -> None:
+def test_a_learning_run_and_a_slowly_harder_one_are_well() -> None:
     draw = np.random.default_rng(3)
-    rising = [row(10 * draw.binomial(32, 0.3 + 0.6 * t / 500) / 32, **{"entropy/mean": 0.5 * math.exp(-t / 100)})
-              for t in range(500)]  # fmt: skip
+    rising = [row(10 * draw.binomial(32, 0.3 + 0.6 * t / 500) / 32) for t in range(500)]
     assert said(Health(HealthSection()), rising) == []
     harder = [row(10 * draw.binomial(32, 0.7 - 0.2 * t / 1000) / 32) for t in range(1000)]
     assert said(Health(HealthSection()), harder) == []
@@ -208,7 +196,7 @@ def test_saturated_reward_with_falling_held_out_accuracy_is_a_warning_once() -> 
 
 def test_false_alarms_of_one_test_stay_below_its_level() -> None:
     draw = np.random.default_rng(0)
-    test = Drift(0.05, "low", 0.9, rows=200)
+    test = Drift(0.05, ratio=0.9, rows=200)
     wealth = np.stack([test.observe(draw.binomial(8, 0.3, 200) / 8) for _ in range(400)])
     assert (wealth.max(0) >= math.log(1 / 0.05)).mean() <= 0.05
     lost = np.stack([test.observe(draw.binomial(8, 0.02, 200) / 8) for _ in range(60)])

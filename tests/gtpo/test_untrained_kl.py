@@ -11,7 +11,9 @@ from test_train_run import STEPS, _Crash, config_of, crash_at, metrics, run
 from torch.nn.functional import kl_div
 
 from gtpo.common.errors import UserError
-from gtpo.run.untrained_kl import METRIC, token_kl
+from gtpo.run import untrained_kl
+from gtpo.run.untrained_kl import METRIC, summed_kl, token_kl
+from gtpo.trainer.policy_head import LMHead
 
 
 def test_divergence_of_a_token_is_torchs_own() -> None:
@@ -23,6 +25,21 @@ def test_divergence_of_a_token_is_torchs_own() -> None:
     p[..., 0] = -torch.inf
     assert token_kl(p, q).isfinite().all()
     assert token_kl(p.bfloat16(), q.bfloat16()).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("rows", "softcap"), [(1, None), (4, 3.0), (100, None)])
+def test_divergence_of_hidden_states_is_that_of_their_logits(
+    rows: int, softcap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(untrained_kl, "CHUNK_BYTES", rows * 4 * 11)
+    draw = torch.Generator().manual_seed(0)
+    now, before = torch.randn(2, 3, 6, 5, generator=draw)
+    heads = [LMHead(torch.randn(11, 5, generator=draw), torch.randn(11, generator=draw), 0.5, softcap) for _ in "pq"]
+    mask = torch.rand(3, 5, generator=draw) < 0.6
+    total, count = summed_kl(now, heads[0], before, heads[1], mask, 0.7).tolist()
+    p, q = (head.logits(hidden)[:, :-1] / 0.7 for head, hidden in zip(heads, (now, before), strict=True))
+    expected = kl_div(q.log_softmax(-1), p.log_softmax(-1), reduction="none", log_target=True).sum(-1)[mask]
+    assert (count, total) == (mask.sum(), pytest.approx(float(expected.sum()), rel=1e-5))
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -55,6 +72,23 @@ def test_resumed_run_measures_from_where_the_first_session_started(
             run(tmp_path / "cut", **every)
     assert metrics(run(tmp_path / "cut", **every)) == whole
     assert [row["step"] for row in whole if METRIC in row] == [2, 4, STEPS]
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [
+        ({"method": "gtpo", "training.logging_steps": 4}, [12]),
+        ({"method": "grpo"}, [10]),
+        ({"method": "grpo", "training.beta": 1e-9}, []),
+        ({"method": "gtpo", "training.log_kl_steps": 0}, []),
+        ({"method": "gtpo", "model.lora_rank": 0}, []),
+    ],
+)
+def test_an_adapter_can_be_switched_off_so_the_watch_has_the_divergence(
+    changes: dict[str, Any], steps: list[int], tmp_path: Path
+) -> None:
+    rows = metrics(run(tmp_path, **{"model.lora_rank": 2, "training.max_steps": 12, **changes}))
+    assert [row["step"] for row in rows if METRIC in row] == steps
 
 
 def test_step_that_is_not_logged_is_refused(tmp_path: Path) -> None:
