@@ -57,7 +57,6 @@ def test_no_file_is_longer_than_one_subject(root):
 
 TWICE = {
     "Asked",
-    "Check",
     "Comparison",
     "Interval",
     "Pace",

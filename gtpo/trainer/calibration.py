@@ -18,11 +18,9 @@ from trl.trainer.utils import pad
 from gtpo.common.files import read_json, write_json
 from gtpo.common.log import LOG
 from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, describe_gate
-from gtpo.head import token_statistics
 from gtpo.objective import Objective, filter_is_active
 from gtpo.trainer import trl_seam
-from gtpo.trainer.group_statistics import GroupStatistics
-from gtpo.trainer.policy_head import LMHead, policy_forward
+from gtpo.trainer.group_statistics import GroupStatistics, batch_statistics
 
 CALIBRATION_FILE = "initial_entropy.json"
 REPORT_SECONDS = 5.0
@@ -179,22 +177,13 @@ class GateCalibration(TrainerCallback):
 
     def _entropies(self, prompt_ids: Sequence[Any], completion_ids: Sequence[Any]) -> Tensor:
         """Return <H>_i [n] in nats of n completions under the policy, in one forward."""
-        padding = trl_seam.tokenizer(self.trainer).pad_token_id
-        left = pad([torch.tensor(ids) for ids in prompt_ids], padding_value=padding, padding_side="left")
-        right = pad([torch.tensor(ids) for ids in completion_ids], padding_value=padding, padding_side="right")
-        left_mask = pad([torch.ones(len(ids), dtype=torch.long) for ids in prompt_ids], 0, "left")
-        right_mask = pad([torch.ones(len(ids), dtype=torch.long) for ids in completion_ids], 0, "right")
-        rows = {"prompt_ids": left, "prompt_mask": left_mask, "completion_ids": right, "completion_mask": right_mask}
-        batch = {name: value.to(self.trainer.accelerator.device) for name, value in rows.items()}
-
-        def mean_entropy(hidden: Tensor, head: LMHead) -> Tensor:
-            # Of the distribution that was sampled, whatever the objective takes.
-            ids, mask = batch["completion_ids"], batch["completion_mask"]
-            _, entropies = token_statistics(
-                hidden, head.weight, ids, mask, temperature=self.trainer.temperature, **head.transform()
-            )
-            return entropies.sum(dim=1) / mask.sum(dim=1)
-
-        with torch.no_grad():
-            entropies: Tensor = policy_forward(self.trainer, self.trainer.model_wrapped, batch, mean_entropy).value
-        return entropies
+        trainer = self.trainer
+        batch: dict[str, Tensor] = {}
+        for name, rows, side in (("prompt", prompt_ids, "left"), ("completion", completion_ids, "right")):
+            ids = pad([torch.tensor(row) for row in rows], trl_seam.tokenizer(trainer).pad_token_id, side)
+            mask = pad([torch.ones(len(row), dtype=torch.long) for row in rows], 0, side)
+            batch |= {f"{name}_ids": ids, f"{name}_mask": mask}
+        batch = {name: value.to(trainer.accelerator.device) for name, value in batch.items()}
+        # Of the distribution that was sampled, whatever the objective takes.
+        _, entropies = batch_statistics(trainer, trainer.model_wrapped, batch, temperature=trainer.temperature)
+        return entropies.sum(dim=1) / batch["completion_mask"].sum(dim=1)

@@ -13,11 +13,10 @@ stale, merged, or another base.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sized
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -107,107 +106,58 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, tor
 """Largest relative difference of the hidden states' gradient that counts as equal, by their dtype."""
 
 
-class Check(NamedTuple):
-    """Differences between the two, and whether they are within the dtype's tolerance."""
-
-    loss: float
-    """|fused - reference|."""
-    entropy: float
-    """Largest |<H>_i| difference, nats."""
-    gradient: float
-    """|dfused/dhidden - dreference/dhidden| over |dreference/dhidden|, Frobenius norms."""
-    passed: bool
-
-    def line(self) -> str:
-        """Say it in one line."""
-        verdict = "agrees with" if self.passed else "DIFFERS from"
-        return (
-            f"check-loss: the fused loss {verdict} the reference on the first group: loss {self.loss:.1e}, "
-            f"entropy {self.entropy:.1e}, gradient {self.gradient:.1e} (relative)"
-        )
-
-
-def compare_losses(
-    objective: Objective,
-    hidden: Tensor,
-    head: LMHead,
-    completion_ids: Tensor,
-    completion_mask: Tensor,
-    rewards: Tensor,
-    *,
-    initial_entropy: float | None,
-    temperature: float,
-    truncated: Tensor,
-) -> Check:
-    """Return how far the fused loss of one group is from `reference_loss` in float64 (CPU) or float32 (GPU).
-
-    hidden [G, L, D]; completion_ids, completion_mask [G, L]; rewards, truncated [G].
-    """
-    length = min(MAX_TOKENS, completion_ids.shape[1])
-    ids, mask = completion_ids[:, :length], completion_mask[:, :length].bool()
-    group = len(ids)
-    shared: dict[str, Any] = {"initial_entropy": initial_entropy, "temperature": temperature, "truncated": truncated}
-    with torch.enable_grad():
-        ours = hidden[:, :length].detach().clone().requires_grad_()
-        fused = fused_linear_gtpo_loss(
-            objective,
-            ours,
-            head.weight.detach(),
-            ids,
-            mask,
-            rewards,
-            group,
-            bias=None if head.bias is None else head.bias.detach(),
-            logit_scale=head.logit_scale,
-            softcap=head.softcap,
-            **shared,
-        )
-        fused.loss.backward()
-        wide = torch.float32 if hidden.is_cuda else torch.float64
-        theirs = hidden[:, :length].detach().to(wide).requires_grad_()
-        bias = None if head.bias is None else head.bias.detach().to(wide)
-        logits = head._replace(weight=head.weight.detach().to(wide), bias=bias).logits(theirs)
-        reference = reference_loss(objective, logits, ids, mask, rewards, group, **shared)
-        reference.loss.backward()
-    assert ours.grad is not None
-    assert theirs.grad is not None
-    norm = float(theirs.grad.norm())
-    gradient = float((ours.grad.to(wide) - theirs.grad).norm()) / max(norm, 1e-30) if norm else float(ours.grad.norm())
-    return Check(
-        loss=abs(float(fused.loss.detach()) - float(reference.loss.detach())),
-        entropy=float((fused.entropy.to(wide) - reference.entropy).abs().max()),
-        gradient=gradient,
-        passed=gradient <= TOLERANCE.get(hidden.dtype, 2e-2),
-    )
-
-
 def check_first_group(trainer: Any, batch: dict[str, Any]) -> None:
-    """Compare the two on the first group of a scored round of a GTPOTrainer. Raises ValueError if they differ.
+    """Compare the fused loss of the first group of a scored round with `reference_loss`. All processes take part.
 
-    All processes take part.
+    The reference is in float64 (CPU) or float32 (GPU). Raises ValueError if the gradients of the hidden states differ.
     """
     accelerator, group, rows = trainer.accelerator, trl_seam.group_size(trainer), {}
     names = {"prompt_ids": True, "prompt_mask": True, "completion_ids": False, "completion_mask": False}
     for name, left in names.items():
         whole = accelerator.pad_across_processes(batch[name], dim=1, pad_first=left)
         rows[name] = accelerator.gather(whole)[:group]
+    ids = rows["completion_ids"][:, :MAX_TOKENS]
     lengths = rows["completion_mask"].sum(dim=1)
-    loss = functools.partial(
-        compare_losses,
-        trainer.objective,
-        completion_ids=rows["completion_ids"],
-        completion_mask=torch.arange(rows["completion_ids"].size(1), device=lengths.device) < lengths[:, None],
-        rewards=trainer.groups.total_rewards()[:group],
-        initial_entropy=trainer.initial_entropy,
-        temperature=trainer.temperature,
-        truncated=trainer.groups.rollouts[trl_seam.mode(trainer)].truncated[:group],
-    )
+    shared: dict[str, Any] = {
+        "completion_ids": ids,
+        "completion_mask": torch.arange(ids.size(1), device=ids.device) < lengths[:, None],
+        "rewards": trainer.groups.total_rewards()[:group],
+        "num_generations": group,
+        "initial_entropy": trainer.initial_entropy,
+        "temperature": trainer.temperature,
+        "truncated": trainer.groups.rollouts[trl_seam.mode(trainer)].truncated[:group],
+    }
+
+    def losses(hidden: Tensor, head: LMHead) -> tuple[str, bool]:
+        wide = torch.float32 if hidden.is_cuda else torch.float64
+        ours = hidden[:, :MAX_TOKENS].detach().clone().requires_grad_()
+        theirs = ours.detach().to(wide).requires_grad_()
+        bias = None if head.bias is None else head.bias.detach()
+        narrow = head._replace(weight=head.weight.detach(), bias=bias)
+        exact = narrow._replace(weight=narrow.weight.to(wide), bias=None if bias is None else bias.to(wide))
+        with torch.enable_grad():
+            fused = fused_linear_gtpo_loss(trainer.objective, ours, narrow.weight, **narrow.transform(), **shared)
+            reference = reference_loss(trainer.objective, exact.logits(theirs), **shared)
+            (found,) = torch.autograd.grad(fused.loss, ours)
+            (wanted,) = torch.autograd.grad(reference.loss, theirs)
+        norm = float(wanted.norm()) or 1.0  # of no gradient at all the difference is absolute
+        gradient = float((found.to(wide) - wanted).norm()) / norm
+        passed = gradient <= TOLERANCE.get(hidden.dtype, 2e-2)
+        verdict = "agrees with" if passed else "DIFFERS from"
+        line = (
+            f"check-loss: the fused loss {verdict} the reference on the first group: "
+            f"loss {abs(float(fused.loss.detach()) - float(reference.loss.detach())):.1e}, "
+            f"entropy {float((fused.entropy.to(wide) - reference.entropy).abs().max()):.1e}, "
+            f"gradient {gradient:.1e} (relative)"
+        )
+        return line, passed
+
     with torch.no_grad():
-        found: Check = policy_forward(trainer, trainer.model_wrapped, rows, loss).value
+        line, passed = policy_forward(trainer, trainer.model_wrapped, rows, losses).value
     if accelerator.is_main_process:
-        LOG.info(found.line())
-    if not found.passed:
-        raise ValueError(found.line())
+        LOG.info(line)
+    if not passed:
+        raise ValueError(line)
 
 
 # -- the sampler against the trainer -----------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ micro-batches, and lets what belongs to a completion travel as extra rows of the
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections import defaultdict
@@ -294,6 +293,23 @@ class GroupStatistics:
         self._sampler_check.observe(self.trainer.state.global_step + 1, difference, tokens)
 
 
+def batch_statistics(
+    trainer: Any, model: Any, batch: Mapping[str, Tensor], *, temperature: float, log_clamp: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities and entropies [B, L] of a batch's completions under the policy, without gradients."""
+
+    def statistics(hidden: Tensor, head: LMHead) -> tuple[Tensor, Tensor]:
+        options = {"temperature": temperature, "log_clamp": log_clamp, **head.transform()}
+        ids, mask = batch["completion_ids"], batch["completion_mask"].bool()
+        logps, entropies = token_statistics(hidden, head.weight, ids, mask, **options)
+        check_finite(hidden, head.weight, head.bias, logps, entropies)
+        return logps, entropies
+
+    with torch.no_grad():
+        found: tuple[Tensor, Tensor] = policy_forward(trainer, model, batch, statistics).value
+    return found
+
+
 def policy_statistics(
     trainer: Any,
     objective: Objective,
@@ -309,13 +325,6 @@ def policy_statistics(
     The arguments after `objective` are those of TRL's method that scores log-probabilities.
     """
 
-    def statistics(tokens: Tensor, written: Tensor, hidden: Tensor, head: LMHead) -> tuple[Tensor, Tensor]:
-        temperature = objective.temperature(trainer.temperature)
-        options = {"temperature": temperature, "log_clamp": objective.log_clamp, **head.transform()}
-        logps, entropies = token_statistics(hidden, head.weight, tokens, written, **options)
-        check_finite(hidden, head.weight, head.bias, logps, entropies)
-        return logps, entropies
-
     found: list[tuple[Tensor, Tensor]] = []
     size = batch_size or len(ids)
     for rows, kept in zip(ids.split(size), mask.split(size), strict=True):
@@ -323,10 +332,9 @@ def policy_statistics(
             "prompt_ids": rows[:, :-length],
             "prompt_mask": kept[:, :-length],
             "completion_ids": rows[:, -length:],
-            "completion_mask": kept[:, -length:].bool(),
+            "completion_mask": kept[:, -length:],
         }
-        loss = functools.partial(statistics, batch["completion_ids"], batch["completion_mask"])
-        with torch.no_grad():
-            found.append(policy_forward(trainer, model, batch, loss).value)
+        temperature = objective.temperature(trainer.temperature)
+        found.append(batch_statistics(trainer, model, batch, temperature=temperature, log_clamp=objective.log_clamp))
     logps, entropies = map(torch.cat, zip(*found, strict=True))
     return logps, entropies
