@@ -77,6 +77,7 @@ def write_config(folder: Path) -> None:
         "max_steps": STEPS,
         "eval_steps": 2,
         "eval_samples": 2,
+        "log_kl_steps": 2,
     }
     dataset = {**PLAIN["dataset"], "limit": 12, "validation_problems": 3}
     (folder / "run.yaml").write_text(yaml.safe_dump({**PLAIN, "training": training, "dataset": dataset}))
@@ -111,6 +112,8 @@ def test_run_validates_resumes_and_saves_whole_weights(config: str, tmp_path: Pa
     whole, rows = load_file(run / "final/model.safetensors"), metrics(tmp_path)
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     assert [row["step"] for row in rows if "validation/pass@1" in row] == [2, 4]
+    assert [row["step"] for row in rows if "kl/untrained" in row] == [2, 4]
+    assert rows[-1]["kl/untrained"] > 0
     assert (run / "checkpoints/checkpoint-2" / SHARDED[config]).exists(), "it was not sharded"
     model = AutoModelForCausalLM.from_pretrained(run / "final")  # an ordinary model folder, nothing gathered later
     expected = {name: parameter.shape for name, parameter in model.named_parameters()}
@@ -135,13 +138,14 @@ def test_fsdp2_in_bfloat16_rounds_no_statistic(tmp_path: Path) -> None:
     write_config(tmp_path)
     config = yaml.safe_load((tmp_path / "run.yaml").read_text())
     config["model"] = {"model_name": "base", "lora_rank": 4, "dtype": "bfloat16", "max_seq_length": 96}
-    config["training"] |= {"eval_steps": None, "max_steps": 2}
+    config["training"] |= {"eval_steps": None, "max_steps": 2, "log_kl_steps": 1}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
     launch(tmp_path, "fsdp2", HERE / "launched_on_cpu.py", "train", "run.yaml")
     about = json.loads((tmp_path / "results/train/run/run.json").read_text())
     assert (about["dtype"], about["initial_entropy"]["samples"]) == ("bfloat16", 12)
     losses = torch.tensor([row["loss"] for row in metrics(tmp_path)])
     assert (losses != losses.bfloat16()).all()
+    assert metrics(tmp_path)[0]["kl/untrained"] == 0, "the adapter is new: with it and without, the policy is one"
 
 
 def test_fsdp2_alone_is_told_to_round_nothing() -> None:
