@@ -104,7 +104,9 @@ def add_policy_head(model: Any) -> None:
             bias = None if bias is None else bias.full_tensor()
         device = hidden.device.type
         context = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-        with context, maybe_gather_lm_head_ctx(weight, bias):  # type: ignore[arg-type]  # it takes None
+        # TRL's takes partitioned weights only, once ZeRO-3 is on; an untrained copy (UntrainedKL) is whole.
+        partitioned = hasattr(weight, "ds_status")
+        with context, maybe_gather_lm_head_ctx(weight, bias) if partitioned else nullcontext():  # type: ignore[arg-type]
             whole = LMHead(
                 weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype), logit_scale, softcap
             )
