@@ -165,3 +165,8 @@ def final_reward(
             format_reward(completions), accuracy_reward(completions, answer, **kwargs), strict=True
         )
     ]
+
+
+for _function in (accuracy_reward, boxed_reward, math_verify_reward, final_reward):
+    vars(_function)["is_accuracy"] = True  # training logs it as `reward/accuracy`, chooses best/ by it and watches it
+vars(final_reward)["has_format"] = True

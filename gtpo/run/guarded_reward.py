@@ -28,6 +28,7 @@ class GuardedReward:
     def __init__(self, function: RewardFunction, name: str | None = None) -> None:
         self.function = function
         self.__name__ = name or getattr(function, "__name__", type(function).__name__)
+        self.is_accuracy, self.has_format = (getattr(function, key, False) for key in ("is_accuracy", "has_format"))
         self.first_traceback: str | None = None
 
     def __call__(

@@ -196,12 +196,10 @@ class GroupStatistics:
         return rewards
 
     def _accuracy(self, rewards: Tensor, form: Tensor) -> Tensor | None:
-        """Return the accuracy reward [N], from the column that holds it or as `final_reward` less the format part."""
-        names = self.trainer.reward_func_names
-        if "accuracy_reward" in names:
-            return rewards[:, names.index("accuracy_reward")]
-        if "final_reward" in names:
-            return rewards[:, names.index("final_reward")] - form
+        """Return the accuracy reward [N]: of the first function with `is_accuracy`; `has_format`: less that part."""
+        for function, column in zip(self.trainer.reward_funcs, rewards.T, strict=True):
+            if getattr(function, "is_accuracy", False):
+                return column - form if getattr(function, "has_format", False) else column
         return None
 
     def total_rewards(self) -> Tensor:

@@ -53,7 +53,8 @@ FIELDS = ("_total_train_tokens", "_metrics", "_tr_loss", "_globalstep_last_logge
 
 SAMPLING_FIELDS = (
     *("_step", "_buffered_inputs", "_last_loaded_step", "_tokenizer", "eos_token_ids", "temperature", "num_iterations"),
-    *("reward_func_names", "reward_weights", "num_generations", "num_generations_eval", "epsilon_low", "epsilon_high"),
+    *("reward_funcs", "reward_func_names", "reward_weights", "num_generations", "num_generations_eval"),
+    *("epsilon_low", "epsilon_high"),
     *("aux_loss_enabled", "router_aux_loss_coef", "multi_objective_aggregation", "vllm_generation", "ref_model"),
     "current_gradient_accumulation_steps",
 )

@@ -146,6 +146,12 @@ def test_completions_log(tmp_path: Path) -> None:
         assert "?" in row["prompt"] or "=" in row["prompt"] or "." in row["prompt"]
 
 
+def test_a_reward_says_itself_that_it_is_the_accuracy(tmp_path: Path) -> None:
+    names = {"trainer.reward_funcs": ["gtpo.rewards.format_reward", "gtpo.rewards.boxed_reward"]}
+    (line,) = metrics(run(tmp_path, **names, **{"training.max_steps": 1}))
+    assert line["reward/accuracy"] == line["rewards/boxed_reward/mean"]
+
+
 # -- resume ----------------------------------------------------------------------------------------------------------
 
 
