@@ -92,7 +92,7 @@ def pass_at_all_k(n: npt.ArrayLike, c: npt.ArrayLike) -> Array:
 def all_pass_at_all_k(n: Sequence[int], c: Sequence[int]) -> tuple[Array, Array]:
     """Return pass^k of Q questions for every k, and its sampling variance by the jackknife: each [Q, max n].
 
-    NaN where k exceeds a question's n; the variance is NaN for n = 1, and that of k = n is that of k = n - 1.
+    NaN where k exceeds a question's n; the variance is NaN for k = n too.
     """
     values = 1 - pass_at_all_k(n, [samples - right for samples, right in zip(n, c, strict=True)])
     variance = np.full_like(values, np.nan)
@@ -103,7 +103,7 @@ def all_pass_at_all_k(n: Sequence[int], c: Sequence[int]) -> tuple[Array, Array]
             share = right / samples
             mean = share * fewer + (1 - share) * same
             spread = (samples - 1) * (share * (fewer - mean) ** 2 + (1 - share) * (same - mean) ** 2)
-            variance[q, :samples] = [*spread, spread[-1]]
+            variance[q, : samples - 1] = spread
     return values, variance
 
 
@@ -211,8 +211,8 @@ def jackknife_variance(
 
     Both metrics are U-statistics of the n samples, so leaving out one sample at a time gives
     (n-1)/n * sum_s (theta_(-s) - mean theta_(-s))^2 (Arvesen 1969); samples of one class share one term, so there
-    are few. For pass@1 this is c(n-c) / (n^2 (n-1)). k = n cannot be computed from n - 1 samples and takes the
-    value of k = n - 1. NaN for n = 1: one sample says nothing about its own noise.
+    are few. For pass@1 this is c(n-c) / (n^2 (n-1)). NaN for k = n: one draw of n samples says nothing about its own
+    noise.
     """
     samples = [sum(vs) + c + a for vs, c, a in zip(votes, correct, abstentions, strict=True)]
     rows: list[tuple[int, list[int], int, int, int]] = []
@@ -245,7 +245,5 @@ def jackknife_variance(
         np.add.at(spread, owners, weights * (values - mean[owners]) ** 2)
         for q, size in enumerate(samples):
             if size >= 2:
-                variance = (size - 1) / size * spread[q, : size - 1]
-                out[q, : size - 1] = variance
-                out[q, size - 1] = variance[-1]
+                out[q, : size - 1] = (size - 1) / size * spread[q, : size - 1]
     return of_pass, of_maj

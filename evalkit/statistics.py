@@ -1,59 +1,70 @@
 """Error bars and tests for scores in [0, 1] that are clustered by question, of one run or of several training seeds.
 
-A benchmark has Q questions; a run gives each a score v_q in [0, 1] (its pass@k or maj@k over n samples). The
-samples of one question are not independent of each other, the questions are: the question is the unit everywhere.
+Q questions (more precisely Q clusters: questions with the same text are one), S training seeds. The samples of a
+question are not independent of each other, the questions are: the question is the unit everywhere.
 
-One run's mean m = sum_q v_q / Q (`mean_interval`). A score interval: all mu with
-|m - mu| <= t * sqrt(phi mu (1 - mu) / Q), where t is Student's quantile with Q - 1 degrees of freedom and phi
-says how much less the scores vary than 0/1 outcomes would:
+**A difference** of two methods is the mean over questions of d_q = a_q - b_q, each a mean over its method's seeds.
+Its variance has two sources:
 
-    phi = (sum_q (v_q - m)^2 + c) / (Q m (1 - m) + c),      c = 1/4.
+    V   = V_Q + V_T
+    V_Q = (sum_q (d_q - mean d)^2 + UNSEEN z s^2) / (Q (Q - 1))
+    z   = max(#{q: d_q = 0}, (sum_q d_q)^2 / sum_q d_q^2) / Q        s^2 = (sum_q d_q^2 + 1) / (#{q: d_q != 0} + 1)
+    V_T = sum over both methods of max(B - E, 0) / S
 
-For 0/1 scores phi = 1 and this is Wilson's interval with t for z. For fractional scores it tends to the t interval
-of the question means as Q grows. At 0 % and at 100 %, where the sample variance is 0 and the t interval has no
-width, c makes phi = 1: thirty questions without a success still allow up to about 12 %. Where the scores are 0/1 and
-one or two questions stand apart, Wilson's interval ends too early and covers as little as 84 %. There its inner end is
-the Poisson limit of the modified Wilson interval (Brown, Cai and DasGupta 2001, section 4.1.1).
+UNSEEN z s^2 is a prior: the squares of two differences that no question has shown yet. If nearly all questions came
+out alike (z = 1: a ceiling; k = n), the sum is nearly 0 and says nothing of the differences that other questions
+would show. s is how large those are that were shown, counted together with one that is as large as it can be. B is the
+variance between the means of a method's seeds, and E what of it samples and single questions explain (crossed random
+effects: Cornfield and Tukey 1956). B of a method is at least the pooled one of both: three runs that did not collapse
+do not show that none does. From PAIRS_NEEDED common seeds on these are paired: then V_T is that of a_sq - b_sq.
 
-A method is trained with S seeds: V(mean) = V_Q + V_A / S, V_Q the variance over questions of the mean over seeds, V_A
-that of training (evalkit/training_variance.py).
+(mean d - delta) / sqrt(V) is taken for Student's t. Its degrees of freedom are those whose 97.5 % quantile is Cochran
+and Cox's (1950): the mean of the quantiles with Q - 1 and with the seeds' degrees of freedom (Satterthwaite 1946),
+weighted with the two variances. Satterthwaite's for both together are too many: a variance of three seeds that comes
+out small by chance also seems to count for little. Interval, p-value and equivalence all come from this t, so they
+never disagree: a difference is shown if the interval excludes 0, and two methods are equivalent if it lies within the
+margin (two one-sided tests, Schuirmann 1987, at 2.5 %).
 
-Source beside those named: Miller, "Adding Error Bars to Evals" (arXiv 2411.00640). Differences: evalkit/differences.py.
-scipy.special carries the distributions: scipy.stats has the same numbers but takes half a second to import.
+**A mean** m of Q scores v_q has a score interval: all mu with |m - mu| <= t sqrt(phi mu (1 - mu) / Q), where
+phi = (sum_q (v_q - m)^2 + Q^2 V_T + c) / (Q m (1 - m) + c), c = 1/4, says how much less the scores vary than 0/1
+outcomes would. For 0/1 scores this is Wilson's interval with t for z; for others it tends to the t interval. If one or
+two of 0/1 scores stand apart, Wilson's inner end covers as little as 84 %: there it is the Poisson limit of the
+modified Wilson interval (Brown, Cai and DasGupta 2001, section 4.1.1).
+
+bench/coverage.py simulates what all this covers. Holm (1979) and Shaffer (1986): corrections. Miller, "Adding Error
+Bars to Evals" (arXiv 2411.00640). scipy.special carries the distributions: scipy.stats takes half a second to import.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from gtpo.evalkit.differences import PairedDifference, paired_difference
-from gtpo.evalkit.score_interval import LEVEL, mean_bounds, poisson_limit, t_quantile
-from gtpo.evalkit.training_variance import (
-    FREEDOM_NEEDED,
-    SEEDS_NEEDED,
-    SeedVariance,
-    reference,
-    seed_variance,
-    term,
-)
-
-__all__ = ["Interval", "MethodMean", "PairedDifference", "mean_interval", "method_mean", "paired_difference"]
-
-_FEW = 2
-"""Questions that stand apart, up to which Wilson's interval is mended. Brown, Cai and DasGupta take 2 up to 50
-questions and 3 beyond."""
+LEVEL = 0.95
+"""Coverage of every interval."""
+SEEDS_NEEDED = 3
+"""Training seeds of a method from which on something is said of the method, and not only of its weights."""
+PAIRS_NEEDED = 5
+"""Common seeds from which on they are paired. With fewer, runs of which some collapse look too often (2^-S) as if two
+methods never differed."""
+METHODS, WEIGHTS = "methods", "weights"
+"""What a difference speaks of: methods, trained anew with other seeds, or these very sets of weights."""
+UNSEEN = 2.25
+"""The prior of V_Q above: the least that keeps wrong equivalence at 6 % if one model loses a few of many questions. It
+shows a difference of 0/1 scores from 6 questions to none on, as McNemar's exact test does."""
 _PRIOR = 0.25
-"""c above: pseudo-variance that keeps an interval honest where all scores agree. bench/coverage.py measures the
-coverage it gives."""
+"""c above: it keeps a mean's interval honest if all scores agree."""
+_FEW = 2
+"""Questions that stand apart, up to which Wilson's interval is mended."""
 
 Array = NDArray[np.float64]
 
 
-class Interval(NamedTuple):
+class ScoreInterval(NamedTuple):
     """A mean in [0, 1] with its 95 % intervals, all as fractions."""
 
     mean: float
@@ -62,7 +73,7 @@ class Interval(NamedTuple):
     """low, high: covers the choice of questions as well as sampling noise."""
     low_sampling: float | None
     high_sampling: float | None
-    """Sampling noise on these very questions alone; None where it cannot be estimated (one sample per question)."""
+    """Sampling noise on these very questions; None if it cannot be estimated (too few samples for the k)."""
 
 
 class MethodMean(NamedTuple):
@@ -71,7 +82,7 @@ class MethodMean(NamedTuple):
     mean: float
     low: float
     high: float
-    """low, high: covers questions and samples, and training where `covers_training`."""
+    """low, high: covers questions and samples, and training if `covers_training`."""
     covers_training: bool
     seed_means: tuple[float, ...]
     """The mean of each seed."""
@@ -82,58 +93,320 @@ class MethodMean(NamedTuple):
         return float(np.std(self.seed_means, ddof=1)) if len(self.seed_means) > 1 else None
 
 
-def mean_interval(values: ArrayLike, within_variance: ArrayLike | None = None, *, draws: float = 1.0) -> Interval:
+class PairedDifference(NamedTuple):
+    """Mean of a - b over the questions both answered, as fractions: one difference, or T of them as arrays [T]."""
+
+    difference: Array
+    variance: Array
+    """V above; NaN for a single question."""
+    freedom: Array
+    """Degrees of freedom of t."""
+    of_questions: Array
+    """V_Q above."""
+    of_training: Array
+    """B - E of both methods together: what one seed of each adds to the variance; 0 if the seeds are too few."""
+    questions: int
+    only_a: Array
+    only_b: Array
+    """Questions on which a (b) scored higher."""
+    seeds: tuple[int, int]
+    """Training seeds of a and of b; 0 for weights that were not trained here."""
+    seeds_paired: bool
+    level: float = LEVEL
+    """Of the interval."""
+
+    @property
+    def scope(self) -> str:
+        """METHODS or WEIGHTS: METHODS if every side that was trained has SEEDS_NEEDED seeds."""
+        trained = [count for count in self.seeds if count]
+        return METHODS if trained and min(trained) >= SEEDS_NEEDED else WEIGHTS
+
+    @property
+    def judged(self) -> bool:
+        """False if both sides were trained, and one with too few seeds to say anything about methods."""
+        return self.scope == METHODS or 0 in self.seeds
+
+    @property
+    def se(self) -> Array:
+        """Standard error."""
+        return np.sqrt(self.variance)
+
+    @property
+    def half_width(self) -> Array:
+        """Of the interval, before it is cut off at -1 and 1."""
+        return t_quantile((1 + self.level) / 2, self.freedom) * np.nan_to_num(self.se, nan=np.inf)
+
+    @property
+    def low(self) -> Array:
+        """Lower end of the interval; it excludes 0 exactly if p_value < 1 - level."""
+        return np.maximum(self.difference - self.half_width, -1.0)
+
+    @property
+    def high(self) -> Array:
+        """Upper end."""
+        return np.minimum(self.difference + self.half_width, 1.0)
+
+    @property
+    def p_value(self) -> Array:
+        """Two-sided, of no difference."""
+        return 2 * self._tail(-np.abs(self.difference))
+
+    def equivalence_p(self, margin: float, moved: tuple[ArrayLike, ArrayLike] = (0.0, 0.0)) -> Array:
+        """The p-value of equivalence: below 1 - level exactly if the interval lies within +-margin.
+
+        moved: how far missing samples could move the difference, down and up.
+        """
+        low, high = self.difference + np.minimum(moved[0], 0.0), self.difference + np.maximum(moved[1], 0.0)
+        p: Array = np.minimum(2 * np.maximum(self._tail(high - margin), self._tail(-low - margin)), 1.0)
+        return p
+
+    def shown(self, moved: tuple[ArrayLike, ArrayLike] = (0.0, 0.0)) -> NDArray[np.int64]:
+        """1: a is shown to be better, -1: b is, 0: neither. The interval excludes 0, wherever missing samples move it.
+
+        moved: how far missing samples could move the difference, down and up.
+        """
+        up, down = self.low + np.minimum(moved[0], 0.0) > 0, self.high + np.maximum(moved[1], 0.0) < 0
+        signs: NDArray[np.int64] = (up.astype(int) - down.astype(int)) * self.judged
+        return signs
+
+    def seeds_for(self, half_width: float, most: int = 64) -> int | None:
+        """The seeds of each method with which the interval would be about so narrow; None if `most` are not enough."""
+        seeds = np.arange(SEEDS_NEEDED, most + 1)
+        training = self.of_training / seeds
+        whole = self.of_questions + training
+        degrees = (seeds - 1) * (1 if self.seeds_paired or 0 in self.seeds else 2)
+        wide = t_quantile((1 + LEVEL) / 2, _freedom(whole, training, self.questions, degrees)) * np.sqrt(whole)
+        return next((int(count) for count, width in zip(seeds, wide, strict=True) if width <= half_width), None)
+
+    def at(self, i: int) -> PairedDifference:
+        """Return the i-th of T differences."""
+        arrays = {name: value[i] for name, value in self._asdict().items() if isinstance(value, np.ndarray)}
+        return self._replace(**arrays)
+
+    def _tail(self, distance: Array) -> Array:
+        """The chance that t lies below distance / se."""
+        if self.questions < 2:
+            return np.full_like(distance, 0.5)
+        tail: Array = special.stdtr(self.freedom, distance / self.se)
+        return tail
+
+
+def t_quantile(probability: float, freedom: ArrayLike) -> Array:
+    """Student's quantile; infinite for 0 degrees of freedom."""
+    freedom = np.asarray(freedom, dtype=np.float64)
+    return np.where(freedom > 0, special.stdtrit(np.where(freedom > 0, freedom, 1), probability), np.inf)
+
+
+def paired_difference(a: ArrayLike, b: ArrayLike, clusters: ArrayLike | None = None) -> PairedDifference:
+    """Compare two runs on the same questions: mean of a - b with standard error, 95 % interval and t test.
+
+    a, b: [Q] scores in the same order of questions; a NaN marks a question that a run could not be scored on, and
+    the pair is left out (`questions` counts those used). clusters: [Q] labels; questions with one label are one.
+    Raises ValueError if the shapes differ or no pair is left.
+    """
+    left, right = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if left.shape != right.shape or left.ndim != 1:
+        raise ValueError(f"a and b must score the same questions, got shapes {left.shape} and {right.shape}")
+    both = ~np.isnan(left + right)
+    if not both.any():
+        raise ValueError("no question is scored in both runs")
+    labels = None if clusters is None else np.asarray(clusters)[both]
+    found = differences(left[None, None, both], right[None, None, both], trained=(False, False), clusters=labels)
+    return found.at(0)
+
+
+def differences(
+    a: Array,
+    b: Array,
+    *,
+    paired: bool = False,
+    trained: tuple[bool, bool] = (True, True),
+    clusters: ArrayLike | None = None,
+) -> PairedDifference:
+    """Compare two methods, T times at once. a: [T, S_a, Q], b: [T, S_b, Q], without NaN.
+
+    paired: seed s of a and seed s of b were trained alike; used from PAIRS_NEEDED seeds on. trained: whether each is
+    the result of training, which another seed could have made otherwise. clusters: as in `paired_difference`. Raises
+    ValueError if the questions, or the numbers of paired seeds, differ.
+    """
+    if a.shape[2] != b.shape[2] or a.shape[0] != b.shape[0]:
+        raise ValueError(f"a and b must score the same questions, got shapes {a.shape} and {b.shape}")
+    if paired and a.shape[1] != b.shape[1]:
+        raise ValueError(f"paired seeds must be equally many, got {a.shape[1]} and {b.shape[1]}")
+    seeds = tuple(x.shape[1] if by_training else 0 for x, by_training in zip((a, b), trained, strict=True))
+    wins = a.mean(axis=1) - b.mean(axis=1)
+    wins = np.where(np.abs(wins) < 1e-12, 0.0, wins)  # the same pass@k, computed twice, may differ in the last bit
+    a, weight = by_cluster(a, clusters)
+    b, _ = by_cluster(b, clusters)
+    paired = paired and all(trained) and a.shape[1] >= PAIRS_NEEDED
+    sides = [a - b] if paired else [x for x, by_training in zip((a, b), trained, strict=True) if by_training]
+    d = a.mean(axis=1) - b.mean(axis=1)
+    d = np.where(np.abs(d) < 1e-12, 0.0, d)
+    mean, questions = d.mean(axis=1), d.shape[1]
+    found = PairedDifference(
+        difference=mean, variance=np.full_like(mean, np.nan), freedom=np.zeros_like(mean),
+        of_questions=np.full_like(mean, np.nan),
+        of_training=np.zeros_like(mean), questions=questions, only_a=(wins > 0).sum(axis=1),
+        only_b=(wins < 0).sum(axis=1), seeds=(seeds[0], seeds[1]), seeds_paired=paired,
+    )  # fmt: skip
+    if questions < 2:
+        return found
+    different, squares = np.count_nonzero(d, axis=1), np.square(d).sum(axis=1)
+    alike = np.maximum(1 - different / questions, questions * mean**2 / np.maximum(squares, 1e-300))
+    spread = np.square(d - weight * mean[:, None]).sum(axis=1) + UNSEEN * alike * (squares + 1) / (different + 1)
+    of_questions = spread / (questions - 1) / questions
+    if found.scope == WEIGHTS:
+        return found._replace(
+            variance=of_questions, of_questions=of_questions, freedom=np.full_like(mean, questions - 1.0)
+        )
+    noise = [seed_variance(x, weight) for x in sides]
+    if len(noise) > 1:
+        degrees = sum(one.freedom for one in noise)
+        pooled = sum(one.between * one.freedom for one in noise) / degrees
+        noise = [one._replace(between=np.maximum(one.between, pooled)) for one in noise]
+    none = np.zeros_like(mean)
+    variance = of_questions + sum((one.training / one.seeds for one in noise), none)
+    of_seeds = sum((one.between / one.seeds for one in noise), none)
+    parts = sum(((one.between / one.seeds) ** 2 / one.freedom for one in noise), none)
+    of_t = np.maximum(of_seeds**2 / np.maximum(parts, 1e-300), min(one.freedom for one in noise))
+    return found._replace(
+        variance=variance,
+        freedom=_freedom(variance, of_seeds, questions, of_t),
+        of_questions=of_questions,
+        of_training=sum((one.training for one in noise), none),
+    )
+
+
+def _freedom(variance: Array, of_seeds: Array, questions: int, degrees: ArrayLike) -> Array:
+    """Degrees of freedom whose 97.5 % quantile is Cochran and Cox's; degrees: of the seeds. By bisection."""
+    weight = np.minimum(of_seeds / np.maximum(variance, 1e-300), 1.0)
+    degrees = np.broadcast_to(np.asarray(degrees, dtype=np.float64), weight.shape)
+    middle = (1 + LEVEL) / 2
+    wanted = (1 - weight) * t_quantile(middle, questions - 1) + weight * t_quantile(middle, degrees)
+    low, high = np.log(np.minimum(degrees, questions - 1)), np.log(np.maximum(degrees, questions - 1))
+    for _ in range(40):
+        between = (low + high) / 2
+        more = t_quantile(middle, np.exp(between)) > wanted
+        low, high = np.where(more, between, low), np.where(more, high, between)
+    found: Array = np.exp((low + high) / 2)
+    return found
+
+
+class SeedVariance(NamedTuple):
+    """How the mean score of one training run varies, T times. Arrays are [T]."""
+
+    between: Array
+    """B: variance between runs of their means over the questions."""
+    residual: Array
+    """E: what of it is due to samples and to single questions."""
+    seeds: int
+
+    @property
+    def freedom(self) -> int:
+        """Degrees of freedom of `between`."""
+        return self.seeds - 1
+
+    @property
+    def training(self) -> Array:
+        """The variance of training without samples and questions."""
+        return np.maximum(self.between - self.residual, 0.0)
+
+
+def seed_variance(x: Array, weight: Array | float = 1.0) -> SeedVariance:
+    """Return the variance between the seeds of one method, at least two. x: [T, S, Q] and weight of `by_cluster`."""
+    _, seeds, questions = x.shape
+    by_seed, by_question = x.mean(axis=2), x.mean(axis=1)
+    grand = by_seed.mean(axis=1)[:, None, None]
+    left = x - by_question[:, None, :] - weight * (by_seed[:, :, None] - grand)
+    residual = np.square(left).sum(axis=(1, 2)) / ((seeds - 1) * (questions - 1) * questions)
+    return SeedVariance(by_seed.var(axis=1, ddof=1), residual, seeds)
+
+
+def by_cluster(x: Array, clusters: ArrayLike | None) -> tuple[Array, Array]:
+    """Return x [..., Q] by cluster, [..., G], with the same mean; and the clusters' sizes [G] over their mean."""
+    if clusters is None:
+        return x, np.ones(x.shape[-1])
+    _, place, size = np.unique(np.asarray(clusters), return_inverse=True, return_counts=True)
+    weight = size / size.mean()
+    if size.max(initial=1) == 1:
+        return x, weight
+    total = np.zeros((*x.shape[:-1], size.size))
+    np.add.at(total.T, place, x.T)
+    return total / size.mean(), weight
+
+
+def by_text(texts: Sequence[str]) -> NDArray[np.int64] | None:
+    """Return a number for each text [Q], the same for texts that differ in white space only; None if none repeats."""
+    found = np.unique([" ".join(text.split()) or f"\0{i}" for i, text in enumerate(texts)], return_inverse=True)[1]
+    return None if found.max(initial=-1) + 1 == len(texts) else found
+
+
+def mean_interval(
+    values: ArrayLike,
+    within_variance: ArrayLike | None = None,
+    *,
+    draws: float = 1.0,
+    clusters: ArrayLike | None = None,
+) -> ScoreInterval:
     """Return the mean of per-question scores with its 95 % intervals, clustered by question.
 
     values: [Q] scores in [0, 1], one per question. within_variance: [Q] estimated sampling variance of each score
-    (for pass@1 of c out of n: p (1 - p) / (n - 1)), or None, or NaN anywhere, where it cannot be estimated. draws:
-    independent draws behind each score (for pass@1: n; for k of n samples: n / k), used only where every question
-    came out alike and the variances say nothing. Raises ValueError on an empty list, a NaN, or a score outside [0, 1].
+    (for pass@1 of c out of n: p (1 - p) / (n - 1)), or None, or NaN anywhere, if it cannot be estimated. draws:
+    independent draws behind each score (for pass@1: n; for k of n samples: n / k), used only if every question
+    came out alike and the variances say nothing. clusters: [Q] labels; questions with one label are one. Raises
+    ValueError on an empty list, a NaN, or a score outside [0, 1].
     """
     scores = _checked(values)
     if scores.ndim != 1:
         raise ValueError(f"values must be a non-empty list of per-question scores, got shape {scores.shape}")
-    questions = scores.size
-    mean = float(scores.mean())
-    bernoulli = questions * mean * (1 - mean)
-    low, high = _mean_bounds(scores, 0.0, float(t_quantile((1 + LEVEL) / 2, questions - 1)))
+    found = method_mean(scores[None], clusters=clusters)
+    interval = ScoreInterval(found.mean, found.low, found.high, None, None)
     if within_variance is None:
-        return Interval(mean, low, high, None, None)
+        return interval
     within = np.asarray(within_variance, dtype=np.float64)
     if np.isnan(within).any():
-        return Interval(mean, low, high, None, None)
+        return interval
     if within.shape != scores.shape or not np.all(within >= 0):
-        raise ValueError(f"within_variance must be {questions} variances >= 0, one per question")
+        raise ValueError(f"within_variance must be {scores.size} variances >= 0, one per question")
     if draws <= 0:
         raise ValueError(f"draws must be positive, got {draws}")
     if within.any():  # p (1 - p) / variance: as many independent draws as the variances speak of
         draws = max(float((scores * (1 - scores)).sum() / within.sum()), 1.0)
-    effective = (bernoulli + _PRIOR) / (float(within.mean()) + _PRIOR / (questions * draws))
-    z = float(special.ndtri((1 + LEVEL) / 2))
-    return Interval(mean, low, high, *mean_bounds(mean, effective, z))
+    bernoulli = scores.size * found.mean * (1 - found.mean)
+    effective = (bernoulli + _PRIOR) / (float(within.mean()) + _PRIOR / (scores.size * draws))
+    low, high = _mean_bounds(found.mean, effective, float(special.ndtri((1 + LEVEL) / 2)))
+    return interval._replace(low_sampling=low, high_sampling=high)
 
 
-def method_mean(scores: ArrayLike, pool: SeedVariance | None = None) -> MethodMean:
+def method_mean(scores: ArrayLike, *, clusters: ArrayLike | None = None) -> MethodMean:
     """Return a method's mean over S seeds and Q questions with its 95 % interval. scores: [S, Q] in [0, 1].
 
-    pool: the variance of training over all methods (one column), used where the method has fewer than SEEDS_NEEDED
-    seeds and it has FREEDOM_NEEDED degrees of freedom; with neither, training is not covered. Raises ValueError on
-    an empty array, a NaN, or a score outside [0, 1].
+    From SEEDS_NEEDED seeds on it covers training. clusters: as in `mean_interval`. Raises ValueError on an empty
+    array, a NaN, or a score outside [0, 1].
     """
     values = _checked(scores)
     if values.ndim != 2:
         raise ValueError(f"scores must be [seeds, questions], got shape {values.shape}")
-    seeds, questions = values.shape
-    by_question = values.mean(axis=0)
-    terms = []
-    if questions > 1 and seeds >= SEEDS_NEEDED:
-        terms = [term(seed_variance(values[None]), [seeds])]
-    elif questions > 1 and pool is not None and pool.total >= FREEDOM_NEEDED:
-        terms = [term(pool, [seeds])]
-    found = reference(by_question[None], terms)
-    (critical,) = found.student.quantile((1 + LEVEL) / 2)
-    low, high = _mean_bounds(by_question, float(found.extra[0]), float(critical))
-    return MethodMean(float(by_question.mean()), low, high, bool(terms), tuple(values.mean(axis=1).tolist()))
+    seed_means = values.mean(axis=1)
+    x, weight = by_cluster(values, clusters)
+    seeds, questions = x.shape
+    mean, by_question = float(seed_means.mean()), x.mean(axis=0)
+    spread, freedom = float(np.square(by_question - weight * mean).sum()), questions - 1.0
+    covers_training = questions > 1 and seeds >= SEEDS_NEEDED
+    if covers_training:
+        noise = seed_variance(x[None], weight)
+        whole = spread / (questions - 1) / questions + noise.training / seeds
+        freedom = float(_freedom(whole, noise.between / seeds, questions, noise.freedom)[0])
+        spread += questions**2 * float(noise.training[0]) / seeds
+    phi = (spread + _PRIOR) / (questions * mean * (1 - mean) + _PRIOR)
+    low, high = _mean_bounds(mean, questions / phi, float(t_quantile((1 + LEVEL) / 2, freedom)))
+    solved = int(np.count_nonzero(by_question))
+    if solved == by_question.sum():  # 0/1 scores
+        if 0 < solved <= _FEW:
+            low = min(low, _poisson_limit(solved) / questions)
+        if 0 < questions - solved <= _FEW:
+            high = max(high, 1 - _poisson_limit(questions - solved) / questions)
+    return MethodMean(mean, low, high, covers_training, tuple(seed_means.tolist()))
 
 
 def _checked(values: ArrayLike) -> Array:
@@ -145,17 +418,37 @@ def _checked(values: ArrayLike) -> Array:
     return np.clip(scores, 0.0, 1.0)
 
 
-def _mean_bounds(by_question: Array, extra: float, critical: float) -> tuple[float, float]:
-    """The score interval of the mean of by_question [Q]; extra: the variance of training."""
-    questions, mean = by_question.size, float(by_question.mean())
-    spread = float(np.square(by_question - mean).sum()) + questions**2 * extra
-    phi = (spread + _PRIOR) / (questions * mean * (1 - mean) + _PRIOR)
-    low, high = mean_bounds(mean, questions / phi, critical)
-    solved = int(np.count_nonzero(by_question))
-    if solved != by_question.sum():
-        return low, high
-    if 0 < solved <= _FEW:
-        low = min(low, poisson_limit(solved, LEVEL) / questions)
-    if 0 < questions - solved <= _FEW:
-        high = max(high, 1 - poisson_limit(questions - solved, LEVEL) / questions)
-    return low, high
+def _mean_bounds(mean: float, effective: float, critical: float) -> tuple[float, float]:
+    """All mu in [0, 1] with |mean - mu| <= critical * sqrt(mu (1 - mu) / effective)."""
+    if not np.isfinite(critical):
+        return 0.0, 1.0
+    shrink = critical**2 / effective
+    centre = (mean + shrink / 2) / (1 + shrink)
+    half = critical * np.sqrt(mean * (1 - mean) / effective + (critical / effective) ** 2 / 4) / (1 + shrink)
+    # At mean 0 and 1 the bound is the mean itself; rounding must not move it.
+    return float(min(max(centre - half, 0.0), mean)), float(max(min(centre + half, 1.0), mean))
+
+
+def _poisson_limit(count: int) -> float:
+    """The expected count for which `count` or more would be seen with probability 1 - LEVEL."""
+    return float(special.gammaincinv(count, 1 - LEVEL))
+
+
+def holm(p_values: ArrayLike, owners: Sequence[int] | None = None) -> Array:
+    """Return Holm's step-down adjusted p-values, in the given order: reject if they are <= the level.
+
+    owners: the comparison that each hypothesis belongs to. Of the hypotheses of one comparison at most one can be true
+    (no difference; one beyond the margin), so a step counts the comparisons that are not settled yet (Shaffer 1986).
+    """
+    p = np.asarray(p_values, dtype=np.float64)
+    return np.minimum(p * holm_factors(p, owners), 1.0)
+
+
+def holm_factors(p: Array, owners: Sequence[int] | None = None) -> Array:
+    """What each p-value is multiplied by: the comparison's level is the family's, divided by it."""
+    order, p = np.argsort(p, kind="stable"), np.maximum(p, 1e-300)
+    owner = np.arange(p.size) if owners is None else np.asarray(owners)
+    open_comparisons = [np.unique(owner[order[i:]]).size for i in range(p.size)]
+    factors = np.empty_like(p)
+    factors[order] = np.maximum.accumulate(p[order] * open_comparisons) / p[order]
+    return factors

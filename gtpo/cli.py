@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 import gtpo
 from gtpo.common.errors import UserError, did_you_mean, explained
@@ -166,16 +168,32 @@ def _evaluate(settings: EvalSettings) -> int:
     return run_eval(settings)
 
 
-def _compare(settings: CompareSettings) -> None:
+def _compare(settings: CompareSettings) -> int:
     """Compare methods: paired differences with intervals, figures, and a page to look into any completion.
 
-    Runs that differ only in their training seed are one method.
+    Runs that differ only in their training seed are one method. Exit code 5 if --fail-if-worse fails.
     """
-    run_compare(settings)
+    return run_compare(settings)
+
+
+class _Compare(TyperCommand):
+    """`gtpo compare`, in which --fail-if-worse may stand without a number: 0."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Put in the number."""
+        flag = "--fail-if-worse"
+        bare = [i for i, word in enumerate(args) if word == flag and not _number("".join(args[i + 1 : i + 2]))]
+        for i in reversed(bare):
+            args[i] = f"{flag}=0"
+        return super().parse_args(ctx, args)
+
+
+def _number(word: str) -> bool:
+    return bool(re.fullmatch(r"-?\d+(\.\d*)?|-?\.\d+", word))
 
 
 app.command("eval")(_declared(EvalSettings, _evaluate))
-app.command("compare")(_declared(CompareSettings, _compare))
+app.command("compare", cls=_Compare)(_declared(CompareSettings, _compare))
 
 
 @app.command()

@@ -1,8 +1,8 @@
 """Methods against methods on the questions they share: one table a benchmark, every difference paired by question.
 
 A method is one run, or several that differ only in their training seed (evalkit/comparison/methods.py). What is said of
-it against the baseline, and how that is corrected, is in evalkit/comparison/verdicts.py. A method's verdict does not
-depend on which columns are shown. Other methods of the table lend it what their seeds say of training, nothing else.
+it against the baseline, and how that is corrected, is in evalkit/comparison/verdicts.py. A method's verdict depends
+neither on which columns are shown nor on the other methods of the table.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ import numpy as np
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.evalkit.comparison.like_for_like import check_settings, common_scoring
 from gtpo.evalkit.comparison.methods import Method, group, members_of
-from gtpo.evalkit.comparison.plan import plan_for
 from gtpo.evalkit.comparison.questions import Shared, named_alike, shared_questions
-from gtpo.evalkit.comparison.scores import FORMAT, MAJ, PASS, Column, differ, pairing_note, scores, training_noise
-from gtpo.evalkit.comparison.verdicts import ALPHA, UNDECIDED, Cell, corrected
+from gtpo.evalkit.comparison.scores import FORMAT, MAJ, PASS, Column, clusters, differ, pairing_note, scores
+from gtpo.evalkit.comparison.verdicts import Cell, corrected
 from gtpo.evalkit.results.run import EvalRun, TrainRun
 from gtpo.evalkit.statistics import method_mean
-from gtpo.evalkit.training_variance import FREEDOM_NEEDED, SeedVariance
 
 BASELINE_ORDER = ("grpo", "sft", "")
 """The default baseline: the first of these presets (none: a model that was not trained here), else the first given."""
@@ -50,8 +48,6 @@ class Table:
     notes: list[str]
     shared: Shared = field(repr=False)
     """The per-question scores behind the cells."""
-    pools: dict[Column, SeedVariance | None] = field(repr=False)
-    """The variance of training in each column, over all methods of the table."""
 
     def rank(self, method: str, column: Column) -> int | None:
         """1 and 2 for the method that is best and second best in a column, where that is shown."""
@@ -83,6 +79,8 @@ class Comparison:
     shared_settings: dict[str, Any]
     margin: float | None = None
     """Of equivalence, as a fraction; None: not asked for."""
+    metrics_chosen: bool = False
+    """Whether the metrics were asked for."""
 
     @property
     def benchmarks(self) -> list[Table]:
@@ -172,34 +170,15 @@ def compare(
             parts += [(part, [c for c in columns if c.k <= part.samples]) for part in shared.groups()]
     tables = [_table(shared, columns, chosen, shown) for shared, columns in parts]
     tables = _corrected(tables, shown[0], margin)
-    notes += _noise_notes(methods, tables, shown[0])
+    notes += _collapsed_notes(methods)
     trained = [method for method in grouped if method.trains]
-    return Comparison(methods, trained, scoring, chosen, reason, shown, tables, notes, shared_settings, margin)
+    return Comparison(methods, trained, scoring, chosen, reason, shown, tables, notes, shared_settings, margin,
+                      bool(metrics))  # fmt: skip
 
 
-def _noise_notes(methods: list[Method], tables: list[Table], primary: Column) -> list[str]:
-    """What the reader must know of training noise: where it is borrowed, unequal or unknown; and of failed runs."""
+def _collapsed_notes(methods: list[Method]) -> list[str]:
+    """Which training runs collapsed."""
     notes = []
-    whole = [table for table in tables if not table.group and primary in table.columns]
-    pools = [pool for table in whole if (pool := table.pools.get(primary)) is not None]
-    alone = [m.name for m in methods if m.trained and len(m.runs) < 2]
-    known = any(pool.total >= FREEDOM_NEEDED for pool in pools)
-    if alone and not known:
-        notes.append(
-            f"these are comparisons of weights, not of methods: another training seed of {', '.join(alone)} could "
-            "give another result, and there are too few seeds to say how far apart they lie ("
-            f"{FREEDOM_NEEDED} more runs than methods are needed; gtpo compare --plan says how many a difference takes)"
-        )
-    elif alone:
-        notes.append(
-            f"one training seed of {', '.join(alone)}: the variance between seeds is taken from the methods with more"
-        )
-    unequal = [t.benchmark for t in whole if (p := t.pools.get(primary)) is not None and p.freedom[0] < p.total]
-    if unequal:
-        notes.append(
-            f"the methods' seeds do not vary alike on {', '.join(unequal)}: where a variance is borrowed, it is the "
-            "largest of them"
-        )
     for method in methods:
         lost = [str(m.train.name) for m in method.members if m.train is not None and m.train.collapsed]
         if lost:
@@ -242,27 +221,26 @@ def _table(
 ) -> Table:
     """Fill a table; `known`: cells of the same questions against another baseline, whose means are the same."""
     names, notes = list(shared.parts), list(shared.notes)
-    pools = training_noise(shared, columns)
-    by_column = dict(zip(columns, pools, strict=True))
     if baseline is not None and baseline not in names:
         notes.append(f"no differences here: the baseline {baseline} was not evaluated on {shared.benchmark}")
         baseline = None
     elif len(names) < 2:
         baseline = None
     cells = {
-        key: replace(known[key], paired=None, primary=False, p_corrected=None, p_equivalent=None, plan=None)
+        key: replace(known[key], paired=None, primary=False, p_corrected=None, p_equivalent=None)
         if key in known
-        else _mean_cell(shared, *key, by_column[key[1]])
+        else _mean_cell(shared, *key)
         for key in itertools.product(names, columns)
     }
     if baseline is not None:
         for name in names:
             if name != baseline:
-                for column, found in zip(columns, differ(shared, name, baseline, columns, pools), strict=True):
-                    cells[name, column] = replace(cells[name, column], paired=found)
+                for column, found in zip(columns, differ(shared, name, baseline, columns), strict=True):
+                    moved = _moved(cells[name, column], cells[baseline, column])
+                    cells[name, column] = replace(cells[name, column], paired=found, moved=moved)
                 note = pairing_note(shared.method(name), shared.method(baseline), shared.benchmark)
                 notes += [note] if note and not shared.group else []
-    best = {column: _ranks(shared, column, cells, by_column[column]) for column in shown} if not shared.group else {}
+    best = {column: _ranks(shared, column, cells) for column in shown} if not shared.group else {}
     return Table(
         benchmark=shared.benchmark,
         group=shared.group,
@@ -275,13 +253,21 @@ def _table(
         best=best,
         notes=notes,
         shared=shared,
-        pools=by_column,
     )
 
 
-def _mean_cell(shared: Shared, name: str, column: Column, pool: SeedVariance | None) -> Cell:
+def _moved(cell: Cell, baseline: Cell) -> tuple[float, float]:
+    """How far missing samples could move the difference of two cells, down and up."""
+    (down, up), (lower, higher) = (
+        (0.0, 0.0) if one.bounds is None else (one.bounds[0] - one.value.mean, one.bounds[1] - one.value.mean)
+        for one in (cell, baseline)
+    )
+    return down - higher, up - lower
+
+
+def _mean_cell(shared: Shared, name: str, column: Column) -> Cell:
     """A method's mean with its interval, and with its bounds where samples are missing."""
-    value = method_mean(scores(shared, name, column), pool if shared.method(name).trained else None)
+    value = method_mean(scores(shared, name, column), clusters=clusters(shared, column))
     if shared.group or column.metric == FORMAT:
         return Cell(value)
     return Cell(value, bounds=shared.bounds(name, column.metric, column.k))
@@ -296,9 +282,7 @@ def rebased(comparison: Comparison, baseline: str, columns: Sequence[list[Column
     return _corrected(tables, comparison.metrics[0], comparison.margin)
 
 
-def _ranks(
-    shared: Shared, column: Column, cells: dict[tuple[str, Column], Cell], pool: SeedVariance | None
-) -> tuple[str | None, str | None]:
+def _ranks(shared: Shared, column: Column, cells: dict[tuple[str, Column], Cell]) -> tuple[str | None, str | None]:
     """(best, second best), each only where its test against the next one shows it, two-sided at ALPHA.
 
     Comparing the winner with the runner-up alone, uncorrected, keeps the level (Hung and Fithian 2019, "Rank
@@ -307,14 +291,15 @@ def _ranks(
     order = sorted(shared.parts, key=lambda name: -cells[name, column].value.mean)
     found: list[str | None] = [None, None]
     for place in range(min(2, len(order) - 1)):
-        if differ(shared, order[place], order[place + 1], [column], [pool])[0].shown != 1:
+        (found_here,) = differ(shared, order[place], order[place + 1], [column])
+        if found_here.shown(_moved(cells[order[place], column], cells[order[place + 1], column])) != 1:
             break
         found[place] = order[place]
     return found[0], found[1]
 
 
 def _corrected(tables: list[Table], primary: Column, margin: float | None) -> list[Table]:
-    """The tables with each method's primary comparisons corrected jointly over the benchmarks, marked and planned."""
+    """The tables with each method's primary comparisons corrected jointly over the benchmarks, and marked."""
     cells = [dict(table.cells) for table in tables]
     for method in dict.fromkeys(name for table in tables for name in table.methods):
         at = [
@@ -323,10 +308,5 @@ def _corrected(tables: list[Table], primary: Column, margin: float | None) -> li
             if not table.group and (cell := table.cells.get((method, primary))) is not None and cell.paired is not None
         ]
         for table, cell in zip(at, corrected([table.cells[method, primary] for table in at], margin), strict=True):
-            found = cell
-            if cell.verdict == UNDECIDED and cell.paired is not None:
-                level = cell.paired.level if cell.paired.judged else 1 - ALPHA
-                plan = plan_for(table.shared, method, table.baseline, primary, table.pools[primary], float(1 - level))
-                found = replace(cell, plan=plan)
-            cells[tables.index(table)][method, primary] = found
+            cells[tables.index(table)][method, primary] = cell
     return [replace(table, cells=new) for table, new in zip(tables, cells, strict=True)]

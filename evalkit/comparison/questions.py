@@ -15,6 +15,7 @@ from gtpo.evalkit.comparison.like_for_like import by_run, unscored_notes
 from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.results.questions import Questions, load_problems, load_questions
 from gtpo.evalkit.results.run import EvalRun
+from gtpo.evalkit.statistics import by_text
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Shared:
     runs: dict[str, list[EvalRun]] = field(repr=False)
     notes: list[str]
     scoring: str = "strict"
+    clusters: NDArray[np.int64] | None = field(default=None, repr=False)
+    """[Q] Questions of the same text have the same number; None if there are none."""
 
     @property
     def questions(self) -> int:
@@ -80,7 +83,8 @@ class Shared:
         masks += [(f"level {level}", first.level == level) for level in sorted(set(first.level.tolist())) if level]
         for name, rows in masks:
             taken = {method: [part.take(rows) for part in parts] for method, parts in self.parts.items()}
-            yield replace(self, group=name, parts=taken, notes=[])
+            kept = None if self.clusters is None else self.clusters[rows]
+            yield replace(self, group=name, parts=taken, notes=[], clusters=kept)
 
 
 def named_alike(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
@@ -146,7 +150,13 @@ def shared_questions(benchmark: str, methods: list[Method], scoring: str, allow:
     parts: dict[str, list[Questions]] = {name: [] for name in runs}
     for name, _, part in loaded:
         parts[name].append(part if part.ids.size == common.size else part.take(np.isin(part.ids, common)))
-    shared = Shared(benchmark, "", methods, parts, runs, notes, scoring)
+    problems = load_problems(loaded[0][1], benchmark)
+    clusters = by_text([problems.get(question, ("", ""))[0] for question in next(iter(parts.values()))[0].ids])
+    shared = Shared(benchmark, "", methods, parts, runs, notes, scoring, clusters)
+    if clusters is not None:
+        notes.append(
+            f"{clusters.size} questions have {clusters.max() + 1} texts: those of one text count as one question"
+        )
     short = int((~shared.having(shared.samples)).sum())
     if short:
         notes.append(

@@ -2,10 +2,9 @@
 
 The family of primary comparisons is declared beforehand: one method against the baseline, in the primary metric, on
 every benchmark, and with a margin also the equivalence of each. Holm's correction covers that family jointly, and every
-interval in it is given at the level at which Holm's procedure tests it. A difference is marked where its interval
-excludes 0, which implies that Holm's procedure rejects it. Not the other way round: with few questions the score
-interval may contain 0 where the exact test rejects. A family belongs to one method. Every other difference is
-exploratory: shown with its own 95 % interval and p-value, and never marked.
+interval in it is given at the level at which Holm's procedure tests it: a difference is marked exactly if its interval
+excludes 0. If samples are missing, a verdict must also hold at both extremes of what they could have been. A family
+belongs to one method. Every other difference is exploratory: shown with its own 95 % interval, and never marked.
 """
 
 from __future__ import annotations
@@ -14,10 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gtpo.evalkit.comparison.plan import Plan
-from gtpo.evalkit.differences import PairedDifference, holm_factors
-from gtpo.evalkit.statistics import MethodMean
-from gtpo.evalkit.training_variance import FREEDOM_NEEDED
+from gtpo.evalkit.statistics import SEEDS_NEEDED, MethodMean, PairedDifference, holm_factors
 
 ALPHA = 0.05
 """Family-wise error rate of one method's primary comparisons."""
@@ -32,20 +28,20 @@ class Cell:
     value: MethodMean
     paired: PairedDifference | None = None
     bounds: tuple[float, float] | None = None
-    """The mean if every missing sample were wrong, and if it were right; None where none is missing."""
+    """The mean if every missing sample were wrong, and if it were right; None if none is missing."""
+    moved: tuple[float, float] = (0.0, 0.0)
+    """How far missing samples of this method and of the baseline could move the difference, down and up."""
     primary: bool = False
     p_corrected: float | None = None
     """Holm's, within the method's primary comparisons; None for an exploratory difference, and where too few seeds are
     known to judge."""
     p_equivalent: float | None = None
     """The same, of equivalence within the margin; None without a margin."""
-    plan: Plan | None = None
-    """What the design lacks where the verdict is undecided."""
 
     @property
     def direction(self) -> int:
         """1: shown to be better than the baseline, -1: worse, 0: not shown, or exploratory."""
-        return self.paired.shown if self.primary and self.paired is not None else 0
+        return int(self.paired.shown(self.moved)) if self.primary and self.paired is not None else 0
 
     @property
     def verdict(self) -> str | None:
@@ -61,8 +57,10 @@ def corrected(family: list[Cell], margin: float | None) -> list[Cell]:
     """One method's primary comparisons, corrected jointly. margin: of equivalence, as a fraction; None: not asked."""
     judged = [i for i, cell in enumerate(family) if cell.paired is not None and cell.paired.judged]
     out = [replace(cell, primary=True) for cell in family]
-    p = [found.p_value for i in judged if (found := family[i].paired)]
-    alike = [found.equivalence_p(margin) for i in judged if margin and (found := family[i].paired)]
+    p = [float(found.p_value) for i in judged if (found := family[i].paired)]
+    alike = [
+        float(found.equivalence_p(margin, family[i].moved)) for i in judged if margin and (found := family[i].paired)
+    ]
     values = np.array(p + alike)
     if not values.size:
         return out
@@ -71,19 +69,12 @@ def corrected(family: list[Cell], margin: float | None) -> list[Cell]:
     for place, i in enumerate(judged):
         cell, equal = out[i], float(adjusted[len(judged) + place]) if alike else None
         assert cell.paired is not None
-        at_level = cell.paired.at_level(float(1 - ALPHA / factors[place]))
+        at_level = cell.paired._replace(level=float(1 - ALPHA / factors[place]))
         out[i] = replace(cell, paired=at_level, p_corrected=float(adjusted[place]), p_equivalent=equal)
     return out
 
 
-def why_undecided(paired: PairedDifference) -> str:
-    """Why nothing is said about methods; empty where the design could have decided."""
-    if paired.judged:
-        return ""
-    seeds = f"{paired.seeds[0]} against {paired.seeds[1]} training seed{'s' * (max(paired.seeds) > 1)}"
-    if max(paired.seeds) == 1:
-        return f"{seeds}: these weights are compared, nothing is said about the methods"
-    return (
-        f"{seeds}: training that fails now and then would show as a difference too often; {FREEDOM_NEEDED + 2} runs of "
-        "two methods are the fewest to judge by"
-    )
+def missing_seeds(paired: PairedDifference) -> tuple[int, int]:
+    """Return how many training seeds each side lacks for a statement about methods."""
+    a, b = (max(SEEDS_NEEDED - count, 0) if count else 0 for count in paired.seeds)
+    return a, b

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from gtpo.common.files import DISK_FULL
 from gtpo.common.log import LOG, start_logging
@@ -46,9 +47,10 @@ def run_eval(settings: EvalSettings) -> int:
         where = f" ({error.filename})" if error.filename else ""
         LOG.error("incomplete: the disk is full%s: free some space. The same command resumes", where)
         return INCOMPLETE
-    printing.warn(record)
     if settings.json_output:
         print(json.dumps(record.as_json(), indent=2))
     else:
         printing.print_summary(folder, record, None if settings.rescore else settings.k)
+        sys.stdout.flush()
+    printing.warn(record)  # below the numbers that it speaks of
     return COMPLETE if record.status == "complete" else INCOMPLETE

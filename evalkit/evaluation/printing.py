@@ -27,6 +27,9 @@ CUT_OFF = 0.05
 NO_ANSWER = 0.9
 """Share of completions without an answer above which the likely cause is named."""
 
+FEW = 4
+"""k up to which the overview says enough: beyond, a table shows how the metrics grow with k."""
+
 GROUPS_FROM = 200
 """Questions from which subjects and levels are printed: below, a group is a handful (eval.json has them)."""
 
@@ -48,7 +51,7 @@ def shown_ks(n: int, k: int) -> list[int]:
 def _cell(interval: Interval) -> str:
     text = f"{100 * interval.mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
     if interval.worst is not None and interval.best is not None:
-        text += f" ({100 * interval.worst:.1f} to {100 * interval.best:.1f})"
+        text += f" {{{100 * interval.worst:.1f}, {100 * interval.best:.1f}}}"
     return text
 
 
@@ -62,18 +65,15 @@ def print_summary(folder: Path, record: EvalRecord, k: int | None = None) -> Non
     _print_overview(console, record, done, k)
     for name, entry in done.items():
         largest = _largest(entry, k)
-        _print_details(console, name, entry, record.scoring, largest)
+        if largest > FEW:
+            _print_details(console, name, entry, record.scoring, largest)
         console.print(_line(record.scoring, entry), markup=False)
         if entry.questions >= GROUPS_FROM and (entry.by_level or entry.by_subject):
             _print_groups(console, entry, largest)
-    console.print(
-        "Brackets: 95 % intervals clustered by question; they cover the choice of questions and the sampling "
-        "(eval.json has sampling noise alone as well).",
-        style="dim",
-    )
-    console.print(DEFINITIONS, style="dim")
-    console.print(f"Results: {folder}", markup=False)
-    console.print(f"Next:    gtpo compare {folder} OTHER_RUN...", markup=False)
+    console.print("[a, b]: 95 % interval over questions and samples.", style="dim", markup=False)
+    if any(_largest(entry, k) > 1 for entry in done.values()):
+        console.print(DEFINITIONS, style="dim")
+    console.print(f"Results: {folder}   next: gtpo compare {folder} OTHER_RUN...", markup=False)
 
 
 def _print_table(
@@ -160,8 +160,8 @@ def warn(record: EvalRecord) -> None:
         if entry.lacking:
             first = ", ".join(f"{question} ({n})" for question, n in list(entry.lacking.items())[:5])
             LOG.warning(
-                "%s: %d questions have fewer than %s samples and count up to the k that they have: %s%s. In round "
-                "brackets: the figures if all missing samples were wrong, and if all were right",
+                "%s: %d questions have fewer than %s samples and count up to the k that they have: %s%s. In "
+                "braces: the figures if all missing samples were wrong, and if all were right",
                 name, len(entry.lacking), entry.n, first, ", ..." if len(entry.lacking) > 5 else "",
             )  # fmt: skip
         if entry.unfinished_rate is not None and entry.unfinished_rate > CUT_OFF:
@@ -193,6 +193,8 @@ def _likely_cause(record: EvalRecord, entry: BenchmarkRecord) -> str:
         asked = (
             "the system prompt asks for them" if "<answer>" in (record.prompt.system or "") else "nothing asks for them"
         )
+        if record.engine.name == "recorded":  # nothing is sampled: a protocol would have no effect
+            return "the completions answer in another form: --scoring lenient"
         return f"the model answers in another form, and {asked}: --protocol boxed, or --scoring lenient"
     return (
         "the completions hold no answer in any form. Look at one in samples/; a base model wants few-shot examples and "
@@ -224,6 +226,8 @@ def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
         parts.append(f"{len(entry.excluded)} questions left out")
     if entry.unscored:
         parts.append(f"{entry.unscored} samples unscored")
+    if entry.texts:
+        parts.append(f"{entry.texts} different texts, which the intervals count")
     if entry.labels:
         agree = entry.labels.agree
         parts.append(

@@ -15,7 +15,7 @@ from gtpo.evalkit.evaluation.scoring import Row, Votes, count_votes, verify
 from gtpo.evalkit.metrics import all_pass_at_all_k, jackknife_variance, maj_at_all_k, pass_at_all_k
 from gtpo.evalkit.results.record import SCORINGS, BenchmarkRecord, GroupMetrics, Interval, ScoringMetrics
 from gtpo.evalkit.results.store import EvalFolder, Key, QuestionKey
-from gtpo.evalkit.statistics import mean_interval
+from gtpo.evalkit.statistics import by_text, mean_interval
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_answer
 from gtpo.rewards.format import format_ok
@@ -191,7 +191,14 @@ def _bounds(
     }
 
 
-def _metrics(scored: Scored, samples: Sequence[QuestionSamples], scoring: Scoring, n: int, lost: int) -> ScoringMetrics:
+def _metrics(
+    scored: Scored,
+    samples: Sequence[QuestionSamples],
+    scoring: Scoring,
+    n: int,
+    lost: int,
+    clusters: npt.NDArray[np.int64] | None,
+) -> ScoringMetrics:
     """Return pass@k and maj@k with intervals for every k up to n, each over the questions that have k samples."""
     counts, bounds = np.array(scored.n), _bounds(scored, samples, n, lost)
     verdicts = Counter(v for s in samples for v in s.said(scoring)[1])
@@ -202,7 +209,8 @@ def _metrics(scored: Scored, samples: Sequence[QuestionSamples], scoring: Scorin
             rows = counts >= k
             within = variance[rows, k - 1]
             noise = None if np.isnan(within).any() else within
-            interval = mean_interval(values[rows, k - 1], noise, draws=float(counts[rows].mean()) / k)
+            same = None if clusters is None else clusters[rows]
+            interval = mean_interval(values[rows, k - 1], noise, draws=float(counts[rows].mean()) / k, clusters=same)
             fewer = {} if rows.all() else {"questions": int(rows.sum())}
             found[k] = Interval(**interval._asdict(), **fewer, **bounds(metric, k))
         return found
@@ -260,9 +268,9 @@ def summarise(
     tally.count_votes(samples, problems)
     metrics: dict[Scoring, ScoringMetrics] = {}
     rows: list[dict[str, Any]] = []
-    by_scoring = _score(samples)
+    by_scoring, clusters = _score(samples), by_text([p.problem for p in problems])
     for scoring, scored in by_scoring.items():
-        metrics[scoring] = _metrics(scored, samples, scoring, n, len(failed))
+        metrics[scoring] = _metrics(scored, samples, scoring, n, len(failed), clusters)
         rows += [_row(name, scoring, p, s, scored, i) for i, (p, s) in enumerate(asked)]
     tokens, read, ended, in_thought, in_format = (
         [value for s in samples for value in s.column(name)]
@@ -270,7 +278,13 @@ def summarise(
     )
     total, unfinished = sum(len(s.scored) for s in samples), sum(in_thought)
     lacking = {p.id: len(s.scored) for p, s in asked if len(s.scored) < n}
-    rare: dict[str, Any] = {"refused": refused, "lacking": lacking, "unfinished_rate": unfinished / total}
+    texts = 0 if clusters is None else int(clusters.max()) + 1
+    rare: dict[str, Any] = {
+        "texts": texts,
+        "refused": refused,
+        "lacking": lacking,
+        "unfinished_rate": unfinished / total,
+    }
     summary: dict[str, Any] = {
         "questions": len(problems),
         "samples": total,

@@ -17,6 +17,9 @@ from gtpo.common.terminal import stdout_console
 if TYPE_CHECKING:
     from gtpo.evalkit.comparison.compare import Comparison
 
+WORSE = 5
+"""Exit code if --fail-if-worse fails."""
+
 
 class CompareSettings(Options):
     """One `gtpo compare` command. Raises UserError that names the flag, or the place that cannot be written to."""
@@ -41,7 +44,8 @@ class CompareSettings(Options):
         "Metrics of the table, e.g. pass@1 or maj@64 (repeatable); the first is the primary one. Default: pass@1 and "
         "maj@k of the largest common k.",
     )
-    details: bool = option(False, "Also every k, the format rate and every test.")
+    details: bool = option(False, "Also maj@k, every k, the format rate, every test and the end of training.")
+    explain: bool = option(False, "Say in full what the numbers mean.")
     k: str | None = option(None, "The k of the details, e.g. 1,8,16,32,64.")
     scoring: Literal["strict", "lenient"] | None = option(None, "Default: the runs' own headline.")
     format: Literal["table", "markdown", "latex", "csv", "json"] = option("table", "Format of the output.")
@@ -51,10 +55,9 @@ class CompareSettings(Options):
         None, "Points within which methods count as equivalent; tested in the same corrected family.", gt=0.0, lt=100.0,
         about={"unit": "points"},
     )  # fmt: skip
-    plan: bool = option(False, "Print what a comparison of these methods takes: seeds, questions, samples.")
-    difference: float | None = option(
-        None, "With --plan: the difference to be found, in points. Default: 2.", gt=0.0, lt=100.0,
-        about={"unit": "points"},
+    fail_if_worse: float | None = option(
+        None, "[POINTS]: exit code 5 if one is shown to be worse than the baseline; with POINTS, if one is not shown "
+        "to be at most so many points worse.", ge=0.0, lt=100.0, about={"unit": "points"},
     )  # fmt: skip
     figures: Path | None = option(None, "Write figures to this folder, as PDF, SVG and PNG (extra: report).")
     html: Path | None = option(None, "Write one self-contained page: tables, curves, completions.")
@@ -65,10 +68,6 @@ class CompareSettings(Options):
 
     def _fit_together(self) -> None:
         """Check what more than one option decides, and that the outputs can be written."""
-        if self.difference is not None and not self.plan:
-            raise UserError("--difference says what --plan plans for: gtpo compare --plan RUN... --difference 2")
-        if self.plan and self.format not in ("table", "json"):
-            raise UserError(f"--plan is printed as a table or as JSON, not as {self.format}")
         if self.html is not None:
             check_writable("--html", self.html, folder=False)
         if self.figures is not None:
@@ -99,8 +98,11 @@ def parse_metrics(texts: Sequence[str]) -> list[tuple[str, int]] | None:
     return list(found) or None
 
 
-def run_compare(settings: CompareSettings) -> None:
-    """Run the command. The comparison goes to stdout, everything else to stderr. Raises UserError."""
+def run_compare(settings: CompareSettings) -> int:
+    """Run the command and return its exit code. The comparison goes to stdout, everything else to stderr.
+
+    Raises UserError.
+    """
     from gtpo.evalkit.results.find import find_runs
 
     ks, metrics = parse_ks(settings.k), parse_metrics(settings.metric or ())
@@ -129,11 +131,9 @@ def run_compare(settings: CompareSettings) -> None:
         margin=None if settings.margin is None else settings.margin / 100,
         notes=notes,
     )
-    if settings.plan:
-        return _print_plan(comparison, settings)
     if settings.format == "table":
         console = stdout_console(pipe=160)
-        console.print(as_rich(comparison, console.width, details=details))
+        console.print(as_rich(comparison, console.width, details=details, explain=settings.explain))
     else:
         formats = {"markdown": as_markdown, "latex": as_latex, "csv": as_csv, "json": as_json}
         sys.stdout.write(formats[settings.format](comparison, details=details))
@@ -160,16 +160,32 @@ def run_compare(settings: CompareSettings) -> None:
         print(f"page: {settings.html} ({size / 1e6:.1f} MB), open it in any browser", file=sys.stderr)
     if failed is not None:
         raise failed
+    return 0 if settings.fail_if_worse is None else _gate(comparison, settings.fail_if_worse / 100)
 
 
-def _print_plan(comparison: Comparison, settings: CompareSettings) -> None:
-    from gtpo.evalkit.comparison.plan import TARGET
-    from gtpo.evalkit.report.records import plan_as_json
-    from gtpo.evalkit.report.tables import plan_as_rich
+def _gate(comparison: Comparison, margin: float) -> int:
+    """Return WORSE if a method is shown to be worse, or with a margin, not shown to be at most that much worse.
 
-    target = TARGET if settings.difference is None else settings.difference / 100
-    if settings.format == "json":
-        sys.stdout.write(plan_as_json(comparison, target))
-        return
-    console = stdout_console(pipe=160)
-    console.print(plan_as_rich(comparison, target, console.width))
+    It speaks of the runs as they are: of methods from three seeds of each on, else of these weights.
+    """
+    from gtpo.evalkit.report.text import difference, points, visible
+
+    found, tested = [], 0
+    for table in comparison.benchmarks:
+        for name in table.methods:
+            cell = table.cells[name, comparison.metrics[0]]
+            if cell.paired is None:
+                continue
+            tested += 1
+            failed = cell.paired.high + cell.moved[1] < 0
+            what = f"is worse than {visible(str(table.baseline))}"
+            if margin:
+                failed = cell.paired.low + cell.moved[0] <= -margin
+                what = f"is not shown to be at most {points(margin)} points worse than {visible(str(table.baseline))}"
+            if failed:
+                found.append(f"{visible(name)} {what} on {visible(table.benchmark)}: {difference(cell.paired)}")
+    if not tested:
+        raise UserError("--fail-if-worse: there is nothing to compare; give two runs on the same benchmark")
+    for line in found:
+        print(f"gate: {line}", file=sys.stderr)
+    return WORSE if found else 0

@@ -99,7 +99,7 @@ def _marks(comparison: Comparison) -> str:
     if comparison.baseline is None:
         return ""
     return (
-        "* better, † worse: corrected p <= 0.05 and the interval excludes 0; doubled for p <= 0.01, tripled for 0.001; "
+        "* better, † worse: corrected p <= 0.05; doubled for p <= 0.01, tripled for 0.001; "
         + "≈ equivalent; " * (comparison.margin is not None)
         + "? undecided. "
     )

@@ -14,9 +14,9 @@ from gtpo.evalkit.comparison.training_curves import LN2, METRICS, gate, initial_
 from gtpo.evalkit.report.excerpts import choose_groups, choose_samples
 from gtpo.evalkit.report.latex import as_latex
 from gtpo.evalkit.report.records import as_csv
-from gtpo.evalkit.report.summary import legend, said
+from gtpo.evalkit.report.summary import legend, verdict_sentence
 from gtpo.evalkit.report.tables import as_markdown
-from gtpo.evalkit.report.text import TESTS, covers, header, visible
+from gtpo.evalkit.report.text import covers, header, visible
 from gtpo.evalkit.statistics import method_mean
 
 POINTS = 300
@@ -54,13 +54,12 @@ def _differences(comparison: Comparison, table: Table, columns: list[Column]) ->
                 continue
             d = cell.paired
             row.append({
-                "d": d.difference, "low": d.low, "high": d.high, "p": d.p_value, "holm": cell.p_corrected,
-                "level": _short(d.level, 4), "detect": _short(d.detectable), "test": TESTS[d.test], "covers": covers(d),
-                "pq": d.p_questions, "ps": d.p_seeds, "psmin": d.smallest_p_seeds, "shown": cell.direction,
+                "d": float(d.difference), "low": float(d.low), "high": float(d.high), "p": float(d.p_value),
+                "holm": cell.p_corrected, "level": _short(d.level, 4), "covers": covers(d), "shown": cell.direction,
                 "verdict": cell.verdict, "pe": cell.p_equivalent, "judged": d.judged,
             })  # fmt: skip
-            one = said(comparison, table, name, str(table.baseline)) if cell.verdict else None
-            row[-1] |= {"said": [one.head, one.rest]} if one else {}
+            one = verdict_sentence(comparison, table, name) if cell.verdict else None
+            row[-1] |= {"said": [one.head, f"{one.rest}. {one.advice}"]} if one else {}
         out[name] = row
     return out
 

@@ -6,26 +6,23 @@ import csv
 import io
 import json
 import math
-from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from gtpo.evalkit.comparison.compare import Comparison
-from gtpo.evalkit.comparison.plan import SAMPLES, TARGET
-from gtpo.evalkit.comparison.plan import table as plan_table
 from gtpo.evalkit.comparison.training_curves import summary
 from gtpo.evalkit.comparison.verdicts import ALPHA
-from gtpo.evalkit.report.summary import legend, plan_rows, sentences
+from gtpo.evalkit.report.summary import legend, sentences
 from gtpo.evalkit.report.text import covers, visible
-from gtpo.evalkit.score_interval import POWER
 
-JSON_SCHEMA_VERSION = 3
+JSON_SCHEMA_VERSION = 4
 
 _DIFFERENCE = {
-    "speaks_of": "scope", "judged": "judged", "difference": "difference", "se": "se", "difference_low": "low",
-    "difference_high": "high", "interval_level": "level", "test": "test",
+    "speaks_of": "scope", "judged": "judged", "difference": "difference", "se": "se", "freedom": "freedom",
+    "difference_low": "low", "difference_high": "high", "interval_level": "level", "seeds_paired": "seeds_paired",
 }  # fmt: skip
 """Name in a record -> field of PairedDifference."""
-_TESTS = ("p_questions", "p_seeds", "smallest_p_seeds", "seeds_paired")
 
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:
@@ -57,22 +54,23 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
                 "baseline": table.baseline if d else None,
                 "family": ("primary" if cell.primary else "exploratory") if d else None,
                 "verdict": cell.verdict,
-                **{name: getattr(d, of) if d else None for name, of in _DIFFERENCE.items()},
+                **{name: _plain(getattr(d, of)) if d else None for name, of in _DIFFERENCE.items()},
                 "covers": covers(d) if d else None,
-                "p": d.p_value if d else None,
+                "p": float(d.p_value) if d else None,
                 "p_holm": cell.p_corrected,
                 "margin": comparison.margin if cell.primary else None,
                 "p_equivalent": cell.p_equivalent,
-                **{name: getattr(d, name) if d else None for name in _TESTS},
                 "significant": bool(cell.direction) if d and cell.primary else None,
-                "only_method": d.only_a if d else None,
-                "only_baseline": d.only_b if d else None,
-                "detectable": d.detectable if d else None,
-                "seeds_needed": cell.plan.seeds(comparison.margin or TARGET) if cell.plan else None,
+                "only_method": int(d.only_a) if d else None,
+                "only_baseline": int(d.only_b) if d else None,
             }
             lost = [key for key, value in record.items() if isinstance(value, float) and not math.isfinite(value)]
             out.append(record | dict.fromkeys(lost))
     return out
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic | np.ndarray) else value
 
 
 def _cell(value: Any) -> Any:
@@ -152,17 +150,3 @@ def as_json(comparison: Comparison, *, details: bool = False) -> str:
     """`as_document` as text; no NaN, and marks of writing direction as escapes."""
     text = json.dumps(as_document(comparison), indent=2, ensure_ascii=False, allow_nan=False)
     return "".join(c if c == "\n" or visible(c) == c else json.dumps(c)[1:-1] for c in text) + "\n"
-
-
-def plan_as_json(comparison: Comparison, target: float) -> str:
-    """What a comparison would take, for programs: seeds of each method by benchmark, questions and samples."""
-    out = []
-    for (_, plan, _), table in zip(plan_rows(comparison, target), comparison.benchmarks, strict=True):
-        rows = [
-            {"questions": questions, "samples": samples, "seeds": seeds}
-            for questions, found in plan_table(plan, target)
-            for samples, seeds in zip(SAMPLES, found, strict=True)
-        ]
-        out.append({"benchmark": table.benchmark, "noise": asdict(plan), "plans": rows})
-    document = {"schema_version": JSON_SCHEMA_VERSION, "difference": target, "power": POWER, "benchmarks": out}
-    return json.dumps(document, indent=2, allow_nan=False) + "\n"

@@ -1,188 +1,185 @@
-"""What a comparison says in words: captions, legends, verdicts as sentences, plans, and the end of training."""
+"""What a comparison says in words: the verdicts, what the numbers mean, every test, the end of training."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from gtpo.evalkit.comparison.compare import Comparison, Table
-from gtpo.evalkit.comparison.plan import SAMPLES, TARGET, Plan, averaged, plan_for
-from gtpo.evalkit.comparison.plan import table as plan_table
 from gtpo.evalkit.comparison.scores import Column
 from gtpo.evalkit.comparison.training_curves import summary
-from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, VERDICTS, WORSE, Cell, why_undecided
-from gtpo.evalkit.differences import WEIGHTS
-from gtpo.evalkit.report.text import TESTS, covers, difference, p_text, percent, points, visible
+from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, VERDICTS, WORSE, Cell, missing_seeds
+from gtpo.evalkit.report.text import covers, difference, p_text, points, visible
+from gtpo.evalkit.statistics import METHODS, SEEDS_NEEDED, WEIGHTS
 
 Rows = tuple[list[str], list[list[str]]]
+TARGET = 0.02
+"""Without a margin: the half width of an interval that an undecided comparison is told how to reach."""
 
 
-class Said(NamedTuple):
-    """The verdict on one primary comparison: `head` says it, `rest` gives the figures behind it."""
+class Sentence(NamedTuple):
+    """The verdict on one primary comparison: `head` says it, `rest` gives the figures, `advice` what is missing."""
 
     method: str
     benchmark: str
     verdict: str
     head: str
     rest: str
+    advice: str
 
     @property
     def text(self) -> str:
         """The whole sentence."""
-        return f"{self.head} {self.rest}"
+        return f"{self.head}: {self.rest}.{f' {self.advice}' * bool(self.advice)}"
+
+
+def verdict_sentence(comparison: Comparison, table: Table, method: str) -> Sentence | None:
+    """Return the verdict on a method in the primary metric of one benchmark; None if there is none."""
+    cell = table.cells.get((method, comparison.metrics[0]))
+    if cell is None or cell.paired is None or cell.verdict is None or table.baseline is None:
+        return None
+    a, b, where = visible(method), visible(table.baseline), visible(table.benchmark)
+    head = f"{a} is {cell.verdict} than {b} on {where}"
+    if cell.verdict == EQUIVALENT:
+        head = f"{a} is equivalent to {b} on {where} within ±{points(comparison.margin or 0)} points"
+    elif cell.verdict == UNDECIDED:
+        head = f"{a} against {b} is undecided on {where}"
+    rest = f"{difference(cell.paired, ' points')}"
+    rest += f", {p_text(cell.p_corrected)}" if cell.p_corrected is not None else ""
+    if cell.verdict == EQUIVALENT and cell.p_equivalent is not None:
+        rest += f", of equivalence {p_text(cell.p_equivalent)}"
+    return Sentence(method, table.benchmark, cell.verdict, head, rest, _advice(comparison, cell, a, b))
+
+
+def _advice(comparison: Comparison, cell: Cell, a: str, b: str) -> str:
+    """What a verdict does not speak of, or what would settle an undecided comparison."""
+    d = cell.paired
+    assert d is not None
+    if d.scope == WEIGHTS and any(d.seeds):
+        lacking = ", ".join(f"{count} of {n}" for n, count in zip((a, b), missing_seeds(d), strict=True) if count)
+        return f"This is about these weights; methods need {SEEDS_NEEDED} training seeds each ({lacking} missing)."
+    if cell.verdict != UNDECIDED:
+        return ""
+    if d.shown():
+        return "Its missing samples could reverse the difference."
+    target = comparison.margin or TARGET
+    narrow = f"would narrow the interval to about ±{points(target)} points"
+    if d.scope == METHODS and (seeds := d.seeds_for(target)) is not None:
+        return f"{seeds} seeds of each {narrow}." if seeds > min(filter(None, d.seeds)) else ""
+    if d.questions < 2:
+        return ""
+    count = math.ceil(d.questions * float(d.of_questions) * (1.96 / target) ** 2)
+    return (
+        f"{count:,} such questions {narrow}."
+        if d.scope == WEIGHTS
+        else f"No number of seeds {narrow}; more questions do."
+    )
+
+
+def sentences(comparison: Comparison) -> list[Sentence]:
+    """Every verdict of the primary metric, what is shown first."""
+    every = (verdict_sentence(comparison, table, m.name) for m in comparison.methods for table in comparison.benchmarks)
+    return sorted((one for one in every if one is not None), key=lambda one: VERDICTS.index(one.verdict))
+
+
+def listed(names: Iterable[str]) -> str:
+    """`a, b and c`."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def answer(comparison: Comparison) -> list[tuple[str, str]]:
+    """The verdicts in as few sentences as they fit in: (verdict, sentence). Like verdicts share one."""
+    found = sentences(comparison)
+    if not found:
+        return []
+    lines: list[tuple[str, str]] = []
+    base = visible(str(comparison.baseline))
+    for verdict in VERDICTS:
+        same = [one for one in found if one.verdict == verdict]
+        if len(same) == 1:
+            lines.append((verdict, f"{same[0].head}: {same[0].rest}."))
+            continue
+        places: dict[tuple[str, ...], list[str]] = {}
+        for method in dict.fromkeys(one.method for one in same):
+            where = tuple(visible(one.benchmark) for one in same if one.method == method)
+            places.setdefault(where, []).append(visible(method))
+        for where, names in places.items():
+            what = {
+                BETTER: f"better than {base}", WORSE: f"worse than {base}", UNDECIDED: f"undecided against {base}",
+                EQUIVALENT: f"equivalent to {base} within ±{points(comparison.margin or 0)} points",
+            }[verdict]  # fmt: skip
+            lines.append((verdict, f"{listed(names)} {'is' if len(names) == 1 else 'are'} {what} on {listed(where)}."))
+    lines += [("", advice) for advice in dict.fromkeys(one.advice for one in found) if advice]
+    others = [method.name for method in comparison.methods if method.name != comparison.baseline]
+    if len(others) > 1:
+        lines.append(("", f"Not compared with each other: {listed(map(visible, others))} (--baseline NAME)."))
+    return lines
 
 
 def caption(comparison: Comparison, column: Column) -> str:
-    """`pass@1, %, scoring strict; primary metric, differences against grpo`."""
-    role = "primary metric" if column == comparison.metrics[0] else "exploratory: nothing is marked"
-    against = f", differences in points against {visible(comparison.baseline)}" if comparison.baseline else ""
-    return f"{column.label}, %, scoring {comparison.scoring} ({role}{against})"
+    """`pass@1, %, scoring strict; differences in points against grpo`."""
+    role = "" if column == comparison.metrics[0] else "; not tested"
+    against = f"; differences in points against {visible(comparison.baseline)}" if comparison.baseline else ""
+    return f"{column.label}, %, scoring {comparison.scoring}{against}{role}"
+
+
+def short_legend(comparison: Comparison) -> str:
+    """What stands under every table."""
+    cells = [cell for table in comparison.benchmarks for cell in table.cells.values()]
+    found = [cell.paired for cell in cells if cell.primary and cell.paired is not None]
+    over = covers(found[0]) if found and len({covers(one) for one in found}) == 1 else "questions and samples"
+    text = f"[a, b]: 95 % interval over {over}."
+    if any(cell.bounds for cell in cells):
+        text += " {a, b}: if all missing samples were wrong, or right."
+    if found:
+        text += " ▲ better, ▼ worse" + ", ≈ equivalent" * (comparison.margin is not None)
+        text += ": tested" + " (Holm)" * (len(comparison.benchmarks) > 1 or comparison.margin is not None) + "."
+    return text
 
 
 def legend(comparison: Comparison) -> list[str]:
-    """What the numbers mean, in full: printed under every table."""
+    """What the numbers mean, in full."""
     lines = [
-        f"Percent, scoring {comparison.scoring}. [low, high]: 95 % interval over questions and samples, and over "
-        "training where seeds of it are known. ±: standard deviation over training seeds. pass@k is unbiased; maj@k is "
-        "the exact expectation over all k-subsets of the n samples, ties shared evenly."
+        f"Percent, scoring {comparison.scoring}. [a, b]: 95 % interval over questions and samples, and over training "
+        f"from {SEEDS_NEEDED} seeds on. ±: standard deviation over training seeds. pass@k is unbiased; maj@k is "
+        "the exact expectation over all k-subsets of the n samples, ties shared evenly. Bold: best, and shown to be "
+        "better than the second; underlined: second, and shown to be better than the third."
     ]
     if any(cell.bounds for table in comparison.benchmarks for cell in table.cells.values()):
-        lines[0] += " {low to high}: the figure if every missing sample were wrong, and if it were right."
+        lines[0] += " {a, b}: the figure if every missing sample were wrong, and if it were right."
     if not comparison.baseline:
         return lines
-    found = [c.paired for t in comparison.benchmarks for c in t.cells.values() if c.primary and c.paired]
-    tests = dict.fromkeys(f"{TESTS[d.test]} (covers {covers(d)})" for d in found)
-    count, primary = len(comparison.benchmarks), comparison.metrics[0].label
+    primary = comparison.metrics[0].label
     equal = ""
     if comparison.margin is not None:
-        equal = (
-            f" ≈ equivalent: within ±{points(comparison.margin)} points by two one-sided tests, corrected in the same "
-            "family."
-        )
+        equal = f", ≈ equivalent within ±{points(comparison.margin)} points (the interval lies within)"
     lines.append(
-        f"Baseline: {visible(comparison.baseline)} ({comparison.baseline_reason}). Second line of a cell: difference "
-        f"to it in points, paired by question. Primary comparisons: {primary} against the baseline, per method on "
-        f"{count} benchmark{'s' * (count != 1)}, Holm-corrected jointly over them; ▲ better or ▼ worse where p <= "
-        f"{ALPHA} after correction and the interval excludes 0.{equal} Everything else is undecided: neither shown nor "
-        f"excluded. Their intervals are at the level of that correction. Test: {'; '.join(tests) or 'none'}. Other "
-        "differences are exploratory: their own 95 % interval, uncorrected, never marked."
-    )
-    if any(d.scope == WEIGHTS and d.judged for d in found):
-        lines.append(
-            "A mark between a model that was not trained here and one with too few training seeds means these very "
-            "weights, not the method that made them."
-        )
-    lines.append(
-        "Bold: best, and shown to be better than the second (p <= 0.05, and the interval excludes 0); underlined: "
-        "second, and shown to be better than the third. The average over benchmarks is not tested."
+        f"Baseline: {visible(comparison.baseline)} ({comparison.baseline_reason}). Differences are paired by question "
+        f"and tested with t over questions and training seeds. {primary} of each method against the baseline is tested "
+        f"on every benchmark, Holm-corrected over the benchmarks: ▲ better or ▼ worse if p <= {ALPHA} after correction"
+        f"{equal}; the intervals are at the level of that correction. Everything else is undecided: neither shown nor "
+        "excluded. Other differences are not tested: their own 95 % interval, never marked."
     )
     return lines
 
 
-def said(comparison: Comparison, table: Table, method: str, baseline: str) -> Said | None:
-    """The verdict on a method in the primary metric of one benchmark; None where there is none."""
-    cell = table.cells.get((method, comparison.metrics[0]))
-    if cell is None or cell.paired is None or cell.verdict is None:
-        return None
-    d, verdict, metric = cell.paired, cell.verdict, comparison.metrics[0].label
-    a, b, where = visible(method), visible(baseline), visible(table.benchmark)
-    if d.scope == WEIGHTS and d.judged:
-        a = f"{a} (these weights)"
-    p = f"; {p_text(cell.p_corrected)}" if cell.p_corrected is not None else ""
-    figures = f"{metric} {difference(d)}{p}; covers {covers(d)}"
-    if verdict in (BETTER, WORSE):
-        head = f"{a} is {verdict} than {b} on {where} by {percent(abs(d.difference))} points"
-        return Said(method, table.benchmark, verdict, head, f"({figures}).")
-    if verdict == EQUIVALENT and comparison.margin is not None and cell.p_equivalent is not None:
-        head = f"{a} is equivalent to {b} on {where} within ±{points(comparison.margin)} points"
-        return Said(method, table.benchmark, verdict, head, f"({figures}; equivalence {p_text(cell.p_equivalent)}).")
-    head = f"{a} against {b} is undecided on {where}"
-    return Said(method, table.benchmark, verdict, head, f"({figures}). {_lacking(cell, comparison.margin)}")
-
-
-def _lacking(cell: Cell, margin: float | None) -> str:
-    """Why a comparison is undecided, what it would have found, and what would settle it."""
-    assert cell.paired is not None
-    assert cell.plan is not None
-    target, plan = margin or TARGET, cell.plan
-    why = why_undecided(cell.paired)
-    if why:
-        why = f"{why[0].upper()}{why[1:]}. "
-    else:
-        why = f"This design finds {percent(cell.paired.detectable)} points with 80 % power. "
-    least = "at least " if plan.of_training is None else ""
-    seeds = plan.seeds(target)
-    if seeds is not None:
-        return f"{why}To find {points(target)} points takes {least}{seeds} seeds of each."
-    more = plan.more_questions(target)
-    if more is None:
-        return f"{why}No number of seeds finds {points(target)} points, even on 64 times as many such questions."
-    return f"{why}To find {points(target)} points takes {least}{more[0]} seeds of each on {more[1]:,} such questions."
-
-
-def sentences(comparison: Comparison) -> list[Said]:
-    """Every verdict of the primary metric, what is shown first."""
-    found = [
-        one
-        for method in comparison.methods
-        for table in comparison.benchmarks
-        if table.baseline is not None and (one := said(comparison, table, method.name, table.baseline)) is not None
-    ]
-    return sorted(found, key=lambda one: VERDICTS.index(one.verdict))
-
-
-def plan_rows(comparison: Comparison, target: float) -> list[tuple[str, Plan, Rows]]:
-    """For each benchmark: (what the numbers stand on, the plan, seeds of each method by questions and samples)."""
-    out = []
-    column = comparison.metrics[0]
-    for table in comparison.benchmarks:
-        names = table.methods
-        base = table.baseline or names[0]
-        pairs: list[tuple[str, str | None]] = [(name, base) for name in names if name != base] or [(base, None)]
-        pool = table.pools.get(column)
-        plan = averaged([plan_for(table.shared, a, b, column, pool) for a, b in pairs])
-        known = "unknown (no method has two seeds): these are lower bounds"
-        if plan.of_training is not None:
-            of = "the differences of paired seeds" if plan.paired else "seeds"
-            deviation = plan.of_training**0.5 if plan.paired else (plan.of_training / 2) ** 0.5
-            known = f"a standard deviation of {percent(deviation)} points between {of}"
-            known += f", {pool.total} degrees of freedom" if pool is not None and not plan.paired else ""
-        if len(names) == 1:
-            known += "; with one method, what separates two methods on single questions is not in it"
-        if plan.silent:
-            known += "; all scores are alike, so nothing can be planned from them: give runs that solve some questions"
-        title = (
-            f"{visible(table.benchmark)}: seeds of each method that find {points(target)} points of {column.label} "
-            f"with 80 % power. Noise of training: {known}"
-        )
-        rows = [
-            [f"{questions:,}{' (this one)' * (questions == plan.questions)}",
-             *("–" if seeds is None else str(seeds) for seeds in found)]
-            for questions, found in plan_table(plan, target)
-        ]  # fmt: skip
-        out.append((title, plan, (["questions", *(f"{n} sample{'s' * (n > 1)}" for n in SAMPLES)], rows)))
-    return out
-
-
 def test_rows(comparison: Comparison) -> Rows:
     """Header and rows of the table of primary comparisons: every test, and what it covers."""
-    head = ["method", "benchmark", "verdict", "difference", "p, Holm", "p", "p, equivalent", "test", "covers",
-            "p over questions", "p over seeds", "detectable", "seeds"]  # fmt: skip
+    head = ["method", "benchmark", "verdict", "difference", "p, Holm", "p", "p, equivalent", "covers", "t, df", "seeds"]
     rows = []
-    primary = comparison.metrics[0]
     for method in comparison.methods:
         for table in comparison.benchmarks:
-            cell = table.cells.get((method.name, primary))
+            cell = table.cells.get((method.name, comparison.metrics[0]))
             if cell is None or cell.paired is None or cell.verdict is None:
                 continue
             d = cell.paired
-            over_seeds = "one seed"
-            if d.p_seeds is not None and d.smallest_p_seeds is not None:
-                over_seeds = f"{p_text(d.p_seeds)} (smallest possible {p_text(d.smallest_p_seeds)[4:]})"
+            given = [str(count) if count else "given" for count in d.seeds]
             rows.append([
                 visible(method.name), visible(table.benchmark), cell.verdict, difference(d),
-                *("–" if p is None else p_text(p)[2:] for p in (cell.p_corrected, d.p_value, cell.p_equivalent)),
-                TESTS[d.test], covers(d), p_text(d.p_questions)[2:], over_seeds.removeprefix("p "),
-                f"±{100 * d.detectable:.1f}", f"{d.seeds[0]} against {d.seeds[1]}{', paired' * d.seeds_paired}",
+                *("–" if p is None else p_text(p)[2:] for p in (cell.p_corrected, float(d.p_value), cell.p_equivalent)),
+                covers(d), f"{d.freedom:.1f}", f"{given[0]} against {given[1]}{', paired' * d.seeds_paired}",
             ])  # fmt: skip
     return head, [[cell.removeprefix("= ") for cell in row] for row in rows]
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from textwrap import fill
+from textwrap import fill, wrap
 from typing import TYPE_CHECKING
 
 from gtpo.common.terminal import stacked
 from gtpo.evalkit.comparison.compare import Comparison, Table
 from gtpo.evalkit.comparison.scores import FORMAT, MAJ, PASS, Column
 from gtpo.evalkit.comparison.verdicts import BETTER, EQUIVALENT, WORSE, Cell
-from gtpo.evalkit.report.summary import caption, legend, plan_rows, sentences, test_rows, training_rows
+from gtpo.evalkit.report.summary import Rows, answer, caption, legend, short_legend, test_rows, training_rows
 from gtpo.evalkit.report.text import bounds, change, header, interval, p_text, percent, spread, visible
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def average_text(comparison: Comparison, method: str, column: Column) -> str:
     return percent(found[0]) + ("" if found[1] is None else f" ±{percent(found[1])}")
 
 
-def name_text(comparison: Comparison, method: str) -> str:
+def name_text(comparison: Comparison, method: str, *, baseline: bool = True) -> str:
     """`gtpo · 5 seeds (baseline)`: a method, how many seeds it has, and whether it is the baseline."""
     found = next(m for m in comparison.methods if m.name == method)
     label = visible(method)
@@ -46,46 +46,69 @@ def name_text(comparison: Comparison, method: str) -> str:
         label += f" · {len(found.runs)} seeds"
     lost = sum(train.collapsed for train in found.trains)
     label += f" · {lost} collapsed" * bool(lost)
-    return label + ("  (baseline)" if method == comparison.baseline else "")
+    return label + ("  (baseline)" if baseline and method == comparison.baseline else "")
 
 
-def as_rich(comparison: Comparison, width: int = 160, *, details: bool = False) -> Group:
-    """The terminal's version."""
+def as_rich(comparison: Comparison, width: int = 160, *, details: bool = False, explain: bool = False) -> Group:
+    """The terminal's version: the verdicts, one table, and how to read it."""
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[RenderableType] = [Text(f"note: {visible(note)}", style="yellow") for note in comparison.all_notes]
-    if comparison.tables:
-        for column in comparison.metrics:
-            parts += [Text(""), _paper_grid(comparison, column, width)]
-        for one in sentences(comparison):
-            parts.append(Text.assemble((one.head, STYLES.get(one.verdict, "default")), f" {one.rest}"))
+    parts: list[RenderableType] = [
+        Text(line, style=STYLES.get(verdict, "default")) for verdict, line in answer(comparison)
+    ]
+    parts += [Text(f"note: {visible(note)}", style="yellow") for note in comparison.all_notes]
+    metrics = comparison.metrics if details or comparison.metrics_chosen else comparison.metrics[:1]
+    parts += [Text("")] * bool(parts and comparison.tables)
+    for column in metrics if comparison.tables else []:
+        parts += _short_grids(comparison, column, width)
     if details:
         head, rows = test_rows(comparison)
         if rows:
             parts += [Text(""), _grid("primary comparisons: what each test covers", head, rows, width, keep=2)]
     for table in comparison.tables if details else [table for table in comparison.tables if table.group]:
         parts += [Text(""), *_details_grid(comparison, table, width)]
-    if comparison.trained:
+    if comparison.trained and (details or not comparison.tables):
         title = "training: mean of the last tenth of the steps"
         parts += [Text(""), _grid(title, *training_rows(comparison), width, keep=2)]
     if comparison.tables:
-        parts += [Text(""), *(Text(line, style="dim") for line in legend(comparison))]
+        lines = legend(comparison) if explain else [short_legend(comparison)]
+        more = " --explain" * (not explain)
+        lines.append(f"More:{' --details' * (not details)}{more} --html page.html")
+        parts += [Text(line, style="dim") for line in lines]
     return Group(*parts)
 
 
-def _paper_grid(comparison: Comparison, column: Column, width: int) -> Group:
-    """The table for a paper, in as many pieces as the width asks for."""
+def _short_grids(comparison: Comparison, column: Column, width: int) -> list[RenderableType]:
+    """One metric: for each benchmark a line of what was measured and a row for each method."""
+    from rich.table import Table as Grid
     from rich.text import Text
 
-    tables, average = comparison.benchmarks, len(comparison.benchmarks) > 1
-    heads = [f"{visible(table.benchmark)}\n{table.questions:,} questions" for table in tables]
-    rows: list[list[Text | str]] = []
-    for name in (method.name for method in comparison.methods):
-        found = [(table.cells.get((name, column)), EMPHASIS[table.rank(name, column)]) for table in tables]
-        cells = [Text("–") if cell is None else _rich_cell(cell, emphasis) for cell, emphasis in found]
-        rows.append([name_text(comparison, name), *cells, *([average_text(comparison, name, column)] * average)])
-    return _grid(caption(comparison, column), ["method", *heads, *["average"] * average], rows, width, numbers=True)
+    names = {method.name: name_text(comparison, method.name, baseline=False) for method in comparison.methods}
+    rows: list[tuple[Table, list[tuple[str, str, str, Cell]]]] = []
+    for table in comparison.benchmarks:
+        found = []
+        for name in table.methods:
+            cell = table.cells.get((name, column))
+            if cell is not None:
+                value = " ".join(filter(None, (percent(cell.value.mean), interval(cell.value), bounds(cell))))
+                against = "baseline" if name == table.baseline else change(cell)
+                found.append((names[name], value, against, cell))
+        rows.append((table, found))
+    values, changes = (max((len(str(row[i])) for _, found in rows for row in found), default=0) for i in (1, 2))
+    room = max(12, min(max(map(len, names.values()), default=0), width - values - changes - 6))
+    parts: list[RenderableType] = []
+    for table, found in rows:
+        parts.append(Text(f"{column.label}, %   {header(table)}, {comparison.scoring}", style="bold"))
+        grid = Grid.grid(padding=(0, 2, 0, 0))
+        grid.add_column(width=room + 2, overflow="fold")
+        grid.add_column(min_width=values, no_wrap=True)
+        grid.add_column(min_width=changes, no_wrap=True)
+        for name, value, against, cell in found:
+            style = STYLES.get(cell.verdict or "", "")
+            grid.add_row(Text("\n".join(f"  {line}" for line in wrap(name, room))), value, Text(against, style=style))
+        parts.append(grid)
+    return parts
 
 
 def _rich_cell(cell: Cell, emphasis: str = "default") -> Text:
@@ -147,8 +170,9 @@ def escaped(text: str) -> str:
 
 
 def as_markdown(comparison: Comparison, *, details: bool = False) -> str:
-    """GitHub-flavoured Markdown."""
-    lines = [f"> **Note:** {escaped(note)}\n" for note in comparison.all_notes]
+    """GitHub-flavoured Markdown, as for a pull request: the verdicts, one table a metric, details folded away."""
+    lines = [f"- {f'**{escaped(line)}**' if verdict else escaped(line)}" for verdict, line in answer(comparison)]
+    lines += [f"\n> **Note:** {escaped(note)}" for note in comparison.all_notes]
     for column in comparison.metrics if comparison.tables else []:
         heads = [f"{escaped(table.benchmark)} ({table.questions:,})" for table in comparison.benchmarks]
         average = len(heads) > 1
@@ -158,25 +182,26 @@ def as_markdown(comparison: Comparison, *, details: bool = False) -> str:
             cells = [_markdown_cell(table, method.name, column) for table in comparison.benchmarks]
             cells += [average_text(comparison, method.name, column)] * average
             lines.append(_row([escaped(name_text(comparison, method.name)), *cells]))
-    lines.append("")
-    lines += [f"- **{escaped(one.head)}** {escaped(one.rest)}" for one in sentences(comparison)]
+    parts: list[tuple[str, Rows]] = []
     head, rows = test_rows(comparison)
     if details and rows:
-        lines += ["", "### Primary comparisons: what each test covers", "", *_rows(head)]
-        lines += [_row([escaped(value) for value in row]) for row in rows]
+        parts.append(("Primary comparisons: what each test covers", (head, [list(map(escaped, row)) for row in rows])))
     for table in comparison.tables if details else [table for table in comparison.tables if table.group]:
-        lines += ["", f"### {escaped(header(table))}"]
-        for _, columns in sections(table):
-            lines += ["", *_rows(["method", *(column.label for column in columns)])]
-            for name in table.methods:
-                cells = [_markdown_cell(table, name, column) for column in columns]
-                lines.append(_row([escaped(name_text(comparison, name)), *cells]))
-    if comparison.trained:
+        for metric, columns in sections(table):
+            rows = [
+                [escaped(name_text(comparison, name)), *(_markdown_cell(table, name, column) for column in columns)]
+                for name in table.methods
+            ]
+            title = f"{escaped(header(table))}: {SECTIONS[metric]}"
+            parts.append((title, (["method", *(column.label for column in columns)], rows)))
+    if comparison.trained and (details or not comparison.tables):
         head, rows = training_rows(comparison)
-        lines += ["", "### Training: mean of the last tenth of the steps", "", *_rows(head)]
-        lines += [_row([escaped(value) for value in row]) for row in rows]
+        title = "Training: mean of the last tenth of the steps"
+        parts.append((title, (head, [list(map(escaped, row)) for row in rows])))
+    for title, (head, rows) in parts:
+        lines += ["", f"<details><summary>{title}</summary>", "", *_rows(head), *map(_row, rows), "", "</details>"]
     if comparison.tables:
-        lines += ["", *(f"{escaped(line)}\n" for line in legend(comparison))]
+        lines += ["", escaped(short_legend(comparison))]
     return "\n".join(lines).strip() + "\n"
 
 
@@ -199,15 +224,3 @@ def _markdown_cell(table: Table, method: str, column: Column) -> str:
         return text
     p = f", {p_text(cell.p_corrected)}" if cell.p_corrected is not None else ""
     return f"{text}<br>**{change(cell)}**{p}" if cell.direction else f"{text}<br>{change(cell)}{p}"
-
-
-def plan_as_rich(comparison: Comparison, target: float, width: int = 160) -> Group:
-    """What a comparison of these methods would take, one table a benchmark."""
-    from rich.console import Group
-    from rich.text import Text
-
-    parts: list[RenderableType] = [Text(f"note: {visible(note)}", style="yellow") for note in comparison.notes]
-    for title, _, (head, rows) in plan_rows(comparison, target):
-        parts += [Text(""), Text(title, style="bold"), _grid("", head, rows, width)]
-    parts.append(Text("–: not with 64 seeds of each. Both methods are trained with so many seeds.", style="dim"))
-    return Group(*parts)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from typing import SupportsFloat
 
 from gtpo.evalkit.comparison.compare import Table
 from gtpo.evalkit.comparison.verdicts import BETTER, EQUIVALENT, WORSE, Cell
-from gtpo.evalkit.differences import METHODS, PairedDifference
-from gtpo.evalkit.statistics import MethodMean
+from gtpo.evalkit.statistics import METHODS, MethodMean, PairedDifference
 
 MARKS = {BETTER: "▲", WORSE: "▼", EQUIVALENT: "≈"}
 
@@ -27,15 +27,15 @@ def rounded(value: float, digits: int) -> str:
     return f"{math.floor(abs(value) * scale + 0.5 + 1e-9) / scale:.{digits}f}"
 
 
-def percent(value: float) -> str:
+def percent(value: SupportsFloat) -> str:
     """45.2 for 0.452."""
-    return rounded(100 * value, 1)
+    return rounded(100 * float(value), 1)
 
 
-def signed(value: float) -> str:
+def signed(value: SupportsFloat) -> str:
     """+2.1 for 0.021; +0.0 for what rounds to nothing."""
     text = percent(value)
-    return ("-" if value < 0 and text != "0.0" else "+") + text
+    return ("-" if float(value) < 0 and text != "0.0" else "+") + text
 
 
 def points(value: float) -> str:
@@ -44,8 +44,8 @@ def points(value: float) -> str:
 
 
 def bounds(cell: Cell) -> str:
-    """{61.2 to 61.9}: what missing samples could make of a value; empty where none is missing."""
-    return "" if cell.bounds is None else f"{{{percent(cell.bounds[0])} to {percent(cell.bounds[1])}}}"
+    """{61.2, 61.9}: what missing samples could make of a value; empty if none is missing."""
+    return "" if cell.bounds is None else f"{{{percent(cell.bounds[0])}, {percent(cell.bounds[1])}}}"
 
 
 def p_text(p: float) -> str:
@@ -63,9 +63,9 @@ def spread(value: MethodMean) -> str:
     return "" if value.seed_sd is None else f"±{percent(value.seed_sd)}"
 
 
-def difference(paired: PairedDifference) -> str:
-    """+2.1 [+0.7, +3.5]."""
-    return f"{signed(paired.difference)} [{signed(paired.low)}, {signed(paired.high)}]"
+def difference(paired: PairedDifference, unit: str = "") -> str:
+    """+2.1 [+0.7, +3.5]; with a unit +2.1 points [+0.7, +3.5]."""
+    return f"{signed(paired.difference)}{unit} [{signed(paired.low)}, {signed(paired.high)}]"
 
 
 def change(cell: Cell) -> str:
@@ -80,14 +80,6 @@ def header(table: Table) -> str:
     return f"{visible(table.title)}: {table.questions:,} questions, {table.samples} samples each"
 
 
-TESTS = {
-    "mcnemar": "McNemar's exact test over questions",
-    "sign-flip": "exact sign-flip test over questions",
-    "sign-flip-saddlepoint": "sign-flip test over questions (saddlepoint)",
-    "seeds-x-questions": "t test over seeds x questions",
-}
-
-
 def covers(paired: PairedDifference) -> str:
-    """What the marked test of a difference covers."""
-    return "seeds, questions, samples" if paired.scope == METHODS else "questions, samples"
+    """What the test of a difference covers."""
+    return "seeds, questions and samples" if paired.scope == METHODS else "questions and samples"

@@ -139,7 +139,10 @@ def read_table(path: Path, columns: Sequence[str] | None = None, *, remedy: str 
     import pyarrow.parquet as pq
 
     try:
-        return pq.read_table(path, columns=columns, use_threads=False)
+        with pq.ParquetFile(path) as file:  # pq.read_table imports pandas
+            table = file.read(columns=columns, use_threads=False)
+        table.select(columns or [])
+        return table
     except (pa.ArrowException, OSError, KeyError) as error:
         raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); {remedy}") from None
 
@@ -153,8 +156,11 @@ def _rows(run: EvalRun, benchmark: str, name: str, columns: Sequence[str]) -> It
     """Yield a benchmark's rows of a Parquet file of the run's folders, where they hold it."""
     stored = run.stored.get(benchmark, benchmark)
     for path in (folder / name for folder in run.folders):
-        found = read_table(path, ["benchmark", *columns]).to_pylist() if path.is_file() else []
-        yield from (row for row in found if row["benchmark"] == stored)
+        if path.is_file():
+            names = ["benchmark", *columns]
+            table = read_table(path, names)
+            rows = zip(*(table.column(name).to_pylist() for name in names), strict=True)
+            yield from (dict(zip(names, row, strict=True)) for row in rows if row[0] == stored)
 
 
 def load_problems(run: EvalRun, benchmark: str) -> dict[str, tuple[str, str]]:

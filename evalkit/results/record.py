@@ -35,7 +35,7 @@ class Interval(_Block):
     high: float
     """Upper end."""
     low_sampling: float | None = None
-    """Lower end for sampling noise on these very questions alone; null with one sample per question."""
+    """Lower end for sampling noise on these very questions alone; null for k = n."""
     high_sampling: float | None = None
     """Upper end."""
     questions: int | None = None
@@ -90,6 +90,8 @@ class BenchmarkRecord(ScoringMetrics):
     """Where the questions come from: a Hub name, a file, or embedded."""
     questions: int = 0
     """Questions asked."""
+    texts: int | None = None
+    """Different texts among the questions, if some repeat: intervals count these. Absent if none does."""
     checksum: str | None = None
     """Of ids and golds."""
     content_checksum: str | None = None

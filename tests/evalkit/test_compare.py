@@ -20,10 +20,17 @@ from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison.compare import choose_ks, compare
 from gtpo.evalkit.comparison.scores import Column
 from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE
-from gtpo.evalkit.differences import METHODS, WEIGHTS, differences, holm, holm_factors, paired_difference
 from gtpo.evalkit.results.find import find_runs
 from gtpo.evalkit.results.questions import load_questions
-from gtpo.evalkit.statistics import mean_interval
+from gtpo.evalkit.statistics import (
+    METHODS,
+    WEIGHTS,
+    differences,
+    holm,
+    holm_factors,
+    mean_interval,
+    paired_difference,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,11 +91,11 @@ def test_tables_are_the_direct_calculation(home: Path) -> None:
                 continue
             wanted = paired_difference(values, scores["demo-grpo", column])
             assert cell.paired is not None
-            assert (cell.paired.p_value, cell.paired.test) == (pytest.approx(wanted.p_value), wanted.test)
+            assert cell.paired.p_value == pytest.approx(wanted.p_value)
             assert cell.paired.difference == pytest.approx(wanted.difference)
             assert cell.primary == (column == Column("pass@k", 1))
             if cell.primary:
-                by_hand[name].append(wanted.p_value)
+                by_hand[name].append(float(wanted.p_value))
                 # Two trained methods of one seed each: shown, and nothing said. A model that was not trained: weights.
                 assert (cell.paired.scope, cell.paired.judged) == (WEIGHTS, name == "demo-base")
             else:
@@ -99,35 +106,21 @@ def test_tables_are_the_direct_calculation(home: Path) -> None:
         assert corrected == (pytest.approx(holm(p).tolist()) if name == "demo-base" else [None, None])
 
 
-def test_a_mark_implies_correction_and_interval(weights_home: Path, tmp_path: Path) -> None:
-    """Weights: marked exactly where the interval excludes 0, and only where the corrected p-value is at most 5 %.
-
-    The other way round does not hold: with few questions the interval may contain 0 where the exact test rejects.
-    """
-    for count in (6, 10):
-        for i, skill in enumerate((-2.0, 0.0, 1.5, 4.0)):
-            write_eval(tmp_path / f"results/eval/{count}-{i}", skill=skill, seed=i, benchmarks={"few": count}, n=4,
-                       method=None)  # fmt: skip
-    marked, unmarked = 0, 0
-    for where, names in (
-        (weights_home, tuple(f"model-{i}" for i in range(4))),
-        (tmp_path, tuple(f"6-{i}" for i in range(4))),
-        (tmp_path, tuple(f"10-{i}" for i in range(4))),
-    ):
-        for baseline in names:
-            for table in compared(where, *names, baseline=baseline).tables:
-                for cell in table.cells.values():
-                    if cell.paired is None or cell.p_corrected is None:
-                        continue
-                    assert (cell.direction != 0) == (not cell.paired.low <= 0 <= cell.paired.high)
-                    assert cell.paired.level >= 1 - ALPHA
-                    if cell.direction:
-                        assert cell.p_corrected <= ALPHA
-                        assert cell.verdict in (BETTER, WORSE)
-                        marked += 1
-                    unmarked += cell.direction == 0 and cell.p_corrected <= ALPHA
+def test_marked_exactly_if_the_interval_excludes_0_and_the_correction_rejects(weights_home: Path) -> None:
+    names = tuple(f"model-{i}" for i in range(4))
+    marked = unmarked = 0
+    for baseline in names:
+        for table in compared(weights_home, *names, baseline=baseline).tables:
+            for cell in table.cells.values():
+                if cell.paired is None or cell.p_corrected is None:
+                    continue
+                assert (cell.direction != 0) == (not cell.paired.low <= 0 <= cell.paired.high)
+                assert (cell.direction != 0) == (cell.p_corrected <= ALPHA) == (cell.verdict in (BETTER, WORSE))
+                assert cell.paired.level >= 1 - ALPHA
+                marked += cell.direction != 0
+                unmarked += cell.direction == 0
     assert marked > 5
-    assert unmarked > 0, "no case in which test and interval part: the legend could say less"
+    assert unmarked > 0
 
 
 def test_methods_of_one_seed_are_never_marked(home: Path) -> None:
@@ -139,8 +132,7 @@ def test_methods_of_one_seed_are_never_marked(home: Path) -> None:
         assert {(c.verdict, c.direction, c.p_corrected) for c in cells} == {(UNDECIDED, 0, None)}
         assert any(not c.paired.low <= 0 <= c.paired.high for c in cells if c.paired)
         assert {best for t in found.tables for best in t.best.values()} == {(None, None)}
-        assert any("comparisons of weights, not of methods" in note for note in found.notes)
-        assert all(c.plan is not None and c.plan.of_training is None for c in cells)
+        assert {(c.paired.scope, c.paired.judged) for c in cells if c.paired} == {(WEIGHTS, False)}
 
 
 def test_holm_levels_reject_where_holm_rejects() -> None:
@@ -183,7 +175,7 @@ def test_equal_runs_are_never_emphasised(tmp_path: Path) -> None:
     assert {cell.direction for cell in table.cells.values()} == {0}
     assert {cell.p_corrected for cell in table.cells.values()} == {None, 1.0}
     assert table.cells["twin-1", Column("pass@k", 1)].verdict == UNDECIDED
-    (table,) = compare(runs, trains, margin=0.05).tables
+    (table,) = compare(runs, trains, margin=0.2).tables
     assert table.cells["twin-1", Column("pass@k", 1)].verdict == EQUIVALENT
     assert table.best[Column("pass@k", 1)] == (None, None)
 
@@ -196,12 +188,9 @@ def test_default_baseline_is_stated(home: Path) -> None:
     ):
         assert compared(home, *names).baseline == baseline
     assert compared(home, "demo-gtpo", "demo-grpo", baseline="gtpo").baseline == "demo-gtpo"
-    ran = gtpo("compare", "demo-gtpo", "demo-sft", "demo-grpo", cwd=home)
+    ran = gtpo("compare", "demo-gtpo", "demo-sft", "demo-grpo", "--explain", cwd=home)
     assert ran.returncode == 0, ran.stderr
-    said = " ".join(ran.stdout.split())
-    assert "Baseline: demo-grpo (the first trained with grpo;" in said
-    assert "▲ better or ▼ worse where p <= 0.05 after correction and the interval excludes 0." in said
-    assert "exactly where" not in said
+    assert "Baseline: demo-grpo (the first trained with grpo;" in " ".join(ran.stdout.split())
 
 
 def test_table_shows_emphasis_only_where_significant(weights_home: Path) -> None:
@@ -210,15 +199,92 @@ def test_table_shows_emphasis_only_where_significant(weights_home: Path) -> None
     ran = gtpo("compare", *names, cwd=weights_home)
     assert ran.returncode == 0, ran.stderr
     directions = [cell.direction for table in found.tables for cell in table.cells.values()]
-    body = ran.stdout.split("Percent, scoring")[0]
+    body = ran.stdout.split("[a, b]")[0]
     assert body.count("▲") == directions.count(1) > 0
     assert body.count("▼") == directions.count(-1)
     assert 0 in directions
-    assert "exploratory: nothing is marked" in body
-    assert "model-3 (these weights) is better than model-0 on arithmetic by" in body
+    assert "model-3 is better than model-0 on arithmetic and hard" in body
     details = gtpo("compare", *names, "--details", cwd=weights_home).stdout
-    assert "detectable" in details
+    assert "t, df" in details
     assert "pass@4" in details
+
+
+def test_the_answer_comes_first_and_is_short(weights_home: Path, seeds_home: Path) -> None:
+    """Two runs in about 70 words; ten runs of three methods and two benchmarks on a screen of 80 columns."""
+    two = command_line("compare", "model-0", "model-3", "--baseline", "model-0", cwd=weights_home, COLUMNS="80").stdout
+    assert two.startswith("model-3 is better than model-0 on arithmetic and hard.")
+    assert len(two.split()) <= 100  # on two benchmarks, with a note
+    assert max(len(line) for line in two.splitlines() if not line.startswith("note:")) <= 80
+    ten = command_line("compare", "base", *ALL, "--baseline", "base", cwd=seeds_home, COLUMNS="80").stdout
+    lines = [line for line in ten.splitlines() if not line.startswith("note:")]
+    assert len(lines) <= 15
+    assert lines[0] == "grpo and gtpo are better than base on arithmetic and hard."
+    assert max(map(len, lines)) <= 80
+    assert "Percent, scoring" in command_line("compare", "base", *ALL, "--explain", cwd=seeds_home).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["model-0", "model-3", "--baseline", "model-0", "--fail-if-worse"], 0, ""),
+        (
+            ["--fail-if-worse", "model-0", "model-3", "--baseline", "model-3"],
+            5,
+            "model-0 is worse than model-3 on hard",
+        ),
+        (["model-0", "model-3", "--baseline", "model-3", "--fail-if-worse", "40"], 0, ""),
+        (
+            ["model-0", "model-1", "--baseline", "model-0", "--fail-if-worse", "1"],
+            5,
+            "not shown to be at most 1 points",
+        ),
+        (["model-0", "model-1", "--baseline", "model-0", "--fail-if-worse=30", "--format", "markdown"], 0, ""),
+        (["model-0", "--fail-if-worse"], 2, "nothing to compare"),
+    ],
+)
+def test_gate(words: list[str], code: int, told: str, weights_home: Path) -> None:
+    ran = gtpo("compare", *words, cwd=weights_home)
+    assert ran.returncode == code, ran.stderr
+    assert told in ran.stderr
+    assert (ran.stderr == "") == (code == 0)
+
+
+def test_questions_of_one_text_are_one_question_in_eval_and_compare(tmp_path: Path) -> None:
+    """24 rows of 6 questions: the intervals are those of 6, and it is said."""
+    for name, right in (("one", 2), ("two", 5)):
+        rows = [
+            {"id": f"{i}-{j}", "problem": f"What is {i} + 1?" + " " * j, "gold": "42",
+             "completions": ["<answer>42</answer>" if i < right else "<answer>1</answer>"]}
+            for i in range(6) for j in range(4)
+        ]  # fmt: skip
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        ran = gtpo("eval", "--completions", f"{name}.jsonl", "--k", "1", cwd=tmp_path)
+        assert "6 different texts, which the intervals count" in ran.stdout, ran.stderr
+        entry = next(iter(json.loads((tmp_path / f"results/eval/{name}/eval.json").read_text())["benchmarks"].values()))
+        wanted = mean_interval(np.arange(6) < right)
+        stored = entry["pass@k"]["1"]
+        assert (stored["low"], stored["high"]) == pytest.approx((wanted.low, wanted.high))
+    found = compared(tmp_path, "one", "two")
+    (table,) = found.tables
+    assert any("24 questions have 6 texts" in note for note in found.all_notes)
+    cell = table.cells["two", Column("pass@k", 1)]
+    wanted = paired_difference(np.arange(6) < 5, np.arange(6) < 2)
+    assert (cell.paired.low, cell.paired.high) == pytest.approx((wanted.low, wanted.high))
+
+
+def test_missing_samples_that_could_reverse_it_take_a_verdict_away(tmp_path: Path) -> None:
+    write_eval(tmp_path / "results/eval/low", benchmarks={"arithmetic": 60}, method=None, skill=-1.0)
+    gone = tuple((q, i) for q in range(60) for i in range(4))
+    for name, failed in (("high", ()), ("half", gone)):
+        write_eval(tmp_path / f"results/eval/{name}", benchmarks={"arithmetic": 60}, method=None, skill=0.5,
+                   failed=failed)  # fmt: skip
+    column = Column("pass@k", 1)
+    cells = compared(tmp_path, "low", "high", "half", baseline="low", allow_mismatch=True).tables[0].cells
+    assert cells["high", column].verdict == BETTER
+    assert cells["half", column].verdict == UNDECIDED
+    assert cells["half", column].paired.low > 0
+    ran = gtpo("compare", "low", "half", "--baseline", "low", "--allow-mismatch", cwd=tmp_path)
+    assert "Its missing samples could reverse the difference." in ran.stdout
 
 
 def test_formats_agree(home: Path) -> None:
@@ -320,51 +386,52 @@ def test_seeds_are_one_method(seeds_home: Path) -> None:
         ("grpo", list("01234")), ("gtpo", list("01234"))
     ]  # fmt: skip
     assert document["baseline"] == "grpo"
-    assert not any("of weights, not of methods" in note for note in document["notes"])
     scores = {}
     for name in ALL:
         rows = pq.read_table(seeds_home / f"results/eval/{name}-eval/questions.parquet").to_pylist()
         rows = [row for row in rows if (row["benchmark"], row["scoring"]) == ("arithmetic", "strict")]
         scores[name] = [row["pass_at_k"][0] for row in sorted(rows, key=lambda row: row["question_id"])]
     a, b = (np.array([[scores[f"{m}-s{s}"] for s in range(5)]]) for m in ("gtpo", "grpo"))
-    (wanted,) = differences(a, b, seeds_paired=True)
+    wanted = differences(a, b, paired=True).at(0)
     record = next(
         r for r in document["records"]
         if (r["method"], r["benchmark"], r["metric"]) == ("gtpo", "arithmetic", "pass@k")
     )  # fmt: skip
-    assert record["test"] == "seeds-x-questions"
-    assert record["covers"] == "seeds, questions, samples"
+    assert record["covers"] == "seeds, questions and samples"
     assert record["seeds_paired"] is True
     assert record["mean"] == pytest.approx(a.mean())
     assert record["seed_sd"] == pytest.approx(a[0].mean(axis=1).std(ddof=1))
-    assert (record["difference"], record["p"], record["p_questions"], record["p_seeds"]) == pytest.approx(
-        (wanted.difference, wanted.p_value, wanted.p_questions, wanted.p_seeds)
+    assert (record["difference"], record["p"], record["freedom"]) == pytest.approx(
+        (wanted.difference, wanted.p_value, wanted.freedom)
     )
-    text = gtpo("compare", *ALL, cwd=seeds_home).stdout
+    text = gtpo("compare", *ALL, "--details", cwd=seeds_home).stdout
     assert "grpo · 5 seeds" in text
     assert "±" in text
 
 
-def test_one_seed_is_said_not_to_cover_training(seeds_home: Path) -> None:
-    out = gtpo("compare", "grpo-s0", "gtpo-s0", "base", "--baseline", "grpo", cwd=seeds_home).stdout
-    assert "another training seed of grpo-s0, gtpo-s0 could give another result" in " ".join(out.split())
-    assert "gtpo-s0 against grpo-s0 is undecided on arithmetic" in " ".join(out.split())
-    assert "base (these weights) is worse than grpo-s0 on arithmetic by" in " ".join(out.split())
-
-
-def test_seeds_of_other_methods_lend_their_variance(seeds_home: Path) -> None:
-    """One seed of one method against five of another is judged, and by a wider interval than these weights alone."""
-    runs, trains, _ = find_runs([str(seeds_home / f"results/eval/{n}-eval") for n in (*ALL[:5], "gtpo-s0")])
-    alone = list(find_runs([str(seeds_home / f"results/eval/{n}-eval") for n in ("grpo-s0", "gtpo-s0")])[:2])
-    lent, weights = (
-        next(c.paired for (name, _), c in compare(*found).tables[0].cells.items() if c.primary and c.paired)
-        for found in ((runs, trains), alone)
+def test_one_seed_speaks_of_weights_and_says_how_many_are_missing(seeds_home: Path) -> None:
+    out = " ".join(gtpo("compare", "grpo-s0", "gtpo-s0", "base", "--baseline", "grpo", cwd=seeds_home).stdout.split())
+    assert "gtpo-s0 is undecided against grpo-s0 on arithmetic and hard." in out
+    assert (
+        "This is about these weights; methods need 3 training seeds each (2 of gtpo-s0, 2 of grpo-s0 missing)." in out
     )
-    assert lent is not None
-    assert weights is not None
-    assert (lent.scope, lent.judged, lent.seeds) == (METHODS, True, (1, 5))
-    assert (weights.scope, weights.judged) == (WEIGHTS, False)
-    assert lent.high - lent.low > 1.3 * (weights.high - weights.low)
+    assert "base is worse than grpo-s0 on arithmetic" in out
+
+
+def test_other_methods_of_the_table_lend_nothing(seeds_home: Path) -> None:
+    """One seed against five: nothing about methods; three against five: the same with and without a bystander."""
+
+    def found(*names: str):
+        runs, trains, _ = find_runs([str(seeds_home / f"results/eval/{n}-eval") for n in names])
+        table = compare(runs, trains, baseline="grpo").tables[0]
+        return next(c.paired for (name, _), c in table.cells.items() if name.startswith("gtpo-s") or name == "gtpo"
+                    if c.primary and c.paired)  # fmt: skip
+
+    one = found(*ALL[:5], "gtpo-s0")
+    assert (one.scope, one.judged, one.seeds, one.shown()) == (WEIGHTS, False, (1, 5), 0)
+    three, beside = found(*ALL[:5], *ALL[5:8]), found(*ALL[:5], *ALL[5:8], "gtpo-fast-s0")
+    assert three == beside
+    assert (three.scope, three.judged, three.seeds) == (METHODS, True, (3, 5))
 
 
 def test_a_missing_seed_keeps_the_others_paired(seeds_home: Path) -> None:
@@ -376,35 +443,11 @@ def test_a_missing_seed_keeps_the_others_paired(seeds_home: Path) -> None:
         assert found.seeds_paired
         return found.high - found.low, table.notes
 
-    four, _ = width(*(n for n in ALL if not n.endswith("s4")))
-    dropped, notes = width(*ALL[:-1])
-    assert dropped == four  # the fifth seed of the other method neither widens nor narrows it
-    assert any("the 4 seeds that both trained are compared, without grpo seed 4" in note for note in notes)
-
-
-def test_plan_says_what_a_difference_takes(seeds_home: Path) -> None:
-    ran = gtpo("compare", *ALL, "--plan", "--difference", "5", "--format", "json", cwd=seeds_home)
-    document = json.loads(ran.stdout)
-    assert document["difference"] == 0.05
-    (plans, _) = (entry["plans"] for entry in document["benchmarks"])
-    by = {(row["questions"], row["samples"]): row["seeds"] or 10**6 for row in plans}
-    assert by[5000, 64] <= by[300, 64] <= by[300, 1]
-    assert by[5000, 64] >= 3
-    text = " ".join(gtpo("compare", *ALL, "--plan", cwd=seeds_home).stdout.split())
-    assert "seeds of each method that find 2 points of pass@1 with 80 % power" in text
-    assert "40 (this one)" in text
-    assert_refused(gtpo("compare", *ALL, "--difference", "5", cwd=seeds_home), "--difference says what --plan plans")
-    assert_refused(gtpo("compare", *ALL, "--margin", "0", cwd=seeds_home), "above 0 and below 100 points, found 0")
-
-
-def test_nothing_is_planned_from_scores_that_do_not_vary(tmp_path: Path) -> None:
-    seeded(tmp_path, "gtpo", range(2), skill=-50.0)
-    ran = gtpo("compare", "gtpo-s0", "gtpo-s1", "--plan", "--format", "json", cwd=tmp_path)
-    rows = [row for entry in json.loads(ran.stdout)["benchmarks"] for row in entry["plans"]]
-    assert rows
-    assert all(row["seeds"] is None for row in rows)
-    text = " ".join(gtpo("compare", "gtpo-s0", "gtpo-s1", "--plan", cwd=tmp_path).stdout.split())
-    assert "nothing can be planned from them" in text
+    seeded(seeds_home, "grpo", range(5, 6), skill=0.0)
+    five, _ = width(*ALL)
+    dropped, notes = width(*ALL, "grpo-s5")
+    assert dropped == five  # the sixth seed of the other method neither widens nor narrows it
+    assert any("the 5 seeds that both trained are compared, without grpo seed 5" in note for note in notes)
 
 
 def test_a_collapsed_run_is_shown_as_such(tmp_path: Path) -> None:
@@ -622,7 +665,7 @@ def test_missing_samples_leave_bounds_and_every_k(tmp_path: Path) -> None:
     assert cells["two", "pass@1"].bounds is None
     assert any("1 of 10 questions have fewer than 8 scored samples" in note for note in table.notes)
     out = " ".join(gtpo("compare", tmp_path / "one", tmp_path / "two", cwd=tmp_path).stdout.split())
-    assert "if every missing sample were wrong, and if it were right" in out
+    assert "{a, b}: if all missing samples were wrong, or right." in out
 
 
 def test_other_questions(tmp_path: Path) -> None:
@@ -761,6 +804,7 @@ def test_recorded_parts_do_not_say_whose_they_are(tmp_path: Path) -> None:
         (["demo-gtpo", "--format", "latx"], ["--format is table, markdown", 'found "latx". Did you mean "latex"?']),
         (["demo-gtpo", "--scoring", "strictly"], ["--scoring", 'Did you mean "strict"?']),
         (["demo-gtpo", "demo-grpo", "--baseline", "demo-srt"], ["--baseline", 'Did you mean "demo-sft"?']),
+        (["demo-gtpo", "--margin", "0"], ["above 0 and below 100 points, found 0"]),
         (["demo-gtpo", "--html", "results"], ["--html results", "that is a folder"]),
         (["demo-gtpo", "--figures", "results/eval/demo-gtpo/eval.json"], ["--figures", "there is a file of that name"]),
         (["demo-gtpo", "--samples-mb", "-1"], ["--samples-mb must be 0 or more and at most 200 MB, found -1"]),
@@ -832,14 +876,13 @@ def test_the_base_of_all_methods_counts_as_given(tmp_path: Path) -> None:
     found = compared(tmp_path, *names, baseline="base")
     assert [method.given for method in found.methods] == [True, False, False]
     assert sum("all other runs began from base" in note for note in found.all_notes) == 1
-    assert not any("one training seed of base" in note for note in found.all_notes)
     column = Column("pass@k", 1)
     given = found.tables[0].cells["gtpo", column].paired
+    assert (given.seeds, given.scope, given.judged) == ((3, 0), METHODS, True)
     path = tmp_path / "results/train/gtpo-s3/run.json"
     path.write_text(path.read_text().replace("results/train/base", "another/base"))
     found = compared(tmp_path, *names, baseline="base")
     assert not any(method.given for method in found.methods)
-    assert any("one training seed of base" in note for note in found.all_notes)
-    borrowed = found.tables[0].cells["gtpo", column].paired
-    assert borrowed.difference == given.difference
-    assert (borrowed.low, borrowed.high) != (given.low, given.high)
+    apart = found.tables[0].cells["gtpo", column].paired
+    assert apart.difference == given.difference
+    assert (apart.seeds, apart.judged) == ((3, 1), False)

@@ -59,7 +59,7 @@ def test_tables_fit(columns: int, home: Path) -> None:
     runs = sorted(path.name for path in (home / "results/eval").iterdir())
     for words in (
         ("compare", *runs, "--details"),
-        ("compare", *runs, "--plan"),
+        ("compare", *runs, "--explain"),
         ("eval", "--completions", "mine.jsonl", "--k", "4", "--out", f"scored-{columns}"),
         ("eval", "--list"),
     ):
@@ -73,7 +73,7 @@ def test_tables_fit(columns: int, home: Path) -> None:
                 assert cell_len(before) == cell_len(row), (before, row)
         if words[-1] == "--details":
             text = " ".join(lines)
-            assert all(title in text for title in ("entropy, nats", "conflict %", "best (step)", "p over seeds"))
+            assert all(title in text for title in ("entropy, nats", "conflict %", "best (step)", "t, df"))
 
 
 def test_the_dry_run_fits(home: Path) -> None:

@@ -22,10 +22,10 @@ function valueCell(table, name, i) {
   const [mean, low, high, sd, , bounds] = table.cells[name][i];
   const [best, second] = table.best[table.columns[i][2]] || [];
   return [el("span", { class: `v ${name === best ? "best" : name === second ? "second" : ""}` }, percent(mean)), sd === null ? null : el("span", { class: "soft" }, ` ±${percent(sd)}`),
-    el("small", {}, `${percent(low)} to ${percent(high)}`), bounds && el("small", {}, `missing samples: ${percent(bounds[0])} to ${percent(bounds[1])}`)];
+    el("small", {}, `[${percent(low)}, ${percent(high)}]`), bounds && el("small", {}, `missing samples: {${percent(bounds[0])}, ${percent(bounds[1])}}`)];
 }
 function changeText(d) {
-  return d && el("span", { class: `d ${kindOf(d)}` }, `${signed(d.d)}${arrow(d)}`, el("small", {}, `${signed(d.low)} to ${signed(d.high)}`), el("small", {}, d.judged ? shownP(d) : "these weights only"));
+  return d && el("span", { class: `d ${kindOf(d)}` }, `${signed(d.d)}${arrow(d)}`, el("small", {}, `[${signed(d.low)}, ${signed(d.high)}]`), el("small", {}, d.judged ? shownP(d) : "these weights only"));
 }
 /** Methods x benchmarks, one metric: what a paper prints. */
 function paperTable(metric) {
@@ -51,7 +51,7 @@ function headline(tables) {
   const found = tables.flatMap((table) => Object.values(versus(table) || {}).map((row) => row[primary(table)])).filter((d) => d?.said);
   if (!found.length) return el("p", { class: "headline" }, tables.some((t) => t.methods.length > 1) ? "No baseline here, so no differences." : "One method: nothing to compare with.");
   found.sort((a, b) => ORDER.indexOf(a.verdict) - ORDER.indexOf(b.verdict) || b.d - a.d);
-  const line = (d) => el("li", { class: `${kindOf(d)} ${d.verdict}` }, el("b", {}, d.said[0]), " ", el("span", { class: "soft" }, d.said[1]));
+  const line = (d) => el("li", { class: `${kindOf(d)} ${d.verdict}` }, el("b", {}, `${d.said[0]}:`), " ", el("span", { class: "soft" }, d.said[1]));
   const shown = innerWidth > 760 ? Math.max(8, found.filter((d) => d.verdict !== "undecided").length) : 6;
   const rest = found.slice(shown);
   return el("div", {}, el("ul", { class: "headline" }, found.slice(0, shown).map(line)),
@@ -62,19 +62,17 @@ function headline(tables) {
 function forest(names, columns) {
   const rows = names.flatMap((name) => columns.map((c) => c.of(name))).filter(Boolean);
   if (!rows.length) return null;
-  const zone = data.margin ?? Math.min(0.25, Math.max(...rows.map((d) => d.detect)));
-  const left = Math.min(-0.005, -zone * 0.6, -(data.margin ?? 0) * 1.2, ...rows.map((d) => d.low)) * 1.08;
-  const right = Math.max(0.005, zone * 0.6, (data.margin ?? 0) * 1.2, ...rows.map((d) => d.high)) * 1.08;
+  const margin = data.margin ?? 0;
+  const left = Math.min(-0.005, -margin * 1.2, ...rows.map((d) => d.low)) * 1.08;
+  const right = Math.max(0.005, margin * 1.2, ...rows.map((d) => d.high)) * 1.08;
   const at = (v) => (100 * (Math.min(right, Math.max(left, v)) - left)) / (right - left);
   const x = (v) => `${at(v).toFixed(2)}%`;
   const cell = (name, c) => {
     const d = c.of(name);
     if (!d) return el("td", { "data-label": c.head });
-    const field = data.margin ?? d.detect;
     const edge = (v) => svg("line", { class: "margin", x1: x(v), x2: x(v), y1: 1, y2: 25 });
     const plot = svg("svg", { class: colour(name), "aria-hidden": true },
-      svg("rect", { class: "zone", x: x(-field), width: `${(at(field) - at(-field)).toFixed(2)}%`, y: 3, height: 20, rx: data.margin ? 0 : 3 }),
-      data.margin ? [edge(-field), edge(field)] : null,
+      margin ? [svg("rect", { class: "zone", x: x(-margin), width: `${(at(margin) - at(-margin)).toFixed(2)}%`, y: 3, height: 20 }), edge(-margin), edge(margin)] : null,
       svg("line", { class: "zero", x1: x(0), x2: x(0), y1: 0, y2: 26 }),
       svg("line", { class: "whisker", x1: x(d.low), x2: x(d.high), y1: 13, y2: 13 }),
       svg("circle", { class: d.verdict && d.verdict !== "undecided" ? "dot" : "dot open", cx: x(d.d), cy: 13, r: 5 }));
@@ -92,7 +90,7 @@ const others = () => data.methods.map((m) => m.name).filter((name) => name !== s
 /** The primary metric on every benchmark. */
 const primaryForest = (tables) => forest(others(), tables.map((table) => ({ head: table.name, note: data.metrics[0], table, i: primary(table), of: (name) => versus(table)?.[name]?.[primary(table)] })));
 /** The other metrics of one benchmark. */
-const otherForest = (table) => forest(others(), keyColumns(table).filter((i) => i !== primary(table)).map((i) => ({ head: table.columns[i][2], note: "exploratory", table, i, of: (name) => versus(table)?.[name]?.[i] })));
+const otherForest = (table) => forest(others(), keyColumns(table).filter((i) => i !== primary(table)).map((i) => ({ head: table.columns[i][2], note: "not tested", table, i, of: (name) => versus(table)?.[name]?.[i] })));
 
 /** Everything about one cell, on hover and on focus. */
 function tipped(node, table, name, c) {
@@ -104,10 +102,9 @@ function tipped(node, table, name, c) {
     if (d) {
       rows.push([`against ${label(state.baseline)}`, `${signed(d.d)} [${signed(d.low)}, ${signed(d.high)}]`], ["interval's level", `${percent(d.level)} %`]);
       if (d.holm !== null) rows.push(["Holm-corrected", pText(d.holm)]);
-      rows.push(["uncorrected", pText(d.p)], ["test", d.test], ["covers", d.covers], ["over questions", pText(d.pq)]);
-      if (d.ps !== null) rows.push(["over seeds", `${pText(d.ps)} (at best ${pText(d.psmin).slice(4)})`]);
+      rows.push(["uncorrected", pText(d.p)], ["covers", d.covers]);
       if (d.pe !== null) rows.push(["equivalent, corrected", pText(d.pe)]);
-      rows.push(["detectable", `±${percent(d.detect)}`], ["", d.verdict || "exploratory"]);
+      rows.push(["", d.verdict || "not tested"]);
     }
     const box = node.getBoundingClientRect();
     showTip(event.clientX || box.left + 20, event.clientY || box.bottom, `${label(name)}, ${table.columns[c][2]}`, rows);
@@ -128,16 +125,16 @@ function drawAnswer() {
     el("span", { class: "soft" }, state.baseline === data.baseline ? data.baseline_reason : ""));
   }
   const exports = block("exports");
-  const field = data.margin === null ? "Grey field: differences too small for this design to show with 80 % power." : `Field: the margin of equivalence, ±${percent(data.margin)} points.`;
+  const field = data.margin === null ? "" : ` Field: the margin of equivalence, ±${percent(data.margin)} points.`;
     const plot = primaryForest(tables);
   root.append(headline(tables), ...data.notes.map((note) => el("p", { class: "note" }, note)),
     plot ? el("details", { class: "card", open: innerWidth > 760 || tables.length * others().length <= 16 }, el("summary", {}, el("h3", {}, `${data.metrics[0]}: differences to ${label(state.baseline)}`)), plot,
-      el("p", { class: "soft small" }, `Dot: difference, filled where a verdict is shown. Line: its interval. ${field}`)) : "",
+      el("p", { class: "soft small" }, `Dot: difference, filled where a verdict is shown. Line: its interval.${field}`)) : "",
     controls,
-    ...data.metrics.map((metric, i) => el("details", { class: "card", open: i === 0 || innerWidth > 760 }, el("summary", {}, el("h3", {}, `${metric}, %`), el("span", { class: "soft small" }, i === 0 ? "primary metric" : "exploratory: nothing is marked")), paperTable(metric))));
+    ...data.metrics.map((metric, i) => el("details", { class: "card", open: i === 0 || innerWidth > 760 }, el("summary", {}, el("h3", {}, `${metric}, %`), el("span", { class: "soft small" }, i === 0 ? "primary metric" : "not tested")), paperTable(metric))));
   const more = tables.map((table) => [table, otherForest(table)]).filter(([, plot]) => plot);
   if (more.length) {
-    root.append(el("details", { class: "card screenonly" }, el("summary", {}, el("h3", {}, "Other metrics"), el("span", { class: "soft small" }, "exploratory: nothing is marked")),
+    root.append(el("details", { class: "card screenonly" }, el("summary", {}, el("h3", {}, "Other metrics"), el("span", { class: "soft small" }, "not tested")),
       more.map(([table, plot]) => [el("h3", {}, table.name), plot])));
   }
   root.append(el("div", { class: "controls" }, ...Object.keys(exports).map((name) => copyButton(`Copy ${name}`, () => exports[name])),

@@ -21,7 +21,7 @@ function drawTables() {
   if (!data.benchmarks.length) { byId("tables").hidden = true; return; }
   const card = el("div", { class: "card" });
   const content = (table) => [
-    el("p", { class: "soft small" }, `${table.title}. Percent with the 95 % interval below${state.baseline === null ? "" : `, and the difference to ${label(state.baseline)}`}. Marked: ${data.metrics[0]} only; the rest is exploratory.`),
+    el("p", { class: "soft small" }, `${table.title}. Percent with the 95 % interval below${state.baseline === null ? "" : `, and the difference to ${label(state.baseline)}`}. Marked: ${data.metrics[0]} only; the rest is not tested.`),
     numbers(table)];
   const draw = (i) => { shownTable = i; clear(card).append(...content(data.benchmarks[i])); };
   const titles = data.benchmarks.map((t) => (t.group ? `${t.name} · ${t.group}` : t.name));
