@@ -130,12 +130,12 @@ def short_legend(comparison: Comparison) -> str:
     cells = [cell for table in comparison.benchmarks for cell in table.cells.values()]
     found = [cell.paired for cell in cells if cell.primary and cell.paired is not None]
     over = covers(found[0]) if found and len({covers(one) for one in found}) == 1 else "questions and samples"
-    text = f"[a, b]: 95 % interval over {over}."
+    text = f"[a, b]: 95 % over {over}."
     if any(cell.bounds for cell in cells):
         text += " {a, b}: if all missing samples were wrong, or right."
     if found:
         text += " ▲ better, ▼ worse" + ", ≈ equivalent" * (comparison.margin is not None)
-        text += ": tested" + " (Holm)" * (len(comparison.benchmarks) > 1 or comparison.margin is not None) + "."
+        text += " (Holm)" * (len(comparison.benchmarks) > 1 or comparison.margin is not None) + "."
     return text
 
 
