@@ -38,7 +38,7 @@ def plain(hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, **op
 
 def gradients(found: tuple[Tensor, Tensor], leaves: list[Tensor], entropy: bool, seed: int = 0) -> tuple[Tensor, ...]:
     """Return the gradients of sums of both statistics with random weights, of which some rows have 0."""
-    g, b = torch.randn(2, len(found[0]), generator=torch.Generator().manual_seed(seed)).to(found[0].dtype)
+    g, b = torch.randn(2, len(found[0]), generator=torch.Generator().manual_seed(seed)).to(found[0])
     g[3::4] = b[3::4] = 0
     return torch.autograd.grad((found[0] * g).sum() + ((found[1] * b).sum() if entropy else 0), leaves)
 

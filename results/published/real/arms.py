@@ -279,8 +279,9 @@ def record(name: str) -> bool:
     if not Path(f"arms/{name}.parquet").is_file():
         keep_completions(name)
     for step in CHECKED:
-        if (path := Path(f"{name}-{step}/eval.json")).is_file():
-            found = json.loads(path.read_text())["benchmarks"]["gsm8k"]
+        path = Path(f"{name}-{step}/eval.json")
+        found = json.loads(path.read_text())["benchmarks"]["gsm8k"] if path.is_file() else {}
+        if "strict" in found:  # else it is being written
             kept = {how: found[how]["pass@k"]["1"] for how in ("strict", "lenient")}
             validation[str(step)] = kept | {k: found[k] for k in ("format_rate", "truncation_rate", "mean_tokens")}
     run, config = json.loads((folder / "run.json").read_text()), yaml.safe_load((folder / "config.yaml").read_text())

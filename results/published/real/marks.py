@@ -2,6 +2,7 @@
 
     python marks.py selection      stage 0: selection on log length, from arms/untrained.parquet
     python marks.py null           the primary test where nothing is to be found
+    python marks.py lengths        stage 1 so far, without a test: tokens of each run, and the figure (matplotlib)
     python marks.py tests          stage 1, when all runs are recorded; --closed: those that are
 
 It needs numpy, scipy and pyarrow, and writes arms/COMMAND.json. At commit 7894f47 `python -m bench.arms_marks stage0`
@@ -11,6 +12,7 @@ samples the untrained model; arms.py beside this file makes the runs.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import random
 from pathlib import Path
@@ -140,6 +142,33 @@ def tests(*, closed: bool) -> dict[str, Any]:
     return out
 
 
+def lengths() -> dict[str, Any]:
+    """Return the tokens of each run, also of those that were cut off, and draw them."""
+    from matplotlib import pyplot as plt
+
+    curves = {name: step_tokens(name) for name in recorded()}
+    for path in sorted((OUT / "unfinished").glob("*.jsonl.gz")):
+        rounds = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+        trained = rounds[:-1]  # the last round was drawn by weights that are no numbers any more
+        curves[path.name[:4]] = np.array([np.mean([len(ids) for ids in each["ids"]]) for each in trained])
+    names = {"a": "(a) grpo", "b": "(b) gtpo", "d": "(d) gate alone", "e": "(e) grpo, format 10 or 0"}
+    figure, axes = plt.subplots(1, 4, figsize=(11, 2.6), sharey=True)
+    for axis, (arm, label) in zip(axes, names.items(), strict=True):
+        for name, found in curves.items():
+            if name[0] == arm:
+                style = "-" if name in recorded() else ":"
+                axis.plot(
+                    range(1, len(found) + 1), found, style, color=f"C{int(name[3:]) - 3}", label=f"seed {name[3:]}"
+                )
+        axis.set(title=label, xlabel="step", xlim=(1, 40), ylim=(0, 250))
+    axes[0].set_ylabel("tokens a completion")
+    axes[1].legend(fontsize=7, frameon=False)
+    figure.tight_layout()
+    figure.savefig(OUT / "lengths.png", dpi=90, metadata={"Software": None})
+    return {name: {"steps": len(found), "tokens at 26 to 35": found[WINDOW].mean() if len(found) >= 35 else None,
+                   "tokens at the last five": found[-5:].mean()} for name, found in sorted(curves.items())}  # fmt: skip
+
+
 def rejections(d: np.ndarray) -> dict[str, float]:
     """Return how often the t test over the rows' differences rejects, calls an effect shown, or equivalent."""
     p, mean, n = stats.ttest_1samp(d, 0, axis=1).pvalue, d.mean(1), d.shape[1]
@@ -181,10 +210,11 @@ def null() -> dict[str, Any]:
 
 def main() -> None:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("command", choices=("selection", "null", "tests"))
+    made.add_argument("command", choices=("selection", "null", "lengths", "tests"))
     made.add_argument("--closed", action="store_true", help="no run will be added")
     given = made.parse_args()
-    run = {"selection": selection_of_untrained, "null": null, "tests": lambda: tests(closed=given.closed)}
+    run = {"selection": selection_of_untrained, "null": null, "lengths": lengths}
+    run["tests"] = lambda: tests(closed=given.closed)
     text = json.dumps(run[given.command](), indent=1, default=lambda number: round(float(number), 5)) + "\n"
     (OUT / f"{given.command}.json").write_text(text, encoding="utf-8")
     print(text)
