@@ -1,9 +1,8 @@
 """What a completion is worth: extract the answer, check the format, verify equality."""
 
-from gtpo.rewards.boxes import last_boxed
-from gtpo.rewards.data.prompt import chat_messages
-from gtpo.rewards.extract import extract_answer, gsm8k_gold
-from gtpo.rewards.format import format_ok
+from gtpo.rewards.completions import format_ok
+from gtpo.rewards.data.problem import chat_messages
+from gtpo.rewards.extract import extract_answer, gsm8k_gold, last_boxed
 from gtpo.rewards.functions import (
     accuracy_reward,
     boxed_reward,
@@ -11,8 +10,10 @@ from gtpo.rewards.functions import (
     format_reward,
     format_reward_filled,
     math_verify_reward,
+    published_correctness_reward,
+    published_final_reward,
+    published_format_reward,
 )
-from gtpo.rewards.published import published_correctness_reward, published_final_reward, published_format_reward
 from gtpo.rewards.verify import Verdict, Verifier, default_verifier
 
 __all__ = [

@@ -1,8 +1,16 @@
-"""Prompts and completions as TRL hands them to rewards: plain strings, or lists of chat messages."""
+"""A completion as text, the format it is asked for, and small text tools that extraction and verification share.
+
+The format is `<reasoning>…</reasoning>`, then `<answer>…</answer>`, last.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from numbers import Integral, Real
 from typing import Any
 
 Completion = str | Sequence[Mapping[str, Any]]
@@ -35,3 +43,56 @@ def _last_turn(completion: Completion, role: str, what: str) -> str:
     if isinstance(content, Sequence) and not isinstance(content, str):
         return "".join(part.get("text", "") if isinstance(part, Mapping) else str(part) for part in content)
     return content or ""
+
+
+TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
+_TAG = re.compile("|".join(TAGS))
+
+_FILLED = re.compile(r"\s*<reasoning>\s*\S.*</reasoning>\s*<answer>\s*\S.*</answer>\s*", re.DOTALL)
+
+FULL, PARTIAL, NONE = 10.0, 1.0, 0.0  # The paper's format rewards: all tags, a part of them, none
+
+
+def format_ok(text: str) -> bool:
+    """Return whether both tag pairs stand in order, closed, once each, with nothing but space after the answer."""
+    return tuple(_TAG.findall(text)) == TAGS and text.rstrip().endswith("</answer>")
+
+
+def format_score(text: str) -> float:
+    """Return 10 for the full format, 1 for a part of the tags, 0 for none (GTPO paper, reward section)."""
+    if format_ok(text):
+        return FULL
+    return PARTIAL if _TAG.search(text) else NONE
+
+
+def filled_score(text: str) -> float:
+    """Return `format_score`, with 10 only where both blocks hold something and nothing stands outside them."""
+    score = format_score(text)
+    return PARTIAL if score == FULL and _FILLED.fullmatch(text) is None else score
+
+
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text as a set: how this package writes its tables."""
+    return frozenset(text.split())
+
+
+_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
+
+
+def without_spaces(text: str) -> str:
+    """Drop all spaces but those between two digits: `2 3` is not 23."""
+    return _SPACE.sub("", text.strip())
+
+
+AnswerText = str | Real | Decimal | None  # An answer or gold as data sets hold it: text, or a number of Python or NumPy
+
+
+def as_text(value: object) -> str:
+    """Return an answer or gold as text: numbers of Python and NumPy as written, "" for what is neither."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, Real | Decimal):
+        return ""
+    if isinstance(value, Integral | Fraction):
+        return str(value)
+    return str(value) if math.isfinite(value) else ""  # NaN: what a table holds where nothing was given

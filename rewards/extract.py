@@ -11,10 +11,161 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from gtpo.rewards.boxes import MAX_TEXT, Box, last_boxes, rejoined, together, without_operand_box
-from gtpo.rewards.limits import VALUE_REACH
-from gtpo.rewards.text import words
+from gtpo.rewards.completions import words
+from gtpo.rewards.limits import BOX_REACH, BRACE_REACH, MAX_JOINED, MAX_OPEN_BOXES, MAX_TEXT, VALUE_REACH
 
+# -- boxes: `\boxed{…}`, `\fbox{…}` and `\boxed 5` -------------------------------------------------------------------
+_BOX = re.compile(r"(?<!\\)\\+(?:boxed|fbox)(?![a-zA-Z])\s*")
+_BOX_TOKEN = re.compile(r"[^\s$\\{}]+|\\[a-zA-Z]+")
+# Between boxes that together form one answer: no words, `y =`, or a short phrase that ends in "and" or "or".
+_JOINT = re.compile(
+    r"(?:[^a-zA-Z0-9\\.=]|\\[()\[\],;: ]|\\q?quad|\\\\|\band\b|\bor\b"
+    r"|\\(?:text|mbox|textrm)\s*\{[\s,]*(?:and|or)?[\s,]*\}"
+    r"|[a-zA-Z](?:_\{?\w{1,4}\}?)?\s*=)*"
+    r"|\s*(?:\\text\s*\{)?[a-z() ,]{1,22}\b(?:and|or)\s*\}?[\s$]*"
+)
+
+
+def match_brace(text: str, start: int) -> int:
+    r"""Return the index of the `}` that closes the `{` at `start`, or -1. `\{` and `\}` do not count.
+
+    A group longer than 10,000 characters is taken for one that never closes.
+    """
+    depth = 0
+    position = start
+    end = min(len(text), start + BRACE_REACH)
+    while position < end:
+        character = text[position]
+        if character == "\\":
+            position += 2
+            continue
+        if character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                return position
+        position += 1
+    return -1
+
+
+Box = tuple[int, int, str]
+
+
+def last_boxes(text: str) -> list[Box]:
+    """Return the boxes near the last one; all of them if none there is complete. Long texts are not scanned whole."""
+    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    if start < 0:
+        return []
+    while True:
+        reach = max(0, start - BOX_REACH)
+        before = max(text.rfind("\\boxed", reach, start), text.rfind("\\fbox", reach, start))
+        if before < 0:
+            break
+        start = before
+    start = len(text[:start].rstrip("\\"))  # `\\\\boxed`: escaped once too often
+    return _boxes(text, start) or _boxes(text, 0)
+
+
+def _boxes(text: str, position: int) -> list[Box]:
+    r"""Return (start, end, content) of every complete outermost `\boxed{…}`, `\fbox{…}` or `\boxed 5`."""
+    found: list[Box] = []
+    never_closed = 0
+    while never_closed < MAX_OPEN_BOXES and (match := _BOX.search(text, position)) is not None:
+        inside = match.end()
+        position = inside + 1
+        if text[inside : inside + 1] == "{":
+            end = match_brace(text, inside)
+            if end < 0:  # never closed: a cut-off or malformed box is no answer; a later one may be
+                never_closed += 1
+            else:
+                found.append((match.start(), end + 1, text[inside + 1 : end].strip()))
+                position = end + 1
+        elif (token := _BOX_TOKEN.match(text, inside)) is not None:
+            found.append((match.start(), token.end(), token.group().rstrip(".,;")))
+            position = token.end()
+    return found
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Return the content of the last complete `\boxed{…}` (or `\fbox{…}`, `\boxed 5`), braces balanced, or None."""
+    boxes = last_boxes(text[-MAX_TEXT:])
+    return boxes[-1][2] if boxes else None
+
+
+def boxed_together(text: str) -> list[str]:
+    r"""Return the contents of the last box and of those that stand with it, in order; empty if there is none.
+
+    Boxes stand together if nothing but separators is between them (`\boxed{1}, \boxed{2}`, `\boxed{1} and
+    \boxed{2}`) or a short phrase that ends in "and" or "or"; a box after other words stands alone.
+    """
+    tail = text[-MAX_TEXT:]
+    return together(last_boxes(tail), tail)
+
+
+def together(boxes: list[Box], text: str) -> list[str]:
+    """Return the contents of the last box and of those that form one answer with it; boxes: of this text."""
+    contents = [boxes[-1][2]] if boxes else []
+    for (_, end, content), (start, _, _) in zip(boxes[-2:-MAX_JOINED:-1], boxes[: -MAX_JOINED + 1 : -1], strict=False):
+        if _JOINT.fullmatch(text, end, start) is None:
+            break
+        contents.insert(0, content)
+    return list(dict.fromkeys(contents))
+
+
+_TAG = re.compile(r"</?[a-zA-Z]+>")
+_WORD = re.compile(r"[a-zA-Z]{2,}")
+_BETWEEN = r"(?:[-+*/^÷×]|\\(?:cdot|times|div)(?![a-zA-Z])|minus\b|plus\b|times\b)"
+_WRAPPED = re.compile(r"\\math(?:bin|rel|ord|op)\s*\{([^{}]*)\}")
+_NO_PROSE = re.compile(
+    r"\\(?:begin|end|operatorname\*?)\s*\{[^{}]*\}|\\[a-zA-Z]+|\b(?:minus|plus|times|zero|one|two|three|d[a-z])\b"
+)
+_OPERATED_AFTER = re.compile(
+    rf"\s*{_BETWEEN}\s*(?:\\left)?\s*(?:[\d({{\[|]|\\(?!text|mbox|mathrm|quad))|\s*\\[dt]?frac(?![a-z])"
+)
+_OPERATED_BEFORE = re.compile(
+    rf"[\d)}}\]]\s*{_BETWEEN}\s*(?:\\left\s*)?[({{]*\s*$"
+    r"|(?:\\sqrt(?:\s*\[[^\]]*\])?|\\[cdt]?frac(?:\s*\{[^{}]*\})?|[\^_])\s*\{\s*$"  # below a root, in a fraction
+    r"|\\sqrt\s*\[\s*$"
+)
+_TOLD_OPERAND = re.compile(r"\b(?:product|sum|difference|quotient|ratio) (?:of|between)\s+\$?\s*$", re.IGNORECASE)
+_FACTOR = re.compile(r"(?:(?<![a-zA-Z\\])[a-zA-Z]|[\d})\]])\s*(?:\\left\s*)?$")
+
+
+def _in_a_factor(before: str) -> bool:
+    """Return whether a text ends within a bracket that something is multiplied by, or that holds an argument."""
+    opened = []
+    for at, character in enumerate(before):
+        if character == "(":
+            opened.append(at)
+        elif character == ")" and opened:
+            opened.pop()
+    return bool(opened) and _FACTOR.search(before[max(0, opened[-1] - 40) : opened[-1]]) is not None
+
+
+def without_operand_box(text: str) -> str | None:
+    r"""Return the text without its box where that is an operand, as in `\boxed{8} - 1`: else None.
+
+    What such a box holds is no answer. Words behind a box make it one that prose goes on from, and so do words before
+    it, unless it is taken from or added to.
+    """
+    boxes = last_boxes(text)
+    if not boxes:
+        return None
+    start, end, _ = boxes[-1]
+    before, after = (_WRAPPED.sub(r"\1", _TAG.sub("", part)) for part in (text[:start], text[end:]))
+    told = _TOLD_OPERAND.search(before) is not None
+    if not told and _WORD.search(_NO_PROSE.sub(" ", after)):
+        return None
+    led = _WORD.search(_NO_PROSE.sub(" ", before)) is not None
+    if not (told or _OPERATED_AFTER.match(after)) and (
+        led or not (_OPERATED_BEFORE.search(before) or _in_a_factor(before))
+    ):
+        return None
+    return text.replace("\\boxed", "").replace("\\fbox", "")
+
+
+# -- answers -------------------------------------------------------------------------------------------------------
 Scoring = Literal["strict", "lenient"]
 
 
@@ -51,6 +202,7 @@ _PERCENT_AFTER = re.compile(r"[\s$]*(?:\\?%|percent(?:age)?\b|pct\b)")
 _FINAL_SENTENCE = re.compile(
     r"the final answer is\s*:?\s*(.{1,400}?)\.?\s*I hope it is correct", re.IGNORECASE | re.DOTALL
 )
+_ONLY_ANSWER = re.compile(r"[A-Za-z]{1,20}|\([A-Za-z]\)|\\[a-zA-Z]+(?:\{[^{}]{0,40}\})?")
 _OPEN_BOX = re.compile(r"\\boxed\s*\{")
 _BARE_FRACTION = re.compile(r"[-−]?\s*\\[dtc]?frac\s*\{[^{}]{1,200}\}\s*\{[^{}]{1,200}\}(?:\s*\\?%)?")
 
@@ -99,25 +251,11 @@ def opened_thought(prompt: str) -> str:
     return next((f"<{tag}>" for tag in _THOUGHT_TAGS[:2] if end.endswith(f"<{tag}>")), "")
 
 
-def _inner(answer: str) -> str | None:
-    """Return the content of answer tags or a phrase: its box if it has one, else itself; None if empty."""
-    if (unboxed := without_operand_box(answer)) is not None:
-        return unboxed
-    boxes = last_boxes(answer)
-    return (_of_boxes(boxes, answer) if boxes else answer).strip() or None
-
-
 def _of_boxes(boxes: list[Box], text: str) -> str:
     """Return what the boxes say together, with the percent sign that may follow the last."""
-    boxed = rejoined(together(boxes, text))
+    contents = together(boxes, text)
+    boxed = ", ".join(f"\\boxed{{{content}}}" for content in contents) if len(contents) > 1 else contents[0]
     return boxed + "\\%" if boxed and _PERCENT_AFTER.match(text, boxes[-1][1]) else boxed
-
-
-def _first_sentence(text: str) -> str:
-    """Cut a phrase at the end of its sentence: a full stop (not a decimal point), or the end of the line."""
-    line = text.lstrip().split("\n")[0]
-    match = re.search(r"(?<!\b[A-Za-z])[.!?](?:\*\*|\")?(?=\s|$)", line)
-    return (line[: match.start()] if match else line).strip().strip("*").strip()
 
 
 def _formulas(text: str) -> list[tuple[int, int, str]]:
@@ -161,7 +299,11 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
         text = without_thoughts(text, _THOUGHT_TAGS[:2])
     tail = text[-MAX_TEXT:].replace("\x0crac", r"\frac")  # what `\f` of an unescaped string becomes
     if "<answer>" in tail and (tagged := ANSWER.findall(without_thoughts(tail))):
-        return _inner(tagged[-1].strip())
+        answer = tagged[-1].strip()
+        if (unboxed := without_operand_box(answer)) is not None:
+            return unboxed
+        boxes = last_boxes(answer)
+        return (_of_boxes(boxes, answer) if boxes else answer).strip() or None
     if scoring == "strict":
         return None
     visible = without_thoughts(tail, ("think", "thinking"))
@@ -177,35 +319,33 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     if "####" not in visible and _is_formula(visible):
         return visible.strip()
     hashes = list(_HASHES.finditer(visible))
-    if hashes and not _is_heading(hashes[-1][1], visible[hashes[-1].end() :]):
-        return hashes[-1][1].strip()
+    if hashes:
+        line, rest = hashes[-1][1], visible[hashes[-1].end() :]
+        # A heading of markdown: more follows, and it has no number or an answer follows.
+        if not rest.strip() or (re.search(r"\d", line) and not _LEAD_IN.search(rest)):
+            return line.strip()
     lowered = visible.lower()
     spoken = "answer" in lowered or "solution" in lowered
     phrases = [match.end() for match in _LEAD_IN.finditer(visible)] if spoken else []
     if phrases:
-        answer = _HOPE.sub("", _first_sentence(visible[phrases[-1] : phrases[-1] + VALUE_REACH]))
+        line = visible[phrases[-1] : phrases[-1] + VALUE_REACH].lstrip().split("\n")[0]
+        sentence = re.split(r"(?<!\b[A-Za-z])[.!?](?:\*\*|\")?(?=\s|$)", line, maxsplit=1)[0]  # no decimal point
+        answer = _HOPE.sub("", sentence.strip().strip("*").strip())
         if answer:
             return _of_phrase(answer)
     visible = visible[-VALUE_REACH:]
     if "I hope" in visible:
         visible = _HOPE.sub("", visible)
-    return _last_value(_last_lines(visible)) or _last_value(visible) or _only_answer(visible)
+    # The last number is in the last whole lines, if anywhere; else an answer without digits: one word, or one formula.
+    lines = visible[visible.rfind("\n", 0, max(0, len(visible) - 200)) + 1 :]
+    bare = visible.strip().strip("*$").rstrip(".").strip()
+    return _last_value(lines) or _last_value(visible) or (bare if _ONLY_ANSWER.fullmatch(bare) else None)
 
 
 def extract_both(text: str) -> tuple[str | None, str | None]:
     """Return (strict, lenient) answer of a completion: `extract_answer` twice, for hardly more than once."""
     strict = extract_answer(text, "strict")
     return strict, extract_answer(text, "lenient") if strict is None else strict  # lenient begins with the tags
-
-
-def _is_heading(line: str, rest: str) -> bool:
-    """Return whether `#### line` is a heading of markdown: more follows, and it has no number or an answer follows."""
-    return bool(rest.strip()) and (re.search(r"\d", line) is None or _LEAD_IN.search(rest) is not None)
-
-
-def _last_lines(text: str, characters: int = 200) -> str:
-    """Return the last whole lines of a text, `characters` of it or more: the last number is in them, if anywhere."""
-    return text[text.rfind("\n", 0, max(0, len(text) - characters)) + 1 :]
 
 
 def _of_phrase(phrase: str) -> str:
@@ -227,9 +367,3 @@ def _is_formula(text: str) -> bool:
     prose = any(word.lower() not in _FORMULA_WORDS for word in _PLAIN_WORD.findall(without))
     prose = prose or _SHORT_WORD.search(without) is not None
     return not prose and re.search(r"[\d\\^_]", bare) is not None and not re.search(r"(?<!\d)[.!?:]\s+\S", bare)
-
-
-def _only_answer(text: str) -> str | None:
-    """Return a completion that is nothing but an answer without digits: one word, or one formula."""
-    bare = text.strip().strip("*$").rstrip(".").strip()
-    return bare if re.fullmatch(r"[A-Za-z]{1,20}|\([A-Za-z]\)|\\[a-zA-Z]+(?:\{[^{}]{0,40}\})?", bare) else None

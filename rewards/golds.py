@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from gtpo.rewards.equality.arithmetic.values import NoValue, TooBig
+from gtpo.rewards.equality.arithmetic import NoValue, TooBig
 from gtpo.rewards.equality.comparing.comparison import Comparison
 from gtpo.rewards.equality.comparing.decide import read_answer
 from gtpo.rewards.equality.reading.answers import Listing, Scalar
-from gtpo.rewards.equality.reading.contract import Contract
-from gtpo.rewards.equality.reading.problem import read_problem
-from gtpo.rewards.verification.static import reject_reason
-from gtpo.rewards.verify import Verdict, Verifier, default_verifier
+from gtpo.rewards.equality.reading.problem import Contract, read_problem
+from gtpo.rewards.verify import Verdict, Verifier, default_verifier, reject_reason
 
 
 class UnverifiableGold(NamedTuple):

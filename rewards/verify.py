@@ -8,20 +8,79 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Literal, NamedTuple
 
+from gtpo.rewards.completions import AnswerText, as_text, without_spaces
 from gtpo.rewards.extract import Scoring
-from gtpo.rewards.limits import MATH_VERIFY_REACH
-from gtpo.rewards.text import AnswerText, as_text
+from gtpo.rewards.limits import MATH_VERIFY_REACH, MAX_CHARACTERS, MAX_DIGITS, MAX_NESTING, MAX_TOKENS
 from gtpo.rewards.verification.pool import WorkerPool
-from gtpo.rewards.verification.static import decide_exactly, plain_number, reject_reason
 
+# -- what is decided before any parser sees a text: static limits, plain numbers and equal texts, exactly -------------
+_EXPONENT = re.compile(r"(?:\^|(?<=[\w)}\]])\*\*)\s*\{?\s*[-+]?\d{7,}|\d[eE][-+]?\d{5,}")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_LONG_DIGITS = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}")
+_TOKEN = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]+|[0-9.]+|[^\s]")
+
+
+def reject_reason(text: str) -> str | None:
+    """Return why a text is beyond the limits, or None. Linear in the text's length."""
+    if len(text) > MAX_CHARACTERS:
+        return f"{len(text)} characters, more than {MAX_CHARACTERS}"
+    if _CONTROL.search(text):
+        return "control or bidirectional characters"
+    if _LONG_DIGITS.search(text):
+        return f"more than {MAX_DIGITS} digits in a run"
+    if _EXPONENT.search(text):
+        return "an exponent of a million or more"
+    depth = deepest = 0
+    for character in text:
+        if character in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in ")]}":
+            depth = max(0, depth - 1)
+    if deepest > MAX_NESTING:
+        return f"brackets nested {deepest} deep, more than {MAX_NESTING}"
+    tokens = len(_TOKEN.findall(text))
+    return f"{tokens} tokens, more than {MAX_TOKENS}" if tokens > MAX_TOKENS else None
+
+
+_NUMBER = re.compile(r"[+-]?(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)?(?:\.\d+)?")
+_SIZE = re.compile(r"\\(?:left|right)(?![a-zA-Z])")
+
+
+def plain_number(text: str) -> Fraction | None:
+    """Return the value of an integer or decimal, with or without thousands commas; None for anything else."""
+    bare = text.strip()
+    if not (bare.isascii() and bare.isdigit()):  # most answers are, and need no more
+        bare = bare.replace("\u2212", "-")
+        if not bare.isascii() or not any(c.isdigit() for c in bare) or _NUMBER.fullmatch(bare) is None:
+            return None
+        bare = bare.replace(",", "")
+    return Fraction(bare) if "." in bare else Fraction(int(bare))
+
+
+def decide_exactly(prediction: str, gold: str) -> bool | None:
+    """Return whether the two are equal where plain arithmetic or equal text tells, else None."""
+    a, b = plain_number(prediction), plain_number(gold)
+    if a is not None and b is not None:
+        # Decimals that differ in a late digit may still agree under the policy on rounding: not decided here.
+        near = ("." in prediction or "." in gold) and 0 < abs(a - b) < abs(b) / 100
+        return None if near else a == b
+    if without_spaces(_SIZE.sub(" ", prediction)) == without_spaces(_SIZE.sub(" ", gold)):
+        return True
+    return None
+
+
+# -- verdicts ---------------------------------------------------------------------------------------------------------
 Pair = tuple[AnswerText, AnswerText]
 """(prediction, gold)"""
 Answers = Literal["mathematics", "text"]
@@ -94,50 +153,6 @@ def _decide_here(prediction: str, gold: str, problem: str | None, answers: str) 
     else:
         equal = decide_exactly(prediction, gold)
     return None if equal is None else Verdict.CORRECT if equal else Verdict.INCORRECT
-
-
-def _group(
-    answers: Sequence[str | None], verdicts: list[Verdict], values: Mapping[str, Fraction]
-) -> Generator[list[Pair], list[Verdict] | None, AnswerClasses]:
-    """Group a question's answers: yield pairs whose verdicts it needs, be sent them, return the classes.
-
-    Answers in `values` are equal or not by their value, without a verdict: most are such, and a question of 64
-    samples would otherwise compare each new number with all others.
-    """
-    labels: list[int | None] = []
-    by_text: dict[str, int] = {}
-    by_value: dict[Fraction, int] = {}
-    representatives: list[tuple[int, str]] = []
-    own_class: dict[Verdict, int] = {}
-    classes = 0
-    for answer, verdict in zip(answers, verdicts, strict=True):
-        if answer is None or verdict is Verdict.NO_ANSWER:
-            labels.append(None)
-            continue
-        label = by_text.get(answer)
-        if label is None and verdict in _EQUAL:
-            label = own_class.get(verdict)
-        elif label is None and verdict is Verdict.INCORRECT:
-            value = values.get(answer)
-            label = None if value is None else by_value.get(value)
-            candidates = [(at, other) for at, other in representatives if value is None or other not in values]
-            if label is None and candidates:
-                pairs: list[Pair] = [(answer, other) for _, other in candidates]
-                results = yield pairs + [(other, answer) for _, other in candidates]
-                assert results is not None
-                equal = (not _EQUAL.isdisjoint(both) for both in zip(results, results[len(pairs) :], strict=False))
-                label = next((at for (at, _), same in zip(candidates, equal, strict=True) if same), None)
-            if label is None:
-                representatives.append((classes, answer))
-            if value is not None:
-                by_value[value] = classes if label is None else label
-        if label is None:
-            label, classes = classes, classes + 1
-            if verdict in _EQUAL:
-                own_class[verdict] = label
-        by_text[answer] = label
-        labels.append(label)
-    return AnswerClasses(labels, own_class.get(Verdict.CORRECT), verdicts)
 
 
 class Verifier:
@@ -275,7 +290,7 @@ class Verifier:
         All answers equal to the gold form one class, those that are UNSIMPLIFIED another. Every other answer joins
         the first class whose representative (its first member) equals it in either direction, or opens a new one. An
         empty or missing answer abstains. An answer that could not be decided (TIMEOUT, REJECTED) votes for itself
-        alone and for identical texts. The questions share their trips to the workers.
+        alone and for identical texts.
         """
         texts = problems or [None] * len(questions)
         pairs = [(answer, gold) for given, gold in questions for answer in given]
@@ -284,25 +299,54 @@ class Verifier:
         wrong = {answer for (answer, _), v in zip(pairs, verdicts, strict=True) if answer and v is Verdict.INCORRECT}
         values = self._exact_values(wrong) if answers == "mathematics" else {}
         of_question = iter(verdicts)
-        searches = [_group(given, list(islice(of_question, len(given))), values) for given, _ in questions]
-        found: dict[int, AnswerClasses] = {}
-        replies: dict[int, list[Verdict] | None] = dict.fromkeys(range(len(searches)))
-        while replies:
-            asked: dict[int, list[Pair]] = {}
-            for index, reply in replies.items():
-                try:
-                    asked[index] = searches[index].send(reply)
-                except StopIteration as end:
-                    found[index] = end.value
-            results = iter(
-                self.verify_many(
-                    [pair for pairs in asked.values() for pair in pairs],
-                    [texts[index] for index, pairs in asked.items() for _ in pairs],
-                    answers=answers,
-                )
-            )
-            replies = {index: list(islice(results, len(pairs))) for index, pairs in asked.items()}
-        return [found[index] for index in range(len(searches))]
+        judged = [list(islice(of_question, len(given))) for given, _ in questions]
+        with ThreadPoolExecutor(self.workers) as threads:  # a question waits for its own trips to the workers only
+            group = partial(self._group, values=values, answers=answers)
+            return list(threads.map(group, [given for given, _ in questions], judged, texts))
+
+    def _group(
+        self,
+        given: Sequence[str | None],
+        verdicts: list[Verdict],
+        problem: str | None,
+        values: Mapping[str, Fraction],
+        answers: Answers,
+    ) -> AnswerClasses:
+        """Group one question's answers. Those in `values` are equal or not by their value, without a verdict: most are
+        such, and a question of 64 samples would otherwise compare each new number with all others.
+        """
+        labels: list[int | None] = []
+        known: dict[str | Fraction, int] = {}
+        equal: dict[Verdict, int] = {}
+        representatives: list[tuple[int, str]] = []
+        classes = 0
+        for answer, verdict in zip(given, verdicts, strict=True):
+            if answer is None or verdict is Verdict.NO_ANSWER:
+                labels.append(None)
+                continue
+            label = known.get(answer)
+            if label is None and verdict in _EQUAL:
+                label = equal.get(verdict)
+            elif label is None and verdict is Verdict.INCORRECT:
+                value = values.get(answer)
+                label = None if value is None else known.get(value)
+                others = [(at, other) for at, other in representatives if value is None or other not in values]
+                if label is None and others:
+                    pairs = [(answer, other) for _, other in others] + [(other, answer) for _, other in others]
+                    same = [v in _EQUAL for v in self.verify_many(pairs, [problem] * len(pairs), answers=answers)]
+                    both = zip(others, same, same[len(others) :], strict=False)
+                    label = next((at for (at, _), ahead, back in both if ahead or back), None)
+                if label is None:
+                    representatives.append((classes, answer))
+                if value is not None:
+                    known[value] = classes if label is None else label
+            if label is None:
+                label, classes = classes, classes + 1
+                if verdict in _EQUAL:
+                    equal[verdict] = label
+            known[answer] = label
+            labels.append(label)
+        return AnswerClasses(labels, equal.get(Verdict.CORRECT), verdicts)
 
     def close(self) -> None:
         """Stop the workers now; they also stop when the program ends."""

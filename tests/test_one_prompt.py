@@ -7,7 +7,7 @@ import pytest
 from gtpo.evalkit.engines import local
 from gtpo.inputs.model import prepare_tokenizer
 from gtpo.inputs.tiny import build_tokenizer
-from gtpo.rewards.data.prompt import chat_messages
+from gtpo.rewards.data.problem import chat_messages
 
 
 @pytest.mark.parametrize("adds_bos", [False, True])

@@ -12,7 +12,7 @@ from gtpo.common.files import read_json, read_json_object
 from gtpo.common.log import LOG
 from gtpo.evalkit.engines.base import Prompt
 from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank
-from gtpo.rewards.data.prompt import plain_chat_template
+from gtpo.rewards.data.problem import plain_chat_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -169,10 +169,10 @@ def _from_yaml(path: Path) -> Benchmark:
         def parse_row(row: dict[str, Any], position: int) -> Problem:
             return parse(row, position, f"{spec.hub}, row {position + 1}")
 
-        hub = HubSource(spec.hub, (spec.config,), spec.split, parse_row, spec.count or 0)
+        hub = HubSource(spec.hub, spec.split, spec.count or 0, "", (spec.config,))
 
         def load(folder: str | Path | None) -> list[Problem]:
-            return load_hub(spec.name, hub)
+            return load_hub(spec.name, hub, parse_row)
 
     return Benchmark(spec.name, spec.title or spec.name, load, source, spec.count, spec.checksum)
 

@@ -14,8 +14,7 @@ from gtpo.evalkit.evaluation.protocol import Protocol
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.results.record import PromptRecord
 from gtpo.evalkit.results.store import QuestionKey, StoredPrompt
-from gtpo.rewards.data.problem import Problem
-from gtpo.rewards.data.prompt import SYSTEM_INSTRUCTION
+from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION, Problem
 
 
 class Question(NamedTuple):

@@ -10,9 +10,9 @@ from gtpo.evalkit.engines.base import Generation
 from gtpo.evalkit.results.record import SCORINGS
 from gtpo.evalkit.results.schema import SAMPLE_SCHEMA
 from gtpo.evalkit.results.store import EvalFolder, QuestionKey
+from gtpo.rewards.completions import format_ok
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_both, unfinished_thought
-from gtpo.rewards.format import format_ok
 from gtpo.rewards.functions import math_verify_text
 from gtpo.rewards.verify import Verdict, Verifier
 

@@ -16,9 +16,9 @@ from gtpo.evalkit.metrics import all_pass_at_all_k, jackknife_variance, maj_at_a
 from gtpo.evalkit.results.record import SCORINGS, BenchmarkRecord, GroupMetrics, Interval, ScoringMetrics
 from gtpo.evalkit.results.store import EvalFolder, Key, QuestionKey
 from gtpo.evalkit.statistics import by_text, mean_interval
+from gtpo.rewards.completions import format_ok
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_answer
-from gtpo.rewards.format import format_ok
 from gtpo.rewards.verify import Verdict, Verifier, default_verifier
 
 Array = npt.NDArray[np.float64]

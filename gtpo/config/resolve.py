@@ -44,7 +44,6 @@ FAMILIES = {
     "hendrycks_math": "math",
     "eleutherai/hendrycks_math": "math",
     "arithmetic": "arithmetic",
-    "word_problems": "word_problems",
 }
 """dataset.name in any case -> the family whose splits `gtpo.rewards.data.problems.load_source` knows."""
 
@@ -66,7 +65,7 @@ def _find_source(dataset: DatasetSection) -> tuple[str, str]:
         return "", f'dataset.split "{split}" contradicts dataset.name {name}, which names its split itself'
     family = FAMILIES.get(name.lower())
     if family is None:
-        known = "gsm8k, math (hendrycks_math), arithmetic, word_problems, or a .jsonl or .parquet file"
+        known = "gsm8k, math (hendrycks_math), arithmetic, or a .jsonl or .parquet file"
         hint = did_you_mean(name, [*FAMILIES, *source_names()])
         return "", f'dataset.name "{name}" is not known.{hint} Known: {known}'
     if f"{family}_{split}" in source_names():
@@ -76,7 +75,7 @@ def _find_source(dataset: DatasetSection) -> tuple[str, str]:
 
 
 def _is_undivided(source: str) -> bool:
-    return source in source_names() and source.startswith(("gsm8k_", "arithmetic_", "word_problems_"))
+    return source in source_names() and source.startswith(("gsm8k_", "arithmetic_"))
 
 
 def training_source(dataset: DatasetSection) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from gtpo.presets import PRESETS, Objective
-from gtpo.rewards.data.prompt import SYSTEM_INSTRUCTION
+from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION
 
 Method = Literal["gtpo", "grpo", "sft"]
 Optimizer = Literal[
@@ -85,8 +85,6 @@ class BuiltModel(Section):
     """Base of the rotary position embedding. Short sequences learn faster with a small one."""
     initializer_range: float = Field(0.02, gt=0)
     """Standard deviation of the initial weights."""
-    vocabulary: Literal["arithmetic", "word_problems"] = "arithmetic"
-    """Embedded task whose words are single tokens. Other text is split into pieces."""
 
 
 class ModelSection(Section):
@@ -124,8 +122,7 @@ class DatasetSection(Section):
     """The training data."""
 
     name: str = "arithmetic"
-    """gsm8k, math (also hendrycks_math, EleutherAI/hendrycks_math), arithmetic, word_problems, or a .jsonl or .parquet
-    file."""
+    """gsm8k, math (also hendrycks_math, EleutherAI/hendrycks_math), arithmetic, or a .jsonl or .parquet file."""
     subsets: list[str] = []
     """MATH subjects. Empty: all seven."""
     split: str = "train"

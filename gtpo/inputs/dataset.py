@@ -19,9 +19,8 @@ from gtpo.config.resolve import training_source
 from gtpo.config.schedule import launched_processes, require_a_rollout
 from gtpo.config.schema import TrainConfig
 from gtpo.inputs.tiny import damage_target
-from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.data.problem import Problem, chat_messages, target_text
 from gtpo.rewards.data.problems import load_file, load_source
-from gtpo.rewards.data.prompt import chat_messages, target_text
 from gtpo.rewards.golds import find_unverifiable
 
 if TYPE_CHECKING:

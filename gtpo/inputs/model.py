@@ -15,7 +15,7 @@ from gtpo.common.log import LOG
 from gtpo.config import ModelSection, TrainConfig
 from gtpo.config.resolve import LARGEST_8BIT_BETA
 from gtpo.inputs.model_shape import Weights, router_loss_obstacle
-from gtpo.rewards.data.prompt import plain_chat_template
+from gtpo.rewards.data.problem import plain_chat_template
 
 _PAD_CANDIDATES = ("<|finetune_right_pad_id|>", "<|pad|>", "<pad>", "[PAD]", "<|reserved_special_token_0|>")
 
@@ -122,7 +122,7 @@ def load_tokenizer(section: ModelSection, weights: Weights) -> tuple[Any, list[s
     if section.build is not None:
         from gtpo.inputs.tiny import build_tokenizer
 
-        return build_tokenizer(section.build.vocabulary), []
+        return build_tokenizer(), []
     from transformers import AutoTokenizer
 
     try:

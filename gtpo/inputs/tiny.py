@@ -7,12 +7,11 @@ are read column by column) and the four tags of the answer format are one token 
 from __future__ import annotations
 
 import random
-import re
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from gtpo.config import BuiltModel
-from gtpo.rewards.data import arithmetic, word_problems
-from gtpo.rewards.data.prompt import SYSTEM_INSTRUCTION
+from gtpo.rewards.data.arithmetic import TEMPLATES
+from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -32,17 +31,8 @@ CHAT_TEMPLATE = (
 """The generation markers tell TRL's SFT trainer which tokens are the assistant's."""
 
 
-def _corpus(vocabulary: str) -> list[str]:
-    """Return texts that hold every word of an embedded task."""
-    if vocabulary == "arithmetic":
-        return [template.format("1 + 2 - 3 = 4") for template in arithmetic.TEMPLATES]
-    texts = [re.sub(r"{\w}", "1", text) for text in word_problems.TEXTS]
-    texts += [*word_problems.NAMES, *word_problems.ITEMS, *word_problems.PACKS]
-    return [text for plain in texts for text in (plain, f" {plain}")]  # a word mostly follows a space
-
-
-def build_tokenizer(vocabulary: Literal["arithmetic", "word_problems"] = "arithmetic") -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE on an embedded task's own words; any text round-trips, and every build is the same."""
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE on the embedded task's own words; any text round-trips, and every build is the same."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -52,13 +42,14 @@ def build_tokenizer(vocabulary: Literal["arithmetic", "word_problems"] = "arithm
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=512 if vocabulary == "arithmetic" else 1024,
+        vocab_size=512,
         min_frequency=1,
         special_tokens=[PAD, EOS, *ROLES],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([SYSTEM_INSTRUCTION, *_corpus(vocabulary)], trainer)
+    words = [template.format("1 + 2 - 3 = 4") for template in TEMPLATES]
+    tokenizer.train_from_iterator([SYSTEM_INSTRUCTION, *words], trainer)
     # The tags are ordinary text to the reader, so they must survive skip_special_tokens.
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     return PreTrainedTokenizerFast(
@@ -99,8 +90,8 @@ def build_tiny_model(
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-    tokenizer = build_tokenizer(spec.vocabulary)
-    ours = {"architecture", "vocabulary", "rope_theta"}
+    tokenizer = build_tokenizer()
+    ours = {"architecture", "rope_theta"}
     shape = {
         **spec.model_dump(exclude=ours),
         "vocab_size": len(tokenizer),

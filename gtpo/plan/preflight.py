@@ -16,10 +16,9 @@ from gtpo.config.schedule import one_step_per_rollout
 from gtpo.config.schema import BITSANDBYTES, TrainConfig
 from gtpo.inputs.dataset import TrainingProblems, to_row
 from gtpo.inputs.model_shape import Weights, find_weights
-from gtpo.rewards.checks import probe_reward
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import SOURCES
-from gtpo.rewards.loading import load_reward
+from gtpo.rewards.loading import load_reward, probe_reward
 
 
 class RunInputs(NamedTuple):

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.rewards.checks import score_fault
-from gtpo.rewards.loading import RewardFunction, load_rewards
+from gtpo.rewards.loading import RewardFunction, load_rewards, score_fault
 
 _NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "environments")
 

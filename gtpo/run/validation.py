@@ -11,8 +11,7 @@ from transformers import TrainerCallback
 
 from gtpo.common.log import LOG
 from gtpo.rewards.completions import completion_text
-from gtpo.rewards.data.problem import Problem
-from gtpo.rewards.data.prompt import chat_messages
+from gtpo.rewards.data.problem import Problem, chat_messages
 from gtpo.run.health import Health, Verdict
 from gtpo.trainer import SampledTrainer, trl_seam
 

@@ -28,7 +28,7 @@ from gtpo.common.files import read_json, write_json
 from gtpo.common.log import LOG
 from gtpo.fused import fused_linear_gtpo_loss
 from gtpo.objective import Objective, reference_loss
-from gtpo.rewards.checks import probe_reward
+from gtpo.rewards.loading import probe_reward
 from gtpo.trainer import trl_seam
 from gtpo.trainer.policy_head import LMHead, policy_forward
 

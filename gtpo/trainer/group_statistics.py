@@ -24,8 +24,7 @@ from gtpo.common.errors import UserError
 from gtpo.completions import Completions, group_advantages, prepare_completions
 from gtpo.head import check_finite, token_statistics
 from gtpo.presets import LN2, PRESETS, Objective
-from gtpo.rewards.completions import completion_text
-from gtpo.rewards.format import format_score
+from gtpo.rewards.completions import completion_text, format_score
 from gtpo.trainer import trl_seam
 from gtpo.trainer.checks import SamplerCheck, tolerance_of
 from gtpo.trainer.policy_head import LMHead, policy_forward

@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+import zlib
 
-from gtpo.rewards.data.problem import Problem, Split, generate
+from gtpo.common.errors import UserError
+from gtpo.rewards.data.problem import Problem
 
 DEFAULT_COUNTS: dict[str, int] = {"train": 3000, "test": 64, "hard": 64}
 """Problems per split when no count is asked for; the two benchmarks are defined by theirs."""
 
 TEMPLATES = ("What is {}?",)
 
+_MOST_MISSES = 5000  # draws in a row that give nothing new: the split is exhausted
 _SHARE_OF_THREE_TERMS = 0.35  # of train and test: enough to learn the layout of two steps
 
 
@@ -51,20 +53,35 @@ def _worked(numbers: list[int], signs: list[str]) -> str:
     return "\n".join(f"{before}{sign}{number}={after}" for before, sign, number, after in steps)
 
 
-def arithmetic_problems(split: Split, count: int | None = None, seed: int = 0) -> list[Problem]:
-    """Generate the distinct problems of a split (`gtpo.rewards.data.problem.generate`)."""
+def arithmetic_problems(split: str, count: int | None = None, seed: int = 0) -> list[Problem]:
+    """Generate the distinct problems of a split; the same arguments give the same list on every machine.
 
-    def draw(rng: random.Random) -> tuple[str, Callable[[str], Problem]]:
+    A hash of the expression, which no seed changes, holds one in eight out for `test`. Raises UserError for an unknown
+    split, or a count beyond the distinct problems there are.
+    """
+    if split not in DEFAULT_COUNTS:
+        raise UserError(f'arithmetic has the splits {", ".join(DEFAULT_COUNTS)}; found "{split}"')
+    count = DEFAULT_COUNTS[split] if count is None else count
+    rng = random.Random(f"gtpo-arithmetic-{split}-{seed}")
+    problems: dict[str, Problem] = {}
+    misses = 0
+    while len(problems) < count:
+        if misses > _MOST_MISSES:
+            raise UserError(f"arithmetic/{split} has only about {len(problems)} problems; {count} were asked for")
         kind = "hard" if split == "hard" else "three" if rng.random() < _SHARE_OF_THREE_TERMS else "two"
         numbers, signs = _terms(rng, kind)
         expression = str(numbers[0]) + "".join(f"{s}{n}" for s, n in zip(signs, numbers[1:], strict=True))
-        return expression, lambda identifier: Problem(
-            id=identifier,
+        held_out = zlib.crc32(expression.encode()) % 8 == 0
+        if expression in problems or (split != "hard" and held_out != (split == "test")):
+            misses += 1
+            continue
+        misses = 0
+        problems[expression] = Problem(
+            id=f"arithmetic/{split}/{len(problems)}",
             problem=rng.choice(TEMPLATES).format(expression),
             answer=str(_totals(numbers, signs)[-1]),
             solution=_worked(numbers, signs),
             subject={"+": "addition", "-": "subtraction"}.get("".join(sorted(set(signs))), "mixed"),
             level=len(signs),
         )
-
-    return generate("arithmetic", DEFAULT_COUNTS, split, count, seed, draw)
+    return list(problems.values())

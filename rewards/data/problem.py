@@ -1,17 +1,9 @@
-"""One question with its gold answer: the record that training sets and benchmarks share, and how it is generated."""
+"""One question with its gold answer, and the prompt and target format that training and evaluation share."""
 
 from __future__ import annotations
 
-import random
-import zlib
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
-
-from gtpo.common.errors import UserError
-
-Split = Literal["train", "test", "hard"]
-_MOST_MISSES = 5000  # draws in a row that give nothing new: the split is exhausted
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,36 +21,38 @@ class Problem:
     """`text`: the answer is compared as text, without case and outer space."""
 
 
-def generate(
-    task: str,
-    counts: Mapping[str, int],
-    split: Split,
-    count: int | None,
-    seed: int,
-    draw: Callable[[random.Random], tuple[str, Callable[[str], Problem]]],
-) -> list[Problem]:
-    """Generate the distinct problems of a split; the same arguments give the same list on every machine.
+SYSTEM_INSTRUCTION = (
+    "You are a helpful assistant for solving math problems. Given a question, first think step by step between "
+    "<reasoning> and </reasoning>. Then, give the final answer between <answer> and </answer>."
+)
+"""The system prompt of the published runs (PUBLISHED recipe, GTPO paper, Listing 1)."""
 
-    `counts`: problems of each split where no `count` is asked for. `draw` draws what tells a problem from others, as a
-    key, and gives the problem for an id. A hash of the key, which no seed changes, holds one in eight out for `test`.
-    Raises UserError for an unknown split, or a count beyond the distinct problems there are.
+
+def chat_messages(problem: str, system_instruction: str = SYSTEM_INSTRUCTION) -> list[dict[str, str]]:
+    """Return the [system, user] conversation for one problem; an empty system instruction is left out."""
+    system = [{"role": "system", "content": system_instruction}] if system_instruction else []
+    return [*system, {"role": "user", "content": problem}]
+
+
+def target_text(reasoning: str, answer: str) -> str:
+    """Return the supervised target: the published `<reasoning>…</reasoning>`, `<answer>…</answer>` layout."""
+    return f"<reasoning>\n{reasoning}\n</reasoning>\n<answer>{answer}</answer>"
+
+
+_PLAIN_CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '### ' + message['role'].capitalize() + '\n' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '### Assistant\n' }}{% endif %}"
+)
+
+
+def plain_chat_template(tokenizer: Any) -> str:
+    """Return the template for a tokenizer that has none, the same in training and in evaluation.
+
+    It begins with the token that this tokenizer itself puts before a text, where it puts one: templates are rendered
+    to text and tokenised without special tokens.
     """
-    if split not in counts:
-        raise UserError(f'{task} has the splits {", ".join(counts)}; found "{split}"')
-    count = counts[split] if count is None else count
-    rng = random.Random(f"gtpo-{task.replace('_', '-')}-{split}-{seed}")
-    problems: list[Problem] = []
-    seen: set[str] = set()
-    misses = 0
-    while len(problems) < count:
-        if misses > _MOST_MISSES:
-            raise UserError(f"{task}/{split} has only about {len(problems)} distinct problems; {count} were asked for")
-        key, problem = draw(rng)
-        held_out = zlib.crc32(key.encode()) % 8 == 0
-        if key in seen or (split != "hard" and held_out != (split == "test")):
-            misses += 1
-            continue
-        misses = 0
-        seen.add(key)
-        problems.append(problem(f"{task}/{split}/{len(problems)}"))
-    return problems
+    begins = tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+    return ("{{ bos_token }}" if begins else "") + _PLAIN_CHAT_TEMPLATE

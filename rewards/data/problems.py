@@ -1,6 +1,6 @@
 """Problems: one record type for training sets and benchmarks, from local files, the Hub, or generated.
 
-A source is a name of `SOURCES`, a split of an embedded task, or a .jsonl/.parquet file of the user's with the
+A source is a name of `SOURCES`, a split of the embedded task, or a .jsonl/.parquet file of the user's with the
 fields problem and answer (and id, solution, subject, level where there are any). Named sources are read from
 `<name>.jsonl` or `<name>.parquet` in the data folder where one is given (argument, else GTPO_DATA_DIR) and from the
 Hugging Face Hub otherwise; both give the same ids and the same golds.
@@ -20,28 +20,14 @@ from typing import Any
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import read_jsonl
 from gtpo.common.hub import cache_if_unreachable, is_offline, not_cached
-from gtpo.rewards.boxes import last_boxed
-from gtpo.rewards.data.arithmetic import arithmetic_problems
-from gtpo.rewards.data.problem import Problem, Split
-from gtpo.rewards.data.word_problems import word_problems
-from gtpo.rewards.extract import gsm8k_gold
-
-
-@dataclass(frozen=True, slots=True)
-class HubSource:
-    """Where a named source lies on the Hub and how one of its rows becomes a Problem."""
-
-    repository: str
-    configs: tuple[str, ...]
-    split: str
-    parse: Callable[[dict[str, Any], int], Problem]
-    """(row, position in the whole set) -> Problem."""
-    count: int
+from gtpo.rewards.data.arithmetic import DEFAULT_COUNTS, arithmetic_problems
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.extract import gsm8k_gold, last_boxed
 
 
 def math_gold(solution: str) -> str:
     r"""Return the gold of a MATH solution, empty if it has none: its last `\boxed` alone, as published results have it
-    (22 of the 12,500 end in several boxes; `gtpo.rewards.boxes.last_boxed` would join them).
+    (22 of the 12,500 end in several boxes; `gtpo.rewards.extract.last_boxed` would join them).
     """
     start = max(solution.rfind("\\boxed"), solution.rfind("\\fbox"))
     return (last_boxed(solution[start:]) or "") if start >= 0 else ""
@@ -63,64 +49,34 @@ def parse_level(value: Any) -> int | None:
     return int(digits.group()) if digits else None
 
 
-def _gsm8k(split: str, row: dict[str, Any], position: int) -> Problem:
-    solution = str(row["answer"]).rpartition("####")[0]
-    return Problem(
-        f"gsm8k/{split}/{position}",
-        row["question"],
-        plain_integer(gsm8k_gold(str(row["answer"])) or ""),
-        solution.strip(),
-    )
+def _gold(row: dict[str, Any]) -> str:
+    return plain_integer(str(row["answer"]))
 
 
-def _math(split: str, row: dict[str, Any], position: int) -> Problem:
-    solution = str(row["solution"])
-    return Problem(
-        f"math/{split}/{position}",
-        row["problem"],
-        math_gold(solution),
-        solution,
-        str(row.get("type") or ""),
-        parse_level(row.get("level")),
-    )
+@dataclass(frozen=True, slots=True)
+class HubSource:
+    """Where a named source lies on the Hub, and how one of its rows becomes a Problem."""
 
+    repository: str
+    split: str
+    count: int
+    id: str  # with the fields of a row, `position` in the whole set, and `paper` of an AIME
+    configs: tuple[str, ...] = ("default",)
+    gold: Callable[[dict[str, Any]], str] = _gold
 
-def _math500(row: dict[str, Any], position: int) -> Problem:
-    return Problem(
-        str(row["unique_id"]),
-        row["problem"],
-        str(row["answer"]),
-        str(row["solution"]),
-        str(row["subject"]),
-        parse_level(row["level"]),
-    )
-
-
-def _aime24(row: dict[str, Any], position: int) -> Problem:
-    place = re.search(r"2024_AIME_(I+)_Problems/Problem_(\d+)", str(row.get("url", "")))
-    paper = f"{place.group(1)}-{place.group(2)}" if place else _aime_paper(position)
-    return Problem(
-        f"aime/2024-{paper}", row["problem"], plain_integer(str(row["answer"])), str(row.get("solution") or "")
-    )
-
-
-def _aime_paper(position: int) -> str:
-    return f"{'I' if position < 15 else 'II'}-{position % 15 + 1}"
-
-
-def _aime25(row: dict[str, Any], position: int) -> Problem:
-    return Problem(f"aime/2025-{_aime_paper(position)}", row["problem"], plain_integer(str(row["answer"])))
-
-
-def _matharena(name: str, row: dict[str, Any], position: int) -> Problem:
-    """Parse MathArena's final-answer sets: problem_idx counts from 1, the answer is an integer or LaTeX."""
-    number = row.get("problem_idx", position + 1)
-    return Problem(f"{name}-{number}", row["problem"], plain_integer(str(row["answer"])))
-
-
-def _amc23(row: dict[str, Any], position: int) -> Problem:
-    text = row.get("question") or row["problem"]
-    return Problem(f"amc23/{row.get('id', position)}", text, plain_integer(str(row["answer"])))
+    def parse(self, row: dict[str, Any], position: int) -> Problem:
+        """Return the problem that a row is. Raises KeyError for a field that is not there."""
+        place = re.search(r"2024_AIME_(I+)_Problems/Problem_(\d+)", str(row.get("url", "")))
+        paper = "-".join(place.groups()) if place else f"{'I' if position < 15 else 'II'}-{position % 15 + 1}"
+        known = {"position": position, "paper": paper, "id": position, "problem_idx": position + 1}
+        return Problem(
+            id=self.id.format_map(known | row),
+            problem=row.get("question") or row["problem"],
+            answer=self.gold(row),
+            solution=str(row.get("solution") or str(row.get("answer", "")).rpartition("####")[0].strip()),
+            subject=str(row.get("subject") or row.get("type") or ""),
+            level=parse_level(row.get("level")),
+        )
 
 
 MATH_SUBJECTS = {
@@ -135,24 +91,29 @@ MATH_SUBJECTS = {
 """Hub config -> subject, in the order in which the ids count."""
 
 SOURCES: dict[str, HubSource] = {
-    "gsm8k_train": HubSource("openai/gsm8k", ("main",), "train", partial(_gsm8k, "train"), 7473),
-    "gsm8k_test": HubSource("openai/gsm8k", ("main",), "test", partial(_gsm8k, "test"), 1319),
-    "math_train": HubSource("EleutherAI/hendrycks_math", tuple(MATH_SUBJECTS), "train", partial(_math, "train"), 7500),
-    "math_test": HubSource("EleutherAI/hendrycks_math", tuple(MATH_SUBJECTS), "test", partial(_math, "test"), 5000),
-    "math500": HubSource("HuggingFaceH4/MATH-500", ("default",), "test", _math500, 500),
-    "aime24": HubSource("HuggingFaceH4/aime_2024", ("default",), "train", _aime24, 30),
-    "aime25": HubSource("math-ai/aime25", ("default",), "test", _aime25, 30),
-    "aime26": HubSource("MathArena/aime_2026", ("default",), "train", partial(_matharena, "aime/2026"), 30),
-    "hmmt26": HubSource("MathArena/hmmt_feb_2026", ("default",), "train", partial(_matharena, "hmmt/2026-feb"), 33),
-    "amc23": HubSource("math-ai/amc23", ("default",), "test", _amc23, 40),
-}
-
-_SPLITS: tuple[Split, ...] = ("train", "test", "hard")
-GENERATED: dict[str, Callable[[], list[Problem]]] = {
-    **{f"arithmetic_{split}": partial(arithmetic_problems, split) for split in _SPLITS},
-    **{f"word_problems_{split}": partial(word_problems, split) for split in _SPLITS},
-}
-"""Splits of the embedded tasks, generated when they are asked for."""
+    **{
+        f"gsm8k_{split}": HubSource(
+            "openai/gsm8k", split, count, f"gsm8k/{split}/{{position}}", ("main",),
+            lambda row: plain_integer(gsm8k_gold(str(row["answer"])) or ""),
+        )
+        for split, count in (("train", 7473), ("test", 1319))
+    },
+    **{
+        f"math_{split}": HubSource(
+            "EleutherAI/hendrycks_math", split, count, f"math/{split}/{{position}}", tuple(MATH_SUBJECTS),
+            lambda row: math_gold(str(row["solution"])),
+        )
+        for split, count in (("train", 7500), ("test", 5000))
+    },
+    "math500": HubSource("HuggingFaceH4/MATH-500", "test", 500, "{unique_id}", gold=lambda row: str(row["answer"])),
+    "aime24": HubSource("HuggingFaceH4/aime_2024", "train", 30, "aime/2024-{paper}"),
+    "aime25": HubSource("math-ai/aime25", "test", 30, "aime/2025-{paper}"),
+    "aime26": HubSource("MathArena/aime_2026", "train", 30, "aime/2026-{problem_idx}"),
+    "hmmt26": HubSource("MathArena/hmmt_feb_2026", "train", 33, "hmmt/2026-feb-{problem_idx}"),
+    "amc23": HubSource("math-ai/amc23", "test", 40, "amc23/{id}"),
+}  # fmt: skip
+GENERATED = {f"arithmetic_{split}": partial(arithmetic_problems, split) for split in DEFAULT_COUNTS}
+"""Splits of the embedded task, generated when they are asked for."""
 
 
 def source_names() -> list[str]:
@@ -219,7 +180,9 @@ def load_file(path: Path) -> list[Problem]:
     return problems
 
 
-def load_hub(name: str, source: HubSource) -> list[Problem]:
+def load_hub(
+    name: str, source: HubSource, parse: Callable[[dict[str, Any], int], Problem] | None = None
+) -> list[Problem]:
     """Load a source from the Hub. UserError where it cannot be reached or its fields have changed."""
     remedy = f"put {name}.jsonl in a folder and pass it as --data-dir or GTPO_DATA_DIR"
     with cache_if_unreachable():
@@ -229,7 +192,7 @@ def load_hub(name: str, source: HubSource) -> list[Problem]:
         try:
             for config in source.configs:
                 for row in datasets.load_dataset(source.repository, config, split=source.split):
-                    problems.append(source.parse(row, len(problems)))
+                    problems.append((parse or source.parse)(row, len(problems)))
         except UserError:
             raise
         except (KeyError, TypeError) as error:

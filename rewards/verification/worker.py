@@ -76,7 +76,7 @@ def main() -> None:
     sys.setrecursionlimit(2000)
 
     try:
-        from gtpo.rewards.equality.arithmetic.values import TooBig
+        from gtpo.rewards.equality.arithmetic import TooBig
         from gtpo.rewards.equality.comparing.decide import decide, exact_value
         from gtpo.rewards.equality.comparing.sympy_fallback import agree, math_verify_outcome, warm_up
     except ImportError as error:

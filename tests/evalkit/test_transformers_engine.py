@@ -16,7 +16,7 @@ from gtpo.evalkit.engines.local import chat_template, load_config, load_tokenize
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.engines.transformers import TransformersEngine, draw_tokens, plan_batches, sample_blocks
 from gtpo.rewards.data.arithmetic import arithmetic_problems
-from gtpo.rewards.data.prompt import chat_messages
+from gtpo.rewards.data.problem import chat_messages
 
 
 @pytest.fixture(scope="module")

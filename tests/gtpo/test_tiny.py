@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 
 import pytest
 import torch
@@ -12,8 +11,7 @@ from gtpo.config import BuiltModel
 from gtpo.inputs.tiny import TAGS, build_tiny_model, build_tokenizer, damage_target
 from gtpo.rewards import accuracy_reward, format_reward
 from gtpo.rewards.data.arithmetic import arithmetic_problems
-from gtpo.rewards.data.prompt import chat_messages, target_text
-from gtpo.rewards.data.word_problems import word_problems
+from gtpo.rewards.data.problem import chat_messages, target_text
 
 SMALL = BuiltModel(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
 
@@ -59,14 +57,3 @@ def test_every_damage_costs_the_format_or_the_answer():
     rewards = list(zip(format_reward(damaged), accuracy_reward(damaged, answer=["18"] * len(damaged)), strict=True))
     assert rewards.count((10.0, 0.0)) == 4
     assert sum(form < 10 for form, _ in rewards) == 3
-
-
-def test_the_vocabulary_of_word_problems_spells_out_no_word() -> None:
-    tokenizer = build_tokenizer("word_problems")
-    for problem in word_problems("hard", 50):
-        text = target_text(problem.solution, problem.answer)
-        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-        # A word, a number's digit, a sign: one token each.
-        assert len(tokenizer(problem.problem)["input_ids"]) <= len(
-            re.findall(r" ?[A-Za-z]+| |\d|[.?]", problem.problem)
-        )

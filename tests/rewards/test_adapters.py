@@ -50,7 +50,8 @@ def test_a_rubric_of_verifiers() -> None:
         assert state["reward"] == score
 
 
-def test_a_scorer_of_inspect() -> None:
+def test_a_scorer_of_inspect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # it makes a folder logs/
     pytest.importorskip("inspect_ai", reason="inspect_ai is not installed")
     from inspect_ai.model import ModelOutput
     from inspect_ai.scorer import CORRECT, INCORRECT, Target

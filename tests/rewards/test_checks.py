@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from gtpo.rewards.checks import Probe, probe_reward, score_fault
 from gtpo.rewards.functions import accuracy_reward, final_reward, format_reward
+from gtpo.rewards.loading import Probe, probe_reward, score_fault
 
 ROW = {"id": "1", "prompt": [{"role": "user", "content": "1 + 1?"}], "answer": "2"}
 

@@ -106,6 +106,29 @@ x^2-5x+6=0 || x^2-5x+6
 525\pi m || 525\pi
 \emptyset || [1,2)
 \emptyset || x > 3
+y = 2z+3 || y = 2x+3 || What is the equation of the line?
+£12 || 12 || Five identical boxes weigh 60 pounds together. How many pounds does each box weigh?
+30 mph || 30 || A car uses 5 gallons of fuel for 150 miles. How many miles does it travel per gallon?
+CE^2 = 7.2 || 7.2 || In the picture, what is the length?
+BA || AB || Let $A$ and $B$ be matrices. Which matrix is the product?
+A^2-B^2 || (A-B)(A+B) || Let $A$ and $B$ be matrices. What is it?
+\{ \frac12, 0.3, \frac23 \} || 0.3, \frac12, \frac23 || List the numbers in increasing order, separated by commas.
+0.454545 || 0.\overline{45} || Express $\frac{5}{11}$ as a repeating decimal.
+25° || 25 || What percent of 80 is 20?
+Vasya || Petya will receive the last token. || Then Petya and Vasya play. Who will get the last?
+a, b, c || b < a < c || What is the order from smallest to largest?
+(0,1) || [0,1] || What is the domain?
+(0,2) || [0,1] || What is the increasing interval?
+(3t,5t) || (3x,5x) || Find the pairs $(x,y)$.
+18 || 17.95 || Approximately what percent is it?
+119 || 117.95 || Approximately what percent is it?
+118 || 117.95 || What is it?
+all real numbers greater than 3 || [3,\infty) || What is the domain?
+a=1, b=5 or a=5, b=2 || (1,5),(5,1) || Find all ordered pairs $(a,b)$ of positive integers.
+w=16, d=4 || 16,3 || Find the values of $w$ and $d$, respectively.
+AB || A, C || Which of these? (A) 1 (B) 2 (C) 3
+①② || ①, ③ || Which are right?
+①③④ || ①③ || Which are right?
 """
 
 UNSIMPLIFIED = r"""
@@ -206,6 +229,36 @@ x=4, x=-2\pm3i || 4, -2 + 3i, -2 - 3i
 \lbrace 1, 2 \rbrace || \{1,2\}
 \Rightarrow 4 || 4
 <answer>**Answer:** 31</answer> || 31
+£12 || 12 || Tea costs £3. How many pounds do 4 teas cost?
+£12 || 12 || He earns 3 pounds an hour. How many pounds does he earn in 4 hours?
+12 pounds || 12 || Tea costs £3. How many pounds do 4 teas cost?
+30 mpg || 30 || A car uses 5 gallons of fuel for 150 miles. How many miles does it travel per gallon?
+30 miles || 30 || A car uses 5 gallons of fuel for 150 miles. How many miles does it travel per gallon?
+30 miles per gallon || 30 || A car uses 5 gallons of fuel for 150 miles. How many miles does it travel per gallon?
+x^2 = 7.2 || 7.2 || What is $x^2$?
+AC^2 = 7 || 7 || Find $AC^2$.
+AB || AB || Let $A$ and $B$ be matrices. Which matrix is the product?
+2A+B || B+2A || Let $A$ and $B$ be matrices. What is it?
+\frac{5}{11} || 0.\overline{45} || What is it?
+0.454545... || 0.\overline{45} || What is it?
+25% || 25 || What percent of 80 is 20?
+25 percent || 25 || What percent of 80 is 20?
+Petya || Petya will receive the last token. || Then Petya and Vasya play. Who will get the last?
+b, a, c || b < a < c || What is the order from smallest to largest?
+b < a < c || b, a, c || What is the order from smallest to largest?
+(0,1) || [0,1] || What is the monotonically increasing interval?
+(3t,5t) || (3x,5x) || Find the pairs.
+x^2 || y-x^2=0 || Find the equation.
+118 || 117.95 || Approximately what percent is it?
+all real numbers greater than or equal to 3 || [3,\infty) || What is the domain?
+real numbers less than 3 || (-\infty,3) || What is the domain?
+a=1, b=5 or a=5, b=1 || (1,5),(5,1) || Find all ordered pairs $(a,b)$ of positive integers.
+w=16, d=3 || 16,3 || Find the values of $w$ and $d$, respectively.
+AC || A, C || Which of these? (A) 1 (B) 2 (C) 3
+①③ || ①, ③ || Which are right?
+(1)(3) || ①③ || Which are right?
+\text{Yes} || \text{Yes, it is possible.} || Is it possible?
+a_n=2n-1 || a_{n}=2 n-1\left(n \in \mathbf{N}^{*}\right) || What is the general term?
 """
 
 

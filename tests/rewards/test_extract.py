@@ -1,8 +1,8 @@
 import pytest
 
 from gtpo.rewards import extract_answer, format_ok, gsm8k_gold, last_boxed, published_final_reward
+from gtpo.rewards.completions import words
 from gtpo.rewards.extract import extract_both
-from gtpo.rewards.text import words
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from gtpo.common.errors import UserError
 from gtpo.rewards import Verdict, Verifier, accuracy_reward, math_verify_reward
 from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verification import pool
-from gtpo.rewards.verification.static import reject_reason
+from gtpo.rewards.verify import reject_reason
 
 SLOW = r"\frac{d^{7}}{dx^{7}} \tan(\tan(\tan(\tan(\tan(x^{x^{x}})))))"
 """Math-Verify's reading of it keeps SymPy busy for long."""
@@ -105,6 +105,37 @@ def test_hostile_text_is_harmless(name: str, hasty: Verifier, tmp_path) -> None:
         assert hasty.verify(text, gold) is not Verdict.CORRECT
     assert not (tmp_path / "witness").exists()
     assert hasty.verify("x+x", "2x") is Verdict.CORRECT  # the workers are intact
+
+
+COSTLY = """
+from gtpo.rewards.equality.arithmetic import TooBig
+from gtpo.rewards.equality.comparing import sympy_fallback
+
+sympy_fallback.SYMPY_EVENTS = 1000
+
+
+class Costly:
+    def __del__(self):
+        for _ in range(5000):
+            len("")
+
+
+def work():
+    Costly()
+    return True
+
+
+try:
+    sympy_fallback._bounded(work)
+except TooBig:
+    print("too big")
+"""
+
+
+def test_work_that_is_cut_short_leaves_no_word_on_stderr() -> None:
+    """What exceeds the bound within a destructor is no result, and Python reports no exception that it ignored."""
+    done = subprocess.run([sys.executable, "-c", COSTLY], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("too big\n", "")
 
 
 def test_a_worker_that_takes_too_long_is_killed() -> None:

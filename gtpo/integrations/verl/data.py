@@ -14,9 +14,8 @@ from typing import Any
 
 from gtpo.common.errors import explained
 from gtpo.common.files import write_parquet
-from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.data.problem import Problem, chat_messages
 from gtpo.rewards.data.problems import load_source
-from gtpo.rewards.data.prompt import chat_messages
 from gtpo.rewards.golds import find_unverifiable
 
 SOURCES = {

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import permutations
+from itertools import pairwise, permutations
+from typing import Any
 
 import mpmath
+from mpmath import mp
 
-from gtpo.rewards.equality.arithmetic.terms import ZERO, Term, canonical, contains, evaluate, symbols
-from gtpo.rewards.equality.arithmetic.values import NoValue, number_of
-from gtpo.rewards.equality.comparing.equations import (
-    FLIPPED,
-    assigned,
-    difference,
-    distinct_names,
-    indexed,
-    is_graph,
-    rename,
-    renamed,
-    same_quantity,
-    value_of_chain,
+from gtpo.rewards.completions import words
+from gtpo.rewards.equality.arithmetic import (
+    ZERO,
+    NoValue,
+    Term,
+    Value,
+    canonical,
+    contains,
+    evaluate,
+    number_of,
+    substitute,
+    symbols,
 )
 from gtpo.rewards.equality.comparing.numeric import (
     agree_as_decimals,
     close,
+    equal_as_matrices,
     equal_terms,
     hundredth,
     one_to_one,
@@ -34,7 +37,6 @@ from gtpo.rewards.equality.comparing.numeric import (
     proportional,
     stable,
 )
-from gtpo.rewards.equality.comparing.realsets import RealSets
 from gtpo.rewards.equality.reading.answers import (
     Answer,
     Based,
@@ -46,15 +48,228 @@ from gtpo.rewards.equality.reading.answers import (
     Union,
     Unit,
     Words,
+    is_clock,
     leaves,
+    same_time,
+    same_words,
+    time_of_day,
 )
-from gtpo.rewards.equality.reading.contract import Contract
-from gtpo.rewards.equality.reading.problem import ProblemText, plain_name
+from gtpo.rewards.equality.reading.grammar import occurs, tokens_of
+from gtpo.rewards.equality.reading.problem import Contract, ProblemText, plain_name
 from gtpo.rewards.equality.reading.units import is_noun, singular
-from gtpo.rewards.equality.reading.words import is_clock, same_time, same_words, time_of_day
-from gtpo.rewards.text import words
+
+# -- equations, chains that give a value, and names of values ---------------------------------------------------------
+FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!=", "~": "~"}
 
 
+def difference(relation: Relation) -> tuple[str, Term]:
+    """Bring a relation to `term op 0` with op one of = != > >=."""
+    op, (left, right) = relation.ops[0], relation.terms
+    if op in ("<", "<="):
+        return FLIPPED[op], ("add", right, ("neg", left))
+    return op, ("add", left, ("neg", right))
+
+
+def is_graph(named: Named, equation: Relation) -> bool:
+    """Return whether an equation linear in y, such as x y = 1, has the solution y = 1/x."""
+    if equation.ops != ("=",) or not isinstance(named.value, Scalar) or len(named.name) != 1:
+        return False
+    value, name = named.value.term, named.name
+    _, left = difference(equation)
+    if name in symbols(value) or name not in symbols(left):
+        return False
+
+    def at(term: Term) -> Term:
+        return substitute(left, {name: term})
+
+    at_minus_one, at_zero, at_one, at_two = (at(("num", Fraction(n))) for n in (-1, 0, 1, 2))
+    bends = [("add", a, ("mul", ("num", Fraction(-2)), b), c)
+             for a, b, c in ((at_minus_one, at_zero, at_one), (at_zero, at_one, at_two))]  # fmt: skip
+    linear = all(equal_terms(bend, ZERO) for bend in bends) and not equal_terms(at_one, at_zero)
+    return linear and equal_terms(at(value), ZERO) and not _share_factor(("add", at_one, ("neg", at_zero)), at_zero)
+
+
+def _share_factor(first: Term, second: Term) -> bool:
+    """Return whether two terms have a factor with variables in common: their values then do, at large integers."""
+    names = sorted(symbols(first) | symbols(second))
+    if not names or not symbols(first):
+        return False
+    common = []
+    for start in (10**6 + 3, 10**7 + 19, 10**8 + 7):
+        point = {name: Fraction(start + 1_009 * index) for index, name in enumerate(names)}
+        values = [evaluate(term, point) for term in (first, second)]
+        if not all(isinstance(value, Fraction) for value in values):
+            return False
+        common.append(math.gcd(*(value.numerator for value in values)))
+    return min(common) > 10**5
+
+
+def value_of_chain(chain: Relation, problem: ProblemText | None) -> Term | None:
+    """Return the last term of a chain that gives an expression its value, as `m + n = 12 + 19 = 31` does, else None.
+
+    It gives one if all its terms are equal, or if its first is a sum of names or what the problem asks for, and the
+    others are one number.
+    """
+    first, *others = chain.terms
+    last = others[-1]
+    if set(chain.ops) != {"="} or not all(equal_terms(term, last) for term in others[:-1]):
+        return None
+    if not any(map(symbols, others)):
+        names = first[0] == "add" and all(part[0] == "sym" for part in first[1:])
+        asked = problem is not None and canonical(first) in problem.asked
+        computed = not symbols(first) and equal_terms(first, last)
+        return last if names or asked or computed else None
+    return last if equal_terms(first, last) else None
+
+
+def _plain(name: str) -> str:
+    r"""Return a name without what changes no quantity: `|AB|` is AB, `m\angle A` is `\angle A`; `x^2` is not `x`."""
+    return re.sub(r"^\|([A-Z]{2})\|$|^\\overline([A-Z]{2})$|^m(\\angle[A-Z]{1,3})$", r"\1\2\3", name)
+
+
+def rename(p: Named, g: Named) -> Named:
+    """Rename the argument of `f(t) = …` to the other's."""
+    return Named(g.name, renamed(p.value, dict(zip(p.variables, g.variables, strict=True))), None, g.variables)
+
+
+def renamed(answer: Answer, names: Mapping[str, str]) -> Answer:
+    """Return an answer with other names of its letters, and without its equation."""
+    if isinstance(answer, Scalar):
+        return replace(answer, term=substitute(answer.term, {old: ("sym", new) for old, new in names.items()}))
+    if isinstance(answer, Named):
+        return replace(answer, value=renamed(answer.value, names), relation=None)
+    if isinstance(answer, Listing):
+        return replace(answer, items=tuple(renamed(item, names) for item in answer.items))
+    return answer
+
+
+def assigned(answer: Answer) -> dict[str, Answer] | None:
+    """Return name -> value of `(x, y) = (1, 2)` and of `x = 1, y = 2`, where there are two names or more."""
+    if isinstance(answer, Named) and answer.name.startswith("(") and isinstance(answer.value, Listing):
+        names = [re.sub(r"\([a-z]$|\([a-z]\)$", "", name) for name in answer.name[1:-1].split(",")]
+        same = len(names) == len(answer.value.items) == len(set(names))
+        return dict(zip(names, answer.value.items, strict=True)) if same and answer.value.kind == "tuple" else None
+    if not isinstance(answer, Listing) or answer.kind != "list" or answer.joint == "or":
+        return None
+    if distinct_names(answer.items) is not None:
+        named = {item.name: item.value for item in answer.items if isinstance(item, Named)}
+        return None if indexed(list(named)) else named
+    return None
+
+
+def distinct_names(items: Sequence[Answer]) -> list[str] | None:
+    """Return the names of a list in which every item has one of its own, else None."""
+    names = [item.name for item in items if isinstance(item, Named)]
+    return names if len(names) == len(items) and len(set(names)) == len(names) else None
+
+
+def indexed(names: Sequence[str]) -> bool:
+    """Return whether names are one letter with different indices: `x_1, x_2`, whose order says nothing."""
+    return len({re.sub(r"_.*|\d+$", "", name) for name in names}) == 1
+
+
+# -- sets of reals, compared by what belongs to them: at each of their ends, between two ends, and beyond all ---------
+Has = Callable[[Any], bool]  # Whether a number, or an infinity, belongs to a set
+
+
+class RealSets:
+    """Compares answers as real sets at one point of their symbols."""
+
+    def __init__(self, point: Mapping[str, Value]) -> None:
+        self._point = point
+        self._ends: list[Any] = []
+
+    def same(self, p: Answer, g: Answer) -> bool | None:
+        """Return whether two answers are one set of reals, None where one of them is no such set."""
+        self._ends = []
+        try:
+            first, second = self._read(p), self._read(g)
+        except (NoValue, TypeError):
+            return None
+        return all(first(x) == second(x) for x in self._places())
+
+    def _places(self) -> Iterator[Any]:
+        """Yield where sets with the ends that were read may differ."""
+        ends = sorted(end for end in self._ends if mp.isfinite(end))
+        yield from (-mp.inf, mp.mpf(0), mp.inf, *ends)
+        yield from (sign * (1 + 2 * abs(end)) for sign in (1, -1) for end in ends)
+        yield from ((a + b) / 2 for a, b in pairwise(ends) if not close(a, b))
+
+    def _end(self, term: Term) -> Any:
+        value = evaluate(term, self._point)
+        if isinstance(value, Fraction):
+            value = mp.mpf(value.numerator) / value.denominator
+        if not isinstance(value, mp.mpf):
+            raise NoValue
+        self._ends += [value, -value]  # of |x| < 3 both
+        return value
+
+    def _read(self, answer: Answer) -> Has:
+        """Return the set that an answer is. Raises NoValue if it is none."""
+        if isinstance(answer, Named):
+            return self._read(answer.value)
+        if isinstance(answer, Scalar):
+            value = self._end(answer.term)
+            return lambda x: _holds("=", x, value)
+        if isinstance(answer, Listing) and answer.kind == "tuple" and len(answer.items) == 2:
+            ends = [self._end(item.term) for item in answer.items if isinstance(item, Scalar)]
+            if len(ends) != 2 or ends[0] > ends[1]:
+                raise NoValue
+            low, high = (">=" if answer.brackets[0] == "[" else ">"), ("<=" if answer.brackets[1] == "]" else "<")
+            return lambda x: _holds(low, x, ends[0]) and _holds(high, x, ends[1])
+        if isinstance(answer, Listing) and answer.kind in ("set", "list"):
+            parts = [self._read(item) for item in answer.items]
+            if not parts or not all(isinstance(item, Relation) for item in answer.items) or answer.joint == "or":
+                return lambda x: any(part(x) for part in parts)
+            both = answer.joint == "and" or any(all(part(x) for part in parts) for x in self._places())
+            # A comma between inequalities means both of them, unless nothing fulfills both.
+            return lambda x: (all if both else any)(part(x) for part in parts)
+        if isinstance(answer, Relation):
+            return self._relation(answer)
+        if not isinstance(answer, Union):
+            raise NoValue
+        joined = [(operation, self._read(part)) for operation, part in answer.parts]
+
+        def has(x: Any) -> bool:
+            found = False
+            for operation, part in joined:
+                if operation == "cup":
+                    found = found or part(x)
+                else:
+                    found = found and (part(x) if operation == "cap" else mp.isfinite(x) and not part(x))
+            return found
+
+        return has
+
+    def _relation(self, answer: Relation) -> Has:
+        at, *others = [i for i, term in enumerate(answer.terms) if symbols(term) or contains(term, "opaque")] or [-1]
+        term = answer.terms[at]
+        absolute = term[:2] == ("fn", "abs")
+        if others or at < 0 or (term[2] if absolute else term)[0] not in ("sym", "opaque"):
+            raise NoValue
+        bounds: list[tuple[str, Any]] = []
+        for index, op in enumerate(answer.ops):
+            if at not in (index, index + 1):
+                raise NoValue
+            bound = self._end(answer.terms[index + 1 if at == index else index])
+            bounds.append((op if at == index else FLIPPED[op], bound))
+
+        def fulfills(x: Any, op: str, bound: Any) -> bool:
+            if not absolute:
+                return _holds(op, x, bound)
+            both = (_holds(op, x, bound), _holds(FLIPPED[op], x, -bound))
+            return all(both) if op[0] in "<!" else any(both)
+
+        return lambda x: mp.isfinite(x) and all(fulfills(x, *each) for each in bounds)
+
+
+def _holds(op: str, x: Any, bound: Any) -> bool:
+    if x == bound or (mp.isfinite(x) and mp.isfinite(bound) and close(x, bound)):
+        return op in ("=", "<=", ">=")
+    return op == "!=" or (op[0] == "<" and x < bound) or (op[0] == ">" and x > bound)
+
+
+# -- the policy -------------------------------------------------------------------------------------------------------
 class Comparison:
     """One policy, applied to two answers that have been read; `problem` is what is known of their problem."""
 
@@ -70,15 +285,20 @@ class Comparison:
         mine, its = sorted(ours - theirs), sorted(theirs - ours)
         if self.problem is None or not 0 < len(mine) == len(its) <= 2 or not isinstance(g, (Scalar, Named, Listing)):
             return None
-        if not set("abcdkmnlrstCKN") >= {*mine, *its} or not {*mine, *its}.isdisjoint(self.problem.tokens):
+        # Of a tuple the gold's parameter may have any letter; elsewhere x is a coordinate, and z another.
+        free = isinstance(g.value if isinstance(g, Named) else g, Listing)
+        letters = {*mine} if free and all(map(str.isalpha, its)) else {*mine, *its}
+        if not set("abcdkmnlrstCKN") >= letters or not {*mine, *its}.isdisjoint(self.problem.tokens):
             return None
         ways = (renamed(p, dict(zip(mine, order, strict=True))) for order in permutations(its))
         return next((way for way in ways if self.equal(way, g)), None)
 
     def equal(self, p: Answer, g: Answer) -> bool:
         """Return whether prediction `p` equals gold `g`."""
-        if isinstance(p, Choice) or isinstance(g, Choice):
-            return self._choices(p, g)
+        if isinstance(p, Choice) or isinstance(g, Choice):  # what stands beside a letter is judged by itself (`decide`)
+            first, second = _letter(p) or "", _letter(g) or ""
+            marked = isinstance(p, Choice) and p.marked
+            return first != "" and (first.lower() == second.lower() if marked else first == second)
         if (wanted := assigned(g)) is not None and (given := assigned(p)) is not None:
             return given.keys() == wanted.keys() and all(self.equal(given[name], wanted[name]) for name in given)
         if isinstance(p, Named) or isinstance(g, Named):
@@ -96,6 +316,12 @@ class Comparison:
         if isinstance(p, Relation) and isinstance(g, Scalar):
             value = value_of_chain(p, self.problem)
             return value is not None and equal_terms(value, g.term)
+        if isinstance(p, Scalar) and isinstance(g, Relation):  # `x^2` for `y - x^2 = 0`
+            return is_graph(Named("y", p), g)
+        listing, chain = (p, g) if isinstance(p, Listing) else (g, p)
+        rises = isinstance(chain, Relation) and set(chain.ops) == {_RISING.get(self.contract.order)}
+        if rises and isinstance(chain, Relation) and isinstance(listing, Listing) and listing.kind == "list":
+            return self._ordered(listing.items, tuple(map(Scalar, chain.terms)))  # `b, a, c` for b < a < c
         if isinstance(p, Listing) and isinstance(g, Listing) and self._listings(p, g):
             return True
         inequalities = (i for x in (p, g) if isinstance(x, Listing) for i in x.items if isinstance(i, Relation))
@@ -103,20 +329,10 @@ class Comparison:
             return self._sets(p, g)
         return self._single(p, g)
 
-    # -- multiple choice, names ----------------------------------------------------------------------------------
-    def _choices(self, p: Answer, g: Answer) -> bool:
-        """Return whether two letters are one; what stands beside them is judged by itself (`decide`)."""
-        first, second = _letter(p), _letter(g)
-        marked = isinstance(p, Choice) and p.marked
-        return (
-            first is not None
-            and second is not None
-            and (first == second or (marked and first.lower() == second.lower()))
-        )
-
+    # -- names ---------------------------------------------------------------------------------------------------
     def _named(self, p: Answer, g: Answer) -> bool:
         if isinstance(p, Named) and isinstance(g, Named):
-            if same_quantity(p.name, g.name):
+            if _plain(p.name) == _plain(g.name):
                 if p.variables and g.variables and p.variables != g.variables:
                     return self.equal(rename(p, g).value, g.value)
                 return self.equal(p.value, g.value)
@@ -157,6 +373,8 @@ class Comparison:
         assert self.problem is not None
         names = self.problem.asked_names
         name = plain_name(f"{p.name}({p.variables[0]})" if p.variables else p.name)
+        if re.fullmatch(r"[A-Z]{2}\^\d", name) and not occurs(tokens_of(p.name), self.problem.tokens):
+            return True  # the square of a segment of which nobody has spoken
         if not names or name in names:
             return False
         if re.fullmatch(r"[A-Z]{2}", name):
@@ -174,16 +392,12 @@ class Comparison:
                 return False  # an angle in radians
             if contains(plain.term, "const", "pi") or plain.unit.name:  # where the problem fixes no unit
                 free = self.problem is not None and not self.problem.fixes_angles and not self.contract.units
-                return free and equal_terms(
-                    ("mul", degrees.term, ("div", ("const", "pi"), ("num", Fraction(180)))), plain.term
-                )
+                radians = ("mul", degrees.term, ("div", ("const", "pi"), ("num", Fraction(180))))
+                return free and equal_terms(radians, plain.term)
         if not self._units_agree(p.unit, g.unit) or (p.percent and g.unit.name) or (g.percent and p.unit.name):
             return False
-        if (
-            p.unscaled is not None
-            and self.problem is not None
-            and self.problem.counted.issuperset(map(singular, p.scales))
-        ):
+        counted = self.problem.counted if self.problem else frozenset()
+        if p.unscaled is not None and counted.issuperset(map(singular, p.scales)):
             p = replace(p, term=p.unscaled)  # `5 dozen` where the problem asks how many dozen
         if p.percent == g.percent:
             return self._values(p, g)
@@ -214,6 +428,8 @@ class Comparison:
         head, _, below = given.partition("/")
         if head in _MONEY and contract.currencies and head not in contract.currencies:
             return False
+        if given and self.problem is not None and self.problem.asks_percent:
+            return False  # `25°` for a percentage
         if given.startswith("mod "):
             return not contract.moduli or given[4:] in contract.moduli
         if not given or not contract.units:
@@ -221,13 +437,14 @@ class Comparison:
         for asked in contract.units:
             wanted, _, per = asked.partition("/")
             # `5 hours` where it asks how many a week
-            if {head, wanted} >= {"sterling", "pound"} or (head == wanted and (per == below or not per or not below)):
+            money = contract.currencies == {"sterling"} and {head, wanted} >= {"sterling", "pound"}
+            if money or (head == wanted and (per == below or not per or not below)):
                 return True
         return False
 
     def _values(self, p: Scalar, g: Scalar) -> bool:
         if equal_terms(p.term, g.term):
-            return True
+            return self.problem is None or not self.problem.matrices or equal_as_matrices(p.term, g.term)
         if not (p.digits or g.digits) or symbols(p.term) or symbols(g.term):
             return False
         try:
@@ -253,13 +470,19 @@ class Comparison:
     # -- collections ---------------------------------------------------------------------------------------------
     def _listings(self, p: Listing, g: Listing) -> bool:
         kinds = {p.kind, g.kind}
-        if kinds == {"list"} and self.contract.order and self.in_asked_order(g):
+        p_names, g_names = distinct_names(p.items), distinct_names(g.items)
+        if (p_names is None) != (g_names is None) and kinds == {"list"}:
+            values = [[item.value if isinstance(item, Named) else item for item in x.items] for x in (p, g)]
+            similar = indexed(p_names or g_names or [])
+            return self._unordered(*values) if similar else self._ordered(*values)
+        if kinds <= {"list", "set"} and self.contract.order and self.in_asked_order(g):
             return self._ordered(p.items, g.items)
         if "ratio" in kinds:
             return kinds == {"ratio"} and self._ratios(p, g)
         if kinds == {"tuple"}:
             # With two entries the brackets tell an open interval (or a point) from a closed one.
-            same_brackets = p.brackets == g.brackets or (len(p.items) > 2 and {p.brackets, g.brackets} <= {"()", "[]"})
+            either = len(p.items) > 2 or (self.problem is not None and self.problem.monotone)
+            same_brackets = p.brackets == g.brackets or (either and "(" not in p.brackets[1:] + g.brackets[1:])
             return same_brackets and self._ordered(p.items, g.items)
         if kinds == {"tuple", "list"}:  # `y = 2, x = 1` beside (1, 2)
             p, g = self._in_order(p), self._in_order(g)
@@ -271,11 +494,6 @@ class Comparison:
             return in_order and self._ordered(p.items, g.items)
         if {p.joint, g.joint} == {"and", "or"} and any(isinstance(x, (Relation, Union)) for x in (*p.items, *g.items)):
             return False  # x < 1 and x > 2 is not x < 1 or x > 2: as sets they are compared elsewhere
-        p_names, g_names = distinct_names(p.items), distinct_names(g.items)
-        if (p_names is None) != (g_names is None) and kinds == {"list"}:
-            values = [[item.value if isinstance(item, Named) else item for item in x.items] for x in (p, g)]
-            similar = indexed(p_names or g_names or [])
-            return self._unordered(*values) if similar else self._ordered(*values)
         p_items, g_items = (self._distinct(x.items) if x.kind == "set" else x.items for x in (p, g))
         if kinds == {"set", "list"} or not any(isinstance(x, Scalar) for x in (*p_items, *g_items)):
             # A solution named twice is one solution; a number written twice may be a double root.
@@ -320,10 +538,8 @@ class Comparison:
     def _ratios(self, p: Listing, g: Listing) -> bool:
         if len(p.items) != len(g.items):
             return False
-        if any(
-            time is not None and ":0" in time[0] for time in (time_of_day(p), time_of_day(g))
-        ):  # a time of day, which no ratio equals
-            return False
+        if any(time is not None and ":0" in time[0] for time in map(time_of_day, (p, g))):
+            return False  # a time of day, which no ratio equals
         if self._ordered(p.items, g.items):
             return True
         if any(isinstance(x, Scalar) and equal_terms(x.term, ZERO) for x in (*p.items, *g.items)):
@@ -336,31 +552,25 @@ class Comparison:
         whole, part = (p, g) if isinstance(p, Listing) else (g, p)
         if not isinstance(whole, Listing) or not isinstance(part, Scalar):
             return False
-        if whole.kind == "ratio" and len(whole.items) == 2 and not self._is_time(whole):
+        spoken = frozenset() if self.problem is None else self.problem.vocabulary
+        is_time = is_clock(whole.brackets) and (not spoken or not _TIMES.isdisjoint(spoken))
+        if whole.kind == "ratio" and len(whole.items) == 2 and not is_time:
             quotient = Scalar(("div", *_terms(whole)))
             return self._values(quotient, part) if whole is p else self._values(part, quotient)
         if whole.kind == "tuple" and part.term[0] == "mat":
             return _as_matrix(whole, part.term)
-        forms = {repr(item) for item in whole.items}
+        apart = 1 < len(set(map(repr, whole.items))) == len(whole.items)
         names = distinct_names(whole.items)  # `a = 3, c = 3` says more than 3
-        twice = (
-            whole.kind == "list"
-            and (whole.joint == "or" or 1 < len(forms) == len(whole.items))
-            and (not names or indexed(names))
-        )
+        twice = whole.kind == "list" and (whole.joint == "or" or apart) and (not names or indexed(names))
         if twice or (whole.kind in ("list", "set") and len(whole.items) == 1):  # `5/2 or 2.5`
             return all(self.equal(item, part) if whole is p else self.equal(part, item) for item in whole.items)
         return False
-
-    def _is_time(self, ratio: Listing) -> bool:
-        spoken = frozenset() if self.problem is None else self.problem.vocabulary
-        return is_clock(ratio.brackets) and (not spoken or not _TIMES.isdisjoint(spoken))
 
     def _sets(self, p: Answer, g: Answer) -> bool:
         if self.contract.point and isinstance(p, Relation) and isinstance(g, Listing) and g.kind == "tuple":
             return False  # 2 < x < 5 is no point
         point = point_for(set().union(*(_symbols(x) for x in (p, g))), 0)
-        sets = RealSets(point, close)
+        sets = RealSets(point)
         same = sets.same(p, g)
         if isinstance(p, Scalar) or isinstance(g, Scalar):
             return False
@@ -374,6 +584,7 @@ class Comparison:
 
 
 _TIMES = words("time clock am pm o'clock noon midnight hour hours minute minutes morning evening")
+_RISING = {"increasing": "<", "decreasing": ">"}
 _MONEY = frozenset(("dollar", "cent", "euro", "sterling", "yen", "rupee"))
 
 

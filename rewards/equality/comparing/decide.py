@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
 from mpmath import mp
 
-from gtpo.rewards.boxes import boxed_together
-from gtpo.rewards.equality.arithmetic.terms import Budget, evaluate, symbols
-from gtpo.rewards.equality.arithmetic.values import NoValue, TooBig
+from gtpo.rewards.equality.arithmetic import Budget, NoValue, TooBig, evaluate, symbols
 from gtpo.rewards.equality.comparing.comparison import Comparison
 from gtpo.rewards.equality.comparing.simplified import ANALYSIS, finding
-from gtpo.rewards.equality.reading.answers import NO_UNIT, Answer, Scalar, Words
+from gtpo.rewards.equality.reading.answers import NO_UNIT, Answer, Scalar, Words, same_name, same_words
 from gtpo.rewards.equality.reading.clean import PRICE, clean, typed_thousands, unwrap_answer
-from gtpo.rewards.equality.reading.problem import ProblemText, is_name_in, read_problem
+from gtpo.rewards.equality.reading.problem import ProblemText, name_in, read_problem
 from gtpo.rewards.equality.reading.reader import read, split_choice
 from gtpo.rewards.equality.reading.statements import cores
-from gtpo.rewards.equality.reading.words import same_name, same_words
-from gtpo.rewards.extract import extract_answer, without_thoughts
+from gtpo.rewards.extract import boxed_together, extract_answer, without_thoughts
 from gtpo.rewards.limits import ANSWERS_KEPT, DIGITS
 
 _LETTER_AFTER = re.compile(r"(-?(?:[\d.]+|\\frac\{\d+\}\{\d+\}))\s+([msghlL](?:\^\{?\d\}?)?)")
@@ -51,6 +50,14 @@ def _readings(text: str, gold: bool = False, known: bool = False) -> tuple[str, 
     if (spaced := _LETTER_AFTER.fullmatch(readings[0])) is not None:
         readings.append(spaced[1] + spaced[2])
     return tuple(readings)
+
+
+def selected(text: str) -> frozenset[str]:
+    """Return the options that "which of these" is answered with (`A, C`, `AC`, `①③`, `(1)(3)`), none for others."""
+    marks = re.sub(r"\\(?:text|mathrm)\s*\{([^{}]*)\}", r"\1", text).strip(" .$")
+    if re.fullmatch(r"(?:(?:[A-H]|[①-⑳]|\(\d\))(?:[\s,;、]|and|\\)*)+", marks) is None:
+        return frozenset()
+    return frozenset(unicodedata.normalize("NFKC", mark) for mark in re.findall(r"[A-H①-⑳\d]", marks))
 
 
 _read = lru_cache(maxsize=ANSWERS_KEPT)(read)
@@ -93,19 +100,25 @@ def decide(
     known = read_problem(problem) if problem else None
     if known is not None and known.contract.counts and PRICE.fullmatch(prediction.strip()):
         return "INCORRECT"  # `$5` for "how many apples"
+    several = re.search("[①-⑳]", gold) or (known is not None and known.options and not known.contract.order)
+    if several and len(wanted := selected(gold)) > 1 and (named := selected(prediction)):
+        return "CORRECT" if wanted == named else "INCORRECT"
     spoken = (known.asking, known.others) if known is not None and " " in prediction else ()
     texts = _texts(prediction, False, *spoken)
-    if known is not None and is_name_in(gold, known):
-        return "CORRECT" if any(same_name(clean(text), gold) for text in texts) else "INCORRECT"
+    if known is not None and (name := name_in(gold, known)) is not None:
+        if any(same_name(clean(text), name) for text in texts):
+            return "CORRECT"
+        if name == gold.strip():
+            return "INCORRECT"
     golds = [reading for text in _texts(gold, gold=True) for reading in _readings(text, True, known is not None)]
     chosen = [choice for reading in golds if (choice := split_choice(reading)) is not None]
     letters = bool(chosen) or known is None or bool(known.options)
     if known is not None and known.options and re.fullmatch(r"\(?[A-H]\)?", gold.strip()):
         texts = tuple(_OPTION_LETTER.sub(lambda m: m.group().upper(), text) for text in texts)
-    judge = _Judge(known, golds, [rest for _, rest, _ in chosen if rest], sympy_fallback)
+    judge = _Judge(known, golds, [rest for _, rest, _ in chosen if rest], letters, by_text, sympy_fallback)
     try:
         # Each is judged as if it had been the answer; the least of those that are equal to the gold counts.
-        found = {judge.outcome(_readings(text), letters, by_text) for text in texts}
+        found = {judge.outcome(_readings(text)) for text in texts}
         return next(each for each in ("COPIED", "UNEVALUATED", "CORRECT", "INCORRECT") if each in found)
     except _UnusableGold:
         return "UNUSABLE_GOLD"
@@ -117,78 +130,75 @@ class _UnusableGold(Exception):
     """The gold is beyond what can be computed."""
 
 
+@dataclass
 class _Judge:
     """What one gold and its problem make of the readings of an answer."""
 
-    def __init__(
-        self,
-        known: ProblemText | None,
-        golds: Sequence[str],
-        bodies: Sequence[str],
-        sympy_fallback: Callable[[str, str], bool] | None,
-    ) -> None:
-        self._known, self._sympy = known, sympy_fallback
-        self._letters, self._bodies = golds, bodies
-        self._comparison = Comparison(known)
+    known: ProblemText | None
+    golds: list[str]
+    bodies: list[str]  # what stands beside the letters of golds that are choices
+    letters: bool  # whether letters choose something here
+    by_text: bool
+    sympy: Callable[[str, str], bool] | None
 
-    def outcome(self, predictions: Sequence[str], letters: bool, by_text: bool) -> str:
+    def outcome(self, predictions: Sequence[str]) -> str:
         """Return what an answer comes to, as it stands and, if letters choose something here, without its letter."""
         for prediction in predictions:
-            choice = split_choice(prediction) if letters else None
+            choice = split_choice(prediction) if self.letters else None
             if choice is not None and choice[1]:
-                letter, body, marked = choice
-                return self._chosen(letter, body, marked, by_text)
-        found = self._judged(predictions, [*self._letters, *self._bodies], by_text, letters)
-        if found == "INCORRECT" and self._known is not None and self._known.options:
+                return self._chosen(*choice)
+        found = self._judged(predictions, [*self.golds, *self.bodies])
+        if found == "INCORRECT" and self.known is not None and self.known.options:
             # The option for its letter, or the letter for its option.
-            option_of = self._known.option
-            wanted = [clean(o) for g in self._letters if (o := option_of(g.strip("()"))) is not None]
+            option_of = self.known.option
+            wanted = [clean(o) for g in self.golds if (o := option_of(g.strip("()"))) is not None]
             if wanted:
-                return self._judged(predictions, wanted, by_text, letters)
+                return self._judged(predictions, wanted)
             given = [clean(o) for p in predictions if (o := option_of(p.strip("()"))) is not None]
             if given and len(predictions[0]) < 4:
-                return self._judged(given, [*self._letters, *self._bodies], by_text, letters)
+                return self._judged(given, [*self.golds, *self.bodies])
         return found
 
-    def _chosen(self, letter: str, body: str, marked: bool, by_text: bool) -> str:
+    def _chosen(self, letter: str, body: str, marked: bool) -> str:
         """Return what a letter with an answer beside it comes to: the answer must be the option's, and no less done."""
-        option = self._known.option(letter) if self._known is not None else None
-        if option is not None and self._judged([body], [clean(option)], by_text, True) == "INCORRECT":
-            return "INCORRECT"
-        mark = f"({letter})" if marked else letter
-        by_letter = self._judged([mark], self._letters, by_text, True)
-        own = [gold for gold in self._letters if split_choice(gold) is None and len(gold) > 1] + [*self._bodies]
+        option = self.known.option(letter) if self.known is not None else None
+        of_option = None if option is None else self._judged([body], [clean(option)])
+        if of_option == "INCORRECT":
+            return of_option
+        by_letter = self._judged([f"({letter})" if marked else letter], self.golds)
+        own = [gold for gold in self.golds if split_choice(gold) is None and len(gold) > 1] + self.bodies
         if by_letter == "CORRECT" and not own:
-            return by_letter if option is None else self._judged([body], [clean(option)], by_text, True)
-        if by_letter != "CORRECT" and self._bodies:
+            return of_option or by_letter
+        if by_letter != "CORRECT" and self.bodies:
             return "INCORRECT"  # another letter than the gold's
-        return self._judged([body], own, by_text, True)
+        return self._judged([body], own)
 
-    def _judged(self, predictions: Sequence[str], golds: Sequence[str], by_text: bool, letters: bool) -> str:
-        known = self._known
-        if by_text and any(same_words(p, g) for p in predictions for g in golds):
+    def _judged(self, predictions: Sequence[str], golds: Sequence[str]) -> str:
+        known, depth = self.known, 0 if self.letters else 1
+        if self.by_text and any(same_words(p, g) for p in predictions for g in golds):
             return "CORRECT"
         try:
             Budget.refill()
-            read_golds = [_read(text, 0 if letters else 1) for text in golds]
+            read_golds = [_read(text, depth) for text in golds]
         except TooBig:
             raise _UnusableGold from None
         Budget.refill()
-        read_predictions = [_read(text, 0 if letters else 1) for text in predictions]
+        read_predictions = [_read(text, depth) for text in predictions]
         Budget.refill()  # the comparison has its own: what it may spend must not hang on what was read before
+        comparison = Comparison(known)
         found = {
             finding(predictions[i], matching, golds[j], g, known)
             for i, p in enumerate(read_predictions)
             for j, g in enumerate(read_golds)
-            if (matching := self._comparison.matching(p, g)) is not None
+            if (matching := comparison.matching(p, g)) is not None
         }
         if found:
             return next(outcome for outcome in ("CORRECT", "UNEVALUATED", "COPIED") if outcome in found)
-        if not golds or self._sympy is None:
+        if not golds or self.sympy is None:
             return "INCORRECT"
         unread = any(isinstance(answer, Words) for answer in (read_predictions[0], read_golds[0]))
         unread = unread or ANALYSIS.search(predictions[0] + golds[0]) is not None
-        if unread and self._sympy(predictions[0], golds[0]):
+        if unread and self.sympy(predictions[0], golds[0]):
             return finding(predictions[0], read_predictions[0], golds[0], read_golds[0], known)
         return "INCORRECT"
 

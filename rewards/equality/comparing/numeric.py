@@ -18,10 +18,25 @@ from typing import Any
 import mpmath
 from mpmath import mp
 
-from gtpo.rewards.equality.arithmetic.terms import Budget, Term, contains, evaluate, parts, subterms, symbols
-from gtpo.rewards.equality.arithmetic.values import Magnitudes, Matrix, NoValue, TooBig, Value, noise, number_of
+from gtpo.rewards.equality.arithmetic import (
+    Budget,
+    Magnitudes,
+    Matrix,
+    NoValue,
+    Term,
+    TooBig,
+    Value,
+    contains,
+    evaluate,
+    integer,
+    noise,
+    number_of,
+    parts,
+    subterms,
+    symbols,
+)
 from gtpo.rewards.equality.reading.answers import Scalar
-from gtpo.rewards.equality.reading.contract import Contract
+from gtpo.rewards.equality.reading.problem import Contract
 from gtpo.rewards.limits import COMPARISON_DIGITS
 
 POINTS_NEEDED, POINTS_TRIED = 4, 24
@@ -141,6 +156,17 @@ def _same_values(a: Term, b: Term, sign: int) -> bool:
             for x, y in _values(a, b, chain(_far_points(a, b, names), _between_kinks(a, b, names)), sign)
         )
     )
+
+
+def equal_as_matrices(a: Term, b: Term) -> bool:
+    """Return whether terms are equal if their capital letters are matrices; what has no value then, is."""
+    names = sorted(symbols(a) | symbols(b))
+    cells = {name: [[noise("cell", name, i, j) for j in range(2)] for i in range(2)] for name in names}
+    point = {n: Matrix(map(tuple, cells[n])) if n.isupper() else noise("point", n) for n in names}
+    try:
+        return close(evaluate(a, point), evaluate(b, point))
+    except NoValue:
+        return True
 
 
 def _values(a: Term, b: Term, points: Iterable[dict[str, Value]], sign: int = 1) -> Iterator[tuple[Value, Value]]:
@@ -309,7 +335,11 @@ def agree_as_decimals(p: Scalar, g: Scalar, contract: Contract | None) -> bool:
             return (
                 (contract is None or contract.rounded) and g.digits >= 4 and p.places > g.places and bool(gap <= half)
             )
+        if terminates(x) and contract is not None and contract.rounded and contract.places is None and len(str(x)) >= 3:
+            return integer(x) is not None and bool(gap <= 0.5)  # `118` for 117.95, which is about as much
         return g.digits >= 3 and not terminates(x) and bool(gap <= half)
+    if g.term[0] == "num":
+        return False  # `0.4545` for a gold that repeats for ever
     # An exact gold: a decimal with 5 digits, 4 of them after the point, may stand for a fraction without an end.
     if contract is not None and contract.rounded and contract.places is not None and p.places == contract.places:
         return bool(gap <= mp.mpf(5) * mp.mpf(10) ** (-p.places - 1))

@@ -7,28 +7,511 @@ of a chain with another number in it (`x = 41 = 42`).
 
 from __future__ import annotations
 
+import enum
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
+from itertools import chain
+from typing import NamedTuple
 
-from gtpo.rewards.equality.arithmetic.terms import ONE, Term, canonical, contains, evaluate, is_literal, symbols
-from gtpo.rewards.equality.arithmetic.values import NoValue
-from gtpo.rewards.equality.comparing.equations import rename
-from gtpo.rewards.equality.comparing.form import in_form, is_padded
-from gtpo.rewards.equality.comparing.numeric import equal_terms
-from gtpo.rewards.equality.comparing.work import ALWAYS, Count, Work, is_rational, work_left
+from gtpo.rewards.equality.arithmetic import (
+    ONE,
+    ZERO,
+    Budget,
+    NoValue,
+    Term,
+    Value,
+    add,
+    canonical,
+    contains,
+    divide,
+    evaluate,
+    is_literal,
+    multiply,
+    negative,
+    noise,
+    number_of,
+    parts,
+    subterms,
+    symbols,
+)
+from gtpo.rewards.equality.comparing.comparison import rename
+from gtpo.rewards.equality.comparing.numeric import close, equal_terms, one_to_one
 from gtpo.rewards.equality.reading.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Words, leaves
+from gtpo.rewards.equality.reading.grammar import occurs, tokens_of
 from gtpo.rewards.equality.reading.problem import ProblemText
-from gtpo.rewards.equality.reading.tokens import occurs, tokens_of
 
+
+# -- what is left to compute ------------------------------------------------------------------------------------------
+class Work(enum.Enum):
+    """Kinds of operations that an expression leaves."""
+
+    SUM = "numbers that are added"
+    LIKE = "terms of a sum that can be put together"
+    PRODUCT = "factors that can be put together"
+    POWER = "a power of a power, an exponent of 0 or 1"
+    SIGN = "a sign that cancels another"
+    FUNCTION = "a function of numbers, or of its own inverse"
+    BOUND = "a sum, product, integral or limit over a variable"
+    REDUCTION = "a fraction or root that can be reduced, within an expression"
+    FRACTION = "a number that is one fraction or root and can be reduced"
+    LITERAL_POWER = "a number that is a power"
+    ROOT = "a root with a square in it, in a denominator, or of a sum"
+
+
+Count = Counter[Work]
+ALWAYS = frozenset(Work) - {Work.FRACTION, Work.ROOT, Work.LITERAL_POWER}
+"""What no answer may leave that its gold does not leave; the others depend on the problem."""
+_INVERSES = {"ln": "exp", "exp": "ln", "sin": "arcsin", "cos": "arccos", "tan": "arctan", "arcsin": "sin",
+             "arccos": "cos", "arctan": "tan"}  # fmt: skip
+
+
+def work_left(term: Term) -> Count:
+    """Return how many operations of each kind an expression leaves."""
+    found: Count = Counter()
+    _visit(term, found, whole=not symbols(term))
+    return found
+
+
+def _visit(term: Term, found: Count, whole: bool = False) -> None:
+    """Count what one term leaves; `whole`: it is a number by itself."""
+    kind = term[0]
+    if kind in ("add", "mul"):
+        matrices = sum(_unsigned(part)[0][0] == "mat" for part in term[1:])
+        found[Work.PRODUCT] += max(0, matrices - 1)
+    if kind == "mat":
+        for cell in parts(term):
+            _visit(cell, found, not symbols(cell))
+    elif kind == "bind":
+        found[Work.BOUND] += 1
+    elif kind == "add":
+        added = list(addends(term))
+        if not symbols(term):
+            found[Work.SUM] += len(added) - 1
+        found[Work.LIKE] += len(added) - len(set(map(_kind_of, added))) + added.count(ZERO)
+        for part in added:
+            _visit(part, found)
+    elif kind in ("mul", "div", "neg", "pow") or term[:2] in (("fn", "sqrt"), ("fn", "root")):
+        _product(term, found, whole)
+    elif kind == "fn":
+        _function(term, found)
+    else:
+        for part in parts(term):
+            _visit(part, found)
+
+
+# -- sums ----------------------------------------------------------------------------------------------------------
+def addends(term: Term) -> Iterator[Term]:
+    """Yield the terms of a sum, those of sums within it too, each with its sign."""
+    if term[0] == "add":
+        for part in term[1:]:
+            yield from addends(part)
+    elif term[0] == "neg" and term[1][0] == "add":
+        for part in addends(term[1]):
+            yield ("neg", part)
+    else:
+        yield term
+
+
+def _kind_of(addend: Term) -> str:
+    """Return an addend without its rational coefficient: two of one kind can be put together."""
+    above, below, *_ = factors(addend)
+    above, below = ([f for f in side if not is_rational(f)] for side in (above, below))
+    inverted: list[Term] = [("pow", factor, ("neg", ONE)) for factor in below]
+    return repr(canonical(("mul", ONE, *above, *inverted)))
+
+
+# -- products and powers -------------------------------------------------------------------------------------------
+class Factors(NamedTuple):
+    """Of a product or quotient; 1/2 and 2^3 are one factor."""
+
+    above: list[Term]
+    below: list[Term]
+    signs: int
+    nested: int  # Fractions within denominators
+
+
+def factors(term: Term) -> Factors:
+    """Return the factors above and below the fraction line, with the signs and fractions that were between them."""
+    sides: tuple[list[Term], list[Term]] = ([], [])
+    signs = nested = 0
+
+    def collect(part: Term, side: int) -> None:
+        nonlocal signs, nested
+        if part[0] == "mul":
+            for each in part[1:]:
+                collect(each, side)
+        elif part[0] == "neg":
+            signs += 1
+            collect(part[1], side)
+        elif part[0] == "div" and not is_rational(part):
+            nested += side
+            top, sign = _unsigned(part[1])
+            signs += sign
+            if top != ONE:
+                collect(top, side)
+            collect(part[2], 1 - side)
+        elif part[0] == "pow" and part[2] == ("neg", ONE) and not is_rational(part):
+            collect(part[1], 1 - side)
+        else:
+            sides[side].append(part)
+
+    collect(term, 0)
+    return Factors(*sides, signs, nested)
+
+
+def _unsigned(term: Term) -> tuple[Term, int]:
+    return (term[1], 1) if term[0] == "neg" else (term, 0)
+
+
+def _is_integer(term: Term) -> bool:
+    return bool(term[0] == "num" and term[1].denominator == 1)
+
+
+def is_rational(term: Term) -> bool:
+    """Return whether a term is one rational number as written: 3, 0.5, 2/3, 1 1/2, 2^10."""
+    term, _ = _unsigned(term)
+    if term[0] == "div":
+        return all(_is_integer(_unsigned(part)[0]) for part in term[1:])
+    if term[0] == "pow":
+        return is_rational(term[1]) and _is_integer(_unsigned(term[2])[0])
+    return bool(term[0] == "num" or term[:2] == ("fn", "mixed"))
+
+
+def _base(factor: Term) -> Term:
+    return factor[1] if factor[0] == "pow" and _is_integer(_unsigned(factor[2])[0]) else factor
+
+
+def _root_of(factor: Term) -> tuple[Term, Term] | None:
+    """Return (radicand, degree) of a root, None for anything else."""
+    if factor[:2] == ("fn", "sqrt"):
+        return factor[2], ("num", Fraction(2))
+    if factor[:2] == ("fn", "root"):
+        return factor[2], factor[3]
+    if factor[0] == "pow" and factor[2][0] == "div" and is_rational(factor[2]):
+        return factor[1], factor[2][2]
+    return None
+
+
+def _product(term: Term, found: Count, whole: bool) -> None:
+    above, below, signs, nested = factors(term)
+    found[Work.SIGN] += max(0, signs - 1)
+    found[Work.PRODUCT] += nested
+    tops, bottoms = ([f for f in side if is_rational(f)] for side in (above, below))
+    others = [[f for f in side if not is_rational(f)] for side in (above, below)]
+    alone = len(above) + len(below) == 1
+    scientific = any(f[0] == "pow" and f[1] == ("num", Fraction(10)) for f in tops) and not below
+    found[Work.PRODUCT] += max(0, len(tops) - 1 - scientific) + max(0, len(bottoms) - 1)
+    if not alone:
+        found[Work.PRODUCT] += sum(f in (ONE, ZERO) for f in tops)
+    reduction = Work.FRACTION if whole else Work.REDUCTION
+    found[reduction] += sum(_is_reducible(f) for f in tops + bottoms) + bottoms.count(ONE)
+    for top in tops:
+        for bottom in bottoms:
+            a, b = _whole_base(top), _whole_base(bottom)
+            if a is None or b is None:
+                found[Work.PRODUCT] += 1
+            elif math.gcd(a, b) > 1:
+                found[reduction] += 1
+    if bottoms and not tops and any(_content(f, bottoms[0]) > 1 for f in others[0]):
+        found[reduction] += 1
+    bases = [repr(canonical(_base(f))) for f in others[0] + others[1]]
+    found[Work.PRODUCT] += len(bases) - len(set(bases))
+    for side in others:
+        degrees = [root[1] for f in side if (root := _root_of(f)) is not None]
+        found[Work.PRODUCT] += len(degrees) - len(set(degrees))
+    if not symbols(term):
+        sums = sum(_base(f)[0] == "add" for f in others[0] + others[1])
+        powers = sum(f[0] == "pow" and f[1][0] == "add" for f in others[0] + others[1])
+        found[Work.PRODUCT] += powers + max(0, sums - 1)
+    for factor, _ in map(_unsigned, tops + bottoms):
+        if factor[0] == "pow" and (factor[2] == ZERO or _unsigned(factor[1])[0] != ("num", Fraction(10))):
+            base, exponent = _unsigned(factor[1])[0], factor[2]
+            small = exponent in (ZERO, ONE) or base in (ZERO, ONE) or base[0] == "pow" or _is_reducible(base)
+            found[Work.POWER if small else Work.LITERAL_POWER if whole else Work.REDUCTION] += 1
+    for number, side in enumerate(others):
+        for factor in side:
+            if (root := _root_of(factor)) is not None:
+                _root(*root, found, whole, number == 1)
+                if factor[0] == "pow":
+                    _visit(factor[2], found)
+            elif factor[0] == "pow":
+                _power(factor[1], factor[2], found)
+            else:
+                _visit(factor, found)
+
+
+def _power(base: Term, exponent: Term, found: Count) -> None:
+    bare, signs = _unsigned(base)
+    whole_exponent = _is_integer(_unsigned(exponent)[0])
+    if exponent in (ZERO, ONE) or bare in (ZERO, ONE) or bare[0] == "pow" or (bare[0] == "fn" and exponent == ONE):
+        found[Work.POWER] += 1
+    if whole_exponent:
+        root = _root_of(bare)
+        found[Work.SIGN] += signs
+        found[Work.POWER] += root is not None and (not symbols(root[0]) or _divides(root[1], exponent))
+        found[Work.POWER] += bare[:2] == ("fn", "abs") and _divides(("num", Fraction(2)), exponent)
+        found[Work.POWER] += bare[0] in ("mul", "div") and any(map(is_rational, chain(*factors(bare)[:2])))
+        found[Work.POWER] += base == ("const", "i")
+    if base == ("const", "e"):
+        found[Work.FUNCTION] += contains(exponent, "const", "i") and not symbols(exponent) and is_turn(exponent)
+        found[Work.FUNCTION] += any(part[:2] in (("fn", "ln"), ("fn", "log")) for part in addends(exponent))
+    _visit(base, found)
+    _visit(exponent, found)
+
+
+def is_turn(exponent: Term) -> bool:
+    """Return whether an exponent of e is a whole multiple of i pi / 2: then the power is 1, -1, i or -i."""
+    try:
+        quarters = number_of(evaluate(("div", exponent, ("mul", ("const", "i"), ("const", "pi"))), {})) * 2
+        return bool(abs(quarters - round(quarters.real)) < 1e-30)
+    except (NoValue, AttributeError):
+        return False
+
+
+def _divides(divisor: Term, number: Term) -> bool:
+    number, _ = _unsigned(number)
+    return _is_integer(divisor) and _is_integer(number) and divisor[1] != 0 and number[1] % divisor[1] == 0
+
+
+def _is_reducible(unit: Term) -> bool:
+    """Return whether a fraction of integers is not in lowest terms."""
+    unit, _ = _unsigned(unit)
+    if unit[0] != "div":
+        return False
+    top, bottom = (int(_unsigned(part)[0][1]) for part in unit[1:])
+    return math.gcd(top, bottom) != 1 or bottom in (0, 1)
+
+
+def _whole_base(unit: Term) -> int | None:
+    """Return an integer, or that of which it is a power; None for other rationals."""
+    unit, _ = _unsigned(unit)
+    base = _unsigned(unit[1])[0] if unit[0] == "pow" else unit
+    return int(base[1]) if _is_integer(base) else None
+
+
+def _content(factor: Term, divisor: Term) -> int:
+    """Return what the coefficients of a sum have in common with an integer that divides it."""
+    number = _whole_base(divisor)
+    if factor[0] != "add" or number is None:
+        return 1
+    for part in addends(factor):
+        units = [f for f in factors(part)[0] if is_rational(f)]
+        value = _whole_base(units[0]) if len(units) == 1 else None
+        number = math.gcd(number, 1 if value is None else value)
+    return number
+
+
+def _root(radicand: Term, degree: Term, found: Count, whole: bool, below: bool) -> None:
+    bare, _ = _unsigned(radicand)
+    if degree == ONE:
+        found[Work.POWER] += 1
+    if symbols(radicand):
+        above, under, *_ = factors(radicand)
+        if all(f[0] == "pow" and _divides(degree, f[2]) for f in above + under):
+            found[Work.FUNCTION] += 1
+    elif _is_integer(bare) and _is_integer(degree):
+        perfect, composed = _perfect(abs(int(bare[1])), int(degree[1]))
+        found[Work.FRACTION if whole else Work.REDUCTION] += perfect
+        found[Work.ROOT] += composed or below
+    elif is_rational(bare) and bare[0] != "pow":
+        found[Work.ROOT] += 1
+    else:
+        nested = any(part[0] == "add" for part in subterms(radicand)) and radicand[0] != "pow"
+        found[Work.ROOT if nested else Work.FUNCTION] += 1
+    _visit(radicand, found)
+
+
+def _perfect(number: int, index: int) -> tuple[bool, bool]:
+    """Say of an integer whether it is a power of this index, and whether a factor of it is."""
+    if not 2 <= index <= 64 or number > 10**12:
+        return False, False
+    base = round(number ** (1 / index))
+    if any(n >= 0 and n**index == number for n in (base - 1, base, base + 1)):
+        return True, False
+    return False, any(number % n**index == 0 for n in range(2, min(base + 2, 1000)))
+
+
+def _function(term: Term, found: Count) -> None:
+    name, arguments = term[1], term[2:]
+    if name == "mixed":
+        return
+    first = arguments[0]
+    if name == "exp" and is_rational(first):
+        return
+    if name == "det" and first[0] == "mat":
+        found[Work.FUNCTION] += 1
+    numbers = not symbols(term) and not any(part[0] == "opaque" for part in subterms(term))
+    undone = first[0] in ("fn", "pow") and (
+        first[1] == _INVERSES.get(name) or (name == "ln" and first[1] == ("const", "e"))
+    )
+    kept = name == "abs" and (
+        first[:2] == ("fn", "abs") or (first[0] == "pow" and _divides(("num", Fraction(2)), first[2]))
+    )
+    found[Work.FUNCTION] += numbers or undone or kept
+    for part in arguments:
+        _visit(part, found)
+
+
+# -- the form that a problem asks for, and parts that compute nothing -------------------------------------------------
+Values = tuple[Value, ...]  # Of one term, at each point
+
+
+def in_form(written: Sequence[Scalar], wanted: Sequence[Scalar], forms: frozenset[str]) -> bool:
+    """Return whether an answer has each of the forms that its problem asks for and its gold has (`Contract.forms`)."""
+    if len(written) != 1 or len(wanted) != 1:
+        return True
+    p, g = written[0].term, wanted[0].term
+    if "factored" in forms and not _is_factored_as(p, g):
+        return False
+    if "expanded" in forms and has_product_of_sums(p) and not has_product_of_sums(g):
+        return False
+    if "a decimal" in forms and wanted[0].digits and not (written[0].digits or is_literal(p)):
+        return False
+    if "one fraction" in forms and p[0] == "add" and g[0] != "add":
+        return False
+    if "as stated" in forms and not is_literal(g) and _outline(p) != _outline(g):
+        return False
+    if "simplest" in forms and symbols(g):
+        return not (has_product_of_sums(p) or contains(p, "div")) or _sums(p) <= _sums(g)
+    return True
+
+
+def _outline(term: Term) -> str:
+    """Return the form of an expression: its operations and letters, without numbers and signs, operands in order."""
+    term = canonical(term)
+
+    def outline(part: Term) -> str:
+        if part[0] == "num":
+            return "n"
+        if part[0] in ("sym", "const"):
+            return str(part[1])
+        head = f"{part[0]} {part[1]}" if isinstance(part[1], str) else part[0]
+        within = [outline(each) for each in parts(part)]
+        if part[0] == "mul":
+            within = [each for each in within if each != "n"]
+            if len(within) < 2:
+                return within[0] if within else "n"
+        return f"{head}({', '.join(sorted(within))})"
+
+    return outline(term) if term[0] != "mat" else ""
+
+
+def _sums(term: Term) -> int:
+    return sum(len(part) - 2 for part in subterms(term) if part[0] == "add")
+
+
+def has_product_of_sums(term: Term) -> bool:
+    """Return whether a product or power of a sum with variables could be expanded."""
+    for part in subterms(term):
+        if part[0] == "pow" and part[1][0] == "add" and symbols(part[1]) and part[2][0] == "num":
+            return True
+        if part[0] == "mul" and any(f[0] == "add" and symbols(f) for f in factors(part)[0]):
+            return True
+    return False
+
+
+def _is_factored_as(p: Term, g: Term) -> bool:
+    """Return whether a product has the factors of the gold, up to signs; a gold that is no product asks for none."""
+    ours, theirs = _all_factors(p), _all_factors(g)
+    if len(theirs) < 2:
+        return True
+    names = symbols(g)
+    points = [{name: noise("factor", name, index) for name in names} for index in range(3)]
+    try:
+        wanted, written = ([tuple(evaluate(f, point) for point in points) for f in side] for side in (theirs, ours))
+    except NoValue:
+        return False
+    return one_to_one(wanted, written, lambda a, b: same_values(a, b) or same_values(a, tuple(map(negative, b))))
+
+
+def _all_factors(term: Term) -> list[Term]:
+    """Return the factors of a product, powers written out, a rational number as one."""
+    above, below, *_ = factors(term)
+    found: list[Term] = []
+    for factor in above + [("pow", f, ("neg", ONE)) for f in below]:
+        small = factor[0] == "pow" and factor[2][0] == "num" and factor[2][1] in range(2, 13)
+        found += [factor[1]] * int(factor[2][1]) if small else [factor]
+    return found
+
+
+def is_padded(term: Term) -> bool:
+    """Return whether something in an expression changes nothing.
+
+    A part of it is constant, or equals a part of its own, or some terms of a sum add up to 0, or two factors multiply
+    to a number.
+    """
+    names = sorted(symbols(term))
+    if not names:
+        return False
+    Budget.refill()
+    points = [{name: sign * noise("padded", name, sign) for name in names} for sign in (1, -1)]
+    return _padding(term, points) is None
+
+
+def same_values(a: Values, b: Values) -> bool:
+    """Return whether values agree point by point."""
+    return all(map(close, a, b))
+
+
+def _padding(term: Term, points: Sequence[dict[str, Value]]) -> list[Values] | None:
+    """Return the values of a term and of its parts with variables, its own first; None if some part is padding."""
+    if term[0] in ("bind", "mat", "opaque") or not symbols(term):
+        return []
+    within: list[Values] = []
+    for part in parts(term):
+        values = _padding(part, points)
+        if values is None:
+            return None
+        within += values
+    try:
+        own: Values = tuple(evaluate(term, point) for point in points)
+        if term[0] != "sym":
+            if close(own[0], own[1]) or any(same_values(own, other) for other in within):
+                return None
+            if (term[0] == "add" and _cancel(list(addends(term)), points)) or (
+                term[0] in ("mul", "div") and _divide_out(term, points)
+            ):
+                return None
+    except NoValue:
+        return within
+    return [own, *within]
+
+
+def _cancel(added: list[Term], points: Sequence[dict[str, Value]]) -> bool:
+    """Return whether some addends in a row add up to 0."""
+    values = [tuple(evaluate(part, point) for point in points) for part in added[:40]]
+    for start in range(len(values)):
+        total = values[start]
+        for value in values[start + 1 :]:
+            total = tuple(map(add, total, value))
+            if same_values(total, (Fraction(0), Fraction(0))):
+                return True
+    return False
+
+
+def _divide_out(term: Term, points: Sequence[dict[str, Value]]) -> bool:
+    """Return whether two factors with variables multiply to a number."""
+    above, below, *_ = factors(term)
+    sides = [[tuple(evaluate(f, point) for point in points) for f in side if symbols(f)] for side in (above, below)]
+    for number, first in enumerate(sides):
+        for at, a in enumerate(first):
+            for b in first[at + 1 :]:
+                if close(*map(multiply, a, b)):
+                    return True
+            if number == 0 and any(close(*map(divide, a, b)) for b in sides[1]):
+                return True
+    return False
+
+
+# -- the finding ------------------------------------------------------------------------------------------------------
 ANALYSIS = re.compile(r"\\(?:int|iint|oint|lim|sum|prod|partial)(?![a-zA-Z])|\\frac\s*\{\s*d[^{}]*\}\s*\{\s*d")
 """Integrals, limits, sums, products and derivatives."""
 _HUNDRED: Term = ("num", Fraction(100))
 _BRACKETS = {("(", ")"), ("[", "]"), (r"\{", r"\}"), ("{", "}")}
-_RELATIONS = frozenset(("=", r"\equiv", r"\in", r"\approx"))
-"""Tokens of what says something of a number."""
+_RELATIONS = frozenset(("=", r"\equiv", r"\in", r"\approx"))  # Tokens of what says something of a number
 
 
 def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemText | None) -> str:
@@ -127,18 +610,13 @@ def _symbols(parts: Iterable[Scalar]) -> set[str]:
 def _work(parts: Iterable[Scalar]) -> Count:
     found: Count = Counter()
     for part in parts:
-        term = _one_logarithm(part.unscaled or part.term)
+        term = part.unscaled or part.term
+        if term[0] == "div" and all(side[:2] in (("fn", "ln"), ("fn", "log")) for side in term[1:]):
+            above, below = term[1:]  # `\frac{\ln 5}{\ln 2}` is the logarithm to the base 2 that it stands for
+            if above[1] == below[1] and above[3:] == below[3:]:
+                term = ("fn", "log", above[2], below[2])
         found += work_left(("div", term, _HUNDRED) if part.percent and not is_rational(term) else term)
     return found
-
-
-def _one_logarithm(term: Term) -> Term:
-    r"""Return `\frac{\ln 5}{\ln 2}` as the logarithm to the base 2 that it stands for, anything else as it is."""
-    if term[0] != "div" or not all(part[:2] in (("fn", "ln"), ("fn", "log")) for part in term[1:]):
-        return term
-    above, below = term[1:]
-    same = above[1] == below[1] and above[3:] == below[3:]
-    return ("fn", "log", above[2], below[2]) if same else term
 
 
 def _states(problem: ProblemText, wanted: list[Scalar]) -> bool:

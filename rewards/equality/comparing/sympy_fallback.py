@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from gtpo.rewards.equality.arithmetic.values import TooBig
+from gtpo.rewards.equality.arithmetic import TooBig
 from gtpo.rewards.limits import SYMPY_EVENTS
 
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")

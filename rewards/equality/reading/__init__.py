@@ -1,1 +1,13 @@
-"""Text to answer: clean, tokenise, parse."""
+"""From an answer as written to its parts, and what the problem says about them. The tables are in tables.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from gtpo.rewards.completions import words
+
+TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
+WORDS = SimpleNamespace(**{name: words(text) for name, text in TABLES["words"].items()})

@@ -1,21 +1,22 @@
-"""What an answer is once it is read: a number, a list, an interval, a named value, words …"""
+"""What an answer is once it is read (a number, a list, an interval, a named value, words), and equality of words."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gtpo.rewards.equality.arithmetic.terms import Term
+from gtpo.rewards.completions import without_spaces
+from gtpo.rewards.equality.arithmetic import Term
+from gtpo.rewards.equality.reading import WORDS
 
 
 class Unit(NamedTuple):
     """What follows a number: a measure of the tables, and words that count as a unit under a condition."""
 
-    name: str = ""
-    """`centimeter^2`, `mile/hour`; empty where no measure is named."""
-    nouns: frozenset[str] = frozenset()
-    """Words of no table, in the singular: units where the problem uses them."""
+    name: str = ""  # `centimeter^2`, `mile/hour`; empty where no measure is named
+    nouns: frozenset[str] = frozenset()  # Words of no table, in the singular: units where the problem uses them
     amounts: frozenset[str] = frozenset()
     """Words that say an amount themselves (`pairs`, `more`), in the singular: units where the problem asks how many."""
     things: frozenset[str] = frozenset()
@@ -30,10 +31,8 @@ class Scalar:
     """One expression, with what stood around it."""
 
     term: Term
-    digits: int = 0
-    """Significant digits if it is a decimal literal (`2.50` has 3), else 0."""
-    places: int = 0
-    """Digits after its point."""
+    digits: int = 0  # Significant digits if it is a decimal literal (`2.50` has 3), else 0
+    places: int = 0  # Digits after its point
     unit: Unit = NO_UNIT
     percent: bool = False
     unscaled: Term | None = None
@@ -48,8 +47,7 @@ class Listing:
     kind: str
     items: tuple[Answer, ...]
     brackets: str = "()"
-    joint: str = ""
-    """`and` or `or` where a list was joined by one of the words alone."""
+    joint: str = ""  # `and` or `or` where a list was joined by one of the words alone
 
 
 @dataclass(frozen=True)
@@ -73,11 +71,9 @@ class Named:
 
     name: str
     value: Answer
-    relation: Relation | None = None
-    """The same as an equation, where both sides are expressions."""
+    relation: Relation | None = None  # The same as an equation, where both sides are expressions
     variables: tuple[str, ...] = ()
-    contradicted: bool = False
-    """It closes a chain with another number in it: `x = 41 = 42`."""
+    contradicted: bool = False  # It closes a chain with another number in it: `x = 41 = 42`
 
 
 @dataclass(frozen=True)
@@ -93,8 +89,7 @@ class Choice:
 
     letter: str
     body: Answer | None
-    marked: bool = False
-    """Written with parentheses or a point, as choices are: then its case says nothing."""
+    marked: bool = False  # Written with parentheses or a point, as choices are: then its case says nothing
 
 
 @dataclass(frozen=True)
@@ -122,3 +117,72 @@ def leaves(answer: Answer | None) -> Iterator[Scalar]:
     elif isinstance(answer, (Listing, Union)):
         for part in answer.items if isinstance(answer, Listing) else (part for _, part in answer.parts):
             yield from leaves(part)
+
+
+# -- words, and times of day, which look like ratios: 7:30 is not 14:60 -----------------------------------------------
+SHORT_WORDS = WORDS.short_words
+_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+_PUNCTUATION = re.compile(r"[\s\"'`.,;:!?~]+|(?<=\w)-(?=\w)")
+
+
+def bare_text(text: str) -> str:
+    """Drop text commands, and all spaces but those between digits."""
+    return without_spaces(_TEXT.sub(r"\1", text))
+
+
+def _worded(text: str) -> str | None:
+    """Return a text of words in lower case, without punctuation and a leading article; None if it is no such text.
+
+    A word has three letters or is a known short one: `x-y` and `n!` are none.
+    """
+    plain = re.sub(
+        r"^(?:(?:it is|it's|it was|on)\s+)?(?:(?:the|an?)\s+)?(?=[a-z]{3})",
+        "",
+        _TEXT.sub(r" \1 ", text).strip("() "),
+        flags=re.IGNORECASE,
+    )
+    if re.fullmatch(r"[A-Za-z\d\s\"'`.,;:!?~/-]+", plain) is None:
+        return None
+    runs = re.findall(r"[A-Za-z]+", plain)
+    if not runs or not all(len(run) > 2 or run.lower() in SHORT_WORDS for run in runs):
+        return None
+    lowered = plain.lower()
+    if re.search(r"\d", lowered):
+        return without_spaces(lowered)
+    return _PUNCTUATION.sub(" ", lowered).strip()
+
+
+def same_name(prediction: str, name: str) -> bool:
+    """Return whether an answer is a name, letter by letter: neither case nor what wraps it counts."""
+    bare = re.sub(r"\\[a-zA-Z]+\s*\{|[\s{}$*\"'`.,;:!()]+$|^[\s{}$*\"'`(]+", "", prediction)
+    bare = re.sub(r"^(?:it is|it's|it was|on)\s+", "", bare, flags=re.IGNORECASE)
+    return bare.strip("{}() ").casefold() == name.strip().casefold()
+
+
+def same_words(first: str, second: str) -> bool:
+    """Return whether two texts agree without their spaces; words also without case and punctuation."""
+    bare = bare_text(first)
+    if bare and bare == bare_text(second):
+        return True
+    worded = _worded(first)
+    return worded is not None and worded == _worded(second)
+
+
+def is_clock(text: str) -> bool:
+    """Return whether a ratio is written as a time of day is."""
+    return re.fullmatch(r"\d{1,2}:\d{2}", text) is not None
+
+
+def time_of_day(answer: Answer) -> tuple[str, str] | None:
+    """Return a time of day as (`h:mm`, `a` or `p` or empty), or None."""
+    if isinstance(answer, Scalar) and answer.unit.name in ("am", "pm") and answer.term[0] == "num":
+        return f"{answer.term[1]}:00", answer.unit.name[0]
+    text = answer.text if isinstance(answer, Words) else answer.brackets if isinstance(answer, Listing) else ""
+    match = re.fullmatch(r"0?(\d{1,2}:\d{2})\s*(?:([ap])\.?\s*m\.?)?", bare_text(text).lower())
+    return (match[1], match[2] or "") if match else None
+
+
+def same_time(first: Answer, second: Answer) -> bool | None:
+    """Return whether two times of day agree, None where one is no time; without a.m. or p.m. it fits both."""
+    a, b = time_of_day(first), time_of_day(second)
+    return None if a is None or b is None else a[0] == b[0] and (a[1] == b[1] or "" in (a[1], b[1]))

@@ -11,29 +11,11 @@ import re
 import unicodedata
 from collections.abc import Callable
 
-from gtpo.rewards.boxes import last_boxed, match_brace, without_operand_box
-from gtpo.rewards.extract import ANSWER
-from gtpo.rewards.text import words
+from gtpo.rewards.completions import words
+from gtpo.rewards.equality.reading import TABLES
+from gtpo.rewards.extract import ANSWER, last_boxed, match_brace, without_operand_box
 
-_CHARACTERS = {
-    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "×": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ",
-    "∙": r"\cdot ", "÷": r"\div ", "⁄": "/", "∕": "/", "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt ", "°": r"^\circ ",
-    "º": r"^\circ ", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ", "≈": r"\approx ",
-    "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "±": r"\pm ", "∓": r"\mp ",
-    "⟨": r"\langle ", "⟩": r"\rangle ", "“": '"', "”": '"', "‘": "'", "’": "'", "′": "'", "…": r"\ldots ",
-    "％": "%", "，": ",", "。": ".", "（": "(", "）": ")", "：": ":", "；": ";", "＝": "=", "＋": "+", "－": "-",
-    "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
-    "⅕": r"\frac{1}{5}", "⅛": r"\frac{1}{8}", "⅜": r"\frac{3}{8}", "⅝": r"\frac{5}{8}", "⅞": r"\frac{7}{8}",
-    "⅙": r"\frac{1}{6}", "⅚": r"\frac{5}{6}", "∠": r"\angle ", "△": r"\triangle ", "∑": r"\sum ", "∫": r"\int ",
-    "∏": r"\prod ", "€": r"\text{euro}", "£": r"\text{sterling}", "¥": r"\text{yen}", "₹": r"\text{rupee}",
-    "¢": r"\text{ cents}", "∛": r"\sqrt[3]", "→": r"\to ", "∧": r"\land ", "∨": r"\lor ", "⌊": r"\lfloor ",
-    "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
-    "∀": r"\forall ", "∃": r"\exists ",
-    "\u2009": r"\,", "\u202f": r"\,", "\u00a0": " ", "\u2002": " ", "\u2003": " ", "\u200b": "", "\ufeff": "",
-    "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "θ": r"\theta ", "λ": r"\lambda ",
-    "μ": r"\mu ", "φ": r"\phi ", "ω": r"\omega ", "σ": r"\sigma ", "Δ": r"\Delta ", "ρ": r"\rho ",
-}  # fmt: skip
-_TRANSLATION = str.maketrans(_CHARACTERS)
+_TRANSLATION = str.maketrans(TABLES["characters"])
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ", "0123456789+-nx")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _RAISED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ]+")
@@ -57,24 +39,7 @@ _REPEATING = re.compile(
 _RESIDUE = re.compile(r"\s*(?:\\bmod|\\mod|(?<![a-zA-Z\\])mod)(?![a-zA-Z])\s*\{?\s*(\w+)\s*\}?\s*$")
 """The modulus of a congruence, `x \\equiv 4 \\mod 5`: no operation."""
 _STARRED = re.compile(r"(\*{1,3}|_{1,2})(?![*_])(.+?)(?<![*_])\1", re.DOTALL)
-_RENAMED = {
-    name: replacement
-    for names, replacement in [
-        ("dfrac tfrac cfrac nicefrac sfrac flatfrac", r"\frac"), ("leslant leqslant leqq leq", r"\le "),
-        ("geslant geqslant geqq geq", r"\ge "),
-        ("lt", "<"), ("gt", ">"), ("neq", r"\ne "), ("varnothing O", r"\emptyset "), ("R Reals", r"\reals "),
-        ("thickapprox approxeq simeq cong", r"\approx "), ("degree degrees", r"^\circ "), ("lbrace", r"\{"),
-        ("rbrace", r"\}"), ("langle", "("), ("rangle", ")"), ("backslash", r"\setminus "), ("colon ratio", ":"),
-        ("lbrack", "["), ("rbrack", "]"),
-        ("arctg", r"\arctan "), ("imath", "i"), ("textpercent percent", "%"), ("textdollar", r"\$"),
-        ("textpounds pounds", r"\text{sterling}"), ("texteuro euro", r"\text{euro}"), ("rightarrow", r"\to "),
-        ("wedge land", r"\text{ and }"), ("vee lor", r"\text{ or }"), ("therefore because", " "),
-        ("displaystyle textstyle scriptstyle limits nolimits nonumber hfill allowbreak strut centering bf rm it notag "
-         "qedhere qed blacksquare checkmark lozenge tiny scriptsize footnotesize small normalsize large Large LARGE "
-         "huge Huge mathstrut relax null", " "),
-    ]
-    for name in names.split()
-}  # fmt: skip
+_RENAMED = {name: by for by, names in TABLES["commands"].items() for name in names.split()}
 """Commands with another name, and commands of layout, which are dropped."""
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
 _Substitutions = list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]]
@@ -132,10 +97,14 @@ PRICE = re.compile(r"-?\$\s?\d[\d,]*(?:\.\d+)?")
 # `x = k\pi, k \in \mathbb{Z}`: the clause says what the letter is, not what the answer is.
 _QUANTIFIER = re.compile(
     r"[\s,;(]*(?:\\text\s*\{[\s,]*(?:for|where|with|any|all|an|integers?|\s)*\})?\s*"
-    r"[a-z]\s*\\in\s*\\mathbb\{[ZN]\}\)?$|[\s,;(]*\\text\s*\{[\s,]*(?:for|where)[^{}]{0,40}integers?[^{}]{0,20}\}\s*[a-z]?\)?$"
+    r"[a-z]\s*\\in\s*(?:\\mathbb\{[ZN]\}|[ZN])\s*(?:[\^_]\s*\{?\s*(?:[*+]|\\ast|\\star)\s*\}?)?\s*\)?$|[\s,;(]*\\text\s*\{[\s,]*(?:for|where)[^{}]{0,40}integers?[^{}]{0,20}\}\s*[a-z]?\)?$"
 )
 _ALL_BUT = re.compile(
     r"^(?:the set of )?all reals?(?: numbers?)?(?: x)?,? (?:except|other than|but)(?: for)?(?: x ?=)? (-?[\d.]+)$"
+)
+_BOUND = re.compile(
+    r"^(?:the set of )?(?:all )?(?:real )?(?:numbers?|values?)(?: of)?(?: [a-z])?(?: that are)? "
+    r"(?:(greater|larger|more)|less|smaller) than( or equal to)? (-?[\d.]+|-?\\frac\{\d+\}\{\d+\})$"
 )
 _NAMED_SETS = [
     (re.compile(rf"(?:\\text\s*\{{\s*)?(?:{names})\s*\}}?", re.IGNORECASE), symbol)
@@ -174,8 +143,7 @@ def _text(match: re.Match[str], content: str) -> str:
     return f"\\text{{{_contents(_TEXTS, content, _text)}}}"
 
 
-_NAMED_FUNCTIONS = words("sin cos tan log ln cot sec csc gcd lcm max det")
-"""`min` stands for minutes too."""
+_NAMED_FUNCTIONS = words("sin cos tan log ln cot sec csc gcd lcm max det")  # `min` stands for minutes too
 _AFTER_NUMBER = re.compile(r"[\d}]\s*(?:\\[ ,;:!~]|~)*\s*$")
 
 
@@ -209,7 +177,7 @@ _HEADING = re.compile(
 )
 """A heading of markdown over the answer, and the lines around it."""
 _AROUND = re.compile(
-    r"^\\(?:underline|mathbf|text(?:bf|it|rm|sf|tt|normal)?|ensuremath|boldsymbol|bm|textcolor\s*\{\w+\}|color\s*\{\w+\}|mathrm)\s*\{(?=.*[\d\\])"
+    r"^\\(?:underline|mathbf|text(?:bf|it|rm|sf|tt|normal)?|ensuremath|boldsymbol|bm|textcolor\s*\{\w+\}|color\s*\{\w+\}|mathrm)\s*\{(?=[\s\S]*[\d\\])"
 )
 """A command around a whole answer that holds mathematics."""
 _SIZE = re.compile(
@@ -302,6 +270,9 @@ def clean(text: str, gold: bool = False) -> str:
         )
     text = _QUANTIFIER.sub("", text)
     text = _ALL_BUT.sub(r"\\reals \\setminus \\{\1\\}", text.strip())
+    if (bound := _BOUND.match(text)) is not None:
+        sign = ("<", r"\le", ">", r"\ge")[2 * bool(bound[1]) + bool(bound[2])]
+        text = f"x {sign} {bound[3]}"
     return next((symbol for pattern, symbol in _NAMED_SETS if pattern.fullmatch(text)), text)
 
 

@@ -1,4 +1,4 @@
-r"""Read one mathematical expression, in LaTeX or as typed, into a term. A small grammar, by recursive descent.
+"""Read one mathematical expression, in LaTeX or as typed, into a term. A small grammar, by recursive descent.
 
 Nothing is evaluated and no name is looked up anywhere but in the tables below. What the grammar does not know is a
 NotMathematics, never a guess: `2 3` is no product, and a word is no product of its letters.
@@ -6,29 +6,148 @@ NotMathematics, never a guess: `2 3` is no product, and a word is no product of 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from fractions import Fraction
+from itertools import accumulate
 
-from gtpo.rewards.equality.arithmetic.terms import Term
-from gtpo.rewards.equality.arithmetic.values import FUNCTIONS, TooBig
-from gtpo.rewards.equality.reading.tokens import (
-    ACCENTS,
-    ALIASES,
-    CALLED,
-    CLOSERS,
-    GREEK,
-    INVERSES,
-    MATRIX_NAMES,
-    OPAQUE_COMMANDS,
-    STARTING_COMMANDS,
-    STARTS,
-    TRIGONOMETRY,
-    UNARY,
-    Cursor,
-    NotMathematics,
-    read_number,
-    repeating_decimal,
+from gtpo.rewards.completions import words
+from gtpo.rewards.equality.arithmetic import FUNCTIONS, Term, TooBig
+from gtpo.rewards.equality.reading import TABLES, WORDS
+from gtpo.rewards.limits import MAX_DECIMAL_EXPONENT
+
+
+# -- tokens, and brackets of a text -----------------------------------------------------------------------------------
+class NotMathematics(Exception):
+    """The text is not an expression of this grammar."""
+
+
+GREEK = WORDS.greek
+TRIGONOMETRY = words("sin cos tan cot sec csc")
+ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "arctg": "arctan", "tg": "tan", "ctg": "cot"}
+INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot"}
+UNARY = WORDS.unary
+_WORDS = UNARY | ALIASES.keys() | {"sqrt", "pi", "oo", "inf", "infinity", "infty", "abs", "floor", "ceil", "theta"}
+ACCENTS = WORDS.accents
+OPAQUE_COMMANDS = WORDS.opaque_commands
+CALLED = frozenset("fghFG")
+CLOSERS = {"(": ")", "[": "]", "\\{": "\\}", "\\lceil": "\\rceil", "\\lfloor": "\\rfloor"}
+STARTS = frozenset(["(", "[", "\\{", "{", "\\lceil", "\\lfloor"])
+
+STARTING_COMMANDS = (
+    GREEK
+    | UNARY
+    | ALIASES.keys()
+    | ACCENTS
+    | OPAQUE_COMMANDS
+    | {"frac", "sqrt", "pi", "infty", "binom", "dbinom", "tbinom", "sum", "prod", "int", "lim", "begin", "{"}
+    | {"lceil", "lfloor", "lvert", "unitvector", "repeating", "mixed", "theta", "abs", "floor", "ceil"}
 )
 
+_TOKEN = re.compile(
+    r"\s*(?:(?P<sci>(?:\d+\.?\d*|\.\d+)[eE][+-]?\d+(?![\w]))|(?P<num>\d+\.\d+|\.\d+|\d+\.(?![\d.])|\d+)"
+    r"|(?P<env>\\(?:begin|end)\s*\{\s*[a-zA-Z]+\*?\s*\})|(?P<cmd>\\[a-zA-Z]+|\\[^a-zA-Z\s])|(?P<word>[a-zA-Z]+)|(?P<op>\*\*|[-+*/^_()\[\]{}|!,'&;=%]))"
+)
+MATRIX_NAMES = frozenset(["pmatrix", "bmatrix", "vmatrix", "matrix", "Bmatrix", "Vmatrix", "smallmatrix", "array"])
+
+
+def tokenize(text: str) -> list[tuple[str, str]]:
+    """Split into (kind, text) tokens. Raises NotMathematics at a character that starts none."""
+    tokens, position, text = [], 0, text.rstrip()
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise NotMathematics(f"unexpected {text[position : position + 8]!r}")
+        kind = match.lastgroup or ""
+        value = match[kind]
+        position = match.end()
+        if kind == "word":
+            tokens += _split_word(value)
+        elif kind == "env":
+            command, _, name = value.rstrip("} ").partition("{")
+            tokens += [("cmd", command.strip()), ("env", name.strip())]
+        else:
+            tokens.append(("num" if kind == "sci" else kind, value))
+    return tokens
+
+
+def _split_word(word: str) -> list[tuple[str, str]]:
+    """Letters are variables, one each; known names are taken whole; longer words are no mathematics."""
+    if word in _WORDS:
+        return [("cmd", "\\" + word)]
+    for name in ("sqrt", "arcsin", "arccos", "arctan", "sin", "cos", "tan", "log", "ln", "pi"):
+        if name in word and len(word) <= len(name) + 2:  # `xsin`, `2pix`
+            before, _, after = word.partition(name)
+            return [("let", c) for c in before] + [("cmd", "\\" + name)] + [("let", c) for c in after]
+    if len(word) > 4:
+        return [("word", word)]  # no atom: good for nothing but a subscript
+    return [("let", letter) for letter in word]
+
+
+def read_number(token: str) -> Fraction:
+    """Return the value of a number token, `1.5`, `2.`, `1.2e5`. Raises TooBig for exponents beyond bounds."""
+    _, mark, exponent = token.lower().partition("e")
+    if mark and abs(int(exponent)) > MAX_DECIMAL_EXPONENT:
+        raise TooBig
+    return Fraction(token.rstrip(".") if token.endswith(".") else token)
+
+
+def repeating_decimal(whole: str, fixed: str, period: str) -> Fraction:
+    """Return the value of whole.fixed(period)(period)…"""
+    if not period.isdigit() or (fixed and not fixed.isdigit()) or (whole and not whole.isdigit()):
+        raise NotMathematics("a repeating decimal without digits")
+    scale = 10 ** len(fixed)
+    return Fraction(int(whole + fixed or "0"), scale) + Fraction(int(period), scale * (10 ** len(period) - 1))
+
+
+_PIECE = re.compile(r"\\[a-zA-Z]+|\d+(?:\.\d+)?|\.\d+|[a-zA-Z]+|\\?[^\s]")
+_SAME = TABLES["same tokens"]
+_SILENT = WORDS.silent_tokens
+
+
+def tokens_of(text: str) -> tuple[str, ...]:
+    """Return the tokens of a text without delimiters, braces and space, operators in one spelling."""
+    joined = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    return tuple(_SAME.get(token, token) for token in _PIECE.findall(joined) if token not in _SILENT)
+
+
+def occurs(part: tuple[str, ...], whole: tuple[str, ...]) -> bool:
+    """Return whether tokens stand in a row within others."""
+    if not part:
+        return False
+    first, size = part[0], len(part)
+    return any(token == first and whole[at : at + size] == part for at, token in enumerate(whole))
+
+
+_STEP = re.compile(r"(?P<opens>\\begin|\\\{|[(\[{])|(?P<closes>\\end|\\\}|[)\]}])|\\.|.", re.DOTALL)
+
+
+def _steps(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the place of each character, or of a backslash with the next, and by how much it changes the depth."""
+    return ((m.start(), (m.lastgroup == "opens") - (m.lastgroup == "closes")) for m in _STEP.finditer(text))
+
+
+def split_top(text: str, pattern: re.Pattern[str]) -> list[tuple[str, str]]:
+    """Split at the matches of `pattern` outside all brackets: (separator before the part, part), in order."""
+    parts, depth, start, separator = [], 0, 0, ""
+    for position, change in _steps(text) if pattern.search(text) else ():
+        if position < start:
+            continue
+        if depth == 0 and (match := pattern.match(text, position)) is not None and match.end() > position:
+            parts.append((separator, text[start:position]))
+            separator, start = match.group().strip(), match.end()
+        else:
+            depth += change
+    return [*parts, (separator, text[start:])]
+
+
+def closes_first(text: str, width: int) -> bool:
+    """Return whether the bracket of `width` characters that opens the text is the one that closes it."""
+    levels = list(accumulate((change for _, change in _steps(text[width:-width])), initial=1))
+    return 0 not in levels and levels[-1] == 1
+
+
+# -- the grammar ------------------------------------------------------------------------------------------------------
 _ONE_DEGREE: Term = ("div", ("const", "pi"), ("num", Fraction(180)))
 _SIGNS = ("+", "-", "\\pm", "\\mp")
 _OF_TWO: dict[str, tuple[str, ...]] = {
@@ -37,11 +156,12 @@ _OF_TWO: dict[str, tuple[str, ...]] = {
 }
 
 
-class Parser(Cursor):
-    """One pass over the tokens of one expression."""
+class Parser:
+    """One pass over the tokens of one expression; what is missing raises NotMathematics."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(text)
+        self._tokens = [*tokenize(text), ("", ""), ("", "")]
+        self._at = 0
         self._bars = 0
         self._trigonometry = 0
 
@@ -91,7 +211,7 @@ class Parser(Cursor):
         """Return whether a factor follows without a sign of multiplication. A number never does, except after `)`."""
         kind, token = self._kind(), self._peek()
         if kind == "num":
-            before = self.tokens[self.at - 1][1]  # `3!5!`
+            before = self._tokens[self._at - 1][1]  # `3!5!`
             return before in (")", "\\rfloor", "\\rceil") or (before == "!" and self._peek(1) == "!")
         if kind == "let" or token in STARTS or (token == "|" and not self._bars):
             return True
@@ -128,6 +248,40 @@ class Parser(Cursor):
             term = ("div", term, ("num", Fraction(100)))
         return term
 
+    # -- tokens --------------------------------------------------------------------------------------------------
+    def _peek(self, ahead: int = 0) -> str:
+        return self._tokens[self._at + ahead][1]
+
+    def _kind(self) -> str:
+        return self._tokens[self._at][0]
+
+    def _take(self, *expected: str) -> bool:
+        found = self._tokens[self._at][1] in expected
+        self._at += found
+        return found
+
+    def _need(self, expected: str) -> None:
+        if not self._take(expected):
+            raise NotMathematics(f"expected {expected!r}, found {self._peek()!r}")
+
+    def _raw_group(self) -> str:
+        self._need("{")
+        depth = 1
+        parts: list[str] = []
+        while depth:
+            if not self._kind():
+                raise NotMathematics("an open brace")
+            parts.append(self._peek())
+            self._at += 1
+            depth += (parts[-1] == "{") - (parts[-1] == "}")
+        return "".join(parts[:-1])
+
+    def _environment(self) -> str:
+        if self._kind() != "env":
+            raise NotMathematics("an environment without a name")
+        self._at += 1
+        return self._tokens[self._at - 1][1]
+
     # -- atoms ---------------------------------------------------------------------------------------------------
     def _group(self) -> Term:
         self._need("{")
@@ -139,19 +293,19 @@ class Parser(Cursor):
         r"""Read the argument of a command as TeX does: a group, or one token (`\frac12`, `\sqrt3`)."""
         if self._peek() == "{":
             return self._group()
-        kind, token = self.tokens[self.at]
+        kind, token = self._tokens[self._at]
         if kind == "num" and len(token) > 1 and token.isdigit():
-            self.tokens[self.at] = ("num", token[1:])
+            self._tokens[self._at] = ("num", token[1:])
             return ("num", Fraction(token[0]))
         return self._atom()
 
     def _atom(self) -> Term:
-        kind, token = self.tokens[self.at]
+        kind, token = self._tokens[self._at]
         if kind == "num":
-            self.at += 1
+            self._at += 1
             return ("num", read_number(token))
         if kind == "let":
-            self.at += 1
+            self._at += 1
             return self._named(token)
         if token == "{":
             return self._group()
@@ -160,7 +314,7 @@ class Parser(Cursor):
         if token in ("|", "\\vert", "\\lvert", "\\mid"):
             return self._absolute(token)
         if kind == "cmd":
-            self.at += 1
+            self._at += 1
             return self._command(token[1:])
         raise NotMathematics(f"unexpected {token!r}")
 
@@ -173,7 +327,7 @@ class Parser(Cursor):
         return terms
 
     def _bracketed(self, opening: str) -> Term:
-        self.at += 1
+        self._at += 1
         term, *others = self._listed(opening)
         if others:
             return ("opaque", "tuple" + opening, term, *others)
@@ -183,7 +337,7 @@ class Parser(Cursor):
 
     def _absolute(self, opening: str) -> Term:
         closing = "\\rvert" if opening == "\\lvert" else opening
-        self.at += 1
+        self._at += 1
         self._bars += 1
         term = self._sum()
         self._bars -= 1
@@ -202,11 +356,11 @@ class Parser(Cursor):
         return ("const" if name in ("e", "i") else "sym", name)
 
     def _subscripted(self, letter: str) -> Term:
-        start = self.at
+        start = self._at
         try:
             index = self._atom()
         except NotMathematics:
-            self.at = start
+            self._at = start
             return ("sym", f"{letter}_{self._raw_group()}")
         if index[0] == "num":
             return ("sym", f"{letter}_{index[1]}")
@@ -284,8 +438,8 @@ class Parser(Cursor):
 
     def _arguments(self) -> list[Term]:
         if self._peek() in ("(", "[", "\\{") and self._peek(1):
-            self.at += 1
-            return self._listed(self.tokens[self.at - 1][1])
+            self._at += 1
+            return self._listed(self._tokens[self._at - 1][1])
         return [self._group() if self._peek() == "{" else self._function_argument()]
 
     def _function_argument(self) -> Term:
@@ -322,10 +476,10 @@ class Parser(Cursor):
 
     def _range(self) -> tuple[str, Term]:
         self._need("{")
-        kind, name = self.tokens[self.at]
+        kind, name = self._tokens[self._at]
         if kind != "let":
             raise NotMathematics("a range without a variable")
-        self.at += 1
+        self._at += 1
         if not self._take("=", "\\to", "\\rightarrow"):
             raise NotMathematics("a range without a start")
         low = self._sum()

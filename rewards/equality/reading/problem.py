@@ -1,34 +1,219 @@
-r"""What the text of a problem says about its answers.
+"""What the text of a problem says about its answers.
 
-Which expressions stand in it (an answer that repeats one has computed nothing), whether it asks for a percentage or a
-simplified form, which words it uses (nouns that may be counted, names), and what its options are.
+Which expressions stand in it (an answer that repeats one has computed nothing), which words it uses (nouns that may be
+counted, names), what its options are, and what it asks its answer to be: a unit, an order, a rounding, a form.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from gtpo.rewards.equality.arithmetic.terms import Term, canonical, is_literal, subterms
+from gtpo.rewards.completions import words
+from gtpo.rewards.equality.arithmetic import Term, canonical, is_literal, subterms
+from gtpo.rewards.equality.reading import TABLES
 from gtpo.rewards.equality.reading.clean import clean, one_spelling
-from gtpo.rewards.equality.reading.contract import Contract, read_contract
-from gtpo.rewards.equality.reading.grammar import term_of
-from gtpo.rewards.equality.reading.tokens import tokens_of
-from gtpo.rewards.equality.reading.units import singular
+from gtpo.rewards.equality.reading.grammar import term_of, tokens_of
+from gtpo.rewards.equality.reading.units import NEGATIONS, NUMBER_WORDS, is_noun, is_unit_word, read_unit, singular
 from gtpo.rewards.limits import PROBLEM_CHARACTERS, PROBLEM_EXPRESSIONS
 
+# -- what it asks its answer to be; what it does not say asks for nothing ---------------------------------------------
+_SENTENCE = re.compile(r"(?<=[.?!])\s+|\n+")
+_ASKS = re.compile(
+    r"\?|\b(?:find|express|compute|calculate|determine|give|write|what|how|which|state|convert|evaluate|estimate|enter|"
+    r"list|arrange|order|sort|name|answer|round|solve|simplify|factor|expand|who|where|when)\b",
+    re.IGNORECASE,
+)
+_HOW_MUCH = re.compile(r"\bhow (?:many|much)((?:\s+[a-zA-Z]+){1,6})", re.IGNORECASE)
+_IN_UNIT = re.compile(
+    r"(?:,|\b(?:is|answer|it|speed|length|area|volume|time|distance|weight|mass|angle|height|width|depth|radius|diameter"
+    r"|perimeter|circumference|temperature|cost|price|value|amount|total|bill|charge|fee|profit|wage|salary|income))"
+    r"\s+in\s+((?:[a-zA-Z]+\s*){1,4})",
+    re.IGNORECASE,
+)
+_HOW_LONG = re.compile(
+    r"\bhow (?:long|far|fast|old|tall|deep|wide|heavy|high|large)\b[^.?]*?\bin (?!an?\b|one\b|each\b|the\b|half\b)"
+    r"((?:[a-zA-Z]+\s*){1,4})(?=[.?,;]|$)",
+    re.IGNORECASE,
+)
+_CONVERTED = re.compile(
+    r"\b(?:convert|change|express|write|rewrite|give|equivalent|equal)\b[^.?]*?\b(?:to|into|in)\s+((?:[a-zA-Z]+\s*){1,4})",
+    re.I,
+)
+_PER = re.compile(r"\b(?:per|an|each|every)\s+([a-z]+)[^a-z]*$")
+_SCALE = re.compile(r"(?:°|\^\s*\{?\s*\\circ\s*\}?|\bdegrees?)\s*\$?\s*(?:\\(?:text|mathrm)\{\s*)?([CF])\b\}?")
+_MONEY = r"\b(?:cost|price|pa(?:y|id)|spen[dt]|earn|sell|sold|buy|bought|worth|money)s?\b"
+_CURRENCIES = [
+    (re.compile(pattern, re.IGNORECASE), name)
+    for pattern, name in [
+        (r"(?<![\\$])\\?\$\s?\.?\d|\bdollars?\b|\busd\b|\bbucks?\b", "dollar"),
+        (r"¢|\bcents?\b|\bpenn(?:y|ies)\b", "cent"),
+        (r"€|\beuros?\b", "euro"), (r"¥|\byen\b", "yen"),
+        (rf"£|\bsterling\b|\bquid\b|{_MONEY}[^.?]*\bpounds?\b|\bpounds?\b[^.?]*{_MONEY}", "sterling"),
+        (r"₹|\brupees?\b|\brs\.?\s?\d", "rupee"),
+    ]
+]  # fmt: skip
+_POINT = re.compile(
+    r"ordered (?:pair|triple|tuple)|\bpoints?\b|coordinates?\b|\bvert(?:ex|ices)\b|midpoint|\bfoc(?:us|i)\b|"
+    r"\bcent(?:er|re)\b|\bvectors?\b|\bpairs?\b|\(\s*[a-zA-Z]\s*,\s*[a-zA-Z]",
+    re.IGNORECASE,
+)
+_INTERVAL = re.compile(
+    r"\binterval|\brange\b|\bdomain\b|inequalit|\bset of\b|\bvalues of\b|[<>]|\\[lg]eq?(?![a-z])", re.IGNORECASE
+)
+_COUNTS = re.compile(
+    r"\bhow many((?:[\s,-]+(?!(?:do(?:es)?|did|is|are|was|were|can|could|will|would|ha[sd]|have|must|should)\b)[a-z]+)"
+    r"{1,6})",
+    re.IGNORECASE,
+)
+_NO_NOUN = words("does is was has this less plus across his its as pass times")
+_MODULUS = re.compile(r"(?:\bmod(?:ulo)?|\\[pb]?mod)\s*\{?\$?\s*(\d+)")
+_UP = re.compile(
+    r"\b(?:increasing|ascending|numerical) order|\b(?:least|smallest|lowest) to (?:the )?(?:great|larg|high)", re.I
+)
+_DOWN = re.compile(
+    r"\b(?:decreasing|descending) order|\b(?:greatest|largest|highest) to (?:the )?(?:least|small|low)", re.I
+)
+_AS_NAMED = re.compile(
+    r"\brespectively\b|\bin (?:that|this|the same) order\b|\balphabetical order\b"
+    r"|\bordered (?:pair|triple|triplet|quadruple|tuple)\b(?!s)|\bin the order\b",
+    re.IGNORECASE,
+)
+_NEAREST = re.compile(
+    r"\bnearest\s+(whole|integer|unit|one|tenth|hundredth|thousandth|ten[- ]thousandth|cent|penny|dollar|degree)", re.I
+)
+_PLACES_OF = {"tenth": 1, "hundredth": 2, "cent": 2, "penny": 2, "thousandth": 3}
+_DECIMAL_PLACES = re.compile(
+    r"\b(\d|one|two|three|four|five|six) (?:decimal )?(?:places?|digits after the decimal)\b", re.I
+)
+_ROUNDED = re.compile(r"\b(?:round|nearest|approximat|estimat|decimal places?|significant|about how)", re.IGNORECASE)
+_START = r"(?:^|[.;:,!?]\s*|\b(?:and|then|fully|completely|please|to)\s+)"
+_VERBS = {
+    "factored": re.compile(
+        _START + r"factor(?:ise|ize)?\s+(?!of|by|in|is|that)|\bfactored (?:form|completely)", re.I | re.M
+    ),
+    "expanded": re.compile(_START + r"(?:expand|multiply out)\b|\bexpanded form", re.I | re.M),
+    "a decimal": re.compile(r"\bas an? (?:\w+ )?decimal\b|\bin decimal form", re.I),
+    "as stated": re.compile(
+        r"\b(?:express|write|rewrite|written|expressed|give|put|answer)\b[^.?]{0,80}\bin the form\b", re.I
+    ),
+    "one fraction": re.compile(r"\bcommon denominator\b|\bas a single fraction\b", re.I),
+}
+_SIMPLEST = re.compile(
+    r"simplif|simplest|lowest terms|reduced|irreducible|common fraction|rationali[sz]e|radical form", re.IGNORECASE
+)
+_UNKNOWN = re.compile(
+    r"\b(?:solve for|find|what is|values? (?:of|for)|solutions? for|compute|determine)"
+    r"(?:\s+[a-z]+){0,4}?\s+\$?([a-zA-Z])\$?"
+    r"(?=[\s.,?:;!]|$)(?!\s*[-+*/^=<>(|_\\])",
+    re.IGNORECASE,
+)
+_SEVERAL = re.compile(r"\b(?:find|list|give|what are|enter)\s+(?:the|all|both)\s+(two|three|four|five|six)\b", re.I)
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What a problem asks its answer to be."""
+
+    units: frozenset[str] = frozenset()  # Measures that may be asked for; empty where none is
+    order: str = ""  # `increasing`, `decreasing`, `as named`, or nothing
+    rounded: bool = False  # It speaks of rounding or estimating
+    places: int | None = None  # Digits after the point of a rounded answer
+    forms: frozenset[str] = frozenset()
+    """`simplest`, `factored`, `expanded`, `a decimal`, `one fraction`, `as stated` ("in the form ...")."""
+    unknowns: frozenset[str] = frozenset()  # Letters whose value it asks for
+    count: int | None = None  # How many answers, where it says a number
+    currencies: frozenset[str] = frozenset()  # Those that it speaks of
+    counts: bool = False  # It asks how many there are of something that is no measure
+    point: bool = False  # It asks for a point, or another tuple, and not for an interval
+    moduli: frozenset[str] = frozenset()  # Of the congruences that it speaks of
+
+    def __str__(self) -> str:
+        """Say it in words; empty where the problem asks for nothing in particular."""
+        said = [
+            ("unit: " + " or ".join(sorted(self.units))) if self.units else "",
+            f"order: {self.order}" if self.order else "",
+            "rounded" + (f" to {self.places} decimals" if self.places is not None else "") if self.rounded else "",
+            ("form: " + ", ".join(sorted(self.forms))) if self.forms else "",
+            ("unknown: " + ", ".join(sorted(self.unknowns))) if self.unknowns else "",
+            f"answers: {self.count}" if self.count else "",
+        ]
+        return "; ".join(part for part in said if part)
+
+
+def read_contract(text: str, prose: str, whole: str = "") -> Contract:
+    """Return what a problem asks; `prose` is its text without formulas, `whole` what stands before it too."""
+    whole = whole or text
+    sentences = [sentence for sentence in _SENTENCE.split(text) if _ASKS.search(sentence)]
+    asking = " ".join(sentences)
+    forms = {form for form, pattern in _VERBS.items() if pattern.search(text)}
+    if _SIMPLEST.search(text):
+        forms.add("simplest")
+    order = "increasing" if _UP.search(asking) else "decreasing" if _DOWN.search(asking) else ""
+    several = _SEVERAL.search(asking)
+    units, counts = _asked_for([sentence for sentence in _SENTENCE.split(prose) if _ASKS.search(sentence)])
+    return Contract(
+        frozenset(units),
+        order or ("as named" if _AS_NAMED.search(asking) else ""),
+        _ROUNDED.search(text) is not None,
+        _places(text),
+        frozenset(forms),
+        frozenset(_UNKNOWN.findall(asking)) - set("aI"),
+        NUMBER_WORDS[several[1].lower()] if several else None,
+        frozenset(name for pattern, name in _CURRENCIES if pattern.search(whole)),
+        counts,
+        _POINT.search(asking) is not None and not _INTERVAL.search(asking),
+        frozenset(_MODULUS.findall(whole)),
+    )
+
+
+def _asked_for(sentences: Sequence[str]) -> tuple[set[str], bool]:
+    """Return the measures that the last question which names any asks for, and whether it counts things instead."""
+    for sentence in reversed(sentences):
+        units = _units(_SCALE.sub(lambda m: f" {m[1]}elsius " if m[1] == "C" else " fahrenheit ", sentence))
+        spoken = [word for phrase in _COUNTS.findall(sentence) for word in re.findall(r"[a-z]+", phrase.lower())]
+        things = [w for w in spoken if is_noun(w) or (w.endswith("s") and len(w) > 3 and w not in _NO_NOUN)]
+        if units or things:
+            return units, not units and bool(things)
+    return ({"year"} if any("how old" in sentence.lower() for sentence in sentences[-1:]) else set()), False
+
+
+def _units(prose: str) -> set[str]:
+    """Return the measures that are asked for: "how many square feet", "the speed in miles per hour"."""
+    found = set()
+    for pattern in (_HOW_MUCH, _IN_UNIT, _HOW_LONG, _CONVERTED):
+        for phrase in pattern.findall(prose):
+            spoken = phrase.lower().split()
+            for size in range(len(spoken), 0, -1):
+                unit = read_unit(" ".join(spoken[:size])) if is_unit_word(spoken[size - 1]) else None
+                if unit is not None and unit.name and "*" not in unit.name and not unit.nouns:
+                    per = _PER.search(prose) if "/" not in unit.name else None  # "how many miles does it go per gallon"
+                    below = read_unit(per[1]) if per and is_unit_word(per[1]) else None
+                    asked = below.name if below is not None and below.name != unit.name else ""
+                    found.add(f"{unit.name}/{asked}" if asked else unit.name)
+                    break
+    return found
+
+
+def _places(text: str) -> int | None:
+    nearest = _NEAREST.search(text)
+    if nearest:
+        return _PLACES_OF.get(nearest[1].lower(), 4 if nearest[1].lower().startswith("ten") else 0)
+    places = _DECIMAL_PLACES.search(text)
+    if places:
+        return int(places[1]) if places[1].isdigit() else NUMBER_WORDS[places[1].lower()]
+    return None
+
+
+# -- what stands in it ------------------------------------------------------------------------------------------------
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _MATHEMATICS = re.compile(
     r"(?:\\[a-zA-Z]+|\\[^a-zA-Z\s]|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])|[\d.,]*\d|[-+*/^_=<>()\[\]{}|!%]|\s)+"
 )
 _SEPARATOR = re.compile(r"=|<|>|\\le(?![a-z])|\\ge(?![a-z])|\\ne(?![a-z])|\\approx|\\to(?![a-z])|,|;|&|\\\\")
 _RELATION = re.compile(r"=|<|>|\\(?:le|leq|ge|geq|ne|neq|approx|equiv|to|in)(?![a-z])")
-_SENTENCE = re.compile(r"(?<=[.?!])\s+|\n+")
-_ASKS = re.compile(
-    r"\?|\b(?:find|express|compute|calculate|determine|give|write|what|how|which|state|convert|evaluate|estimate|"
-    r"solve|simplify|factor|expand|enter|list|name|answer|round|who|where|when)\b",
-    re.IGNORECASE,
-)
 _PERCENT = re.compile(r"(?:\bpercent(?:age)?\b|\bper cent\b|\bpercents\b|\\?%)", re.IGNORECASE)
 _NUMBERED = re.compile(
     r"(?:\d|\}|\$|\)|\b(?:ten|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred|five|a|x|n|p))[\s$-]*$",
@@ -50,25 +235,10 @@ _OPTION_END = re.compile(r"(?:\\q?quad|[\s$,;&]|\\\\|\\[,; ])+$")
 _NUMERAL = re.compile(r"(?<![\w.$\\{])-?(?:\d[\d,]*\.?\d*|\.\d+)(?![\w}])")
 _ORDER = re.compile(r"\(\s*([a-zA-Z](?:\s*,\s*[a-zA-Z])+)\s*\)")
 _N = r"\$?(\d[\d,]*(?:\.\d+)?|\d+/\d+)\$?"
-_SPOKEN: list[tuple[re.Pattern[str], str]] = [
+_SPOKEN = [
     (re.compile(pattern.replace("N", _N), re.IGNORECASE), expression)
-    for pattern, expression in [
-        (r"square root of N", r"\sqrt{{{0}}}"),
-        (r"cube root of N", r"\sqrt[3]{{{0}}}"),
-        (r"N squared|square of N", "{0}^2"),
-        (r"N cubed|cube of N", "{0}^3"),
-        (r"N (?:raised )?to the power (?:of )?N", "{0}^{{{1}}}"),
-        (r"N divided by N|quotient of N and N|ratio of N to N", "{0}/{1}"),
-        (r"N (?:times|multiplied by) N|product of N and N", "{0}*{1}"),
-        (r"N plus N|sum of N and N", "{0}+{1}"),
-        (r"N minus N|difference (?:between|of) N and N", "{0}-{1}"),
-        (r"N subtracted from N", "{1}-{0}"),
-        (r"N factorial", "{0}!"),
-        (r"half of N", "{0}/2"),
-        (r"N\s*(?:\\?%|percent) of N", r"{0}/100*{1}"),
-    ]
+    for pattern, expression in TABLES["operations"].items()
 ]
-"""Operations in words: "84 divided by 2" states 84/2."""
 
 
 class ProblemText:
@@ -92,9 +262,15 @@ class ProblemText:
 
     @cached_property
     def literals(self) -> frozenset[Term]:
-        """Canonical terms of the numbers and names that are to be written in another form: `0.5` in
-        "write 0.5 as a fraction"."""
-        return _restated(self._text)
+        """Canonical terms of numbers and names to be written in another form: `0.5` in "write 0.5 as a fraction"."""
+        text = one_spelling(self._text)
+        inner = [
+            next((part for part in match.groups() if part is not None), match.group())
+            for match in [*_FORMULA.finditer(text), *_NUMERAL.finditer(text)]
+            if _RESTATED.search(text[max(0, match.start() - 60) : match.start()].rstrip("$ "))
+        ]
+        terms = [_parsed(part) for piece in inner for part in (piece, *_SEPARATOR.split(piece))]
+        return frozenset(canonical(term) for term in terms if term is not None and is_literal(term))
 
     @cached_property
     def expressions(self) -> frozenset[Term]:
@@ -109,7 +285,14 @@ class ProblemText:
     @cached_property
     def asked(self) -> frozenset[Term]:
         """Canonical terms of those that no relation of the problem gives a value, `m + n` of "find m + n"."""
-        return _asked([*self._formulas, *self._runs])
+        alone: set[Term] = set()
+        given: set[Term] = set()
+        for formula in [*self._formulas, *self._runs][:PROBLEM_EXPRESSIONS]:
+            sides = _RELATION.split(formula)
+            for term in map(_parsed, sides):
+                if term is not None and not is_literal(term):
+                    (alone if len(sides) == 1 else given).add(canonical(term))
+        return frozenset(alone - given)
 
     @cached_property
     def vocabulary(self) -> frozenset[str]:
@@ -130,8 +313,20 @@ class ProblemText:
 
     @cached_property
     def options(self) -> dict[str, str]:
-        """Letter -> text of a choice, where there are two or more."""
-        return dict(_options(self._question))
+        """Letter -> text of a choice, where there are two or more: letters from A on, in order."""
+        text = self._question
+        matches = list(_OPTION.finditer(text))
+        for start in reversed([i for i, match in enumerate(matches) if match["letter"] == "A"]):
+            run = [matches[start]]
+            for match in matches[start + 1 :]:
+                if ord(match["letter"]) == ord(run[-1]["letter"]) + 1:
+                    run.append(match)
+            if len(run) >= 2:
+                ends = [*(match.start() for match in run[1:]), len(text)]
+                lines = [text[match.end() : end].strip().split("\n")[0] for match, end in zip(run, ends, strict=True)]
+                bare = [_OPTION_END.sub("", line).strip().removeprefix("$").strip() for line in lines]
+                return dict(zip((match["letter"] for match in run), bare, strict=True))
+        return {}
 
     @cached_property
     def order(self) -> tuple[str, ...]:
@@ -141,20 +336,41 @@ class ProblemText:
 
     @cached_property
     def asks_percent(self) -> bool:
-        """Whether it asks for a percentage."""
-        return _asks_percent(self._question)
+        """Whether a question or instruction speaks of a percentage without a number before it."""
+        for sentence in _SENTENCE.split(self._question):
+            for match in _PERCENT.finditer(sentence):
+                if re.search(r"\bas an? $", sentence[: match.start()]):
+                    return True
+                if _ASKS.search(sentence) and not _NUMBERED.search(sentence[: match.start()]):
+                    return _OTHER_FORM.search(self._question) is None
+        return False
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Words with a capital letter within its sentences: of persons, mostly."""
+        return frozenset(_NAME.findall(self._prose))
 
     @cached_property
     def others(self) -> frozenset[str]:
         """Names of persons whom it speaks of and does not ask for, where it asks for some, in lower case."""
-        names, wanted = set(_NAME.findall(self._prose)), set(re.findall(r"\b[A-Z][a-z]+\b", self._asked_prose))
-        return frozenset(name.lower() for name in names - wanted) if names & wanted else frozenset()
+        wanted = set(re.findall(r"\b[A-Z][a-z]+\b", self._asked_prose))
+        return frozenset(name.lower() for name in self.names - wanted) if self.names & wanted else frozenset()
 
     @cached_property
     def asked_names(self) -> frozenset[str]:
         """Names of quantities in its question: `AC`, `f^{-1}(x)`."""
         pieces = [*_split(self._asking[-1])[0], *_SEGMENT.findall(self._asked_prose)] if self._asking else []
         return frozenset(plain_name(piece) for piece in pieces if not _RELATION.search(piece) and len(piece) < 40)
+
+    @cached_property
+    def monotone(self) -> bool:
+        """Whether it asks where a function rises or falls: with or without the ends."""
+        return re.search(r"monoton|(?:in|de)creasing intervals?|intervals? of (?:in|de)crease", self._text) is not None
+
+    @cached_property
+    def matrices(self) -> bool:
+        """Whether it speaks of matrices, whose products have an order."""
+        return not self.vocabulary.isdisjoint(("matrix", "matrices"))
 
     @cached_property
     def fixes_angles(self) -> bool:
@@ -219,58 +435,10 @@ def _parsed(piece: str) -> Term | None:
     return term_of(clean(piece)) if any(map(str.isalnum, piece)) else None
 
 
-def _restated(text: str) -> frozenset[Term]:
-    text = one_spelling(text)
-    matches = [*_FORMULA.finditer(text), *_NUMERAL.finditer(text)]
-    inner = [
-        next((part for part in match.groups() if part is not None), match.group())
-        for match in matches
-        if _RESTATED.search(text[max(0, match.start() - 60) : match.start()].rstrip("$ "))
-    ]
-    terms = [_parsed(part) for piece in inner for part in (piece, *_SEPARATOR.split(piece))]
-    return frozenset(canonical(term) for term in terms if term is not None and is_literal(term))
-
-
-def is_name_in(gold: str, problem: ProblemText) -> bool:
-    """Return whether a gold is one word of several letters that the problem uses as a word: a name, a day."""
-    return re.fullmatch(r"[A-Za-z]{2,}", gold.strip()) is not None and gold.strip().lower() in problem.vocabulary
-
-
-def _asked(formulas: list[str]) -> frozenset[Term]:
-    """Return the formulas without a relation that stand on no side of one."""
-    alone: set[Term] = set()
-    given: set[Term] = set()
-    for formula in formulas[:PROBLEM_EXPRESSIONS]:
-        sides = _RELATION.split(formula)
-        for term in map(_parsed, sides):
-            if term is not None and not is_literal(term):
-                (alone if len(sides) == 1 else given).add(canonical(term))
-    return frozenset(alone - given)
-
-
-def _asks_percent(text: str) -> bool:
-    """Return whether a question or instruction speaks of a percentage without a number before it."""
-    for sentence in _SENTENCE.split(text):
-        for match in _PERCENT.finditer(sentence):
-            if re.search(r"\bas an? $", sentence[: match.start()]):
-                return True
-            if _ASKS.search(sentence) and not _NUMBERED.search(sentence[: match.start()]):
-                return _OTHER_FORM.search(text) is None
-    return False
-
-
-def _options(text: str) -> tuple[tuple[str, str], ...]:
-    """Return the options of a multiple-choice problem: letters from A on, in order."""
-    matches = list(_OPTION.finditer(text))
-    starts = [i for i, match in enumerate(matches) if match["letter"] == "A"]
-    for start in reversed(starts):
-        run = [matches[start]]
-        for match in matches[start + 1 :]:
-            if ord(match["letter"]) == ord(run[-1]["letter"]) + 1:
-                run.append(match)
-        if len(run) >= 2:
-            ends = [*(match.start() for match in run[1:]), len(text)]
-            lines = [text[match.end() : end].strip().split("\n")[0] for match, end in zip(run, ends, strict=True)]
-            bare = [_OPTION_END.sub("", line).strip().removeprefix("$").strip() for line in lines]
-            return tuple(zip((match["letter"] for match in run), bare, strict=True))
-    return ()
+def name_in(gold: str, problem: ProblemText) -> str | None:
+    """Return the word of the problem (a name, a day) that a gold is, or the only name in its sentence on who it is."""
+    if re.fullmatch(r"[A-Za-z]{2,}", gold.strip()):
+        return gold.strip() if gold.strip().lower() in problem.vocabulary else None
+    named = set(re.findall(r"\b[A-Z][a-z]+\b", gold)) & problem.names
+    stated = re.fullmatch(r"[A-Za-z ',.]+", gold) and NEGATIONS.isdisjoint(re.findall(r"[a-z']+", gold.lower()))
+    return named.pop() if stated and len(named) == 1 and "who" in problem.asking else None

@@ -12,11 +12,10 @@ from typing import Any
 
 from mpmath import mp
 
-from gtpo.rewards.boxes import match_brace
-from gtpo.rewards.equality.arithmetic.terms import Term, contains, evaluate
-from gtpo.rewards.equality.arithmetic.values import NoValue, number_of
+from gtpo.rewards.equality.arithmetic import NoValue, Term, contains, evaluate, number_of
 from gtpo.rewards.equality.reading.answers import (
     NO_UNIT,
+    SHORT_WORDS,
     Answer,
     Based,
     Choice,
@@ -27,8 +26,7 @@ from gtpo.rewards.equality.reading.answers import (
     Union,
     Words,
 )
-from gtpo.rewards.equality.reading.grammar import parse
-from gtpo.rewards.equality.reading.tokens import NotMathematics, closes_first, split_top
+from gtpo.rewards.equality.reading.grammar import NotMathematics, closes_first, parse, split_top
 from gtpo.rewards.equality.reading.units import (
     CHANGES_MEANING,
     NEGATIONS,
@@ -39,7 +37,7 @@ from gtpo.rewards.equality.reading.units import (
     spoken_number,
     spoken_quantity,
 )
-from gtpo.rewards.equality.reading.words import SHORT_WORDS
+from gtpo.rewards.extract import match_brace
 from gtpo.rewards.limits import MAX_DEPTH
 
 _RELATIONS = {"=": "=", "<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\approx": "~", "\\equiv": "=",
@@ -48,6 +46,7 @@ _RELATION = re.compile(r"\\(?:le|ge|ne|approx|equiv|in|to)(?![a-zA-Z])|[=<>]")
 _JOIN = re.compile(
     r"\\text\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])|(?<=\d)or(?=[A-Z(\\\d])|;|,"
 )
+_OR = re.compile(r"\\text\s*\{\s*,?\s*or\s*,?\s*\}|(?<![a-zA-Z\\])or(?![a-zA-Z])")
 _SET_OPERATION = re.compile(
     r"\\(?:cup|cap|setminus)(?![a-zA-Z])|(?:(?<=\\reals)|(?<=\\\}))\s*-\s*(?=\\\{)|(?<=[)\]}])\s*[U∪]\s*(?=[(\[\\])"
 )
@@ -75,15 +74,10 @@ def read(text: str, depth: int = 0) -> Answer:
     text = inside[1].strip() if inside else text
     if depth > MAX_DEPTH:
         return read_quantity(text)
-    for reader in (
-        _read_choice,
-        _read_words,
-        _read_list,
-        _read_relation,
-        _read_set_operation,
-        _read_bracketed,
-        _read_ratio,
-    ):
+    if not depth and (choice := split_choice(text)) is not None:
+        letter, rest, marked = choice
+        return Choice(letter, read(rest, depth + 1) if rest else None, marked)
+    for reader in (_read_words, _read_list, _read_relation, _read_set_operation, _read_bracketed, _read_ratio):
         answer = reader(text, depth)
         if answer is not None:
             return answer
@@ -113,13 +107,6 @@ def split_choice(text: str) -> tuple[str, str, bool] | None:
     return letter, rest, marked
 
 
-def _read_choice(text: str, depth: int) -> Answer | None:
-    if depth or (found := split_choice(text)) is None:
-        return None
-    letter, rest, marked = found
-    return Choice(letter, read(rest, depth + 1) if rest else None, marked)
-
-
 def _read_words(text: str, depth: int) -> Answer | None:
     plain = _TEXT_PIECE.sub(r" \1 ", text)
     plain = re.sub(r"\s+", " ", plain).strip()
@@ -142,14 +129,10 @@ def _read_words(text: str, depth: int) -> Answer | None:
         product = len(plain) <= 3 and re.fullmatch(r"[a-z]{2,3}|[a-z]+ ?[a-z]", plain)
         if product or plain.lower() in ("infinity", "inf", "oo", "pi"):
             return None
-    return _joined_words(text) or Words(plain)
-
-
-def _joined_words(text: str) -> Answer | None:
     pieces = split_top(_TEXT_PIECE.sub(r" \1 ", text), re.compile(r"(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])|,|;"))
     parts = [part.strip() for _, part in pieces if part.strip()]
     words = (Scalar(("sym", part)) if len(part) == 1 and part.isalpha() else Words(part) for part in parts)
-    return Listing("list", tuple(words)) if len(parts) > 1 else None
+    return Listing("list", tuple(words)) if len(parts) > 1 else Words(plain)
 
 
 def _read_list(text: str, depth: int) -> Answer | None:
@@ -159,6 +142,9 @@ def _read_list(text: str, depth: int) -> Answer | None:
     semicolons = [separator == ";" for separator, _ in pieces[1:]]
     if any(semicolons) and not all(semicolons):  # `p=5, q=2; p=7, q=2`: the semicolon binds last
         pieces = split_top(text, re.compile(";"))
+    elif any(separator == "," for separator, _ in pieces[1:]) and all("=" in part for _, part in pieces):
+        pairs = split_top(text, _OR)  # `a=1, b=5 or a=5, b=1`
+        pieces = pairs if len(pairs) > 1 else pieces
     parts = [part.strip() for _, part in pieces]
     parts = [part for part in parts if part and not re.fullmatch(r"\\text\s*\{[\s,]*\}", part)]
     if len(parts) < 2:
@@ -191,12 +177,8 @@ def _expand_signs(text: str, depth: int) -> Answer | None:
     r"""`1 \pm \sqrt{2}` is a list of two answers; several signs change together."""
     if not _signs(text) or _RELATION.search(text) or split_top(text, _SET_OPERATION)[1:]:
         return None
-    items = tuple(read(_signed(text, plus), depth + 1) for plus in ("pm", "mp"))
+    items = tuple(read(text.replace("\\pm", a).replace("\\mp", b), depth + 1) for a, b in ("+-", "-+"))
     return Listing("list", items) if all(isinstance(item, (Scalar, Listing)) for item in items) else None
-
-
-def _signed(text: str, plus: str) -> str:
-    return re.sub(r"\\(pm|mp)(?![a-zA-Z])", lambda m: "+" if m[1] == plus else "-", text)
 
 
 def is_name(text: str) -> bool:

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gtpo.rewards.boxes import match_brace
+from gtpo.rewards.completions import words
+from gtpo.rewards.equality.reading import WORDS
 from gtpo.rewards.equality.reading.clean import unwrap_answer
 from gtpo.rewards.equality.reading.units import (
     CHANGES_MEANING,
@@ -22,35 +23,17 @@ from gtpo.rewards.equality.reading.units import (
     singular,
     spoken_number,
 )
+from gtpo.rewards.extract import match_brace
 from gtpo.rewards.limits import MAX_CORES, MAX_STATEMENT
-from gtpo.rewards.text import words
 
 # -- words that take a statement back, or make another one of it --------------------------------------------------
-_DENIALS = NEGATIONS | words(
-    "no maybe perhaps possibly if than or less more fewer guess unsure unknown unclear doubt doubtful almost nearly "
-    "nicht kein keine keinen falsch pas faux non nunca jamás falso falsa incorrecto não nao errado неверно нет не ни "
-    "неправильно bukan tidak salah değil yanlış nie błędna geen niet fout inte fel ikke ei není δεν όχι λάθος không "
-    "sai nu greșit nem rossz ليس لا خطأ नहीं गलत quizás vielleicht peut-être talvez forse может возможно ou oder или"
-)
+_DENIALS = NEGATIONS | WORDS.denials
 _DENYING = re.compile(
     r"n't\b|\bat (?:least|most)\b|[不没沒非错錯否]|ない|ません|아니|아닙|틀|ไม่|לא|نیست|غير"
     r"|\b(?:used to|should have|may have|up to)\b"
     r"|\b(?:half|twice|double|triple|square|cube|root|third|quarter)\s+(?:of\s+)?(?:the|this)\s+(?:answer|result|value)\b"
 )
-_OPINIONS = words(
-    "thinks think thought says said say claims claim claimed believes believe believed guesses guessed assumes assume "
-    "assumed supposes suspects estimates estimated doubts wonders imagines hopes hoped wants wanted wished pretends "
-    "expects expected predicts predicted tells told"
-)
-"""Verbs by which somebody else than the speaker states a number."""
-_MODALS = words("could might ought may")
-_PREPOSITIONS = words("to for from by at on up after before when if where about around and")
-_OPENERS = tuple(f"{word} " for word in sorted(_PREPOSITIONS | words("in of each every as with because per")))
-_REVERSALS = words(
-    "minus plus times negative inverse reciprocal opposite anything differs any divisible subtracted divided "
-    "multiplied bigger larger smaller greater complement"
-)
-"""Words that, anywhere before a number, say something else of it."""
+_OPENERS = tuple(f"{word} " for word in sorted(WORDS.prepositions | words("in of each every as with because per")))
 _CHOOSING = [
     words(each)
     for each in (
@@ -60,67 +43,10 @@ _CHOOSING = [
     )
 ]  # fmt: skip
 """Words that say which of several a number is."""
-_ARTICLES = words("a an the only exactly just s about around approximately roughly simply precisely that")
-_MEASURED = words(
-    "total profit loss gain cost price average mean median mode range distance length width height depth radius "
-    "diameter speed rate amount age area volume perimeter circumference weight mass probability value answer score "
-    "balance change discount tax tip time duration maximum minimum quantity population temperature remainder savings "
-    "salary income revenue bill capacity slope percentage count measure angle fine fee debt wage budget"
-)
-"""What may be `of` a number: "a total of 72 clips"."""
-_VERBS = words(
-    "is are was were be equals has have had got gets get gave took left ran won paid spent bought sold made ate drank "
-    "cost did do does found kept lost met read rode saw sent slept spoke swam taught told thought threw went wore "
-    "wrote grew drew flew knew built brought caught chose cut drove fed fell held hit hurt lay led lent put set sat "
-    "sang shot stood stole swept need take give see eat earn spend make sell buy pay use want save walk run find win "
-    "obtain becomes"
-)
-"""Verbs that a number may follow, besides those that end in s or ed."""
-_COPULAS = words(
-    "is are was were be equals equal becomes es son sea est sont ist sind lautet beträgt è sono é são jest wynosi zijn "
-    "är er on je είναι là bằng adalah este равно равна равен равны составляет это дорівнює eşittir é: vale ergibt ialah"
-)
 _CJK_COPULA = re.compile(r"(?:[是为為等于於即は：:]|이?는|은|가)\s*$")
-_ANSWER = words(
-    "answer ans answers result results solution solutions option choice conclusion respuesta resultado solución "
-    "réponse "
-    "résultat antwort ergebnis lösung risposta risultato soluzione resposta solução ответ результат решение jawaban "
-    "hasil cevap sonuç yanıt odpowiedź wynik rozwiązanie antwoord resultaat svar resultat vastaus tulos odpověď "
-    "výsledek απάντηση đáp án số răspuns rezultat válasz eredmény відповідь odgovor отговор jibu الجواب "
-    "الإجابة النتيجة उत्तर  תשובה پاسخ คำตอบ জবাব উত্তর பதில்"
-)
-_ENGLISH = words("answer ans answers result results solution solutions option choice conclusion")
 _NO_LATIN = re.compile(r"[\u0590-\u1fff\u3040-\ud7ff]")
 _CJK_ANSWER = re.compile(r"(?:答案|答え|答|结果|結果|解答|解|정답|답|결과)\s*(?:是|为|為|は|은|는|：|:|=)?\s*$")
 _FOREIGN_TAIL = re.compile(r"^\s*(?:です|である|だ|になります|となります|입니다|이다|है|हैं|dir|olur|ist|。|\.)*\s*$")
-_NO_VERBS = words("as plus minus times less its his this yes perhaps always besides towards versus across unless")
-_BOUNDS = words(
-    "over under above below beyond within exceeds exceed exceeded but half twice thrice double triple quadruple root "
-    "square cube nearly almost between multiple factor multiples factors as than besides towards versus across unless"
-)
-"""Words that make another number of the one that follows."""
-_LEADS = words(
-    "so thus hence therefore then finally and now in total all altogether overall since because at after on for by "
-    "from as with during to the end my our final correct we i you get got find found conclude know see have say think "
-    "believe obtain means shows follows that this it can must of question problem given above answer solution is was "
-    "be"
-)
-"""What a statement of an answer may begin with."""
-_PLACING = words("in after at by on for during with to before")
-_LOOSE = words("for at in with")
-"""Those that need not stand right after the verb: "he is away for 10 hours"."""
-_SUBJECTS = words("i we you he she it they there that this who which")
-_KINDS = words(
-    "the a an all any every interval intervals point points pair triple ordered set sets line circle function equation "
-    "value values number numbers vector matrix plane real reals x y z t in on at of is option choice answer open "
-    "closed "
-    "range domain solution solutions root roots exactly only just about approximately approx roughly around so "
-    "thus hence therefore then finally total altogether and form coordinates vertex year because since"
-)
-"""Words that say what kind of thing follows and nothing of it: "the interval [1, 2]"."""
-_FUNCTIONS = words(
-    "sin cos tan cot sec csc log ln lg exp sqrt pi mod gcd lcm max min det arcsin arccos arctan infty oo"
-)
 
 # -- pieces of a text: words, mathematics, punctuation ------------------------------------------------------------
 _PIECE = re.compile(
@@ -130,8 +56,7 @@ _PIECE = re.compile(
 
 
 class _Piece(NamedTuple):
-    kind: str
-    """`word`, `math` or `mark`."""
+    kind: str  # `word`, `math` or `mark`
     start: int
     end: int
     text: str
@@ -144,12 +69,12 @@ def _pieces(text: str) -> list[_Piece]:
         kind, end = match.lastgroup or "", match.end()
         if kind == "command":
             while text[end : end + 1] in ("{", "[", "^", "_") and text[match.start() : end] not in (r"\{", r"\}"):
-                closing = (
+                closed = (
                     match_brace(text, end) if text[end] == "{" else text.find("]", end) if text[end] == "[" else end
                 )
-                if closing < 0:
+                if closed < 0:
                     break
-                end = closing + 1
+                end = closed + 1
         elif kind == "other" and match.group() in "^_" and text[end : end + 1] == "{":
             end = max(end, match_brace(text, end) + 1)
         said = match.group()
@@ -157,7 +82,9 @@ def _pieces(text: str) -> list[_Piece]:
             end += text[end : end + 1].isdigit()
             position, found[-1] = end, found[-1]._replace(end=end)
             continue
-        is_word = kind == "word" and (len(said) > 1 or not said.isascii() or said in "aIA") and said not in _FUNCTIONS
+        is_word = (
+            kind == "word" and (len(said) > 1 or not said.isascii() or said in "aIA") and said not in WORDS.functions
+        )
         if said in ("a", "I", "A"):  # an article, or a letter: `a = 3`
             is_word = re.match(r"\s+[\w$\\]", text[end:]) is not None
         is_word = is_word and not (said.isupper() and said.isascii() and 1 < len(said) < 4 and said not in ("PM", "AM"))
@@ -209,11 +136,6 @@ _CLAUSE = re.compile(
     r"(?<=[\w})\]$%°])[,;.]?\s+(?P<c>which|because|since|as (?:required|desired|claimed|shown|the)|"
     r"where|for (?:all|any|every|each|some)|for(?= +\$?[a-z]\$? *(?:\\neq?|≠|!=))|when(?:ever)?|with)\b"
 )
-_DOMAIN = words(
-    "where for with when whenever all any every each some real integer integers positive constant constants arbitrary "
-    "number numbers value values of the domain is are an be can and in its natural whole mathbb reals neq ne"
-)
-"""Words of a clause that says only what a letter may be: "where n is an integer"."""
 _IS_ANSWER = re.compile(
     r"^(?P<v>.+?)\s+(?:is|are|es|est|ist)\s+(?:(?:the|our|my|your|la|el|le|die|das)\s+)?(?P<c>[^\d$\\]+)$", re.DOTALL
 )
@@ -221,8 +143,7 @@ _WORDY = re.compile(r"(?<![\\a-zA-Z{])[^\W\d_]{2}|[≈~]|\\(?:approx|text)|^[A-Z
 """What every text has that this module reads anything away from."""
 _KIND_OF = re.compile(r"(?:an?\s+)?([a-z]+) (?:function|number|integer|polygon|shape|graph|curve)", re.IGNORECASE)
 _TEXT = re.compile(r"\\(?:text|mbox|textrm|textnormal|textbf|textit|emph)\s*\{([^{}]*)\}")
-_POINT = re.compile(r"^[A-Z]'?\s*=?\s*(\((?:[^()]|\([^()]*\))*,.*\))$", re.DOTALL)
-"""`P(1, 2)`: a point with its name."""
+_POINT = re.compile(r"^[A-Z]'?\s*=?\s*(\((?:[^()]|\([^()]*\))*,.*\))$", re.DOTALL)  # `P(1, 2)`: a point with its name
 _YES = re.compile(r"^(yes|no|true|false)\b\s*[,.;:!–—-]\s*(?!yes|no)\S", re.IGNORECASE)
 
 
@@ -242,7 +163,7 @@ def cores(text: str, asked: frozenset[str] = frozenset(), others: frozenset[str]
         yield current
         if len(current) > MAX_STATEMENT or _WORDY.search(current) is None:
             continue
-        for rest in _less(_TEXT.sub(r" \1 ", current), asked, others):
+        for rest in _less(_TEXT.sub(r" \1 ", current).strip(), asked, others):
             rest = unwrap_answer(rest.strip().rstrip(".。"))
             if rest and rest not in seen and len(rest) < len(current) + 16:
                 seen.add(rest)
@@ -273,16 +194,12 @@ def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> Iterator[
         yield from _in_words(text)
         return
     first, last = value
-    before, inner, after = (
-        text[: pieces[first].start],
-        text[pieces[first].start : pieces[last].end],
-        text[pieces[last].end :],
-    )
+    start, end = pieces[first].start, pieces[last].end
+    before, inner, after = text[:start], text[start:end], text[end:]
     if first == 0 and not after.strip(" .!"):
         return
-    if (
-        predicate := re.search(r"\b(?:is|are)\s+(?:an?\s+|the\s+)?([a-z]+(?: [a-z]+)?)[.!]?$", after)
-    ) is not None and not _denies(text):
+    predicate = re.search(r"\b(?:is|are)\s+(?:an?\s+|the\s+)?([a-z]+(?: [a-z]+)?)[.!]?$", after)
+    if predicate is not None and not _denies(text):
         yield predicate[1]
         return
     prose = before + " " + after
@@ -294,7 +211,7 @@ def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> Iterator[
     inner = f"{named[1]} = {inner}" if named is not None and named[1].isascii() else inner
     tail = after.strip(" .!")
     following = tail.lower().split(" ")[0]
-    if tail and scale_of(following) is None and following in CHANGES_MEANING - _PREPOSITIONS:
+    if tail and scale_of(following) is None and following in CHANGES_MEANING - WORDS.prepositions:
         return
     # A few words are a unit, and must be one; many are the rest of the sentence.
     short = 0 < len(tail.split()) <= 3 and not tail.startswith(_OPENERS) and not _FOREIGN_TAIL.match(after)
@@ -304,32 +221,25 @@ def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> Iterator[
 def _labelled(label: str, rest: str) -> Iterator[str]:
     """Yield what is behind a label, its noun as the unit: `Number of boys: 5` counts boys."""
     spoken = re.findall(r"[a-z]+", label.lower())
-    if (
-        spoken
-        and is_noun(spoken[-1])
-        and spoken[-1] not in _ANSWER | _KINDS
-        and re.fullmatch(r"[\d,.]+", rest.strip(" .$"))
-    ):
-        yield f"{rest.strip(' .$')} {spoken[-1]}"
-    elif _REVERSALS.isdisjoint(spoken) and _MODALS.isdisjoint(spoken) and _BOUNDS.isdisjoint(spoken):
+    bare, noun = rest.strip(" .$"), spoken[-1] if spoken else ""
+    if is_noun(noun) and noun not in WORDS.answer | WORDS.kinds and re.fullmatch(r"[\d,.]+", bare):
+        yield f"{bare} {noun}"
+    elif WORDS.reversals.isdisjoint(spoken) and WORDS.modals.isdisjoint(spoken) and WORDS.bounds.isdisjoint(spoken):
         yield rest
 
 
 def _chooses(prose: str, asked: frozenset[str]) -> bool:
     """Return whether prose speaks of another than the one asked for: of the second number, or of the larger."""
     spoken = set(re.findall(r"[a-z]+", prose.lower()))
-    if spoken == {"final"} or not (_ANSWER | {"value", "form"}).isdisjoint(spoken):
+    if spoken == {"final"} or not (WORDS.answer | {"value", "form"}).isdisjoint(spoken):
         spoken -= {"final", "last"}  # the final result
     return any(not kind.isdisjoint(spoken) and kind.isdisjoint(asked) for kind in _CHOOSING)
 
 
 def _without_remark(text: str) -> Iterator[str]:
     for pattern, joint in _REMARKS:
-        if (
-            (match := pattern.match(text)) is not None
-            and not _denies(match["v"], "or")
-            and re.search(r"\d", match["a"])
-        ):
+        match = pattern.match(text)
+        if match is not None and not _denies(match["v"], "or") and re.search(r"\d", match["a"]):
             yield match["v"].strip().strip("$") + joint + match["a"].strip(" .$")
             return
     bracketed = _IN_BRACKETS.search(text)
@@ -343,13 +253,12 @@ def _without_remark(text: str) -> Iterator[str]:
     clause = _CLAUSE.search(text)
     if clause is not None and not _denies(text, "or"):
         spoken = set(re.findall(r"[a-zA-Z]{2,}", text[clause.start("c") :]))
-        if clause["c"][:3] in ("whi", "bec", "sin", "as ") or spoken <= _DOMAIN:
+        if clause["c"][:3] in ("whi", "bec", "sin", "as ") or spoken <= WORDS.domain:
             yield text[: clause.start()]
-    said_so = _IS_ANSWER.match(text)
-    if said_so is not None and not _denies(text, "or") and re.search(r"[\d\\$]|^\(?[A-H]\)?$", said_so["v"]):
-        yield from (
-            [said_so["v"]] if (_ANSWER | {"correct"}) & set(re.findall(r"[^\W\d_]+", said_so["c"].lower())) else []
-        )
+    if (it := _IS_ANSWER.match(text)) is not None and not _denies(text, "or"):
+        said = set(re.findall(r"[^\W\d_]+", it["c"].lower()))
+        if re.search(r"[\d\\$]|^\(?[A-H]\)?$", it["v"]) and not said.isdisjoint(WORDS.answer | {"correct"}):
+            yield it["v"]
     if (yes := _YES.match(text)) is not None:
         yield yes[1]
 
@@ -357,13 +266,13 @@ def _without_remark(text: str) -> Iterator[str]:
 def _in_words(text: str) -> Iterator[str]:
     """Yield what a sentence without mathematics ends in: `It will be Thursday.`, `The shape is an ellipse.`"""
     spoken = text.strip(" .!").split()
-    if _denies(text) or not _MODALS.isdisjoint(map(str.lower, spoken)):
+    if _denies(text) or not WORDS.modals.isdisjoint(map(str.lower, spoken)):
         return
     if (kind := _KIND_OF.fullmatch(text.strip(" .!"))) is not None:
         yield kind[1]
         return
     for at in range(len(spoken) - 1, 0, -1):
-        if spoken[at - 1].lower() in _COPULAS | {"called"} and at > 1 and len(spoken) - at <= 4:
+        if spoken[at - 1].lower() in WORDS.copulas | {"called"} and at > 1 and len(spoken) - at <= 4:
             yield re.sub(r"^(?:an?|the)\s+", "", " ".join(spoken[at:]))
             return
 
@@ -376,14 +285,18 @@ def _leads_to(before: str, asked: frozenset[str]) -> bool:
     named = re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)?", lowered)
     if not named or len(named) > 40:
         return False
-    if _KINDS.issuperset(named):
+    if WORDS.kinds.issuperset(named):
         return True
     last = named[-1]
-    if last in _ANSWER or last in _COPULAS - _VERBS or (_ANSWER - _ENGLISH).intersection(named[-2:]):
+    if (
+        last in WORDS.answer
+        or last in WORDS.copulas - WORDS.verbs
+        or (WORDS.answer - WORDS.english).intersection(named[-2:])
+    ):
         return True
     if not any(map(str.isascii, named)) and _NO_LATIN.search(lowered):
         return True  # a script of which nothing but its denials is known here
-    if re.search(r"\d", lowered) and last not in _COPULAS:
+    if re.search(r"\d", lowered) and last not in WORDS.copulas:
         return False  # another number, and not as part of what is spoken of
     if re.search(r"\b(?:is|are|was|were|equals)\s+\$?\\?[\d(]", before.lower()):
         return False  # it states another number before
@@ -392,28 +305,38 @@ def _leads_to(before: str, asked: frozenset[str]) -> bool:
 
 def _states(before: str) -> bool:
     spoken = re.findall(r"[a-z']+", re.sub(r"\bthe (?:bigger|larger|smaller|greater)\b(?! (?:than|by))", "the", before))
-    if not (_REVERSALS | _MODALS).isdisjoint(spoken):
+    if not (WORDS.reversals | WORDS.modals).isdisjoint(spoken):
         return False
-    if any(word in _OPINIONS and spoken[max(0, at - 1)] not in ("i", "we") for at, word in enumerate(spoken)):
+    if any(word in WORDS.opinions and spoken[max(0, at - 1)] not in ("i", "we") for at, word in enumerate(spoken)):
         return False
-    inner = next((at for at, word in enumerate(spoken) if at and word in _SUBJECTS), 0)
-    if inner and spoken[0] not in _PLACING and not _LEADS.issuperset(spoken[:inner]) and spoken[-1] not in _COPULAS:
+    inner = next((at for at, word in enumerate(spoken) if at and word in WORDS.subjects), 0)
+    if (
+        inner
+        and spoken[0] not in WORDS.placing
+        and not WORDS.leads.issuperset(spoken[:inner])
+        and spoken[-1] not in WORDS.copulas
+    ):
         return False  # a clause within another, which may say anything of it
-    while spoken and spoken[-1] in _ARTICLES:
+    while spoken and spoken[-1] in WORDS.articles:
         spoken.pop()
-    if len(spoken) > 2 and spoken[-1] in _PLACING and (spoken[-1] in _LOOSE or _is_verb(spoken[-2])):
+    if len(spoken) > 2 and spoken[-1] in WORDS.placing and (spoken[-1] in WORDS.loose or _is_verb(spoken[-2])):
         spoken.pop()  # `leaves after 12 minutes`
     last, before_last = [*reversed(spoken), "", ""][:2]
     if last == "of":
-        return not _MEASURED.isdisjoint((before_last, singular(before_last)))
+        return not WORDS.measured.isdisjoint((before_last, singular(before_last)))
     if last == "to" and before_last == "up":
         return spoken[-3:-2] in (["adds"], ["add"], ["sums"], ["sum"], ["comes"], ["come"])
     if last == "to" and before_last == "equal":
         return True
-    if last in NUMBER_WORDS or scale_of(last) is not None or last in _BOUNDS or last in _PREPOSITIONS | _PLACING:
+    if (
+        last in NUMBER_WORDS
+        or scale_of(last) is not None
+        or last in WORDS.bounds
+        or last in WORDS.prepositions | WORDS.placing
+    ):
         return False
     return any(map(_is_verb, spoken)) or before.rstrip().endswith((":", "="))
 
 
 def _is_verb(word: str) -> bool:
-    return word in _VERBS or (word.endswith(("ed", "s")) and word not in _NO_VERBS)
+    return word in WORDS.verbs or (word.endswith(("ed", "s")) and word not in WORDS.no_verbs)

@@ -10,114 +10,18 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from gtpo.rewards.equality.arithmetic.terms import Term
+from gtpo.rewards.equality.arithmetic import Term
+from gtpo.rewards.equality.reading import TABLES, WORDS
 from gtpo.rewards.equality.reading.answers import NO_UNIT, Based, Scalar, Unit, Words
-from gtpo.rewards.equality.reading.grammar import parse
-from gtpo.rewards.equality.reading.tokens import NotMathematics
+from gtpo.rewards.equality.reading.grammar import NotMathematics, parse
 from gtpo.rewards.limits import UNIT_WORDS
-from gtpo.rewards.text import words
 
-_TABLE = {
-    "meter": "m metre meter", "centimeter": "cm centimetre centimeter", "millimeter": "mm millimetre millimeter",
-    "kilometer": "km kilometre kilometer", "inch": "in inch inches", "foot": "ft foot feet", "yard": "yd yard",
-    "mile": "mi mile", "gram": "g gm gram", "kilogram": "kg kilo kilogram", "milligram": "mg milligram",
-    "pound": "lb lbs pound", "ounce": "oz ounce", "ton": "ton tonne", "second": "s sec second",
-    "minute": "min minute", "hour": "h hr hour", "day": "day", "week": "week wk", "month": "month mo",
-    "year": "yr year", "decade": "decade", "century": "century centuries",
-    "liter": "l liter litre", "milliliter": "ml milliliter millilitre", "gallon": "gal gallon", "quart": "qt quart",
-    "pint": "pt pint", "cup": "cup", "tablespoon": "tbsp tablespoon", "teaspoon": "tsp teaspoon",
-    "dollar": "dollar usd buck", "cent": "cent", "sterling": "gbp sterling", "yen": "yen jpy", "rupee": "rupee inr rs",
-    "euro": "euro eur", "degree": "degree deg", "radian": "radian rad", "am": "am", "pm": "pm", "north": "north",
-    "south": "south", "east": "east", "west": "west", "celsius": "celsius", "fahrenheit": "fahrenheit",
-    "kelvin": "kelvin", "acre": "acre", "hectare": "hectare ha", "newton": "newton", "joule": "joule", "watt": "watt",
-    "volt": "volt", "ohm": "ohm", "hertz": "hz hertz", "calorie": "calorie cal kcal", "byte": "byte", "bit": "bit",
-    "square": "square", "cube": "cube", "unit": "unit", "item": "item",
-}  # fmt: skip
-_CANONICAL = {spelling: name for name, spellings in _TABLE.items() for spelling in spellings.split()}
-_COMPOUND = {"mph": "mile/hour", "kph": "kilometer/hour", "kmh": "kilometer/hour", "kmph": "kilometer/hour",
-             "fps": "foot/second", "mps": "meter/second", "mpg": "mile/gallon", "rpm": "revolution/minute"}  # fmt: skip
-SCALES = {
-    "ten": 10, "dozen": 12, "score": 20, "gross": 144, "hundred": 100, "thousand": 10**3, "lakh": 10**5,
-    "million": 10**6, "crore": 10**7, "billion": 10**9, "trillion": 10**12,
-}  # fmt: skip
-"""Words that multiply the number before them, in the singular (5 dozen); in the plural too."""
+_CANONICAL = {spelling: name for name, spellings in TABLES["measures"].items() for spelling in spellings.split()}
+_COMPOUND, _IN_BASE, _PLURALS = TABLES["compound measures"], TABLES["conversions"], TABLES["plurals"]
+NUMBER_WORDS, _TENS, _PARTS, SCALES = (TABLES[name] for name in ("numbers", "tens", "parts", "scales"))
 POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 """Words before a unit of length that make it one of area or volume."""
-COUNTED = words(
-    "apple orange banana pear peach plum grape lemon melon cherry berry strawberry tomato potato carrot onion egg "
-    "fruit vegetable nut seed plant tree flower rose leaf branch bush vine crop cookie cake cupcake muffin brownie "
-    "donut doughnut pie pizza bagel bread loaf roll sandwich burger taco pancake waffle candy chocolate lollipop "
-    "treat snack chip meal drink soda juice coffee tea milk water bottle can jar box bag basket bucket barrel bowl "
-    "plate glass tray packet package pack carton crate container case sack cat dog puppy kitten bird fish chicken "
-    "duck goose cow horse sheep goat pig rabbit turtle frog snake lion tiger bear monkey elephant zebra giraffe wolf "
-    "fox bee ant spider butterfly insect bug animal pet person people man men woman women boy girl child children kid "
-    "baby adult teenager student teacher pupil player worker employee friend guest visitor customer passenger member "
-    "soldier doctor nurse patient driver farmer family parent mother father brother sister sibling cousin uncle aunt "
-    "team class club group school classroom grade book novel page chapter line word letter sentence paragraph story "
-    "magazine newspaper comic paper sheet notebook pencil pen crayon marker eraser sticker stamp card ticket coupon "
-    "photo picture painting poster toy doll ball balloon kite puzzle game marble block brick bead button ribbon coin "
-    "bill note penny nickel dime key ring necklace bracelet gift present prize shirt dress jacket coat hat cap shoe "
-    "sock glove scarf quilt blanket pillow towel car truck bus buses van bike bicycle motorcycle train plane airplane "
-    "boat ship wheel tire seat trip ride lap race step stair floor room house home building apartment office store "
-    "shop door window table chair desk bench bed lamp candle light fence post wall tile pole road street lane "
-    "mountain hill river lake pond beach rock stone shell star planet moon cloud machine robot computer phone tablet "
-    "screen camera movie film video song dance show episode channel point score goal run hit win loss match round "
-    "turn shot question problem answer test exam quiz lesson subject vote way arrangement combination permutation "
-    "outcome choice possibility solution value number integer digit factor multiple divisor triangle rectangle circle "
-    "polygon hexagon pentagon edge vertex vertices side angle face diagonal segment dot cell subset element committee "
-    "handshake path route pattern color colour clip flock herd spoon fork knife cup mug pot pan stick log board nail "
-    "screw bolt tool part gallon share visit call message email text follower subscriber view like ounce piece slice "
-    "bar scoop bunch stack pile row column layer level section shelf drawer bookcase locker"
-)
-"""Nouns that are commonly counted. Those of the problem come on top."""
-_FILLERS = words(
-    "of the a an in per each every for total altogether overall all left remaining o'clock exactly only possible "
-    "different distinct old chance approximately"
-)
-CHANGES_MEANING = words(
-    "not no nor never none neither or and but greater than over under above below plus minus times factorial squared "
-    "cubed mod modulo remainder to if when where choose percent percentage infinity undefined false true yes wrong "
-    "incorrect right except excluding without unless instead isn isn't aren't wasn't cannot can't maybe perhaps "
-    "possibly either negative positive inverse reciprocal root logarithm log half halves third thirds quarter "
-    "quarters fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth tenths "
-    "twelfth twelfths hundredth hundredths thousandth thousandths millionth millionths twice thrice double doubles "
-    "triple triples quadruple fold tens myriad power base eliminated rejected excluded fails impossible at least most "
-    "up about around nearly almost between from before after short shy multiplied divided added subtracted increased "
-    "decreased by"
-)
-"""Words after (or around) a number that say another number, or that this is not the one."""
-NEGATIONS = words(
-    "not nor never neither none cannot can't isn isn't isnt aren't arent wasn't wasnt don't dont doesn't doesnt "
-    "didn't didnt won't wont wrong incorrect false except excluding without unless instead"
-)
-"""Words that say that something is not the case."""
-AMOUNTS = words("pair couple trio quartet more less fewer additional extra another score set")
-"""Words that say an amount, in the singular: `5 pairs` is 5 where the problem asks how many pairs."""
-
-
-def _valued(names: str, values: range) -> dict[str, int]:
-    return dict(zip(names.split(), values, strict=True))
-
-
-NUMBER_WORDS = _valued(
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen twenty",
-    range(21),
-)
-_TENS = _valued("twenty thirty forty fifty sixty seventy eighty ninety", range(20, 100, 10))
-_PARTS = _valued("half third quarter fifth sixth seventh eighth ninth tenth", range(2, 11)) | {"fourth": 4, "halve": 2}
-
-
-_UNIT_OF_NOTHING = words("square cube unit item")
-_IN_BASE = {
-    "second": ("second", 1), "minute": ("second", 60), "hour": ("second", 3600), "day": ("second", 86400),
-    "week": ("second", 604800), "cent": ("cent", 1), "dollar": ("cent", 100), "millimeter": ("meter", 0.001),
-    "centimeter": ("meter", 0.01), "meter": ("meter", 1), "kilometer": ("meter", 1000), "inch": ("meter", 0.0254),
-    "foot": ("meter", 0.3048), "yard": ("meter", 0.9144), "mile": ("meter", 1609.344), "milligram": ("gram", 0.001),
-    "gram": ("gram", 1), "kilogram": ("gram", 1000), "ounce": ("gram", 28.349523125), "pound": ("gram", 453.59237),
-    "month": ("month", 1), "year": ("month", 12), "milliliter": ("milliliter", 1), "liter": ("milliliter", 1000),
-    "cup": ("cup", 1), "pint": ("cup", 2), "quart": ("cup", 4), "gallon": ("cup", 16),
-}  # fmt: skip
+CHANGES_MEANING, NEGATIONS = WORDS.changes_meaning, WORDS.negations
 
 
 def conversion(unit: str, other: str) -> Fraction | None:
@@ -126,10 +30,6 @@ def conversion(unit: str, other: str) -> Fraction | None:
         return Fraction(1)
     (base, factor), (other_base, other_factor) = _IN_BASE.get(unit, (unit, 1)), _IN_BASE.get(other, (other, 1))
     return Fraction(str(factor)) / Fraction(str(other_factor)) if base == other_base else None
-
-
-_PLURALS = {"people": "person", "children": "child", "kid": "child", "men": "man", "women": "woman",
-            "wolves": "wolf", "leaves": "leaf", "loaves": "loaf", "shelves": "shelf", "knives": "knife"}  # fmt: skip
 
 
 def singular(word: str) -> str:
@@ -198,7 +98,7 @@ def is_unit_word(word: str) -> bool:
 
 def is_noun(word: str) -> bool:
     """Return whether a word is a noun that is commonly counted."""
-    return not COUNTED.isdisjoint((word, singular(word), word.removesuffix("s")))
+    return not WORDS.counted.isdisjoint((word, singular(word), word.removesuffix("s")))
 
 
 def read_unit(text: str) -> Unit | None:
@@ -234,17 +134,17 @@ def read_unit(text: str) -> Unit | None:
             power = POWER_WORDS[word]
         elif word in ("squared", "cubed") and side and "^" not in side[-1] and index:
             side[-1] = f"{side[-1]}^{2 if word == 'squared' else 3}"
-        elif singular(word) in AMOUNTS:
+        elif singular(word) in WORDS.amounts:
             amounts.append(singular(word))
         elif word in CHANGES_MEANING or scale_of(word) is not None or word in NUMBER_WORDS or word.isdigit():
             return None
-        elif word in _FILLERS and not (word == "in" and (power > 1 or following[:1] in ("", "^", "/"))):
+        elif word in WORDS.fillers and not (word == "in" and (power > 1 or following[:1] in ("", "^", "/"))):
             continue
         elif word in _COMPOUND:
             top, bottom = _COMPOUND[word].split("/")
             above.append(top)
             below.append(bottom)
-        elif (name := _measure(word)) and name not in _UNIT_OF_NOTHING:
+        elif (name := _measure(word)) and name not in WORDS.no_measures:
             side.append(name if power == 1 else f"{name}^{power}")
             power = 1
         elif name or word in POWER_WORDS:
