@@ -42,6 +42,7 @@ class Sizes(NamedTuple):
 
 
 CPU, GPU = Sizes(1024, 2**19, 2**28), Sizes(4096, 2**26, 2**31)
+ALIGNED = 128  # columns: products of matrices whose rows do not start at multiples of 16 bytes are slow on a GPU
 
 
 class Head(NamedTuple):
@@ -65,6 +66,7 @@ class Head(NamedTuple):
     def tiles(self, weight: Tensor, bias: Tensor | None, rows: int) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         """Yield the columns of each tile that so many rows visit, its W [w, D] and its bias [w]."""
         width = max(1, self.sizes.tile_logits // rows)
+        width -= width % ALIGNED if width > ALIGNED else 0
         for start in range(0, len(weight), width):
             columns = slice(start, min(start + width, len(weight)))
             yield columns, weight[columns].to(self.factors), None if bias is None else bias[columns]

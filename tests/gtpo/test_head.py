@@ -160,6 +160,15 @@ def test_products_of_the_vocabulary(monkeypatch: Any) -> None:
         assert multiplied_rows(True, ones) == 64
 
 
+def test_tiles_are_aligned_whatever_the_number_of_rows() -> None:
+    weight = torch.empty(151936, 1)
+    for rows in (1, 7, 384, 3072, 4096):
+        head = gtpo.head.Head(1.0, None, 0.0, False, torch.float32, 30.0, gtpo.head.GPU)
+        parts = [columns for columns, *_ in head.tiles(weight, None, rows)]
+        assert all(part.start % 128 == 0 and rows * (part.stop - part.start) <= 2**26 for part in parts)
+        assert sum(part.stop - part.start for part in parts) == len(weight)
+
+
 def test_a_second_backward_is_refused_and_a_repeated_one_is_not() -> None:
     for trained in (False, True):
         hidden, weight, _, ids = inputs(3)
