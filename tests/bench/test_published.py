@@ -120,3 +120,16 @@ def test_what_ran_on_a_gpu(root: Path, published: Any) -> None:
     for run in ("q1", "q05", "q3"):
         peak = published(f"gpu/{run}/run")["peak_memory_bytes"] / 2**30
         assert f" | {peak:.2f} |" in (root / "docs/recipes.md").read_text()
+
+
+def test_the_page_on_a_real_model(root: Path, published: Any) -> None:
+    page = " ".join((root / "docs/real_model.md").read_text().split())
+    weights, runs = published("real/arms/selection"), published("real/arms/lengths")
+    for rule in ("conflict", "gate", "format 10 or 0"):
+        assert weights[rule]["held"]
+        assert "{:+.3f} ({:+.3f} to {:+.3f})".format(*weights[rule]["less grpo"]) in page
+    assert f"GRPO's {weights['grpo']['selection'][0]:.3f}" in page
+    tokens = {name: run["tokens at 26 to 35"] for name, run in runs.items() if run["steps"] == 40}
+    assert f"{len(tokens)} of {len(runs)} runs" in page
+    told = "GRPO {a-s4:.0f} and {a-s6:.0f}; the gate alone {d-s4:.0f}, {d-s5:.0f} and {d-s6:.0f};".format(**tokens)
+    assert f"{told} GRPO whose format pays 10 or 0, {tokens['e-s3']:.0f} and {tokens['e-s4']:.0f}." in page
