@@ -10,25 +10,44 @@ UntrainedKL        logs the distance from the untrained policy, without a KL ter
 Advice             warns of settings that learn nothing
 Validation         samples and scores held-out problems while training
 CollapseWatch      warns of a run that collapses, or stops it, with a stated rate of false alarms
+RunLog             a run folder, which `gtpo view` and `gtpo compare` read; for TRL's own trainers too
 """
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, Literal
 
+from accelerate.utils import gather_object
 from transformers import TrainerCallback
+from trl import SFTTrainer
 
+from gtpo.common.errors import UserError
+from gtpo.common.files import write_text
 from gtpo.common.log import LOG
+from gtpo.common.provenance import git_commit, package_versions
 from gtpo.config import HealthSection
 from gtpo.run.advice import Advice
 from gtpo.run.exact import ExactCheckpoints
+from gtpo.run.folder import TrainFolder
 from gtpo.run.health import Health
-from gtpo.run.logs import metrics_row
+from gtpo.run.logs import append_metrics, metrics_row, write_completions
 from gtpo.run.trainers import GRPOBaseline, SFTBaseline
 from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.run.validation import METRIC, Validation
+from gtpo.trainer import GTPOTrainer, trl_seam
 
-__all__ = ["Advice", "CollapseWatch", "ExactCheckpoints", "GRPOBaseline", "SFTBaseline", "UntrainedKL", "Validation"]
+__all__ = [
+    "Advice",
+    "CollapseWatch",
+    "ExactCheckpoints",
+    "GRPOBaseline",
+    "RunLog",
+    "SFTBaseline",
+    "UntrainedKL",
+    "Validation",
+]
 
 
 class CollapseWatch(TrainerCallback):
@@ -68,3 +87,61 @@ class CollapseWatch(TrainerCallback):
             LOG.warning(f"collapse: {verdict.collapsed}")
             control.should_training_stop = control.should_training_stop or self.stops
             control.should_save = control.should_save or self.stops
+
+
+class RunLog(TrainerCallback):
+    """Write a run folder as `gtpo train` does: config.yaml, run.json, metrics.jsonl, completions/.
+
+    trainer: a GTPOTrainer, or GRPOTrainer or SFTTrainer of TRL. folder: results/train/NAME, or any other; UserError at
+    the first step if it holds another run. completions_steps: a rollout is written so often (0: none), token by token,
+    for a GTPOTrainer and a GRPOBaseline; TRL's own trainers keep no statistics of tokens.
+    """
+
+    def __init__(self, trainer: Any, folder: str | Path, *, completions_steps: int = 10) -> None:
+        self.trainer, self.folder, self.every = trainer, TrainFolder(Path(folder)), completions_steps
+        self.groups = getattr(trainer, "groups", None)
+        sft = "sft" if isinstance(trainer, SFTTrainer) else "grpo"
+        self.method = "gtpo" if isinstance(trainer, GTPOTrainer) else sft
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write what ran; drop what a run that is resumed will log again."""
+        if not state.is_world_process_zero:
+            return
+        if state.global_step == 0 and self.folder.has_begun():
+            raise UserError(f"{self.folder.root} holds a run already; give RunLog another folder, or move it away")
+        self.folder.lock()
+        self.folder.drop_after(state.global_step)
+        versions = package_versions("gtpo", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm")
+        name, base = self.folder.root.name, getattr(self.trainer.model.config, "_name_or_path", "") or None
+        plain = json.loads(args.to_json_string())
+        training = {key: value for key, value in plain.items() if key not in ("seed", "output_dir", "run_name")}
+        model = {"name": base, "random_seed": args.seed}
+        config = {"run_name": name, "method": self.method, "model": model, "training": training}
+        write_text(self.folder.config_yaml, json.dumps(config, indent=1))  # JSON is YAML
+        self.folder.update_run(
+            run_name=name, method=self.method, seed=args.seed, base_model=base, steps=state.max_steps, status="running",
+            python=versions.pop("python"), packages=versions, git_commit=git_commit(),
+        )  # fmt: skip
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Write a line of metrics."""
+        if logs and "loss" in logs and state.is_world_process_zero:
+            append_metrics(self.folder.metrics_jsonl, metrics_row(state.global_step, logs, self.method))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the rollout that the last step completed, if it is due."""
+        rollout = self.groups.rollouts.get("train") if self.groups is not None and self.every else None
+        if rollout is None or rollout.logged or trl_seam.mid_round(self.trainer):
+            return
+        if rollout.step % self.every and rollout.step != 1:
+            return
+        rollout.logged = True
+        prompts = gather_object(rollout.prompts)
+        if state.is_world_process_zero:
+            write_completions(self.folder.completions, rollout, prompts, self.trainer)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note the end."""
+        if state.is_world_process_zero:
+            self.folder.update_run(status="finished", step=state.global_step)
+            self.folder.unlock()

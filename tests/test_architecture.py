@@ -58,10 +58,7 @@ def test_no_file_is_longer_than_one_subject(root):
 TWICE = {
     "Asked",
     "Comparison",
-    "Interval",
     "Pace",
-    "Part",
-    "Plan",
     "Progress",
     "Reply",
     "Sampling",

@@ -11,10 +11,15 @@ from datasets import Dataset
 from logs import logged
 from test_trainer import PROMPTS, arguments, folder, needs_trl_kernel  # noqa: F401  # folder is a fixture
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from gtpo import GTPOConfig, GTPOTrainer
-from gtpo.callbacks import Advice, CollapseWatch, ExactCheckpoints, GRPOBaseline, UntrainedKL, Validation
+from gtpo.callbacks import Advice, CollapseWatch, ExactCheckpoints, GRPOBaseline, RunLog, UntrainedKL, Validation
+from gtpo.common.errors import UserError
+from gtpo.evalkit.comparison.compare import compare
+from gtpo.evalkit.comparison.training_curves import completions_files, read_curves
+from gtpo.evalkit.report.excerpts import groups_of
+from gtpo.evalkit.results.find import find_runs
 from gtpo.inputs.model import rounded_away
 from gtpo.rewards.data.problem import Problem
 from gtpo.run.health import Health, Verdict
@@ -131,6 +136,43 @@ def test_a_collapse_warns_or_stops(
     assert f"collapse: {said}" in "\n".join(told)
     assert trainer.state.global_step == (2 if action == "stop" else 4)
     assert (tmp_path / "out/checkpoint-2").is_dir()
+
+
+def sft(method: str, folder: Path, out: Path, **changes: Any) -> Any:  # noqa: F811
+    """TRL's own SFTTrainer."""
+    config = SFTConfig(output_dir=str(out), max_steps=4, per_device_train_batch_size=2, logging_steps=1, report_to=[],
+                       bf16=False, use_cpu=True, disable_tqdm=True, **changes)  # fmt: skip
+    rows = Dataset.from_dict({"text": [f"{prompt} 4" for prompt in PROMPTS]})
+    return SFTTrainer(str(folder), args=config, train_dataset=rows)
+
+
+@needs_trl_kernel
+@pytest.mark.parametrize("method", ["gtpo", "grpo", "trl", "sft"])
+def test_a_script_writes_a_run_folder(method: str, folder: Path, tmp_path: Path) -> None:  # noqa: F811
+    """Curves, tokens and settings as readers find them; seeds of one script are one method; nothing is overwritten."""
+    names = []
+    for seed in (1, 2):
+        trainer = (sft if method == "sft" else trainer_of)(method, folder, tmp_path / f"out-{seed}", seed=seed,
+                                                           save_strategy="no")  # fmt: skip
+        names.append(str(tmp_path / f"results/train/{method}-s{seed}"))
+        trainer.add_callback(RunLog(trainer, names[-1], completions_steps=2))
+        trainer.train()
+    runs, trains, _ = find_runs(names)
+    assert [(run.method, run.seed, run.complete) for run in trains] == [
+        ("grpo" if method == "trl" else method, seed, True) for seed in (1, 2)
+    ]
+    curves = read_curves(trains[0])
+    assert curves["loss"].steps.tolist() == [1, 2, 3, 4]
+    assert ("entropy/mean" in curves) == (method != "trl")
+    files = completions_files(trains[0].folder)
+    assert bool(files) == (method in ("gtpo", "grpo"))
+    if files:
+        assert len(groups_of(files[0], 10**6)[0]["completions"]) == trainer.args.num_generations
+    assert [[member.seed for member in found.members] for found in compare(runs, trains).trained] == [["1", "2"]]
+    again = (sft if method == "sft" else trainer_of)(method, folder, tmp_path / "again", save_strategy="no")
+    again.add_callback(RunLog(again, names[0]))
+    with pytest.raises(UserError, match="holds a run already"):
+        again.train()
 
 
 HELD_OUT = [Problem(id=str(number), problem=f"{number} + 1?", answer=str(number + 1)) for number in range(3)]
