@@ -109,7 +109,9 @@ def train(
     require("gtpo train", "torch", "transformers", "trl", "peft", "datasets", "accelerate", extra="train")
     if dry_run:
         from gtpo.plan.dry_run import dry_run as describe
+        from gtpo.run.arguments import trainer_arguments
 
+        trainer_arguments(config, Path("results"), "float32")  # what TRL would refuse
         describe(config, json_output=json_output)
         return
     from gtpo.run.command import train as run

@@ -8,6 +8,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -15,6 +16,10 @@ from typing import Any, NamedTuple
 from gtpo.common.errors import UserError, did_you_mean
 
 RewardFunction = Callable[..., list[float | None]]
+
+
+_SAMPLED = {"completions", "completion_ids"}
+"""What a reward function scores; it may take either."""
 
 
 class LoadedRewards(NamedTuple):
@@ -58,9 +63,23 @@ def import_dotted(path: str, what: str) -> Any:
     return getattr(module, attribute)
 
 
-def load_reward(path: str) -> RewardFunction:
-    """Import the reward function at a dotted path. Raises UserError on a path or a signature that does not work."""
+def load_reward(path: str, arguments: Mapping[str, Any] | None = None) -> RewardFunction:
+    """Import the reward function at a dotted path. Raises UserError on a path or a signature that does not work.
+
+    arguments: given to each call if the function takes completions; else the function is called with them once, and
+    returns the reward (as trl.rewards.get_soft_overlong_punishment does).
+    """
     function = import_dotted(path, "reward")
+    if arguments is not None and callable(function):
+        try:
+            known = inspect.signature(function)
+            known.bind_partial(**arguments)
+            of_samples = bool(_SAMPLED & set(known.parameters))
+            function = partial(function, **arguments) if of_samples else function(**arguments)
+        except (TypeError, ValueError) as error:
+            raise UserError(f'reward "{path}" with args {dict(arguments)}: {error}') from error
+        if isinstance(function, partial):
+            function.__name__ = function.func.__name__  # type: ignore[attr-defined]
     if not callable(function) or inspect.isclass(function):
         raise UserError(f'reward "{path}": {type(function).__name__}, not a function')
     if is_async(function):
@@ -85,12 +104,17 @@ def _check_signature(path: str, function: Callable[..., Any]) -> None:
             f'reward "{path}": its signature {inspect.signature(function)} lacks **kwargs; rewards are called with '
             "prompts, completions, completion_ids and every column of the dataset as keywords"
         )
-    if "completions" not in names:
+    if not names & _SAMPLED:
         raise UserError(f'reward "{path}": its signature {inspect.signature(function)} lacks "completions"')
 
 
-def load_rewards(paths: Sequence[str], weights: Sequence[float] | None = None) -> LoadedRewards:
-    """Load several rewards with their weights (1 each if unset). Raises UserError on a mismatch."""
+def load_rewards(
+    paths: Sequence[str | tuple[str, Mapping[str, Any] | None]], weights: Sequence[float] | None = None
+) -> LoadedRewards:
+    """Load several rewards, by path or (path, arguments), with their weights (1 each if unset).
+
+    Raises UserError on a mismatch.
+    """
     if not paths:
         raise UserError("trainer.reward_funcs is empty: name at least one reward, e.g. gtpo.rewards.final_reward")
     if weights is not None and len(weights) != len(paths):
@@ -98,9 +122,10 @@ def load_rewards(paths: Sequence[str], weights: Sequence[float] | None = None) -
     chosen = [1.0] * len(paths) if weights is None else [float(weight) for weight in weights]
     if not all(math.isfinite(weight) for weight in chosen) or not any(chosen):
         raise UserError(f"trainer.reward_weights {chosen}: finite numbers, not all zero")
-    functions = [load_reward(path) for path in paths]
-    names = [getattr(function, "__name__", path) for function, path in zip(functions, paths, strict=True)]
-    unique = [name if names.count(name) == 1 else path for name, path in zip(names, paths, strict=True)]
+    calls = [(path, None) if isinstance(path, str) else path for path in paths]
+    functions = [load_reward(*call) for call in calls]
+    names = [getattr(function, "__name__", path) for function, (path, _) in zip(functions, calls, strict=True)]
+    unique = [name if names.count(name) == 1 else path for name, (path, _) in zip(names, calls, strict=True)]
     return LoadedRewards(functions, chosen, unique)
 
 

@@ -120,6 +120,20 @@ above. Sections merge key by key, lists are replaced, and `section: null` clears
 
 Numbers such as `1e-6` are numbers. Unknown keys, values out of range and contradictions are errors, exit code 2, before
 anything heavy is imported. They are reported together, each with the key as you typed it, its file and its line.
+
+The sections `training`, `lora` and `rollout` also take the fields of TRL, of peft and of the sampler, by their names:
+
+```yaml
+training:
+  top_p: 0.95
+  chat_template_kwargs: {enable_thinking: false}
+lora:
+  use_rslora: true
+```
+
+They are checked by name and type when TRL has been imported, before any weights are loaded, and by `--dry-run`. They
+stand in the run's config.yaml, and a resumed run must have the same. Settings that a run decides itself, or that
+GTPO cannot honour, are refused with the reason.
 """
 
 
@@ -139,7 +153,8 @@ def config() -> str:
     for name, doc, own in by_section():
         rows = ((f"`{key.name}`", str(key.expects), str(config_default(key)), key.doc) for key in own)
         parts.append(f"## {f'`{name}`' if name else 'Top level'}\n\n{doc}\n")
-        parts.append(table(("key", "takes", "default", ""), rows))
+        if own:
+            parts.append(table(("key", "takes", "default", ""), rows))
     parts.append("## Short flags\n")
     parts.append(table(("flag", "sets"), ((f"`--{flag}`", f"`{key}`") for flag, key in SHORTCUTS.items())))
     rows = [

@@ -105,6 +105,16 @@ _Loader.add_implicit_resolver(
 )
 
 
+def read_scalar(value: Any) -> Any:
+    """Return what a file would hold: a flag's text read as YAML. Text that is no YAML stays as it is."""
+    if isinstance(value, list):
+        return [read_scalar(each) for each in value]
+    try:
+        return yaml.load(value, _Loader) if isinstance(value, str) else value
+    except yaml.YAMLError:
+        return value
+
+
 def _parse(path: Path) -> Document:
     if path.is_dir():
         what = "a folder; expected a config file (.yaml)"

@@ -16,7 +16,13 @@ from pydantic.fields import FieldInfo
 from gtpo.config.schema import TrainConfig
 from gtpo.presets import PRESETS, bounds_of
 
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
+WORDS: dict[type, str] = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path", list: "a list",
+    dict: "a mapping",
+}  # fmt: skip
+"""Type -> what it takes, in words."""
+PASSED_ON = ("training", "lora", "rollout")
+"""Sections that take the fields of a library's own configuration too (`gtpo.config.passed_on`)."""
 
 SHORTCUTS: dict[str, str] = {
     "model": "model.model_name",
@@ -51,7 +57,7 @@ class ConfigKey:
     @property
     def expects(self) -> str:
         """Say in words what the key takes."""
-        what = f"one of {', '.join(self.choices)}" if self.choices else _WORDS[self.scalar]
+        what = f"one of {', '.join(self.choices)}" if self.choices else WORDS[self.scalar]
         if self.bounds:
             what += " " + " and ".join(self.bounds)
         return f"a list, each {what}" if self.many else what
@@ -73,6 +79,8 @@ def _key(name: str, info: FieldInfo) -> ConfigKey:
     many = typing.get_origin(annotation) is list
     if many:
         (annotation,) = typing.get_args(annotation)
+        if isinstance(annotation, types.UnionType):  # a reward by its name, or with arguments
+            annotation = typing.get_args(annotation)[0]
     choices = typing.get_args(annotation) if typing.get_origin(annotation) is Literal else ()
     return ConfigKey(
         name=name,
@@ -116,6 +124,12 @@ def full_name(flag: str) -> str:
     return name if name in keys() or name.replace("-", "_") not in keys() else name.replace("-", "_")
 
 
+def is_passed_on(name: str) -> bool:
+    """Return whether a dotted key is a library's own: in such a section, and not one of ours."""
+    section, dot, inside = name.partition(".")
+    return section in PASSED_ON and bool(dot) and f"{section}.{inside.partition('.')[0]}" not in keys()
+
+
 def value_of(config: TrainConfig, name: str) -> Any:
     """Return the value of a dotted key, None where its section is absent."""
     value: Any = config
@@ -155,7 +169,7 @@ def by_section() -> Iterator[tuple[str, str, list[ConfigKey]]]:
     """Yield (section, its documentation, its own keys)."""
     for name, section in sections().items():
         own = [key for key in keys().values() if key.name.rpartition(".")[0] == name]
-        if own:
+        if own or name in PASSED_ON:
             yield name, " ".join((section.__doc__ or "").split()), own
 
 

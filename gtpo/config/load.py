@@ -9,8 +9,17 @@ from typing import Any
 from pydantic import ValidationError
 
 from gtpo.common.log import LOG
-from gtpo.config.document import Document, Findings, Origin, find_config, read_document, schema_error
-from gtpo.config.keys import full_name, keys, sections
+from gtpo.config.document import (
+    Document,
+    Findings,
+    Origin,
+    find_config,
+    read_document,
+    read_scalar,
+    schema_error,
+    unknown_key,
+)
+from gtpo.config.keys import PASSED_ON, full_name, is_passed_on, keys, sections
 from gtpo.config.published import translate
 from gtpo.config.resolve import resolve
 from gtpo.config.schema import TrainConfig
@@ -25,6 +34,12 @@ def validate(document: Document, findings: Findings) -> TrainConfig:
         if key.scalar in (int, float) and isinstance(value := document.get(name), bool):
             # pydantic would read `learning_rate: true` as 1.0.
             findings.errors.append(schema_error(document, {"loc": name.split("."), "type": "bool", "input": value}))
+    for section in PASSED_ON:
+        inside = values.get(section)
+        for name in inside if isinstance(inside, dict) else ():
+            elsewhere = any(key.rpartition(".")[2] == name and not key.startswith("model.build") for key in keys())
+            if elsewhere and is_passed_on(f"{section}.{name}"):  # a key of ours in another section than its own
+                findings.errors.append(unknown_key(document.origin((section, name))))
     try:
         config = TrainConfig.model_validate(values)
     except ValidationError as error:
@@ -50,12 +65,16 @@ def load_config(
         file = find_config(str(path)) or file
     document = read_document(file)
     for flag, value in (overrides or {}).items():
-        document.set(full_name(flag), value, Origin("", f"--{flag}"))
+        name = full_name(flag)
+        document.set(name, read_scalar(value) if is_passed_on(name) else value, Origin("", f"--{flag}"))
     if document.values.get("run_name") is None:
         document.set("run_name", file.stem)
     findings = Findings()
     config = validate(document, findings)
     config = resolve(config, document.origin, findings, world_size)
+    for section in PASSED_ON:
+        for name in getattr(config, section).passed_on:
+            config._places[f"{section}.{name}"] = str(document.origin(f"{section}.{name}"))
     for notice in findings.notices:  # only now: of a config that is refused, only the errors matter
         LOG.warning(notice)
     return config

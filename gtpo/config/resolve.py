@@ -14,15 +14,12 @@ from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.packages import installed
 from gtpo.config.document import Findings, OriginOf
 from gtpo.config.schedule import launched_processes, micro_batches_per_rollout
-from gtpo.config.schema import SWITCHES, DatasetSection, Optimizer, TrainConfig, TrainingSection
+from gtpo.config.schema import PASSED_ON_DEFAULTS, DatasetSection, Optimizer, TrainConfig
 from gtpo.presets import PRESETS
 from gtpo.rewards.data.problems import MATH_SUBJECTS, source_names
 
 LARGEST_8BIT_BETA = 0.9999
 """Above it an Adam moment moves by less than the resolution of block-wise 8-bit states, and updates are lost."""
-
-POLYNOMIAL_END = 1e-7
-"""Learning rate at which the polynomial schedule of transformers ends; it must begin above it."""
 
 _32_BIT: dict[str, Optimizer] = {
     "adamw_torch_8bit": "adamw_torch",
@@ -108,6 +105,9 @@ def _contradictions(config: TrainConfig) -> Iterator[str]:
         yield "model.load_in_4bit contradicts model.build: weights are packed as they are loaded, and these are built"
     if model.backend == "unsloth" and model.build:
         yield "model.backend unsloth contradicts model.build: unsloth loads models, and this one is built"
+    without_dropout = config.method != "sft" and training.passed_on.get("disable_dropout", True)
+    if config.lora.passed_on.get("lora_dropout") and without_dropout:
+        yield "lora.lora_dropout has no effect: training.disable_dropout is true; the loss is of what sampled"
     source, fault = _find_source(config.dataset)
     if fault:
         yield fault
@@ -117,14 +117,13 @@ def _contradictions(config: TrainConfig) -> Iterator[str]:
                 yield f'dataset.subsets "{subset}" is not known; {config.dataset.name} has only main'
     if training.max_steps == 0:
         yield "training.max_steps 0 trains nothing; set it to 1 or more, or to -1 for training.num_train_epochs"
-    if training.lr_scheduler_type == "polynomial" and training.learning_rate <= POLYNOMIAL_END:
-        yield (
-            f"training.learning_rate {training.learning_rate} with lr_scheduler_type polynomial, which falls to "
-            f"{POLYNOMIAL_END}: set it above that, or choose another schedule (linear, cosine)"
-        )
     if model.lora_rank and "lm_head" in model.target_modules:
         yield "model.target_modules lm_head: the loss reads its weight, so an adapter on it would not be trained"
-    yield from _of_method(config)
+    if training.beta > 0 and config.method != "grpo":
+        why = "GTPO has no reference model and no KL term" if config.method == "gtpo" else "SFT has no KL term"
+        yield f"training.beta {training.beta} contradicts method {config.method}: {why}; set it to 0"
+    if not model.lora_rank and config.lora.passed_on:
+        yield f"lora.{next(iter(config.lora.passed_on))} has no effect: model.lora_rank is 0, and there is no adapter"
     if (every := training.eval_steps) is not None and config.method == "sft":
         yield (
             f"training.eval_steps {every} contradicts method sft, which samples nothing; gtpo eval measures its weights"
@@ -142,35 +141,6 @@ def _contradictions(config: TrainConfig) -> Iterator[str]:
         yield from _of_sampling(config)
     if config.method == "grpo":
         yield from _not_in_trl(config)
-
-
-def _of_method(config: TrainConfig) -> Iterator[str]:
-    """Yield the keys of `training` that the method cannot have."""
-    training, method = config.training, config.method
-    if training.beta > 0 and method != "grpo":
-        why = "GTPO has no reference model and no KL term" if method == "gtpo" else "SFT has no KL term"
-        yield f"training.beta {training.beta} contradicts method {method}: {why}; set it to 0"
-    if method != "grpo":
-        why = "SFT has no RL loss"
-        if method == "gtpo":
-            why = "GTPO's loss is that of its objective; TRL's losses are those of method grpo"
-        for name in SWITCHES:
-            if (value := getattr(training, name)) != TrainingSection.model_fields[name].default:
-                yield f"training.{name} {value} contradicts method {method}: {why}"
-        return
-    if training.loss_type == "cispo" and (training.epsilon_high is None or training.epsilon_high < 1):
-        yield (
-            f"training.epsilon_high {training.epsilon_high} contradicts loss_type cispo, which cuts the ratio itself "
-            "off at epsilon_high; set it above 1 (configs/recipes/cispo.yaml: 5.0)"
-        )
-    if (level := training.importance_sampling_level) != "sequence" and training.loss_type == "luspo":
-        yield (
-            f"training.importance_sampling_level {level} contradicts loss_type luspo, a loss of whole sequences; set "
-            "it to sequence"
-        )
-    if training.use_adaptive_entropy and training.entropy_coef_min > training.entropy_coef_max:
-        low, high = training.entropy_coef_min, training.entropy_coef_max
-        yield f"training.entropy_coef_min {low} exceeds entropy_coef_max {high}"
 
 
 def _of_sampling(config: TrainConfig) -> Iterator[str]:
@@ -310,6 +280,9 @@ def resolve(config: TrainConfig, origin: OriginOf, findings: Findings, world_siz
     config = config.model_copy(deep=True)
     model, training = config.model, config.training
     _devices(config, origin, findings)
+    for name, value in PASSED_ON_DEFAULTS.items():
+        if name not in training.passed_on:
+            setattr(training, name, value)
     if model.lora_rank:
         model.lora_alpha = model.lora_alpha or model.lora_rank
     _subsets(config, findings)

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, create_model
 
 from gtpo.presets import PRESETS, Objective
 from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION
@@ -40,10 +40,9 @@ BITSANDBYTES = frozenset(
     name for name in get_args(Optimizer) if name.startswith(("adamw_8bit", "adamw_bnb", "paged_", "lion_", "ademamix"))
 )
 """Optimizers of the package bitsandbytes."""
-Scheduler = Literal[
-    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
-]
-LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
+
+PASSED_ON_DEFAULTS: dict[str, Any] = {"lr_scheduler_type": "cosine", "weight_decay": 0.1, "max_grad_norm": 0.1}
+"""The published values of TRL's settings that TRL has other defaults for, with every method."""
 
 
 class Section(BaseModel):
@@ -57,6 +56,20 @@ class Section(BaseModel):
         coerce_numbers_to_str=True,
         allow_inf_nan=False,
     )
+
+
+class PassedOn(Section):
+    """A section that also takes the fields of a library's own configuration.
+
+    They are checked by type and name as soon as that library has been imported (`gtpo.run.passed_on`).
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def passed_on(self) -> dict[str, Any]:
+        """The keys that are not this section's own, in the order in which they were set."""
+        return dict(self.model_extra or {})
 
 
 class EnvSection(Section):
@@ -118,6 +131,11 @@ class ModelSection(Section):
     """Run Python code that comes with the model."""
 
 
+class LoraSection(PassedOn):
+    """Fields of peft's LoraConfig beside model.lora_rank, model.lora_alpha and model.target_modules: lora_dropout,
+    use_dora, use_rslora, modules_to_save, ..."""
+
+
 class DatasetSection(Section):
     """The training data."""
 
@@ -142,25 +160,24 @@ class DatasetSection(Section):
     learn."""
 
 
-class TrainingSection(Section):
-    """Optimization and sampling. The names are those of transformers and TRL."""
+class TrainingSection(PassedOn):
+    """Optimization and sampling. The names are those of transformers and TRL.
+
+    Any other field of TRL's GRPOConfig (SFTConfig with method sft) may stand here too: top_p, chat_template_kwargs,
+    push_to_hub, epsilon, and with method grpo loss_type. Defaults that are not TRL's: lr_scheduler_type cosine,
+    weight_decay 0.1, max_grad_norm 0.1, loss_type grpo.
+    """
 
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate."""
-    lr_scheduler_type: Scheduler = "cosine"
-    """Learning rate schedule after the warm-up."""
     warmup_ratio: float = Field(0.005, ge=0, lt=1)
     """Share of all steps used for the linear warm-up."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     """Decay of Adam's first moment (the paper: 0.999999 for GTPO, 0.9 for the baselines)."""
     adam_beta2: float = Field(0.999, ge=0, lt=1)
     """Decay of Adam's second moment (the paper: 0.999999 for GTPO, 0.95 for the baselines)."""
-    weight_decay: float = Field(0.1, ge=0)
-    """Decoupled weight decay."""
     optimizer: Optimizer = "adamw_torch"
     """Optimizer. With an Adam beta above 0.9999, 8-bit states are replaced by 32-bit states, with a warning."""
-    max_grad_norm: float = Field(0.1, gt=0)
-    """Maximum gradient norm (clipping)."""
     num_generations: int = Field(8, ge=1)
     """Completions per prompt (G). At least 2."""
     per_device_train_batch_size: int = Field(8, ge=1)
@@ -187,31 +204,6 @@ class TrainingSection(Section):
     """Sampling temperature of the rollouts (the published runs: 0.9)."""
     beta: float = Field(0.0, ge=0)
     """KL weight. Only for method grpo (GTPO has no reference model)."""
-    loss_type: LossType = "grpo"
-    """TRL's loss, only for method grpo. `grpo` divides by each completion's length, `dr_grpo` by a constant. `dapo`
-    divides by the tokens of the step, `bnpo` by those of the micro-batch. The others are as in their papers."""
-    epsilon: float = Field(0.2, gt=0, lt=1)
-    """Clipping of the ratio from below, at 1 - epsilon. Acts where several optimizer steps share a rollout."""
-    epsilon_high: float | None = Field(None, gt=0)
-    """Clipping from above, at 1 + epsilon_high (loss_type cispo: at epsilon_high). Unset: equal to epsilon."""
-    delta: float | None = Field(None, gt=1)
-    """Upper bound of the ratio of negative completions too (two-sided clipping). Only for method grpo. Unset: none."""
-    importance_sampling_level: Literal["token", "sequence"] = "token"
-    """Ratio per token, or one per completion (GSPO). Only for method grpo."""
-    top_entropy_quantile: float = Field(1.0, ge=0, le=1)
-    """Share of tokens, those of highest entropy, that the loss keeps (80/20: 0.2). Only for method grpo."""
-    entropy_coef: float = Field(0.0, ge=0)
-    """Weight of an entropy bonus in the loss. Only for method grpo; for gtpo: objective.entropy_mode."""
-    use_adaptive_entropy: bool = False
-    """Move entropy_coef so that entropy stays near entropy_target (Skywork-OR1). Only for method grpo."""
-    entropy_coef_min: float = Field(0.0, ge=0)
-    """Lower bound of the adaptive entropy_coef."""
-    entropy_coef_max: float = Field(1.0, ge=0)
-    """Upper bound of the adaptive entropy_coef."""
-    entropy_coef_delta: float = Field(0.005, gt=0)
-    """Step of the adaptive entropy_coef, once per optimizer step."""
-    entropy_target: float = Field(0.2, gt=0)
-    """Entropy in nats that the adaptive entropy_coef aims at."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     logging_steps: int = Field(1, ge=1)
@@ -235,22 +227,11 @@ class TrainingSection(Section):
     """Experiment trackers, in addition to metrics.jsonl."""
 
 
-SWITCHES = (
-    "loss_type",
-    "delta",
-    "importance_sampling_level",
-    "top_entropy_quantile",
-    "entropy_coef",
-    "use_adaptive_entropy",
-    "entropy_coef_min",
-    "entropy_coef_max",
-    "entropy_coef_delta",
-    "entropy_target",
-)
-"""Keys of `training` that only TRL's GRPO has, under the names of its GRPOConfig."""
+class RewardCall(Section):
+    """A reward function, or what makes one, with arguments of its own."""
 
-CLIPPING = ("epsilon", "epsilon_high")
-"""Keys of `training` that act in grpo and gtpo alike, where several optimizer steps share a rollout."""
+    path: str
+    args: dict[str, Any] = {}
 
 
 class TrainerSection(Section):
@@ -259,14 +240,23 @@ class TrainerSection(Section):
     class_path: str | None = None
     """`package.module.Class` of your own trainer, a subclass of gtpo.GTPOTrainer (method gtpo), trl.GRPOTrainer (grpo)
     or trl.SFTTrainer (sft). Unset: the method's trainer."""
-    reward_funcs: list[str] = ["gtpo.rewards.final_reward"]
-    """Reward functions by dotted path (`package.module.name` or `package.module:name`)."""
+    reward_funcs: list[str | RewardCall] = ["gtpo.rewards.final_reward"]
+    """Reward functions by dotted path (`package.module.name` or `package.module:name`), or {path: ..., args: {...}}: a
+    function of completions is called with these arguments too, any other is called once and returns the reward."""
     reward_weights: list[float] | None = None
     """One weight per reward function. Unset: 1 each."""
 
+    def reward_calls(self) -> list[tuple[str, dict[str, Any] | None]]:
+        """Return the path and the arguments of each reward function."""
+        return [(call, None) if isinstance(call, str) else (call.path, call.args) for call in self.reward_funcs]
 
-class RolloutSection(Section):
-    """How completions are sampled during training."""
+
+class RolloutSection(PassedOn):
+    """How completions are sampled during training.
+
+    Any other key is a field of vllm.SamplingParams, or of transformers' GenerationConfig. TRL's settings of the sampler
+    stand under `training`: top_p, top_k, min_p, repetition_penalty, vllm_*.
+    """
 
     engine: Literal["auto", "transformers", "vllm", "vllm_server"] = "auto"
     """Sampling engine. `auto`: vLLM on the trainer's GPU if vLLM is installed and there is a GPU, else transformers."""
@@ -342,12 +332,18 @@ class TrainConfig(Section):
     """gtpo, or a baseline on TRL's own trainer: grpo, sft."""
     env: EnvSection = EnvSection()
     model: ModelSection = ModelSection()
+    lora: LoraSection = LoraSection()
     dataset: DatasetSection = DatasetSection()
     training: TrainingSection = TrainingSection()
     trainer: TrainerSection = TrainerSection()
     objective: ObjectiveSection = ObjectiveSection()
     rollout: RolloutSection = RolloutSection()
     health: HealthSection = HealthSection()
+    _places: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def place(self, key: str) -> str:
+        """Return a dotted key as an error names it: with file and line, or as the flag that it was."""
+        return self._places.get(key, key)
 
     def preset_name(self) -> str:
         """Return the preset in force; method sft has none (ValueError)."""

@@ -13,6 +13,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.hub import adapter_base, dtype_on_cpu
 from gtpo.common.log import LOG
 from gtpo.config import ModelSection, TrainConfig
+from gtpo.config.passed_on import checked
 from gtpo.config.resolve import LARGEST_8BIT_BETA
 from gtpo.inputs.model_shape import Weights, router_loss_obstacle
 from gtpo.rewards.data.problem import plain_chat_template
@@ -147,7 +148,7 @@ def load_model(config: TrainConfig, weights: Weights) -> LoadedModel:
             section.build, max_seq_length=section.max_seq_length, seed=section.random_seed
         )
         notes: list[str] = []
-        return LoadedModel(model, tokenizer, lora_config(section, model, notes), "built", made_here=True, notes=notes)
+        return LoadedModel(model, tokenizer, lora_config(config, model, notes), "built", made_here=True, notes=notes)
     assert section.model_name is not None
     if section.backend == "unsloth":
         return _load_unsloth(config, weights)
@@ -156,15 +157,29 @@ def load_model(config: TrainConfig, weights: Weights) -> LoadedModel:
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and section.max_seq_length > limit:
         notes.append(f"model.max_seq_length {section.max_seq_length} is beyond the model's {limit} positions")
-    return LoadedModel(model, tokenizer, lora_config(section, model, notes), section.model_name, merged, notes)
+    return LoadedModel(model, tokenizer, lora_config(config, model, notes), section.model_name, merged, notes)
 
 
-def lora_config(section: ModelSection, model: Any, notes: list[str]) -> Any:
-    """Return the LoraConfig of the published setting (alpha = rank unless set, no dropout, no bias), or None.
+def lora_settings(config: TrainConfig, *own: str) -> dict[str, Any]:
+    """Return what the section `lora` passes on to peft; `own`: fields that this program sets. Raises UserError."""
+    from peft import LoraConfig
+
+    decided = dict.fromkeys(own, "gtpo train sets it") | {
+        "r": "the key is model.lora_rank",
+        "lora_alpha": "the key is model.lora_alpha",
+        "target_modules": "the key is model.target_modules",
+        "inference_mode": "the adapter is trained",
+    }
+    return checked(config, "lora", LoraConfig, decided)
+
+
+def lora_config(config: TrainConfig, model: Any, notes: list[str]) -> Any:
+    """Return the LoraConfig of the published setting (alpha = rank unless set) with what `lora` changes, or None.
 
     A name of `target_modules` that no layer has is reported. Raises UserError where no layer has any of them, and for a
     layer that takes no adapter.
     """
+    section = config.model
     if not section.lora_rank:
         return None
     from peft import LoraConfig
@@ -203,9 +218,8 @@ def lora_config(section: ModelSection, model: Any, notes: list[str]) -> Any:
         r=section.lora_rank,
         lora_alpha=section.lora_alpha or section.lora_rank,
         target_modules=list(section.target_modules),
-        lora_dropout=0.0,
-        bias="none",
         task_type="CAUSAL_LM",
+        **lora_settings(config, "task_type"),
     )
 
 
@@ -317,8 +331,7 @@ def _load_unsloth(config: TrainConfig, weights: Weights) -> LoadedModel:
             r=section.lora_rank,
             lora_alpha=section.lora_alpha or section.lora_rank,
             target_modules=list(section.target_modules),
-            lora_dropout=0,
-            bias="none",
+            **{"lora_dropout": 0, "bias": "none"} | lora_settings(config),
             use_gradient_checkpointing="unsloth" if config.training.gradient_checkpointing else False,
             random_state=section.random_seed,
         )

@@ -195,7 +195,7 @@ def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
         print()
         return
     print(config.to_yaml(width=min(100, columns_of_stdout(120) - 20)))  # a word that crosses it still fits
-    checked = [] if config.method == "sft" else [f"reward {path}: called" for path in config.trainer.reward_funcs]
+    checked = [] if config.method == "sft" else [f"reward {path}: called" for path, _ in config.trainer.reward_calls()]
     unit, scale = ("GiB", 1) if total >= 1 else ("MiB", 1024)
     rows = [f"{row.name:16} {scale * row.gib:8.2f} {unit}  {row.basis}" for row in [*items, Item("sum", total, "")]]
     if config.method != "sft" and config.rollout.engine == "vllm":

@@ -38,12 +38,11 @@ def check_inputs(config: TrainConfig) -> TrainingProblems:
     """Import the rewards and read the data that is local. Raises UserError for what cannot be trained with."""
     problems = TrainingProblems(config)
     local = is_local(problems)
-    functions = {}
-    if config.method != "sft":
-        functions = {path: load_reward(path) for path in config.trainer.reward_funcs}
+    calls = [] if config.method == "sft" else config.trainer.reward_calls()
+    functions = [(path, load_reward(path, arguments)) for path, arguments in calls]
     rows = problems.select(None)[0] if local else []
     row = rows[0] if rows else to_row(Problem(id="1", problem="1 + 1", answer="2"), config)
-    for path, function in functions.items():
+    for path, function in functions:
         probe = probe_reward(path, function, row)
         if probe.fault:
             raise UserError(f"trainer.reward_funcs: {probe.fault}")

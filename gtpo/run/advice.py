@@ -140,6 +140,6 @@ def _smaller_batch(config: TrainConfig) -> str:
     )
     if (rounds := training.steps_per_generation) and config.method != "sft":
         line += f" and training.steps_per_generation {rounds} -> {rounds * parts}"
-    if config.method == "grpo" and training.loss_type == "bnpo":
+    if config.method == "grpo" and training.passed_on.get("loss_type") == "bnpo":
         return line  # bnpo divides by the tokens of the micro-batch
     return f"{line} (the same gradient)"

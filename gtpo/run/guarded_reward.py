@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -64,7 +64,9 @@ class GuardedReward:
         return scores
 
 
-def guarded_rewards(paths: Sequence[str], weights: Sequence[float] | None = None) -> list[GuardedReward]:
+def guarded_rewards(
+    paths: Sequence[tuple[str, Mapping[str, Any] | None]], weights: Sequence[float] | None = None
+) -> list[GuardedReward]:
     """Import the functions of `trainer.reward_funcs`. Raises UserError for a path or signature that does not work."""
     loaded = load_rewards(paths, weights)
     return [GuardedReward(function, name) for function, name in zip(loaded.functions, loaded.names, strict=True)]

@@ -23,6 +23,7 @@ from gtpo.inputs.model import LoadedModel, load_model, widen_adapters
 from gtpo.plan.preflight import RunInputs
 from gtpo.rewards.data.problem import Problem
 from gtpo.run.advice import Advice, memory_advice
+from gtpo.run.arguments import rollout_engine, trainer_arguments
 from gtpo.run.checkpoint import check_checkpoint, provide_base, restore_best, save_weights
 from gtpo.run.environment import quiet_libraries, run_on_cpu
 from gtpo.run.exact import ExactCheckpoints
@@ -33,14 +34,7 @@ from gtpo.run.logs import append_metrics, metrics_lines, metrics_row, reward_tab
 from gtpo.run.progress import Progress, StepProgress
 from gtpo.run.provenance import CalibrationRecord, describe_run
 from gtpo.run.stopping import Stop, StoppedBeforeTraining
-from gtpo.run.trainers import (
-    build_trainer,
-    rollout_engine,
-    sharing_prefixes,
-    trainer_arguments,
-    trainer_class,
-    vllm_failures_explained,
-)
+from gtpo.run.trainers import build_trainer, sharing_prefixes, trainer_class, vllm_failures_explained
 from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.run.validation import METRIC as VALIDATION_METRIC
 from gtpo.run.validation import ScoreHeldOut, Validation
@@ -80,6 +74,7 @@ class TrainingRun(TrainerCallback):
         # Without being told, accelerate sees one process where torchrun started several on CPUs.
         self.processes = PartialState(cpu=not torch.accelerator.is_available())
         self.main = self.processes.is_main_process
+        trainer_arguments(config, folder.checkpoints, "float32")  # what TRL refuses, before the weights are loaded
         self.progress = Progress(f"{config.run_name} ({config.method})", shown=self.main)
         self.health = Health(config.health, self._best_metric(), config.training.logging_steps)
         self.begin = time.monotonic()
@@ -103,7 +98,7 @@ class TrainingRun(TrainerCallback):
     def run(self) -> None:
         """Train from the start or the last checkpoint to the end, or to a clean stop."""
         names = self.config.trainer
-        rewards = guarded_rewards(names.reward_funcs, names.reward_weights) if self.config.method != "sft" else []
+        rewards = guarded_rewards(names.reward_calls(), names.reward_weights) if self.config.method != "sft" else []
         kind = trainer_class(self.config)
         if self.main:
             self.folder.lock()

@@ -12,7 +12,7 @@ from trl import GRPOConfig
 
 from gtpo.presets import PRESETS, Objective
 
-_DECIDED = {
+NOT_GTPO = {
     name: instead
     for instead, names in {
         "the objective is GTPO's; GRPOTrainer has TRL's losses": ["loss_type"],
@@ -73,10 +73,10 @@ class GTPOConfig(GRPOConfig):
             raise ValueError(f"preset {self.preset!r} is not one of {', '.join(PRESETS)}")
         objective = self.resolved_objective()
         defaults = {entry.name: entry.default for entry in fields(self)}
-        for name, instead in _DECIDED.items():
+        for name, instead in NOT_GTPO.items():
             as_decided = name == "scale_rewards" and getattr(self, name) == objective.scale_rewards
             if name in defaults and getattr(self, name) != defaults[name] and not as_decided:
-                raise ValueError(f"GTPOConfig: {name}={getattr(self, name)!r} has no effect: {instead}")
+                raise ValueError(f"GTPOConfig: remove {name}={getattr(self, name)!r}: {instead}")
         on_cpu = self.use_cpu or not torch.accelerator.is_available()
         if self.bf16 is None and on_cpu:  # TRL's default is True, which transformers refuses there without use_cpu
             self.bf16 = False

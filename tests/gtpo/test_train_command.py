@@ -159,7 +159,7 @@ def test_model_that_the_hub_does_not_give(tmp_path: Path, status: int, code: str
 
 
 def test_errors_come_before_anything_heavy(run: Path) -> None:
-    run.write_text(TINY + "  learning_rte: 1\n")
+    run.write_text(TINY + "  learning_rate: -1\n")
     code = (
         "import sys\n"
         f"sys.argv = ['gtpo', 'train', {str(run)!r}]\n"
@@ -170,7 +170,7 @@ def test_errors_come_before_anything_heavy(run: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert 'Did you mean "training.learning_rate"' in done.stderr
+    assert "training.learning_rate must be a number > 0" in done.stderr
 
 
 def test_help_config_lists_every_flag() -> None:

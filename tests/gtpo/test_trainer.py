@@ -345,13 +345,13 @@ def test_model_card_cites_gtpo_and_what_it_stands_on(folder: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"loss_type": "dapo"}, "loss_type='dapo' has no effect: the objective is GTPO's"),  # TRL's default
-        ({"scale_rewards": "group", "preset": "gtpo-published"}, "scale_rewards='group' has no effect"),
-        ({"entropy_target": 0.3}, "entropy_target=0.3 has no effect"),
-        ({"entropy_coef_min": 0.1}, "entropy_coef_min=0.1 has no effect"),
-        ({"sapo_temperature_neg": 2.0}, "sapo_temperature_neg=2.0 has no effect: it belongs to another loss"),
-        ({"vespo_k_pos": 1.0}, "vespo_k_pos=1.0 has no effect"),
-        ({"ref_model_sync_steps": 3}, "ref_model_sync_steps=3 has no effect: GTPO has no reference model"),
+        ({"loss_type": "dapo"}, "remove loss_type='dapo': the objective is GTPO's"),  # TRL's default
+        ({"scale_rewards": "group", "preset": "gtpo-published"}, "remove scale_rewards='group'"),
+        ({"entropy_target": 0.3}, "remove entropy_target=0.3"),
+        ({"entropy_coef_min": 0.1}, "remove entropy_coef_min=0.1"),
+        ({"sapo_temperature_neg": 2.0}, "remove sapo_temperature_neg=2.0: it belongs to another loss"),
+        ({"vespo_k_pos": 1.0}, "remove vespo_k_pos=1.0"),
+        ({"ref_model_sync_steps": 3}, "remove ref_model_sync_steps=3: GTPO has no reference model"),
         ({"fp16": True}, "fp16=True needs a GPU"),
     ],
 )

@@ -1,0 +1,66 @@
+"""Settings that a config passes on to TRL or peft: known by name, right by type, not decided elsewhere.
+
+No name of theirs is written down here: the library's own class says what it has, so a new version brings its new
+settings with it. It is imported by whoever calls, which is why these keys are checked later than ours.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from gtpo.common.errors import UserError, did_you_mean
+from gtpo.config.keys import WORDS, keys
+from gtpo.config.schema import TrainConfig
+
+
+def checked(config: TrainConfig, section: str, kind: Any, decided: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a section passes on to `kind`, each value as the type that its field has.
+
+    section: training or lora. kind: the library's dataclass. decided: fields that a run sets itself -> what the user
+    sets instead.
+
+    Raises UserError with a line per key that `kind` does not have, that is decided, or whose value has another type.
+    """
+    hints = typing.get_type_hints(kind)
+    names = [entry.name for entry in fields(kind) if entry.init]
+    values, errors = getattr(config, section).passed_on, []
+    for name, value in values.items():
+        place = config.place(f"{section}.{name}")
+        if name in decided:
+            errors.append(f"{place}: {decided[name]}")
+        elif name not in names:
+            own = [key.rpartition(".")[2] for key in keys() if key.startswith(f"{section}.")]
+            near = did_you_mean(name, [*own, *names])
+            near = near.replace('mean "', f'mean "{"--" * place.startswith("--")}{section}.')
+            errors.append(f"{place}: unknown key; neither gtpo nor {kind.__name__} has it.{near}")
+        else:
+            try:
+                values[name] = TypeAdapter(hints[name]).validate_python(value)
+            except ValidationError:
+                errors.append(f"{place} must be {in_words(hints[name])}; found {value!r}")
+    if errors:
+        raise UserError("\n      ".join(errors))
+    return values
+
+
+def in_words(annotation: Any) -> str:
+    """Return in words which values a type annotation takes, e.g. "a number or null"."""
+    parts = [annotation]
+    while any(isinstance(part, types.UnionType) or typing.get_origin(part) is typing.Union for part in parts):
+        parts = [inner for part in parts for inner in (typing.get_args(part) or [part])]
+    words = []
+    for part in parts:
+        origin = typing.get_origin(part) or part
+        if origin is Literal:
+            words.append(f"one of {', '.join(map(str, typing.get_args(part)))}")
+        elif part is type(None):
+            words.append("null")
+        else:
+            words.append(WORDS.get(origin, getattr(origin, "__name__", str(origin))))
+    return " or ".join(dict.fromkeys(words))

@@ -1,0 +1,208 @@
+"""The arguments of a run's trainer: what the config says of our keys, and what it passes on to TRL as it is.
+
+The arguments of all three methods are made in one place, so that they differ by method only.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+from trl import GRPOConfig, GRPOTrainer, SFTConfig
+
+from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.packages import installed
+from gtpo.config import TrainConfig
+from gtpo.config.passed_on import checked
+from gtpo.inputs.model import compute_precision
+from gtpo.trainer import GTPOConfig
+from gtpo.trainer.gtpo_config import NOT_GTPO
+
+_SAME = (
+    "learning_rate", "adam_beta1", "adam_beta2", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "num_train_epochs", "max_steps", "gradient_checkpointing", "logging_steps", "save_steps", "save_total_limit",
+)  # fmt: skip
+_SAME_SAMPLED = (
+    "num_generations", "steps_per_generation", "num_iterations", "max_completion_length", "temperature", "beta",
+)  # fmt: skip
+"""Keys of `training` that TRL has under the same names: of any method, and of those that sample."""
+
+_DECIDED = {
+    "seed": "model.random_seed is the seed of the whole run",
+    "optim": "the key is training.optimizer",
+    "warmup_steps": "the key is training.warmup_ratio",
+    "bf16": "the key is model.dtype",
+    "fp16": "the key is model.dtype",
+    "use_vllm": "the key is rollout.engine",
+    "vllm_mode": "the key is rollout.engine",
+    "vllm_server_host": "the key is rollout.server_host",
+    "vllm_server_port": "the key is rollout.server_port",
+    "vllm_tensor_parallel_size": "the key is rollout.tensor_parallel_size",
+    "vllm_gpu_memory_utilization": "the key is model.gpu_memory_utilization",
+    "vllm_max_model_length": "the key is model.max_seq_length",
+    "vllm_importance_sampling_correction": "the key is rollout.importance_sampling_correction",
+    "generation_kwargs": "its keys stand under rollout",
+    "scale_rewards": "the key is objective.scale_rewards",
+    "mask_truncated_completions": "the key is objective.mask_truncated",
+    "max_length": "the key is model.max_seq_length",
+    "check_loss": "it is the flag --check-loss",
+    "model_init_kwargs": "the keys are those of model",
+    "shuffle_dataset": "problems are shuffled once, by model.random_seed",
+    "output_dir": "a run's folder is results/train/ and run_name",
+    "resume_from_checkpoint": "the same command again resumes a run from its last checkpoint",
+    **dict.fromkeys(("do_train", "do_eval", "do_predict"), "gtpo train only trains"),
+    **dict.fromkeys(
+        ("eval_strategy", "eval_on_start", "eval_delay", "per_device_eval_batch_size", "num_generations_eval"),
+        "validation is training.eval_steps and training.eval_samples",
+    ),
+    **dict.fromkeys(
+        ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"), "the best weights are always in best/"
+    ),
+    "logging_strategy": "metrics.jsonl has a line every training.logging_steps",
+    "save_only_model": "a checkpoint without the optimizer's state does not resume the same run",
+}
+"""Settings of TRL that a run decides -> what the user sets instead."""
+
+_MAY_CHANGE = ("loss_type", "disable_dropout", "dataloader_pin_memory", "ddp_find_unused_parameters")
+"""Settings for which a run has a default of its own, and that may be set under `training`."""
+
+_OF_A_GROUP = ("n", "num_return_sequences", "max_tokens", "max_new_tokens", "max_length", "do_sample", "logprobs")
+"""What the trainer itself asks of a sampler."""
+
+
+def rollout_engine(config: TrainConfig) -> str:
+    """Return the engine that `rollout.engine` means on this machine: transformers, vllm or vllm_server."""
+    engine = config.rollout.engine
+    if engine == "auto":
+        return "vllm" if installed("vllm") and torch.cuda.is_available() else "transformers"
+    return engine
+
+
+def _common(config: TrainConfig, output: Path, dtype: str) -> dict[str, Any]:
+    training = config.training
+    return {
+        "output_dir": str(output),
+        "run_name": config.run_name,
+        **{name: getattr(training, name) for name in _SAME},
+        "warmup_steps": training.warmup_ratio,  # a float below 1 is a share of all steps
+        "optim": training.optimizer,
+        "logging_nan_inf_filter": False,  # a loss that is not finite must be seen
+        "save_strategy": "steps",
+        "report_to": list(training.report_to) or "none",
+        "seed": config.model.random_seed,
+        "use_cpu": not torch.accelerator.is_available(),
+        "remove_unused_columns": False,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": torch.cuda.is_available(),
+        "ddp_find_unused_parameters": False,
+        **compute_precision(config.model, dtype),
+    }
+
+
+def _sampled(config: TrainConfig) -> dict[str, Any]:
+    training, rollout = config.training, config.rollout
+    engine = rollout_engine(config)
+    return {
+        **{name: getattr(training, name) for name in _SAME_SAMPLED},
+        "reward_weights": config.trainer.reward_weights,
+        "disable_dropout": True,
+        "generation_kwargs": sampling_arguments(config, engine) or None,
+        "shuffle_dataset": False,
+        "use_vllm": engine != "transformers",
+        "vllm_mode": "server" if engine == "vllm_server" else "colocate",
+        "vllm_server_host": rollout.server_host,
+        "vllm_server_port": rollout.server_port,
+        "vllm_tensor_parallel_size": rollout.tensor_parallel_size,
+        "vllm_gpu_memory_utilization": config.model.gpu_memory_utilization,
+        "vllm_max_model_length": config.model.max_seq_length,
+        # The same for both methods, which then differ by method alone.
+        "vllm_importance_sampling_correction": rollout.importance_sampling_correction,
+        "trust_remote_code": config.model.trust_remote_code,
+    }
+
+
+def sampling_arguments(config: TrainConfig, engine: str) -> dict[str, Any]:
+    """Return what `rollout` passes on to the sampler. Raises UserError for what the sampler does not have."""
+    values = config.rollout.passed_on
+    if engine == "transformers":
+        sampler, known = "transformers' GenerationConfig", set(GenerationConfig().to_dict())
+    elif installed("vllm"):
+        from vllm import SamplingParams
+
+        sampler, known = "vllm.SamplingParams", set(SamplingParams.__annotations__)
+    else:  # the server runs on another machine
+        return values
+    for name in values:
+        place = config.place(f"rollout.{name}")
+        if name in _OF_A_GROUP:
+            raise UserError(f"{place}: gtpo train sets it (training.num_generations, training.max_completion_length)")
+        if name in {entry.name for entry in fields(GRPOConfig)}:
+            raise UserError(f"{place}: the key is training.{name}")
+        if name not in known:
+            raise UserError(f"{place}: {sampler} has no such field.{did_you_mean(name, known)}")
+    return values
+
+
+def _grpo_faults(arguments: Any) -> Iterator[tuple[str, str]]:
+    """Yield (key, why) for what TRL's GRPO takes, and then ends at its first loss or trains otherwise than it says."""
+    loss, high, level = arguments.loss_type, arguments.epsilon_high, arguments.importance_sampling_level
+    source = inspect.getsource(GRPOTrainer)
+    if f'"{loss}"' not in source:
+        compared = " ".join(re.findall(r'self\.loss_type (?:==|in) (?:"\w+"|\[.*?\])', source))
+        known = sorted(set(re.findall(r'"(\w+)"', compared)))
+        yield "loss_type", f"must be one of {', '.join(known)}; found {loss!r}.{did_you_mean(loss, known)}"
+    if loss == "cispo" and (high is None or high < 1):
+        why = "cuts the ratio itself off at epsilon_high; set it above 1 (configs/recipes/cispo.yaml: 5.0)"
+        yield "epsilon_high", f"{high} contradicts loss_type cispo, which {why}"
+    if loss == "luspo" and level != "sequence":
+        why = "a loss of whole sequences; set it to sequence"
+        yield "importance_sampling_level", f"{level} contradicts loss_type luspo, {why}"
+    low, most = arguments.entropy_coef_min, arguments.entropy_coef_max
+    if arguments.use_adaptive_entropy and low > most:
+        yield "entropy_coef_min", f"{low} exceeds entropy_coef_max {most}"
+
+
+def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_loss: bool = False) -> Any:
+    """Return the GTPOConfig, GRPOConfig or SFTConfig of a run; checkpoints go to `output`.
+
+    dtype: of the model's weights, as loaded.
+
+    Raises UserError for a setting that TRL does not have, that is decided elsewhere or has another type, and if this
+    machine or batch cannot do what the config asks.
+    """
+    kind = {"gtpo": GTPOConfig, "grpo": GRPOConfig, "sft": SFTConfig}[config.method]
+    arguments = _common(config, output, dtype)
+    if config.method == "sft":
+        arguments["max_length"] = config.model.max_seq_length
+    else:
+        objective = config.resolved_objective()
+        arguments |= _sampled(config)
+        if config.method == "gtpo":
+            arguments.pop("beta")
+            arguments |= {"preset": config.preset_name(), "objective": objective, "check_loss": check_loss}
+        else:
+            arguments["scale_rewards"] = objective.scale_rewards
+            arguments["mask_truncated_completions"] = objective.mask_truncated
+            arguments["loss_type"] = (
+                "grpo"  # the paper's GRPO divides by each completion's length; TRL's default is DAPO
+            )
+    decided = {name: "gtpo train sets it" for name in arguments if name not in _MAY_CHANGE} | _DECIDED
+    if config.method == "gtpo":
+        decided = {name: f"remove it: {why}" for name, why in NOT_GTPO.items()} | decided
+    grpo = {entry.name: "a setting of GRPO, which SFT does not have" for entry in fields(GRPOConfig)}
+    if config.method == "sft":
+        decided = {name: why for name, why in grpo.items() if name not in {f.name for f in fields(kind)}} | decided
+    try:
+        made = kind(**arguments | checked(config, "training", kind, decided))
+    except (ValueError, TypeError, ImportError, NotImplementedError) as error:  # TRL's and transformers' own checks
+        raise UserError(f"training: {error}") from None
+    if config.method == "grpo":
+        for name, why in _grpo_faults(made):
+            raise UserError(f"{config.place(f'training.{name}')} {why}")
+    return made

@@ -1,0 +1,157 @@
+"""What a config passes on: each setting of TRL reaches the trainer's arguments, or is refused with a reason."""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from peft import LoraConfig
+from trl import GRPOConfig, SFTConfig
+
+from gtpo.common.errors import UserError
+from gtpo.config import load_config
+from gtpo.config.passed_on import in_words
+from gtpo.inputs.model import lora_settings
+from gtpo.rewards.loading import load_reward
+from gtpo.run.arguments import trainer_arguments
+from gtpo.trainer import GTPOConfig
+
+NAMED = {
+    "lr_scheduler_type": "linear", "hub_strategy": "end", "log_level": "error", "log_level_replica": "error",
+    "train_sampling_strategy": "sequential", "ddp_backend": "gloo", "vllm_mode": "server", "loss_type": "dapo",
+    "importance_sampling_level": "sequence", "multi_objective_aggregation": "normalize_then_sum",
+    "vllm_importance_sampling_mode": "token_mask", "torch_compile_mode": "default", "chat_template_kwargs": {"a": 1},
+    "lr_scheduler_kwargs": {"num_cycles": 2}, "cache_implementation": "dynamic", "steps_per_generation": 8,
+    "num_iterations": 2, "generation_batch_size": 8, "beta": 0.25, "max_steps": 5, "top_entropy_quantile": 0.5,
+    "per_device_train_batch_size": 16, "num_generations": 4, "adam_beta1": 0.5, "adam_beta2": 0.5,
+    "vllm_model_impl": "transformers", "vllm_gpu_memory_utilization": 0.5,
+}  # fmt: skip
+"""Values that are none of `other`'s."""
+OWN = {"optim", "warmup_steps", "run_name", "reward_weights", "report_to"}
+"""TRL's fields whose value has another form, or another name, among our own keys."""
+
+
+def other(name: str, default: Any, words: str) -> Any:
+    """Return a value of a field's type that is not its default."""
+    if name in NAMED:
+        return NAMED[name]
+    if isinstance(default, bool) or words == "true or false" or words == "true or false or null":
+        return not default
+    if isinstance(default, int | float) and not isinstance(default, bool):
+        return default + 1
+    for word, value in (("a whole number", 3), ("a number", 0.5), ("a mapping", {"a": 1}), ("a list", ["a"])):
+        if word in words.split(" or "):
+            return value
+    return "text"
+
+
+def loaded(folder: Path, method: str, **training: Any) -> Any:
+    config = {"method": method, "model": {"model_name": "o/m"}, "training": training}
+    (folder / "run.yaml").write_text(yaml.safe_dump(config))
+    return load_config(folder / "run.yaml")
+
+
+@pytest.mark.parametrize(("method", "kind"), [("grpo", GRPOConfig), ("gtpo", GTPOConfig), ("sft", SFTConfig)])
+def test_every_field_of_trl_is_read_back_or_refused_with_a_reason(tmp_path: Path, method: str, kind: Any) -> None:
+    hints, refused, read = typing.get_type_hints(kind), {}, []
+    for field in fields(kind):
+        if not field.init or field.name in OWN:
+            continue
+        value = other(field.name, field.default, in_words(hints[field.name]))
+        try:
+            arguments = trainer_arguments(loaded(tmp_path, method, **{field.name: value}), tmp_path, "float32")
+        except UserError as error:
+            refused[field.name] = str(error)
+            continue
+        read.append(field.name)
+        found = getattr(arguments, field.name)
+        # TRL itself changes some: a mapping gets further keys, a name becomes an enumeration's member.
+        same = found.items() >= value.items() if isinstance(found, dict) else found == value
+        assert same or str(value) in str(found), (field.name, value, found)
+    assert all(f"training.{name}" in why or why.startswith("training: ") for name, why in refused.items()), refused
+    assert len(read) > 0.5 * len(fields(kind)), refused
+
+
+@pytest.mark.parametrize(
+    ("method", "training", "words"),
+    [
+        ("gtpo", {"learning_rte": 1}, "training.learning_rte: unknown key; neither gtpo nor GTPOConfig has it."),
+        ("gtpo", {"learning_rte": 1}, 'Did you mean "training.learning_rate"?'),
+        ("gtpo", {"top_q": 1}, 'Did you mean "training.top_p"?'),
+        ("gtpo", {"loss_type": "dapo"}, "run.yaml:5: training.loss_type: remove it: the objective is GTPO's"),
+        ("gtpo", {"weight_decay": "much"}, "run.yaml:5: training.weight_decay must be a number; found 'much'"),
+        ("grpo", {"seed": 3}, "training.seed: model.random_seed is the seed of the whole run"),
+        ("sft", {"delta": 2.0}, "training.delta: a setting of GRPO, which SFT does not have"),
+        ("grpo", {"lr_scheduler_type": "cosin"}, "training: cosin is not a valid SchedulerType"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_passed_on_is_refused(tmp_path: Path, method: str, training: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as refused:
+        trainer_arguments(loaded(tmp_path, method, **training), tmp_path, "float32")
+    assert words in str(refused.value)
+
+
+def test_all_that_cannot_be_passed_on_is_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"training.min_p must be(?s:.*)training.top_q"):
+        trainer_arguments(loaded(tmp_path, "gtpo", top_q=1, min_p="x"), tmp_path, "float32")
+
+
+def test_lora_settings_are_pefts(tmp_path: Path) -> None:
+    def config(**lora: Any) -> Any:
+        text = {"model": {"model_name": "o/m", "lora_rank": 4}, "lora": lora}
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump(text))
+        return load_config(tmp_path / "run.yaml")
+
+    settings = lora_settings(config(use_dora=True, modules_to_save=["norm"], rank_pattern={"q_proj": 2}))
+    assert LoraConfig(r=4, **settings).use_dora
+    for lora, words in (({"r": 3}, "lora.r: the key is model.lora_rank"), ({"use_dor": 1}, 'mean "lora.use_dora"'),
+                        ({"bias": "some"}, "lora.bias must be one of none, all, lora_only")):  # fmt: skip
+        with pytest.raises(UserError, match=words):
+            lora_settings(config(**lora))
+
+
+@pytest.mark.parametrize(
+    ("rollout", "words"),
+    [
+        ({"typical_p": 0.9}, None),
+        ({"top_p": 0.9}, "rollout.top_p: the key is training.top_p"),
+        ({"typical": 0.9}, 'has no such field. Did you mean "typical_p"?'),
+        ({"max_new_tokens": 3}, "gtpo train sets it"),
+        ({"temperature": 0.5}, 'unknown key "rollout.temperature". Did you mean "training.temperature"?'),
+    ],
+)
+def test_the_samplers_own_settings(tmp_path: Path, rollout: dict[str, Any], words: str | None) -> None:
+    text = {"model": {"model_name": "o/m"}, "rollout": rollout}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(text))
+    if words is None:
+        assert trainer_arguments(load_config(tmp_path / "run.yaml"), tmp_path, "float32").generation_kwargs == rollout
+        return
+    with pytest.raises(UserError) as refused:
+        trainer_arguments(load_config(tmp_path / "run.yaml"), tmp_path, "float32")
+    assert words in str(refused.value)
+
+
+def test_a_flag_is_read_as_a_file_would_be(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("model: {model_name: o/m}\n")
+    flags = {"training.top_p": "0.9", "training.chat_template_kwargs.enable_thinking": "false", "lora.bias": "none"}
+    config = load_config(tmp_path / "run.yaml", flags | {"model.lora_rank": "4", "training.epsilon": "1e-3"})
+    assert config.training.passed_on.items() >= {"top_p": 0.9, "epsilon": 1e-3}.items()
+    assert config.training.passed_on["chat_template_kwargs"] == {"enable_thinking": False}
+    (tmp_path / "again.yaml").write_text(config.to_yaml())
+    assert load_config(tmp_path / "again.yaml").as_dict() == config.as_dict()
+
+
+def test_a_reward_with_arguments_is_called_with_them_or_made_by_them(tmp_path: Path) -> None:
+    made = load_reward("trl.rewards.get_soft_overlong_punishment", {"max_completion_len": 4, "soft_punish_cache": 2})
+    assert made(completions=[""] * 2, completion_ids=[[1], [1] * 9]) == [0.0, -1.0]
+    scored = load_reward("gtpo.rewards.accuracy_reward", {"scoring": "lenient"})
+    assert scored(prompts=["?"], completions=["so it is 4"], answer=["4"]) == [10.0]
+    with pytest.raises(UserError, match="with args"):
+        load_reward("trl.rewards.get_soft_overlong_punishment", {"length": 4})
+    text = {"model": {"model_name": "o/m"}, "trainer": {"reward_funcs": [{"path": "a.b", "args": {"x": 1}}, "c.d"]}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(text))
+    assert load_config(tmp_path / "run.yaml").trainer.reward_calls() == [("a.b", {"x": 1}), ("c.d", None)]
