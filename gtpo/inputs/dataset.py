@@ -48,6 +48,8 @@ class DatasetReport:
     """Row id -> tokens of its prompt (sft: of the whole example)."""
     longest: int = 0
     """Tokens of the longest prompt kept; 0 without a tokenizer."""
+    largest_id: int = 0
+    """The largest token id of the prompts, and in sft of the targets; 0 without a tokenizer."""
     lengths_checked: bool = False
     held_out: int = 0
     """Rows kept from training because validation has them, or one with the same text."""
@@ -100,10 +102,10 @@ def to_row(problem: Problem, config: TrainConfig) -> dict[str, Any]:
     return row
 
 
-def token_counts(
+def encode(
     conversations: Sequence[list[dict[str, str]]], tokenizer: PreTrainedTokenizerBase, *, answered: bool
-) -> list[int]:
-    """Return the tokens of each conversation under the model's own chat template.
+) -> list[list[int]]:
+    """Return the token ids of each conversation under the model's own chat template.
 
     answered: the conversations end with the assistant's turn; otherwise the generation prompt is added, as in sampling.
     Raises UserError where the template refuses a conversation, as some do with a system turn.
@@ -119,7 +121,20 @@ def token_counts(
             f"the chat template of {tokenizer.name_or_path or 'this tokenizer'} refuses the conversation ({error}); "
             'if it has no system role, leave it out: --dataset.system_instruction ""'
         ) from None
-    return [len(ids) for ids in encoded]
+    return list(encoded)
+
+
+def check_ids(report: DatasetReport, tokenizer: PreTrainedTokenizerBase, rows: int) -> None:
+    """Raise UserError if a prompt or the padding holds a token that the model's embedding, of so many rows, lacks."""
+    padding = tokenizer.pad_token_id or 0
+    largest = max(report.largest_id, padding)
+    if largest >= rows:
+        where = "the padding" if padding == largest else "a prompt"
+        raise UserError(
+            f"token {tokenizer.convert_ids_to_tokens(largest)!r} of {where} has id {largest}, and the embedding has "
+            f"{rows} rows: the tokenizer has more tokens than the model. Resize the embedding "
+            "(model.resize_token_embeddings) and save both, or use the tokenizer that belongs to the model"
+        )
 
 
 class TrainingProblems:
@@ -178,7 +193,7 @@ class TrainingProblems:
         failures = {failure.id for failure in find_unverifiable((p.id, p.answer) for p in problems)}
         problems = [problem for problem in problems if problem.id not in failures]
         prompts = [to_row(problem, self.config)["prompt"] for problem in problems]
-        lengths = token_counts(prompts, tokenizer, answered=False) if prompts else []
+        lengths = [len(ids) for ids in encode(prompts, tokenizer, answered=False)] if prompts else []
         longest = self.config.training.max_prompt_length
         usable = [problem for problem, length in zip(problems, lengths, strict=True) if length <= longest]
         if not usable:
@@ -235,17 +250,18 @@ class TrainingProblems:
         rows = [to_row(problem, config) for problem in problems]
         if tokenizer is None or not rows:
             return rows
-        lengths = prompts = token_counts([row["prompt"] for row in rows], tokenizer, answered=False)
+        encoded = prompts = encode([row["prompt"] for row in rows], tokenizer, answered=False)
         if config.method == "sft":
-            lengths = token_counts([row["prompt"] + row["completion"] for row in rows], tokenizer, answered=True)
+            encoded = encode([row["prompt"] + row["completion"] for row in rows], tokenizer, answered=True)
         kept = []
-        for row, prompt, length in zip(rows, prompts, lengths, strict=True):
+        for row, prompt, length, ids in zip(rows, map(len, prompts), map(len, encoded), encoded, strict=True):
             if prompt > config.training.max_prompt_length:
                 report.too_long[row["id"]] = prompt
             elif length > config.model.max_seq_length:
                 report.too_long[row["id"]] = length
             else:
                 report.longest = max(report.longest, prompt)
+                report.largest_id = max(report.largest_id, *ids)
                 kept.append(row)
         return kept
 

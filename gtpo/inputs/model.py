@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -233,12 +235,43 @@ def widen_adapters(model: Any) -> None:
             parameter.data = parameter.data.float()
 
 
-def rounded_away(args: Any, model: Any) -> Iterator[str]:
-    """Yield what to say where an Adam beta is too close to 1 for the optimizer's states: updates would vanish in them.
+def savable_generation_config(model: Any) -> str:
+    """Drop a generation_config that transformers reads and refuses to write; return what was dropped, or nothing.
 
-    args: transformers' TrainingArguments; model: with the dtypes that it trains in.
+    Else the run would end at its first checkpoint. Weights that were trained need no sampling defaults of their base.
+    """
+    settings = getattr(model, "generation_config", None)
+    if settings is None:
+        return ""
+    try:
+        settings.validate(strict=True)
+    except ValueError as error:
+        kept = ("bos_token_id", "eos_token_id", "pad_token_id")
+        model.generation_config = type(settings)(**{name: getattr(settings, name) for name in kept})
+        return f"the model's generation_config cannot be saved ({_first(error)}): its sampling defaults are dropped"
+    return ""
+
+
+def rounded_away(args: Any, model: Any) -> Iterator[str]:
+    """Yield why updates would vanish: in weights too coarse for the learning rate, or in an optimizer's states.
+
+    args: transformers' TrainingArguments; model: with the dtypes that it trains in. An Adam step is at most the
+    learning rate; a number moves if the step is above half of the distance to its neighbour.
     """
     optimizer, beta = str(getattr(args.optim, "value", args.optim)), max(args.adam_beta1, args.adam_beta2)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    coarse = [p.detach() for p in trained if p.dtype in (torch.bfloat16, torch.float16) and p.numel()]
+    if coarse and ("adam" in optimizer or "lion" in optimizer):
+        some = coarse[:: max(1, len(coarse) // 16)]
+        typical = statistics.median(float(p.float().abs().median()) for p in some)
+        spacing = typical * torch.finfo(coarse[0].dtype).eps
+        if args.learning_rate < spacing / 2:
+            kind = str(coarse[0].dtype).removeprefix("torch.")
+            yield (
+                f"weights trained in {kind} round the updates away: at |w| = {typical:.2g} neighbouring numbers are "
+                f"{spacing:.1g} apart, and a step is at most the learning rate of {args.learning_rate:g}; train them "
+                "in float32 (on a GPU with bfloat16 autocast; model.dtype: auto), or train adapters"
+            )
     if beta <= LARGEST_8BIT_BETA or "adam" not in optimizer:
         return
     if "8bit" in optimizer:
@@ -246,7 +279,7 @@ def rounded_away(args: Any, model: Any) -> Iterator[str]:
             f"optim={optimizer!r} with an Adam beta of {beta} (> {LARGEST_8BIT_BETA}): 8-bit states round the updates "
             "away; take a 32-bit optimizer (adamw_torch, paged_adamw_32bit) or a smaller beta"
         )
-    narrow = {p.dtype for p in model.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
+    narrow = {p.dtype for p in trained} & {torch.bfloat16, torch.float16}
     if narrow:
         yield (
             f"trained weights in {', '.join(str(dtype).removeprefix('torch.') for dtype in narrow)} with an Adam beta "
@@ -282,7 +315,7 @@ def _load_transformers(section: ModelSection, source: Path, notes: list[str]) ->
         settings = AutoConfig.from_pretrained(base, trust_remote_code=section.trust_remote_code)
         if obstacle := router_loss_obstacle(settings):
             raise UserError(f"model.model_name {section.model_name!r}: {obstacle}")
-        options["dtype"] = resolve_dtype(section, settings)
+        options["dtype"] = torch.float32 if merged else resolve_dtype(section, settings)
         model = AutoModelForCausalLM.from_pretrained(base, use_safetensors=True, **options)
     except SafetensorError as error:
         raise UserError(
@@ -308,9 +341,30 @@ def _load_transformers(section: ModelSection, source: Path, notes: list[str]) ->
     if merged:
         from peft import PeftModel
 
-        model = PeftModel.from_pretrained(model, source).merge_and_unload().requires_grad_(True)
-        notes.append(f"{source} is a LoRA adapter on {base}: merged before training")
+        adapted: Any = PeftModel.from_pretrained(model, source)
+        note = "merged before training, in float32, which holds all of it"
+        dtype = resolve_dtype(section, settings) if section.dtype != "auto" else torch.float32
+        if dtype != torch.float32:
+            share = f"{share_lost(adapted, dtype):.0%} of its update is lost to {section.dtype}"
+            note = f"merged before training; {share} (model.dtype: auto keeps it in float32)"
+        model = adapted.merge_and_unload().to(dtype).requires_grad_(True)
+        notes.append(f"{source} is a LoRA adapter on {base}: {note}")
+    if dropped := savable_generation_config(model):
+        notes.append(dropped)
     return model, merged
+
+
+def share_lost(adapted: Any, dtype: torch.dtype) -> float:
+    """Return which share of an adapter's update is lost if the merged weights are rounded: |error| / |update|."""
+    lost = whole = 0.0
+    for layer in adapted.modules():
+        if hasattr(layer, "get_delta_weight"):
+            for name in layer.active_adapters:
+                update = layer.get_delta_weight(name)
+                exact = layer.base_layer.weight + update
+                lost += float((exact.to(dtype).float() - exact).square().sum())
+                whole += float(update.square().sum())
+    return math.sqrt(lost / whole) if whole else 0.0
 
 
 def _load_unsloth(config: TrainConfig, weights: Weights) -> LoadedModel:

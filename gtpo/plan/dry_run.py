@@ -27,6 +27,7 @@ from gtpo.common.packages import install_command, installed
 from gtpo.common.terminal import columns_of_stdout, folded
 from gtpo.config.schedule import launched_processes, micro_batches_per_rollout, optimizer_steps
 from gtpo.config.schema import TrainConfig
+from gtpo.inputs.dataset import check_ids
 from gtpo.inputs.model_shape import find_weights
 from gtpo.plan.preflight import check_inputs, is_local, needed_packages
 
@@ -149,13 +150,14 @@ def _steps(config: TrainConfig, rows: int | None) -> dict[str, Any]:
 def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
     """Print the resolved run on stdout, as text or as one JSON object. Raises UserError on what would refuse it."""
     problems, name, runs = check_inputs(config), config.model.model_name, Path("results") / "train"
-    tokenizer, items = None, list[Item]()
+    tokenizer, items, rows = None, list[Item](), 0
     with nullcontext() if name is None or Path(name).exists() else cache_if_unreachable():
         try:
             weights = find_weights(config.model)
             tokenizer, why = _tokenizer(config, weights)
             try:
-                items, unknown = memory(config, model_on_meta(config, weights.source)), ""
+                meta = model_on_meta(config, weights.source)
+                items, rows, unknown = memory(config, meta), meta.get_input_embeddings().num_embeddings, ""
             except (OSError, ValueError, AttributeError) as error:
                 unknown = f"not known: {str(error).splitlines()[0]}"
         except UserError as error:
@@ -172,6 +174,8 @@ def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
         note = f"{problems.source}: not counted; {error}"
     else:
         report = problems.select(tokenizer)[1]
+        if tokenizer and rows:
+            check_ids(report, tokenizer, rows)
     total = sum(item.gib for item in items)
     missing = [
         f"{package} ({purpose}): {install_command(extra)}"
@@ -197,14 +201,14 @@ def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
     print(config.to_yaml(width=min(100, columns_of_stdout(120) - 20)))  # a word that crosses it still fits
     checked = [] if config.method == "sft" else [f"reward {path}: called" for path, _ in config.trainer.reward_calls()]
     unit, scale = ("GiB", 1) if total >= 1 else ("MiB", 1024)
-    rows = [f"{row.name:16} {scale * row.gib:8.2f} {unit}  {row.basis}" for row in [*items, Item("sum", total, "")]]
+    held = [f"{row.name:16} {scale * row.gib:8.2f} {unit}  {row.basis}" for row in [*items, Item("sum", total, "")]]
     if config.method != "sft" and config.rollout.engine == "vllm":
-        rows.append(f"vLLM takes {config.model.gpu_memory_utilization:.0%} of the GPU besides, and must hold in it its "
+        held.append(f"vLLM takes {config.model.gpu_memory_utilization:.0%} of the GPU besides, and must hold in it its "
                     "own 16-bit copy of the weights and a cache")  # fmt: skip
     for title, lines in (
         ("Checked", [*checked, *(report.lines() if report else []), *([note] if note else [])]),
         ("Steps", [f"{key.replace('_', ' '):38} {value:>12,}" for key, value in steps.items()]),
-        ("Memory of a process on a GPU", [*rows, MEASURED] if items else [unknown]),
+        ("Memory of a process on a GPU", [*held, MEASURED] if items else [unknown]),
         ("Missing in this environment", missing),
     ):
         if lines:

@@ -53,7 +53,7 @@ _DECIDED = {
     "max_length": "the key is model.max_seq_length",
     "check_loss": "it is the flag --check-loss",
     "model_init_kwargs": "the keys are those of model",
-    "shuffle_dataset": "problems are shuffled once, by model.random_seed",
+    **dict.fromkeys(("shuffle_dataset", "train_sampling_strategy"), "problems are shuffled once, by model.random_seed"),
     "output_dir": "a run's folder is results/train/ and run_name",
     "resume_from_checkpoint": "the same command again resumes a run from its last checkpoint",
     **dict.fromkeys(("do_train", "do_eval", "do_predict"), "gtpo train only trains"),
@@ -180,6 +180,7 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_lo
     arguments = _common(config, output, dtype)
     if config.method == "sft":
         arguments["max_length"] = config.model.max_seq_length
+        arguments["train_sampling_strategy"] = "sequential"  # problems are shuffled once, by model.random_seed
     else:
         objective = config.resolved_objective()
         arguments |= _sampled(config)

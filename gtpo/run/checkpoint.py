@@ -24,7 +24,7 @@ from gtpo.trainer import trl_seam
 
 STATE_FILE = "gtpo_state.json"
 
-_STATE_KEYS = ("micro_step", "tokens_seen")
+_STATE_KEYS = ("micro_step", "tokens_seen", "within_round")
 """What every version has kept in it."""
 
 
@@ -76,10 +76,13 @@ def read_state(checkpoint: str | Path, *also: str) -> dict[str, Any]:
     return dict(state)
 
 
-def check_checkpoint(checkpoint: Path, processes: int) -> None:
-    """Raise UserError where a part of a checkpoint is missing that the trainer would silently do without."""
+def check_checkpoint(checkpoint: Path, processes: int, *also: str) -> None:
+    """Raise UserError if a part of a checkpoint is missing that the trainer would silently do without.
+
+    also: further keys that its gtpo_state.json must have.
+    """
     rounds = [round_file(checkpoint, rank) for rank in range(processes)]
-    if read_state(checkpoint, "health")["within_round"]:
+    if read_state(checkpoint, *also)["within_round"]:
         for path in rounds:
             if not path.is_file():
                 raise damaged(checkpoint, f"has no {path.name}")

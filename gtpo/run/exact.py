@@ -2,8 +2,8 @@
 
 Nothing here touches a loss or a gradient:
 
-    data order   the dataset's own order in the first epoch, a seeded permutation in each later one, so that the
-                 position in the data follows from the step alone
+    data order   a seeded permutation in each epoch, so that the position in the data follows from the step only; the
+                 first epoch has the dataset's own order if the arguments do not shuffle
     sampling     random numbers are re-seeded from (seed, step) before each round, so that a resumed run draws what
                  the uninterrupted one would have drawn
     checkpoints  written to a hidden folder and renamed; rounds of sampling in use are saved with them, and what the
@@ -21,32 +21,40 @@ from typing import Any
 
 import torch
 from transformers import TrainerCallback, set_seed
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl.trainer.utils import RepeatSampler
 
 from gtpo.common.files import write_json
-from gtpo.run.checkpoint import STATE_FILE, read_state, readable, round_file, window_file
+from gtpo.run.checkpoint import STATE_FILE, check_checkpoint, read_state, readable, round_file, window_file
 from gtpo.run.folder import PARTIAL, no_room, out_of_space
 from gtpo.trainer import RunTrainer, SampledTrainer, trl_seam
 from gtpo.trainer.group_statistics import Rollout
 
 
 class EpochOrder(RepeatSampler):
-    """Indices of a dataset: its own order in epoch 0, a permutation drawn from (seed, epoch) afterwards.
+    """Indices of a dataset: a permutation drawn from (seed, epoch), in epoch 0 its own order unless `shuffled`.
 
     Each chunk of `chunk` distinct indices is emitted `rounds` times, each index `repeats` times in a row; an incomplete
     last chunk is left out.
     """
 
     def __init__(
-        self, size: int, seed: int, epoch: Callable[[], int], chunk: int = 1, repeats: int = 1, rounds: int = 1
+        self,
+        size: int,
+        seed: int,
+        epoch: Callable[[], int],
+        shuffled: bool = False,
+        chunk: int = 1,
+        repeats: int = 1,
+        rounds: int = 1,
     ) -> None:
         super().__init__(range(size), repeats, chunk, rounds, shuffle=False)
-        self.first_seed, self.epoch = seed * 1_000_003, epoch
+        self.first_seed, self.epoch, self.shuffled = seed * 1_000_003, epoch, shuffled
 
     def __iter__(self) -> Iterator[int]:
         epoch, order = self.epoch(), list(range(self.num_samples))
-        if epoch:
+        if epoch or self.shuffled:
             generator = torch.Generator().manual_seed(self.first_seed + epoch)
             order = torch.randperm(len(order), generator=generator).tolist()
         yield from (order[place] for place in super().__iter__())
@@ -62,6 +70,8 @@ class ExactCheckpoints(TrainerCallback):
 
     def __init__(self, trainer: Any, extra_state: Callable[[], dict[str, Any]] = dict) -> None:
         self.trainer, self.extra_state = RunTrainer.of(trainer, self), extra_state
+        if trainer.args.save_only_model:
+            raise ValueError("ExactCheckpoints: save_only_model=True leaves out the optimizer, so nothing can resume")
         self.restored: dict[str, Any] = {}
         """gtpo_state.json of the checkpoint that the run resumes from."""
         self.staging: Path | None = None
@@ -75,13 +85,16 @@ class ExactCheckpoints(TrainerCallback):
         """Return the order of the training data."""
         args = self.trainer.args
         sampled: dict[str, int] = {}
+        # TRL's GRPO has a switch of its own; transformers' trainers shuffle unless their sampler is sequential.
+        shuffled = getattr(args, "train_sampling_strategy", "random") != "sequential"
         if isinstance(self.trainer, SampledTrainer):
+            shuffled = args.shuffle_dataset
             sampled = {
                 "chunk": args.generation_batch_size // args.num_generations,
                 "repeats": args.num_generations,
                 "rounds": args.num_iterations * args.steps_per_generation,
             }
-        return EpochOrder(len(self.trainer.train_dataset), args.seed, self._epoch, **sampled)
+        return EpochOrder(len(self.trainer.train_dataset), args.seed, self._epoch, shuffled, **sampled)
 
     def _epoch(self) -> int:
         return int((self.trainer.state.epoch or 0) + 1e-6)
@@ -113,6 +126,10 @@ class ExactCheckpoints(TrainerCallback):
             accelerator.wait_for_everyone()
             yield
             self._save_extra(self.staging / name)
+            if str(trainer.state.best_model_checkpoint) == str(self.staging / name):  # its name after the renaming
+                trainer.state.best_model_checkpoint = str(folder / name)
+                if accelerator.is_main_process:
+                    trainer.state.save_to_json(str(self.staging / name / TRAINER_STATE_NAME))
             accelerator.wait_for_everyone()
             if accelerator.is_main_process:
                 for path in (self.staging / name).rglob("*"):
@@ -122,7 +139,10 @@ class ExactCheckpoints(TrainerCallback):
                 shutil.rmtree(folder / name, ignore_errors=True)
                 os.replace(self.staging / name, folder / name)
                 shutil.rmtree(self.staging, ignore_errors=True)
-                rotate_checkpoints(str(folder), save_total_limit=trainer.args.save_total_limit)
+                best = trainer.state.best_model_checkpoint
+                rotate_checkpoints(
+                    str(folder), save_total_limit=trainer.args.save_total_limit, best_model_checkpoint=best
+                )
         except Exception as error:
             # What torch and safetensors raise on a full disk does not always say so.
             full = not isinstance(error, OSError) and shutil.disk_usage(folder).free < 1 << 20
@@ -147,6 +167,11 @@ class ExactCheckpoints(TrainerCallback):
     # -- resuming ----------------------------------------------------------------------------------------------------
 
     reading = staticmethod(readable)
+
+    def check(self, checkpoint: str) -> None:
+        """Raise UserError if a part of a checkpoint is missing that the trainer would silently do without."""
+        if Path(checkpoint).name.startswith(PREFIX_CHECKPOINT_DIR):  # best/, for a rollback, is weights only
+            check_checkpoint(Path(checkpoint), self.trainer.accelerator.num_processes)
 
     def restore(self, checkpoint: str) -> None:
         """Take up what a checkpoint of TRL's own would not hold."""

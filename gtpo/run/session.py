@@ -18,8 +18,8 @@ from gtpo.common.log import LOG, duration, libraries_aside
 from gtpo.common.provenance import now, peak_memory
 from gtpo.config import TrainConfig
 from gtpo.config.schedule import one_step_per_rollout
-from gtpo.inputs.dataset import to_row
-from gtpo.inputs.model import LoadedModel, load_model, widen_adapters
+from gtpo.inputs.dataset import check_ids, to_row
+from gtpo.inputs.model import LoadedModel, load_model, rounded_away, widen_adapters
 from gtpo.plan.preflight import RunInputs
 from gtpo.rewards.data.problem import Problem
 from gtpo.run.advice import Advice, memory_advice
@@ -108,12 +108,13 @@ class TrainingRun(TrainerCallback):
             checkpoint = last_checkpoint(self.folder.checkpoints)
             if checkpoint is not None:
                 self.folder.check_same(self.processes.num_processes)
-                check_checkpoint(checkpoint, self.processes.num_processes)
+                check_checkpoint(checkpoint, self.processes.num_processes, "health")
             with libraries_aside():
                 loaded = load_model(self.config, self.inputs.weights)
             if checkpoint is not None:
                 self.folder.check_same(self.processes.num_processes, loaded.dtype)
             dataset, report = self.inputs.problems.dataset(loaded.tokenizer)
+            check_ids(report, loaded.tokenizer, loaded.model.get_input_embeddings().num_embeddings)
             if self.score_held_out is not None and self.config.training.eval_steps is not None:
                 self.held_out = self.inputs.problems.validation(loaded.tokenizer)
             if self.main:
@@ -191,8 +192,10 @@ class TrainingRun(TrainerCallback):
             self.trainer = build_trainer(kind, self.config.trainer.class_path, common)
         if self.beside_vllm:
             LOG.info(f"vLLM is ready after {time.monotonic() - loading:.0f} s")
-        if self.config.model.load_in_4bit:
+        if loaded.peft_config is not None:
             widen_adapters(self.trainer.model)
+        for why in rounded_away(common["args"], self.trainer.model):
+            raise UserError(f"model.dtype {self.config.model.dtype}: {why}")
         trainer = self.trainer
         # Of the baselines too, so that methods differ only by their loss.
         trl_seam.round_nothing_in_fsdp2(trainer.accelerator)

@@ -55,6 +55,11 @@ def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None
             f"GTPOTrainer: train_dataset has no column prompt; its columns are {', '.join(row)} "
             "(rename_column, or map each row to a prompt: text, or a list of messages)"
         )
+    if taken := {"prompts", "completions", "completion_ids"} & set(row):
+        raise ValueError(
+            f"GTPOTrainer: train_dataset has a column {', '.join(sorted(taken))}, a name of what reward functions "
+            "are given; rename it (rename_column)"
+        )
     if images := {"image", "images"} & set(row):  # the loss would leave them out in silence
         raise ValueError(f"GTPOTrainer trains text models; train_dataset has a column {images.pop()}")
     for function in reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]:

@@ -22,6 +22,7 @@ of sampling. There is no reference model and no second forward.
 from __future__ import annotations
 
 import functools
+import math
 from contextlib import nullcontext
 from typing import Any
 
@@ -33,7 +34,7 @@ from trl import GRPOTrainer
 
 from gtpo.common.log import LOG, start_logging
 from gtpo.head import check_finite, token_statistics
-from gtpo.inputs.model import rounded_away, widen_adapters
+from gtpo.inputs.model import rounded_away, savable_generation_config, widen_adapters
 from gtpo.inputs.model_shape import router_loss_obstacle
 from gtpo.objective import Objective, PolicyLoss, policy_loss
 from gtpo.trainer import trl_seam
@@ -82,6 +83,19 @@ class RunTrainer(Trainer):
         with nullcontext() if self.step_progress is None else self.step_progress.training():
             return super().training_step(*args, **kwargs)
 
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """Return the gradient's norm; if it is not finite, the step that follows changes nothing."""
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2 keeps it in parts
+        scaled = self.accelerator.scaler is not None  # float16's scaler skips such a step itself
+        if not (math.isfinite(float(whole)) or scaled or self.is_deepspeed_enabled):
+            model.zero_grad(set_to_none=True)
+            LOG.warning(
+                f"step {self.state.global_step + 1}: the gradient's norm is {float(whole)}; the step is skipped, and "
+                "the weights stay as they were"
+            )
+        return norm
+
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the loss of a micro-batch."""
         if self.untrained_kl is not None and trl_seam.mode(self) == "train":
@@ -108,6 +122,8 @@ class RunTrainer(Trainer):
             super()._save_checkpoint(model, trial)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if self.exact is not None:
+            self.exact.check(resume_from_checkpoint)
         with nullcontext() if self.exact is None else self.exact.reading(resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
@@ -204,8 +220,9 @@ class GTPOTrainer(SampledTrainer):
         policy: Any = self.model
         if getattr(policy, "is_quantized", False):
             widen_adapters(policy)
-        for text in rounded_away(args, policy):
-            LOG.warning(text)
+        for text in (*rounded_away(args, policy), savable_generation_config(policy)):
+            if text:
+                LOG.warning(text)
         if self.aux_loss_enabled and (obstacle := router_loss_obstacle(policy.config, self.router_aux_loss_coef)):
             raise ValueError(f"GTPOTrainer: {obstacle}")
         add_policy_head(policy.get_base_model() if is_peft_model(policy) else policy)

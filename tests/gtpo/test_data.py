@@ -10,7 +10,7 @@ import pytest
 
 from gtpo.common.errors import UserError
 from gtpo.config import TrainConfig, load_config
-from gtpo.inputs.dataset import TrainingProblems, reasoning, to_row, token_counts
+from gtpo.inputs.dataset import DatasetReport, TrainingProblems, check_ids, encode, reasoning, to_row
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.rewards import final_reward, format_ok
 from gtpo.rewards.data.problem import Problem
@@ -110,7 +110,7 @@ def test_what_is_left_out_is_counted_by_reason(tmp_path: Path) -> None:
 def test_lengths_are_those_of_the_chat_template(tmp_path: Path) -> None:
     """The limit is met exactly: a prompt of n templated tokens passes at n and not at n - 1."""
     row = to_row(problem("a"), config_of(tmp_path))
-    (length,) = token_counts([row["prompt"]], TOKENIZER, answered=False)
+    length = len(encode([row["prompt"]], TOKENIZER, answered=False)[0])
     text = TOKENIZER.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
     assert length == len(TOKENIZER(text, add_special_tokens=False)["input_ids"])
     kept, report = TrainingProblems(config_of(tmp_path, training__max_prompt_length=length), [problem("a")]).select(
@@ -233,3 +233,10 @@ def test_gsm8k_reasoning_keeps_its_marks(tmp_path: Path, shared_dir: Path) -> No
     targets = [row["completion"][0]["content"] for row in rows]
     assert sum("<<" in target for target in targets) > 7000
     assert not any("####" in target for target in targets)
+
+
+def test_a_token_beyond_the_embedding_is_refused_before_anything_is_measured() -> None:
+    report = DatasetReport("set", 1, largest_id=TOKENIZER.pad_token_id + 5)
+    check_ids(report, TOKENIZER, report.largest_id + 1)
+    with pytest.raises(UserError, match=f"of a prompt has id {report.largest_id}, and the embedding has"):
+        check_ids(report, TOKENIZER, report.largest_id)
