@@ -22,7 +22,7 @@ def correct(completion: Any, gold: Any, problem: str | None = None, scoring: Sco
 
 
 def verl_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any) -> float:
-    """Score a completion for verl: `custom_reward_function.path=…/adapters.py custom_reward_function.name=verl_score`.
+    """Score a completion for verl: `reward.custom_reward_function.path=…/adapters.py` and its `name=verl_score`.
 
     The problem is `extra_info["question"]` or `extra_info["problem"]`, where the dataset has one.
     """
@@ -31,7 +31,7 @@ def verl_score(data_source: str, solution_str: str, ground_truth: Any, extra_inf
 
 
 def correct_answer(prompt: Any, completion: Any, answer: Any, **kwargs: Any) -> float:
-    """Score a rollout for `verifiers`, which prime-rl trains with: `vf.Rubric(funcs=[correct_answer])`."""
+    """Score a rollout for `verifiers`, which prime-rl trains with: `vf.Rubric(funcs=[correct_answer])` before 0.4."""
     return correct(completion, answer, problem_text(prompt))
 
 

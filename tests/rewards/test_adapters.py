@@ -32,12 +32,16 @@ def test_verl_loads_the_score() -> None:
     reward = pytest.importorskip("verl.trainer.ppo.reward", reason="verl is not installed")
     import gtpo.rewards.adapters as adapters
 
-    config = {"custom_reward_function": {"path": adapters.__file__, "name": "verl_score"}}
+    omegaconf = pytest.importorskip("omegaconf")
+    function = {"path": adapters.__file__, "name": "verl_score"}
+    config = omegaconf.OmegaConf.create({"reward": {"custom_reward_function": function}})
     assert reward.get_custom_reward_fn(config)("x", "#### 61", "61", extra) == 1.0
 
 
 def test_a_rubric_of_verifiers() -> None:
     vf = pytest.importorskip("verifiers", reason="verifiers is not installed")
+    if not hasattr(vf, "Rubric"):
+        pytest.skip("verifiers 0.4 has no rubrics: a task's @reward calls the function")
     rubric = vf.Rubric(funcs=[correct_answer])
     for text, score in ((r"\boxed{61}", 1.0), (r"\boxed{65-4}", 0.0)):
         state = {
