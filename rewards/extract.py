@@ -154,7 +154,7 @@ def without_operand_box(text: str) -> str | None:
         return None
     start, end, _ = boxes[-1]
     before, after = (_WRAPPED.sub(r"\1", _TAG.sub("", part)) for part in (text[:start], text[end:]))
-    told = _TOLD_OPERAND.search(before) is not None
+    told = _TOLD_OPERAND.search(before) is not None and re.match(r"[\s$]*(?:and|by|with)\b", after) is not None
     if not told and _WORD.search(_NO_PROSE.sub(" ", after)):
         return None
     led = _WORD.search(_NO_PROSE.sub(" ", before)) is not None

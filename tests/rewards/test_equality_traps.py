@@ -9,6 +9,7 @@ from gtpo.rewards.extract import extract_answer
 from gtpo.rewards.verify import Verdict, Verifier
 
 INCORRECT = r"""
+the product of \boxed{1} and 7+2-8 || 1 || What is 7+2-8?
 300 \text{ letters} + 350 \text{ letters} || 650
 300 \text{ letters} + 350 \text{ letters} = 651 \text{ letters} || 650
 300 \text{ letters} + 350 \text{ letters} = 651 || 651
