@@ -439,6 +439,8 @@ def name_in(gold: str, problem: ProblemText) -> str | None:
     """Return the word of the problem (a name, a day) that a gold is, or the only name in its sentence on who it is."""
     if re.fullmatch(r"[A-Za-z]{2,}", gold.strip()):
         return gold.strip() if gold.strip().lower() in problem.vocabulary else None
+    if "who" not in problem.asking or re.fullmatch(r"[A-Za-z ',.]+", gold) is None:
+        return None
     named = set(re.findall(r"\b[A-Z][a-z]+\b", gold)) & problem.names
-    stated = re.fullmatch(r"[A-Za-z ',.]+", gold) and NEGATIONS.isdisjoint(re.findall(r"[a-z']+", gold.lower()))
-    return named.pop() if stated and len(named) == 1 and "who" in problem.asking else None
+    stated = NEGATIONS.isdisjoint(re.findall(r"[a-z']+", gold.lower()))
+    return named.pop() if stated and len(named) == 1 else None
