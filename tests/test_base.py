@@ -285,9 +285,10 @@ def test_training_on_own_data_as_the_readme_types_it(train, root, model, tmp_pat
     assert named in command
     short = " --training.max_steps 2 --training.max_completion_length 32"
     printed = typed(command.replace(named, str(model)) + short, train, tmp_path)
-    folder = re.search(r"next: gtpo eval (\S+)", printed)
-    assert folder
-    assert (tmp_path / folder[1] / "best").is_dir()
+    following = re.search(r"next: (gtpo eval (\S+) .*)", printed)
+    assert following
+    assert (tmp_path / following[2] / "best").is_dir()
+    assert "pass@1" in typed(following[1] + " --limit 2 --k 1 --max-tokens 8", train, tmp_path)
     assert "my_problems.jsonl: 40 of 40 problems" in printed
 
 

@@ -71,6 +71,17 @@ def _find_source(dataset: DatasetSection) -> tuple[str, str]:
     return "", f'dataset.split "{split}" is not known: {name} has the splits {", ".join(splits)}'
 
 
+def held_out_benchmark(dataset: DatasetSection) -> str:
+    """Return what `gtpo eval --benchmarks` takes to measure a run that was trained on a dataset.
+
+    That is the test split of a known one, else the user's validation file, else the embedded benchmark, which is there
+    without a network; never the training problems.
+    """
+    family = training_source(dataset).partition("_")[0]
+    known = {"gsm8k": "gsm8k", "math": "math500"}
+    return str(dataset.validation_file or known.get(family, "arithmetic"))
+
+
 def _is_undivided(source: str) -> bool:
     return source in source_names() and source.startswith(("gsm8k_", "arithmetic_"))
 

@@ -17,6 +17,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.log import LOG, duration, libraries_aside
 from gtpo.common.provenance import now, peak_memory
 from gtpo.config import TrainConfig
+from gtpo.config.resolve import held_out_benchmark
 from gtpo.config.schedule import one_step_per_rollout
 from gtpo.inputs.dataset import check_ids, to_row
 from gtpo.inputs.model import LoadedModel, load_model, rounded_away, widen_adapters
@@ -120,6 +121,8 @@ class TrainingRun(TrainerCallback):
             if self.main:
                 self.folder.start(self.config)
             self.processes.wait_for_everyone()
+            if self.main:
+                LOG.info(f"{self.folder.root}   follow it: gtpo view {self.folder.root}")
             for line in [*loaded.notes, *report.lines()]:
                 LOG.info(line)
             explained = vllm_failures_explained(loaded.model) if self.beside_vllm else nullcontext()
@@ -390,7 +393,7 @@ class TrainingRun(TrainerCallback):
         self.processes.wait_for_everyone()  # a launcher ends the others when the first process has ended
         self.progress.stop()
         if stopped:
-            LOG.info(f"stopped at step {step} of {total}; the same command resumes the run")
+            LOG.info(f"{self.folder.root}: stopped at step {step} of {total}; the same command resumes the run")
             return
         every = self.config.training.logging_steps
         if self.main and (table := reward_table(self.folder.metrics_jsonl, self.health.lines, every)):
@@ -400,4 +403,8 @@ class TrainingRun(TrainerCallback):
             LOG.error(f"{self.folder.root}: collapsed at step {step} of {total}; it keeps the weights of {kept}")
             return
         took = duration(self.folder.run().get("wall_time_s", 0.0))
-        LOG.info(f"{self.folder.root}: finished at step {step} after {took}\nnext: gtpo eval {self.folder.root}")
+        benchmark = held_out_benchmark(self.config.dataset)
+        LOG.info(
+            f"{self.folder.root}: finished at step {step} after {took}\n"
+            f"next: gtpo eval {self.folder.root} --benchmarks {benchmark}"
+        )
