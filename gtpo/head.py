@@ -238,10 +238,10 @@ class _Statistics(torch.autograd.Function):
                 if at.start < boundary:
                     c = kept[:, columns].index_select(0, active[at])
                 else:
-                    z = head.logits(states, block, shift, g.dtype)
-                    slope = head.slope(z)
-                    z.sub_((target - logps)[at, None])
-                    c = z.exp().mul_(entropy_part(z, at).add_(g[at, None])) if head.entropy_gradient else z.exp_()
+                    c = head.logits(states, block, shift, g.dtype)
+                    slope = head.slope(c)
+                    c.sub_((target - logps)[at, None])
+                    c = c.exp().mul_(entropy_part(c, at).add_(g[at, None])) if head.entropy_gradient else c.exp_()
                     c = (c if head.softcap is None else c.mul_(slope)).to(head.factors)
                 put_(c, ids[at] - columns.start, at_target[at].to(c.dtype))
                 multiply(c, block, by_states, add=True)
@@ -249,6 +249,7 @@ class _Statistics(torch.autograd.Function):
                     multiply(c.t(), scaled, by_weight[columns], add=at.start > 0)
                 if by_bias is not None:
                     by_bias[columns] += c.t().to(g.dtype) @ scale[at]
+                del c
             by_hidden[active[at]] = by_states.mul_(scale[at, None]).to(hidden.dtype)
         return by_hidden, by_weight, by_bias, None, None, None
 
@@ -273,6 +274,7 @@ def _visit(
         take(head, z, e, sums, ids, columns.start, shift, kept[:, : columns.start] if len(kept) else u)
         if len(u):
             multiply(e, block, u, add=True)
+        del z, e  # or the next tile's would be made beside them
     reference, rest, weighted = sums
     centred = target - reference
     power = centred.exp()

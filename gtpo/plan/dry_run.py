@@ -8,7 +8,7 @@ own architecture, made on torch's meta device. D: hidden size; Q, K: widths of q
     optimizer    8 bytes per trained parameter, 2 with 8-bit states; paged states lie outside of what is summed
     activations  a layer keeps 17 D + 6 Q + 4 K + 8 I bytes per token in 16 bits, and 9 D more if its weights are
                  trained in float32; with checkpointing each layer keeps its input, and one layer all
-    loss         tiles of logits, dlogp/dh and the gradient of the hidden states; for a trained head its weights in 16
+    loss         a tile of logits, dlogp/dh and the gradient of the hidden states; for a trained head its weights in 16
                  bits, one more gradient, and what is kept for it
     KV cache     of the completions that transformers samples at once; vLLM takes its share of the GPU instead
 """
@@ -33,7 +33,7 @@ from gtpo.plan.preflight import check_inputs, is_local, needed_packages
 
 GIB = 1 << 30
 NF4_BYTES = 0.516
-MEASURED = "torch's peak of three runs on an H200 was 0.70 to 1.02 of this sum; CUDA itself takes up to 1 GiB more"
+MEASURED = "torch's peak of three runs on an H200 was 0.76 to 1.10 of this sum; CUDA itself takes up to 1 GiB more"
 """docs/recipes.md has the runs; a test compares."""
 
 
@@ -109,10 +109,9 @@ def memory(config: TrainConfig, model: Any) -> list[Item]:
     inputs = tokens * layers * size * width
     item("activations", inputs + layer if checkpointed else layers * layer,
          f"{tokens:,} tokens, {'checkpointed' if checkpointed else 'every layer kept'}")  # fmt: skip
-    # Logits and powers of two tiles: one is made while the last one is held.
-    loss = 2 * (4 + size) * min(tokens * text.vocab_size, GPU.tile_logits) + 2 * tokens * width * size
+    loss = (4 + size) * min(tokens * text.vocab_size, GPU.tile_logits) + 2 * tokens * width * size
     loss += 0 if frozen else 6 * head.weight.numel() + min(2 * tokens * text.vocab_size, GPU.kept_bytes)
-    item("loss", loss, "tiles of logits, gradients of the hidden states and of a trained head, powers kept for it")
+    item("loss", loss, "a tile of logits, gradients of the hidden states and of a trained head, powers kept for it")
     if not frozen and ((config.method == "grpo" and training.beta > 0) or training.log_kl_steps):
         item("untrained model", parameters * size, "beta or log_kl_steps, with all weights trained")
     if config.method != "sft" and config.rollout.engine in ("auto", "transformers"):
