@@ -56,12 +56,7 @@ def test_no_file_is_longer_than_one_subject(root):
 
 
 TWICE = {
-    "Asked",
-    "Comparison",
-    "Pace",
-    "Progress",
     "Reply",
-    "Sampling",
     "Verdict",
 }
 """Class names that two modules use: there are no new ones."""

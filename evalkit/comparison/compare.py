@@ -61,7 +61,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MethodComparison:
     """Everything that any output of `gtpo compare` shows."""
 
     methods: list[Method]
@@ -132,7 +132,7 @@ def compare(
     allow_mismatch: bool = False,
     margin: float | None = None,
     notes: Iterable[str] = (),
-) -> Comparison:
+) -> MethodComparison:
     """Compare eval runs. Raises UserError where they cannot be compared, naming the setting that differs.
 
     details: every k and the format rate; without, the columns of the table for a paper only.
@@ -172,7 +172,7 @@ def compare(
     tables = _corrected(tables, shown[0], margin)
     notes += _collapsed_notes(methods)
     trained = [method for method in grouped if method.trains]
-    return Comparison(methods, trained, scoring, chosen, reason, shown, tables, notes, shared_settings, margin,
+    return MethodComparison(methods, trained, scoring, chosen, reason, shown, tables, notes, shared_settings, margin,
                       bool(metrics))  # fmt: skip
 
 
@@ -273,7 +273,7 @@ def _mean_cell(shared: Shared, name: str, column: Column) -> Cell:
     return Cell(value, bounds=shared.bounds(name, column.metric, column.k))
 
 
-def rebased(comparison: Comparison, baseline: str, columns: Sequence[list[Column]]) -> list[Table]:
+def rebased(comparison: MethodComparison, baseline: str, columns: Sequence[list[Column]]) -> list[Table]:
     """The tables against another baseline: columns[i] of table i, the primary ones corrected anew."""
     tables = [
         replace(_table(table.shared, chosen, baseline, [], table.cells), notes=table.notes)

@@ -23,12 +23,12 @@ from gtpo.evalkit.evaluation.benchmarks import (
 )
 from gtpo.evalkit.evaluation.engine import choose_engine, make_engine
 from gtpo.evalkit.evaluation.pipeline import Incomplete, Interrupt, ScoringPipeline
-from gtpo.evalkit.evaluation.progress import Progress
+from gtpo.evalkit.evaluation.progress import EvalProgress
 from gtpo.evalkit.evaluation.prompts import Question, check_same, render_prompts
 from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol
 from gtpo.evalkit.evaluation.record import (
-    Asked,
     Problems,
+    RunRequest,
     agreement,
     begin_record,
     default_folder,
@@ -88,7 +88,7 @@ class Plan:
             return max(sum(len(text.encode()) for text in each) for each in texts)
         return max(len(prompt.ids or ()) for prompt in self.prompts.values())
 
-    def asked(self, settings: EvalSettings, sampling: Sampling) -> Asked:
+    def asked(self, settings: EvalSettings, sampling: Sampling) -> RunRequest:
         """Return what a session asks for."""
         dtype = settings.dtype if self.engine != "openai" else None
         body = settings.request_body() if settings.extra_body else None
@@ -99,7 +99,7 @@ class Plan:
             prompt=self.prompt,
             benchmarks=self.benchmarks,
         )
-        return Asked(record, self.problems)
+        return RunRequest(record, self.problems)
 
     def tasks(self, n: int) -> list[Task]:
         """Return every question with its n samples."""
@@ -130,7 +130,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
         settings = find_protocol(settings.protocol).applied(settings)
     # One is left for the engine: verification runs beside it.
     workers = max(1, usable_cpus() - 1)
-    with Verifier(workers) as verifier, Progress(settings.scoring) as progress:
+    with Verifier(workers) as verifier, EvalProgress(settings.scoring) as progress:
         plan: Plan | None = None
         if settings.completions is not None:
             name, asked, tasks, labels = recorded_file(settings, verifier)
@@ -203,7 +203,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
             return folder.path, write_results(folder, record, tally, verifier, **clock())
 
 
-def _add_benchmarks(progress: Progress, path: Path, wanted: dict[QuestionKey, int], have: Set[Key]) -> None:
+def _add_benchmarks(progress: EvalProgress, path: Path, wanted: dict[QuestionKey, int], have: Set[Key]) -> None:
     """Say what is kept of earlier sessions, and add each benchmark. wanted: samples per question."""
     total: Counter[str] = Counter()
     for (name, _), n in wanted.items():
@@ -317,7 +317,7 @@ def _sample(
     tasks: list[Task],
     engine: Engine,
     pipeline: ScoringPipeline,
-    progress: Progress,
+    progress: EvalProgress,
     total: int,
 ) -> None:
     """Sample what is missing, scored and stored beside it. Raises Incomplete where that stops before its end.

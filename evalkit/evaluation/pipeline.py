@@ -13,7 +13,7 @@ from typing import Any
 
 from gtpo.common.log import LOG
 from gtpo.evalkit.engines.base import Engine, Generation
-from gtpo.evalkit.evaluation.progress import Progress
+from gtpo.evalkit.evaluation.progress import EvalProgress
 from gtpo.evalkit.evaluation.scoring import Judges, Row, score, unverified_row
 from gtpo.evalkit.evaluation.summary import Tally
 from gtpo.evalkit.results.store import EvalFolder, QuestionKey
@@ -63,7 +63,7 @@ class ScoringPipeline:
         wanted: Mapping[QuestionKey, int],
         tally: Tally,
         verifier: Verifier,
-        progress: Progress,
+        progress: EvalProgress,
         judges: Judges = "gtpo",
     ) -> None:
         self._judges: Judges = judges

@@ -97,7 +97,7 @@ TRUST = 0.001
 """Weight of the prior, relative to what has been seen."""
 
 
-class Pace:
+class RowPace:
     """Non-negative least squares over what is observed of an engine.
 
         seconds = a steps + b tokens + c samples begun
@@ -143,7 +143,7 @@ class State(NamedTuple):
     left: str
 
 
-class Progress:
+class EvalProgress:
     """Progress of an eval run; safe to update from any thread. Use as a context manager."""
 
     def __init__(self, scoring: Scoring) -> None:
@@ -153,14 +153,14 @@ class Progress:
         self._live: Any = None
         self._engine: Engine | None = None
         self._most = 0
-        self._pace = Pace()
+        self._pace = RowPace()
         self._rows = 1
         """Of a batch."""
         self._seen = 0.0, 0, 0, 0
         """When the engine was last seen to have moved; tokens, samples begun, and samples running then."""
         self._started = self._last_line = self._last_arrival = self._looked = time.monotonic()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> EvalProgress:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -177,7 +177,7 @@ class Progress:
         with self._lock:
             self._engine, self._most = engine, max_tokens or 0
             if engine is not None and engine.name == "openai":
-                self._pace = Pace(SERVER)
+                self._pace = RowPace(SERVER)
             self._started = self._last_line = self._last_arrival = self._looked = time.monotonic()
             self._seen = self._started, 0, 0, 0
         if LOG.isEnabledFor(logging.INFO) and sys.stderr.isatty():

@@ -30,7 +30,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Sampling(_Section):
+class SamplingSection(_Section):
     """Defaults of the sampling flags of the same names."""
 
     temperature: float | None = None
@@ -79,7 +79,7 @@ class Protocol(_Section):
     stop: list[str] = []
     """A completion ends before the first of them."""
     chat_template_kwargs: dict[str, Any] | None = None
-    sampling: Sampling = Sampling()
+    sampling: SamplingSection = SamplingSection()
     scoring: Literal["strict", "lenient"] = "strict"
 
     @model_validator(mode="after")

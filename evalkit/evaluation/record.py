@@ -37,7 +37,7 @@ Problems = dict[str, list[Problem]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RunRequest:
     """What a command asks for."""
 
     record: EvalRecord
@@ -71,7 +71,7 @@ def previous_record(folder: EvalFolder, tally: Tally) -> EvalRecord | None:
     return old
 
 
-def begin_record(folder: EvalFolder, settings: EvalSettings, asked: Asked, old: EvalRecord | None) -> EvalRecord:
+def begin_record(folder: EvalFolder, settings: EvalSettings, asked: RunRequest, old: EvalRecord | None) -> EvalRecord:
     """Return the record of a session that begins, with what earlier ones recorded. UserError where their settings
     were others.
 
@@ -143,7 +143,7 @@ def _changed(name: str, stored: Sequence[Problem], asked: Sequence[Problem]) -> 
     return [f"the {what} of {len(ids)} questions of {name} (first: {ids[0]})" for what, ids in said if ids]
 
 
-def verify_again(folder: EvalFolder, asked: Asked, old: EvalRecord, verifier: Verifier) -> bool:
+def verify_again(folder: EvalFolder, asked: RunRequest, old: EvalRecord, verifier: Verifier) -> bool:
     """Verify by today's rules what has no verdict by them; return whether there was anything."""
     changed = old.verifier.version != RULES_VERSION
     if changed:

@@ -25,7 +25,7 @@ from gtpo.evalkit.evaluation.benchmarks import (
     select_problems,
 )
 from gtpo.evalkit.evaluation.readers import read_completions
-from gtpo.evalkit.evaluation.record import Asked, drop_unverifiable
+from gtpo.evalkit.evaluation.record import RunRequest, drop_unverifiable
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.results.record import EngineRecord, EvalRecord, ModelRecord, PromptRecord, SamplingRecord
 from gtpo.rewards.data.problem import Problem
@@ -108,7 +108,7 @@ def _identify(settings: EvalSettings, path: Path, found: Recorded) -> tuple[str,
 
 def recorded_file(
     settings: EvalSettings, verifier: Verifier
-) -> tuple[str, Asked, list[Task], dict[tuple[str, int], bool]]:
+) -> tuple[str, RunRequest, list[Task], dict[tuple[str, int], bool]]:
     """Check a file; return the name of the run's folder, what is asked, each question with its samples, and labels:
     (question, sample) -> the owner's verdict. Raises UserError with file and line on the first mistake.
     """
@@ -142,7 +142,7 @@ def recorded_file(
         prompt=PromptRecord(),
         benchmarks={benchmark: entry},
     )
-    return settings.model or _stem(path), Asked(record, {benchmark: kept}), tasks, found.labels
+    return settings.model or _stem(path), RunRequest(record, {benchmark: kept}), tasks, found.labels
 
 
 class RecordedEngine(Engine):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.evaluation.benchmarks import checksum, content_checksum, find_benchmark, load_problems
-from gtpo.evalkit.evaluation.progress import Progress
+from gtpo.evalkit.evaluation.progress import EvalProgress
 from gtpo.evalkit.evaluation.record import Problems, find_run, verifier_record, write_results
 from gtpo.evalkit.evaluation.scoring import Row, verify_stored
 from gtpo.evalkit.evaluation.settings import EvalSettings
@@ -41,7 +41,7 @@ def rescore_run(settings: EvalSettings) -> tuple[Path, EvalRecord]:
         headline = settings.scoring if "scoring" in settings.given else record.scoring
         judges = settings.verifier if "verifier" in settings.given else record.verifier.name
         record = record.model_copy(update={"verifier": verifier_record(judges)})
-        with Verifier() as verifier, Progress(headline) as progress:
+        with Verifier() as verifier, EvalProgress(headline) as progress:
             stored = folder.problems(everything=True)
             if settings.data_dir is not None:
                 stored = corrected(stored, settings.data_dir)

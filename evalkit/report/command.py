@@ -15,7 +15,7 @@ from gtpo.common.packages import require
 from gtpo.common.terminal import stdout_console
 
 if TYPE_CHECKING:
-    from gtpo.evalkit.comparison.compare import Comparison
+    from gtpo.evalkit.comparison.compare import MethodComparison
 
 WORSE = 5
 """Exit code if --fail-if-worse fails."""
@@ -163,7 +163,7 @@ def run_compare(settings: CompareSettings) -> int:
     return 0 if settings.fail_if_worse is None else _gate(comparison, settings.fail_if_worse / 100)
 
 
-def _gate(comparison: Comparison, margin: float) -> int:
+def _gate(comparison: MethodComparison, margin: float) -> int:
     """Return WORSE if a method is shown to be worse, or with a margin, not shown to be at most that much worse.
 
     It speaks of the runs as they are: of methods from three seeds of each on, else of these weights.

@@ -19,7 +19,7 @@ import numpy as np
 
 from gtpo.common.errors import UserError
 from gtpo.common.files import write_bytes
-from gtpo.evalkit.comparison.compare import Comparison
+from gtpo.evalkit.comparison.compare import MethodComparison
 from gtpo.evalkit.comparison.scores import MAJ, PASS
 from gtpo.evalkit.comparison.training_curves import LN2, METRICS, Band, method_bands, smoothed
 from gtpo.evalkit.report.payload import POINTS, curve_ks, curves_over_k, key_columns
@@ -54,7 +54,7 @@ def label(name: str) -> str:
     return visible(name).replace("$", "\\$")
 
 
-def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
+def write_figures(comparison: MethodComparison, folder: Path) -> list[Path]:
     """Write every figure that the runs have data for; return the files. Raises UserError where there is none."""
     import matplotlib
 
@@ -73,7 +73,7 @@ def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
     return written
 
 
-def _figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
+def _figures(comparison: MethodComparison) -> Iterator[tuple[str, Figure]]:
     """Yield (file name, figure)."""
     for table in comparison.tables:
         if not table.group:
@@ -87,7 +87,7 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
         yield "training", _training(comparison, bands)
 
 
-def _styles(comparison: Comparison) -> dict[str, dict[str, Any]]:
+def _styles(comparison: MethodComparison) -> dict[str, dict[str, Any]]:
     """Line style of each method."""
     names = dict.fromkeys(method.name for method in (*comparison.methods, *comparison.trained))
     return {name: {"color": COLOURS[i % 8], "linestyle": DASHES[i % 8]} for i, name in enumerate(names)}
@@ -101,7 +101,7 @@ def _legend(figure: Figure, panels: Iterable[Axes]) -> None:
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=min(4, max(1, len(handles))))
 
 
-def _curves(comparison: Comparison, table: Any) -> Figure:
+def _curves(comparison: MethodComparison, table: Any) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 3.2), layout="constrained")
@@ -125,7 +125,7 @@ def _curves(comparison: Comparison, table: Any) -> Figure:
     return figure
 
 
-def _differences(comparison: Comparison) -> Figure:
+def _differences(comparison: MethodComparison) -> Figure:
     from matplotlib.figure import Figure
 
     tables = [table for table in comparison.benchmarks if table.baseline]
@@ -161,7 +161,7 @@ def _differences(comparison: Comparison) -> Figure:
     return figure
 
 
-def _training(comparison: Comparison, bands: dict[str, dict[str, Band]]) -> Figure:
+def _training(comparison: MethodComparison, bands: dict[str, dict[str, Band]]) -> Figure:
     from matplotlib.figure import Figure
 
     titles = {metric.key: metric for metric in METRICS}

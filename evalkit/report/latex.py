@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 
-from gtpo.evalkit.comparison.compare import Comparison, Table
+from gtpo.evalkit.comparison.compare import MethodComparison, Table
 from gtpo.evalkit.comparison.scores import Column
 from gtpo.evalkit.comparison.verdicts import EQUIVALENT, UNDECIDED, Cell
 from gtpo.evalkit.report.summary import caption, legend, sentences
@@ -59,7 +59,7 @@ def _transliterated(text: str) -> str:
     return "".join(out).strip()
 
 
-def as_latex(comparison: Comparison, *, details: bool = False) -> str:
+def as_latex(comparison: MethodComparison, *, details: bool = False) -> str:
     """The tables for a paper, and with `details` one of every k per benchmark."""
     lines = [r"% \usepackage{booktabs,graphicx,textcomp}"]
     lines += [f"% note: {visible(note)}" for note in comparison.all_notes]
@@ -71,7 +71,7 @@ def as_latex(comparison: Comparison, *, details: bool = False) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _paper_table(comparison: Comparison, column: Column) -> list[str]:
+def _paper_table(comparison: MethodComparison, column: Column) -> list[str]:
     tables = comparison.benchmarks
     average = len(tables) > 1
     heads = [latex(table.benchmark) for table in tables] + ["average"] * average
@@ -95,7 +95,7 @@ def _paper_table(comparison: Comparison, column: Column) -> list[str]:
     return _environment(body[:-1], len(heads), text, column.label.replace("@", "-at-"))
 
 
-def _marks(comparison: Comparison) -> str:
+def _marks(comparison: MethodComparison) -> str:
     if comparison.baseline is None:
         return ""
     return (
@@ -118,7 +118,7 @@ def _value(table: Table, method: str, column: Column, cell: Cell | None) -> str:
     return value + (rf" {{\scriptsize {latex(spread(cell.value))}}}" if spread(cell.value) else "")
 
 
-def _details_table(comparison: Comparison, table: Table) -> list[str]:
+def _details_table(comparison: MethodComparison, table: Table) -> list[str]:
     columns = table.columns
     body = [f" & {' & '.join(column.label for column in columns)} \\\\", r"\midrule"]
     for name in table.methods:

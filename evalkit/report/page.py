@@ -20,7 +20,7 @@ from typing import Any
 from markdown_it import MarkdownIt
 
 from gtpo.common.files import write_text
-from gtpo.evalkit.comparison.compare import Comparison
+from gtpo.evalkit.comparison.compare import MethodComparison
 from gtpo.evalkit.report.payload import payload
 from gtpo.evalkit.report.tables import as_markdown
 
@@ -81,7 +81,7 @@ def render(
     return head + "".join(pieces[part] if i % 2 == 0 else part for i, part in enumerate(rest))
 
 
-def write_page(comparison: Comparison, path: Path, *, samples_bytes: int) -> int:
+def write_page(comparison: MethodComparison, path: Path, *, samples_bytes: int) -> int:
     """Write the page by write-then-rename; return its size in bytes."""
     # For a browser without JavaScript: the tables of the Markdown, in which all names are escaped.
     static = MarkdownIt("commonmark", {"html": True}).enable("table").render(as_markdown(comparison))

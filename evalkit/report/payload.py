@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gtpo.evalkit.comparison.compare import Comparison, Table, rebased
+from gtpo.evalkit.comparison.compare import MethodComparison, Table, rebased
 from gtpo.evalkit.comparison.scores import FORMAT, MAJ, PASS, Column, scores
 from gtpo.evalkit.comparison.training_curves import LN2, METRICS, gate, initial_entropy, method_bands
 from gtpo.evalkit.report.excerpts import choose_groups, choose_samples
@@ -42,7 +42,7 @@ def _cells(table: Table) -> dict[str, list[list[Any]]]:
     }
 
 
-def _differences(comparison: Comparison, table: Table, columns: list[Column]) -> dict[str, list[Any]]:
+def _differences(comparison: MethodComparison, table: Table, columns: list[Column]) -> dict[str, list[Any]]:
     """method -> the difference of each column, None where it was not computed."""
     out: dict[str, list[Any]] = {}
     for name in table.methods:
@@ -64,7 +64,7 @@ def _differences(comparison: Comparison, table: Table, columns: list[Column]) ->
     return out
 
 
-def key_columns(comparison: Comparison, table: Table) -> list[Column]:
+def key_columns(comparison: MethodComparison, table: Table) -> list[Column]:
     """The columns that a reader compares under every baseline."""
     top = max(column.k for column in table.columns)
     wanted = [*comparison.metrics, Column(PASS, 1), Column(MAJ, top), Column(PASS, top), Column(FORMAT, 0)]
@@ -94,7 +94,7 @@ def curves_over_k(table: Table) -> dict[str, dict[str, Points]]:
     }
 
 
-def payload(comparison: Comparison, *, samples_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """(core, blocks)."""
     tables = comparison.tables
     versus = {comparison.baseline: tables} if comparison.baseline else {}
@@ -212,7 +212,7 @@ def _training(method: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _explorer(comparison: Comparison, table: Table, budget: int) -> tuple[dict[str, Any], dict[str, Any], int]:
+def _explorer(comparison: MethodComparison, table: Table, budget: int) -> tuple[dict[str, Any], dict[str, Any], int]:
     """(what the question list needs, the block with the completions, the room they take) of one benchmark."""
     shared = table.shared
     first = next(iter(shared.parts.values()))[0]

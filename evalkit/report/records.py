@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gtpo.evalkit.comparison.compare import Comparison
+from gtpo.evalkit.comparison.compare import MethodComparison
 from gtpo.evalkit.comparison.training_curves import summary
 from gtpo.evalkit.comparison.verdicts import ALPHA
 from gtpo.evalkit.report.summary import legend, sentences
@@ -25,7 +25,7 @@ _DIFFERENCE = {
 """Name in a record -> field of PairedDifference."""
 
 
-def records(comparison: Comparison) -> list[dict[str, Any]]:
+def records(comparison: MethodComparison) -> list[dict[str, Any]]:
     """One flat record per method, benchmark, group, metric and k; fractions, None where there is no value."""
     by_name = {method.name: method for method in comparison.methods}
     out = []
@@ -81,7 +81,7 @@ def _cell(value: Any) -> Any:
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
 
 
-def as_csv(comparison: Comparison, *, details: bool = False) -> str:
+def as_csv(comparison: MethodComparison, *, details: bool = False) -> str:
     """`records`, one per line, with a header; empty cells where there is no value."""
     rows = records(comparison)
     out = io.StringIO()
@@ -91,7 +91,7 @@ def as_csv(comparison: Comparison, *, details: bool = False) -> str:
     return out.getvalue()
 
 
-def as_document(comparison: Comparison) -> dict[str, Any]:
+def as_document(comparison: MethodComparison) -> dict[str, Any]:
     """Everything, for programs: methods, notes, legend, `records`, verdicts and the end of training."""
     return {
         "schema_version": JSON_SCHEMA_VERSION,
@@ -146,7 +146,7 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def as_json(comparison: Comparison, *, details: bool = False) -> str:
+def as_json(comparison: MethodComparison, *, details: bool = False) -> str:
     """`as_document` as text; no NaN, and marks of writing direction as escapes."""
     text = json.dumps(as_document(comparison), indent=2, ensure_ascii=False, allow_nan=False)
     return "".join(c if c == "\n" or visible(c) == c else json.dumps(c)[1:-1] for c in text) + "\n"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from gtpo.evalkit.comparison.compare import Comparison, Table
+from gtpo.evalkit.comparison.compare import MethodComparison, Table
 from gtpo.evalkit.comparison.scores import Column
 from gtpo.evalkit.comparison.training_curves import summary
 from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, VERDICTS, WORSE, Cell, missing_seeds
@@ -34,7 +34,7 @@ class Sentence(NamedTuple):
         return f"{self.head}: {self.rest}.{f' {self.advice}' * bool(self.advice)}"
 
 
-def verdict_sentence(comparison: Comparison, table: Table, method: str) -> Sentence | None:
+def verdict_sentence(comparison: MethodComparison, table: Table, method: str) -> Sentence | None:
     """Return the verdict on a method in the primary metric of one benchmark; None if there is none."""
     cell = table.cells.get((method, comparison.metrics[0]))
     if cell is None or cell.paired is None or cell.verdict is None or table.baseline is None:
@@ -52,7 +52,7 @@ def verdict_sentence(comparison: Comparison, table: Table, method: str) -> Sente
     return Sentence(method, table.benchmark, cell.verdict, head, rest, _advice(comparison, cell, a, b))
 
 
-def _advice(comparison: Comparison, cell: Cell, a: str, b: str) -> str:
+def _advice(comparison: MethodComparison, cell: Cell, a: str, b: str) -> str:
     """What a verdict does not speak of, or what would settle an undecided comparison."""
     d = cell.paired
     assert d is not None
@@ -77,7 +77,7 @@ def _advice(comparison: Comparison, cell: Cell, a: str, b: str) -> str:
     )
 
 
-def sentences(comparison: Comparison) -> list[Sentence]:
+def sentences(comparison: MethodComparison) -> list[Sentence]:
     """Every verdict of the primary metric, what is shown first."""
     every = (verdict_sentence(comparison, table, m.name) for m in comparison.methods for table in comparison.benchmarks)
     return sorted((one for one in every if one is not None), key=lambda one: VERDICTS.index(one.verdict))
@@ -89,7 +89,7 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def answer(comparison: Comparison) -> list[tuple[str, str]]:
+def answer(comparison: MethodComparison) -> list[tuple[str, str]]:
     """The verdicts in as few sentences as they fit in: (verdict, sentence). Like verdicts share one."""
     found = sentences(comparison)
     if not found:
@@ -118,14 +118,14 @@ def answer(comparison: Comparison) -> list[tuple[str, str]]:
     return lines
 
 
-def caption(comparison: Comparison, column: Column) -> str:
+def caption(comparison: MethodComparison, column: Column) -> str:
     """`pass@1, %, scoring strict; differences in points against grpo`."""
     role = "" if column == comparison.metrics[0] else "; not tested"
     against = f"; differences in points against {visible(comparison.baseline)}" if comparison.baseline else ""
     return f"{column.label}, %, scoring {comparison.scoring}{against}{role}"
 
 
-def short_legend(comparison: Comparison) -> str:
+def short_legend(comparison: MethodComparison) -> str:
     """What stands under every table."""
     cells = [cell for table in comparison.benchmarks for cell in table.cells.values()]
     found = [cell.paired for cell in cells if cell.primary and cell.paired is not None]
@@ -139,7 +139,7 @@ def short_legend(comparison: Comparison) -> str:
     return text
 
 
-def legend(comparison: Comparison) -> list[str]:
+def legend(comparison: MethodComparison) -> list[str]:
     """What the numbers mean, in full."""
     lines = [
         f"Percent, scoring {comparison.scoring}. [a, b]: 95 % interval over questions and samples, and over training "
@@ -165,7 +165,7 @@ def legend(comparison: Comparison) -> list[str]:
     return lines
 
 
-def test_rows(comparison: Comparison) -> Rows:
+def test_rows(comparison: MethodComparison) -> Rows:
     """Header and rows of the table of primary comparisons: every test, and what it covers."""
     head = ["method", "benchmark", "verdict", "difference", "p, Holm", "p", "p, equivalent", "covers", "t, df", "seeds"]
     rows = []
@@ -184,7 +184,7 @@ def test_rows(comparison: Comparison) -> Rows:
     return head, [[cell.removeprefix("= ") for cell in row] for row in rows]
 
 
-def training_rows(comparison: Comparison) -> Rows:
+def training_rows(comparison: MethodComparison) -> Rows:
     """Header and rows of the table of training runs: the mean of the last tenth of the steps."""
     head = ["method", "run", "seed", "preset", "steps", "accuracy reward", "best (step)", "format reward",
             "entropy, nats", "kept %", "conflict %"]  # fmt: skip

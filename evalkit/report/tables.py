@@ -7,7 +7,7 @@ from textwrap import fill, wrap
 from typing import TYPE_CHECKING
 
 from gtpo.common.terminal import stacked
-from gtpo.evalkit.comparison.compare import Comparison, Table
+from gtpo.evalkit.comparison.compare import MethodComparison, Table
 from gtpo.evalkit.comparison.scores import FORMAT, MAJ, PASS, Column
 from gtpo.evalkit.comparison.verdicts import BETTER, EQUIVALENT, WORSE, Cell
 from gtpo.evalkit.report.summary import Rows, answer, caption, legend, short_legend, test_rows, training_rows
@@ -28,7 +28,7 @@ def sections(table: Table) -> list[tuple[str, list[Column]]]:
     return [(metric, columns) for metric, columns in found if columns]
 
 
-def average_text(comparison: Comparison, method: str, column: Column) -> str:
+def average_text(comparison: MethodComparison, method: str, column: Column) -> str:
     """45.2 ±0.4, or a dash where a benchmark is missing."""
     found = comparison.average(method, column)
     if found is None:
@@ -36,7 +36,7 @@ def average_text(comparison: Comparison, method: str, column: Column) -> str:
     return percent(found[0]) + ("" if found[1] is None else f" ±{percent(found[1])}")
 
 
-def name_text(comparison: Comparison, method: str, *, baseline: bool = True) -> str:
+def name_text(comparison: MethodComparison, method: str, *, baseline: bool = True) -> str:
     """`gtpo · 5 seeds (baseline)`: a method, how many seeds it has, and whether it is the baseline."""
     found = next(m for m in comparison.methods if m.name == method)
     label = visible(method)
@@ -49,7 +49,7 @@ def name_text(comparison: Comparison, method: str, *, baseline: bool = True) -> 
     return label + ("  (baseline)" if baseline and method == comparison.baseline else "")
 
 
-def as_rich(comparison: Comparison, width: int = 160, *, details: bool = False, explain: bool = False) -> Group:
+def as_rich(comparison: MethodComparison, width: int = 160, *, details: bool = False, explain: bool = False) -> Group:
     """The terminal's version: the verdicts, one table, and how to read it."""
     from rich.console import Group
     from rich.text import Text
@@ -79,7 +79,7 @@ def as_rich(comparison: Comparison, width: int = 160, *, details: bool = False, 
     return Group(*parts)
 
 
-def _short_grids(comparison: Comparison, column: Column, width: int) -> list[RenderableType]:
+def _short_grids(comparison: MethodComparison, column: Column, width: int) -> list[RenderableType]:
     """One metric: for each benchmark a line of what was measured and a row for each method."""
     from rich.table import Table as Grid
     from rich.text import Text
@@ -124,7 +124,7 @@ def _rich_cell(cell: Cell, emphasis: str = "default") -> Text:
     return text
 
 
-def _details_grid(comparison: Comparison, table: Table, width: int) -> list[Group]:
+def _details_grid(comparison: MethodComparison, table: Table, width: int) -> list[Group]:
     """Every column of one benchmark: pass@k, maj@k, format rate, each as wide as it may be."""
     grids: list[Group] = []
     for metric, columns in sections(table):
@@ -169,7 +169,7 @@ def escaped(text: str) -> str:
     return text
 
 
-def as_markdown(comparison: Comparison, *, details: bool = False) -> str:
+def as_markdown(comparison: MethodComparison, *, details: bool = False) -> str:
     """GitHub-flavoured Markdown, as for a pull request: the verdicts, one table a metric, details folded away."""
     lines = [f"- {f'**{escaped(line)}**' if verdict else escaped(line)}" for verdict, line in answer(comparison)]
     lines += [f"\n> **Note:** {escaped(note)}" for note in comparison.all_notes]

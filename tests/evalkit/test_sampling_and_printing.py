@@ -15,7 +15,7 @@ from servers import Reply, Server, completion
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import Generation, Running
-from gtpo.evalkit.evaluation.progress import Pace, Progress, tokens_left
+from gtpo.evalkit.evaluation.progress import EvalProgress, RowPace, tokens_left
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.results.record import read_record
 
@@ -146,7 +146,7 @@ def test_time_is_shared_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
     clock = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
-    progress = Progress("strict")
+    progress = EvalProgress("strict")
     progress.add("first", 2, 0)
     progress.add("second", 2, 0)
     progress.start()
@@ -185,7 +185,7 @@ class Simulated:
     def running(self) -> Sequence[Running]:
         return self.rows
 
-    def sample(self, lengths: list[int], slots: int, progress: Progress) -> list[tuple[float, str]]:
+    def sample(self, lengths: list[int], slots: int, progress: EvalProgress) -> list[tuple[float, str]]:
         """Sample all, and return (time, what is said to be left) at each second."""
         said: list[tuple[float, str]] = []
         following, written = 0, {}
@@ -216,7 +216,7 @@ def test_the_time_left_on_any_processor(
     """Half of the samples end at the limit. From the first third on, 95 % of what is said is within a factor 1.5."""
     import gtpo.evalkit.evaluation.progress as module
 
-    engine, progress = Simulated(name, *costs), Progress("strict")
+    engine, progress = Simulated(name, *costs), EvalProgress("strict")
     monkeypatch.setattr(module.time, "monotonic", lambda: engine.now)
     rng = np.random.default_rng(0)
     lengths = np.where(rng.random(400) < 0.5, 256, rng.integers(80, 256, 400)).tolist()
@@ -235,7 +235,7 @@ def test_the_time_left_on_any_processor(
 
 
 def test_pace_tells_apart_what_costs() -> None:
-    pace = Pace()
+    pace = RowPace()
     assert pace.seconds(1, 1, 1) == 0
     rng = np.random.default_rng(0)
     for _ in range(100):
