@@ -14,7 +14,7 @@ from gtpo.common import files
 from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import Generation
 from gtpo.evalkit.evaluation.pipeline import ScoringPipeline
-from gtpo.evalkit.evaluation.progress import Progress
+from gtpo.evalkit.evaluation.progress import EvalProgress
 from gtpo.evalkit.evaluation.scoring import count_votes, score
 from gtpo.evalkit.evaluation.summary import Tally
 from gtpo.evalkit.results.record import EvalRecord
@@ -32,7 +32,7 @@ def generations(count: int, start: int = 0, text: str = "<answer>4</answer>") ->
 
 
 def pipeline(folder: EvalFolder, wanted: int = 9999) -> ScoringPipeline:
-    progress = Progress("strict")
+    progress = EvalProgress("strict")
     progress.add("b", 100, 0)
     verifier = Verifier()
     return ScoringPipeline(folder, PROBLEMS, {("b", "q"): wanted}, Tally(folder, verifier), verifier, progress)
