@@ -8,7 +8,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import partial, update_wrapper
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -78,8 +78,8 @@ def load_reward(path: str, arguments: Mapping[str, Any] | None = None) -> Reward
             function = partial(function, **arguments) if of_samples else function(**arguments)
         except (TypeError, ValueError) as error:
             raise UserError(f'reward "{path}" with args {dict(arguments)}: {error}') from error
-        if isinstance(function, partial):
-            function.__name__ = function.func.__name__  # type: ignore[attr-defined]
+        if isinstance(function, partial):  # with the function's name, and what it says of itself (is_accuracy)
+            update_wrapper(function, function.func)
     if not callable(function) or inspect.isclass(function):
         raise UserError(f'reward "{path}": {type(function).__name__}, not a function')
     if is_async(function):

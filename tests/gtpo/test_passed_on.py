@@ -150,6 +150,8 @@ def test_a_reward_with_arguments_is_called_with_them_or_made_by_them(tmp_path: P
     assert made(completions=[""] * 2, completion_ids=[[1], [1] * 9]) == [0.0, -1.0]
     scored = load_reward("gtpo.rewards.accuracy_reward", {"scoring": "lenient"})
     assert scored(prompts=["?"], completions=["so it is 4"], answer=["4"]) == [10.0]
+    assert scored.__name__ == "accuracy_reward"
+    assert scored.is_accuracy
     with pytest.raises(UserError, match="with args"):
         load_reward("trl.rewards.get_soft_overlong_punishment", {"length": 4})
     text = {"model": {"model_name": "o/m"}, "trainer": {"reward_funcs": [{"path": "a.b", "args": {"x": 1}}, "c.d"]}}
