@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Integral, Real
 from typing import Any
+
+from gtpo.rewards.thoughts import without_end
 
 Completion = str | Sequence[Mapping[str, Any]]
 
@@ -55,6 +57,7 @@ FULL, PARTIAL, NONE = 10.0, 1.0, 0.0  # The paper's format rewards: all tags, a 
 
 def format_ok(text: str) -> bool:
     """Return whether both tag pairs stand in order, closed, once each, with nothing but space after the answer."""
+    text = without_end(text)
     return tuple(_TAG.findall(text)) == TAGS and text.rstrip().endswith("</answer>")
 
 
@@ -68,12 +71,26 @@ def format_score(text: str) -> float:
 def filled_score(text: str) -> float:
     """Return `format_score`, with 10 only where both blocks hold something and nothing stands outside them."""
     score = format_score(text)
-    return PARTIAL if score == FULL and _FILLED.fullmatch(text) is None else score
+    return PARTIAL if score == FULL and _FILLED.fullmatch(without_end(text)) is None else score
 
 
 def words(text: str) -> frozenset[str]:
     """Return the words of a text as a set: how this package writes its tables."""
     return frozenset(text.split())
+
+
+_NO_GOLD = frozenset((
+    "", "-", "--", "—", "?", "n/a", "na", "nan", "null", "none", "nil", "proof", "proof.", "notfound", "not found",
+    "not_found", "no answer", "no_answer", "noanswer", "no gold", "not available", "not applicable", "missing",
+    "unavailable", "empty", "tbd", "todo", "see solution", "see above", "<na>", "answer not found", "omitted",
+    "unknown", "[proof]", "(proof)", "unanswerable", "#n/a",
+))  # fmt: skip
+"""What data sets write where a problem has no answer to compare with."""
+
+
+def is_no_gold(gold: str) -> bool:
+    """Return whether a gold stands for none: empty, `proof`, `notfound`, `N/A` and the like."""
+    return gold.strip().strip("`'\"*$").casefold() in _NO_GOLD
 
 
 _SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
@@ -96,3 +113,15 @@ def as_text(value: object) -> str:
     if isinstance(value, Integral | Fraction):
         return str(value)
     return str(value) if math.isfinite(value) else ""  # NaN: what a table holds where nothing was given
+
+
+def decode_completion(tokenizer: Any, ids: Sequence[int], ends: Collection[int] = ()) -> str:
+    """Return the text of a completion's tokens, special ones included: tags and delimiters of thoughts may be such.
+
+    Only padding and end tokens are cut off, at its end; ends: those of the model beside the tokenizer's.
+    """
+    cut = {tokenizer.eos_token_id, tokenizer.pad_token_id, *ends}
+    length = len(ids)
+    while length and ids[length - 1] in cut:
+        length -= 1
+    return str(tokenizer.decode(ids[:length], skip_special_tokens=False))

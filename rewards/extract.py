@@ -13,6 +13,7 @@ from typing import Literal
 
 from gtpo.rewards.completions import words
 from gtpo.rewards.limits import BOX_REACH, BRACE_REACH, MAX_JOINED, MAX_OPEN_BOXES, MAX_TEXT, VALUE_REACH
+from gtpo.rewards.thoughts import plain, without_thoughts
 
 # -- boxes: `\boxed{…}`, `\fbox{…}` and `\boxed 5` -------------------------------------------------------------------
 _BOX = re.compile(r"(?<!\\)\\+(?:boxed|fbox)(?![a-zA-Z])\s*")
@@ -171,7 +172,6 @@ Scoring = Literal["strict", "lenient"]
 
 _FORMULA_WORDS = words("sin cos tan log sqrt exp and percent pct percentage inf infinity")
 ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
-_THOUGHT_TAGS = ("think", "thinking", "reasoning")
 
 _HASHES = re.compile(r"####[^\S\n]*(\S[^\n]*)")
 _LEAD_IN = re.compile(
@@ -179,6 +179,32 @@ _LEAD_IN = re.compile(
     r"\s*(?:\bis\b|\bare\b|=|:)(?:\s*:)?[\s*]*",
     re.IGNORECASE,
 )
+_LEAD_IN_ELSEWHERE = re.compile(
+    r"(?:(?:最终|正确)?答案|故选|应选|故答案|答え|解答|정답|답|[Оо]твет|[Đđ]áp [aá]n|উত্তর|సమాధానం|คำตอบ"
+    r"|\b[Aa]ntwort|\b[Ll]ösung|\b[Rr]éponse|\b[Rr]espuesta|\b[Rr]esposta|\b[Rr]isposta|\b[Ss]oluci[oó]n"
+    r"|\b[Jj]ibu|\b[Oo]dpowied[zź]|\b[Aa]ntwoord|\b[Cc]evap|\b[Yy]anıt"
+    r"|(?:ال)?إجابة|(?:ال)?جواب|उत्तर|[Αα]πάντηση|תשובה)"
+    r"(?:\s+(?:final|finale|correcta|correcte|correta|ni|ist|est|es|è|é|هي|هو|है|είναι|היא|الصحيحة|النهائية|là|jest|is)\b)*"
+    r"\s*(?:选项|选|是|为|は|은|는|คือ|হল|হলো)?\s*[:=]?[\s*]*"
+)
+"""The same in the languages of MGSM and a few more."""
+_UNSEEN = (0xAD, 0x61C, *range(0x200B, 0x2010), *range(0x2060, 0x2065), *range(0x2066, 0x206A), 0xFEFF)
+_PUNCTUATION: dict[int, int | str | None] = {
+    **{code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}, 0x3000: " ", 0x3002: ".", 0x0964: ".",
+    **dict.fromkeys(_UNSEEN),
+}  # fmt: skip
+"""Full-width forms of ASCII; the ideographic space and full stop, the danda; joiners and marks of direction go."""
+_OTHER_SCRIPT = re.compile(
+    r"[^\W\da-zA-Z_\u0370-\u03ff]{2}|[\u0370-\u03ff]{3}|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
+)
+"""Words in another script than formulas use, where two Greek letters side by side are a product."""
+_NEXT_QUESTION = re.compile(r"\n[#*\s]*(?:Question|Q|Problem|Human|User|Instruction)(?: ?\d+)?[*]*:", re.IGNORECASE)
+_ANSWERED = re.compile(r"####\s*\S|\\boxed|</answer>|\banswer\b[^.\n]{0,80}?(?:is|=|:)\s*\S", re.IGNORECASE)
+_LAST_LINE = re.compile(
+    r"[\s*_#]*(?:the\s+)?(?:final\s+|correct\s+)?answer\s*(?:is)?\s*[*_]*:?[*_\s]*(\(?[A-Za-z]\)?)[.*_\s]*",
+    re.IGNORECASE,
+)
+"""A choice, said on a line of its own behind a box."""
 _HEDGED = re.compile(r"\s*(?:not|neither|either|between|less|more|at (?:least|most))\b", re.IGNORECASE)
 """How a phrase begins that does not give its number as the answer."""
 _HOPE = re.compile(r"\s*\.?\s*I hope (?:it|this) is correct\b.*", re.IGNORECASE | re.DOTALL)
@@ -193,11 +219,11 @@ _SHORT_WORD = re.compile(
 )
 _PLAIN_WORD = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{3,}")
 _NUMBER = re.compile(
-    r"(?<![\w.,])(?:[-−+]\s?)?[$€£¥₹]?\s?(?:\\\$)?"
-    r"(?:\d{1,3}(?:(?:,|\{,\}|\\[,!]|[\u00a0\u2009\u202f])\s?\d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))"
+    r"(?<![a-zA-Z\u0370-\u03ff_\d.,])(?:[-−+]\s?)?[$€£¥₹]?\s?(?:\\\$)?"
+    r"(?:\d{1,3}(?:(?:,|\{,\}|\\[,!]|[\u00a0\u2009\u202f'’٬])\s?\d{3})+(?!\d)|\d{1,2}(?:,\d\d)+,\d{3}(?!\d)|\d+)?(?:[.٫]\d+|(?<=\d))"
     r"(?:\s?/\s?\d+(?:\.\d+)?)?(?:\s?(?:\\?%|percent\b))?"
 )
-_DECIMAL_COMMA = re.compile(r"(?<![\w.,])[-−]?\d+,\d\d(?![\d,])")
+_DECIMAL_COMMA = re.compile(r"(?<![a-zA-Z_\d.,])[-−]?(?:\d{1,3}(?:\.\d{3})+,\d+|\d+,\d\d)(?![\d,])")
 _PERCENT_AFTER = re.compile(r"[\s$]*(?:\\?%|percent(?:age)?\b|pct\b)")
 _FINAL_SENTENCE = re.compile(
     r"the final answer is\s*:?\s*(.{1,400}?)\.?\s*I hope it is correct", re.IGNORECASE | re.DOTALL
@@ -215,40 +241,6 @@ def gsm8k_gold(text: str) -> str | None:
     _, mark, tail = text.rpartition("####")
     answer = tail.strip().split("\n")[0].strip().replace(",", "") if mark else ""
     return answer or None
-
-
-def without_thoughts(text: str, tags: tuple[str, ...] = _THOUGHT_TAGS) -> str:
-    """Remove what a model thinks to itself: `<think>…</think>` and the like, whole with their content.
-
-    A closing tag whose opening stood in the prompt ends thinking that began with the text; an opening tag that
-    is never closed hides all that follows it (the completion was cut while thinking), except that an unclosed
-    `<reasoning>` hides nothing that stands in answer tags after it.
-    """
-    for tag in tags:
-        opening, closing = f"<{tag}>", f"</{tag}>"
-        before, *opened = text.split(opening)
-        visible, unclosed = [before.split(closing, 1)[-1]], []
-        for part in opened:
-            _, closed, after = part.rpartition(closing)
-            unclosed.append(part)
-            if closed:  # nested or repeated openings close together, at the last closing tag before the next opening
-                visible.append(after)
-                unclosed.clear()
-        if unclosed:
-            visible.append(opening.join(unclosed) if tag == "reasoning" else "")
-        text = " ".join(visible)
-    return text
-
-
-def unfinished_thought(text: str) -> bool:
-    """Return whether a completion ends inside a thought: `<think>` or `<thinking>` opened and not closed."""
-    return any(text.rfind(f"<{tag}>") > text.rfind(f"</{tag}>") for tag in ("think", "thinking"))
-
-
-def opened_thought(prompt: str) -> str:
-    """Return the tag with which a rendered prompt puts the completion inside a thought; empty where it does not."""
-    end = prompt.rstrip()
-    return next((f"<{tag}>" for tag in _THOUGHT_TAGS[:2] if end.endswith(f"<{tag}>")), "")
 
 
 def _of_boxes(boxes: list[Box], text: str) -> str:
@@ -295,10 +287,10 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     """
     if scoring not in ("strict", "lenient"):
         raise ValueError(f'scoring must be "strict" or "lenient", not {scoring!r}')
-    if len(text) > MAX_TEXT:  # the tag that opens a thought may be far from the end
-        text = without_thoughts(text, _THOUGHT_TAGS[:2])
-    tail = text[-MAX_TEXT:].replace("\x0crac", r"\frac")  # what `\f` of an unescaped string becomes
-    if "<answer>" in tail and (tagged := ANSWER.findall(without_thoughts(tail))):
+    # Whole, since the tag that opens a thought may be far from the end.
+    visible = _first_turn(without_thoughts(plain(text))[-MAX_TEXT:].translate(_PUNCTUATION))
+    visible = visible.replace("\x0crac", r"\frac")  # what `\f` of an unescaped string becomes
+    if "<answer>" in visible and (tagged := ANSWER.findall(without_thoughts(visible, reasoning=True))):
         answer = tagged[-1].strip()
         if (unboxed := without_operand_box(answer)) is not None:
             return unboxed
@@ -306,8 +298,9 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
         return (_of_boxes(boxes, answer) if boxes else answer).strip() or None
     if scoring == "strict":
         return None
-    visible = without_thoughts(tail, ("think", "thinking"))
     boxes = last_boxes(visible)
+    if boxes and (choice := _LAST_LINE.fullmatch(visible[visible.rstrip().rfind("\n") + 1 :])) is not None:
+        return choice[1]
     end = boxes[-1][1] if boxes else 0
     if _OPEN_BOX.search(visible, end):  # opened and never closed: the completion was cut in its answer
         return None
@@ -327,6 +320,7 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     lowered = visible.lower()
     spoken = "answer" in lowered or "solution" in lowered
     phrases = [match.end() for match in _LEAD_IN.finditer(visible)] if spoken else []
+    phrases = phrases or [match.end() for match in _LEAD_IN_ELSEWHERE.finditer(visible)]
     if phrases:
         line = visible[phrases[-1] : phrases[-1] + VALUE_REACH].lstrip().split("\n")[0]
         sentence = re.split(r"(?<!\b[A-Za-z])[.!?](?:\*\*|\")?(?=\s|$)", line, maxsplit=1)[0]  # no decimal point
@@ -353,9 +347,21 @@ def _of_phrase(phrase: str) -> str:
     if _HEDGED.match(phrase):
         return phrase.strip()
     rest = _FORMULA.sub(" ", re.sub(r"\\[a-zA-Z]+\s*(?:\{[^{}]*\})?", " ", phrase))
-    if any(word.lower() not in _FORMULA_WORDS for word in _PLAIN_WORD.findall(rest)):
+    if _is_prose(rest):
         return _last_value(phrase) or phrase.strip()
     return phrase.strip()
+
+
+def _is_prose(text: str) -> bool:
+    """Return whether a text without its formulas has words in it, of any language."""
+    latin = any(word.lower() not in _FORMULA_WORDS for word in _PLAIN_WORD.findall(text))
+    return latin or (not text.isascii() and _OTHER_SCRIPT.search(text) is not None)
+
+
+def _first_turn(text: str) -> str:
+    """Return a completion up to where it asks itself another question, if it has given an answer before."""
+    again = _NEXT_QUESTION.search(text)
+    return text[: again.start()] if again is not None and _ANSWERED.search(text, 0, again.start()) else text
 
 
 def _is_formula(text: str) -> bool:
@@ -364,6 +370,5 @@ def _is_formula(text: str) -> bool:
     if "\n" in bare.strip("$[]()\\ \n") or len(bare) > 2000 or not bare or bare.count("$") > 4:
         return False
     without = re.sub(r"\\[a-zA-Z]+\s*(?:\{[a-zA-Z\s,.()-]*\})?|(?<=\d)or(?=[A-Z(\\])", " ", bare)
-    prose = any(word.lower() not in _FORMULA_WORDS for word in _PLAIN_WORD.findall(without))
-    prose = prose or _SHORT_WORD.search(without) is not None
+    prose = _is_prose(without) or _SHORT_WORD.search(without) is not None
     return not prose and re.search(r"[\d\\^_]", bare) is not None and not re.search(r"(?<!\d)[.!?:]\s+\S", bare)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from gtpo.rewards.completions import is_no_gold
 from gtpo.rewards.equality.arithmetic import NoValue, TooBig
 from gtpo.rewards.equality.comparing.comparison import Comparison
 from gtpo.rewards.equality.comparing.decide import read_answer
@@ -30,8 +31,9 @@ def find_unverifiable(golds: Iterable[tuple[str, str]], verifier: Verifier | Non
     failures: list[UnverifiableGold] = []
     checked: list[tuple[str, str]] = []
     for identifier, gold in golds:
-        if not gold.strip():
-            failures.append(UnverifiableGold(identifier, "the gold answer is empty"))
+        if is_no_gold(gold):
+            said = f'stands for none ("{gold.strip()}")' if gold.strip() else "is empty"
+            failures.append(UnverifiableGold(identifier, f"the gold answer {said}"))
         elif (reason := reject_reason(gold)) is not None:
             failures.append(UnverifiableGold(identifier, f"the gold answer is beyond the limits: {reason}"))
         else:

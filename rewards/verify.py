@@ -18,7 +18,7 @@ from functools import lru_cache, partial
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from gtpo.rewards.completions import AnswerText, as_text, without_spaces
+from gtpo.rewards.completions import AnswerText, as_text, is_no_gold, without_spaces
 from gtpo.rewards.extract import Scoring
 from gtpo.rewards.limits import MATH_VERIFY_REACH, MAX_CHARACTERS, MAX_DIGITS, MAX_NESTING, MAX_TOKENS
 from gtpo.rewards.verification.pool import WorkerPool
@@ -140,7 +140,7 @@ def _is_usable(gold: str) -> bool:
 
 def _decide_here(prediction: str, gold: str, problem: str | None, answers: str) -> str | None:
     """Decide without a worker, where that is exact: unusable golds, empty and hostile answers, numbers, texts."""
-    if not _is_usable(gold):
+    if not _is_usable(gold) or (answers != "text" and is_no_gold(gold)):
         return Verdict.UNUSABLE_GOLD
     if not prediction.strip():
         return Verdict.NO_ANSWER

@@ -89,22 +89,31 @@ class Shared:
 
 def named_alike(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
     """The runs, with one name for recorded files of the same questions and golds, which are named after their files."""
-    first: dict[str, str] = {}
+    seen: dict[str, set[tuple[str, str]]] = {}
+    """Name -> (id, gold) of its questions."""
     found = []
     for run in runs:
-        own = {
-            name: entry.checksum
+        own = [
+            name
             for name, entry in run.record.benchmarks.items()
             if len(run.records) == 1
             and run.record.engine.name == "recorded"
             and entry.source == run.record.model.source
-        }
-        stored = {first.setdefault(key, name): name for name, key in own.items() if key is not None}
+        ]
+        stored: dict[str, str] = {}
+        for name in own:
+            mine = {(question, gold) for question, (_, gold) in (load_problems(run, name) or {}).items()}
+            # Most of the smaller one's: a file may have lost rows, or one gold may have been corrected.
+            alike = (n for n, theirs in seen.items() if 2 * len(mine & theirs) > min(len(mine), len(theirs)))
+            here = next(alike, name)
+            seen.setdefault(here, mine)
+            stored[here] = name
         if other := {name: here for here, name in stored.items() if here != name}:
             entries = {other.get(name, name): entry for name, entry in run.record.benchmarks.items()}
             run = replace(run, records=(run.record.model_copy(update={"benchmarks": entries}),), stored=stored)
             notes += [
-                f"{name} has the questions and golds of {here}, and is shown as {here}" for name, here in other.items()
+                f"{name} has the questions and golds of {here}, all or most, and is shown as {here}"
+                for name, here in other.items()
             ]
         found.append(run)
     return found

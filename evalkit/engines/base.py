@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gtpo.common.errors import UserError
+from gtpo.rewards.completions import words
+from gtpo.rewards.thoughts import opened_thought, plain, unfinished
 
 WINDOW_S = 15.0
 """The throughput that is shown is that of the last so many seconds."""
@@ -55,7 +57,62 @@ class Sampling:
     repetition_penalty: float = 1.0
     """Divides (multiplies, where negative) the logits of tokens that prompt or completion already have."""
     stop: tuple[str, ...] = ()
-    """Texts at which a completion may end early; what stands from the first of them on is cut off later."""
+    """A completion ends before the first of these texts outside a thought."""
+
+
+class Reading(NamedTuple):
+    """How completions are read: what of them is thought, and where they end."""
+
+    stop: tuple[str, ...] = ()
+    """As in `Sampling`."""
+    thoughts: tuple[tuple[str, str], ...] = ()
+    """Delimiters of thoughts beside those that `gtpo.rewards.thoughts` knows."""
+
+    def plain(self, text: str, prompt: str | None = None) -> str:
+        """Return a completion with its thoughts in `<think>`, from where they begin: in its prompt, if known."""
+        for opening, closing in self.thoughts:
+            text = text.replace(opening, "<think>").replace(closing, "</think>")
+        text = plain(text)
+        if prompt is not None and self.opens_thought(prompt) and not text.lstrip().startswith("<think>"):
+            text = f"<think>{text}"
+        return text
+
+    def opens_thought(self, prompt: str) -> bool:
+        """Return whether completions of a rendered prompt begin inside a thought."""
+        end = prompt.rstrip()
+        return opened_thought(prompt) or any(end.endswith(opening) for opening, _ in self.thoughts)
+
+    def stop_at(self, plain_text: str) -> int | None:
+        """Return where a `plain` completion ends early: before the first stop text behind its thoughts."""
+        if unfinished(plain_text):
+            return None
+        answer = plain_text.rfind("</think>") + 1
+        return min((at for stop in self.stop if (at := plain_text.find(stop, answer)) >= 0), default=None)
+
+
+_ENDED = words(
+    "stop eos eostoken endturn endofturn endoftext endofsequence end ended done finish finished complete completed "
+    "success stopsequence stopsequences stopword stopwords stoptoken stopstring toolcalls tooluse functioncall normal"
+)
+_CUT_OFF = words(
+    "length maxtokens maxoutputtokens maxnewtokens maxcompletiontokens maxlength maxlen modellength tokenlimit "
+    "lengthlimit outputlimit limit limitreached maxtokensreached truncated incomplete contextlength "
+    "contextlengthexceeded contextwindowexceeded modelcontextwindowexceeded"
+)
+_REFUSED = words(
+    "contentfilter contentfiltered safety imagesafety recitation blocklist blocked prohibitedcontent spii refusal "
+    "refused sensitive guardrail guardrailintervened"
+)
+
+
+def finish_word(said: str) -> str:
+    """Return stop, length or refused for how a server, or a file, says that a completion ended; else `said` itself.
+
+    By the letters only: `FinishReason.MAX_TOKENS`, `max-tokens` and `maxTokens` are one word.
+    """
+    word = "".join(filter(str.isalpha, said.rpartition(".")[2].lower())).removeprefix("finishreason")
+    known = (("stop", _ENDED), ("length", _CUT_OFF), ("refused", _REFUSED))
+    return next((name for name, those in known if word in those), said)
 
 
 class Generation(NamedTuple):
@@ -68,7 +125,7 @@ class Generation(NamedTuple):
     tokens: int | None
     """Completion tokens, the end token included."""
     finish_reason: str | None
-    """`stop` or `length`; None for recorded completions, like tokens and seed."""
+    """`stop` or `length`; None for recorded completions that do not say, like tokens and seed."""
     seed: int | None
     error: str | None = None
     """Why there is no completion: the sample is unscored, and the next call asks for it again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,7 +61,7 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, given: Path | None) -> str
     """Return the chat template: the file's, the tokenizer's, or the plain one with a warning that says so."""
     if given is not None:
         try:
-            template = given.read_text(encoding="utf-8")
+            template = given.read_text(encoding="utf-8-sig")
         except OSError as error:
             raise UserError(f"--chat-template {given}: {error.strerror}") from None
         except UnicodeDecodeError as error:
@@ -99,6 +100,41 @@ def render(
     if not ids:
         raise UserError("the chat template leaves the prompt out; --chat-template FILE sets another")
     return Prompt(messages, str(text), list(ids))
+
+
+def text_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Return the tokens of a text that the model is to go on from: with its first token, without an end token.
+
+    A tokenizer of a finetuned model may add one to every text (`add_eos_token`).
+    """
+    ids: list[int] = list(tokenizer(text)["input_ids"])
+    while len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not text.endswith(str(tokenizer.eos_token)):
+        ids.pop()
+    return ids
+
+
+_THOUGHT_NAME = re.compile(r"think|thought|ponder|scratchpad|reflect", re.IGNORECASE)
+_CLOSED_BY = (
+    ("<", "</"),
+    ("[", "[/"),
+    ("<|", "<|/"),
+    ("begin", "end"),
+    ("start", "end"),
+    ("START", "END"),
+    ("BEGIN", "END"),
+)
+
+
+def thought_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[str, str], ...]:
+    """Return the pairs of a tokenizer's added tokens that delimit thoughts, by their names."""
+    names = {str(token) for token in tokenizer.get_added_vocab()}
+    opening = sorted(name for name in names if _THOUGHT_NAME.search(name))
+    return tuple(
+        (name, closing)
+        for name in opening
+        for before, after in _CLOSED_BY
+        if before in name and (closing := name.replace(before, after, 1)) != name and closing in names
+    )
 
 
 def recommended_sampling(ref: ModelRef) -> dict[str, float]:

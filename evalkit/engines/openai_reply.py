@@ -1,4 +1,4 @@
-"""What an OpenAI-compatible server answers, checked field by field: a completion, or the reason why there is none.
+"""What an OpenAI-compatible server answers: a completion, or the reason why there is none.
 
 A stream is put together from its events, a whole body is taken as its only one. What there is of a completion that
 came to no end is kept with the reason.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import email.utils
+import json
 import re
 import time
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import pydantic
-from pydantic import BaseModel, Field, StrictInt, StrictStr
+from gtpo.evalkit.engines.base import finish_word
 
 LONGEST_MESSAGE = 300
 """Characters of a server's message that are repeated to the user."""
@@ -28,10 +28,8 @@ LONGEST_BODY = 64 * 2**20
 _TRY_AGAIN = (408, 409, 425, 429)
 """Client errors that pass; every other one stays."""
 
-
-ENDED = frozenset({"stop", "eos", "eos_token", "end_turn", "stop_sequence", "tool_calls", "function_call"})
-CUT_OFF = frozenset({"length", "max_tokens", "max_output_tokens", "max_new_tokens", "model_length", "token_limit"})
-"""What servers call a completion that came to its end, and one that reached the limit. All else is a failure."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_EVENT = re.compile(rb"(data|event|id|retry)?:")
 
 
 @dataclass(eq=False)
@@ -39,7 +37,7 @@ class RequestError(Exception):
     """A request without a completion.
 
     passing: another attempt may help. lost: the server itself may be gone. pause_s: what it asks to wait.
-    status: the HTTP status, where there was an answer. text: what there is of the completion.
+    status: the HTTP status, if there was an answer. text: what there is of the completion.
     """
 
     message: str
@@ -62,48 +60,8 @@ class Reply(NamedTuple):
     fingerprint: str | None = None
     """Its system_fingerprint."""
     prompt_tokens: int | None = None
-
-
-class _Part(BaseModel):
-    """A part of a message: text, or thoughts that may have parts of their own."""
-
-    text: StrictStr | None = None
-    thinking: StrictStr | list[_Part] | None = None
-
-    @property
-    def thoughts(self) -> str:
-        """The thoughts in it."""
-        parts = self.thinking or ""
-        return parts if isinstance(parts, str) else "".join(part.text or "" for part in parts)
-
-
-class _Message(BaseModel):
-    content: StrictStr | list[_Part] | None = None
-    reasoning_content: StrictStr | None = None
-    reasoning: StrictStr | None = None
-    refusal: StrictStr | None = None
-
-
-class _Choice(BaseModel):
-    index: int = 0
-    delta: _Message | None = None
-    message: _Message | None = None
-    text: StrictStr | None = None
-    """The completion, where it is not one of a chat."""
-    finish_reason: StrictStr | None = None
-
-
-class _Usage(BaseModel):
-    completion_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
-    prompt_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
-
-
-class _Event(BaseModel):
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
-    model: StrictStr | None = None
-    system_fingerprint: StrictStr | None = None
-    error: Any = None
+    only_thought: bool = False
+    """Whether all of it came as `reasoning_content`, though it ended by itself."""
 
 
 class Answer:
@@ -113,12 +71,12 @@ class Answer:
         self.deltas = 0
         """Events that brought something: about as many as tokens."""
         self._streamed: bool | None = None
-        self._body, self._size, self._events = b"", 0, 0
+        self._body = self._data = b""
+        self._size = self._events = 0
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._chosen = False
-        self._tokens: int | None = None
-        self._prompt_tokens: int | None = None
+        self._usage: dict[str, Any] = {}
         self._reason: str | None = None
         self._model: str | None = None
         self._fingerprint: str | None = None
@@ -130,78 +88,112 @@ class Answer:
             raise RequestError(f"an answer of more than {LONGEST_BODY >> 20} MiB", text=self.text())
         self._body += part
         if self._streamed is None:  # by its first characters: servers send either under the other's content type
+            self._body = self._body.removeprefix(b"\xef\xbb\xbf")
             begin = self._body.lstrip()[:16]
-            if not begin or (len(begin) < 6 and re.fullmatch(rb"[a-z]+", begin)):
+            if not begin or (len(begin) < 6 and re.fullmatch(rb"[a-z]+|\xef\xbb?", begin)):
                 return False
-            self._streamed = re.match(rb"(data|event|id|retry)?:", begin) is not None
+            self._streamed = _EVENT.match(begin) is not None
             if not self._streamed:
                 return True
         elif not self._streamed:
             return False
-        *lines, self._body = self._body.split(b"\n")
+        *lines, self._body = self._body.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         before = self._events
         for line in lines:
-            if line.startswith(b"data:"):
-                self._add(line[5:].strip())
+            self._line(line)
         return self._events > before
 
-    def _add(self, document: bytes) -> None:
-        """Take one event."""
+    def _line(self, line: bytes) -> None:
+        """Take one line of a stream. An event may have its JSON on several; servers may leave out the blank one."""
+        if line.startswith(b"data:"):
+            self._data += (b"\n" if self._data else b"") + line[5:].strip()
+            if self._data == b"[DONE]" or not self._data:
+                self._data, self._events = b"", self._events + 1
+                return
+            with contextlib.suppress(ValueError, RecursionError):
+                self._add(json.loads(self._data))
+                self._data = b""
+        elif not line.strip() and self._data:
+            raise self._malformed(f"no JSON: {one_line(self._data.decode('utf-8', 'replace'))[:60]}")
+
+    def _malformed(self, why: str) -> RequestError:
+        return RequestError(f"malformed answer: {why}", passing=True, text=self.text())
+
+    def _add(self, event: Any) -> None:
+        """Take one event, or a whole body."""
         self._events += 1
-        if not document or document == b"[DONE]":
-            return
         try:
-            event = _Event.model_validate_json(document)
-        except pydantic.ValidationError as error:
-            first = error.errors(include_input=False, include_url=False)[0]
-            where = ".".join(map(str, first["loc"])) or "the body"
-            why = f"malformed answer: {where}: {first['msg']}"
-            raise RequestError(why, passing=True, text=self.text()) from None
-        if event.error is not None:
-            said = event.error.get("message", event.error) if isinstance(event.error, dict) else event.error
-            raise RequestError(f"the server broke off: {one_line(str(said))}", passing=True, text=self.text())
-        self._model, self._fingerprint = event.model or self._model, event.system_fingerprint or self._fingerprint
-        if event.usage is not None and event.usage.completion_tokens is not None:
-            self._tokens, self._prompt_tokens = event.usage.completion_tokens, event.usage.prompt_tokens
-        for choice in event.choices or ():
-            if choice.index != 0:  # one was asked for
-                continue
-            self._chosen = True
-            self._reason = choice.finish_reason or self._reason
-            message = choice.delta or choice.message or _Message(content=choice.text)
-            content, thoughts = message.content or message.refusal, message.reasoning_content or message.reasoning
-            self.deltas += bool(content or thoughts)
-            if thoughts:
-                self._thoughts.append(thoughts)
-            if isinstance(content, str):
-                self._texts.append(content)
-            for part in content if isinstance(content, list) else ():
-                self._texts.append(part.text or "")
-                self._thoughts.append(part.thoughts)
+            if (error := event.get("error")) is not None:
+                message = error.get("message", error) if isinstance(error, dict) else error
+                raise RequestError(f"the server broke off: {one_line(str(message))}", passing=True, text=self.text())
+            self._model = event.get("model") or self._model
+            self._fingerprint = event.get("system_fingerprint") or self._fingerprint
+            self._usage |= event.get("usage") or {}
+            for choice in event.get("choices") or ():
+                if choice.get("index") or 0:  # one was asked for
+                    continue
+                self._chosen = True
+                self._reason = choice.get("finish_reason") or self._reason
+                self._take(choice.get("delta") or choice.get("message") or {"content": choice.get("text")})
+        except (AttributeError, TypeError, ValueError) as error:
+            raise self._malformed(one_line(f"{type(error).__name__}: {error}")) from None
+
+    def _take(self, message: dict[str, Any]) -> None:
+        content = message.get("content") or message.get("refusal") or ""
+        thought = message.get("reasoning_content") or message.get("reasoning") or ""
+        if isinstance(content, list):  # parts: text, or thoughts that have parts of their own
+            thought = "".join(_joined(part.get("thinking")) for part in content) or thought
+            content = _joined(content)
+        if not (isinstance(content, str) and isinstance(thought, str)):
+            raise TypeError(f"content is {type(content).__name__}")
+        self.deltas += bool(content or thought)
+        self._texts.append(content)
+        self._thoughts.append(thought)
 
     def text(self) -> str:
         """Return what there is of the completion, thoughts in their tags."""
         text, thoughts = "".join(self._texts), "".join(self._thoughts)
-        if not thoughts:
-            return text
-        return f"<think>{thoughts}</think>{text}" if text or self._reason in ENDED else f"<think>{thoughts}"
+        if thoughts:
+            ended = text or finish_word(str(self._reason)) == "stop"
+            text = f"<think>{thoughts}</think>{text}" if ended else f"<think>{thoughts}"
+        if _SURROGATE.search(text):  # a character may come as two events with half of it each
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return text
 
     def reply(self) -> Reply:
         """Return the whole completion."""
-        if not self._streamed:
-            self._add(self._body.strip() or b"{")
+        if self._streamed:
+            self._line(self._body)
+            self._line(b"")
+        else:
+            try:
+                self._add(json.loads(self._body.strip() or b"{}"))
+            except (ValueError, RecursionError) as error:
+                raise self._malformed(one_line(str(error))) from None
             self.deltas = 0  # a whole body is no event
-        elif self._body.startswith(b"data:"):
-            self._add(self._body[5:].strip())
-        text, reason = self.text(), self._reason
-        if reason == "content_filter":
-            raise RequestError("the server's content filter withheld the completion", text=text)
-        if reason not in ENDED | CUT_OFF:
-            if not self._streamed and not self._chosen:
-                raise RequestError("malformed answer: choices: there are none", passing=True)
-            raise RequestError(f"the completion was not finished (finish_reason {reason})", passing=True, text=text)
-        ending = "length" if reason in CUT_OFF else "stop"
-        return Reply(text, self._tokens, ending, self._model, self._fingerprint, self._prompt_tokens)
+        text, word = self.text(), finish_word(str(self._reason))
+        if word == "refused":
+            raise RequestError(f"the server withheld the completion (finish_reason {self._reason})", text=text)
+        if word not in ("stop", "length"):
+            if not self._chosen and not self._streamed:
+                raise self._malformed("no choices")
+            raise RequestError(
+                f"the completion was not finished (finish_reason {self._reason})", passing=True, text=text
+            )
+        written, read = (_count(self._usage.get(name)) for name in ("completion_tokens", "prompt_tokens"))
+        only_thought = word == "stop" and any(self._thoughts) and not "".join(self._texts).strip()
+        return Reply(text, written, word, self._model, self._fingerprint, read, only_thought)
+
+
+def _joined(content: Any) -> str:
+    """Return the text of parts; text itself stays."""
+    if not isinstance(content, list):
+        return content or ""
+    return "".join(part.get("text") or "" for part in content)
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and value >= 0 and not isinstance(value, bool) else None
 
 
 def refused(status: int, headers: Any, body: bytes) -> RequestError:
@@ -221,8 +213,8 @@ def refused(status: int, headers: Any, body: bytes) -> RequestError:
 def _message(body: bytes) -> str:
     """Return what a server says of an error, in whatever form it says it, as one short printable line."""
     text = body[:10_000].decode("utf-8", "replace")
-    with contextlib.suppress(ValueError, RecursionError):
-        found = pydantic.TypeAdapter(dict[str, object]).validate_json(body)
+    with contextlib.suppress(ValueError, RecursionError, AttributeError):
+        found = json.loads(text)
         inner = found.get("error", found)
         text = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
     return one_line(text)
@@ -235,7 +227,7 @@ def one_line(text: str) -> str:
 
 
 def _retry_after(value: str) -> float:
-    """Seconds of a Retry-After header: a number or a date; 0 where it says nothing that can be read."""
+    """Seconds of a Retry-After header: a number or a date; 0 if it says nothing that can be read."""
     with contextlib.suppress(ValueError):
         return min(LONGEST_WAIT_S, max(0.0, float(value)))
     with contextlib.suppress(ValueError, TypeError):

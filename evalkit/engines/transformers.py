@@ -1,28 +1,24 @@
-"""The transformers engine: batched sampling on CPU or GPU that gives the same samples however a run was cut.
+"""The transformers engine: `model.generate` in batches that give the same samples however a run was cut.
 
-Every sample draws from a stream of uniforms of its own, keyed by its seed (Philox); token t is the
-inverse of the cumulative distribution at uniform t. What remains is floating point: a batch of another shape may
-round otherwise. Hence the shape of a batch is fixed by the run's questions and its rows alone (`plan_batches`):
-samples come in blocks [0,1) [1,2) [2,4) [4,8) [8,16) [16,32) [32,48) ..., whatever n is, and a block is always
-sampled whole. A resumed run, or one raised from 16 to 64, repeats those batches that it lacks, bit for bit.
-
-One prefill serves all samples of a question in a batch; finished rows leave the batch when half of it is done.
+A batch draws from a random stream of its own, seeded by its questions and its first sample, and is always sampled
+whole. What forms a batch is fixed by the run's questions and its rows alone (`plan_batches`): samples come in blocks
+[0,1) [1,2) [2,4) [4,8) [8,16) [16,32) [32,48) ..., whatever n is. A resumed run, or one raised from 16 to 64, repeats
+those batches that it lacks, token for token.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
 
 from gtpo.common.errors import UserError
 from gtpo.common.hub import dtype_on_cpu
 from gtpo.common.provenance import package_versions
-from gtpo.evalkit.engines.base import Engine, Generation, Running, Sampling, Task, sample_seed
+from gtpo.evalkit.engines.base import Engine, Generation, Reading, Running, Sampling, Task, sample_seed
 from gtpo.evalkit.engines.local import check_all_loaded, context_length, load_config, with_adapter
 from gtpo.evalkit.engines.model_ref import ModelRef
+from gtpo.rewards.completions import decode_completion
+from gtpo.rewards.thoughts import unfinished
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +28,6 @@ BLOCK = 16
 
 CPU_ROWS = 256
 """Rows of a batch on a CPU."""
-
-_MIN_ROWS = 8  # a batch is not thinned below this
 
 
 class Batch(NamedTuple):
@@ -69,63 +63,6 @@ def plan_batches(tasks: Sequence[Task], n: int, rows: int) -> list[Batch]:
             if any(low <= index < high for task in chunk for index in task.missing):
                 batches.append(Batch(chunk, low, high))
     return batches
-
-
-def draw_tokens(logits: torch.Tensor, uniforms: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Draw one token per row by inverting the cumulative distribution.
-
-    logits: [rows, V]; uniforms: [rows] float64 in [0, 1); returns [rows] long. temperature 0 takes the likeliest
-    token. min_p, top_k and top_p apply in this order, each to what the one before left, as in vLLM; top_p keeps the
-    smallest set of likeliest tokens whose probability reaches it.
-    """
-    import torch
-
-    if sampling.temperature == 0:
-        return logits.argmax(-1)
-    scaled = logits.float() / sampling.temperature
-    if sampling.min_p > 0:
-        scaled = scaled.masked_fill(scaled < scaled.amax(-1, keepdim=True) + math.log(sampling.min_p), -math.inf)
-    if 0 < sampling.top_k < scaled.shape[-1]:
-        scaled = scaled.masked_fill(scaled < scaled.topk(sampling.top_k, -1).values[:, -1:], -math.inf)
-    probabilities = torch.softmax(scaled, -1).double()
-    top_p = sampling.top_p
-    if top_p < 1:
-        ordered, order = probabilities.sort(stable=True, dim=-1, descending=True)
-        outside = ordered.cumsum(-1) - ordered >= top_p
-        probabilities = probabilities.scatter(-1, order, ordered.masked_fill(outside, 0.0))
-    cumulative = probabilities.cumsum(-1)
-    target = uniforms[:, None] * cumulative[:, -1:]
-    # The first token whose cumulative probability exceeds the target: never one of probability 0.
-    return torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp_(max=logits.shape[-1] - 1)
-
-
-class _Penalties:
-    """The penalties on tokens that a row has already: [rows, V] masks of the prompt's tokens and the completion's."""
-
-    def __init__(self, prompts: torch.Tensor, mask: torch.Tensor, sampling: Sampling, vocabulary: int) -> None:
-        import torch
-
-        self._sampling = sampling
-        self._completion = torch.zeros((len(prompts), vocabulary), dtype=torch.bool, device=prompts.device)
-        counts = torch.zeros((len(prompts), vocabulary), dtype=torch.long, device=prompts.device)
-        self._prompt = counts.scatter_add_(1, prompts, mask) > 0  # padding counts zero
-
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the penalised logits [rows, V]."""
-        import torch
-
-        repeated = self._prompt | self._completion
-        penalty = self._sampling.repetition_penalty
-        logits = torch.where(repeated, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
-        return logits - self._sampling.presence_penalty * self._completion
-
-    def add(self, tokens: torch.Tensor) -> None:
-        """Count the next token of every row [rows]."""
-        self._completion.scatter_(1, tokens[:, None], True)
-
-    def keep(self, rows: torch.Tensor) -> None:
-        """Keep some rows."""
-        self._prompt, self._completion = self._prompt[rows], self._completion[rows]
 
 
 class _Stopped(Exception):
@@ -178,11 +115,12 @@ class TransformersEngine(Engine):
                 f"{ref.adapter or ref.source}: cannot be loaded ({' '.join(str(error).split())[:300]})"
             ) from None
         self.model = model.to(self.device).eval()
-        self._at: tuple[list[Task], int, list[int]] = [], 0, []
-        """What is sampled: questions, steps done, and the length of each row, the limit where it is not known yet."""
+        self._watch: _Watch | None = None
+        """Of the batch that is sampled."""
         self.rows = rows or self._default_rows()
         ends = getattr(self.model.generation_config, "eos_token_id", None)
         self.end_ids = sorted({*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None})
+        self.model.generation_config = type(self.model.generation_config)()  # `generate` fills in what it holds
 
     def _default_rows(self) -> int:
         """Rows whose key-value cache takes at most half of the memory that is free on the GPU."""
@@ -223,121 +161,81 @@ class TransformersEngine(Engine):
                     return
 
     def _sample(self, batch: Batch) -> list[Generation]:
+        """Sample a batch, always whole: the same seed and questions give the same tokens."""
         import torch
 
-        size = batch.last - batch.first
-        seeds = [
-            sample_seed(self.sampling.seed, task.benchmark, task.question_id, index)
-            for task in batch.tasks
-            for index in range(batch.first, batch.last)
-        ]
+        size, s = batch.last - batch.first, self.sampling
+        seed = sample_seed(s.seed, batch.tasks[0].benchmark, " ".join(t.question_id for t in batch.tasks), batch.first)
+        devices = [self.device] if self.device.type == "cuda" else []
         try:
-            with torch.inference_mode():
-                rows = self._decode(batch.tasks, size, seeds)
+            with torch.inference_mode(), torch.random.fork_rng(devices):
+                torch.manual_seed(seed)
+                rows = self._generate(batch.tasks, size)
         except torch.cuda.OutOfMemoryError:
             raise UserError(
                 f"the GPU has too little memory for a batch of {self.rows}: use a smaller --batch-size"
             ) from None
-        self._at = [], 0, []
         generations = []
-        for row, (tokens, seed) in enumerate(zip(rows, seeds, strict=True)):
+        for row, tokens in enumerate(rows):
             task, index = batch.tasks[row // size], batch.first + row % size
             if index in task.missing:
-                stopped = bool(tokens) and tokens[-1] in self.end_ids
-                text = self.tokenizer.decode(tokens, skip_special_tokens=True)
-                reason = "stop" if stopped else "length"
+                reason = "stop" if len(tokens) < s.max_tokens or tokens[-1] in self.end_ids else "length"
+                text = decode_completion(self.tokenizer, tokens, self.end_ids)
                 generations.append(Generation(task.benchmark, task.question_id, index, text, len(tokens), reason, seed))
         return generations
 
-    def _decode(self, tasks: list[Task], size: int, seeds: list[int]) -> list[list[int]]:
+    def _generate(self, tasks: list[Task], size: int) -> list[list[int]]:
         """Return `size` completions for each task, task by task, as token ids up to and with the end token."""
         import torch
+        from transformers import DynamicCache, LogitsProcessorList, StoppingCriteriaList
 
         prompts = [task.prompt.ids or [] for task in tasks]
         width = max(len(ids) for ids in prompts)
         pad = self.tokenizer.pad_token_id or 0
-        inputs = torch.tensor([[pad] * (width - len(ids)) + ids for ids in prompts], device=self.device)
-        mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts], device=self.device)
-        positions = (mask.cumsum(-1) - 1).clamp_(min=0)
-        out = self.model(
-            input_ids=inputs, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1
+        ids = torch.tensor([[pad] * (width - len(one)) + one for one in prompts], device=self.device)
+        mask = torch.tensor([[0] * (width - len(one)) + [1] * len(one) for one in prompts], device=self.device)
+        options: dict[str, Any] = {}
+        if size > 1 and width > 1:  # a question's prompt is read once for all of its samples
+            cache = DynamicCache(config=self.model.config)
+            positions = (mask.cumsum(-1) - 1).clamp_(min=0)[:, :-1]
+            known = {"attention_mask": mask[:, :-1], "position_ids": positions, "past_key_values": cache}
+            self.model(input_ids=ids[:, :-1], **known, use_cache=True, logits_to_keep=1)
+            cache.batch_repeat_interleave(size)
+            options["past_key_values"] = cache
+        if self.sampling.presence_penalty:
+            options["logits_processor"] = LogitsProcessorList([_presence_penalty(self.sampling, width)])
+        watch = _Watch(self, [task for task in tasks for _ in range(size)], width)
+        self._watch = watch
+        written = self.model.generate(
+            input_ids=ids.repeat_interleave(size, 0),
+            attention_mask=mask.repeat_interleave(size, 0),
+            stopping_criteria=StoppingCriteriaList([watch]),
+            generation_config=self._generation_config(pad),
+            **options,
         )
-        cache = out.past_key_values  # a question's prompt is read once for all of its samples
-        cache.batch_repeat_interleave(size)
-        logits = out.logits[:, -1].repeat_interleave(size, 0)
-        mask = mask.repeat_interleave(size, 0)
-        position = positions[:, -1:].repeat_interleave(size, 0)
-        most = self.sampling.max_tokens
-        penalties = None
-        if self.sampling.presence_penalty or self.sampling.repetition_penalty != 1:
-            rows = inputs.repeat_interleave(size, 0)
-            penalties = _Penalties(rows, mask.long(), self.sampling, logits.shape[-1])
-        uniforms = _Uniforms(seeds)
-        ends = torch.tensor(self.end_ids or [-1], device=self.device)
-        written = torch.zeros((len(seeds), most), dtype=torch.long, device=self.device)
-        lengths = torch.full((len(seeds),), most, dtype=torch.long, device=self.device)
-        # The row of `written` that each batch row belongs to.
-        alive = torch.arange(len(seeds), device=self.device)
-        finished = torch.zeros(len(seeds), dtype=torch.bool, device=self.device)
-        known = lengths.tolist()
-        for step in range(most):
-            self._at = tasks, step, known
-            if self._stop_at is not None:  # a batch is sampled whole or not at all
-                raise _Stopped
-            drawn = uniforms.at(step)[alive.cpu()].to(self.device)
-            tokens = draw_tokens(penalties.apply(logits.float()) if penalties else logits, drawn, self.sampling)
-            written[alive, step] = tokens
-            ended = torch.isin(tokens, ends) & ~finished
-            ended |= self._at_stop(written[alive, : step + 1], finished)
-            lengths[alive[ended]] = step + 1
-            finished |= ended
-            left = int((~finished).sum())
-            if bool(ended.any()):
-                known = lengths.tolist()
-            if left == 0 or step + 1 == most:
-                break
-            if left <= len(alive) // 2 and len(alive) > _MIN_ROWS:
-                keep = (~finished).nonzero().squeeze(-1)
-                cache.batch_select_indices(keep)
-                tokens, mask, position = tokens[keep], mask[keep], position[keep]
-                alive, finished = alive[keep], finished[keep]
-                if penalties:
-                    penalties.keep(keep)
-            if penalties:
-                penalties.add(tokens)
-            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
-            position = position + 1
-            out = self.model(
-                input_ids=tokens[:, None],
-                attention_mask=mask,
-                position_ids=position,
-                past_key_values=cache,
-                use_cache=True,
-            )
-            logits = out.logits[:, -1]
-        table, ends_at = written.cpu().tolist(), lengths.cpu().tolist()
-        return [row[:length] for row, length in zip(table, ends_at, strict=True)]
+        self._watch = None
+        table = written[:, width:].cpu().tolist()
+        return [row[:length] for row, length in zip(table, watch.lengths.tolist(), strict=True)]
 
-    def _at_stop(self, written: torch.Tensor, finished: torch.Tensor) -> torch.Tensor:
-        """Return which rows [rows, steps] have reached a stop text with their last token."""
-        import torch
+    def _generation_config(self, pad: int) -> Any:
+        """Return what `generate` does: every parameter is given, so that the model's own defaults decide none."""
+        from transformers import GenerationConfig
 
-        reached = torch.zeros_like(finished)
-        if self.sampling.stop:
-            last = written[:, -(max(map(len, self.sampling.stop)) + 1) :]
-            for row in (~finished).nonzero().flatten().tolist():
-                text = self.tokenizer.decode(last[row].tolist(), skip_special_tokens=True)
-                reached[row] = any(stop in text for stop in self.sampling.stop)
-        return reached
+        s, draws = self.sampling, self.sampling.temperature > 0
+        drawing = {"temperature": s.temperature, "top_p": s.top_p, "top_k": s.top_k, "min_p": s.min_p or None}
+        return GenerationConfig(
+            max_new_tokens=s.max_tokens,
+            do_sample=draws,
+            repetition_penalty=s.repetition_penalty,
+            eos_token_id=self.end_ids or None,
+            pad_token_id=pad,
+            **(drawing if draws else {}),
+        )
 
     def running(self) -> Sequence[Running]:
         """Return the rows of the batch, with their tokens so far."""
-        batch, step, lengths = self._at
-        size = max(1, len(lengths) // max(1, len(batch)))
-        return [
-            Running(batch[row // size].benchmark, min(step, length), length <= step)
-            for row, length in enumerate(lengths)
-        ]
+        watch = self._watch
+        return watch.running() if watch is not None else ()
 
     def close(self) -> None:
         """Let go of the model."""
@@ -348,22 +246,56 @@ class TransformersEngine(Engine):
             torch.cuda.empty_cache()
 
 
-class _Uniforms:
-    """The uniforms of a batch's rows, drawn in stretches so that a long limit costs nothing for short completions."""
+class _Watch:
+    """Asked by `generate` after every token: which rows have ended, and how far the batch is."""
 
-    def __init__(self, seeds: list[int], stretch: int = 256) -> None:
-        self._streams = [np.random.Generator(np.random.Philox(key=seed)) for seed in seeds]
-        self._stretch, self._begin = stretch, 0
-        self._values = self._next()
-
-    def _next(self) -> torch.Tensor:
+    def __init__(self, engine: TransformersEngine, tasks: list[Task], width: int) -> None:
         import torch
 
-        return torch.from_numpy(np.stack([stream.random(self._stretch) for stream in self._streams], 1))
+        self._engine, self._tasks, self._width = engine, tasks, width
+        self._reading, self._reach = Reading(engine.sampling.stop), max(map(len, engine.sampling.stop), default=0) + 1
+        self._ends = torch.tensor(engine.end_ids or [-1], device=engine.device)
+        self.lengths = torch.full((len(tasks),), engine.sampling.max_tokens)
+        self._done, self._step = torch.zeros(len(tasks), dtype=torch.bool), 0
 
-    def at(self, step: int) -> torch.Tensor:
-        """Return uniform `step` of every row: [rows] float64. Steps come in ascending order."""
-        while step >= self._begin + self._stretch:
-            self._begin += self._stretch
-            self._values = self._next()
-        return self._values[step - self._begin]
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        """Return which rows [rows] are done, of ids [rows, width + tokens so far]."""
+        import torch
+
+        if self._engine._stop_at is not None:  # a batch is sampled whole or not at all
+            raise _Stopped
+        self._step = ids.shape[1] - self._width
+        ended = torch.isin(ids[:, -1], self._ends).cpu() & ~self._done
+        if self._engine.sampling.stop:
+            for row in (~self._done & ~ended).nonzero().flatten().tolist():
+                ended[row] = self._at_stop(ids[row, self._width :].tolist(), self._tasks[row].prompt.text)
+        self.lengths[ended] = self._step
+        self._done |= ended
+        return self._done.to(ids.device)
+
+    def _at_stop(self, tokens: list[int], prompt: str | None) -> bool:
+        """Return whether a completion has reached a stop text behind its thoughts."""
+        decode = self._engine.tokenizer.decode
+        last = decode(tokens[-self._reach :], skip_special_tokens=False)
+        if not any(stop in last for stop in self._reading.stop):
+            return False
+        text = decode(tokens, skip_special_tokens=False)
+        begins = [text[:at] for stop in self._reading.stop if (at := text.rfind(stop)) >= 0]
+        return any(not unfinished(self._reading.plain(before, prompt)) for before in begins)
+
+    def running(self) -> list[Running]:
+        """Return the rows, with their tokens so far."""
+        rows = zip(self._tasks, self.lengths.tolist(), self._done.tolist(), strict=True)
+        return [Running(task.benchmark, min(self._step, length), done) for task, length, done in rows]
+
+
+def _presence_penalty(sampling: Sampling, width: int) -> Callable[..., torch.Tensor]:
+    """Return a logits processor that lowers the tokens that a completion has already; width: of the prompts."""
+
+    def penalise(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        seen = torch.zeros_like(scores).scatter_(1, ids[:, width:], 1.0)
+        return scores - sampling.presence_penalty * seen
+
+    return penalise

@@ -18,9 +18,10 @@ from gtpo.common.errors import UserError
 from gtpo.common.hub import dtype_on_cpu
 from gtpo.common.provenance import package_versions
 from gtpo.common.vllm_environment import CPU_KV_BLOCK, lora_rank_slot, quiet_vllm
-from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Running, Sampling, Task, sample_seed
+from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Reading, Running, Sampling, Task, sample_seed
 from gtpo.evalkit.engines.local import load_config
 from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank
+from gtpo.rewards.thoughts import unfinished
 
 BLOCK = 16
 """Most samples in one request: a request is handed on when its last sample is done."""
@@ -109,6 +110,7 @@ class VLLMEngine(Engine):
         self._written: dict[str, dict[str, int]] = {}
         """Request -> tokens of each of its samples, as last seen."""
         self._in_flight = 0
+        self._sends_stop = bool(sampling.stop)
         self._numbers = itertools.count()
         self._adapter: Any = None
         if ref.adapter is not None:
@@ -168,7 +170,12 @@ class VLLMEngine(Engine):
             for output in self._engine.step():
                 if output.finished:
                     task, first, seed = self._known.pop(output.request_id)
-                    finished += [self._generation(task, first, seed, sample) for sample in output.outputs]
+                    for sample in output.outputs:
+                        if self._stopped_in_thought(task, sample):  # once more, without stop texts, as from now on
+                            self._sends_stop = False
+                            self._waiting.appendleft((task, first + sample.index, 1))
+                        else:
+                            finished.append(self._generation(task, first, seed, sample))
                     self._in_flight -= len(output.outputs)
             return finished
         except EngineDeadError as error:
@@ -194,7 +201,8 @@ class VLLMEngine(Engine):
             presence_penalty=s.presence_penalty,
             repetition_penalty=s.repetition_penalty,
             max_tokens=s.max_tokens,
-            stop=list(s.stop),
+            stop=list(s.stop) if self._sends_stop else None,
+            skip_special_tokens=False,  # tags and delimiters of thoughts may be special tokens
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         prompt = TokensPrompt(prompt_token_ids=task.prompt.ids or [])
@@ -202,6 +210,12 @@ class VLLMEngine(Engine):
         self._engine.add_request(number, prompt, params, lora_request=self._adapter)
         self._known[number] = (task, first, seed)
         self._in_flight += count
+
+    def _stopped_in_thought(self, task: Task, sample: Any) -> bool:
+        """Return whether a stop text ended a sample before its answer."""
+        if not isinstance(sample.stop_reason, str):
+            return False
+        return unfinished(Reading(self.sampling.stop).plain(sample.text, task.prompt.text))
 
     @staticmethod
     def _generation(task: Task, first: int, seed: int, sample: Any) -> Generation:

@@ -24,6 +24,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.log import LOG
 from gtpo.common.yaml_file import read_yaml, validate_yaml
 from gtpo.evalkit.evaluation.settings import Shard
 from gtpo.rewards.data.problem import Problem
@@ -262,7 +263,19 @@ def load_problems(benchmark: Benchmark, data_dir: str | Path | None) -> list[Pro
         if problem.id in seen:
             raise UserError(f'benchmark {benchmark.name}: two problems have the id "{problem.id}"')
         seen.add(problem.id)
-    return problems
+    return problems if benchmark.name in BENCHMARKS else _without_repeats(benchmark.name, problems)
+
+
+def _without_repeats(name: str, problems: Sequence[Problem]) -> list[Problem]:
+    """Return the problems without those whose text and gold an earlier one has."""
+    first = {(" ".join(p.problem.split()), p.answer): p for p in reversed(problems)}
+    if len(first) < len(problems):
+        LOG.warning(
+            "%s: %d of %d rows repeat the problem and the gold of another: each is asked once, --k times", name,
+            len(problems) - len(first), len(problems),
+        )  # fmt: skip
+    kept = {p.id for p in first.values()}
+    return [p for p in problems if p.id in kept]
 
 
 def check_questions(problems: Mapping[str, Sequence[Problem]], questions: Sequence[str] | None) -> None:

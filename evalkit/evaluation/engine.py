@@ -11,11 +11,11 @@ from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.evalkit.evaluation.settings import EvalSettings
 
 if TYPE_CHECKING:
-    from gtpo.evalkit.engines.openai_address import Access
+    from gtpo.evalkit.engines.openai_request import Access
 
 
 def choose_engine(settings: EvalSettings) -> str:
-    """Return what samples; with `auto`, vllm where it is installed and there is a GPU, else transformers.
+    """Return what samples; with `auto`, vllm where it is installed (on a CPU too), else transformers.
 
     `ray` is vllm in several processes: its samples are of one kind with those of one process.
     """
@@ -27,17 +27,12 @@ def choose_engine(settings: EvalSettings) -> str:
     if settings.engine == "openai":
         return settings.engine
     require("gtpo eval MODEL", "torch", "transformers", extra="train")
-    if settings.engine == "auto" and installed("vllm"):
-        import torch
-
-        if torch.cuda.is_available():
-            return "vllm"
-    return "transformers"
+    return "vllm" if settings.engine == "auto" and installed("vllm") else "transformers"
 
 
 def servers(settings: EvalSettings, ref: ModelRef) -> tuple[list[str], Access]:
     """Return the addresses of the servers, and how they are asked. UserError where they are not given, or wrong."""
-    from gtpo.evalkit.engines.openai_address import access, server_urls
+    from gtpo.evalkit.engines.openai_request import access, server_urls
 
     urls = server_urls(ref, settings.base_url or (), settings.api_key_env)
     return urls, access(settings.api_key_env, settings.header or (), settings.timeout, settings.total_timeout)
@@ -50,11 +45,12 @@ def make_engine(
     longest_prompt: int,
     rows: int | None = None,
     first: Sequence[Task] = (),
+    thoughts: tuple[tuple[str, str], ...] = (),
 ) -> Engine:
     """Start the engine.
 
     rows: the batch size that the run was begun with, for the transformers engine. first: the first questions, which
-    servers are asked before all else.
+    servers are asked before all else. thoughts: delimiters of thoughts beside those in use.
     """
     name = choose_engine(settings)
     if name == "openai":
@@ -71,6 +67,7 @@ def make_engine(
             wait_s=settings.wait_for_server,
             body=settings.request_body(),
             first=first,
+            thoughts=thoughts,
         )
     if name == "vllm":
         names = ("dtype", "tensor_parallel_size", "gpu_memory_utilization", "trust_remote_code")

@@ -11,8 +11,16 @@ from pathlib import Path
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG, libraries_aside
-from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Prompt, Sampling, Task, check_context
-from gtpo.evalkit.engines.canaries import change
+from gtpo.evalkit.engines.base import (
+    Engine,
+    EngineStopped,
+    Generation,
+    Prompt,
+    Reading,
+    Sampling,
+    Task,
+    check_context,
+)
 from gtpo.evalkit.engines.model_ref import ModelRef, content_hashes, fingerprint, resolve_model
 from gtpo.evalkit.evaluation.benchmarks import (
     check_questions,
@@ -37,7 +45,8 @@ from gtpo.evalkit.evaluation.record import (
     verify_again,
     write_results,
 )
-from gtpo.evalkit.evaluation.recorded import RecordedEngine, recorded_file
+from gtpo.evalkit.evaluation.recorded import recorded_file
+from gtpo.evalkit.evaluation.scoring import find_hidden_thoughts, hide_thoughts
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally
 from gtpo.evalkit.results.record import (
@@ -79,6 +88,8 @@ class Plan:
     """Tokens that the model takes, None where unknown."""
     recommended: dict[str, float]
     """Sampling parameters of the model's generation_config.json, where they were asked for."""
+    reading: Reading
+    """What of a completion is thought, and where it ends."""
 
     @property
     def longest_prompt(self) -> int:
@@ -126,14 +137,15 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
     where the run stopped early: what was sampled until then is stored.
     """
     started = time.monotonic()
-    if settings.completions is None:
-        settings = find_protocol(settings.protocol).applied(settings)
+    protocol = find_protocol(settings.protocol)
+    settings = protocol.applied(settings)
     # One is left for the engine: verification runs beside it.
     workers = max(1, usable_cpus() - 1)
     with Verifier(workers) as verifier, EvalProgress(settings.scoring) as progress:
         plan: Plan | None = None
+        recorded: Engine | None = None
         if settings.completions is not None:
-            name, asked, tasks, labels = recorded_file(settings, verifier)
+            name, asked, tasks, labels, recorded = recorded_file(settings, verifier)
         else:
             plan = plan_evaluation(settings, verifier, choose_engine(settings) if engine is None else engine.name)
             name, labels = plan.ref.name, {}
@@ -164,20 +176,26 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
             if any(task.missing for task in lacking):
                 with ExitStack() as stack:
                     source = engine
-                    if source is None and plan is None:
-                        source = RecordedEngine(Path(record.model.source or ""))
-                    elif source is None and plan is not None:
+                    if plan is None:
+                        source = source or recorded
+                    elif source is None:
                         LOG.info("starting %s with %s", plan.engine, plan.ref.adapter or plan.ref.source)
                         loading = time.monotonic()
                         with libraries_aside():
                             source = make_engine(
-                                settings, plan.ref, sampling, plan.longest_prompt, record.engine.rows, tasks
+                                settings,
+                                plan.ref,
+                                sampling,
+                                plan.longest_prompt,
+                                record.engine.rows,
+                                tasks,
+                                plan.reading.thoughts,
                             )
                         stack.callback(source.close)
                         LOG.info("engine ready after %.0f s", time.monotonic() - loading)
                     assert source is not None
                     now = _engine_record(folder.path, settings, source, record.engine, before_now)
-                    record = record.model_copy(update={"engine": now})
+                    record = record.model_copy(update={"engine": now, "sampling": _as_sampled(record.sampling, now)})
                     again = {key for key in failed if key[2] < wanted.get(key[:2], 0)}
                     tally.drop_failed(again)
                     folder.begin(record, lambda: clock()["wall_seconds"])
@@ -187,7 +205,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                     )
                     progress.start(source, record.sampling.max_tokens)
                     try:
-                        _sample(settings, plan, lacking, source, pipeline, progress, sum(wanted.values()))
+                        _sample(settings, protocol, plan, lacking, source, pipeline, progress, sum(wanted.values()))
                     finally:
                         progress.tell_throughput()
                         if plan is not None:
@@ -197,10 +215,30 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                         record.model_copy(update=clock()).write(folder.path)
             elif before_now is not None:
                 record = record.model_copy(update={"engine": before_now})
+            if tally.may_hide_thoughts() and _settle_thoughts(folder, record, asked, verifier):
+                tally = Tally(folder, verifier)
             if labels:
                 entry = record.benchmarks[tasks[0].benchmark]
                 entry.labels = agreement(tally, tasks[0].benchmark, labels)
             return folder.path, write_results(folder, record, tally, verifier, **clock())
+
+
+def _settle_thoughts(folder: EvalFolder, record: EvalRecord, asked: RunRequest, verifier: Verifier) -> bool:
+    """Decide from the run's other completions whether those that were cut off are thoughts; return whether any is."""
+    found = find_hidden_thoughts(folder, apart=record.engine.name in ("openai", "recorded"))
+    if not found.in_question or not found.thought:
+        return False
+    if found.thought <= found.spoke:
+        LOG.warning(
+            "%d completions were cut off and may be thoughts: %d others have one that the prompt opened, %d have none. "
+            "They are read as answers; a protocol with begins_in_thought: true reads them as thoughts",
+            found.in_question, found.thought, found.spoke,
+        )  # fmt: skip
+        return False
+    LOG.info("%d completions were cut off in a thought, by what the others do: they have no answer", found.in_question)
+    problems = {(name, p.id): p for name, chosen in folder.problems(everything=True).items() for p in chosen}
+    hide_thoughts(folder, found, {**problems, **asked.questions}, verifier, record.verifier.name)
+    return True
 
 
 def _add_benchmarks(progress: EvalProgress, path: Path, wanted: dict[QuestionKey, int], have: Set[Key]) -> None:
@@ -245,8 +283,9 @@ def plan_evaluation(settings: EvalSettings, verifier: Verifier, engine: str) -> 
     from gtpo.evalkit.engines import local
 
     recommended = local.recommended_sampling(ref) if settings.sampling == "model" else {}
-    prompts, prompt, context = render_prompts(settings, protocol, ref, engine, asked)
-    return Plan(ref, protocol, engine, problems, records, prompts, prompt, context, recommended)
+    prompts, prompt, context, thoughts = render_prompts(settings, protocol, ref, engine, asked)
+    reading = Reading(tuple(protocol.stop), thoughts)
+    return Plan(ref, protocol, engine, problems, records, prompts, prompt, context, recommended, reading)
 
 
 def choose_sampling(settings: EvalSettings, plan: Plan, old: EvalRecord | None = None) -> Sampling:
@@ -270,8 +309,7 @@ def choose_sampling(settings: EvalSettings, plan: Plan, old: EvalRecord | None =
     values = settings.sampling_values(plan.recommended)
     if plan.recommended:
         LOG.info("sampling: %s", ", ".join(f"{name} {value:g}" for name, value in values.items()))
-    stop = tuple(plan.protocol.stop)
-    return Sampling(max_tokens=most, n=settings.n, seed=settings.seed, stop=stop, **values)
+    return Sampling(max_tokens=most, n=settings.n, seed=settings.seed, stop=plan.reading.stop, **values)
 
 
 def _model_record(ref: ModelRef) -> ModelRecord:
@@ -300,6 +338,8 @@ def _engine_record(
             f"repeat it with --dtype {before}, or choose another --out"
         )
     if old.canaries is not None and now.canaries is not None:
+        from gtpo.evalkit.engines.openai import change
+
         refused, named = change(old.canaries, now.canaries)
         if refused is not None:
             raise UserError(f"{path} was sampled from another model: {refused}. Choose another --out")
@@ -311,8 +351,15 @@ def _engine_record(
     return now
 
 
+def _as_sampled(sampling: SamplingRecord, engine: EngineRecord) -> SamplingRecord:
+    """Return what was sampled: null for a parameter that a server does not take."""
+    names = set(engine.parameters_left_out) & set(SamplingRecord.model_fields)
+    return sampling.model_copy(update=dict.fromkeys(names))
+
+
 def _sample(
     settings: EvalSettings,
+    protocol: Protocol,
     plan: Plan | None,
     tasks: list[Task],
     engine: Engine,
@@ -324,15 +371,14 @@ def _sample(
 
     total: samples of the whole run, of which --fail-on-error allows a share to fail.
     """
-    begins = {key: (plan.protocol.begins(p), p.text is not None) for key, p in plan.prompts.items()} if plan else {}
+    recorded = Reading(tuple(protocol.stop), tuple(protocol.thoughts))
 
     def stored(g: Generation) -> Generation:
-        key = g.benchmark, g.question_id
         if plan is None:
-            return g
-        read = plan.prompts[key].ids
-        found = g if read is None else g._replace(prompt_tokens=len(read))
-        return plan.protocol.completion(found, *begins[key])
+            return protocol.completion(g, recorded, None)
+        prompt = plan.prompts[g.benchmark, g.question_id]
+        found = g if prompt.ids is None else g._replace(prompt_tokens=len(prompt.ids))
+        return protocol.completion(found, plan.reading, prompt.text)
 
     failed: list[Generation] = []
     stop: Incomplete | None = None

@@ -9,6 +9,7 @@ from typing import Any
 
 from gtpo.common.log import LOG, duration
 from gtpo.common.terminal import stacked, stdout_console
+from gtpo.evalkit.engines.base import Reading
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS, checksum, find_benchmark, load_problems
 from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol, presets
@@ -174,6 +175,12 @@ def warn(record: EvalRecord) -> None:
             )  # fmt: skip
         if entry.truncation_rate is not None and entry.truncation_rate > CUT_OFF:
             limit = record.sampling.max_tokens
+            if limit is not None and 0 < (entry.cut_off_tokens or 0) < limit:
+                LOG.warning(
+                    "%s: %.0f %% of the completions were cut off after at most %d tokens, by the server's own limit: a "
+                    "larger --max-tokens changes nothing", name, 100 * entry.truncation_rate, entry.cut_off_tokens,
+                )  # fmt: skip
+                continue
             advice = f" at {limit} tokens, most before their answer: set a larger --max-tokens, with another --out"
             LOG.warning(
                 "%s: %.0f %% of the completions were cut off%s",
@@ -321,7 +328,8 @@ def _print_prompt(settings: EvalSettings, protocol: Protocol, problems: Sequence
         return
     ref = resolve_model(settings.model, checkpoint=settings.checkpoint)
     key = (settings.check or "", first.id)
-    prompt = render_prompts(settings, protocol, ref, "transformers", {key: question})[0][key]
-    inside = protocol.begins(prompt)
+    prompts, _, _, thoughts = render_prompts(settings, protocol, ref, "transformers", {key: question})
+    prompt = prompts[key]
+    inside = Reading((), thoughts).opens_thought(prompt.text or "")
     print(f"{prompt.text}\n\n{len(prompt.ids or ())} tokens: {' '.join(map(str, prompt.ids or ()))}")
-    print(f"completions begin inside a thought ({inside})" if inside else "completions do not begin inside a thought")
+    print(f"completions {'begin' if inside else 'do not begin'} inside a thought")

@@ -33,17 +33,20 @@ def conversation(protocol: Protocol, question: Question, system: str) -> Prompt:
 
 def render_prompts(
     settings: EvalSettings, protocol: Protocol, ref: ModelRef, engine: str, asked: Mapping[QuestionKey, Question]
-) -> tuple[dict[QuestionKey, Prompt], PromptRecord, int | None]:
-    """Render every question for the engine; return the prompts, what they were made with, and the tokens that the model
-    takes, None where unknown. Raises UserError for a model or template that cannot be used.
+) -> tuple[dict[QuestionKey, Prompt], PromptRecord, int | None, tuple[tuple[str, str], ...]]:
+    """Render every question for the engine.
+
+    Return the prompts, what they were made with, the tokens that the model takes (None where unknown), and the
+    delimiters of its thoughts beside those in use. Raises UserError for a model or template that cannot be used.
     """
     system = settings.prompt
     if system is None:
         system = "" if protocol.api == "completions" else SYSTEM_INSTRUCTION if ref.system is None else ref.system
     prompts = {key: conversation(protocol, question, system) for key, question in asked.items()}
     kwargs, template_hash = settings.template_kwargs(), None
+    thoughts = tuple(protocol.thoughts)
     if engine == "openai":
-        from gtpo.evalkit.engines.openai_address import served_context, served_prompts
+        from gtpo.evalkit.engines.openai_request import served_context, served_prompts
         from gtpo.evalkit.evaluation.engine import servers
 
         urls, access = servers(settings, ref)
@@ -56,9 +59,11 @@ def render_prompts(
         local.check_adapter(ref, config)
         tokenizer = local.load_tokenizer(ref, trust_remote_code=settings.trust_remote_code)
         context = local.context_length(config)
+        thoughts += local.thought_tokens(tokenizer)
         if protocol.api == "completions":
             prompts = {
-                key: prompt._replace(ids=list(tokenizer(prompt.text)["input_ids"])) for key, prompt in prompts.items()
+                key: prompt._replace(ids=local.text_ids(tokenizer, prompt.text or ""))
+                for key, prompt in prompts.items()
             }
         else:
             template = local.chat_template(tokenizer, settings.chat_template)
@@ -75,7 +80,7 @@ def render_prompts(
     plain = PromptRecord()
     other = {key: value for key in ("user", "fewshot", "api") if (value := getattr(record, key)) != getattr(plain, key)}
     further = [json.dumps(what, sort_keys=True) for what in (kwargs, other) if what]
-    return prompts, record.model_copy(update={"hash": text_hash(system, template_hash, *further)}), context
+    return prompts, record.model_copy(update={"hash": text_hash(system, template_hash, *further)}), context, thoughts
 
 
 def check_same(where: str, stored: Mapping[QuestionKey, StoredPrompt], now: Mapping[QuestionKey, StoredPrompt]) -> None:

@@ -17,11 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.yaml_file import read_yaml, validate_yaml
-from gtpo.evalkit.engines.base import Generation, Prompt
+from gtpo.evalkit.engines.base import Generation, Reading
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import load_source
-from gtpo.rewards.extract import opened_thought
 
 _PRESETS = Path(__file__).with_name("protocols.yaml")
 
@@ -73,11 +72,11 @@ class Protocol(_Section):
     api: Literal["chat", "completions"] = "chat"
     """completions: one text without a chat template, for base models."""
     thoughts: list[Annotated[tuple[str, str], Strict(False)]] = []  # YAML has lists for pairs
-    """Delimiters of thoughts beside `<think>` and `<thinking>`; stored completions have <think> in their place."""
+    """Delimiters of thoughts beside those in use (`gtpo.rewards.thoughts`); stored completions have <think> instead."""
     begins_in_thought: bool = False
     """Whether the model's template opens a thought. Counts where a server does not show the rendered prompt."""
     stop: list[str] = []
-    """A completion ends before the first of them."""
+    """A completion ends before the first of them behind its thoughts."""
     chat_template_kwargs: dict[str, Any] | None = None
     sampling: SamplingSection = SamplingSection()
     scoring: Literal["strict", "lenient"] = "strict"
@@ -142,30 +141,17 @@ class Protocol(_Section):
         draw = random.Random(self.fewshot.seed)
         return {p.id: draw.sample(pool, self.fewshot.count) for p in problems}
 
-    def begins(self, prompt: Prompt) -> str:
-        """Return the tag of the thought in which a completion of this prompt begins; empty where it does not."""
-        return opened_thought(self._plain(prompt.text or ""))
-
-    def completion(self, g: Generation, begins: str, known: bool) -> Generation:
+    def completion(self, g: Generation, reading: Reading, prompt: str | None) -> Generation:
         """Return a completion as it is stored: thoughts in <think>, from where they begin, cut before a stop text.
 
-        begins: what `begins` said of its prompt. known: whether that prompt is known as the model reads it.
+        prompt: as the model reads it, None if that is not known.
         """
-        text = self._plain(g.text)
-        closed = next((f"<{tag}>" for tag in ("think", "thinking") if f"</{tag}>" in text), "<think>")
-        if not known and self.begins_in_thought and (g.finish_reason == "length" or closed.replace("<", "</") in text):
-            begins = closed
-        if begins and not text.lstrip().startswith(begins):
-            text = begins + text
-        ends = [at for stop in self.stop if (at := text.find(stop)) >= 0]
-        if ends:
-            return g._replace(text=text[: min(ends)], finish_reason="stop" if g.error is None else g.finish_reason)
-        return g._replace(text=text)
-
-    def _plain(self, text: str) -> str:
-        for opening, closing in self.thoughts:
-            text = text.replace(opening, "<think>").replace(closing, "</think>")
-        return text
+        text = reading.plain(g.text, prompt)
+        if prompt is None and self.begins_in_thought and not text.lstrip().startswith("<think>"):
+            text = f"<think>{text}" if g.finish_reason == "length" or "</think>" in text else text
+        if (end := reading.stop_at(text)) is None:
+            return g._replace(text=text)
+        return g._replace(text=text[:end], finish_reason="stop" if g.error is None else g.finish_reason)
 
 
 def _filled(template: str, problem: Problem) -> str:

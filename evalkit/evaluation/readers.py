@@ -20,11 +20,13 @@ from typing import Any
 from gtpo.common.errors import UserError
 from gtpo.common.files import read_jsonl
 from gtpo.common.packages import require
+from gtpo.evalkit.engines.base import finish_word
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import math_gold, parse_level
 from gtpo.rewards.extract import gsm8k_gold
 
-CUT_OFF = ("length", "max_tokens", "model_length")
+_FAILED = ("abort", "aborted", "error", "failed", "cancelled", "canceled", "timeout")
+"""Finish reasons of completions that are none."""
 
 
 @dataclass(slots=True)
@@ -100,14 +102,18 @@ def _plain(where: str, row: dict[str, Any]) -> Row:
         raise UserError(f"{where}: completions must be text, or null where they failed")
     if not texts:
         raise UserError(f"{where}: completions is empty")
-    each = {name: _each(where, row, name, len(texts)) for name in ("error", "finish_reason", "tokens", "label")}
+    names = ("error", "finish_reason", "tokens", "reasoning_content", "label")
+    each = {name: _each(where, row, name, len(texts)) for name in names}
     samples = []
-    for text, error, reason, tokens in zip(texts, each["error"], each["finish_reason"], each["tokens"], strict=True):
+    for text, error, reason, tokens, thought in zip(texts, *(each[name] for name in names[:-1]), strict=True):
         if not isinstance(reason, str | None) or not isinstance(tokens, int | None):
             raise UserError(
                 f"{where}: finish_reason is text and tokens are a number, found {reason!r:.40}, {tokens!r:.40}"
             )
-        failed = str(error) if error else "no completion was recorded" if text is None else None
+        failed = str(error) if error else "no completion was recorded" if text is None else _failure(reason)
+        if thought:
+            text = f"<think>{thought}</think>{text}" if text or _reason(reason) == "stop" else f"<think>{thought}"
+            failed = None if failed == "no completion was recorded" else failed
         samples.append(Sample(text or "", failed, _reason(reason), tokens))
     labels = [] if each["label"] == [None] * len(texts) else each["label"]
     for label in labels:
@@ -134,7 +140,16 @@ def _each(where: str, row: dict[str, Any], name: str, count: int) -> list[Any]:
 
 
 def _reason(reason: str | None) -> str | None:
-    return reason if reason is None else "length" if reason in CUT_OFF else "stop"
+    """Return stop or length, None where a row does not say in words that are known."""
+    word = finish_word(reason or "")
+    return word if word in ("stop", "length") else None
+
+
+def _failure(reason: str | None) -> str | None:
+    """Return why a completion is none, from its finish reason; None if it is one."""
+    word = finish_word(reason or "")
+    failed = word == "refused" or word.rpartition(".")[2].lower() in _FAILED
+    return f"finish_reason {reason}" if failed else None
 
 
 def _lm_eval(path: Path, rows: Iterator[tuple[str, dict[str, Any]]]) -> Iterator[Row]:
@@ -264,6 +279,7 @@ def _inspect(path: Path) -> Iterator[Row]:
         right = {"C": True, "I": False, 1: True, 0: False}.get(scores[0]) if scores and failed is None else None
         gold = sample.target if isinstance(sample.target, str) else ", ".join(sample.target)
         reason = _reason(str(output.stop_reason)) if output.choices else None
+        failed = failed or _failure(str(output.stop_reason) if output.choices else None)
         found = Sample(text, failed, reason, usage.output_tokens if usage else None)
         labels = [] if right is None else [right]
         yield _row(

@@ -22,6 +22,7 @@ from gtpo.evalkit.results.record import (
     BenchmarkRecord,
     EvalRecord,
     LabelAgreement,
+    SamplingRecord,
     VerifierRecord,
 )
 from gtpo.evalkit.results.run import check_identity
@@ -31,6 +32,8 @@ from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verify import Verifier
 
 EVAL_RUNS = Path("results/eval")
+
+SAMPLED = frozenset(SamplingRecord.model_fields)
 
 Problems = dict[str, list[Problem]]
 """benchmark -> the problems that are evaluated, in order"""
@@ -111,7 +114,7 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, asked: RunRequest, 
         if {p.id for p in shown.get(name, ())} != {p.id for p in asked.problems[name]}:
             LOG.info("%s: %d questions, of %d that are stored", name, len(asked.problems[name]), len(stored[name]))
             kept[name] = record.benchmarks[name].model_copy(update={"n": kept[name].n})
-    check_identity(folder.path, old, record, others)
+    check_identity(folder.path, _as_asked(old, record), record, others)
     if old.verifier.version != RULES_VERSION or old.scoring != record.scoring:  # metrics of other rules or headline
         kept = {name: entry.before_samples().model_copy(update={"n": entry.n}) for name, entry in kept.items()}
     for name in kept.keys() & record.benchmarks.keys():
@@ -131,6 +134,12 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, asked: RunRequest, 
             "engine": record.engine.model_copy(update=engine),
         }
     )
+
+
+def _as_asked(old: EvalRecord, now: EvalRecord) -> EvalRecord:
+    """Return the record of earlier sessions with what is asked for now in place of what their server did not take."""
+    taken = {name: getattr(now.sampling, name) for name in old.engine.parameters_left_out if name in SAMPLED}
+    return old.model_copy(update={"sampling": old.sampling.model_copy(update=taken)})
 
 
 def _changed(name: str, stored: Sequence[Problem], asked: Sequence[Problem]) -> list[str]:

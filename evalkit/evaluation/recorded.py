@@ -24,6 +24,7 @@ from gtpo.evalkit.evaluation.benchmarks import (
     load_problems,
     select_problems,
 )
+from gtpo.evalkit.evaluation.protocol import find_protocol
 from gtpo.evalkit.evaluation.readers import read_completions
 from gtpo.evalkit.evaluation.record import RunRequest, drop_unverifiable
 from gtpo.evalkit.evaluation.settings import EvalSettings
@@ -108,11 +109,12 @@ def _identify(settings: EvalSettings, path: Path, found: Recorded) -> tuple[str,
 
 def recorded_file(
     settings: EvalSettings, verifier: Verifier
-) -> tuple[str, RunRequest, list[Task], dict[tuple[str, int], bool]]:
-    """Check a file; return the name of the run's folder, what is asked, each question with its samples, and labels:
-    (question, sample) -> the owner's verdict. Raises UserError with file and line on the first mistake.
+) -> tuple[str, RunRequest, list[Task], dict[tuple[str, int], bool], RecordedEngine]:
+    """Check a file; return the name of the run's folder, what is asked, each question with its samples, labels
+    ((question, sample) -> the owner's verdict), and what gives the completions. Raises UserError with file and line on
+    the first mistake.
     """
-    path = settings.completions
+    path, protocol = settings.completions, find_protocol(settings.protocol)
     assert path is not None
     found = read_recorded(path)
     benchmark, source, known = _identify(settings, path, found)
@@ -138,11 +140,15 @@ def recorded_file(
     record = EvalRecord(
         model=ModelRecord(source=str(path), adapter=None, fingerprint=file_hash(path)),
         engine=EngineRecord(name=RecordedEngine.name, versions={}, hardware=None),
-        sampling=SamplingRecord(n=min(found.counts[p.id] for p in kept)),
-        prompt=PromptRecord(),
+        sampling=SamplingRecord(n=min(found.counts[p.id] for p in kept), stop=list(protocol.stop)),
+        prompt=PromptRecord(
+            protocol=protocol.name,
+            **protocol.model_dump(include={"thoughts", "begins_in_thought"}, exclude_defaults=True),
+        ),
         benchmarks={benchmark: entry},
     )
-    return settings.model or _stem(path), RunRequest(record, {benchmark: kept}), tasks, found.labels
+    engine = RecordedEngine(path)
+    return settings.model or _stem(path), RunRequest(record, {benchmark: kept}), tasks, found.labels, engine
 
 
 class RecordedEngine(Engine):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from gtpo.evalkit.engines.base import Generation
@@ -12,11 +13,12 @@ from gtpo.evalkit.results.schema import SAMPLE_SCHEMA
 from gtpo.evalkit.results.store import EvalFolder, QuestionKey
 from gtpo.rewards.completions import format_ok
 from gtpo.rewards.data.problem import Problem
-from gtpo.rewards.extract import Scoring, extract_both, unfinished_thought
+from gtpo.rewards.extract import Scoring, extract_both
 from gtpo.rewards.functions import math_verify_text
+from gtpo.rewards.thoughts import closes_unopened, unfinished_thought
 from gtpo.rewards.verify import Verdict, Verifier
 
-RULES_VERSION = 12
+RULES_VERSION = 13
 """Version of extraction and verification as eval.json records it; raised with a change that moves verdicts."""
 
 Judges = Literal["gtpo", "math-verify"]
@@ -100,6 +102,55 @@ def verify_stored(
             if before != after:
                 folder.replace_part(part, after)
             yield before, after
+
+
+class Siblings(NamedTuple):
+    """What the completions of a run say of those that were cut off without a delimiter of thoughts."""
+
+    hidden: dict[Path, list[int]]
+    """Part -> rows of cut-off completions that may be thoughts: nothing in them says so."""
+    thought: int
+    """Completions that close a thought which they never opened, or have it apart (a server's `reasoning_content`)."""
+    spoke: int
+    """Finished completions without any thought."""
+
+    @property
+    def in_question(self) -> int:
+        """How many completions may be thoughts."""
+        return sum(map(len, self.hidden.values()))
+
+
+def find_hidden_thoughts(folder: EvalFolder, apart: bool) -> Siblings:
+    """Look through the stored completions. apart: whether one that begins with `<think>` had its thought apart."""
+    hidden: dict[Path, list[int]] = {}
+    thought = spoke = 0
+    for part, table in folder.tables(["completion", "finish_reason", "error"]):
+        columns = (table.column(name).to_pylist() for name in table.column_names)
+        for row, (text, reason, error) in enumerate(zip(*columns, strict=True)):
+            if error is not None:
+                continue
+            opens = text.startswith("<think>")
+            if (opens and apart) or closes_unopened(text):
+                thought += 1
+            elif reason == "length" and "<think>" not in text and "</think>" not in text:
+                hidden.setdefault(part, []).append(row)
+            else:
+                spoke += not opens
+    return Siblings(hidden, thought, spoke)
+
+
+def hide_thoughts(
+    folder: EvalFolder, found: Siblings, problems: Mapping[QuestionKey, Problem], verifier: Verifier, judges: Judges
+) -> None:
+    """Take the completions in question for thoughts: they have no answer."""
+    for part, places in found.hidden.items():
+        rows = folder.part(part).to_pylist()
+        for place in places:
+            rows[place]["completion"] = f"<think>{rows[place]['completion']}"
+        cut = [Generation(*(rows[place][field] for field in _STORED)) for place in places]
+        for place, row in zip(places, score(cut, problems, verifier, judges), strict=True):
+            rows[place] = row
+        folder.replace_part(part, rows)
 
 
 def _by_math_verify(

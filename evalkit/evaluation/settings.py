@@ -86,7 +86,9 @@ class EvalSettings(Options):
     )
     shard: str | None = _option(None, "i/n: part i of n of the questions, for n machines.", modes=FILE)
     protocol: str = _option(
-        "gtpo", "How the model is asked: a name (gtpo eval --list) or a YAML file.", modes=("model", "check")
+        "gtpo",
+        "How the model is asked, or completions are read: a name (gtpo eval --list) or a YAML file.",
+        modes=(*FILE, "check"),
     )
     temperature: float | None = _option(None, "Sampling temperature; 0 is greedy (default: 1).", ge=0.0)
     top_p: float | None = _option(None, "Nucleus sampling (default: 1, off).", gt=0.0, le=1.0)

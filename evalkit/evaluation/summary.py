@@ -111,6 +111,11 @@ class Tally:
         of = ((key, samples.errors if failed else samples.scored) for key, samples in self.questions.items())
         return {(*key, index) for key, indices in of for index in indices}
 
+    def may_hide_thoughts(self) -> bool:
+        """Return whether some completion was cut off, and not in what is known to be a thought."""
+        every = (sample for samples in self.questions.values() for sample in samples.scored.values())
+        return any(sample.finish_reason == "length" and not sample.unfinished for sample in every)
+
     def drop_failed(self, keys: Set[Key]) -> None:
         """Forget samples with an error, here and in the folder: they are asked for again."""
         self._folder.drop_failed(keys)
@@ -279,11 +284,13 @@ def summarise(
     total, unfinished = sum(len(s.scored) for s in samples), sum(in_thought)
     lacking = {p.id: len(s.scored) for p, s in asked if len(s.scored) < n}
     texts = 0 if clusters is None else int(clusters.max()) + 1
+    cut = [s.tokens or 0 for sample in samples for s in sample.scored.values() if s.finish_reason == "length"]
     rare: dict[str, Any] = {
         "texts": texts,
         "refused": refused,
         "lacking": lacking,
         "unfinished_rate": unfinished / total,
+        "cut_off_tokens": max(cut, default=0),
     }
     summary: dict[str, Any] = {
         "questions": len(problems),

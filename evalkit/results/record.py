@@ -122,6 +122,8 @@ class BenchmarkRecord(ScoringMetrics):
     """Share of samples in the full layout."""
     truncation_rate: float | None = None
     """Share of samples cut off at the token limit; null where it is not known how they ended."""
+    cut_off_tokens: int | None = None
+    """Most tokens of a completion that was cut off; below `sampling.max_tokens` it was the server's own limit."""
     mean_tokens: float | None = None
     """Tokens of a completion."""
     completion_tokens: int | None = None
@@ -206,8 +208,9 @@ class EngineRecord(_Block):
     rows: int | None = None
     """Batch rows, engine transformers: its samples' rounding depends on them."""
     canaries: dict[str, Any] | None = None
-    """Servers: which models and system_fingerprints answer, whether seeds matter and repeat, and hashes of first texts.
-    """
+    """Servers: which models and system_fingerprints answer, whether seeds matter, and hashes of first texts."""
+    parameters_left_out: list[str] = []
+    """Servers: sampling parameters that they do not take."""
     earlier: list[EarlierEngine] = []
     """What else the run's samples were made on: versions and hardware of earlier sessions."""
 
@@ -231,13 +234,13 @@ class SamplingRecord(_Block):
     """Samples per question, the most of any benchmark; each benchmark has its own `n`."""
     seed: int | None = None
     """Seed of the run."""
-    top_k: int = 0
+    top_k: int | None = 0
+    """0 is off. Null, here and above: a server's own default, which a request does not change."""
+    min_p: float | None = 0.0
     """0 is off."""
-    min_p: float = 0.0
+    presence_penalty: float | None = 0.0
     """0 is off."""
-    presence_penalty: float = 0.0
-    """0 is off."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = 1.0
     """1 is off."""
     extra_body: dict[str, Any] | None = None
     """Further fields of every request to a server."""

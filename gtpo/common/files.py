@@ -74,7 +74,7 @@ def write_parquet(path: Path, table: pa.Table) -> None:
 def read_json(path: Path) -> Any:
     """Parse a JSON file. Raises UserError naming the file, line and column of the error."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except json.JSONDecodeError as error:
@@ -106,7 +106,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if not line.strip():
                     continue
                 try:
-                    row = json.loads(line.decode("utf-8"))
+                    row = json.loads(line.decode("utf-8" if number > 1 else "utf-8-sig"))
                 except ValueError as error:  # a number of more than 4,300 digits is one too
                     raise UserError(f"{path}:{number}: not a JSON object ({str(error).split(';')[0]})") from None
                 if not isinstance(row, dict):

@@ -156,7 +156,7 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
     def _generate(self, prompts: list[Any]) -> Any:
         shown = nullcontext() if self.step_progress is None else self.step_progress.sampling(prompts)
         with shown, self.groups.timed("time/generation"):
-            return super()._generate(prompts)
+            return trl_seam.with_special_tokens(self, super()._generate(prompts))
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         shown = nullcontext() if self.step_progress is None else self.step_progress.scoring(inputs)

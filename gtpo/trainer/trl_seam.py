@@ -22,6 +22,7 @@ from trl.trainer import utils as trl_utils
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
+from gtpo.rewards.completions import decode_completion
 
 NEWEST = (1, 16)
 """The newest release of TRL that all tests have passed with; 1.15 is the oldest."""
@@ -54,7 +55,7 @@ FIELDS = ("_total_train_tokens", "_metrics", "_tr_loss", "_globalstep_last_logge
 SAMPLING_FIELDS = (
     *("_step", "_buffered_inputs", "_last_loaded_step", "_tokenizer", "eos_token_ids", "temperature", "num_iterations"),
     *("reward_funcs", "reward_func_names", "reward_weights", "num_generations", "num_generations_eval"),
-    *("epsilon_low", "epsilon_high"),
+    *("epsilon_low", "epsilon_high", "tools"),
     *("aux_loss_enabled", "router_aux_loss_coef", "multi_objective_aggregation", "vllm_generation", "ref_model"),
     "current_gradient_accumulation_steps",
 )
@@ -134,6 +135,25 @@ def sample(trainer: Any, prompts: Sequence[Any]) -> tuple[list[list[int]], list[
     """Return prompt ids, completion ids and completions, one for each prompt of this process. All processes call it."""
     prompt_ids, completion_ids, _, completions, *_ = trainer._generate(list(prompts))
     return prompt_ids, completion_ids, completions
+
+
+def with_special_tokens(trainer: Any, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what `_generate` returned with completions that hold their special tokens, but for those of their end.
+
+    TRL drops all of them: a tag or a thought's delimiter that is a special token of the tokenizer never reached the
+    reward. What TRL parses into more than a text, and what tools wrote into, stays as it is.
+    """
+    if trainer.tools:
+        return outputs
+    completions = []
+    for ids, completion in zip(outputs[1], outputs[3], strict=True):
+        text = decode_completion(trainer._tokenizer, ids, trainer.eos_token_ids)
+        if isinstance(completion, str):
+            completion = text
+        elif len(completion) == 1 and completion[0].keys() == {"role", "content"}:
+            completion = [{**completion[0], "content": text}]
+        completions.append(completion)
+    return (*outputs[:3], completions, *outputs[4:])
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from typing import Any
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import read_jsonl
 from gtpo.common.hub import cache_if_unreachable, is_offline, not_cached
+from gtpo.common.log import LOG
+from gtpo.rewards.completions import is_no_gold
 from gtpo.rewards.data.arithmetic import DEFAULT_COUNTS, arithmetic_problems
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import gsm8k_gold, last_boxed
@@ -122,7 +125,7 @@ def source_names() -> list[str]:
 
 
 def _problem_of(row: dict[str, Any], position: int, stem: str, where: str) -> Problem:
-    for field in ("problem", "answer"):
+    for field in ("problem",) if row.get("answer", 0) is None else ("problem", "answer"):  # an empty gold is left out
         value = row.get(field)
         if not isinstance(value, str | int | float) or isinstance(value, bool):
             found = "missing" if value is None else f"{type(value).__name__}"
@@ -132,11 +135,16 @@ def _problem_of(row: dict[str, Any], position: int, stem: str, where: str) -> Pr
     return Problem(
         id=str(row.get("id") if row.get("id") is not None else f"{stem}/{position}"),
         problem=str(row["problem"]),
-        answer=str(row["answer"]).strip(),
+        answer=_gold_text(row["answer"]),
         solution=str(row.get("solution") or ""),
         subject=str(row.get("subject") or ""),
         level=parse_level(row.get("level")),
     )
+
+
+def _gold_text(value: Any) -> str:
+    """Return a gold as text; "" if the row has none. A decimal as Parquet holds it, not as float32 rounds it."""
+    return "" if value is None else str(value).strip()
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -149,7 +157,21 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise UserError(f"{path}: not a readable Parquet file ({error})") from None
     if table.num_rows == 0:
         raise UserError(f"{path}: the file has no rows")
+    for place, column in enumerate(table.columns):
+        if pyarrow.types.is_float32(column.type) or pyarrow.types.is_float16(column.type):
+            # As written: 0.1 in float32 is 0.10000000149011612 in Python's own floats.
+            digits = [None if value is None else float(str(value)) for value in column.to_numpy()]
+            table = table.set_column(place, table.column_names[place], pyarrow.array(digits, pyarrow.float64()))
+        elif pyarrow.types.is_decimal(column.type):
+            texts = [None if value is None else _decimal_text(value) for value in column.to_pylist()]
+            table = table.set_column(place, table.column_names[place], pyarrow.array(texts, pyarrow.string()))
     yield from enumerate(table.to_pylist(), start=1)
+
+
+def _decimal_text(value: Decimal) -> str:
+    """Return a decimal without the zeros that its column's scale adds."""
+    text = f"{value:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -164,19 +186,29 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise UserError(f"{path}: expected a .jsonl or .parquet file")
 
 
-def load_file(path: Path) -> list[Problem]:
-    """Read problems from a .jsonl (or .jsonl.gz) or .parquet file.
+def load_file(path: Path, *, published: bool = False) -> list[Problem]:
+    """Read problems from a .jsonl (or .jsonl.gz) or .parquet file. Rows without a gold are left out, and named.
+
+    published: a set whose ids and count are known; its rows without a gold stay.
 
     Raises UserError with file and line (row) number on a broken row, a missing field or a repeated id.
     """
     problems: list[Problem] = []
     first_seen: dict[str, str] = {}
+    left_out: list[str] = []
     for where, row in read_rows(path):
-        problem = _problem_of(row, len(problems), path.stem.removesuffix(".jsonl"), where)
+        problem = _problem_of(row, len(problems) + len(left_out), path.stem.removesuffix(".jsonl"), where)
+        if is_no_gold(problem.answer) and not published:
+            left_out.append(f'{where} ("{problem.answer}")')
+            continue
         if problem.id in first_seen:
             raise UserError(f'{where}: duplicate id "{problem.id}", first at {first_seen[problem.id]}')
         first_seen[problem.id] = where
         problems.append(problem)
+    if left_out:
+        LOG.warning("%s: %d rows without a gold are left out: %s", path, len(left_out), ", ".join(left_out[:5]))
+    if not problems:
+        raise UserError(f"{path}: no row has a gold answer (first: {left_out[0]})")
     return problems
 
 
@@ -251,7 +283,7 @@ def load_source(
         found = next(filter(Path.is_file, files), None)
         if folder and not found:
             raise UserError(f"{folder} has neither {name}.jsonl nor {name}.parquet")
-        problems = load_file(found) if found else load_hub(name, SOURCES[name])
+        problems = load_file(found, published=True) if found else load_hub(name, SOURCES[name])
     elif name.endswith((".jsonl", ".jsonl.gz", ".parquet")):
         problems = load_file(Path(name))
     else:

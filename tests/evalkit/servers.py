@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gtpo.evalkit.engines import canaries
 from gtpo.evalkit.engines.base import Generation, Prompt, Sampling, Task
 from gtpo.evalkit.engines.model_ref import resolve_model
-from gtpo.evalkit.engines.openai import OpenAIEngine
-from gtpo.evalkit.engines.openai_address import access
+from gtpo.evalkit.engines.openai import CANARY_TOKENS, OpenAIEngine
+from gtpo.evalkit.engines.openai_request import access
 
 
 class Reply(NamedTuple):
@@ -105,7 +104,7 @@ class Server:
                     body = {"tokens": [1, 2, 3], "prompt": outer.rendered}
                     self._answer(Reply(404, {}) if outer.rendered is None else Reply(body=body))
                     return
-                if payload.get("max_tokens", payload.get("max_completion_tokens")) == canaries.TOKENS:
+                if payload.get("max_tokens", payload.get("max_completion_tokens")) == CANARY_TOKENS:
                     self._answer(outer.canary(payload, 1))
                     return
                 seed = payload.get("seed")

@@ -111,10 +111,10 @@ def test_check_prints_problems_golds_and_self_test(gtpo, tmp_path: Path) -> None
     rows = [{"id": f"q{i}", "problem": f"What is {i}?", "answer": str(i) if i != 2 else " "} for i in range(5)]
     (tmp_path / "set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = gtpo("eval", "--check", "set.jsonl")
-    assert "set: 5 problems from set.jsonl" in done.stdout
+    assert "set: 4 problems from set.jsonl" in done.stdout
+    assert '1 rows without a gold are left out: set.jsonl:3 ("")' in done.stderr
     assert "q1\nWhat is 1?\ngold: 1" in done.stdout
-    assert "q3" not in done.stdout
-    assert "self-test: 4 of 5 golds verify against themselves\n  q2: the gold answer is empty" in done.stdout
+    assert "self-test: 4 of 4 golds verify against themselves" in done.stdout
     assert 'Did you mean "gsm8k"' in gtpo("eval", "--check", "gsm8kk", code=2).stderr
 
 

@@ -5,43 +5,32 @@ from __future__ import annotations
 
 import random
 import threading
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from servers import Reply, Server, collect, completion, make, tasks
 from test_misbehaving_servers import EVAL, QUESTIONS, SAMPLES, rows
 
-import gtpo.evalkit.engines.openai_dispatch as dispatch
-import gtpo.evalkit.engines.openai_server as server_module
+import gtpo.evalkit.engines.openai as engine_module
 from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import EngineStopped, Generation, Task
 from gtpo.evalkit.engines.model_ref import resolve_model
-from gtpo.evalkit.engines.openai_address import server_urls
+from gtpo.evalkit.engines.openai_request import server_urls
 
 GONE = Reply(503, {"error": "down"})
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "LONGEST_PAUSE_S", 0.02)
-    monkeypatch.setattr(dispatch, "REJOIN_S", 0.05)
-    monkeypatch.setattr(dispatch, "LONGEST_REJOIN_S", 0.1)
+    monkeypatch.setattr(engine_module, "LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(engine_module, "REJOIN_S", 0.05)
+    monkeypatch.setattr(engine_module, "LONGEST_REJOIN_S", 0.1)
 
 
 def undisturbed(serve: Callable[..., Server], wanted: list[Task]) -> dict[int | None, Generation]:
     return collect(make(serve()), wanted)
-
-
-def asked(server: Server) -> dict[str, int]:
-    """Question -> requests that this server got."""
-    found: dict[str, int] = defaultdict(int)
-    for request in server.requests:
-        found[request["messages"][0]["content"]] += 1
-    return dict(found)
 
 
 def held_until(server: Server, event: threading.Event) -> None:
@@ -49,7 +38,7 @@ def held_until(server: Server, event: threading.Event) -> None:
     server.behaviour = lambda payload, times: completion(payload)._replace(hold=event.wait)
 
 
-def test_questions_are_dealt_and_stay_on_a_server(serve) -> None:  # type: ignore[no-untyped-def]
+def test_servers_share_one_queue(serve) -> None:  # type: ignore[no-untyped-def]
     """Nobody is answered before each has been asked."""
     servers = [serve() for _ in range(3)]
     all_asked = threading.Barrier(3)
@@ -60,9 +49,7 @@ def test_questions_are_dealt_and_stay_on_a_server(serve) -> None:  # type: ignor
         )
     source, wanted = make(*servers), tasks(30, 5)
     assert collect(source, wanted) == undisturbed(serve, wanted)
-    questions = [set(asked(server)) for server in servers]
-    assert all(questions), "each server gets some"
-    assert 30 <= sum(map(len, questions)) <= 40, "and questions are split at the end alone"
+    assert all(server.requests for server in servers), "each server gets some"
     assert sum(len(server.requests) for server in servers) == 150, "no sample is asked for twice"
     shown = source.throughput()
     assert [t.name for t in shown] == [server.url for server in servers]
@@ -139,37 +126,6 @@ def test_a_server_that_comes_back_is_used_again(serve) -> None:  # type: ignore[
     assert collect(make(first, second, retries=1), wanted) == undisturbed(serve, wanted)
 
 
-@pytest.mark.parametrize("lists", [True, False])
-def test_a_server_that_hangs_is_not_waited_for(serve, lists: bool) -> None:  # type: ignore[no-untyped-def]
-    """Silent to completions, or to everything: what it has is asked of the other, not after an hour."""
-
-    def behaviour(payload: dict[str, Any], times: int) -> Reply:
-        if len(hung.requests) <= 6:
-            return completion(payload)
-        if not lists:
-            hung.models = hung.models._replace(hold=hung.closing.wait)
-        return completion(payload)._replace(hold=hung.closing.wait)
-
-    hung, healthy = serve(behaviour), serve()
-    wanted = tasks(20, 4)
-    assert collect(make(hung, healthy), wanted) == undisturbed(serve, wanted)
-
-
-def test_slow_servers_are_kept(serve, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    """On a clock that shows a second more for every eight answers: as old as all others, nothing is asked twice."""
-    now = [0.0]
-    for module in (dispatch, server_module):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-
-    def behaviour(payload: dict[str, Any], times: int) -> Reply:
-        now[0] += 1 / 8
-        return completion(payload)
-
-    servers = [serve(behaviour), serve(behaviour)]
-    collect(make(*servers), tasks(4, 4))
-    assert sum(len(server.requests) for server in servers) == 16
-
-
 def test_a_server_that_accepts_nothing_holds_nothing_up(serve) -> None:  # type: ignore[no-untyped-def]
     """What one refuses for its rate is done by the other, before the pauses end."""
     server, other = serve(lambda payload, times: Reply(429, {}, {"Retry-After": "100"})), serve()
@@ -187,7 +143,7 @@ def test_a_sample_that_fails_everywhere_fails_alone(serve) -> None:  # type: ign
     servers = [serve(behaviour), serve(behaviour), serve(behaviour)]
     found = collect(make(*servers, retries=2), wanted)
     assert {s for s, g in found.items() if g.error is not None} == {seed}
-    assert sum(server.times[seed] for server in servers) == 12, "three attempts, and three with each move"
+    assert sum(server.times[seed] for server in servers) == 3, "an attempt at each"
 
 
 def test_the_last_server_ends_the_run(serve) -> None:  # type: ignore[no-untyped-def]
@@ -249,8 +205,8 @@ def test_a_server_that_is_down_at_the_start_is_left_out(serve, caplog) -> None: 
     assert "left out, and asked again later" in caplog.text
     with pytest.raises(UserError, match=f"no server answers at {down.url}"):
         make(down)
-    with pytest.raises(UserError, match='does not serve "m"'):
-        make(healthy, serve(model="other"))
+    make(healthy, serve(model="other"))
+    assert 'does not list "m". It lists: other. It is asked all the same' in caplog.text
 
 
 MISTAKES = [

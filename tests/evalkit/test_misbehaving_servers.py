@@ -19,7 +19,7 @@ import pytest
 from forks import command_line
 from servers import Reply, Server, completion, stream, text_of
 
-import gtpo.evalkit.engines.openai_dispatch as dispatch
+import gtpo.evalkit.engines.openai as engine_module
 from gtpo.evalkit.engines.base import sample_seed
 from gtpo.rewards.data.arithmetic import arithmetic_problems
 
@@ -35,7 +35,7 @@ DOWN = Reply(503, {"error": "loading"})
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(engine_module, "LONGEST_PAUSE_S", 0.02)
 
 
 def rows(run: Path) -> dict[int, dict[str, Any]]:
@@ -229,20 +229,14 @@ def test_a_key_that_the_server_echoes_is_nowhere(gtpo, serve, tmp_path: Path, mo
 
 
 def test_copies_are_noticed(gtpo, serve, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """One text for every seed, and another text each time."""
+    """One text for every seed."""
     server = serve(lambda payload, times: completion({"seed": 7}))
     server.canary = server.behaviour
     done = gtpo(*EVAL, "--base-url", server.url, "--out", "one")
-    assert "4 requests with different seeds got the same text" in done.stderr
+    assert "2 requests with different seeds got the same text" in done.stderr
     assert f"all samples of {QUESTIONS} of {QUESTIONS} questions are the same text" in done.stderr
     assert canaries(tmp_path / "one")["seed_matters"] is False
-    texts = iter(range(10**6))
-    server.canary = lambda payload, times: completion({"seed": next(texts)})
-    done = gtpo(*EVAL, "--base-url", server.url, "--out", "ignored")
-    assert "the same seed gave different texts: the server's samples cannot be repeated" in done.stderr
-    assert canaries(tmp_path / "ignored")["repeats"] is False
     assert canaries(whole) == {**canaries(whole), "models": ["m"], "fingerprints": ["fp"], "seed_matters": True}
-    assert canaries(whole)["repeats"] is True
 
 
 def test_another_model_is_refused(gtpo, serve, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -253,15 +247,12 @@ def test_another_model_is_refused(gtpo, serve, whole: Path, tmp_path: Path) -> N
         reply.body["model"] = "m-0613"
         return reply
 
-    other, copies, same = (serve(renamed), serve(), serve(fingerprinted))
+    other, same = serve(renamed), serve(fingerprinted)
     other.canary, same.canary = renamed, fingerprinted
-    copies.canary = lambda payload, times: completion({"seed": 7})
     shutil.copytree(whole, tmp_path / "run")
     more = (*EVAL, "--k", str(SAMPLES + 1))
     done = gtpo(*more, "--base-url", other.url, "--out", "run", code=2)
     assert "was sampled from another model: m-0613 answers, and m did before" in done.stderr
-    done = gtpo(*more, "--base-url", copies.url, "--out", "run", code=2)
-    assert "first texts are others than they were for the same seeds" in done.stderr
     assert rows(tmp_path / "run") == rows(whole)
     done = gtpo(*EVAL, "--base-url", f"{same.url},{other.url}", "--out", "two", code=2)
     assert "the servers have different models" in done.stderr

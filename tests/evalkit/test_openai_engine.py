@@ -11,22 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from servers import DONE, USAGE, Clock, Reply, Server, collect, completion, delta, event, make, stream, tasks, text_of
 
 import gtpo.evalkit.engines.openai as engine_module
-import gtpo.evalkit.engines.openai_dispatch as dispatch
 import gtpo.evalkit.engines.openai_reply as reply_module
-import gtpo.evalkit.engines.openai_server as server_module
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.evalkit.engines.base import EngineStopped, Generation, sample_seed
+from gtpo.evalkit.engines.base import EngineStopped, Generation, Prompt, Sampling, finish_word, sample_seed
 from gtpo.evalkit.engines.model_ref import resolve_model
-from gtpo.evalkit.engines.openai_address import access, server_urls
 from gtpo.evalkit.engines.openai_reply import refused
+from gtpo.evalkit.engines.openai_request import Dialect, access, card_context, server_urls
 from gtpo.evalkit.results.record import read_record
 
 Serve = Callable[..., Server]
@@ -38,7 +35,7 @@ ASKED = {"seed": SEED}
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(engine_module, "LONGEST_PAUSE_S", 0.01)
 
 
 # -- what is sent ----------------------------------------------------------------------------------------------------
@@ -58,25 +55,87 @@ def test_one_request_per_sample_with_its_seed(serve: Serve, monkeypatch: pytest.
         assert sent == {"model": "m", "temperature": 0.7, "top_p": 0.9, "max_tokens": 33}
         # A vLLM server would otherwise fill in top_k and penalties from the model's generation_config.
         assert (request["top_k"], request["min_p"], request["repetition_penalty"]) == (-1, 0.0, 1.0)
-        assert "presence_penalty" not in request
         assert "chat_template_kwargs" not in request
     assert "sk-test" not in json.dumps(make(server).describe())
 
 
-@pytest.mark.parametrize("owner", ["vllm", "someone"])
-def test_sampling_options(serve: Serve, owner: str) -> None:
-    """A server that is not vLLM gets what was asked for, and no parameter that it may not know without need."""
+SAMPLED = {
+    "temperature": 0.6,
+    "top_p": 0.9,
+    "top_k": 20,
+    "min_p": 0.1,
+    "presence_penalty": 1.5,
+    "repetition_penalty": 1.1,
+}
+
+
+@pytest.mark.parametrize("owner", ["vllm", "llamacpp", "library", "organization_owner", None])
+@pytest.mark.parametrize("given", [{}, SAMPLED])
+def test_what_is_recorded_is_what_was_sent(gtpo, serve: Serve, tmp_path: Path, owner: str | None, given: dict) -> None:  # type: ignore[no-untyped-def]
+    """Every field of the record's sampling, read back from the requests; null is what the server does by itself."""
     server = serve()
     server.models = Reply(body={"data": [{"id": "m", "owned_by": owner}]})
-    options = {"top_k": 20, "presence_penalty": 1.5}
-    collect(make(server, sampling=options, body={"chat_template_kwargs": {"enable_thinking": True}}), tasks(1, 1))
-    (request,) = server.requests
-    expected = {**options, "chat_template_kwargs": {"enable_thinking": True}}
-    if owner == "vllm":
-        expected |= {"min_p": 0.0, "repetition_penalty": 1.0}
-    beyond = {"model", "messages", "temperature", "top_p", "max_tokens", "seed", "authorization"}
-    beyond |= {"stream", "stream_options"}
-    assert {key: value for key, value in request.items() if key not in beyond} == expected
+    flags = [word for name, value in given.items() for word in ("--" + name.replace("_", "-"), value)]
+    command = ("eval", "m", "--benchmarks", "arithmetic", "--limit", "2", "--k", "2", "--seed", "3", *flags)
+    (tmp_path / "p.yaml").write_text("stop: ['Q:']\n")
+    done = gtpo(*command, "--max-tokens", "77", "--protocol", "p.yaml", "--base-url", server.url, "--out", "run")
+    record = read_record(tmp_path / "run").sampling
+    untaken = {"top_k", "min_p", "repetition_penalty"} if owner == "library" else set()
+    for request in server.requests:
+        sent = {name: request[name] for name in (*SAMPLED, "max_tokens", "stop")}
+        sent["top_k"] = max(0, sent["top_k"])
+        assert {name: getattr(record, name) for name in sent if name not in untaken} == {
+            name: value for name, value in sent.items() if name not in untaken
+        }
+    seeds = [
+        sample_seed(record.seed or 0, "arithmetic", f"arithmetic/test/{q}", i)
+        for q in range(2)
+        for i in range(record.n)
+    ]
+    assert sorted(request["seed"] for request in server.requests) == sorted(seeds)
+    assert all(getattr(record, name) is None for name in untaken)
+    assert ("its own defaults hold" in done.stderr) == bool(untaken)
+
+
+def test_openai_itself_gets_no_parameters_of_others() -> None:
+    sent = [
+        Dialect(url).payload("m", Prompt([], "x"), Sampling(1.0, 1.0, 9, 1, 0), 5, True, {})
+        for url in ("https://api.openai.com/v1", "http://127.0.0.1:8000/v1")
+    ]
+    assert sent[1].keys() - sent[0].keys() == {
+        "top_k", "min_p", "repetition_penalty", "presence_penalty", "skip_special_tokens",
+    }  # fmt: skip
+
+
+def test_a_refused_parameter_is_null_in_the_record(gtpo, serve: Serve, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """One that was asked for is never left out."""
+    said = "top_k: Extra inputs are not permitted"
+
+    def behaviour(payload: dict[str, Any], times: int) -> Reply:
+        return Reply(422, {"detail": said}) if "top_k" in payload else completion(payload)
+
+    server = serve(behaviour)
+    server.canary = behaviour
+    command = (
+        "eval",
+        "m",
+        "--benchmarks",
+        "arithmetic",
+        "--limit",
+        "2",
+        "--max-tokens",
+        "64",
+        "--base-url",
+        server.url,
+    )
+    done = gtpo(*command, "--out", "run")
+    assert "takes no top_k: its own default holds, eval.json has null for it" in done.stderr
+    record = read_record(tmp_path / "run")
+    assert record.sampling.top_k is None
+    assert "top_k" in record.engine.parameters_left_out
+    gtpo(*command, "--k", "2", "--out", "run")  # resumed: no other setting
+    assert read_record(tmp_path / "run").sampling.top_k is None
+    assert "HTTP 422" in gtpo(*command, "--top-k", "20", "--out", "asked", code=3).stderr
 
 
 UNKNOWN = {
@@ -123,6 +182,16 @@ COMPLETIONS: dict[str, tuple[Reply, str, int | None, str]] = {
     "a stream": (events(*WHOLE), TEXT, 7, "stop"),
     "a stream under another type": (Reply(pieces=WHOLE, headers={"Content-Type": "application/json"}), TEXT, 7, "stop"),
     "a stream in odd pieces": (events(*(bytes([byte]) for byte in b"".join(WHOLE))), TEXT, 7, "stop"),
+    "CR": (events(*(piece.replace(b"\n", b"\r") for piece in WHOLE)), TEXT, 7, "stop"),
+    "a BOM": (events(b"\xef\xbb\xbf", *WHOLE), TEXT, 7, "stop"),
+    "an event over several lines": (
+        events(*(b"data: " + json.dumps(json.loads(p[6:]), indent=1).encode().replace(b"\n", b"\ndata: ") + b"\n\n"
+                 for p in WHOLE[:-1]), DONE),
+        TEXT, 7, "stop",
+    ),
+    "no blank lines": (events(*(piece[:-1] for piece in WHOLE)), TEXT, 7, "stop"),
+    "half a character in each event": (events(delta("5 \ud83d"), delta("\ude00", "stop"), DONE), "5 😀", None, "stop"),
+    "tokens as text": (answer(usage={"completion_tokens": "seven"}), TEXT, None, "stop"),
     "comments": (events(*[b": PROCESSING\n\n"] * 3, *WHOLE), TEXT, 7, "stop"),
     "CRLF": (events(*(piece.replace(b"\n", b"\r\n") for piece in WHOLE)), TEXT, 7, "stop"),
     "no [DONE]": (events(*WHOLE[:-1]), TEXT, 7, "stop"),
@@ -157,6 +226,32 @@ def test_what_is_a_completion(serve: Serve, name: str) -> None:
     assert found.error is None
 
 
+ENDINGS = {
+    "stop": "stop STOP Stop eos </s> END_TURN end_turn endTurn complete FinishReason.STOP FINISH_REASON_STOP",
+    "length": "length LENGTH MAX_TOKENS max-tokens maxTokens FinishReason.MAX_TOKENS model_context_window_exceeded",
+    "refused": "content_filter content-filter SAFETY RECITATION FinishReason.PROHIBITED_CONTENT",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_how_a_completion_ended(ending: str) -> None:
+    assert {finish_word(said) for said in ENDINGS[ending].split() if said != "</s>"} == {ending}
+    assert finish_word("whatever") == "whatever"
+
+
+CARDS = [
+    ({"max_model_len": 9}, 9), ({"context_length": 9}, 9), ({"max_context_length": 9}, 9), ({"context_window": 9}, 9),
+    ({"meta": {"n_ctx": 9}}, 9), ({"top_provider": {"context_length": 9}}, 9), ({"inputTokenLimit": 9}, 9),
+    ({"max_model_len": None, "parent": "base"}, 5), ({"max_model_len": None, "parent": "?"}, None), ({}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("card", "expected"), CARDS)
+def test_context_length(card: dict[str, Any], expected: int | None) -> None:
+    listed = [{"id": "base", "max_model_len": 5}, {"id": "lora", **card}]
+    assert card_context(listed[1], listed) == expected
+
+
 HALF = "".join(TEXT[:16])
 PASSING: dict[str, tuple[Reply, str]] = {
     "500": (Reply(500, {"error": "oops"}), "HTTP 500: oops"),
@@ -169,10 +264,9 @@ PASSING: dict[str, tuple[Reply, str]] = {
     "no gzip": (Reply(body=b"\x1f\x8b no", headers={"Content-Encoding": "gzip"}), "ClientPayloadError"),
     "a list": (Reply(body=[1, 2]), "malformed answer"),
     "an empty body": (Reply(body=b""), "malformed answer"),
-    "no choices": (Reply(body={"choices": []}), "malformed answer: choices: there are none"),
-    "choices of the wrong type": (Reply(body={"choices": {"0": 1}}), "malformed answer: choices"),
-    "content as a number": (answer({"content": 7}), "malformed answer: choices.0.message.content"),
-    "tokens as text": (answer(usage={"completion_tokens": "seven"}), "malformed answer: usage.completion_tokens"),
+    "no choices": (Reply(body={"choices": []}), "malformed answer: no choices"),
+    "choices of the wrong type": (Reply(body={"choices": {"0": 1}}), "malformed answer"),
+    "content as a number": (answer({"content": 7}), "malformed answer: TypeError: content is int"),
     "a deep body": (Reply(body=b'{"a":' * 5000), "malformed answer"),
     "a broken event": (events(*WHOLE[:2], b'data: {"choices": [\n\n'), "malformed answer"),
     "an error as an event": (
@@ -188,7 +282,10 @@ STAYING: dict[str, tuple[Reply, str]] = {
     "403 by moderation": (Reply(403, {"error": {"message": "flagged"}}), "HTTP 403: flagged"),
     "422": (Reply(422, {"detail": [{"msg": "too long"}]}), "HTTP 422"),
     "413 with a page": (Reply(413, b"<html>\x1b[31mlarge</html>"), "HTTP 413: <html> [31mlarge</html>"),
-    "content filter": (answer({"content": HALF}, "content_filter"), "content filter withheld"),
+    "content filter": (
+        answer({"content": HALF}, "content_filter"),
+        "withheld the completion (finish_reason content_filter)",
+    ),
 }
 PARTIAL = {"a broken event", "an error as an event", "no end", "no reason to end", "abort", "a reason of its own"}
 PARTIAL |= {"content filter"}
@@ -230,6 +327,34 @@ def test_an_answer_that_is_too_long(serve: Serve, monkeypatch: pytest.MonkeyPatc
     assert found.error is not None
     assert found.error.startswith("an answer of more than")
     assert len(server.requests) == 1
+
+
+def test_a_stop_text_inside_a_thought_ends_nothing(serve: Serve) -> None:
+    """The sample is asked for again without stop texts, which are applied here."""
+
+    def behaviour(payload: dict[str, Any], times: int) -> Reply:
+        whole = "<think>Q: restated</think>5"
+        return completion(payload, content=whole.partition("Q:")[0] if "stop" in payload else whole)
+
+    found = collect(make(serve(behaviour), sampling={"stop": ("Q:",)}), tasks(4, 4))
+    assert {g.text for g in found.values()} == {"<think>Q: restated</think>5"}
+
+
+def test_a_reply_that_is_all_thought_is_named(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    server = serve(lambda payload, times: completion(payload, content=None, reasoning_content="it is 5"))
+    collect(make(server), tasks(2, 4))
+    assert "8 of 8 replies are thoughts only (reasoning_content) though they ended by themselves" in caplog.text
+    assert "--reasoning-parser" in caplog.text
+
+
+def test_a_limit_of_the_server_is_named(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    usage = {"prompt_tokens": 20, "completion_tokens": 12}
+    server = serve(lambda payload, times: answer(finish="length", usage=usage))
+    collect(make(server), tasks(2, 4))
+    assert (
+        "cut off by the server's own limit, not by --max-tokens 33: 8 where prompt and completion have 32"
+        in caplog.text
+    )
 
 
 # -- time ------------------------------------------------------------------------------------------------------------
@@ -296,22 +421,6 @@ def test_a_silent_server_is_seen(serve: Serve, monkeypatch, caplog) -> None:  # 
     assert len(collect(make(server), tasks(1, 4))) == 4
     assert said[0].startswith(f"{server.url}: no byte for")
     assert "requests in flight" in said[0]
-    assert "without a first byte for up to" in said[0]
-
-
-def test_tokens_of_a_server_that_shows_nothing_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in flight gets the pace of what is done, until a token is seen."""
-    monkeypatch.setattr(server_module, "time", SimpleNamespace(monotonic=lambda: 103.0))
-    server = server_module.Server("http://s.example/v1", access("OPENAI_API_KEY", ()), 4)
-    first, second = (server_module.request_of(task, 0, 0) for task in tasks(2, 1))
-    for request in (first, second):
-        request.sent = 100.0
-        server.asking[request.key] = None, request  # type: ignore[assignment]
-    assert [r.tokens for r in server.running()] == [0, 0]
-    server.seconds, server.tokens = 20.0, 205.0
-    assert [r.tokens for r in server.running()] == [30, 30]
-    first.answer.deltas = 7
-    assert [r.tokens for r in server.running()] == [7, 0]
 
 
 def test_the_reported_time_is_shared_by_tokens(gtpo, serve: Serve, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -355,7 +464,7 @@ def test_many_failures_in_a_row_stop_it(serve: Serve) -> None:
     with pytest.raises(EngineStopped, match=rf"16 requests in a row failed at {server.url} \(HTTP 500: broken\)"):
         found.extend(g for lot in make(server, retries=1).generate(tasks(50, 4)) for g in lot)
     assert sum(g.error is None for g in found) == 10
-    assert 16 <= sum(g.error is not None for g in found) <= 19
+    assert all(g.error in (None, "HTTP 500: broken") for g in found)
 
 
 def test_a_server_that_is_shut_down(serve: Serve) -> None:
@@ -377,7 +486,7 @@ def test_an_outage_is_waited_for(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The server is back when it has been asked three times whether it is."""
-    monkeypatch.setattr(dispatch, "REJOIN_S", 0.01)
+    monkeypatch.setattr(engine_module, "REJOIN_S", 0.01)
     server = serve()
     there, asked = server.models, itertools.count()
 
@@ -442,8 +551,9 @@ def test_a_train_run_by_its_own_name(gtpo, tiny_model: Path, tmp_path: Path) -> 
     assert start in gtpo(*command, code=2).stderr
     other, server = Server(), Server(model="my-run")
     try:
+        other.behaviour = lambda payload, times: Reply(404, {"error": "no such model"})
         done = gtpo(*command, "--base-url", other.url, code=2)
-        assert f'does not serve "my-run". It serves: m. For this run start it with: {start}' in done.stderr
+        assert f'does not list "my-run". It lists: m. For this run start it with: {start}' in done.stderr
         gtpo(*command, "--base-url", server.url)
     finally:
         other.close()

@@ -13,7 +13,7 @@ import pytest
 from servers import Reply
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.engines.base import Generation, Prompt
+from gtpo.evalkit.engines.base import Generation, Reading
 from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol, presets
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.rewards.data.problem import Problem
@@ -77,39 +77,31 @@ def done(text: str, reason: str = "stop") -> Generation:
     return Generation("b", "q", 0, text, 5, reason, 1)
 
 
+OPEN, SHUT = "User: hi\nModel: <think>\n", "Model: <think>\n\n</think>\n"
+
+
 @pytest.mark.parametrize(
-    ("text", "reason", "begins", "known", "stored"),
+    ("text", "reason", "prompt", "stored"),
     [
-        ("so \\boxed{5}. But wait", "length", "<think>", True, "<think>so \\boxed{5}. But wait"),
-        ("<think>so", "length", "<think>", True, "<think>so"),
-        ("so</think>5", "stop", "<think>", True, "<think>so</think>5"),
-        (
-            "so \\boxed{5}. But wait",
-            "length",
-            "",
-            False,
-            "<think>so \\boxed{5}. But wait",
-        ),  # a server, template unknown
-        ("so</think>5", "stop", "", False, "<think>so</think>5"),
-        ("\\boxed{5}", "stop", "", False, "\\boxed{5}"),  # the server keeps the thoughts to itself
-        ("\\boxed{5}", "length", "", True, "\\boxed{5}"),  # the prompt is known, and opens none
-        ("[T]so[/T]5", "stop", "", True, "<think>so</think>5"),
-        ("5 Q: and", "length", "", True, "5 "),
+        ("so \\boxed{5}. But wait", "length", OPEN, "<think>so \\boxed{5}. But wait"),
+        ("so \\boxed{5}. But wait", "length", "Model: [T]", "<think>so \\boxed{5}. But wait"),
+        ("<think>so", "length", OPEN, "<think>so"),
+        ("so</think>5", "stop", OPEN, "<think>so</think>5"),
+        ("so \\boxed{5}. But wait", "length", None, "<think>so \\boxed{5}. But wait"),  # a server, template unknown
+        ("so</think>5", "stop", None, "<think>so</think>5"),
+        ("\\boxed{5}", "stop", None, "\\boxed{5}"),  # the server keeps the thoughts to itself
+        ("\\boxed{5}", "length", SHUT, "\\boxed{5}"),  # the prompt is known, and opens none
+        ("[T]so[/T]5", "stop", SHUT, "<think>so</think>5"),
+        ("5 Q: and", "length", SHUT, "5 "),
+        ("<think>Q: restated</think>5 Q: and", "stop", SHUT, "<think>Q: restated</think>5 "),
+        ("<think>Q: restated", "length", SHUT, "<think>Q: restated"),
     ],
 )
-def test_thoughts_and_stops(text: str, reason: str, begins: str, known: bool, stored: str) -> None:
+def test_thoughts_and_stops(text: str, reason: str, prompt: str | None, stored: str) -> None:
     protocol = Protocol(begins_in_thought=True, thoughts=[("[T]", "[/T]")], stop=["Q:"])
-    found = protocol.completion(done(text, reason), begins, known)
+    found = protocol.completion(done(text, reason), Reading(("Q:",), (("[T]", "[/T]"),)), prompt)
     assert found.text == stored
-    assert found.finish_reason == ("stop" if "Q:" in text else reason)
-
-
-def test_a_thought_is_known_from_the_prompt() -> None:
-    protocol = Protocol(thoughts=[("[T]", "[/T]")])
-    assert protocol.begins(Prompt([], "User: hi\nModel: <think>\n")) == "<think>"
-    assert protocol.begins(Prompt([], "Model: [T]")) == "<think>"
-    assert protocol.begins(Prompt([], "Model: <think>\n\n</think>\n")) == ""
-    assert protocol.begins(Prompt([])) == ""
+    assert found.finish_reason == (reason if len(found.text) >= len(text) or "[T]" in text else "stop")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import Generation, Sampling, Task, sample_seed
 from gtpo.evalkit.engines.local import chat_template, load_config, load_tokenizer, render
 from gtpo.evalkit.engines.model_ref import resolve_model
-from gtpo.evalkit.engines.transformers import TransformersEngine, draw_tokens, plan_batches, sample_blocks
+from gtpo.evalkit.engines.transformers import TransformersEngine, _presence_penalty, plan_batches, sample_blocks
+from gtpo.rewards.completions import decode_completion
 from gtpo.rewards.data.arithmetic import arithmetic_problems
 from gtpo.rewards.data.problem import chat_messages
 
@@ -79,25 +80,25 @@ def sampling(temperature: float, top_p: float, **options: float) -> Sampling:
     return Sampling(temperature, top_p, max_tokens=1, n=1, seed=0, **options)  # type: ignore[arg-type]
 
 
-def test_tokens_are_drawn_from_the_distribution() -> None:
-    logits = torch.tensor([[2.0, 0.0, -1.0, 1.0, -30.0]])
-    uniforms = torch.linspace(0, 1, 20_001, dtype=torch.float64)[:-1]
-    for temperature, top_p in ((1.0, 1.0), (0.7, 1.0), (1.0, 0.8)):
-        drawn = draw_tokens(logits.expand(len(uniforms), -1), uniforms, sampling(temperature, top_p))
-        expected = torch.softmax(logits[0] / temperature, -1)
-        if top_p < 1:
-            expected = torch.where(torch.tensor([True, False, False, True, False]), expected, 0.0)
-        share = torch.bincount(drawn, minlength=5) / len(uniforms)
-        assert torch.allclose(share, expected / expected.sum(), atol=2e-4)
-    assert draw_tokens(logits, torch.tensor([0.99]), sampling(0.0, 1.0)).item() == 0
+def test_the_presence_penalty_lowers_what_a_completion_has() -> None:
+    penalise = _presence_penalty(sampling(1.0, 1.0, presence_penalty=1.5), 2)
+    lowered = penalise(torch.tensor([[4, 4, 1, 1, 3]]), torch.zeros(1, 6))  # the prompt is 4 4
+    assert lowered.tolist() == [[0, -1.5, 0, -1.5, 0, 0]]
 
 
-def test_never_a_token_without_probability() -> None:
-    logits = torch.full((2, 6), -torch.inf)
-    logits[:, 3] = 0.0
-    edges = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
-    assert draw_tokens(logits, edges, sampling(1.0, 1.0)).tolist() == [3, 3]
-    assert draw_tokens(logits, edges, sampling(1.0, 0.5)).tolist() == [3, 3]
+def test_every_parameter_reaches_generate(tiny_model: Path, tokenizer, tasks: list[Task]) -> None:  # type: ignore[no-untyped-def]
+    """What leaves one token only makes sampling greedy; the model's own recommendation decides nothing."""
+    greedy = [
+        g.text for g in collect(engine(tiny_model, tokenizer, temperature=0.0), wanting(tasks, range(1))).values()
+    ]
+    for alone in ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 0.9999}, {"temperature": 1e-4}):
+        source = engine(tiny_model, tokenizer, **alone)
+        assert [g.text for g in collect(source, wanting(tasks, range(1))).values()] == greedy
+    free = engine(tiny_model, tokenizer)
+    assert free.model.generation_config.to_diff_dict().keys() <= {"transformers_version"}
+    for other in ({"repetition_penalty": 1e9}, {"presence_penalty": 1e9}):
+        source = engine(tiny_model, tokenizer, temperature=0.0, **other)
+        assert [g.text for g in collect(source, wanting(tasks, range(1))).values()] != greedy
 
 
 def test_greedy_equals_generate(tiny_model: Path, tokenizer, tasks: list[Task]) -> None:  # type: ignore[no-untyped-def]
@@ -107,7 +108,7 @@ def test_greedy_equals_generate(tiny_model: Path, tokenizer, tasks: list[Task]) 
     for task in tasks:
         inputs = torch.tensor([task.prompt.ids])
         out = source.model.generate(inputs, max_new_tokens=24, do_sample=False)[0, inputs.shape[1] :]
-        assert ours[task.question_id, 0].text == tokenizer.decode(out, skip_special_tokens=True)
+        assert ours[task.question_id, 0].text == decode_completion(tokenizer, out.tolist())
         assert ours[task.question_id, 0].tokens == len(out)
 
 
@@ -136,7 +137,7 @@ def test_a_prompt_is_read_once_for_all_of_its_samples(tiny_model: Path, tokenize
         lambda _, args, inputs: read.append(inputs["input_ids"].shape), with_kwargs=True
     )
     list(source.generate(wanting(tasks[:1], range(8, 16))))
-    assert read == [(1, len(tasks[0].prompt.ids or ())), (8, 1)]
+    assert read == [(1, len(tasks[0].prompt.ids or ()) - 1), (8, 1), (8, 1)], "its last token begins each sample"
 
 
 def test_another_seed_gives_other_samples(tiny_model: Path, tokenizer, tasks: list[Task]) -> None:  # type: ignore[no-untyped-def]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from scripted import scripted
 from trl import GRPOConfig, TrlParser
 
 from gtpo import GTPOConfig, GTPOTrainer
@@ -369,3 +370,24 @@ def test_defaults_are_those_of_the_machine(tmp_path: Path) -> None:
 def test_what_the_objective_decides_may_be_said_as_it_decides_it(tmp_path: Path) -> None:
     settings = arguments(tmp_path, preset="gtpo-published", scale_rewards="none", loss_type="grpo", entropy_target=0.2)
     assert (settings.scale_rewards, settings.loss_type) == ("none", "grpo")
+
+
+@pytest.mark.parametrize("conversational", [True, False])
+def test_tags_that_are_special_tokens_reach_the_reward(tmp_path: Path, conversational: bool) -> None:
+    """TRL decodes without them; only what ends the completion is left out here."""
+    text, tags = (
+        "<reasoning> add </reasoning> <answer> 42 </answer>",
+        ("<reasoning>", "</reasoning>", "<answer>", "</answer>"),
+    )
+    model, seen = scripted(tmp_path / "model", text, tags), list[Any]()
+
+    def reward(completions: list[Any], **columns: Any) -> list[float]:
+        seen.extend(completions)
+        return [float(i) for i in range(len(completions))]
+
+    prompts: list[Any] = PROMPTS if conversational else [f"What is {number} + 1? Go" for number in range(8)]
+    args = arguments(tmp_path, max_steps=1, max_completion_length=16, model_init_kwargs={"dtype": "float32"})
+    GTPOTrainer(
+        model=str(model), reward_funcs=reward, args=args, train_dataset=Dataset.from_dict({"prompt": prompts})
+    ).train()
+    assert {found[0]["content"] if conversational else found for found in seen[-4:]} == {text}

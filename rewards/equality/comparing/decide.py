@@ -19,8 +19,9 @@ from gtpo.rewards.equality.reading.clean import PRICE, clean, typed_thousands, u
 from gtpo.rewards.equality.reading.problem import ProblemText, name_in, read_problem
 from gtpo.rewards.equality.reading.reader import read, split_choice
 from gtpo.rewards.equality.reading.statements import cores
-from gtpo.rewards.extract import boxed_together, extract_answer, without_thoughts
+from gtpo.rewards.extract import boxed_together, extract_answer
 from gtpo.rewards.limits import ANSWERS_KEPT, DIGITS
+from gtpo.rewards.thoughts import plain, without_thoughts
 
 _LETTER_AFTER = re.compile(r"(-?(?:[\d.]+|\\frac\{\d+\}\{\d+\}))\s+([msghlL](?:\^\{?\d\}?)?)")
 """`3 s^{2}`, which may be a unit and may be a product."""
@@ -32,7 +33,7 @@ def _texts(
     text: str, gold: bool = False, asked: frozenset[str] = frozenset(), others: frozenset[str] = frozenset()
 ) -> tuple[str, ...]:
     """Return an answer, unwrapped, and what is left of it as the words around it are read away (`cores`)."""
-    text = without_thoughts(text, ("think", "thinking"))
+    text = without_thoughts(plain(text)) if "think" in text.lower() else text
     if gold and "boxed" in text:
         text = extract_answer(text, "lenient") or text
     boxes = boxed_together(text) if "boxed" in text else []

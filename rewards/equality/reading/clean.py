@@ -15,7 +15,10 @@ from gtpo.rewards.completions import words
 from gtpo.rewards.equality.reading import TABLES
 from gtpo.rewards.extract import ANSWER, last_boxed, match_brace, without_operand_box
 
-_TRANSLATION = str.maketrans(TABLES["characters"])
+_INVISIBLE = (0xAD, 0x61C, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF)
+"""Joiners, direction marks, soft hyphens: they say nothing of a value."""
+_UNSEEN = dict.fromkeys(map(chr, _INVISIBLE), "") | {"．": ".", "\u066b": ".", "\u066c": ","}
+_TRANSLATION = str.maketrans(TABLES["characters"] | _UNSEEN)
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ", "0123456789+-nx")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _RAISED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ]+")
@@ -69,6 +72,19 @@ _TYPED: _Substitutions = [
     (re.compile(r"\\(?:pmod|pod)\s*(?:\{([^{}]*)\}|(\w+))"), r"\\text{ mod \1\2}"),
     (re.compile(r"\(\s*\\text\s*\{\s*mod\s*\}\s*(\w+)\s*\)"), r"\\text{ mod \1}"),
     (re.compile(r"(?:\\text\s*\{\s*)?\(\s*\\?mod\s+(\w+)\s*\)(?:\s*\})?"), r"\\text{ mod \1}"),
+    (re.compile(r"(?<![\d.,])(\d{1,2}(?:,\d\d)+,\d{3})(?![\d,])"), lambda m: m[1].replace(",", "")),  # 1,00,000
+    (re.compile(r"(?<![\d.,'])(\d{1,3}(?:'\d{3})+)(?![\d'])"), lambda m: m[1].replace("'", "")),  # 1'234'567
+    (
+        re.compile(r"(?<![\d.,])([1-9]\d{0,2}(?:\.\d{3})+,\d+|[1-9]\d{0,2}(?:\.\d{3}){2,})(?![\d.,])"),  # 1.234,56
+        lambda m: m[1].replace(".", "").replace(",", "."),
+    ),
+    (
+        re.compile(
+            r"(?<![a-zA-Z\\{])(alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi"
+            r"|omega|Gamma|Delta|Theta|Lambda|Sigma|Phi|Psi|Omega)(?![a-zA-Z])"
+        ),
+        r"\\\1 ",
+    ),
     (re.compile(r"(?i)(?<![a-z])(?:percent(?:age)?|pct\.?|per cent)(?![a-z])"), "%"),
 ]
 """What may be written without a backslash, or with one."""

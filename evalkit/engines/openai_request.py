@@ -1,4 +1,4 @@
-"""OpenAI-compatible servers: addresses, headers, the models that they list, and the prompts as they render them."""
+"""OpenAI-compatible servers: addresses, headers, what they list of their models, and what a request holds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import aiohttp
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.log import LOG
-from gtpo.evalkit.engines.base import Prompt
+from gtpo.evalkit.engines.base import Prompt, Sampling
 from gtpo.evalkit.engines.model_ref import ModelRef, serve_command
 from gtpo.evalkit.engines.openai_reply import one_line
 
@@ -115,7 +115,7 @@ def _entries(value: str) -> list[tuple[str, str]]:
     if "://" in value or not Path(value).is_file():
         return [("--base-url", part.strip()) for part in value.split(",") if part.strip()]
     try:
-        lines = Path(value).read_text(encoding="utf-8").split("\n")
+        lines = Path(value).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--base-url {value}: not a readable list of servers ({error})") from None
     stripped = [(f"{value}:{number}", line.partition("#")[0].strip()) for number, line in enumerate(lines, 1)]
@@ -201,30 +201,122 @@ def list_models(
     return apart(ask_all())
 
 
-def owner_of(url: str, listed: Sequence[dict[str, Any]], ref: ModelRef) -> str | None:
-    """Return who made the server (`vllm`, ...), if it says so. UserError where it does not serve the model."""
+def card_of(listed: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
+    """Return what a server lists of a model; empty if it does not list it (aliases, deployments, wildcards)."""
+    return next((card for card in listed if card["id"] in (name, f"models/{name}", f"{name}:latest")), {})
+
+
+def not_listed(url: str, listed: Sequence[dict[str, Any]], ref: ModelRef) -> str:
+    """Return what to tell of a model that a server does not list; empty if it lists it, or nothing at all."""
     served = [str(entry["id"]) for entry in listed]
-    if served and ref.served_name not in served:
-        command = serve_command(ref)
-        start = f". For this run start it with: {command}" if command else ""
-        raise UserError(
-            f'{url} does not serve "{ref.served_name}".{did_you_mean(ref.served_name, served)} '
-            f"It serves: {', '.join(map(one_line, served[:8]))}{start}"
-        )
-    owners = [str(entry.get("owned_by")) for entry in listed if entry["id"] == ref.served_name]
-    return owners[0] if owners else None
+    if not served or card_of(listed, ref.served_name):
+        return ""
+    command = serve_command(ref)
+    start = f". For this run start it with: {command}" if command else ""
+    return (
+        f'{url} does not list "{ref.served_name}".{did_you_mean(ref.served_name, served)} '
+        f"It lists: {', '.join(map(one_line, served[:8]))}{start}"
+    )
+
+
+_CONTEXT = (
+    "max_model_len", "context_length", "loaded_context_length", "max_context_length", "context_window", "n_ctx",
+    "max_context_window", "max_seq_len", "context_size", "inputTokenLimit", "max_input_tokens",
+)  # fmt: skip
+"""Fields in which servers say how many tokens a model takes, in its card or one level below."""
+
+
+def card_context(card: Mapping[str, Any], listed: Sequence[dict[str, Any]] = ()) -> int | None:
+    """Return the tokens that a model takes by its card, a LoRA by its parent's; None if neither says."""
+    inner = [card, *(value for value in card.values() if isinstance(value, dict))]
+    found = (block.get(name) for name in _CONTEXT for block in inner)
+    own = next((int(n) for n in found if isinstance(n, int | float) and not isinstance(n, bool) and n > 0), None)
+    if own is not None or not listed:
+        return own
+    above = [name for name in (card.get("parent"), card.get("root"), card.get("base_model")) if name]
+    cards = [card_of(listed, str(name)) for name in above]
+    return next((length for other in cards if other is not card and (length := card_context(other))), None)
 
 
 def served_context(ref: ModelRef, urls: Sequence[str], access: Access, wait_s: float) -> int | None:
-    """Return the tokens that the model takes on every server, as vLLM lists it; None where no server says."""
+    """Return the tokens that the model takes on every server, as they list it; None if no server says."""
     lengths = [
-        entry["max_model_len"]
+        length
         for listed in list_models(urls, access, wait_s).values()
         if not isinstance(listed, Unreachable)
-        for entry in listed
-        if entry["id"] == ref.served_name and isinstance(entry.get("max_model_len"), int)
+        if (length := card_context(card_of(listed, ref.served_name), listed))
     ]
     return min(lengths, default=None)
+
+
+# -- what a request holds ----------------------------------------------------------------------------------------------
+
+_NEUTRAL: dict[str, Any] = {
+    "seed": None, "stream": None, "stream_options": None, "skip_special_tokens": None, "temperature": 1.0, "top_p": 1.0,
+    "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+}  # fmt: skip
+"""Parameters that are left out for a server that does not take them: those without an effect on what is sampled, or
+with the value that has none (None: whatever the value)."""
+
+_EXTRAS = ("top_k", "min_p", "repetition_penalty", "presence_penalty", "skip_special_tokens")
+"""Beyond those that every server takes."""
+
+_DEFAULTS_STAY = {"library": ("top_k", "min_p", "repetition_penalty")}
+"""owned_by -> what a server takes without a word and does not do: Ollama's /v1 has no such parameters."""
+
+
+class Dialect:
+    """Which parameters a server takes: all, until it refuses one by its name. api.openai.com gets OpenAI's only."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.owner = url, ""
+        self.left_out: set[str] = set()
+        self._own_only = urlsplit(url).hostname == "api.openai.com"
+        self._renamed = False
+        """Whether it wants max_completion_tokens."""
+
+    @property
+    def by_default(self) -> set[str]:
+        """Parameters whose values are the server's own defaults, whatever was asked for."""
+        return self.left_out | set(_DEFAULTS_STAY.get(self.owner, ()))
+
+    def payload(self, model: str, prompt: Prompt, s: Sampling, seed: int, stop: bool, body: Mapping[str, Any]) -> Any:
+        """Return what is sent for a sample. stop: whether the stop texts are."""
+        question: dict[str, Any] = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
+        sent: dict[str, Any] = {
+            "model": model, **question, "temperature": s.temperature, "top_p": s.top_p, "max_tokens": s.max_tokens,
+            "seed": seed, "stream": True, "stream_options": {"include_usage": True}, "top_k": s.top_k or -1,
+            "min_p": s.min_p, "repetition_penalty": s.repetition_penalty, "presence_penalty": s.presence_penalty,
+            "skip_special_tokens": False,
+        }  # fmt: skip
+        if stop and s.stop:
+            sent["stop"] = list(s.stop)
+        if self._own_only:
+            sent = {name: v for name, v in sent.items() if name not in _EXTRAS or (_NEUTRAL[name] not in (None, v))}
+        sent = {name: value for name, value in sent.items() if name not in self.left_out}
+        if self._renamed:
+            sent["max_completion_tokens"] = sent.pop("max_tokens")
+        if self.owner == "llamacpp" and "repetition_penalty" in sent:
+            sent["repeat_penalty"] = s.repetition_penalty
+        return {**sent, **body}
+
+    def learn(self, sent: Mapping[str, Any], said: str) -> bool:
+        """Learn from an error which parameters the server does not take; return whether another request may do."""
+        if "max_tokens" in sent and "max_completion_tokens" in said:
+            self._renamed = True
+            return True
+        named = {name for name in _NEUTRAL if name in sent and re.search(rf"\b{name}\b", said)}
+        idle = {name for name in named if _NEUTRAL[name] in (None, sent[name])}
+        if named != idle:  # one that was asked for
+            return False
+        if "stream" in idle:
+            idle.add("stream_options")
+        new = idle - self.left_out
+        self.left_out |= new
+        for name in sorted(new - {"stream", "stream_options", "skip_special_tokens"}):
+            why = "samples cannot be repeated" if name == "seed" else "its own default holds, eval.json has null for it"
+            LOG.warning("%s takes no %s: %s", self.url, name, why)
+        return bool(new)
 
 
 def served_prompts(

@@ -1,0 +1,142 @@
+"""What of a completion is thought, and where its turn ends: the delimiters of every family in use, in one table.
+
+`plain` brings all of them to one form, `<think>…</think>`, and cuts the text at the end of its turn. All else reads
+that form. Sources: the model cards and chat templates of the families named beside each entry.
+"""
+
+from __future__ import annotations
+
+import re
+
+_TAG = r"(?:\w+[:_])?(?:think|thinking|thoughts?)"
+
+_OPENING = (
+    rf"<\s*{_TAG}\s*>",  # DeepSeek-R1, Qwen3 and most others; EXAONE <thought>, Seed-OSS <seed:think>, <longcat_think>
+    r"\[THINK\]",  # Magistral
+    r"<[|｜](?:begin_of_thought|START_THINKING|think|thinking)[|｜]>",  # OpenThinker, Command A
+    r"◁think▷",  # Kimi
+    r"<\|channel>\s*thought\b\n?",  # Gemma 4
+    r"<unused94>(?:\s*thought\b\n?)?",  # MedGemma
+)
+_CLOSING = (
+    rf"<\s*/\s*{_TAG}\s*>",
+    r"\[/THINK\]",
+    r"<[|｜](?:end_of_thought|END_THINKING|/think|/thinking)[|｜]>(?:\s*<[|｜](?:begin_of_solution|START_RESPONSE)[|｜]>)?",
+    r"◁/think▷",
+    r"<channel\|>",
+    r"<unused95>",
+    r"\[BEGIN FINAL RESPONSE\]",  # Apriel, whose thought begins with the completion
+)
+_OPEN = re.compile("|".join(_OPENING), re.IGNORECASE)
+_CLOSE = re.compile("|".join(_CLOSING), re.IGNORECASE)
+_OPENED_AT_END = re.compile(rf"(?:{'|'.join(_OPENING)})\s*\Z", re.IGNORECASE)
+_MAYBE = re.compile(r"th(?:ink|ought)|channel|<unused9|\[BEGIN FINAL", re.IGNORECASE)
+
+# gpt-oss (harmony): the answer is the channel `final`; a server without its parser drops the tokens and leaves the
+# words, `analysis…assistantfinal…`.
+_HARMONY_FINAL = re.compile(r"<\|channel\|>\s*final\b[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>")
+_HARMONY = re.compile(r"<\|channel\|>\s*(?:analysis|commentary)\b")
+_STRIPPED = re.compile(r"\s*analysis(?!\s*[:\n*=-]|\s+(?:of|for|on|by|and|shows|is)\b)")
+_STRIPPED_FINAL = re.compile(r"assistant\s*final(?![a-z])")
+
+_END = (
+    r"</s>|<eos>|<pad>|<end_of_turn>|<start_of_turn>|<\|?turn\|?>|\[\|(?:endofturn|user|assistant)\|\]|<seed:[be]os>"
+    r"|\[(?:EOS|PAD|END FINAL RESPONSE|INST|/INST)\]|<\|tool_call>"
+    r"|<[|｜]\s*(?:im_end|im_start|eot_id|eom_id|eot|endoftext|end_of_text|begin_of_text|start_header_id|end|start|return"
+    r"|call|eos|bos|pad|end_of_turn|END_OF_TURN_TOKEN|START_OF_TURN_TOKEN|END_RESPONSE|end_of_solution|endofresponse"
+    r"|end▁of▁sentence|▁pad▁|end_of_sentence|begin▁of▁sentence|user|assistant|system|observation|endofprompt"
+    r"|finetune_right_pad_id|role_end|im_sep|hy_eos)\s*[|｜]>"
+)
+"""Markers of the end of a turn, of the begin of another one, and padding."""
+_TURN_END = re.compile(_END, re.IGNORECASE)
+_LAST = re.compile(r"(?:\s*(?:" + _END + r"|<[|｜][\w▁]{3,40}[|｜]>))+\s*\Z", re.IGNORECASE)
+_FIRST = re.compile(
+    r"\s*(?:(?:<s>|<bos>|<[|｜](?:begin_of_text|begin▁of▁sentence|assistant|bos)[|｜]>|\[\|assistant\|\]"
+    r"|<\|im_start\|>assistant|<\|start_header_id\|>assistant<\|end_header_id\|>|<start_of_turn>model|<\|turn>model"
+    r"|<\|start\|>assistant(?!<\|channel))\s*)+",
+    re.IGNORECASE,
+)
+
+
+def plain(text: str) -> str:
+    """Return a completion with its thoughts in `<think>…</think>`, and without what stands after the end of its turn.
+
+    A closing delimiter whose opening stood in the prompt stays without one.
+    """
+    if "<|channel|>" in text and (_HARMONY.search(text) or _HARMONY_FINAL.search(text)):
+        finals = list(_HARMONY_FINAL.finditer(text))
+        if not finals:
+            return f"<think>{text}"
+        thought = f"<think>{text[: finals[-1].start()]}</think>" if finals[-1].start() else ""
+        text = thought + text[finals[-1].end() :]
+    elif (begin := _STRIPPED.match(text)) is not None:
+        finals = list(_STRIPPED_FINAL.finditer(text))
+        if not finals:
+            return f"<think>{text[begin.end() :]}"
+        text = f"<think>{text[begin.end() : finals[-1].start()]}</think>{text[finals[-1].end() :]}"
+    elif _MAYBE.search(text):
+        text = _CLOSE.sub("</think>", _OPEN.sub("<think>", text))
+    return without_end(text)
+
+
+def without_end(text: str) -> str:
+    """Return a completion up to the end of its turn, without the header with which a turn may begin.
+
+    For completions that were decoded with their special tokens. What stands in a thought ends nothing.
+    """
+    if not ("<" in text or "[" in text):
+        return text
+    if (begin := _FIRST.match(text)) is not None:
+        text = text[begin.end() :]
+    end = _TURN_END.search(text, max(0, text.rfind("</think>"))) if not unfinished(text) else None
+    return text[: end.start()].rstrip() if end is not None else _LAST.sub("", text)
+
+
+def unfinished(text: str) -> bool:
+    """Return whether a `plain` completion ends inside a thought."""
+    return text.rfind("<think>") > text.rfind("</think>")
+
+
+def unfinished_thought(text: str) -> bool:
+    """Return whether a completion ends inside a thought: one is opened and not closed."""
+    return unfinished(plain(text))
+
+
+def closes_unopened(text: str) -> bool:
+    """Return whether a `plain` completion closes a thought that it never opened: the prompt did."""
+    closing = text.find("</think>")
+    return closing >= 0 and not 0 <= text.find("<think>") < closing
+
+
+def opened_thought(prompt: str) -> bool:
+    """Return whether a rendered prompt puts the completion inside a thought."""
+    return _OPENED_AT_END.search(prompt[-200:]) is not None or _HARMONY_AT_END.search(prompt[-200:]) is not None
+
+
+_HARMONY_AT_END = re.compile(r"<\|channel\|>\s*analysis\s*<\|message\|>\s*\Z")
+
+
+def without_thoughts(text: str, *, reasoning: bool = False) -> str:
+    """Remove the thoughts of a `plain` completion, whole with their content.
+
+    A closing tag whose opening stood in the prompt ends thinking that began with the text; an opening tag that
+    is never closed hides all that follows it (the completion was cut while thinking).
+
+    Args:
+        reasoning: also what stands in `<reasoning>…</reasoning>`, the paper's layout. An unclosed `<reasoning>` hides
+            nothing that stands in answer tags after it.
+    """
+    for tag in ("think", "reasoning") if reasoning else ("think",):
+        opening, closing = f"<{tag}>", f"</{tag}>"
+        before, *opened = text.split(opening)
+        visible, unclosed = [before.split(closing, 1)[-1]], []
+        for part in opened:
+            _, closed, after = part.rpartition(closing)
+            unclosed.append(part)
+            if closed:  # nested or repeated openings close together, at the last closing tag before the next opening
+                visible.append(after)
+                unclosed.clear()
+        if unclosed:
+            visible.append(opening.join(unclosed) if tag == "reasoning" else "")
+        text = " ".join(visible)
+    return text

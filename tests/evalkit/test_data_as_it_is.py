@@ -1,0 +1,100 @@
+"""Files of questions and completions as people have them: repeats, rows without a gold, BOMs, the types of Parquet."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gtpo.common.errors import UserError
+from gtpo.evalkit.evaluation.benchmarks import find_benchmark, load_problems
+from gtpo.rewards.completions import is_no_gold
+from gtpo.rewards.verify import Verdict, Verifier
+
+
+def write(path: Path, rows: list[dict[str, Any]], before: bytes = b"") -> Path:
+    path.write_bytes(before + "".join(json.dumps(row) + "\n" for row in rows).encode())
+    return path
+
+
+def test_a_benchmark_asks_each_question_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"id": f"{q}-{i}", "problem": f"What is {q}?", "answer": str(q)} for i in range(3) for q in range(2)]
+    problems = load_problems(find_benchmark(str(write(tmp_path / "b.jsonl", rows))), None)
+    assert [p.id for p in problems] == ["0-0", "1-0"]
+    assert "4 of 6 rows repeat the problem and the gold of another" in caplog.text
+
+
+SENTINELS = (
+    "",
+    " ",
+    "proof",
+    "Proof",
+    "notfound",
+    "not found",
+    "N/A",
+    "n/a",
+    "-",
+    "None",
+    "null",
+    "nan",
+    "?",
+    "No answer",
+)
+
+
+def test_golds_that_stand_for_none() -> None:
+    assert all(map(is_no_gold, SENTINELS))
+    for gold in ("0", "-1", "x", "E", "\\text{undefined}", "\\emptyset", "no real roots", "A"):
+        assert not is_no_gold(gold)
+    with Verifier(workers=1) as verifier:
+        assert {verifier.verify(gold, gold) for gold in SENTINELS} == {Verdict.UNUSABLE_GOLD}
+        assert verifier.verify("none", "none", answers="text") is Verdict.CORRECT
+
+
+def test_rows_without_a_gold_are_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"problem": f"P{i}?", "answer": answer} for i, answer in enumerate(["1", None, "proof", "4"])]
+    problems = load_problems(find_benchmark(str(write(tmp_path / "b.jsonl", rows))), None)
+    assert [(p.id, p.answer) for p in problems] == [("b/0", "1"), ("b/3", "4")]
+    assert (
+        f'2 rows without a gold are left out: {tmp_path}/b.jsonl:2 (""), {tmp_path}/b.jsonl:3 ("proof")' in caplog.text
+    )
+    with pytest.raises(UserError, match="no row has a gold answer"):
+        load_problems(find_benchmark(str(write(tmp_path / "none.jsonl", rows[1:3]))), None)
+
+
+@pytest.mark.parametrize(
+    ("column", "golds"),
+    [
+        (pa.array([0.1, 2.5], pa.float32()), ["0.1", "2.5"]),
+        (pa.array([0.1, 3.0], pa.float64()), ["0.1", "3.0"]),
+        (pa.array([Decimal("0.10"), Decimal("7.00")], pa.decimal128(6, 2)), ["0.1", "7"]),
+        (pa.array([12, 7], pa.int16()), ["12", "7"]),
+    ],
+)
+def test_numbers_of_parquet(tmp_path: Path, column: pa.Array, golds: list[str]) -> None:
+    pq.write_table(pa.table({"problem": ["a?", "b?"], "answer": column}), tmp_path / "b.parquet")
+    assert [p.answer for p in load_problems(find_benchmark(str(tmp_path / "b.parquet")), None)] == golds
+
+
+def test_byte_order_marks(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    rows = [{"id": "a", "problem": "6 * 7?", "answer": "42"}]
+    bench = write(tmp_path / "b.jsonl", rows, b"\xef\xbb\xbf")
+    assert [p.id for p in load_problems(find_benchmark(str(bench)), None)] == ["a"]
+
+
+def test_recorded_files_are_paired_by_id_and_gold(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """One has lost a question: they are compared on what they share, if asked for."""
+    for name, count in (("one", 6), ("two", 5)):
+        rows = [
+            {"id": f"q{i}", "gold": str(i), "completion": f"\\boxed{{{i if name == 'one' else 9}}}"}
+            for i in range(count)
+        ]
+        gtpo("eval", "--completions", write(tmp_path / f"{name}.jsonl", rows), "--out", name, "--scoring", "lenient")
+    done = gtpo("compare", "one", "two", code=2)
+    assert "--allow-mismatch compares the questions they share" in done.stderr
+    assert "5 questions" in gtpo("compare", "one", "two", "--allow-mismatch").stdout

@@ -1,0 +1,78 @@
+"""Delimiters of thoughts and ends of turns, by family: what is thought gives no answer, what follows it does."""
+
+from __future__ import annotations
+
+import pytest
+
+from gtpo.rewards import extract_answer, format_ok
+from gtpo.rewards.thoughts import closes_unopened, opened_thought, plain, unfinished_thought, without_end
+
+FAMILIES = {
+    "DeepSeek-R1, Qwen3": ("<think>", "</think>"),
+    "spelling": ("<think >", "</think >"),
+    "case": ("<Think>", "</Think>"),
+    "capitals": ("<THINK>", "</THINK>"),
+    "thinking": ("<thinking>", "</thinking>"),
+    "EXAONE": ("<thought>", "</thought>"),
+    "Seed-OSS": ("<seed:think>", "</seed:think>"),
+    "LongCat": ("<longcat_think>", "</longcat_think>"),
+    "Magistral": ("[THINK]", "[/THINK]"),
+    "OpenThinker": ("<|begin_of_thought|>", "<|end_of_thought|><|begin_of_solution|>"),
+    "Command A": ("<|START_THINKING|>", "<|END_THINKING|><|START_RESPONSE|>"),
+    "Kimi": ("◁think▷", "◁/think▷"),
+    "Gemma 4": ("<|channel>thought\n", "<channel|>"),
+    "MedGemma": ("<unused94>thought\n", "<unused95>"),
+    "gpt-oss": (
+        "<|channel|>analysis<|message|>",
+        "<|end|><|start|>assistant<|channel|>final<|message|>",
+    ),
+    "gpt-oss without its tokens": ("analysis", "assistantfinal"),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family: str) -> None:
+    opening, closing = FAMILIES[family]
+    thought = f"{opening}Is it \\boxed{{7}}? <answer>7</answer> No, that is wrong."
+    for scoring in ("strict", "lenient"):
+        assert extract_answer(thought, scoring) is None
+        assert extract_answer(f"{thought}{closing}<answer>42</answer>", scoring) == "42"
+    assert extract_answer(f"{thought}{closing}The answer is 42.", "lenient") == "42"
+    assert unfinished_thought(thought)
+    assert not unfinished_thought(thought + closing)
+    if "analysis" not in opening:  # its opening is a header of the completion
+        assert opened_thought(f"<|user|>What is it?<|assistant|>{opening}\n")
+        assert closes_unopened(plain(f"It is 7.{closing}42"))
+    assert not opened_thought(f"{opening}\n\n{closing}\n")
+
+
+def test_words_that_only_look_like_a_thought() -> None:
+    for text in ("analysis of it: \\boxed{3}", "I think \\boxed{3}", "<b>think</b> \\boxed{3}", "Analysis: \\boxed{3}"):
+        assert extract_answer(text, "lenient") == "3"
+        assert not unfinished_thought(text)
+
+
+ENDS = (
+    "<|im_end|>", "</s>", "<|eot_id|>", "<|endoftext|>", "<end_of_turn>", "<|end|>", "<｜end▁of▁sentence｜>", "<eos>",
+    "<|end_of_text|>", "[|endofturn|]", "<turn|>", "<|return|>", "<|user|>", "<|eot|>", "<pad><pad>",
+    "</s>\n<|some_pad_token|>",
+    "<|im_end|>\n<|im_start|>user\nAnd 3 + 4?<|im_end|>\n<|im_start|>assistant\n#### 7",
+)  # fmt: skip
+FORMS = {
+    "#### 1,234": "1,234", "Answer: x+1": "x+1", "The answer is B": "B", "\\boxed{42}": "42", "42": "42",
+    "<think>or <|im_end|> 7?</think>so 42": "42", "<reasoning>r</reasoning><answer>42</answer>": "42",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_is_left_of_the_end_of_a_turn(end: str) -> None:
+    for text, answer in FORMS.items():
+        assert extract_answer(text + end, "lenient") == answer, text
+        assert without_end(text + end) == text
+    assert format_ok("<reasoning>r</reasoning>\n<answer>42</answer>" + end)
+    assert extract_answer(f"<|im_start|>assistant\n#### 42{end}", "lenient") == "42"
+
+
+def test_mathematics_is_no_marker() -> None:
+    for text in ("|x|<|y|>", "-1<|x|<1", "<a, b>", "[1, 2]", "(0, 1]"):
+        assert without_end(text) == text
