@@ -25,7 +25,7 @@ from gtpo.plan.preflight import RunInputs
 from gtpo.rewards.data.problem import Problem
 from gtpo.run.advice import Advice, memory_advice
 from gtpo.run.arguments import rollout_engine, trainer_arguments
-from gtpo.run.checkpoint import check_checkpoint, provide_base, restore_best, save_weights
+from gtpo.run.checkpoint import check_checkpoint, provide_base, readable, restore_best, save_weights
 from gtpo.run.environment import quiet_libraries, run_on_cpu
 from gtpo.run.exact import ExactCheckpoints
 from gtpo.run.folder import TrainFolder, last_checkpoint, no_room, out_of_space
@@ -256,7 +256,8 @@ class TrainingRun(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Load the state of the checkpoint and start the progress display; end at once after the run's last step."""
         if restored := self.exact.restored:
-            self.health.load(restored["health"])
+            with readable(last_checkpoint(self.folder.checkpoints) or self.folder.checkpoints):
+                self.health.load(restored["health"])
             self.stopped_because = restored["stopped_because"]
         if self.main:
             self.folder.drop_after(state.global_step)
