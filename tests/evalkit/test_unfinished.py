@@ -118,8 +118,8 @@ def test_another_benchmark_is_not_held_up(gtpo, sample, before: int, tiny_model:
     asked = ("eval", tiny_model, "--benchmarks", "arithmetic_hard", "--engine", "transformers", "--limit", "4")
     done = gtpo(*asked, "--max-tokens", "16", "--k", "4", "--out", tmp_path / "run", code=3)
     assert "incomplete: arithmetic does not have its 4 samples of each question yet" in done.stderr
-    assert "arithmetic_hard: 4 questions, 16 samples" in done.stdout
-    assert ("arithmetic: 4 questions" in done.stdout) == bool(before)
+    rows = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("│ arith")]
+    assert rows == [*(["arithmetic"] if before else []), "arithmetic_hard"]
     assert "is incomplete; finish it first" in gtpo("eval", tmp_path / "run", "--rescore", code=2).stderr
     whole = sample(Scripted(), k=4)
     assert whole.status == "complete"
