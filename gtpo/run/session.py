@@ -215,6 +215,12 @@ class TrainingRun(TrainerCallback):
             self.groups.mark_unscored = partial(mark_unscored, trainer)
         StepProgress(trainer, self.progress)
         every = self.config.training.eval_steps
+        if self.groups is not None and every is None and not any(f.is_accuracy for f in rewards):
+            LOG.warning(
+                "no reward function says that it is an accuracy (FUNCTION.is_accuracy = True), and "
+                "training.eval_steps is not set: nothing chooses best/, and the collapse watch sees only the KL "
+                "divergence"
+            )
         if every is not None and self.score_held_out is not None:
             self.validation = Validation(
                 trainer,

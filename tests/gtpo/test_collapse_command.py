@@ -13,6 +13,9 @@ REWARD = """\
 def accuracy_reward(completions, completion_ids=None, **columns):
     \"\"\"10 times the different tokens of 12: a policy that repeats itself, or stops, loses it.\"\"\"
     return [10 * len(set(ids)) / 12 for ids in completion_ids or [[0]] * len(completions)]
+
+
+accuracy_reward.is_accuracy = True
 """
 CONFIG = {
     "method": "grpo",
