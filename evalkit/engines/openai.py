@@ -439,9 +439,6 @@ class OpenAIEngine(Engine):
             else:
                 await self._failed(server, request, error)
             return
-        except asyncio.CancelledError:  # the server was left out: others answer
-            self._waiting.appendleft(request)
-            raise
         server.asking.pop(asyncio.current_task(), None)  # type: ignore[arg-type]
         server.served += 1
         server.failed_in_a_row, server.times_out, self._away_since = 0, 0, None
@@ -485,6 +482,7 @@ class OpenAIEngine(Engine):
         last, others = not error.passing or request.attempts > self._retries, len(self._in()) > 1
         gone = error.lost and (last or others) and await self._models(server) is None
         if server.out is not None:  # meanwhile
+            request.failed_at.add(url)  # it may come back, and not to this sample first
             self._again(request, 0.0)
             return
         if self._stop_at is not None and error.passing and last:
@@ -546,8 +544,10 @@ class OpenAIEngine(Engine):
             self._away_since = self._away_since or time.monotonic()
         server.out, server.throughput.state, server.failed_in_a_row = str(why), "left out", 0
         count, me = len(server.asking), asyncio.current_task()
-        for task in [task for task in server.asking if task is not me]:
-            task.cancel()
+        for task, request in server.asking.items():
+            if task is not me:
+                task.cancel()
+                self._waiting.appendleft(request)  # here: a task that has not begun runs none of its own code
         server.asking.clear()
         where = "go to the other servers" if self._in() else f"wait for it, up to {self._wait_s:.0f} s"
         LOG.warning("%s: left out, and asked again later; %d samples %s", why, count, where)

@@ -205,10 +205,10 @@ def load_file(path: Path, *, published: bool = False) -> list[Problem]:
             raise UserError(f'{where}: duplicate id "{problem.id}", first at {first_seen[problem.id]}')
         first_seen[problem.id] = where
         problems.append(problem)
+    if not problems:
+        raise UserError(f"{path}: " + (f"no row has a gold answer (first: {left_out[0]})" if left_out else "no rows"))
     if left_out:
         LOG.warning("%s: %d rows without a gold are left out: %s", path, len(left_out), ", ".join(left_out[:5]))
-    if not problems:
-        raise UserError(f"{path}: no row has a gold answer (first: {left_out[0]})")
     return problems
 
 

@@ -86,7 +86,7 @@ def test_mistakes_are_one_sentence_and_exit_code_2(run: Path, words: str, expect
     [
         (['{"problem": "1+1?", "answer": "2"}', '{"problem": '], "mine.jsonl:2"),
         ([], "mine.jsonl"),
-        (['{"problem": "1+1?", "answer": ""}'], "none of its 1 rows is usable"),
+        (['{"problem": "1+1?", "answer": ""}'], "no row has a gold answer"),
         (['{"question": "1+1?", "answer": "2"}'], 'field "problem"'),
     ],
 )

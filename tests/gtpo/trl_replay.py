@@ -19,6 +19,7 @@ from gtpo.config import TrainConfig, load_config
 from gtpo.inputs.dataset import TrainingProblems
 from gtpo.rewards import final_reward
 from gtpo.run.command import train
+from gtpo.trainer.trl_seam import with_special_tokens
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,7 +89,7 @@ def replay(config: TrainConfig, weights: Path, results: Path, trl_arguments: dic
         def _generate(self, prompts: Any) -> Any:
             sampled, state = rollouts.pop(0)
             torch.set_rng_state(state)
-            return sampled
+            return with_special_tokens(self, sampled)  # the texts that the rewards of `config`'s run have seen
 
         def _compute_loss(self, model: Any, inputs: Any) -> torch.Tensor:
             loss = super()._compute_loss(model, inputs)
