@@ -43,7 +43,7 @@ SAMPLE_COLUMNS: Columns = (
         pa.string(),
         "stop; length where it was cut off; error or refused where it failed; null as above.",
     ),
-    ("seed", pa.int64(), "Seed of this sample; null as above."),
+    ("seed", pa.int64(), "Seed of this sample, with engine transformers of its batch; null as above."),
     ("error", pa.string(), "Why there is no completion. Such a sample is unscored, never wrong."),
     ("prompt_tokens", pa.int32(), "Tokens of its prompt; null where not known."),
     ("unfinished", pa.bool_(), "Whether it ends inside a thought, so that it has no answer; null where it failed."),
