@@ -190,19 +190,18 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_lo
         else:
             arguments["scale_rewards"] = objective.scale_rewards
             arguments["mask_truncated_completions"] = objective.mask_truncated
-            arguments["loss_type"] = (
-                "grpo"  # the paper's GRPO divides by each completion's length; TRL's default is DAPO
-            )
+            arguments["loss_type"] = "grpo"  # as in the paper; TRL's default is DAPO's
     decided = {name: "gtpo train sets it" for name in arguments if name not in _MAY_CHANGE} | _DECIDED
     if config.method == "gtpo":
         decided = {name: f"remove it: {why}" for name, why in NOT_GTPO.items()} | decided
-    grpo = {entry.name: "a setting of GRPO, which SFT does not have" for entry in fields(GRPOConfig)}
     if config.method == "sft":
-        decided = {name: why for name, why in grpo.items() if name not in {f.name for f in fields(kind)}} | decided
+        grpo = {entry.name for entry in fields(GRPOConfig)} - {entry.name for entry in fields(kind)}
+        decided = dict.fromkeys(grpo, "a setting of GRPO, which SFT does not have") | decided
+    settings = checked(config, "training", kind, decided)
     try:
-        made = kind(**arguments | checked(config, "training", kind, decided))
-    except (ValueError, TypeError, ImportError, NotImplementedError) as error:  # TRL's and transformers' own checks
-        raise UserError(f"training: {error}") from None
+        made = kind(**arguments | settings)
+    except (ValueError, TypeError) as error:  # transformers' own checks; TypeError: a key of a mapping among the values
+        raise UserError(f"training: {error}") from error
     if config.method == "grpo":
         for name, why in _grpo_faults(made):
             raise UserError(f"{config.place(f'training.{name}')} {why}")

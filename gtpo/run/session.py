@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -47,6 +48,10 @@ KL_STEPS = 10
 """Steps between measurements of the KL divergence, if it costs no second copy of the weights."""
 
 
+_NO_NUMBERS = re.compile("probability tensor contains either|(?:is|are) not finite")
+"""What torch says as it samples, and what our own checks of statistics say."""
+
+
 class TrainingRun(TrainerCallback):
     """Builds the trainer of a config, runs it, and writes the run folder; its methods on_* are the trainer's events.
 
@@ -75,7 +80,8 @@ class TrainingRun(TrainerCallback):
         # Without being told, accelerate sees one process where torchrun started several on CPUs.
         self.processes = PartialState(cpu=not torch.accelerator.is_available())
         self.main = self.processes.is_main_process
-        trainer_arguments(config, folder.checkpoints, "float32")  # what TRL refuses, before the weights are loaded
+        # What TRL refuses is told before the weights are loaded; `_build` makes them again for their data type.
+        self.arguments = trainer_arguments(config, folder.checkpoints, "float32")
         self.progress = Progress(f"{config.run_name} ({config.method})", shown=self.main)
         self.health = Health(config.health, self._best_metric(), config.training.logging_steps)
         self.begin = time.monotonic()
@@ -112,6 +118,9 @@ class TrainingRun(TrainerCallback):
                 check_checkpoint(checkpoint, self.processes.num_processes, "health")
             with libraries_aside():
                 loaded = load_model(self.config, self.inputs.weights)
+            if loaded.peft_config is None:  # all weights are trained in the type in which they are held
+                for why in rounded_away(self.arguments, loaded.model):
+                    raise UserError(f"model.dtype {self.config.model.dtype}: {why}")
             if checkpoint is not None:
                 self.folder.check_same(self.processes.num_processes, loaded.dtype)
             dataset, report = self.inputs.problems.dataset(loaded.tokenizer)
@@ -155,6 +164,10 @@ class TrainingRun(TrainerCallback):
             self._record_failure(told)
             raise
         except Exception as error:
+            if _NO_NUMBERS.search(str(error)):
+                mistake = self._overflowed(error)
+                self._record_failure(mistake)
+                raise mistake from error
             if not out_of_space(error):
                 raise
             mistake = no_room(self.folder.checkpoints, f"in {self.folder.root} ({str(error).splitlines()[0]})")
@@ -166,6 +179,16 @@ class TrainingRun(TrainerCallback):
             # Left to the interpreter's end, it can wait forever. vLLM closes what it shares by itself.
             if self.processes.num_processes > 1 and not self.beside_vllm:
                 torch.distributed.destroy_process_group()
+
+    def _overflowed(self, error: Exception) -> UserError:
+        """Return the error of a policy whose logits are no numbers any more, or never were."""
+        step = 0 if self.trainer is None else self.trainer.state.global_step
+        last = last_checkpoint(self.folder.checkpoints)
+        why = "the weights of model.model_name hold NaN or infinity, or overflow in model.dtype"
+        if step:
+            why = "its weights have overflowed: lower training.learning_rate and choose another run_name"
+            why += f" ({last.name} is whole)" if last else ""
+        return UserError(f"step {step + 1}: the policy's probabilities are no numbers ({error}); {why}")
 
     def _record_failure(self, mistake: UserError) -> None:
         """Write to run.json that the run stopped; the same command resumes it."""
@@ -197,8 +220,6 @@ class TrainingRun(TrainerCallback):
             LOG.info(f"vLLM is ready after {time.monotonic() - loading:.0f} s")
         if loaded.peft_config is not None:
             widen_adapters(self.trainer.model)
-        for why in rounded_away(common["args"], self.trainer.model):
-            raise UserError(f"model.dtype {self.config.model.dtype}: {why}")
         trainer = self.trainer
         # Of the baselines too, so that methods differ only by their loss.
         trl_seam.round_nothing_in_fsdp2(trainer.accelerator)

@@ -249,20 +249,21 @@ def test_resume_with_another_objective_is_refused(folder: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("optim", "beta", "dtype", "words"),
+    ("optim", "beta", "dtype", "rate", "words"),
     [
-        ("adamw_8bit", 0.99999, torch.float32, "8-bit states round the updates away"),
-        ("adamw_torch", 0.99999, torch.bfloat16, "trained weights in bfloat16 with an Adam beta of 0.99999"),
-        ("adamw_torch", 0.99999, torch.float32, None),
-        ("adamw_8bit", 0.999, torch.float32, None),
-        ("adamw_torch", 0.999, torch.bfloat16, "weights trained in bfloat16 round the updates away"),
-        ("sgd", 0.99999, torch.bfloat16, None),
+        ("adamw_8bit", 0.99999, torch.float32, 1e-6, "8-bit states round the updates away"),
+        ("adamw_torch", 0.99999, torch.bfloat16, 1e-6, "trained weights in bfloat16 with an Adam beta of 0.99999"),
+        ("adamw_torch", 0.99999, torch.float32, 1e-6, None),
+        ("adamw_8bit", 0.999, torch.float32, 1e-6, None),
+        ("adamw_torch", 0.999, torch.bfloat16, 1e-6, "weights trained in bfloat16 round the updates away"),
+        ("sgd", 0.99999, torch.bfloat16, 1e-6, None),
+        ("adamw_torch", 0.999, torch.bfloat16, 0.1, None),
     ],
 )
 def test_updates_that_would_be_rounded_away_are_warned_of(
-    tmp_path: Path, optim: str, beta: float, dtype: torch.dtype, words: str | None
+    tmp_path: Path, optim: str, beta: float, dtype: torch.dtype, rate: float, words: str | None
 ) -> None:
-    settings: GTPOConfig = arguments(tmp_path, optim=optim, adam_beta2=beta)
+    settings: GTPOConfig = arguments(tmp_path, optim=optim, adam_beta2=beta, learning_rate=rate)
     told = list(rounded_away(settings, torch.nn.Linear(2, 2).to(dtype)))
     assert bool(told) == (words is not None)
     assert words is None or any(words in line for line in told)

@@ -1,6 +1,6 @@
 import pytest
 
-from gtpo.rewards import extract_answer, format_ok, gsm8k_gold, last_boxed, published_final_reward
+from gtpo.rewards import accuracy_reward, extract_answer, format_ok, gsm8k_gold, last_boxed, published_final_reward
 from gtpo.rewards.completions import words
 from gtpo.rewards.extract import extract_both
 
@@ -80,10 +80,10 @@ def test_long_hostile_text_is_linear(piece: str) -> None:
     """Quadratic work on this length would not end before the limit of a test."""
     text = (piece.replace("_", " ") * 200_000)[:200_000]
     for scoring in ("strict", "lenient"):
-        extract_answer(text, scoring)
-    last_boxed(text)
-    format_ok(text)
-    published_final_reward([text, "<reasoning>" + text], ["1", "1"])
+        assert accuracy_reward([text], answer=["7"], scoring=scoring) == [0.0]
+    assert (last_boxed(text) or "1") == "1"
+    assert not format_ok(text)
+    assert len(published_final_reward([text, "<reasoning>" + text], ["1", "1"])) == 2
 
 
 def test_gsm8k_gold() -> None:
