@@ -11,7 +11,7 @@ import yaml
 
 from gtpo.common.errors import UserError
 from gtpo.config.document import find_config
-from gtpo.config.keys import SHORTCUTS, ConfigKey, full_name, keys, value_of
+from gtpo.config.keys import SHORTCUTS, ConfigKey, full_name, keys
 
 START = "recipes/start"
 """The config of ours that `gtpo train --model M --data D` starts from."""
@@ -38,10 +38,10 @@ def as_file(config: Any, overrides: Mapping[str, Any]) -> str:
     document: dict[str, Any] = {"extends": START}
     for name in map(full_name, overrides):
         *sections, key = name.split(".")
-        inside = document
+        inside, value = document, config.model_dump(mode="json")
         for section in sections:
-            inside = inside.setdefault(section, {})
-        inside[key] = value_of(config, name)
+            inside, value = inside.setdefault(section, {}), value[section]
+        inside[key] = value[key]
     return yaml.safe_dump(document, sort_keys=False).rstrip()
 
 

@@ -130,14 +130,6 @@ def is_passed_on(name: str) -> bool:
     return section in PASSED_ON and bool(dot) and f"{section}.{inside.partition('.')[0]}" not in keys()
 
 
-def value_of(config: TrainConfig, name: str) -> Any:
-    """Return the value of a dotted key, None where its section is absent."""
-    value: Any = config
-    for part in name.split("."):
-        value = getattr(value, part, None)
-    return value
-
-
 # -- the reference: `gtpo train --help-config` and docs/config.md ------------------------------------------------------
 
 

@@ -72,14 +72,16 @@ def _find_source(dataset: DatasetSection) -> tuple[str, str]:
 
 
 def held_out_benchmark(dataset: DatasetSection) -> str:
-    """Return what `gtpo eval --benchmarks` takes to measure a run that was trained on a dataset.
+    """Return the words after `gtpo eval RUN` that measure a run that was trained on a dataset.
 
     That is the test split of a known one, else the user's validation file, else the embedded benchmark, which is there
     without a network; never the training problems.
     """
     family = training_source(dataset).partition("_")[0]
-    known = {"gsm8k": "gsm8k", "math": "math500"}
-    return str(dataset.validation_file or known.get(family, "arithmetic"))
+    name = {"gsm8k": "gsm8k", "math": "math500"}.get(family)
+    if dataset.validation_file or name is None:
+        return f"--benchmarks {dataset.validation_file or 'arithmetic'}"
+    return f"--benchmarks {name}" + (f" --data-dir {dataset.data_dir}" if dataset.data_dir else "")
 
 
 def _is_undivided(source: str) -> bool:

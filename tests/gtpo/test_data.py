@@ -10,6 +10,8 @@ import pytest
 
 from gtpo.common.errors import UserError
 from gtpo.config import TrainConfig, load_config
+from gtpo.config.resolve import held_out_benchmark
+from gtpo.config.schema import DatasetSection
 from gtpo.inputs.dataset import DatasetReport, TrainingProblems, check_ids, encode, reasoning, to_row
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.rewards import final_reward, format_ok
@@ -240,3 +242,17 @@ def test_a_token_beyond_the_embedding_is_refused_before_anything_is_measured() -
     check_ids(report, TOKENIZER, report.largest_id + 1)
     with pytest.raises(UserError, match=f"of a prompt has id {report.largest_id}, and the embedding has"):
         check_ids(report, TOKENIZER, report.largest_id)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        ({"name": "arithmetic"}, "--benchmarks arithmetic"),
+        ({"name": "gsm8k"}, "--benchmarks gsm8k"),
+        ({"name": "EleutherAI/hendrycks_math", "data_dir": "sets"}, "--benchmarks math500 --data-dir sets"),
+        ({"name": "mine.jsonl"}, "--benchmarks arithmetic"),
+        ({"name": "mine.jsonl", "validation_file": "held.jsonl"}, "--benchmarks held.jsonl"),
+    ],
+)
+def test_a_run_is_measured_on_problems_that_it_was_not_trained_on(dataset: dict[str, str], words: str) -> None:
+    assert held_out_benchmark(DatasetSection(**dataset)) == words

@@ -16,7 +16,10 @@ from gtpo.run.demo import COMMANDS, METHODS, RUNS, SEEDS, TRAIN, run_demo
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo", "sft"])
 def test_flags_alone_and_the_file_that_is_printed_give_one_config(method: str, tmp_path: Path) -> None:
-    typed = {"model": "org/Some-Model", "data": "arithmetic", "method": method, "training.learning_rate": "2e-6"}
+    typed = {
+        "model": "org/Some-Model", "data": "arithmetic", "method": method, "training.learning_rate": "2e-6",
+        "data-dir": str(tmp_path), "training.lr_scheduler_kwargs.num_cycles": "2", "training.epsilon": "1e-3",
+    }  # fmt: skip
     overrides = from_flags(typed)
     config = load_config(START, overrides, world_size=1)
     assert config.run_name == f"some-model-arithmetic-{method}"
