@@ -19,7 +19,7 @@ from typing import Any
 
 from gtpo.common.errors import UserError
 from gtpo.common.files import read_jsonl
-from gtpo.common.packages import require
+from gtpo.common.packages import installed
 from gtpo.evalkit.engines.base import finish_word
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import math_gold, parse_level
@@ -254,7 +254,11 @@ def _literal(value: Any) -> Any:
 
 def _inspect(path: Path) -> Iterator[Row]:
     """Yield the samples of an inspect_ai log, read by their package."""
-    require(f"--completions {path}", "inspect_ai", extra="inspect_ai")
+    if not installed("inspect_ai"):
+        raise UserError(
+            f"--completions {path}: a {path.suffix} file is read as a log of inspect_ai, which is not installed: pip "
+            "install inspect-ai. Rows of your own go into a .jsonl file, one a line"
+        )
     from inspect_ai.log import read_eval_log
 
     try:
