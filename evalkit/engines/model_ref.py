@@ -55,7 +55,7 @@ class ModelRef:
 
     @property
     def tokenizer_source(self) -> str:
-        """Where the tokenizer is: with the adapter where that has its own, else with the weights."""
+        """Where the tokenizer is: with the adapter if that has its own, else with the weights."""
         own = self.adapter is not None and (self.adapter / "tokenizer_config.json").is_file()
         return str(self.adapter) if own else self.source
 

@@ -197,7 +197,7 @@ class TrainFolder:
     def start(self, config: TrainConfig) -> None:
         """Write the config and remove what an interrupted write left behind.
 
-        Where the folder holds another config, it must be that of a start without a step (UserError else): what
+        If the folder holds another config, it must be that of a start without a step (UserError else): what
         depends on it goes.
         """
         self.check_config(config)  # again, under the lock: another process may have been quicker

@@ -3,7 +3,7 @@
 A run has collapsed where one of its metrics has left the run's own past, beyond what chance explains
 (`gtpo.run.watch`). A loss that is not finite is collapse at once.
 
-Where the run validates, the held-out problems judge: the same problems, against the best validation and the one before
+If the run validates, the held-out problems judge: the same problems, against the best validation and the one before
 the first step. What the training rewards say is then only a reason to validate.
 
 `best/` follows a lower bound: what replaces it must be better beyond the noise of both, the untrained model included.

@@ -7,7 +7,7 @@ a lower confidence bound from the past with some slack; then the wealth of a bet
 it is then and a share of the capital. The sum exceeds 1/alpha with probability at most alpha (Ville), however often it
 is looked at. This is the e-detector of Shin, Ramdas and Rinaldo (arXiv 2203.03532) with a summable prior on the start,
 on bounded bets as in Waudby-Smith and Ramdas (arXiv 2010.09686). Scores are bounded, so that neither heavy tails nor
-the number of prompts behind a value matter. Where the past is correlated over tau values, the wealth is taken to the
+the number of prompts behind a value matter. If the past is correlated over tau values, the wealth is taken to the
 power 1/tau: the geometric mean of the bets on every tau-th value, which is no larger than their arithmetic mean.
 
 What is not exact is what is estimated: tau, and the bound of the past. `bench.health` measures the rates.

@@ -5,7 +5,7 @@ rounding at each synchronisation, and in 4 bits most of the adapter is rounded a
 starts with its LoRA layers, and A and B alone follow: in this process as tensors, to a server as a folder that it
 loads (`/v1/load_lora_adapter`). Each B is sent times its layer's scaling, which covers rsLoRA and alpha patterns.
 
-vLLM reads no bitsandbytes weights. Where the base is in 4 bits, it gets what the trainer computes with: the same
+vLLM reads no bitsandbytes weights. If the base is in 4 bits, it gets what the trainer computes with: the same
 numbers, unpacked, in the dtype they are unpacked to. They pass once, as it starts, through a folder.
 
 What vLLM has no LoRA for (`adapter_obstacle`) is merged as TRL does where the base is not quantized, with a warning,

@@ -133,7 +133,7 @@ class SharedPrefixes:
 def share_prefixes(model: Any) -> SharedPrefixes:
     """Let a transformers causal LM compute the tokens that the rows of a batch share once, and no padding.
 
-    Before any PEFT wrapping or sharding. Where the model is called with ids and a mask alone and without a cache, as
+    Before any PEFT wrapping or sharding. If the model is called with ids and a mask alone and without a cache, as
     trainers call it; generation is as before.
 
     Raises ValueError where the model cannot be computed so, also where a small batch shows it.
