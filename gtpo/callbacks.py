@@ -55,7 +55,7 @@ class CollapseWatch(TrainerCallback):
 
     trainer: a GTPOTrainer, GRPOBaseline, or TRL's GRPOTrainer, whose reward is watched if no accuracy is logged.
     on_collapse: warn, or stop training after saving. false_alarms: share of the runs of a policy that does not change
-    in which a collapse is reported. validation: the judge, where there is one; added to the trainer before.
+    in which a collapse is reported. validation: the judge, if there is one; added to the trainer before.
     """
 
     def __init__(

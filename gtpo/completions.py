@@ -39,7 +39,7 @@ class Completions(NamedTuple):
     advantages: Tensor
     """A_i [N]."""
     weights: Tensor
-    """lambda [N, L]; 1 everywhere where the objective has no conflict weights."""
+    """lambda [N, L]; 1 everywhere if the objective has no conflict weights."""
     forward: Tensor
     """Forward span length [N] long."""
     backward: Tensor
@@ -140,7 +140,7 @@ def prepare_completions(
     completion_mask [N, L], right-padded. truncated [N] bool: which completions ended without EOS. dtype: of the
     advantages and lambda returned, by default as they come.
 
-    Raises ValueError for shapes that do not fit, and where `mask_truncated` is set without `truncated`.
+    Raises ValueError for shapes that do not fit, and if `mask_truncated` is set without `truncated`.
     """
     rows = scored.advantages.shape[0]
     if completion_ids.shape[:1] != (rows,):

@@ -5,7 +5,7 @@ position p of o_i is a *forward conflict* if some completion of the other sign a
 likewise with positions counted from the last token (EOS included). The forward span of o_i is the run of forward
 conflicts that starts at its first token, the backward span the run that ends at its last; M is their union.
 
-    lambda_it = 1 outside M, positive_weight inside M where A_i > 0, 0 inside M where A_i < 0            (Eq. 5)
+    lambda_it = 1 outside M, positive_weight inside M if A_i > 0, 0 inside M if A_i < 0            (Eq. 5)
 
 Symbols: B prompts, G completions each, N = B G rows with the completions of a prompt side by side, L tokens.
 """
@@ -77,7 +77,7 @@ def conflict_weights(
 
     completion_ids [N, L] integers, right-padded; the value of padding never matters (it may be a real token).
     completion_mask [N, L] bool or 0/1; advantages [N], of which only the signs matter (NaN counts as 0).
-    combine: weight where both spans cover a token: `or` gives positive_weight (paper), `product` its square
+    combine: weight if both spans cover a token: `or` gives positive_weight (paper), `product` its square
     (published code).
 
     Costs O(N G S) comparisons, S the longest span rounded up, and O(N L) bytes. Raises ValueError on shapes that do

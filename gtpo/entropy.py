@@ -31,11 +31,11 @@ class Calibration(NamedTuple):
     initial_entropy: float
     """H_ini in nats."""
     samples: int = 0
-    """Completions it is the mean of; 0 where the user gave H_ini."""
+    """Completions it is the mean of; 0 if the user gave H_ini."""
     standard_error: float | None = None
     """Of the mean, in nats; None for fewer than two samples."""
     seconds: float | None = None
-    """What sampling and scoring took; None where nothing was measured."""
+    """What sampling and scoring took; None if nothing was measured."""
 
     def record(self) -> dict[str, Any]:
         """Return what a run stores (`initial_entropy` in run.json)."""
@@ -67,7 +67,7 @@ def calibrate_initial_entropy(
     batch_size: int,
     samples: int = SAMPLES,
 ) -> Calibration:
-    """Measure H_ini on the first `samples` prompts, `batch_size` at a time; on all of them where there are fewer.
+    """Measure H_ini on the first `samples` prompts, `batch_size` at a time; on all of them if there are fewer.
 
     completion_entropies: samples one completion for each of a batch of prompts [n], with the engine that rolls out,
     and returns `<H>_i` [n] in nats.

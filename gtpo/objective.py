@@ -99,7 +99,7 @@ def filter_is_active(objective: Objective, initial_entropy: float | None) -> boo
 
 
 def entropy_gate(objective: Objective, entropy: Tensor, advantages: Tensor, *, gate_active: bool) -> Tensor:
-    """Return delta [N] bool from <H> [N] and A [N]: False where the completion is dropped; equality keeps (Eq. 6).
+    """Return delta [N] bool from <H> [N] and A [N]: False if the completion is dropped; equality keeps (Eq. 6).
 
     gate_active: whether anything may be dropped (`filter_is_active`).
     """
@@ -193,7 +193,7 @@ def reference_loss(
     temperature: float = 1.0,
     truncated: Tensor | None = None,
 ) -> Loss:
-    """Return the loss by plain autograd: slow, readable, differentiable in `logits`, float64 where they are.
+    """Return the loss by plain autograd: slow, readable, differentiable in `logits`, float64 if they are.
 
     logits [N, L, V] before any temperature; completion_ids [N, L]; completion_mask [N, L], right-padded; rewards [N].
     Raises ValueError naming the argument: shapes that do not fit, a group size that does not divide the rows, ids

@@ -28,13 +28,13 @@ class _Switches:
     """Centred advantages are divided by the rewards' sample standard deviation + 1e-4. It is taken over the `group` or
     over the whole rollout (`batch`); `none` does not divide."""
     positive_advantage_weight: Annotated[float, Field(ge=0)] = 1.0
-    """Factor on positive advantages; 0 learns from negative completions alone (NSR, arXiv 2506.01347)."""
+    """Factor on positive advantages; 0 learns from negative completions only (NSR, arXiv 2506.01347)."""
     negative_advantage_weight: Annotated[float, Field(ge=0)] = 1.0
-    """Factor on negative advantages; 0 learns from positive completions alone (PSR). Neither factor moves a span."""
+    """Factor on negative advantages; 0 learns from positive completions only (PSR). Neither factor moves a span."""
     conflict: bool = True
     """Whether conflict tokens are reweighted; off gives lambda = 1 everywhere (GRPO)."""
     combine: Literal["or", "product"] = "or"
-    """How the forward and the backward span's weights meet where both cover a token."""
+    """How the forward and the backward span's weights meet if both cover a token."""
     positive_weight: Annotated[float, Field(ge=0)] = 2.0
     """lambda of a conflict token in a completion of positive advantage (Eq. 5)."""
     group_reduction: Literal["mean", "sum"] = "mean"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def check_writable(flag: str, path: Path, *, folder: bool) -> None:
-    """Raise UserError where `path` cannot become the file (folder) that the flag asks for."""
+    """Raise UserError if `path` cannot become the file (folder) that the flag asks for."""
     if folder and path.exists() and not path.is_dir():
         raise UserError(f"{flag} {path}: there is a file of that name; name a folder")
     if not folder and path.is_dir():
@@ -86,7 +86,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Parse a JSON file that holds an object. Raises UserError as `read_json` does, and where it holds none."""
+    """Parse a JSON file that holds an object. Raises UserError as `read_json` does, and if it holds none."""
     document = read_json(path)
     if not isinstance(document, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(document).__name__}")
@@ -96,7 +96,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     r"""Yield (line number, object) for each line of a JSONL (or .jsonl.gz) file; blank lines are skipped.
 
-    Lines end at `\n` alone: U+2028 stands inside real GSM8K text and must not split a row. Raises UserError
+    Lines end at `\n` only: U+2028 stands inside real GSM8K text and must not split a row. Raises UserError
     with file and line number on a broken line, and on a file without a single row.
     """
     rows = 0
@@ -124,8 +124,8 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def lock_folder(folder: Path) -> FileLock:
     """Make `folder` and take it for this process, until the lock is released or the process ends.
 
-    Raises UserError where another process holds it, naming that process, and where it cannot be written, and OSError
-    where the disk is full.
+    Raises UserError if another process holds it, naming that process, and if it cannot be written, and OSError
+    if the disk is full.
     """
     from filelock import FileLock, Timeout
 
@@ -159,7 +159,7 @@ class NewerSchema(UserError):
 
 
 def check_schema_version(path: Path, found: int, newest: int) -> None:
-    """Raise NewerSchema where a file was written by a newer version of this program than can read it."""
+    """Raise NewerSchema if a file was written by a newer version of this program than can read it."""
     if found > newest:
         raise NewerSchema(f"{path}: schema version {found}; this gtpo reads up to {newest}. Upgrade gtpo")
 

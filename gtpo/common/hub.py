@@ -35,13 +35,13 @@ def _answers() -> bool:
 
 
 def is_offline() -> bool:
-    """Return whether the user has told the Hub's libraries to use their cache alone."""
+    """Return whether the user has told the Hub's libraries to use only their cache."""
     return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
 
 
 @contextlib.contextmanager
 def cache_if_unreachable() -> Iterator[None]:
-    """Set HF_HUB_OFFLINE where no connection to the Hub can be opened; warn if the block then ends without an error."""
+    """Set HF_HUB_OFFLINE if no connection to the Hub can be opened; warn if the block then ends without an error."""
     if is_offline() or _answers():
         yield
         return
@@ -93,7 +93,7 @@ def check_model(name: str) -> None:
 
 
 def adapter_base(path: Path) -> str:
-    """Return the base model that an adapter_config.json names. Raises UserError where it names none."""
+    """Return the base model that an adapter_config.json names. Raises UserError if it names none."""
     base = read_json_object(path).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise UserError(

@@ -74,7 +74,7 @@ def start_logging(verbosity: Verbosity = "normal") -> None:
 
 @contextlib.contextmanager
 def libraries_aside() -> Iterator[None]:
-    """Hide what libraries write to stderr, except with --verbose; show it where an error follows."""
+    """Hide what libraries write to stderr, except with --verbose; show it if an error follows."""
     if LOG.isEnabledFor(logging.DEBUG) or not LOG.handlers:
         yield
         return

@@ -56,7 +56,7 @@ def peak_memory() -> int | None:
 
 
 def _matched(path: Path, pattern: str) -> str | None:
-    """Return the first group of the pattern in a file of Linux; None where there is no such file or line."""
+    """Return the first group of the pattern in a file of Linux; None if there is no such file or line."""
     try:
         found = re.search(pattern, path.read_text(), re.MULTILINE)
     except OSError:
@@ -65,9 +65,9 @@ def _matched(path: Path, pattern: str) -> str | None:
 
 
 def git_commit() -> str | None:
-    """Return the commit of this program's checkout, with `+` where files are changed.
+    """Return the commit of this program's checkout, with `+` if files are changed.
 
-    None for an installed package, also where it is installed inside another repository (a virtual environment in a
+    None for an installed package, also if it is installed inside another repository (a virtual environment in a
     project's folder): that repository's commit says nothing of this program.
     """
     if not (CHECKOUT / ".git").exists():

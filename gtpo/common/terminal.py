@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def stdout_console(pipe: int) -> Console:
     """Return the console of stdout: as wide as its terminal, else as COLUMNS, else as `pipe`.
 
-    Prose is folded on a terminal alone: who reads a pipe searches it for sentences.
+    Prose is folded only on a terminal: who reads a pipe searches it for sentences.
     """
     from rich.console import Console
 
@@ -61,12 +61,12 @@ def stacked(table: Table, width: int, *, keep: int = 1) -> list[Table]:
         return max(Measurement.get(console, console.options, cell).maximum for cell in cells) + 3
 
     kept = list(range(keep))
-    pieces, alone = [kept[:]], sum(map(needs, kept)) + 1
-    taken = alone
+    pieces, base = [kept[:]], sum(map(needs, kept)) + 1
+    taken = base
     for place in range(keep, len(table.columns)):
         if taken + needs(place) > width and len(pieces[-1]) > keep:
             pieces.append(kept[:])
-            taken = alone
+            taken = base
         pieces[-1].append(place)
         taken += needs(place)
     if len(pieces) == 1:

@@ -24,7 +24,7 @@ def quiet_vllm(*, on_cpu: bool) -> None:
 
     On a CPU: one process, 1 GiB of cache, and no attention whose rounding depends on what shares a batch.
 
-    Even at level ERROR vLLM speaks where nothing is wrong: it looks for a model's config beside an adapter's tokenizer.
+    At level ERROR vLLM speaks even if nothing is wrong: it looks for a model's config beside an adapter's tokenizer.
     On stderr such a line is put aside while the engine starts (`libraries_aside`).
 
     With several threads vLLM's CPU attention cuts the sequences that lie where one thread's share ends and the next

@@ -23,7 +23,7 @@ def read_yaml(
 ) -> tuple[dict[str, Any], Lines]:
     """Return the mapping in a file, and the line of each of its keys.
 
-    what: is expected in it, as a message says it. UserError where the file is missing, damaged, or holds no mapping.
+    what: is expected in it, as a message says it. UserError if the file is missing, damaged, or holds no mapping.
     """
     reader = None
     try:
@@ -81,7 +81,7 @@ def validate_yaml(model: type[Model], path: Path, values: dict[str, Any], lines:
 
 
 def _fields(model: type[BaseModel], key: tuple[str, ...]) -> list[str]:
-    """Return the keys that a section may have; empty where they are not fixed."""
+    """Return the keys that a section may have; empty if they are not fixed."""
     for part in key:
         field = model.model_fields.get(part)
         kinds = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []

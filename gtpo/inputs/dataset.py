@@ -108,7 +108,7 @@ def encode(
     """Return the token ids of each conversation under the model's own chat template.
 
     answered: the conversations end with the assistant's turn; otherwise the generation prompt is added, as in sampling.
-    Raises UserError where the template refuses a conversation, as some do with a system turn.
+    Raises UserError if the template refuses a conversation, as some do with a system turn.
     """
     from jinja2 import TemplateError
 
@@ -155,7 +155,7 @@ class TrainingProblems:
         return order
 
     def load(self) -> list[Problem]:
-        """Return all problems of the source, shuffled. Raises UserError where the source cannot be read."""
+        """Return all problems of the source, shuffled. Raises UserError if the source cannot be read."""
         if self._order is None:
             dataset = self.config.dataset
             problems = load_source(self.source, data_dir=dataset.data_dir, subsets=dataset.subsets)
@@ -166,7 +166,7 @@ class TrainingProblems:
         """Return the problems to train on and those to validate on, which share no text; the latter may be none.
 
         Held out are the last `dataset.validation_problems` of the shuffled order, so that the others keep their place
-        in it. Raises UserError where they are not enough, or `dataset.validation_file` cannot be read.
+        in it. Raises UserError if they are not enough, or `dataset.validation_file` cannot be read.
         """
         if self._parts is None:
             order, dataset = self.load(), self.config.dataset
@@ -187,7 +187,7 @@ class TrainingProblems:
     def validation(self, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
         """Return the problems to validate on: those whose gold answer verifies and whose prompt is short enough.
 
-        Raises UserError where none is usable.
+        Raises UserError if none is usable.
         """
         _, problems = self.split()
         failures = {failure.id for failure in find_unverifiable((p.id, p.answer) for p in problems)}
@@ -206,7 +206,7 @@ class TrainingProblems:
     def select(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[list[dict[str, Any]], DatasetReport]:
         """Return the rows to train on and the report. Without a tokenizer, lengths are not checked.
 
-        Raises UserError where no row is usable, or the usable ones do not fill one rollout.
+        Raises UserError if no row is usable, or the usable ones do not fill one rollout.
         """
         order, available = self.split()[0], len(self.load())
         report = DatasetReport(

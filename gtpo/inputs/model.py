@@ -121,7 +121,7 @@ def four_bit_compute_dtype() -> torch.dtype:
 
 
 def load_tokenizer(section: ModelSection, weights: Weights) -> tuple[Any, list[str]]:
-    """Return the tokenizer alone, prepared, and notes. Raises UserError where it cannot be read."""
+    """Return only the tokenizer, prepared, and notes. Raises UserError if it cannot be read."""
     if section.build is not None:
         from gtpo.inputs.tiny import build_tokenizer
 
@@ -138,7 +138,7 @@ def load_tokenizer(section: ModelSection, weights: Weights) -> tuple[Any, list[s
 
 
 def load_model(config: TrainConfig, weights: Weights) -> LoadedModel:
-    """Load or build the model of `config`. Raises UserError where it cannot be read or this machine cannot hold it."""
+    """Load or build the model of `config`. Raises UserError if it cannot be read or this machine cannot hold it."""
     section = config.model
     check_backend(config)
     # Its backward with a mask may be NaN on an H100 or H200, torch's default there (pytorch/pytorch#196678).
@@ -178,7 +178,7 @@ def lora_settings(config: TrainConfig, *own: str) -> dict[str, Any]:
 def lora_config(config: TrainConfig, model: Any, notes: list[str]) -> Any:
     """Return the LoraConfig of the published setting (alpha = rank unless set) with what `lora` changes, or None.
 
-    A name of `target_modules` that no layer has is reported. Raises UserError where no layer has any of them, and for a
+    A name of `target_modules` that no layer has is reported. Raises UserError if no layer has any of them, and for a
     layer that takes no adapter.
     """
     section = config.model

@@ -53,7 +53,7 @@ def find_weights(section: ModelSection, results: Path = Path("results")) -> Weig
 
 
 def _check_config(folder: Path) -> None:
-    """Raise UserError where a model's folder holds a config that its loader would choke on."""
+    """Raise UserError if a model's folder holds a config that its loader would choke on."""
     if (folder / "adapter_config.json").is_file():
         adapter_base(folder / "adapter_config.json")
     if (folder / "config.json").is_file():

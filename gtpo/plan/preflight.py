@@ -52,7 +52,7 @@ def check_inputs(config: TrainConfig) -> TrainingProblems:
 
 
 def check_trl(config: TrainConfig) -> None:
-    """Refuse on a CPU what TRL 1.15 computes with a kernel for GPUs alone. Raises UserError."""
+    """Refuse on a CPU what TRL 1.15 computes with a kernel for GPUs. Raises UserError."""
     if not metadata.version("trl").startswith("1.15."):
         return
     if config.method == "grpo":

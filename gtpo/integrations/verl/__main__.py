@@ -16,7 +16,7 @@ from gtpo.integrations.verl.settings import TRAINER_MODE, check_settings
 
 TRAINER_MODULE = "gtpo.integrations.verl.trainer"
 EXTERNAL_MODULES = "VERL_USE_EXTERNAL_MODULES"
-"""verl imports the modules that this variable names, in every process, and fails where it cannot."""
+"""verl imports the modules that this variable names, in every process, and fails if it cannot."""
 
 
 def require_trainer() -> None:
@@ -37,7 +37,7 @@ def require_trainer() -> None:
 
 
 def check_config(config: Any) -> None:
-    """Raise UserError where the composed config names no trainer of verl's, or a GTPO that it cannot run."""
+    """Raise UserError if the composed config names no trainer of verl's, or a GTPO that it cannot run."""
     from omegaconf import OmegaConf
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 

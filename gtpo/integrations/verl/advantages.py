@@ -62,12 +62,12 @@ def token_advantages(
 ) -> TokenAdvantages:
     """Return the advantages for verl's `vanilla` loss with `seq-mean-token-mean`, and the batch's metrics.
 
-    completion_ids, completion_mask and token_entropy (nats) are [N, L], right-padded; rewards [N], NaN where a
+    completion_ids, completion_mask and token_entropy (nats) are [N, L], right-padded; rewards [N], NaN if a
     completion could not be scored. prompts [N]: which prompt a row answers; a prompt's rows may lie apart and their
     number may differ from prompt to prompt. Rows with an empty mask are padding. batch_rows: what verl's loss divides
     by, at least N. truncated [N] bool: completions that ended without EOS.
 
-    Raises ValueError for a batch without a completion, for a mask that is not right-padded, and where filter `auto`
+    Raises ValueError for a batch without a completion, for a mask that is not right-padded, and if filter `auto`
     has no initial_entropy.
     """
     mask = completion_mask.bool()

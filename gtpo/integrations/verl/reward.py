@@ -21,7 +21,7 @@ def final_score(
 
     `score` is what verl trains on, `acc` (0 or 1) what its validation reports. A completion that could not be scored
     has `unscored` 1: gtpo's trainer leaves it out of the loss; a trainer that does not know the field sees score 0.
-    extra_info["problem"], where the data has it, lets the verifier see the problem.
+    extra_info["problem"], if the data has it, lets the verifier see the problem.
     """
     problem = (extra_info or {}).get("problem")
     (form,) = format_reward([solution_str])

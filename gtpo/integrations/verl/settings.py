@@ -27,10 +27,10 @@ TRAINER_MODE = "gtpo_sync"
 
 
 class GTPOSection(ObjectiveSection):
-    """The config section `gtpo`: a preset, any field of the objective, and H_ini where it is known."""
+    """The config section `gtpo`: a preset, any field of the objective, and H_ini if it is known."""
 
     initial_entropy: float | None = Field(None, ge=0)
-    """H_ini in nats, where it is known; with filter `auto` it is otherwise measured before the first step."""
+    """H_ini in nats, if it is known; with filter `auto` it is otherwise measured before the first step."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Settings:
     preset: str
     objective: Objective
     initial_entropy: float | None
-    """H_ini in nats as given; None where it is not."""
+    """H_ini in nats as given; None if it is not."""
     batch_rows: int
     """N of verl's loss: the completions of one optimizer step, padding included."""
     max_completion_length: int
@@ -117,7 +117,7 @@ def _requirements(objective: Objective, preset: str, config: Any) -> Iterator[tu
     correction = "algorithm.rollout_correction"
     yield f"{correction}.bypass_mode", False, "the entropies come from the pass that this mode leaves out"
     yield f"{correction}.rollout_rs", None, "rejected tokens would change |o_i| after the spans were found"
-    yield ("actor_rollout_ref.rollout.multi_turn.enable", False, "a completion is the policy's tokens alone")
+    yield ("actor_rollout_ref.rollout.multi_turn.enable", False, "a completion holds only the policy's tokens")
     yield "skip.rollout_tq.enable", False, "stored completions are not this policy's"
     yield "distillation.enabled", False, "distillation adds a loss of its own"
     yield "trainer.critic_warmup", 0, "GTPO has no critic"

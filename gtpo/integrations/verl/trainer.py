@@ -83,7 +83,7 @@ class GTPOTrainerSync(PPOTrainerSync):
     # -- H_ini -------------------------------------------------------------------------------------------------------
 
     def on_train_begin(self) -> None:
-        """Measure H_ini on the untrained policy, where the filter is `auto` and it is not known."""
+        """Measure H_ini on the untrained policy, if the filter is `auto` and it is not known."""
         super().on_train_begin()
         if self.settings.needs_calibration:
             if self.calibration is None:
@@ -174,7 +174,7 @@ def _objects(data: TensorDict, field: str) -> list[Any]:
 
 
 def _reward_infos(data: TensorDict) -> Iterator[Mapping[str, Any]]:
-    """Yield what the reward function returned beside the score, per row; empty where it returned a number."""
+    """Yield what the reward function returned beside the score, per row; empty if it returned a number."""
     if "extra_fields" not in data:
         yield from [{}] * len(data)
         return
@@ -192,7 +192,7 @@ def _checkpoint_to_resume(config: DictConfig) -> Path | None:
 
 
 def _stored_calibration(folder: Path) -> Calibration:
-    """Return the H_ini that the run to resume stored. Raises UserError where there is none."""
+    """Return the H_ini that the run to resume stored. Raises UserError if there is none."""
     path = folder / CALIBRATION_FILE
     if not path.is_file():
         raise UserError(
