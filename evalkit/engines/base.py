@@ -138,16 +138,6 @@ class Generation(NamedTuple):
         return self[:3]
 
 
-class Running(NamedTuple):
-    """A sample that an engine works on."""
-
-    benchmark: str
-    tokens: int
-    """What it has so far; an estimate where a server does not say."""
-    ended: bool = False
-    """Whether it is done and only waits for the others of its batch."""
-
-
 class Throughput:
     """What one worker has done; written by the engine, read by the progress."""
 
@@ -197,9 +187,9 @@ class Engine(ABC):
         """Return what each model copy or server has done so far; empty where there is one only."""
         return ()
 
-    def running(self) -> Sequence[Running]:
-        """Return the samples that it works on, as far as it knows; the progress asks from another thread."""
-        return ()
+    def running(self) -> tuple[int, int]:
+        """Return how many samples it works on, and their tokens so far; the progress asks from another thread."""
+        return 0, 0
 
     def stop(self, grace_s: float) -> None:
         """Ask `generate` to end: begin nothing new, give up what is not finished after grace_s seconds.

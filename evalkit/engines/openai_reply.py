@@ -29,21 +29,19 @@ _TRY_AGAIN = (408, 409, 425, 429)
 """Client errors that pass; every other one stays."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_EVENT = re.compile(rb"(data|event|id|retry)?:")
 
 
 @dataclass(eq=False)
 class RequestError(Exception):
     """A request without a completion.
 
-    passing: another attempt may help. lost: the server itself may be gone. pause_s: what it asks to wait.
-    status: the HTTP status, if there was an answer. text: what there is of the completion.
+    passing: another attempt may help. pause_s: what the server asks to wait. status: the HTTP status, if there was an
+    answer. text: what there is of the completion.
     """
 
     message: str
     _: KW_ONLY
     passing: bool = False
-    lost: bool = False
     pause_s: float = 0.0
     status: int | None = None
     text: str = ""
@@ -57,8 +55,6 @@ class Reply(NamedTuple):
     finish_reason: str
     model: str | None = None
     """The model that answered, as the server names it."""
-    fingerprint: str | None = None
-    """Its system_fingerprint."""
     prompt_tokens: int | None = None
     only_thought: bool = False
     """Whether all of it came as `reasoning_content`, though it ended by itself."""
@@ -70,50 +66,44 @@ class Answer:
     def __init__(self) -> None:
         self.deltas = 0
         """Events that brought something: about as many as tokens."""
-        self._streamed: bool | None = None
-        self._body = self._data = b""
+        self._rest = self._data = b""
+        """The line that has begun, and the data of the event that has begun."""
+        self._whole: list[bytes] = []
+        """Lines that belong to no event: a whole body, whatever its content type says."""
         self._size = self._events = 0
         self._texts: list[str] = []
         self._thoughts: list[str] = []
-        self._chosen = False
         self._usage: dict[str, Any] = {}
         self._reason: str | None = None
         self._model: str | None = None
-        self._fingerprint: str | None = None
 
-    def feed(self, part: bytes) -> bool:
-        """Take bytes of the body; return whether they brought anything new: an event, or the begin of a whole body."""
+    def feed(self, part: bytes) -> None:
+        """Take bytes of the body."""
         self._size += len(part)
         if self._size > LONGEST_BODY:
             raise RequestError(f"an answer of more than {LONGEST_BODY >> 20} MiB", text=self.text())
-        self._body += part
-        if self._streamed is None:  # by its first characters: servers send either under the other's content type
-            self._body = self._body.removeprefix(b"\xef\xbb\xbf")
-            begin = self._body.lstrip()[:16]
-            if not begin or (len(begin) < 6 and re.fullmatch(rb"[a-z]+|\xef\xbb?", begin)):
-                return False
-            self._streamed = _EVENT.match(begin) is not None
-            if not self._streamed:
-                return True
-        elif not self._streamed:
-            return False
-        *lines, self._body = self._body.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        before = self._events
+        if b"\n" not in part and b"\r" not in part:
+            self._rest += part
+            return
+        *lines, self._rest = (self._rest + part).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         for line in lines:
             self._line(line)
-        return self._events > before
 
     def _line(self, line: bytes) -> None:
         """Take one line of a stream. An event may have its JSON on several; servers may leave out the blank one."""
+        line = line.removeprefix(b"\xef\xbb\xbf")
         if line.startswith(b"data:"):
+            self._events += 1
             self._data += (b"\n" if self._data else b"") + line[5:].strip()
-            if self._data == b"[DONE]" or not self._data:
-                self._data, self._events = b"", self._events + 1
+            if self._data in (b"[DONE]", b""):
+                self._data = b""
                 return
             with contextlib.suppress(ValueError, RecursionError):
                 self._add(json.loads(self._data))
                 self._data = b""
-        elif not line.strip() and self._data:
+        elif line.strip():
+            self._whole.append(line)
+        elif self._data:
             raise self._malformed(f"no JSON: {one_line(self._data.decode('utf-8', 'replace'))[:60]}")
 
     def _malformed(self, why: str) -> RequestError:
@@ -121,20 +111,16 @@ class Answer:
 
     def _add(self, event: Any) -> None:
         """Take one event, or a whole body."""
-        self._events += 1
         try:
             if (error := event.get("error")) is not None:
                 message = error.get("message", error) if isinstance(error, dict) else error
                 raise RequestError(f"the server broke off: {one_line(str(message))}", passing=True, text=self.text())
             self._model = event.get("model") or self._model
-            self._fingerprint = event.get("system_fingerprint") or self._fingerprint
             self._usage |= event.get("usage") or {}
             for choice in event.get("choices") or ():
-                if choice.get("index") or 0:  # one was asked for
-                    continue
-                self._chosen = True
-                self._reason = choice.get("finish_reason") or self._reason
-                self._take(choice.get("delta") or choice.get("message") or {"content": choice.get("text")})
+                if not choice.get("index"):  # one was asked for
+                    self._reason = choice.get("finish_reason") or self._reason
+                    self._take(choice.get("delta") or choice.get("message") or {"content": choice.get("text")})
         except (AttributeError, TypeError, ValueError) as error:
             raise self._malformed(one_line(f"{type(error).__name__}: {error}")) from None
 
@@ -162,12 +148,11 @@ class Answer:
 
     def reply(self) -> Reply:
         """Return the whole completion."""
-        if self._streamed:
-            self._line(self._body)
-            self._line(b"")
-        else:
+        self._line(self._rest)
+        self._line(b"")
+        if not self._events:
             try:
-                self._add(json.loads(self._body.strip() or b"{}"))
+                self._add(json.loads(b"\n".join(self._whole) or b"{}"))
             except (ValueError, RecursionError) as error:
                 raise self._malformed(one_line(str(error))) from None
             self.deltas = 0  # a whole body is no event
@@ -175,14 +160,13 @@ class Answer:
         if word == "refused":
             raise RequestError(f"the server withheld the completion (finish_reason {self._reason})", text=text)
         if word not in ("stop", "length"):
-            if not self._chosen and not self._streamed:
-                raise self._malformed("no choices")
+            said = f"the completion was not finished (finish_reason {self._reason})"
             raise RequestError(
-                f"the completion was not finished (finish_reason {self._reason})", passing=True, text=text
+                said if self._events or self._texts else "malformed answer: no choices", passing=True, text=text
             )
         written, read = (_count(self._usage.get(name)) for name in ("completion_tokens", "prompt_tokens"))
         only_thought = word == "stop" and any(self._thoughts) and not "".join(self._texts).strip()
-        return Reply(text, written, word, self._model, self._fingerprint, read, only_thought)
+        return Reply(text, written, word, self._model, read, only_thought)
 
 
 def _joined(content: Any) -> str:
@@ -201,23 +185,17 @@ def refused(status: int, headers: Any, body: bytes) -> RequestError:
     if 300 <= status < 400:
         where = one_line(str(headers.get("location", "?")))
         return RequestError(f"HTTP {status}: it redirects to {where}; --base-url takes that address", status=status)
-    return RequestError(
-        f"HTTP {status}: {_message(body)}",
-        passing=(status >= 500 or status in _TRY_AGAIN) and b"insufficient_quota" not in body,
-        lost=status >= 500,
-        pause_s=_retry_after(headers.get("retry-after", "")),
-        status=status,
-    )
-
-
-def _message(body: bytes) -> str:
-    """Return what a server says of an error, in whatever form it says it, as one short printable line."""
     text = body[:10_000].decode("utf-8", "replace")
     with contextlib.suppress(ValueError, RecursionError, AttributeError):
         found = json.loads(text)
         inner = found.get("error", found)
         text = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
-    return one_line(text)
+    return RequestError(
+        f"HTTP {status}: {one_line(text)}",
+        passing=(status >= 500 or status in _TRY_AGAIN) and b"insufficient_quota" not in body,
+        pause_s=_retry_after(headers.get("retry-after", "")),
+        status=status,
+    )
 
 
 def one_line(text: str) -> str:

@@ -59,7 +59,8 @@ class Access:
 
     def session(self, connections: int = 100) -> aiohttp.ClientSession:
         """Return a client, to be closed."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=min(CONNECT_S, self.timeout_s))
+        connect = min(CONNECT_S, self.timeout_s)
+        timeout = aiohttp.ClientTimeout(self.total_s, sock_connect=connect, sock_read=self.timeout_s)
         connector = aiohttp.TCPConnector(limit=connections)
         return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self.headers, trust_env=True)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gtpo.common.errors import UserError
 from gtpo.common.hub import dtype_on_cpu
 from gtpo.common.provenance import package_versions
-from gtpo.evalkit.engines.base import Engine, Generation, Reading, Running, Sampling, Task, sample_seed
+from gtpo.evalkit.engines.base import Engine, Generation, Reading, Sampling, Task, sample_seed
 from gtpo.evalkit.engines.local import check_all_loaded, context_length, load_config, with_adapter
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.rewards.completions import decode_completion
@@ -232,10 +232,9 @@ class TransformersEngine(Engine):
             **(drawing if draws else {}),
         )
 
-    def running(self) -> Sequence[Running]:
-        """Return the rows of the batch, with their tokens so far."""
-        watch = self._watch
-        return watch.running() if watch is not None else ()
+    def running(self) -> tuple[int, int]:
+        """Return the rows of the batch, and their tokens so far."""
+        return self._watch.running() if self._watch is not None else (0, 0)
 
     def close(self) -> None:
         """Let go of the model."""
@@ -283,10 +282,10 @@ class _Watch:
         begins = [text[:at] for stop in self._reading.stop if (at := text.rfind(stop)) >= 0]
         return any(not unfinished(self._reading.plain(before, prompt)) for before in begins)
 
-    def running(self) -> list[Running]:
-        """Return the rows, with their tokens so far."""
-        rows = zip(self._tasks, self.lengths.tolist(), self._done.tolist(), strict=True)
-        return [Running(task.benchmark, min(self._step, length), done) for task, length, done in rows]
+    def running(self) -> tuple[int, int]:
+        """Return the rows that have not ended, and their tokens so far."""
+        rows = len(self._tasks) - int(self._done.sum())
+        return rows, rows * self._step
 
 
 def _presence_penalty(sampling: Sampling, width: int) -> Callable[..., torch.Tensor]:

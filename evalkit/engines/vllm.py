@@ -18,7 +18,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.hub import dtype_on_cpu
 from gtpo.common.provenance import package_versions
 from gtpo.common.vllm_environment import CPU_KV_BLOCK, lora_rank_slot, quiet_vllm
-from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Reading, Running, Sampling, Task, sample_seed
+from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Reading, Sampling, Task, sample_seed
 from gtpo.evalkit.engines.local import load_config
 from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank
 from gtpo.rewards.thoughts import unfinished
@@ -107,8 +107,6 @@ class VLLMEngine(Engine):
         self._waiting: deque[tuple[Task, int, int]] = deque()
         self._known: dict[str, tuple[Task, int, int]] = {}
         """Request -> question, first sample and its seed."""
-        self._written: dict[str, dict[str, int]] = {}
-        """Request -> tokens of each of its samples, as last seen."""
         self._in_flight = 0
         self._sends_stop = bool(sampling.stop)
         self._numbers = itertools.count()
@@ -226,23 +224,11 @@ class VLLMEngine(Engine):
             task.benchmark, task.question_id, first + index, sample.text, tokens, reason, seed + index, error
         )
 
-    def running(self) -> Sequence[Running]:
-        """Return the samples that vLLM has begun, with their tokens so far.
-
-        A sample that is done waits for the others of its request; vLLM has forgotten it by then.
-        """
-        known, working = self._known.copy(), set()
-        for state in list(self._engine.output_processor.request_states.values()):
-            number = (state.parent_req or state).external_req_id
-            if number in known and state.detokenizer and (tokens := state.detokenizer.num_output_tokens()):
-                self._written.setdefault(number, {})[state.request_id] = tokens
-                working.add(state.request_id)
-        self._written = {number: samples for number, samples in self._written.items() if number in known}
-        return [
-            Running(known[number][0].benchmark, tokens, sample not in working)
-            for number, samples in self._written.items()
-            for sample, tokens in samples.items()
-        ]
+    def running(self) -> tuple[int, int]:
+        """Return the samples that vLLM works on, and their tokens so far."""
+        states = list(self._engine.output_processor.request_states.values())
+        written = [state.detokenizer.num_output_tokens() for state in states if state.detokenizer]
+        return sum(map(bool, written)), sum(written)
 
     def close(self) -> None:
         """Stop vLLM's processes and free its memory."""

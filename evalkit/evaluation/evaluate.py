@@ -331,20 +331,19 @@ def _engine_record(
     now = EngineRecord(**engine.describe(), **asked.model_dump(include={"dtype"}, exclude_unset=True))
     if old is None:
         return now
-    before = old.compute_dtype
-    if before is not None and now.compute_dtype != before:
+    dtype = old.compute_dtype
+    if dtype is not None and now.compute_dtype != dtype:
         raise UserError(
-            f"{path} was sampled in {before}, and --dtype {settings.dtype} means {now.compute_dtype} on this machine: "
-            f"repeat it with --dtype {before}, or choose another --out"
+            f"{path} was sampled in {dtype}, and --dtype {settings.dtype} means {now.compute_dtype} on this machine: "
+            f"repeat it with --dtype {dtype}, or choose another --out"
         )
-    if old.canaries is not None and now.canaries is not None:
-        from gtpo.evalkit.engines.openai import change
-
-        refused, named = change(old.canaries, now.canaries)
-        if refused is not None:
-            raise UserError(f"{path} was sampled from another model: {refused}. Choose another --out")
-        for said in named:
-            LOG.warning("the server has changed since %s was begun: %s", path, said)
+    before, after = old.canaries or {}, now.canaries or {}
+    if before.get("models") and after.get("models") and before["models"] != after["models"]:
+        answer, did = (", ".join(canaries["models"]) for canaries in (after, before))
+        raise UserError(f"{path} was sampled from another model: {answer} answers, and {did} did. Choose another --out")
+    texts = [set(map(tuple, canaries.get("texts", {}).values())) for canaries in (before, after)]
+    if all(texts) and not texts[0] & texts[1]:
+        LOG.warning("%s: the server's first texts are others than they were for the same seeds", path)
     if earlier := old.followed_by(now):
         now.earlier = earlier
         LOG.warning("the samples are of several versions or machines; eval.json lists them under engine.earlier")

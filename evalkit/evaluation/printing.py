@@ -177,8 +177,9 @@ def warn(record: EvalRecord) -> None:
             limit = record.sampling.max_tokens
             if limit is not None and 0 < (entry.cut_off_tokens or 0) < limit:
                 LOG.warning(
-                    "%s: %.0f %% of the completions were cut off after at most %d tokens, by the server's own limit: a "
-                    "larger --max-tokens changes nothing", name, 100 * entry.truncation_rate, entry.cut_off_tokens,
+                    "%s: %.0f %% of the completions were cut off after at most %d tokens, by the server's own limit. "
+                    "Raise it (vLLM: --max-model-len, Ollama: OLLAMA_CONTEXT_LENGTH, llama.cpp: -c)",
+                    name, 100 * entry.truncation_rate, entry.cut_off_tokens,
                 )  # fmt: skip
                 continue
             advice = f" at {limit} tokens, most before their answer: set a larger --max-tokens, with another --out"

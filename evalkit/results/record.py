@@ -208,7 +208,7 @@ class EngineRecord(_Block):
     rows: int | None = None
     """Batch rows, engine transformers: its samples' rounding depends on them."""
     canaries: dict[str, Any] | None = None
-    """Servers: which models and system_fingerprints answer, whether seeds matter, and hashes of first texts."""
+    """Servers: which models answer, whether seeds matter, and hashes of first texts."""
     parameters_left_out: list[str] = []
     """Servers: sampling parameters that they do not take."""
     earlier: list[EarlierEngine] = []

@@ -60,8 +60,8 @@ def canaries(run: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An undisturbed run."""
-    server = Server(fingerprinted)
-    server.canary = fingerprinted
+    server = Server(named)
+    server.canary = named
     out = tmp_path_factory.mktemp("whole") / "run"
     done = command_line(*EVAL, "--base-url", server.url, "--out", out, cwd=out.parent)
     server.close()
@@ -71,9 +71,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def fingerprinted(payload: dict[str, Any], times: int) -> Reply:
+def named(payload: dict[str, Any], times: int) -> Reply:
     reply = completion(payload)
-    reply.body.update(model="m", system_fingerprint="fp")
+    reply.body["model"] = "m"
     return reply
 
 
@@ -234,9 +234,8 @@ def test_copies_are_noticed(gtpo, serve, whole: Path, tmp_path: Path) -> None:  
     server.canary = server.behaviour
     done = gtpo(*EVAL, "--base-url", server.url, "--out", "one")
     assert "2 requests with different seeds got the same text" in done.stderr
-    assert f"all samples of {QUESTIONS} of {QUESTIONS} questions are the same text" in done.stderr
     assert canaries(tmp_path / "one")["seed_matters"] is False
-    assert canaries(whole) == {**canaries(whole), "models": ["m"], "fingerprints": ["fp"], "seed_matters": True}
+    assert canaries(whole) == {**canaries(whole), "models": ["m"], "seed_matters": True}
 
 
 def test_another_model_is_refused(gtpo, serve, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -247,12 +246,12 @@ def test_another_model_is_refused(gtpo, serve, whole: Path, tmp_path: Path) -> N
         reply.body["model"] = "m-0613"
         return reply
 
-    other, same = serve(renamed), serve(fingerprinted)
-    other.canary, same.canary = renamed, fingerprinted
+    other, same = serve(renamed), serve(named)
+    other.canary, same.canary = renamed, named
     shutil.copytree(whole, tmp_path / "run")
     more = (*EVAL, "--k", str(SAMPLES + 1))
     done = gtpo(*more, "--base-url", other.url, "--out", "run", code=2)
-    assert "was sampled from another model: m-0613 answers, and m did before" in done.stderr
+    assert "was sampled from another model: m-0613 answers, and m did" in done.stderr
     assert rows(tmp_path / "run") == rows(whole)
     done = gtpo(*EVAL, "--base-url", f"{same.url},{other.url}", "--out", "two", code=2)
     assert "the servers have different models" in done.stderr

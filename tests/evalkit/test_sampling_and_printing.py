@@ -13,7 +13,7 @@ import pytest
 from servers import Reply, Server, completion
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.engines.base import Generation, Running
+from gtpo.evalkit.engines.base import Generation
 from gtpo.evalkit.evaluation.progress import EvalProgress
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.results.record import read_record
@@ -164,10 +164,10 @@ def test_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     progress = EvalProgress("strict")
     progress.add("b", 10, 0)
-    progress.start(SimpleNamespace(running=lambda: [Running("b", 25)], name="vllm"), 256)  # type: ignore[arg-type]
+    progress.start(SimpleNamespace(running=lambda: (1, 25), name="vllm"), 256)  # type: ignore[arg-type]
     progress.arrive([Generation("b", "q", i, "", 50, "stop", 0) for i in range(4)])
     clock[0] = 120.0
-    assert progress._state().left == "about 0:24 left"  # 275 tokens at 225 in 20 s
+    assert progress._speed() == ["1 running with 25 tokens", "11 tokens/s", "about 0:24 left"]
 
 
 def test_an_unfinished_thought_is_no_answer(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
