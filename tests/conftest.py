@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forks import make_once
+from commands import make_once
 
 from gtpo.common.packages import installed
 

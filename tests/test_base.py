@@ -9,13 +9,11 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import threading
 import zipfile
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
+from servers import Server
 from test_own_modules import CHECK, write_own_modules
 
 pytestmark = [pytest.mark.base, pytest.mark.timeout(1200)]  # the first test waits for the build and the installation
@@ -139,34 +137,12 @@ def test_recordings_are_scored_and_compared(gtpo, tmp_path):
     assert "<html" in (tmp_path / "page.html").read_text()
 
 
-class Server(BaseHTTPRequestHandler):
-    """Answers every chat request with the same text, as an OpenAI-compatible server does."""
-
-    def do_GET(self) -> None:
-        self.reply({"data": [{"id": "m"}]})
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        message = {"content": "<reasoning>guess</reasoning>\n<answer>7</answer>"}
-        self.reply({"choices": [{"message": message, "finish_reason": "stop"}], "usage": {"completion_tokens": 9}})
-
-    def reply(self, body: dict[str, Any]) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
 def test_a_server_is_evaluated(gtpo, tmp_path):
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-        done = gtpo("eval", "m", "--engine", "openai", "--base-url", url, "--benchmarks", "arithmetic", "--limit", "4")
-        server.shutdown()
+    server = Server()
+    done = gtpo(
+        "eval", "m", "--engine", "openai", "--base-url", server.url, "--benchmarks", "arithmetic", "--limit", "4"
+    )
+    server.close()
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "results/eval/m/eval.json").read_text())["benchmarks"]["arithmetic"]["samples"] == 4
 

@@ -8,7 +8,7 @@ import sys
 from statistics import mean
 
 import pytest
-from forks import command_line
+from commands import command_line
 
 from gtpo.rewards.loading import load_rewards
 

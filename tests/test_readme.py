@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from forks import command_line
+from commands import command_line
 
 
 @pytest.fixture(scope="module")

@@ -25,21 +25,11 @@ def marks(root: Path) -> Any:
     return module
 
 
-def test_the_order_holds_every_run_once(marks: Any) -> None:
-    assert len(set(marks.order())) == len(marks.order()) == 30
-    assert {name[0] for name in marks.order()[:4]} == set("abde")
-
-
 def test_selection_on_log_length(marks: Any) -> None:
     """Two completions: the better one is e times as long, so it is half a unit above the mean."""
     a = marks.advantages(np.array([[0.0, 10.0]]))
     assert a == pytest.approx(np.array([[-(0.5**0.5), 0.5**0.5]]), rel=1e-4)
     assert marks.selection(a, np.array([[10.0, 10 * np.e]])) == pytest.approx([0.5**1.5], rel=1e-4)
-
-
-def test_holm(marks: Any) -> None:
-    assert marks.holm([0.04, 0.01]) == pytest.approx([0.04, 0.02])
-    assert marks.holm([0.6, 0.7]) == [1.0, 1.0]
 
 
 def write_run(out: Path, name: str, tokens: float, seed: int) -> None:

@@ -8,9 +8,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from commands import command_line
 from servers import Behaviour, Server
 
 
@@ -71,32 +72,16 @@ def environment(root: Path) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "160"}
 
 
-class Done(NamedTuple):
-    """What a command left behind."""
-
-    stdout: str
-    stderr: str
-
-
 @pytest.fixture
-def gtpo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    """Run `gtpo ARGUMENTS` in this process, in a fresh folder: gtpo("eval", ..., code=2).
-
-    The imports of torch and transformers then count once; test_eval_command.py has real processes too.
-    """
-    from gtpo import cli
-
+def gtpo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run `gtpo ARGUMENTS` in this process, in a fresh folder: gtpo("eval", ..., code=2)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
 
-    def run(*arguments: str | Path, code: int = 0) -> Done:
-        monkeypatch.setattr(sys, "argv", ["gtpo", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.app()
-        captured = capfd.readouterr()
-        assert (end.value.code or 0) == code, f"exit code {end.value.code}\n{captured.out}\n{captured.err}"
-        return Done(captured.out, captured.err)
+    def run(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = command_line(*arguments, cwd=tmp_path)
+        assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
 
     return run
 

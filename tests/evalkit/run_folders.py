@@ -180,13 +180,7 @@ def write_train(
 
 
 def _logged_group(rng: np.random.Generator, step: int, group: int) -> pa.Table:
-    rows: dict[str, list] = {
-        name: []
-        for name in (
-            "step", "group", "completion_index", "prompt", "tokens", "weight", "advantage", "entropy", "kept",
-            "reward_final_reward",
-        )
-    }  # fmt: skip
+    rows = []
     right = rng.random(group) < 0.5
     right[0], right[-1] = True, False
     rewards = np.where(right, 20.0, 10.0)
@@ -196,20 +190,11 @@ def _logged_group(rng: np.random.Generator, step: int, group: int) -> pa.Table:
         tokens = ["<reasoning>", "\n", "Add ", f"{a}", " and ", f"{b}", ".", "\n", "</reasoning>", HOSTILE, "<answer>"]
         tokens += [*str(a + b + (not right[i])), "</answer>", "<eos>"]
         span = {0, 1, 2, len(tokens) - 1, len(tokens) - 2}
-        weight = [(2.0 if right[i] else 0.0) if t in span else 1.0 for t in range(len(tokens))]
         entropy = float(rng.gamma(4, 0.12))
-        values = (
-            step,
-            0,
-            i,
-            f"What is {a} + {b}?",
-            tokens,
-            weight,
-            float(advantages[i]),
-            entropy,
-            entropy <= 0.6931,
-            float(rewards[i]),
-        )
-        for name, value in zip(rows, values, strict=True):
-            rows[name].append(value)
-    return pa.table(rows)
+        rows.append({
+            "step": step, "group": 0, "completion_index": i, "prompt": f"What is {a} + {b}?", "tokens": tokens,
+            "weight": [(2.0 if right[i] else 0.0) if t in span else 1.0 for t in range(len(tokens))],
+            "advantage": float(advantages[i]), "entropy": entropy, "kept": entropy <= 0.6931,
+            "reward_final_reward": float(rewards[i]),
+        })  # fmt: skip
+    return pa.Table.from_pylist(rows)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from forks import command_line
+from commands import command_line
 from run_folders import write_eval, write_train
 
 from gtpo.common.errors import UserError

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from forks import command_line
+from commands import command_line
 
 from gtpo.evalkit.results.schema import QUESTION_SCHEMA, SAMPLE_SCHEMA
 

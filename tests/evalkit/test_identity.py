@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from forks import command_line
+from commands import command_line
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.results.store import EvalFolder

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from forks import command_line
+from commands import command_line
 from servers import Reply, Server, completion, stream, text_of
 
 import gtpo.evalkit.engines.openai as engine_module

@@ -154,6 +154,7 @@ def test_a_part_of_the_file(gtpo, tmp_path: Path) -> None:  # type: ignore[no-un
     assert "--completions samples nothing, and --engine, --seed, --temperature would have no effect" in idle
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(environment: dict[str, str], tmp_path: Path) -> None:
     """60 MB of completions under an address space that could not hold them and their rows twice over."""
     row = {"id": "q", "gold": "4", "completion": "words " * 5000 + "<answer>4</answer>"}

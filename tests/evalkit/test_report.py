@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from gtpo.evalkit.comparison.training_curves import Curve, method_bands, read_cu
 from gtpo.evalkit.engines.model_ref import fingerprint
 from gtpo.evalkit.report.excerpts import choose_groups, choose_samples, rank_questions
 from gtpo.evalkit.report.figures import write_figures
+from gtpo.evalkit.report.latex import latex
 from gtpo.evalkit.report.page import embedded, render
 from gtpo.evalkit.results.find import find_runs, read_train_run
 
@@ -340,10 +342,10 @@ def test_damaged_samples_are_named(tmp_path: Path) -> None:
     assert "Traceback" not in ran.stderr
 
 
-def test_figures_that_fail_do_not_cost_the_page(tmp_path: Path) -> None:
+def test_figures_that_fail_do_not_cost_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for i, method in enumerate(("grpo", "gtpo")):
         write_eval(tmp_path / method, seed=i, method=method, benchmarks={"arithmetic": 5})
-    (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')")  # first on the path of `python -m`
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # an import of it fails
     ran = gtpo("compare", "grpo", "gtpo", "--html", "page.html", "--figures", "figures", cwd=tmp_path)
     assert ran.returncode == 2
     assert "Traceback" not in ran.stderr
@@ -411,3 +413,17 @@ def test_summary_of_training(home: Path) -> None:
     assert end["steps"] == 120
     assert end["reward/accuracy"] == pytest.approx(np.mean([row["reward/accuracy"] for row in rows[-12:]]))
     assert summary(read_train_run(home / "results/train/sft"))["reward/accuracy"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("a_b & 5 %", r"a\_b \& 5 \%"),
+        ("λ", r"\ensuremath{\lambda}"),
+        ("é", "é"),
+        ("a\u202eb", r"a\textbackslash{}u202eb"),
+        ("模", r"\ifdefined\XeTeXversion 模\else\ifdefined\directlua 模\else U+6A21\fi\fi{}"),
+    ],
+)
+def test_names_are_set_as_written(text: str, wanted: str) -> None:
+    assert latex(text) == wanted

@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import json
-import os
-import pty
-import re
-import struct
-import sys
-import termios
 from pathlib import Path
 
 import pytest
+from commands import command_line
 from rich.cells import cell_len
 from run_folders import write_eval, write_train
+from terminal import on_a_terminal
 
-
-def on_a_terminal(columns: int, *words: str, cwd: Path) -> list[str]:
-    """Run the command line on a terminal of so many columns; return its lines, without colours."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(cwd)
-        os.environ.pop("COLUMNS", None)
-        os.environ |= {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        os.execv(sys.executable, [sys.executable, "-m", "gtpo", *words])
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    written = b""
-    while True:
-        try:
-            read = os.read(terminal, 1 << 16)
-        except OSError:  # the other end is closed
-            break
-        if not read:
-            break
-        written += read
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, written.decode()
-    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", written.decode()).split("\n")
+from gtpo.common import terminal
+from gtpo.plan import dry_run
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +39,7 @@ def test_tables_fit(columns: int, home: Path) -> None:
         ("eval", "--completions", "mine.jsonl", "--k", "4", "--out", f"scored-{columns}"),
         ("eval", "--list"),
     ):
-        lines = on_a_terminal(columns, *words, cwd=home)
+        lines = on_a_terminal(columns, "-m", "gtpo", *words, cwd=home)
         assert [line for line in lines if cell_len(line) > columns] == []
         corners = [(line.count("┏"), line.count("┓")) for line in lines if "┏" in line or "┓" in line]
         assert corners == [(1, 1)] * len(corners)
@@ -76,10 +52,13 @@ def test_tables_fit(columns: int, home: Path) -> None:
             assert all(title in text for title in ("entropy, nats", "conflict %", "best (step)", "t, df"))
 
 
-def test_the_dry_run_fits(home: Path) -> None:
+def test_the_dry_run_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a large model whose tokenizer cannot be had: long notes."""
-    (home / "problems.jsonl").write_text(json.dumps({"problem": "What is 2+3?", "answer": "5"}) + "\n")
-    lines = on_a_terminal(80, "train", "paper/llama-gsm8k-gtpo-g8", "--data", "problems.jsonl", "--dry-run", cwd=home)
+    for module in (terminal, dry_run):
+        monkeypatch.setattr(module, "columns_of_stdout", lambda pipe: 80)
+    (tmp_path / "problems.jsonl").write_text(json.dumps({"problem": "What is 2+3?", "answer": "5"}) + "\n")
+    words = ("train", "paper/llama-gsm8k-gtpo-g8", "--data", "problems.jsonl", "--dry-run")
+    lines = command_line(*words, cwd=tmp_path).stdout.split("\n")
     assert [line for line in lines if cell_len(line) > 80] == []
     text = " ".join(" ".join(lines).split())
     assert "prompt lengths not checked: " in text

@@ -21,7 +21,6 @@ from gtpo.config import BuiltModel
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.objective import PRESETS, reference_loss
 from gtpo.run.environment import end_process
-from gtpo.trainer.shared_prefixes import share_prefixes
 
 GROUP = 8
 PROMPTS = ["1 + 2", "30 - 4"]
@@ -74,7 +73,9 @@ def dropping_half() -> dict[str, float]:
     return {"entropy_threshold": float(found[GROUP // 2 - 1 : GROUP // 2 + 1].mean())}
 
 
-class _Gradients(TrainerCallback):
+class Gradients(TrainerCallback):
+    """Keeps the gradients of the last step."""
+
     def __init__(self) -> None:
         self.found: dict[str, torch.Tensor] = {}
 
@@ -91,16 +92,10 @@ def step_gradients(
     accumulation: int,
     *,
     weights: Path | None = None,
-    shared: bool = False,
     **settings: Any,
 ) -> dict[str, torch.Tensor]:
-    """Return the gradient of the last step and save it to `out`; or save the weights after it to `weights`.
-
-    shared: along the tree of the rows' prefixes.
-    """
+    """Return the gradient of the last step and save it to `out`; or save the weights after it to `weights`."""
     model, tokenizer = tiny_model()
-    if shared:
-        share_prefixes(model)
 
     def rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
         first = trainer.accelerator.process_index * len(prompts)
@@ -131,7 +126,7 @@ def step_gradients(
         shuffle_dataset=False,
         **settings,
     )
-    gradients = _Gradients()
+    gradients = Gradients()
     trainer = GTPOTrainer(
         model=model,
         reward_funcs=reward,

@@ -22,7 +22,6 @@ from gtpo.entropy import Calibration
 from gtpo.objective import PRESETS
 from gtpo.run.folder import TrainFolder
 from gtpo.run.provenance import CalibrationRecord
-from gtpo.run.stopping import Stop, StoppedBeforeTraining
 from gtpo.trainer import calibration
 from gtpo.trainer.calibration import GateCalibration
 
@@ -208,10 +207,3 @@ def test_signal_while_it_measures_stops_the_run_after_the_forward(
     assert "initial_entropy" not in record
     finished = json.loads((run(tmp_path, **changes) / "run.json").read_text())
     assert (finished["status"], finished["initial_entropy"]["samples"]) == ("finished", 8)
-
-
-def test_signal_during_the_calibration_stops_at_once(tmp_path: Path) -> None:
-    with Stop(tmp_path) as stop, stop.at_once():
-        with pytest.raises(StoppedBeforeTraining):
-            signal.raise_signal(signal.SIGTERM)
-        assert stop.asked

@@ -36,13 +36,6 @@ def test_splits_over_micro_batches(preset: str, tmp_path: Path) -> None:
         assert_same(step_gradients(tmp_path / "split.pt", preset, batch, accumulation), whole)
 
 
-@pytest.mark.parametrize("preset", ["gtpo", "gtpo-published", "gtpo-eq7"])
-def test_shared_prefixes(preset: str, tmp_path: Path) -> None:
-    whole = step_gradients(tmp_path / "whole.pt", preset, 8, 1)
-    for batch, accumulation in ((8, 1), (2, 4)):
-        assert_same(step_gradients(tmp_path / "tree.pt", preset, batch, accumulation, shared=True), whole)
-
-
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_step_is_that_of_the_reference_loss(preset: str, tmp_path: Path) -> None:
     """The trainer's gradient is that of the specification on the model's own logits."""

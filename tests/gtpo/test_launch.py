@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from safetensors.torch import load_file
 from sharded_step import STEP
@@ -47,6 +48,13 @@ SHARDED = {"ddp": "optimizer.pt", "fsdp2": "pytorch_model_fsdp.bin", "zero3": "g
 """What a checkpoint of each holds and the others' do not."""
 needs_deepspeed = pytest.mark.skipif(not installed("deepspeed"), reason="deepspeed is not installed")
 WRAPPERS = ["ddp", "fsdp2", pytest.param("zero3", marks=needs_deepspeed)]
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "two_nodes", "zero3"])
+def test_accelerate_reads_its_config(name: str) -> None:
+    config = load_config_from_file(str(CONFIGS / f"{name}.yaml"))
+    assert config.mixed_precision == "no", "model.dtype decides; here it would overrule float32"
+    assert config.num_processes == (16 if name == "two_nodes" else 8)
 
 
 def environment() -> dict[str, str]:

@@ -17,7 +17,6 @@ from gtpo.completions import group_advantages, prepare_completions
 from gtpo.config.keys import keys
 from gtpo.config.published import WITHOUT_EFFECT
 from gtpo.config.schema import PASSED_ON_DEFAULTS
-from gtpo.conflict import conflict_weights
 from gtpo.objective import (
     LN2,
     PRESETS,
@@ -149,24 +148,6 @@ def test_worked_example(name: str) -> None:
         assert f"`{text}`" in METHOD
         assert row in METHOD
     assert f"`{name}`: **{loss:+.4f}**" in METHOD
-
-
-def test_worked_example_is_the_reference_losss() -> None:
-    """The same rewards and ids through `reference_loss`, whose value depends on the logits by their entropy only."""
-    words = [text.split() for text in COMPLETIONS]
-    vocabulary = sorted({word for row in words for word in row})
-    ids = torch.tensor([[vocabulary.index(w) for w in row] + [0] * (6 - len(row)) for row in words])
-    mask = torch.tensor([[t < len(row) for t in range(6)] for row in words])
-    logits = torch.randn(4, 6, len(vocabulary), generator=torch.Generator().manual_seed(7), dtype=torch.float64)
-    for name in ("gtpo", "gtpo-published", "gtpo-eq7", "gtpo-conflict-only", "grpo"):
-        objective = replace(PRESETS[name], log_clamp=0.0)
-        found = reference_loss(objective, logits, ids, mask, REWARDS, 4, initial_entropy=H_INI)
-        spans = conflict_weights(ids, mask, found.advantages, 4, combine=objective.combine)
-        again = loss_from_statistics(
-            objective, found.advantages, found.entropy, mask.sum(1), spans.forward, spans.backward, 4,
-            initial_entropy=H_INI,
-        )  # fmt: skip
-        assert found.loss.item() == pytest.approx(again.loss.item(), abs=1e-12)
 
 
 # -- which way entropy goes ------------------------------------------------------------------------------------------

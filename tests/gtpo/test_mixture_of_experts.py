@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, GraniteMoeConfig, MixtralConfig, Qwen3MoeConfig, TrainerCallback
+from step_gradients import Gradients
+from test_train_run import config_of as tiny_config
+from test_trainer import SETTINGS, needs_trl_kernel
+from transformers import AutoModelForCausalLM, GraniteMoeConfig, MixtralConfig, Qwen3MoeConfig
 from trl import GRPOConfig, GRPOTrainer
 
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.common.errors import UserError
-from gtpo.config import load_config
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.run.command import train
 
-needs_trl_kernel = pytest.mark.skipif(
-    version("trl").startswith("1.15.") and not torch.cuda.is_available(),
-    reason="TRL 1.15 scores log-probabilities with a Triton kernel, which needs a GPU",
-)
 FAMILIES = {"qwen3_moe": Qwen3MoeConfig, "mixtral": MixtralConfig, "granitemoe": GraniteMoeConfig}
 COEFFICIENT = 0.5  # so that its gradient is no rounding error beside the policy's
 
@@ -54,17 +50,9 @@ def save_model(folder: Path, family: str, coefficient: float = COEFFICIENT) -> P
     return folder
 
 
-class _Gradients(TrainerCallback):
-    def __init__(self) -> None:
-        self.found: dict[str, torch.Tensor] = {}
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        self.found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
 def step(trainer_class: Any, arguments: Any, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Return the gradient of one optimizer step of two micro-batches, and what it logged."""
-    gradients = _Gradients()
+    gradients = Gradients()
     trainer = trainer_class(
         model=str(folder),
         reward_funcs=lambda completion_ids, **_: [float(sum(ids) % 7) for ids in completion_ids],
@@ -76,26 +64,10 @@ def step(trainer_class: Any, arguments: Any, folder: Path) -> tuple[dict[str, to
     return gradients.found, next(entry for entry in trainer.state.log_history if "loss" in entry)
 
 
-def settings(folder: Path) -> dict[str, Any]:
-    return {
-        "output_dir": str(folder / "out"),
-        "num_generations": 4,
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 2,
-        "max_completion_length": 8,
-        "max_steps": 1,
-        "logging_steps": 1,
-        "learning_rate": 1e-3,
-        "max_grad_norm": 0.0,
-        "bf16": False,
-        "use_cpu": True,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "gradient_checkpointing": False,
-        "shuffle_dataset": False,
-        "model_init_kwargs": {"dtype": "float32"},
-    }
+def settings(folder: Path, **changes: Any) -> dict[str, Any]:
+    return SETTINGS | {"output_dir": str(folder / "out"), "gradient_accumulation_steps": 2, "max_steps": 1,
+                       "max_grad_norm": 0.0, "gradient_checkpointing": False, "shuffle_dataset": False,
+                       "model_init_kwargs": {"dtype": "float32"}, **changes}  # fmt: skip
 
 
 @needs_trl_kernel
@@ -119,21 +91,8 @@ def test_load_balancing_loss_is_trls(family: str, tmp_path: Path) -> None:
 
 
 def config_of(tmp_path: Path, model: Path, **changes: Any) -> Any:
-    path = tmp_path / "run.yaml"
-    plain = {
-        "run_name": "run",
-        "model": {"model_name": str(model), "max_seq_length": 96},
-        "dataset": {"name": "arithmetic", "system_instruction": "", "limit": 8},
-        "training": {
-            "num_generations": 4,
-            "per_device_train_batch_size": 8,
-            "max_steps": 2,
-            "max_prompt_length": 64,
-            "max_completion_length": 6,
-        },
-    }
-    path.write_text(yaml.safe_dump(plain))
-    return load_config(path, changes)
+    given = {"model.build": None, "model.model_name": str(model), "training.max_steps": 2}
+    return tiny_config(tmp_path, **given, **changes)
 
 
 @pytest.mark.parametrize("method", ["gtpo", pytest.param("grpo", marks=needs_trl_kernel), "sft"])

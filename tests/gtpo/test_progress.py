@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
-import pty
 import re
-import struct
-import subprocess
-import sys
-import termios
 import threading
 from pathlib import Path
 
 import pytest
 from datasets import Dataset
 from step_gradients import tiny_model
+from terminal import on_a_terminal
 
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.common.log import LOG
@@ -38,32 +32,9 @@ progress.stop()
 """
 
 
-def on_a_terminal(title: str, columns: int) -> str:
-    """Return what the script writes to a terminal of this width, control sequences removed."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    environment = {**os.environ, "TERM": "xterm"}
-    environment.pop("COLUMNS", None)
-    child = subprocess.Popen([sys.executable, "-c", SCRIPT, title], stderr=theirs, env=environment)
-    os.close(theirs)
-    written = b""
-    while True:
-        try:
-            part = os.read(ours, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not part:
-            break
-        written += part
-    os.close(ours)
-    assert child.wait() == 0
-    return written.decode()
-
-
 @pytest.mark.parametrize("title", ["demo-gtpo (gtpo)", "a" * 200 + " (gtpo)"])
-def test_bar_and_metrics_take_one_line_each_of_80_columns(title: str) -> None:
-    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", on_a_terminal(title, 80)).replace("\r", "\n")
-    lines = [line.rstrip() for line in shown.split("\n") if line.strip()]
+def test_bar_and_metrics_take_one_line_each_of_80_columns(title: str, tmp_path: Path) -> None:
+    lines = [line.rstrip() for line in on_a_terminal(80, "-c", SCRIPT, title, cwd=tmp_path) if line.strip()]
     assert max(map(len, lines)) <= 80, lines
     assert any("3/100000" in line for line in lines)
     assert any(line.startswith("loss 123.4560  acc 123.46") for line in lines)

@@ -10,7 +10,6 @@ import pytest
 from logs import logged
 
 from gtpo.config import TrainConfig, load_config
-from gtpo.config.schedule import one_step_per_rollout
 from gtpo.inputs.dataset import TrainingProblems
 from gtpo.rewards import format_ok
 from gtpo.rewards.data.arithmetic import arithmetic_problems
@@ -121,28 +120,6 @@ def test_the_demo_s_base_has_the_configured_share_of_faulty_targets_and_no_metho
         shares[name] = sum(not format_ok(row["completion"][0]["content"]) for row in rows) / len(rows)
     assert 0.2 < shares["base"] < 0.35  # half of the faults are in the tags, half in the answer
     assert shares["sft"] == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("dapo", {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28}),
-        ("dr-grpo", {"loss_type": "dr_grpo"}),
-        ("gspo", {"importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4}),
-        ("cispo", {"loss_type": "cispo", "epsilon_high": 5.0}),
-        ("80-20", {"loss_type": "dapo", "epsilon_high": 0.28, "top_entropy_quantile": 0.2}),
-    ],
-)
-def test_layer_of_trl_sets_what_its_paper_says_with_several_steps_per_rollout(
-    name: str, expected: dict[str, object]
-) -> None:
-    config = load(f"demo/{name}.yaml")
-    assert config.method == "grpo"
-    assert {key: getattr(config.training, key) for key in expected} == expected
-    assert config.training.beta == 0
-    assert config.resolved_objective().scale_rewards == ("none" if name == "dr-grpo" else "group")
-    assert config.resolved_objective().mask_truncated == (name in ("dapo", "80-20"))
-    assert not one_step_per_rollout(config)
 
 
 def test_every_layer_has_a_run_of_the_demo_and_names_its_source() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset
 from logs import logged
 from test_train_run import config_of, run
@@ -15,6 +17,7 @@ from test_trainer import folder as folder
 
 from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
+from gtpo.plan.preflight import check_trl
 
 
 @pytest.mark.parametrize(
@@ -94,3 +97,31 @@ def test_a_broken_base_model_is_one_sentence(folder: Path, tmp_path: Path, what:
     words = broken(folder, what)
     with pytest.raises(UserError, match=words):
         run(tmp_path, **{"model.build": None, "model.model_name": str(folder)})
+
+
+ITERATIONS = {"training.num_iterations": 2}
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "changes", "words"),
+    [
+        ("1.15.0", False, {"method": "grpo"}, "method grpo needs a GPU with TRL 1.15.0"),
+        ("1.15.0", False, {"method": "grpo", **ITERATIONS}, "method grpo needs a GPU"),
+        ("1.15.0", False, ITERATIONS, "training.num_iterations"),
+        ("1.15.0", False, {}, None),
+        ("1.15.0", False, {"method": "sft"}, None),
+        ("1.15.0", True, {"method": "grpo", **ITERATIONS}, None),
+        ("1.16.0", False, {"method": "grpo", **ITERATIONS}, None),
+    ],
+)
+def test_trl_115_on_a_cpu(
+    version: str, gpu: bool, changes: dict[str, Any], words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(tmp_path, **changes)
+    monkeypatch.setattr(metadata, "version", lambda name: version)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: gpu)
+    if words is None:
+        check_trl(config)
+        return
+    with pytest.raises(UserError, match=words):
+        check_trl(config)

@@ -6,21 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_train_run import config_of as tiny_config
 
 from gtpo.common.errors import UserError
-from gtpo.config import load_config
 from gtpo.config.schedule import optimizer_steps, prompts_per_rollout, require_a_rollout
 
 
-def config_of(folder: Path, **overrides: Any) -> Any:
-    path = folder / "run.yaml"
-    path.write_text(
-        "model:\n  build: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 1}\n"
-        "  max_seq_length: 96\ntraining:\n  max_prompt_length: 80\n"
-    )
-    dotted = {f"training.{key}": value for key, value in overrides.items() if key != "method"}
-    dotted["method"] = overrides.get("method", "gtpo")
-    return load_config(path, dotted, world_size=1)
+def config_of(folder: Path, method: str = "gtpo", **training: Any) -> Any:
+    given = {"num_generations": 8, "max_steps": -1, "max_prompt_length": 80} | training
+    return tiny_config(folder, method=method, **{f"training.{name}": value for name, value in given.items()})
 
 
 @pytest.mark.parametrize(

@@ -101,3 +101,18 @@ def test_stop_file_stops_one_process_and_one_of_before_the_start_counts_no_more(
     (folder / "stop").touch()
     run(tmp_path, **changes)
     assert json.loads((folder / "run.json").read_text())["status"] == "finished"
+
+
+ENDING = """
+import atexit, sys, threading, time
+from gtpo.run.environment import end_process
+threading.Thread(target=time.sleep, args=(600,)).start()  # Python's own end would wait for it
+atexit.register(print, "closed")
+print("said")
+end_process()
+"""
+
+
+def test_exit_handlers_run_and_nothing_is_waited_for(root: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", ENDING], cwd=root, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "said\nclosed\n", "")

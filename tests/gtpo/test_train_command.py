@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from forks import command_line
+from commands import command_line
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = """\
@@ -114,7 +114,7 @@ def test_missing_model_folder(tmp_path: Path, name: str) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("dry", [["--dry-run"], []])
+@pytest.mark.parametrize("dry", [pytest.param(["--dry-run"], marks=pytest.mark.slow), []])
 def test_hub_that_does_not_answer_is_asked_once(tmp_path: Path, dry: list[str]) -> None:
     (tmp_path / "run.yaml").write_text("model:\n  model_name: org/model\n")
     done = process("train", "run.yaml", *dry, cwd=tmp_path, HF_HUB_OFFLINE="0", HF_ENDPOINT="http://127.0.0.1:9")

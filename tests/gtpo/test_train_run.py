@@ -18,9 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from commands import command_line
 from logs import logged
 from safetensors.torch import load_file
 
+import gtpo.run.session
 from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
 from gtpo.common.packages import installed
@@ -293,15 +295,11 @@ def test_folder_of_another_version_is_refused_in_one_sentence(tmp_path: Path) ->
     ],
 )
 def test_flags_set_the_log_level_and_only_rank_0_speaks(
-    flags: list[str], environment: dict[str, str], expected: str, tmp_path: Path, root: Path
+    flags: list[str], environment: dict[str, str], expected: str, tmp_path: Path
 ) -> None:
     finished(tmp_path)
-    done = subprocess.run(
-        [sys.executable, str(root / "cli.py"), "train", "run.yaml", *flags],
-        cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.stderr == expected
-    assert done.stdout == ""
+    done = command_line("train", "run.yaml", *flags, cwd=tmp_path, **environment)
+    assert (done.stdout, done.stderr) == ("", expected)
 
 
 def test_folder_that_is_no_run_and_run_that_is_busy_are_refused(tmp_path: Path) -> None:
@@ -389,7 +387,7 @@ def test_no_room_for_a_checkpoint_leaves_the_last_one_good(tmp_path: Path, monke
 
     def full(value: Any, path: Any, *args: Any, **kwargs: Any) -> None:
         if "checkpoint-4" in str(path):
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise FULL
         plain(value, path, *args, **kwargs)
 
     with monkeypatch.context() as patched:
@@ -401,6 +399,48 @@ def test_no_room_for_a_checkpoint_leaves_the_last_one_good(tmp_path: Path, monke
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["checkpoint-2"]
     run(tmp_path)
     assert_same_run(folder, run(tmp_path / "whole"))
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("place", "call"), [("write_completions", 3), ("append_metrics", 4), ("save_weights", 2)])
+def test_a_full_disk_anywhere_is_one_sentence_and_the_run_goes_on(
+    place: str, call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, calls = getattr(gtpo.run.session, place), []
+
+    def full(*args: Any, **kwargs: Any) -> Any:
+        calls.append(place)
+        if len(calls) == call:
+            raise FULL
+        return plain(*args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gtpo.run.session, place, full)
+        with pytest.raises(UserError, match=r"no room on disk in .*No space left.*checkpoint-\d is whole"):
+            run(tmp_path)
+    folder = tmp_path / "results/train/run"
+    about = json.loads((folder / "run.json").read_text())
+    assert about["status"] == "failed"
+    assert "no room on disk" in about["stopped_because"]
+    run(tmp_path)
+    assert_same_run(folder, run(tmp_path / "whole"))
+
+
+@pytest.mark.slow
+def test_the_checkpoint_that_is_whole_is_the_last_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = torch.save
+
+    def full(value: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+        if "checkpoint-12" in str(path):
+            raise FULL
+        plain(value, path, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(UserError, match="checkpoint-10 is whole"):
+        run(tmp_path, **{"training.max_steps": 12, "training.save_total_limit": None})
 
 
 def test_out_of_gpu_memory_says_what_to_lower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,6 +485,29 @@ def test_collapse_stops_or_rolls_back(tmp_path: Path, monkeypatch: pytest.Monkey
     if best_then["step"] <= 4:  # the best weights of then are still there to compare with
         best = load_file(rolled / "best/model.safetensors")
         assert all(torch.equal(saved[name], best[name]) for name in saved)
+
+
+COLLAPSING = (  # the rate is reached at the end of the warm-up: the policy is well for a while
+    "--method grpo --training.max_steps 80 --training.save_steps 1000 --training.num_generations 8 "
+    "--training.learning_rate 3 --training.lr_scheduler_type constant_with_warmup --training.warmup_ratio 0.99 "
+    "--training.max_completion_length 12 --training.log_completions_steps 0 --health.on_collapse stop "
+    "--health.smoothing_steps 20 --trainer.reward_funcs my_reward.mine"
+)
+
+
+@pytest.mark.slow
+def test_a_run_that_collapses_and_stops_says_so_at_every_end(own_reward: Callable[[str], Path]) -> None:
+    """By a reward that falls where a policy repeats itself, or stops."""
+    folder = own_reward("    return [10 * len(set(ids)) / 12 for ids in completion_ids]\nmine.is_accuracy = True")
+    config_of(folder)
+    done = command_line("train", "run.yaml", *COLLAPSING.split(), cwd=folder)
+    assert done.returncode == 4, done.stderr
+    about = json.loads((folder / "results/train/run/run.json").read_text())
+    assert about["status"] == "collapsed"
+    assert about["step"] < 80
+    last = [line for line in done.stderr.splitlines() if line.strip()][-1]
+    assert f"collapsed at step {about['step']} of 80" in last
+    assert "reward fell from" in about["stopped_because"]
 
 
 # -- what a run writes besides --------------------------------------------------------------------------------------
