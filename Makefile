@@ -135,8 +135,10 @@ test: $(VENV)/.installed-dev  ## lint, and beside it the tests that this machine
 quick-tests: $(VENV)/.installed-dev
 	@$(BIN)/$(PYTEST) -m "not slow and $(ELSEWHERE)"
 
-check: lint  ## lint, then the tests of what differs from main: under a minute, for every commit
-	@files=$$($(BIN)/python tests/changed.py) && { test -z "$$files" || $(BIN)/$(PYTEST) -q -m "not slow and $(ELSEWHERE)" $$files || [ $$? = 5 ]; }
+check: lint  ## lint, then the test files that differ from main or have the name of a module that does, for every commit
+	@names=$$(git diff --name-only main -- '*.py' | sed -E 's#.*/(test_)?##' | sort -u); \
+	  files=$$(for name in $$names; do find tests -name "test_$$name"; done); \
+	  test -z "$$files" || $(BIN)/$(PYTEST) -q -m "not slow and $(ELSEWHERE)" $$files || [ $$? = 5 ]
 
 test-all: test  ## what `make test` runs, then the slow tests: several processes, other libraries, whole runs
 	@$(MAKE) --no-print-directory slow-tests

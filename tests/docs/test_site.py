@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -134,25 +133,15 @@ def headings(document: Path) -> set[str]:
 
 
 @pytest.mark.chromium
-def test_the_search_works_from_a_folder_without_a_network(site):
-    from selenium import webdriver
+def test_the_search_works_from_a_folder_without_a_network(site, driver):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
-    options = webdriver.ChromeOptions()
-    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
-        options.add_argument(flag)
-    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND")
-    options.binary_location = shutil.which("chromium") or ""
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-    try:
-        browser.get((site / "index.html").as_uri())
-        box = browser.find_element(By.CSS_SELECTOR, "input.md-search__input")
-        browser.execute_script("document.getElementById('__search').click()")
-        box.send_keys("gate/kept")
-        found = WebDriverWait(browser, 30).until(
-            lambda b: b.find_elements(By.CSS_SELECTOR, ".md-search-result__list a.md-search-result__link")
-        )
-        assert any("metrics.html" in link.get_attribute("href") for link in found)
-    finally:
-        browser.quit()
+    driver.get((site / "index.html").as_uri())
+    box = driver.find_element(By.CSS_SELECTOR, "input.md-search__input")
+    driver.execute_script("document.getElementById('__search').click()")
+    box.send_keys("gate/kept")
+    found = WebDriverWait(driver, 200).until(
+        lambda b: b.find_elements(By.CSS_SELECTOR, ".md-search-result__list a.md-search-result__link")
+    )
+    assert any("metrics.html" in link.get_attribute("href") for link in found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -30,41 +29,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.get_input_embeddings().weight.data.mul_(5)
     model.get_output_embeddings().weight.data.mul_(10)
     model.get_output_embeddings().weight.data[tokenizer.eos_token_id] *= 1.5
-    for layer in model.model.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        for part in (
-            attention.q_proj,
-            attention.k_proj,
-            attention.v_proj,
-            attention.o_proj,
-            mlp.up_proj,
-            mlp.down_proj,
-        ):
-            part.weight.data.mul_(3)
+    for name, weight in model.model.layers.named_parameters():
+        if "norm" not in name and "gate_proj" not in name:
+            weight.data.mul_(3)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[Any]:
-    """A headless Chromium of 1280 x 900 that keeps its console messages."""
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    for flag in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-dev-shm-usage",
-        "--disable-gpu",
-        "--window-size=1280,900",
-    ):
-        options.add_argument(flag)
-    options.binary_location = shutil.which("chromium") or ""
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-    yield browser
-    browser.quit()
 
 
 @pytest.fixture(scope="session")

@@ -29,22 +29,8 @@ def test_a_benchmark_asks_each_question_once(tmp_path: Path, caplog: pytest.LogC
     assert "4 of 6 rows repeat the problem and the gold of another" in caplog.text
 
 
-SENTINELS = (
-    "",
-    " ",
-    "proof",
-    "Proof",
-    "notfound",
-    "not found",
-    "N/A",
-    "n/a",
-    "-",
-    "None",
-    "null",
-    "nan",
-    "?",
-    "No answer",
-)
+NO_SPACE = ("proof", "Proof", "notfound", "N/A", "n/a", "-", "None", "null", "nan", "?")
+SENTINELS = ("", " ", "No answer", "not found", *NO_SPACE)
 
 
 def test_golds_that_stand_for_none() -> None:

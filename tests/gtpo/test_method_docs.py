@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import json
 import math
@@ -38,37 +37,14 @@ PASSED = {f"training.{name}" for name in (*PASSED_ON_DEFAULTS, "loss_type", "eps
 # -- anchors ---------------------------------------------------------------------------------------------------------
 
 
-def definition(path: str, name: str) -> str | None:
-    """Return the source of `name` (`function`, `Class` or `Class.method`, or a module's constant) in a file."""
-    file = ROOT / path
-    if not file.is_file():
-        return None
-    source = file.read_text(encoding="utf-8")
-    body: list[ast.stmt] = ast.parse(source).body
-    found: ast.stmt | None = None
-    for part in name.split("."):
-        found = None
-        for node in body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == part:
-                found, body = node, node.body
-                break
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-            if any(isinstance(target, ast.Name) and target.id == part for target in targets):
-                found = node
-                break
-        if found is None:
-            return None
-    assert found is not None
-    return ast.get_source_segment(source, found)
-
-
 def test_every_quoted_line_stands_where_it_is_said_to() -> None:
     quoted = re.findall(r"^`([\w/]+\.py)::([\w.]+)`\n+```text\n(.*?)```", METHOD, re.M | re.S)
     assert len(quoted) >= 7, "each equation has its lines"
     for path, name, code in quoted:
-        source = definition(path, name)
-        assert source is not None, f"{path}::{name}"
-        lines = [line.strip() for line in source.splitlines()]
+        source = (ROOT / path).read_text(encoding="utf-8")
+        start = re.search(rf"^ *(?:(?:def|class) )?{name.split('.')[-1]}\b", source, re.M)
+        assert start, f"{path}::{name}"
+        lines = [line.strip() for line in source[start.start() :].splitlines()]
         for line in code.strip().splitlines():
             assert line.strip() in lines, f"{path}::{name} has no line {line.strip()!r}"
 

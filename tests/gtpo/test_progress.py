@@ -90,7 +90,7 @@ def test_a_long_step_says_where_it_is(
             told.long(what)
 
     def reward(completions: list[str], **columns: object) -> list[float]:
-        if len(completions) > 1:  # not the call before the start
+        if len(completions) > 2:  # not the call before the start
             long("scoring")
         return [float(i) for i in range(len(completions))]
 

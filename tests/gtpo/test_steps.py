@@ -14,7 +14,8 @@ from gtpo.config.schedule import optimizer_steps, prompts_per_rollout, require_a
 
 def config_of(folder: Path, method: str = "gtpo", **training: Any) -> Any:
     given = {"num_generations": 8, "max_steps": -1, "max_prompt_length": 80} | training
-    return tiny_config(folder, method=method, **{f"training.{name}": value for name, value in given.items()})
+    changes = {f"training.{name}": value for name, value in given.items()}
+    return tiny_config(folder, method=method, **changes, **{"dataset.limit": None})
 
 
 @pytest.mark.parametrize(
