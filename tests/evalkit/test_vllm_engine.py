@@ -196,7 +196,8 @@ def test_served(gtpo, gtpo_process, tiny_model: Path, server, tmp_path: Path, mo
     gtpo("eval", tiny_model, *EVAL, "--engine", "transformers", "--temperature", "0", "--limit", "8", "--out", "local")
     assert texts(tmp_path / "served") == texts(tmp_path / "local")
     one, other = (samples(tmp_path / name) for name in ("served", "local"))
-    assert all(one[key][c] == other[key][c] for key in one for c in ("tokens", "finish_reason", "seed"))
+    # In process a sample's seed is its batch's.
+    assert all(one[key][c] == other[key][c] for key in one for c in ("tokens", "finish_reason"))
     record = json.loads((tmp_path / "served/eval.json").read_text())
     assert record["engine"]["versions"]["server"]
 
@@ -212,7 +213,8 @@ def test_served(gtpo, gtpo_process, tiny_model: Path, server, tmp_path: Path, mo
         env={**environment, "MY_KEY": "for-this-test"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
-    assert "incomplete: the server at" in done.stderr
+    assert "incomplete: " in done.stderr
+    assert server.base_url in done.stderr
     assert "the same command resumes" in done.stderr
     kept = texts(tmp_path / "died")
     assert 0 < len(kept) < 64 * 64
