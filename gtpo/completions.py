@@ -108,20 +108,25 @@ def check_ids(completion_ids: Tensor, mask: Tensor, vocabulary: int) -> None:
         )
 
 
-def check_tokens(completion_ids: Tensor, completion_mask: Tensor, shape: Sequence[int], vocabulary: int) -> None:
-    """Raise ValueError for ids or a mask of another shape, an id outside the vocabulary, a row with no tokens."""
-    if completion_ids.shape != tuple(shape) or completion_ids.is_floating_point():
-        raise ValueError(
-            f"completion_ids must be integers {list(shape)}, as hidden has; found {list(completion_ids.shape)}"
-        )
+def check_tokens(
+    hidden: Tensor, lm_head: Tensor, bias: Tensor | None, completion_ids: Tensor, completion_mask: Tensor
+) -> None:
+    """Raise ValueError for shapes that do not fit, an id outside the vocabulary, a row with no tokens."""
+    if hidden.dim() != 3:
+        raise ValueError(f"hidden must have shape [N, L, D]; found {list(hidden.shape)}")
+    if lm_head.dim() != 2 or lm_head.shape[1] != hidden.shape[2]:
+        raise ValueError(f"lm_head must have shape [V, {hidden.shape[2]}] to fit hidden; found {list(lm_head.shape)}")
+    if bias is not None and bias.shape != lm_head.shape[:1]:
+        raise ValueError(f"bias must have shape [{len(lm_head)}], as lm_head has; found {list(bias.shape)}")
+    shape = list(hidden.shape[:2])
+    if list(completion_ids.shape) != shape or completion_ids.is_floating_point():
+        raise ValueError(f"completion_ids must be integers {shape}, as hidden has; found {list(completion_ids.shape)}")
     if completion_mask.shape != completion_ids.shape:
-        raise ValueError(
-            f"completion_mask {list(completion_mask.shape)} must have the shape of completion_ids {list(shape)}"
-        )
+        raise ValueError(f"completion_mask {list(completion_mask.shape)} must have the shape of completion_ids {shape}")
     mask = completion_mask.bool()
     if not bool(mask.any(dim=1).all()):
         raise ValueError(f"completion_mask: row {int((~mask.any(dim=1)).nonzero()[0])} has no tokens")
-    check_ids(completion_ids, mask, vocabulary)
+    check_ids(completion_ids, mask, len(lm_head))
 
 
 def prepare_completions(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -22,39 +23,24 @@ def fused_linear_gtpo_loss(
     *,
     initial_entropy: float | None = None,
     temperature: float = 1.0,
-    bias: Tensor | None = None,
-    logit_scale: float = 1.0,
-    softcap: float | None = None,
     truncated: Tensor | None = None,
+    **transform: Any,
 ) -> Loss:
     """Return what `gtpo.objective.reference_loss` returns for the logits hidden @ lm_head^T.
 
-    hidden [N, L, D]: last hidden states, at the positions that predict completion_ids [N, L]; lm_head [V, D], bias
-    [V]. Differentiable in hidden, lm_head and bias, each only if it requires a gradient. Logits are
-    softcap * tanh(logit_scale * raw / softcap) / temperature, in float32 (float64 if lm_head is).
+    hidden [N, L, D]: last hidden states, at the positions that predict completion_ids [N, L]; lm_head [V, D].
+    transform: bias [V], logit_scale and softcap of `gtpo.head.head_statistics`. Differentiable in hidden, lm_head and
+    bias, each only if it requires a gradient. In float32, or float64 if lm_head is.
 
     Raises ValueError naming the argument and its shape: shapes that do not fit, a group size that does not divide
     the rows, ids outside the vocabulary, a row with no tokens, infinite rewards, hidden states that are not finite.
     """
-    scored, dtype = group_advantages(objective, rewards, num_generations), compute_dtype(lm_head)
+    scored, mask = group_advantages(objective, rewards, num_generations), completion_mask
     given = prepare_completions(
-        objective, scored, completion_ids, completion_mask, num_generations, truncated=truncated, dtype=dtype
+        objective, scored, completion_ids, mask, num_generations, truncated=truncated, dtype=compute_dtype(lm_head)
     )
-    gate_active = filter_is_active(objective, initial_entropy)
-    logps, entropies = token_statistics(
-        hidden,
-        lm_head,
-        completion_ids,
-        completion_mask,
-        bias=bias,
-        temperature=objective.temperature(temperature),
-        logit_scale=logit_scale,
-        softcap=softcap,
-        log_clamp=objective.log_clamp,
-        entropy_gradient=objective.entropy_gradient,
-    )
-    found = policy_loss(
-        objective, given, logps, entropies, completion_mask.bool(), num_generations, gate_active=gate_active
-    )
-    check_finite(hidden, lm_head, bias, logps, entropies)
+    gate_active, options = filter_is_active(objective, initial_entropy), objective.head_options(temperature)
+    logps, entropies = token_statistics(hidden, lm_head, completion_ids, mask, **options, **transform)
+    found = policy_loss(objective, given, logps, entropies, mask.bool(), num_generations, gate_active=gate_active)
+    check_finite(hidden, lm_head, transform.get("bias"), logps, entropies)
     return Loss(found.loss, given.advantages, found.shaped_advantages, found.entropy, found.kept, given.weights)

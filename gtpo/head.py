@@ -14,14 +14,14 @@ the loss. The forward saves it. The target is kept out of u, so that 1 - p_y kee
 row's maximum, so that tiles hardly ever rescale u.
 
 Two visits: otherwise the backward walks the tiles again, for rows whose g or b is not 0. It makes p anew, or takes the
-e^{z - r} that the forward kept of as many rows as fit `kept_bytes` and 16 bits a logit.
+e^{z - r} that the forward kept of two fifths of the columns. A tile is visited by all rows: its gradient of W is
+complete then.
 
-R rows, hidden width D, vocabulary V, W = lm_head [V, D], m rows of a chunk, w columns of a tile.
+R rows, of which m visit, hidden width D, vocabulary V, W = lm_head [V, D], w columns of a tile.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -34,53 +34,43 @@ from gtpo.completions import check_tokens
 
 
 class Sizes(NamedTuple):
-    """How much is worked on at a time. A tile of 2 MiB stays in a core's cache; on a GPU few large launches win."""
+    """A tile of 2 MiB stays in a core's cache. On a GPU few large launches win, of rows that start at 16 bytes."""
 
-    chunk_rows: int
+    columns: int  # a tile has a multiple of so many
     tile_logits: int
     kept_bytes: int
 
 
-CPU, GPU = Sizes(1024, 2**19, 2**28), Sizes(4096, 2**26, 2**31)
-ALIGNED = 128  # columns: products of matrices whose rows do not start at multiples of 16 bytes are slow on a GPU
+CPU, GPU = Sizes(512, 2**19, 2**28), Sizes(4096, 2**26, 2**31)
+LAG = 10.0  # of r behind the largest logit: e^10 fits float16, and hardly any later tile rises by so much
 
 
 class Head(NamedTuple):
-    """What is done to W h. Temperature is part of scale and softcap."""
+    """What is done to W h: temperature is part of scale and softcap, floor is that of log p in the entropy."""
 
     scale: float
     softcap: float | None
-    log_clamp: float
+    floor: float
     entropy_gradient: bool
-    factors: torch.dtype
-    """Of what is multiplied; logits, statistics and sums are in `compute_dtype`."""
-    lag: float
-    """How far r may lie below a row's largest logit."""
+    factors: torch.dtype  # of what is multiplied; logits, statistics and sums have `compute_dtype`
     sizes: Sizes
 
-    def chunks(self, *edges: int) -> list[slice]:
-        """Return the parts of the rows between edges that are visited together."""
-        size, pairs = self.sizes.chunk_rows, itertools.pairwise(edges)
-        return [slice(start, min(start + size, end)) for begin, end in pairs for start in range(begin, end, size)]
-
-    def tiles(self, weight: Tensor, bias: Tensor | None, rows: int) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        """Yield the columns of each tile that so many rows visit, its W [w, D] and its bias [w]."""
-        width = max(1, self.sizes.tile_logits // rows)
-        width -= width % ALIGNED if width > ALIGNED else 0
-        for start in range(0, len(weight), width):
-            columns = slice(start, min(start + width, len(weight)))
+    def tiles(self, weight: Tensor, bias: Tensor | None, rows: int, kept: int = 0) -> Iterator[tuple[slice, Any, Any]]:
+        """Yield each tile's columns, its W [w, D] and its bias [w]. No tile lies on both sides of column `kept`."""
+        width = self.sizes.columns * max(1, self.sizes.tile_logits // max(1, rows) // self.sizes.columns)
+        for start in (*range(0, kept, width), *range(kept, len(weight), width)):
+            columns = slice(start, min(start + width, kept if start < kept else len(weight)))
             yield columns, weight[columns].to(self.factors), None if bias is None else bias[columns]
 
-    def logits(self, states: Tensor, block: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def logits(self, states: Tensor, block: Tensor, bias: Tensor | None) -> Tensor:
         """Return the logits [m, w] of states [m, D] for a tile of W [w, D]."""
-        return self.logits_(multiply(states, block.t(), states.new_empty(len(states), len(block), dtype=dtype)), bias)
+        z = states.new_empty(len(states), len(block), dtype=compute_dtype(states))
+        return self.logits_(multiply(states, block.t(), z, scale=self.scale), bias)
 
-    def logits_(self, raw: Tensor, bias: Tensor | None) -> Tensor:
-        """Turn W h into logits, in place."""
-        raw = raw if bias is None else raw.add_(bias)
-        if self.softcap is not None:
-            return raw.mul_(self.scale / self.softcap).tanh_().mul_(self.softcap)
-        return raw if self.scale == 1 else raw.mul_(self.scale)
+    def logits_(self, z: Tensor, bias: Tensor | None) -> Tensor:
+        """Turn scale W h into logits, in place."""
+        z = z if bias is None else z.add_(bias, alpha=self.scale)
+        return z if self.softcap is None else z.div_(self.softcap).tanh_().mul_(self.softcap)
 
     def slope(self, z: Tensor) -> Tensor | float:
         """Return dz/draw, but for the factor scale."""
@@ -116,17 +106,16 @@ def head_statistics(
     hidden [R, D]; lm_head [V, D]; ids [R] long, in 0..V-1; bias [V]. Log-probabilities are differentiable in hidden,
     lm_head and bias, entropies if `entropy_gradient`. Raises ValueError for a temperature or cap not above 0.
     """
-    for name, value in {"temperature": temperature, "softcap": softcap}.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} must be positive; found {value}")
+    if not (temperature > 0 and (softcap is None or softcap > 0)):
+        raise ValueError(f"temperature and softcap must be positive; found {temperature} and {softcap}")
     trains = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, lm_head, bias)]
     visits = 2 if trains[1] or trains[2] or (trains[0] and entropy_gradient) else int(trains[0])
     # A gradient of 1 / (N L) would vanish in float16, whose smallest number is 6e-8.
     widened = (visits == 2 and lm_head.dtype == torch.float16) or not (lm_head.is_cuda or cpu_multiplies(lm_head.dtype))
     factors = torch.float32 if widened else lm_head.dtype
     scale, cap = logit_scale / temperature, None if softcap is None else softcap / temperature
-    lag = 0.0 if factors == torch.float16 else 30.0  # e^30 fits float32 and bfloat16, float16 has no room for it
-    head = Head(scale, cap, log_clamp, entropy_gradient, factors, lag, GPU if lm_head.is_cuda else CPU)
+    floor = math.log(log_clamp) if log_clamp else -math.inf
+    head = Head(scale, cap, floor, entropy_gradient, factors, GPU if lm_head.is_cuda else CPU)
     with torch.autocast(hidden.device.type, enabled=False):
         logps, entropies = _Statistics.apply(hidden, lm_head, bias, ids, head, visits)
     return logps, entropies
@@ -138,18 +127,9 @@ def token_statistics(
     """Return the log-probabilities and entropies [N, L] of the tokens that the mask marks, 0 elsewhere.
 
     hidden [N, L, D]: last hidden states, at the positions that predict ids [N, L]. options: of `head_statistics`.
-    Padding is never multiplied.
-
     Raises ValueError naming the argument: shapes that do not fit, ids outside the vocabulary, a row with no tokens.
     """
-    bias = options.get("bias")
-    if hidden.dim() != 3:
-        raise ValueError(f"hidden must have shape [N, L, D]; found {list(hidden.shape)}")
-    if lm_head.dim() != 2 or lm_head.shape[1] != hidden.shape[2]:
-        raise ValueError(f"lm_head must have shape [V, {hidden.shape[2]}] to fit hidden; found {list(lm_head.shape)}")
-    if bias is not None and bias.shape != lm_head.shape[:1]:
-        raise ValueError(f"bias must have shape [{len(lm_head)}], as lm_head has; found {list(bias.shape)}")
-    check_tokens(ids, mask, hidden.shape[:2], len(lm_head))
+    check_tokens(hidden, lm_head, options.get("bias"), ids, mask)
     rows = mask.flatten().nonzero()[:, 0]
     states = hidden.flatten(0, 1).index_select(0, rows)
     found = head_statistics(states, lm_head, ids.flatten()[rows].long(), **options)
@@ -158,166 +138,137 @@ def token_statistics(
 
 
 def check_finite(hidden: Tensor, lm_head: Tensor, bias: Tensor | None, logps: Tensor, entropies: Tensor) -> None:
-    """Raise ValueError for the first token whose statistics [N, L] are not finite, saying whose fault it is.
-
-    It waits for the device, and so is called when everything has been launched.
-    """
-    bad = (~(logps + entropies).detach().isfinite()).nonzero()
-    if not len(bad):
-        return
-    row, token = bad[0].tolist()
-    causes = {f"hidden[{row}, {token}]": hidden[row, token], "lm_head": lm_head, "bias": bias}
-    infinite = [name for name, values in causes.items() if values is not None and not bool(values.isfinite().all())]
-    cause = f"{infinite[0]} is not finite" if infinite else f"its logits overflow {logps.dtype}"
-    raise ValueError(f"the statistics of completion {row}, token {token} are not finite: {cause}")
+    """Raise ValueError naming the first token whose statistics [N, L] are not finite, and why; waits for the device."""
+    for row, token in (~(logps + entropies).isfinite()).nonzero()[:1].tolist():
+        causes = {f"hidden[{row}, {token}]": hidden[row, token], "lm_head": lm_head, "bias": bias}
+        infinite = [name for name, values in causes.items() if values is not None and not bool(values.isfinite().all())]
+        cause = f"{infinite[0]} is not finite" if infinite else f"its logits overflow {logps.dtype}"
+        raise ValueError(f"the statistics of completion {row}, token {token} are not finite: {cause}")
 
 
 class _Statistics(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, head: Head, visits: int
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Any, ids: Tensor, head: Head, visits: int) -> Any:
         # Aliases: ZeRO-3 takes a parameter's own data away when the model's forward has ended.
         weight, bias = weight.detach(), None if bias is None else bias.detach()
-        slopes = hidden.new_zeros(len(hidden) if visits == 1 else 0, hidden.shape[1])
-        most = min(2 * len(hidden) * len(weight), head.sizes.kept_bytes) // (len(weight) * head.factors.itemsize)
-        kept = hidden.new_empty(
-            most if visits == 2 and not head.entropy_gradient else 0, len(weight), dtype=head.factors
-        )
-        parts = head.chunks(0, len(kept), len(hidden))
-        found = [_visit(head, weight, bias, hidden[at], ids[at], slopes[at], kept[at]) for at in parts]
-        logps, entropies, *rest = map(torch.cat, zip(*found, strict=True))
+        take, states, dtype = fold, hidden.to(head.factors), compute_dtype(weight)
+        if hidden.is_cuda and installed("triton"):
+            from gtpo.triton_head import fold as take
+        # A CPU that multiplies bfloat16 hands products over rounded, so the target's logit is computed apart.
+        target = weight[ids].to(dtype).mul_(hidden).sum(dim=1)  # torch sums pairwise here, and in turn in a bmm
+        target = head.logits_(target.mul_(head.scale), None if bias is None else bias[ids])
+        sums = torch.stack([target, torch.zeros_like(target), torch.zeros_like(target)])
+
+        u, most = target.new_zeros(len(hidden) if visits == 1 else 0, hidden.shape[1]), 0
+        if visits == 2 and not head.entropy_gradient:
+            most = min(2 * len(weight) // 5, head.sizes.kept_bytes // (len(hidden) * head.factors.itemsize))
+            most -= most % head.sizes.columns
+        kept = states.new_empty(len(hidden), most)
+        for columns, block, shift in head.tiles(weight, bias, len(hidden), most):
+            z = head.logits(states, block, shift)
+            e = kept[:, columns] if columns.stop <= most else torch.empty_like(z, dtype=head.factors)
+            slope = head.slope(z)
+            take(z, e, sums, ids, columns.start, LAG, u if len(u) else kept[:, : columns.start])
+            if head.softcap is not None:
+                e.mul_(slope)
+            if len(u):
+                multiply(e, block, u, add=True)
+            del z, e  # or the next tile's would be made beside them
+        reference, rest, weighted = sums
+        power = (target - reference).exp()
+        total = rest + power
+        logps = target - reference - total.log()
+        entropies = total.log() - (weighted + power * (target - reference)) / total
+        unclamped = torch.ones_like(total)
+        if head.floor > -math.inf:  # it needs lse first, and so a visit of its own
+            entropies, unclamped = torch.zeros_like(total), torch.zeros_like(total)
+            for _, block, shift in head.tiles(weight, bias, len(hidden)):
+                log_p = head.logits(states, block, shift).sub_((target - logps)[:, None])
+                p = log_p.exp()
+                unclamped += (p * (log_p >= head.floor)).sum(dim=1)
+                entropies -= p.mul_(log_p.clamp_(min=head.floor)).sum(dim=1)
+        ctx.head, ctx.visits = head, visits
+        if visits == 1:
+            own = weight[ids].to(dtype).mul_((rest / total * head.slope(target))[:, None])
+            ctx.save_for_backward(u.div_(-total[:, None]).add_(own).mul_(head.scale).to(hidden.dtype))
+        else:
+            if not most:  # then p is what the backward makes: r = lse
+                reference, rest = target - logps, rest / total
+            sums = torch.stack([target, reference, rest, entropies - unclamped])
+            ctx.save_for_backward(hidden, ids, weight, bias, kept, sums)
         if not head.entropy_gradient:
             ctx.mark_non_differentiable(entropies)
-        ctx.head, ctx.visits = head, visits
-        ctx.save_for_backward(
-            *([hidden, ids, weight, bias, kept, logps, entropies, *rest] if visits == 2 else [slopes])
-        )
         return logps, entropies
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g: Tensor, b: Tensor) -> Any:
-        """Return the gradients, from dL/draw = scale c: c [m, w] is all that may be rounded.
-
-        c is e^{z - r} dz/draw, and at the target - S dz/draw; with the entropy's part it is all but a constant factor.
-        """
+        # dL/draw = scale c, and only c [m, w] may be rounded: e^{z - r} dz/draw, at the target - S dz/draw; of the
+        # entropy's gradient all but a constant factor.
         head, (_, weight_trains, bias_trains, *_) = ctx.head, ctx.needs_input_grad
         if ctx.visits == 1:
             (slopes,) = ctx.saved_tensors
             return (slopes * g[:, None]).to(slopes.dtype), *[None] * 5
-        hidden, ids, weight, bias, kept, *rows = ctx.saved_tensors
+        hidden, ids, weight, bias, kept, sums = ctx.saved_tensors
         active = ((g != 0) | (b != 0)).nonzero()[:, 0]  # a GPU is waited for here, before the first launch
-        g, b, ids, *rows = (values[active] for values in (g, b, ids, *rows))
-        logps, entropies, target, miss, total, unclamped = rows
+        g, b, ids, (target, reference, rest, level) = g[active], b[active], ids[active], sums[:, active]
+        power = (target - reference).exp()
+        scale, total = torch.full_like(g, -head.scale), rest + power
+        if not head.entropy_gradient:
+            scale, g, b = scale * g / total, torch.ones_like(g), torch.zeros_like(g)
 
-        def entropy_part(log_p: Tensor, at: slice) -> Tensor:
+        def entropy_part(log_p: Tensor) -> Tensor:
             """b (q + H + k - K) of log_p [m, w]."""
-            floor = math.log(head.log_clamp) if head.log_clamp else -math.inf
-            excess = log_p.clamp(min=floor).add_((entropies - unclamped)[at, None]).add_(log_p >= floor)
-            return excess.mul_(b[at, None])
+            return log_p.clamp(min=head.floor).add_(level[:, None]).add_(log_p >= head.floor).mul_(b[:, None])
 
-        if head.entropy_gradient:
-            scale = torch.ones_like(g)
-            at_target = (entropy_part(logps[:, None], slice(None))[:, 0] * logps.exp() - miss * g) * head.slope(target)
-        else:
-            at_target = -miss * total * head.slope(target)
-            # What rounding takes from the target, by far the largest, the row's scale gives back.
-            scale = g / total * (at_target / at_target.to(head.factors)).nan_to_num(1.0)
-        scale = scale * -head.scale
+        entropy_at_target = entropy_part((target - reference - total.log())[:, None])[:, 0]
+        at_target = (entropy_at_target * power - rest * g) * head.slope(target)
+        # What rounding takes from the target, by far the largest, the row's scale gives back.
+        scale *= (at_target / at_target.to(head.factors)).nan_to_num(1.0)
 
-        by_hidden = torch.zeros_like(hidden)
-        by_weight = (torch.empty_like if len(active) else torch.zeros_like)(weight) if weight_trains else None
-        by_bias = torch.zeros_like(bias) if bias_trains else None
-        boundary = int((active < len(kept)).sum())
-        for at in head.chunks(0, boundary, len(active)):
-            states = hidden[active[at]]
-            scaled = (states * scale[at, None]).to(head.factors)
-            by_states, states = g.new_zeros(states.shape), states.to(head.factors)
-            for columns, block, shift in head.tiles(weight, bias, len(states)):
-                if at.start < boundary:
-                    c = kept[:, columns].index_select(0, active[at])
-                else:
-                    c = head.logits(states, block, shift, g.dtype)
-                    slope = head.slope(c)
-                    c.sub_((target - logps)[at, None])
-                    c = c.exp().mul_(entropy_part(c, at).add_(g[at, None])) if head.entropy_gradient else c.exp_()
-                    c = (c if head.softcap is None else c.mul_(slope)).to(head.factors)
-                put_(c, ids[at] - columns.start, at_target[at].to(c.dtype))
-                multiply(c, block, by_states, add=True)
-                if by_weight is not None:
-                    multiply(c.t(), scaled, by_weight[columns], add=at.start > 0)
-                if by_bias is not None:
-                    by_bias[columns] += c.t().to(g.dtype) @ scale[at]
-                del c
-            by_hidden[active[at]] = by_states.mul_(scale[at, None]).to(hidden.dtype)
+        states, by_states = hidden[active].to(head.factors), scale.new_zeros(len(active), hidden.shape[1])
+        scaled = (states * scale[:, None]).to(head.factors)
+        by_weight = torch.empty_like(weight) if weight_trains else None
+        by_bias = torch.empty_like(bias) if bias_trains else None
+        for columns, block, shift in head.tiles(weight, bias, len(active), kept.shape[1]):
+            if columns.stop <= kept.shape[1]:
+                c = kept[:, columns].index_select(0, active)
+            else:
+                z = head.logits(states, block, shift)
+                slope = head.slope(z)
+                z.sub_(reference[:, None])
+                c = z.exp().mul_(entropy_part(z).add_(g[:, None])) if head.entropy_gradient else z.exp_()
+                c = (c if head.softcap is None else c.mul_(slope)).to(head.factors)
+            put_(c, ids - columns.start, at_target.to(c.dtype))
+            multiply(c, block, by_states, add=True)
+            if by_weight is not None:
+                multiply(c.t(), scaled, by_weight[columns])
+            if by_bias is not None:
+                by_bias[columns] = (c.t().to(g.dtype) @ scale).to(by_bias.dtype)
+            c = z = None  # or the next tile's would be made beside it
+        by_hidden = torch.zeros_like(hidden).index_copy_(0, active, by_states.mul_(scale[:, None]).to(hidden.dtype))
         return by_hidden, by_weight, by_bias, None, None, None
 
 
-def _visit(
-    head: Head, weight: Tensor, bias: Tensor | None, hidden: Tensor, ids: Tensor, slopes: Tensor, kept: Tensor
-) -> tuple[Tensor, ...]:
-    """Return logp, H, z_y, 1 - p_y, total and K [m]; fill slopes with dlogp/dh and kept [m, V] with e^{z - r}.
-
-    slopes and kept have no rows if they are not wanted. Without kept, total is 1: p is what a second visit makes.
-    """
-    take, states, dtype = fold, hidden.to(head.factors), compute_dtype(weight)
-    if hidden.is_cuda and installed("triton"):
-        from gtpo.triton_head import fold as take
-    # A CPU that multiplies bfloat16 hands products over rounded, so the target's logit is computed apart.
-    target = weight[ids].to(dtype).mul_(hidden).sum(dim=1)  # torch sums pairwise here, and in turn in a bmm
-    target = head.logits_(target, None if bias is None else bias[ids])
-    sums, u = torch.stack([target, torch.zeros_like(target), torch.zeros_like(target)]), slopes.to(dtype)
-    for columns, block, shift in head.tiles(weight, bias, len(hidden)):
-        z = multiply(states, block.t(), target.new_empty(len(hidden), len(block)))
-        e = kept[:, columns] if len(kept) else torch.empty_like(z, dtype=head.factors)
-        take(head, z, e, sums, ids, columns.start, shift, kept[:, : columns.start] if len(kept) else u)
-        if len(u):
-            multiply(e, block, u, add=True)
-        del z, e  # or the next tile's would be made beside them
-    reference, rest, weighted = sums
-    centred = target - reference
-    power = centred.exp()
-    total = rest + power
-    logps, entropies = centred - total.log(), total.log() - (weighted + power * centred) / total
-    miss, unclamped = rest / total, torch.ones_like(total)
-    if len(u):
-        own = weight[ids].to(dtype).mul_((miss * head.slope(target))[:, None])
-        slopes.copy_(u.div_(-total[:, None]).add_(own).mul_(head.scale))
-    if head.log_clamp:  # it needs lse first, and so a visit of its own
-        entropies, unclamped, floor = torch.zeros_like(total), torch.zeros_like(total), math.log(head.log_clamp)
-        for _, block, shift in head.tiles(weight, bias, len(hidden)):
-            log_p = head.logits(states, block, shift, dtype).sub_((target - logps)[:, None])
-            p = log_p.exp()
-            unclamped += (p * (log_p >= floor)).sum(dim=1)
-            entropies -= p.mul_(log_p.clamp_(min=floor)).sum(dim=1)
-    return logps, entropies, target, miss, total if len(kept) else torch.ones_like(total), unclamped
-
-
-def fold(
-    head: Head, z: Tensor, e: Tensor, sums: Tensor, ids: Tensor, start: int, bias: Tensor | None, earlier: Tensor
-) -> None:
-    """Take raw scores z [m, w] into sums (r, S, T) [3, m] and write e^{z - r} dz/draw to e [m, w], 0 at the target.
+def fold(z: Tensor, e: Tensor, sums: Tensor, ids: Tensor, start: int, lag: float, earlier: Tensor) -> None:
+    """Take logits z [m, w] into sums (r, S, T) [3, m] and write e^{z - r} to e [m, w], 0 at the target.
 
     start: the first column. earlier [m, .]: what was made of earlier tiles, rescaled in rows whose r moves. z is lost.
     """
     reference, rest, weighted = sums
-    highest = head.logits_(z, bias).amax(dim=1)
-    if z.is_cuda or bool((highest > reference + head.lag).any()):
-        step = torch.where(highest > reference + head.lag, reference - highest, 0.0)
+    highest = z.amax(dim=1)
+    if bool((highest > reference + lag).any()):
+        step = torch.where(highest > reference + lag, reference - highest, 0.0)
         factor = step.exp()
         weighted.add_(rest * step).mul_(factor)
         rest.mul_(factor)
         reference.sub_(step)
-        earlier.mul_(factor[: len(earlier), None])
-    slope = head.slope(z)
+        earlier.mul_(factor[:, None])
     z.sub_(reference[:, None])
     power = torch.exp(z, out=e) if e.dtype == z.dtype else z.exp()
     put_(power, ids - start, torch.zeros_like(rest))
     rest.add_(power.sum(dim=1))
     weighted.add_(z.mul_(power).sum(dim=1))
-    if head.softcap is not None:
-        power.mul_(slope)
     if power is not e:
         e.copy_(power)
 
@@ -328,11 +279,11 @@ def put_(matrix: Tensor, columns: Tensor, values: Tensor) -> None:
     matrix.scatter_(1, at, torch.where(at == columns[:, None], values[:, None], matrix.gather(1, at)))
 
 
-def multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> Tensor:
-    """Return out = left right, or out += left right, in the precision of `out` if the device offers it."""
-    widens = left.is_cuda and left.itemsize < out.itemsize
-    options: dict[str, Any] = {"out_dtype": out.dtype} if widens else {}
-    if left.dtype != out.dtype and not widens:
-        product = torch.mm(left, right)
-        return out.add_(product) if add else out.copy_(product)
-    return torch.addmm(out, left, right, **options, out=out) if add else torch.mm(left, right, **options, out=out)
+def multiply(left: Tensor, right: Tensor, out: Tensor, *, scale: float = 1.0, add: bool = False) -> Tensor:
+    """Return out = scale left right, or out += left right, in the precision of `out` if the device offers it."""
+    if left.dtype == out.dtype or (left.is_cuda and left.itemsize < out.itemsize):
+        options: dict[str, Any] = {} if left.dtype == out.dtype else {"out_dtype": out.dtype}
+        return torch.addmm(out, left, right, beta=int(add), alpha=scale, **options, out=out)
+    product = torch.mm(left, right)
+    out = out.add_(product) if add else out.copy_(product)
+    return out if scale == 1 else out.mul_(scale)

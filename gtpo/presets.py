@@ -84,10 +84,11 @@ class Objective(_Switches):
         """Return the temperature at which log-probabilities and entropy are taken, given that of the sampling."""
         return 1.0 if self.entropy_temperature == "one" else sampling
 
-    @property
-    def entropy_gradient(self) -> bool:
-        """Whether the loss is differentiated through the entropy."""
-        return self.entropy_mode == "loss" and self.gamma != 0
+    def head_options(self, sampling: float) -> dict[str, Any]:
+        """Return what `gtpo.head.head_statistics` is told of this objective, given the temperature of the sampling."""
+        differentiated = self.entropy_mode == "loss" and self.gamma != 0
+        temperature = self.temperature(sampling)
+        return {"temperature": temperature, "log_clamp": self.log_clamp, "entropy_gradient": differentiated}
 
 
 def _expected(field: FieldInfo) -> str:

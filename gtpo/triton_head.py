@@ -6,35 +6,16 @@ set before triton is imported, runs them on a CPU. Triton is imported here and n
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 2048
-"""Most columns that a program holds at a time."""
+BLOCK = 2048  # most columns that a program holds at a time
 
 
 @triton.jit
-def _logits(z_ptr, bias_ptr, offsets, valid, scale, cap, BIASED: tl.constexpr, CAPPED: tl.constexpr):
-    raw = tl.load(z_ptr + offsets, mask=valid, other=0.0)
-    if BIASED:
-        raw += tl.load(bias_ptr + offsets, mask=valid, other=0.0)
-    z = raw * scale
-    if CAPPED:
-        small = tl.exp(-2 * tl.abs(z / cap))  # tanh by an exponential that cannot overflow
-        tanh = (1 - small) / (1 + small)
-        z = cap * tl.where(z < 0, -tanh, tanh)
-    return z
-
-
-@triton.jit
-def _fold(
-    z_ptr, e_ptr, e_stride, bias_ptr, ids_ptr, sums_ptr, factor_ptr, rows, start, columns,
-    scale, cap, lag, BIASED: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def _fold(z_ptr, e_ptr, e_stride, ids_ptr, start, sums_ptr, factor_ptr, rows, columns, lag, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     z_ptr += row * columns
     e_ptr += row * e_stride
@@ -43,9 +24,7 @@ def _fold(
     highest = before
     for begin in range(0, columns, BLOCK):
         offsets = begin + tl.arange(0, BLOCK)
-        valid = offsets < columns
-        z = _logits(z_ptr, bias_ptr, offsets, valid, scale, cap, BIASED, CAPPED)
-        highest = tl.maximum(highest, tl.max(tl.where(valid, z, -float("inf")), axis=0))
+        highest = tl.maximum(highest, tl.max(tl.load(z_ptr + offsets, mask=offsets < columns, other=-float("inf"))))
     reference = tl.where(highest > before + lag, highest, before)
     factor = tl.exp(before - reference)
     rest = tl.load(sums_ptr + rows + row)
@@ -54,14 +33,10 @@ def _fold(
     for begin in range(0, columns, BLOCK):
         offsets = begin + tl.arange(0, BLOCK)
         valid = offsets < columns
-        z = _logits(z_ptr, bias_ptr, offsets, valid, scale, cap, BIASED, CAPPED)
-        centred = tl.where(valid, z - reference, 0.0)
+        centred = tl.load(z_ptr + offsets, mask=valid, other=0.0) - reference
         e = tl.where(valid & (offsets != target), tl.exp(centred), 0.0)
-        rest += tl.sum(e, axis=0)
-        weighted += tl.sum(e * centred, axis=0)
-        if CAPPED:
-            t = z / cap
-            e *= 1 - t * t
+        rest += tl.sum(e)
+        weighted += tl.sum(e * centred)
         tl.store(e_ptr + offsets, e.to(e_ptr.dtype.element_ty), mask=valid)
     tl.store(sums_ptr + row, reference)
     tl.store(sums_ptr + rows + row, rest)
@@ -81,16 +56,10 @@ def _rescale(matrix_ptr, stride, factor_ptr, columns, BLOCK: tl.constexpr):
             tl.store(pointers, (values * factor).to(matrix_ptr.dtype.element_ty), mask=offsets < columns)
 
 
-def fold(
-    head: Any, z: Tensor, e: Tensor, sums: Tensor, ids: Tensor, start: int, bias: Tensor | None, earlier: Tensor
-) -> None:
+def fold(z: Tensor, e: Tensor, sums: Tensor, ids: Tensor, start: int, lag: float, earlier: Tensor) -> None:
     """See `gtpo.head.fold`. z is left as it is; rows of `earlier` whose factor is 1 are not read."""
     rows, columns = z.shape
-    factor = torch.empty_like(sums[0])
-    _fold[(rows,)](
-        z, e, e.stride(0), z if bias is None else bias, ids, sums, factor, rows, start, columns,
-        head.scale, head.softcap or 1.0, head.lag,
-        BIASED=bias is not None, CAPPED=head.softcap is not None, BLOCK=min(BLOCK, triton.next_power_of_2(columns)),
-    )  # fmt: skip
+    factor, block = torch.empty_like(sums[0]), min(BLOCK, triton.next_power_of_2(columns))
+    _fold[(rows,)](z, e, e.stride(0), ids, start, sums, factor, rows, columns, lag, BLOCK=block)
     if earlier.numel():
-        _rescale[(len(earlier),)](earlier, earlier.stride(0), factor, earlier.shape[1], BLOCK=BLOCK)
+        _rescale[(rows,)](earlier, earlier.stride(0), factor, earlier.shape[1], BLOCK=BLOCK)

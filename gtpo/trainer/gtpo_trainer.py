@@ -298,9 +298,7 @@ class GTPOTrainer(SampledTrainer):
             head.weight,
             inputs["completion_ids"],
             mask,
-            temperature=objective.temperature(self.temperature),
-            log_clamp=objective.log_clamp,
-            entropy_gradient=objective.entropy_gradient,
+            **objective.head_options(self.temperature),
             **head.transform(),
         )
         found = policy_loss(

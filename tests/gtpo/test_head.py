@@ -44,8 +44,8 @@ def gradients(found: tuple[Tensor, Tensor], leaves: list[Tensor], entropy: bool,
 
 
 def sizes(monkeypatch: pytest.MonkeyPatch, **values: int) -> None:
-    """Vocabularies here are small: let the head walk them in tiles and chunks of a few columns and rows."""
-    monkeypatch.setattr(gtpo.head, "CPU", gtpo.head.CPU._replace(**{"tile_logits": 40} | values))
+    """Vocabularies here are small: let the head walk them in tiles of a few columns."""
+    monkeypatch.setattr(gtpo.head, "CPU", gtpo.head.CPU._replace(**{"columns": 1, "tile_logits": 40} | values))
 
 
 def assert_close(
@@ -64,10 +64,10 @@ def assert_close(
 @pytest.mark.parametrize("entropy", [False, True])
 def test_values_and_gradients_are_those_of_autograd(monkeypatch: Any, trained: str, entropy: bool) -> None:
     """With far, logits of hundreds rise from tile to tile: what earlier tiles gave is rescaled, nothing overflows."""
-    for seed, (cap, clamp, rows, tile, far) in enumerate(
-        itertools.product((None, 3.0), (0.0, 0.02), (4, 1024), (40, 2**19), (False, True))
+    for seed, (cap, clamp, tile, far) in enumerate(
+        itertools.product((None, 3.0), (0.0, 0.02), (1, 40, 2**19), (False, True))
     ):
-        sizes(monkeypatch, tile_logits=tile, chunk_rows=rows)
+        sizes(monkeypatch, tile_logits=tile)
         hidden, weight, bias, ids = inputs(seed)
         if far:
             hidden, weight = hidden.abs() + 0.5, weight + torch.arange(len(weight))[:, None] * 4.0
@@ -85,7 +85,7 @@ def test_values_and_gradients_are_those_of_autograd(monkeypatch: Any, trained: s
 @pytest.mark.parametrize("multiplied", [False, True])
 def test_precision(monkeypatch: Any, dtype: Any, entropy: bool, multiplied: bool) -> None:
     """Against float64: exact statistics if the CPU has no products of the type; else no worse than its full logits."""
-    sizes(monkeypatch, tile_logits=2000, chunk_rows=17)
+    sizes(monkeypatch, tile_logits=2000)
     monkeypatch.setattr(gtpo.head, "cpu_multiplies", lambda dtype: multiplied)
     errors = torch.zeros(2, 4)  # ours and full logits': squares of the relative errors of both statistics and gradients
     for seed in range(6):
@@ -108,7 +108,7 @@ def test_precision(monkeypatch: Any, dtype: Any, entropy: bool, multiplied: bool
     if dtype == torch.float32 or not multiplied:
         rounded = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}[dtype]
         assert (ours < torch.tensor([1e-6, 1e-6, rounded, rounded])).all(), ours
-    else:  # products are put together from tiles of a few columns and chunks of 17 rows here, each rounded
+    else:  # products are put together from tiles of a few columns here, each rounded
         assert (ours <= full * torch.tensor([1.0, 1.05, 1.3, 1.3])).all(), (ours, full)
 
 
@@ -135,7 +135,7 @@ class Launched(TorchDispatchMode):
 
 def multiplied_rows(trained: bool, weights: Tensor, entropy: bool = False, **options: Any) -> float:
     """Return the rows of V D products that statistics and gradients of 64 rows take, weighted with g [64]."""
-    hidden, weight, _, ids = inputs(5, rows=64, dtype=torch.float32)
+    hidden, weight, _, ids = inputs(5, rows=64, vocabulary=25, dtype=torch.float32)
     hidden.requires_grad_()
     weight.requires_grad_(trained)
     with Launched() as launched:
@@ -151,9 +151,9 @@ def test_products_of_the_vocabulary(monkeypatch: Any) -> None:
     assert multiplied_rows(False, ones) == 2 * 64
     assert multiplied_rows(False, half, entropy=True) == 64 + 2 * 32
     assert multiplied_rows(True, torch.zeros(64)) == 64
-    # Half of the rows are kept in float32: the others are multiplied again.
-    assert multiplied_rows(True, ones) == 3 * 64 + 32
-    assert multiplied_rows(True, 1 - half) == 64 + 2 * 32, "all of these rows are kept"
+    # Two fifths of the columns are kept: the others are multiplied again.
+    assert multiplied_rows(True, ones) == 3 * 64 + 64 * 3 / 5
+    assert multiplied_rows(True, half) == 64 + 2 * 32 + 32 * 3 / 5
     sizes(monkeypatch, kept_bytes=0)
     assert multiplied_rows(True, half) == 64 + 3 * 32
     with torch.no_grad():
@@ -162,11 +162,15 @@ def test_products_of_the_vocabulary(monkeypatch: Any) -> None:
 
 def test_tiles_are_aligned_whatever_the_number_of_rows() -> None:
     weight = torch.empty(151936, 1)
-    for rows in (1, 7, 384, 3072, 4096):
-        head = gtpo.head.Head(1.0, None, 0.0, False, torch.float32, 30.0, gtpo.head.GPU)
-        parts = [columns for columns, *_ in head.tiles(weight, None, rows)]
-        assert all(part.start % 128 == 0 and rows * (part.stop - part.start) <= 2**26 for part in parts)
-        assert sum(part.stop - part.start for part in parts) == len(weight)
+    for rows, kept in itertools.product((0, 1, 7, 384, 3072, 4096, 50_000), (0, 49152)):
+        head = gtpo.head.Head(1.0, None, 0.0, False, torch.float32, gtpo.head.GPU)
+        parts = [columns for columns, *_ in head.tiles(weight, None, rows, kept)]
+        assert all(
+            part.start % 4096 == 0 and rows * (part.stop - part.start) <= max(2**26, rows * 4096) for part in parts
+        )
+        assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
+        assert parts[-1].stop == len(weight)
+        assert not kept or kept in [part.stop for part in parts]
 
 
 def test_a_second_backward_is_refused_and_a_repeated_one_is_not() -> None:

@@ -45,7 +45,7 @@ def check(device: str) -> None:
     for seed, (cap, biased, trained, spread) in enumerate(
         itertools.product((None, 3.0), (False, True), (False, True), (1.0, 40.0))
     ):
-        gtpo.head.CPU = gtpo.head.GPU = gtpo.head.CPU._replace(tile_logits=90, chunk_rows=9)
+        gtpo.head.CPU = gtpo.head.GPU = gtpo.head.CPU._replace(columns=1, tile_logits=90)
         hidden, weight, bias, ids = (t.to(device) for t in inputs(seed))
         hidden = (hidden * spread).requires_grad_()
         weight.requires_grad_(trained)
@@ -60,7 +60,7 @@ def check(device: str) -> None:
             torch.testing.assert_close(value, target, rtol=1e-5, atol=1e-5 * spread)
     counts = []
     for columns in (4, 2):  # 6 and 12 tiles of one chunk
-        gtpo.head.CPU = gtpo.head.GPU = gtpo.head.CPU._replace(tile_logits=13 * columns, chunk_rows=1024)
+        gtpo.head.CPU = gtpo.head.GPU = gtpo.head.CPU._replace(columns=1, tile_logits=13 * columns)
         hidden, weight, _, ids = (t.to(device) for t in inputs(0))
         launches[0] = 0
         with Launched() as launched:
@@ -99,20 +99,14 @@ def test_nothing_spills(kernel: str, architecture: int, tmp_path: Any, monkeypat
     from gtpo import triton_head
 
     function = getattr(triton_head, kernel)
-    types = {"e_ptr": "*bf16", "ids_ptr": "*i64", "_ptr": "*fp32"}
-    types |= dict.fromkeys(("scale", "cap", "lag"), "fp32")
-    for switches, aligned in (((), True), (("BIASED", "CAPPED"), True), ((), False)):
+    types = {"e_ptr": "*bf16", "ids_ptr": "*i64", "_ptr": "*fp32", "lag": "fp32", "BLOCK": "constexpr"}
+    for aligned in (True, False):
         signature, attributes, constants = {}, {}, {"BLOCK": triton_head.BLOCK}
         for index, name in enumerate(function.arg_names):
-            kind = next((kind for end, kind in types.items() if name.endswith(end)), "i32")
-            signature[name] = "constexpr" if name.isupper() else kind
-            if name.isupper():
-                constants.setdefault(name, name in switches)
-            elif name.endswith("_ptr") or (signature[name] == "i32" and aligned):
+            signature[name] = next((kind for end, kind in types.items() if name.endswith(end)), "i32")
+            if name.endswith("_ptr") or (signature[name] == "i32" and aligned):
                 attributes[(index,)] = [["tt.divisibility", 16]]
-        monkeypatch.setenv(
-            "TRITON_CACHE_DIR", str(tmp_path / f"{aligned}{len(switches)}")
-        )  # or it is not compiled again
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / str(aligned)))  # or it is not compiled again
         log = io.StringIO()
         with contextlib.redirect_stdout(log), triton.knobs.nvidia.scope():
             triton.knobs.nvidia.dump_ptxas_log = True
