@@ -223,8 +223,9 @@ class _Statistics(torch.autograd.Function):
 
         entropy_at_target = entropy_part((target - reference - total.log())[:, None])[:, 0]
         at_target = (entropy_at_target * power - rest * g) * head.slope(target)
-        # What rounding takes from the target, by far the largest, the row's scale gives back.
-        scale *= (at_target / at_target.to(head.factors)).nan_to_num(1.0)
+        # What rounding takes from the target, by far the largest, the row's scale gives back; all but next to nothing.
+        rounded = at_target / at_target.to(head.factors)
+        scale *= torch.where((rounded - 1).abs() < 0.01, rounded, 1.0)
 
         states, by_states = hidden[active].to(head.factors), scale.new_zeros(len(active), hidden.shape[1])
         scaled = (states * scale[:, None]).to(head.factors)
