@@ -53,6 +53,19 @@ def reject_reason(text: str) -> str | None:
     return f"{tokens} tokens, more than {MAX_TOKENS}" if tokens > MAX_TOKENS else None
 
 
+_OPEN_END = re.compile(r"(?:[-+*/^=_]|\\(?:cdot|times|div|pm|frac|sqrt))[\s$]*$")
+
+
+def _is_cut_off(gold: str) -> bool:
+    """Return whether a gold is a formula without its end: a bracket or an operand is missing."""
+    text = re.sub(r"\\[{}]", "", gold)  # one of them may stand with \right.
+    if sum(map(text.count, "([{")) == sum(map(text.count, ")]}")) and not _OPEN_END.search(text):
+        return False
+    from gtpo.rewards.equality.comparing.decide import Words, read_answer
+
+    return isinstance(read_answer(gold), Words)
+
+
 _NUMBER = re.compile(r"[+-]?(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)?(?:\.\d+)?")
 _SIZE = re.compile(r"\\(?:left|right)(?![a-zA-Z])")
 
@@ -263,11 +276,12 @@ class Verifier:
         return findings | found
 
     def verify_golds(self, golds: Sequence[str]) -> list[Verdict]:
-        """Return the verdict on each gold answer against itself, where equal text alone does not decide."""
+        """Return the verdict on each gold against itself, by value; UNUSABLE_GOLD if its end is missing."""
         others = [gold for gold in golds if plain_number(gold) is None]
         outcomes = self._pool.run([{"prediction": gold, "gold": gold, "by_text": False} for gold in others])
         found = dict(zip(others, outcomes, strict=True))
-        return [Verdict(found.get(gold, Verdict.CORRECT)) for gold in golds]
+        cut_off = {gold for gold in others if found[gold] == Verdict.CORRECT and _is_cut_off(gold)}
+        return [Verdict.UNUSABLE_GOLD if g in cut_off else Verdict(found.get(g, Verdict.CORRECT)) for g in golds]
 
     def _exact_values(self, answers: Iterable[str]) -> dict[str, Fraction]:
         """Return the values of those answers that are a value and nothing else (`equality.decide.exact_value`)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,37 +179,47 @@ def safetensors_shapes(path: Path) -> dict[str, list[int]]:
 
 
 def check_adapter(ref: ModelRef, config: Any) -> None:
-    """Compare an adapter with its base before any weight is loaded.
+    """Compare an adapter with its base and its own config before any weight is loaded.
 
-    Raises UserError that names the first module that the base lacks or has in another size.
+    PEFT drops weights that it does not know and leaves at its start what it does not find. Raises UserError that names
+    the first weight of each kind, or of another size.
     """
     if ref.adapter is None or adapter_rank(ref) is None:
         return
     weights = ref.adapter / "adapter_model.safetensors"
     if not weights.is_file():
         raise UserError(f"{ref.adapter} has no adapter_model.safetensors")
-    shapes = safetensors_shapes(weights)
+    there = safetensors_shapes(weights)
     import torch
+    from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
     from transformers import AutoModelForCausalLM
 
+    misfit = f"adapter {ref.adapter} does not fit {ref.source}"
     with torch.device("meta"):
         base = AutoModelForCausalLM.from_config(config)
-    modules = dict(base.named_modules())
-    for name, shape in shapes.items():
-        path, found, end = name.partition(".lora_")
-        if not found or not end.startswith(("A.", "B.")):
-            continue
-        path = path.removeprefix("base_model.model.")
-        module = modules.get(path)
-        if module is None:
-            raise UserError(f"adapter {ref.adapter} does not fit {ref.source}: the base has no module {path}")
-        side, wanted = ("in", shape[1]) if end.startswith("A.") else ("out", shape[0])
-        there = getattr(module, f"{side}_features", None)
-        if there is not None and there != wanted:
-            raise UserError(
-                f"adapter {ref.adapter} does not fit {ref.source}: {path} takes {side}put size {there} in the base, "
-                f"{wanted} in the adapter"
-            )
+        of_base = {f"base_model.model.{name}" for name in base.state_dict()}
+        try:
+            model = get_peft_model(base, PeftConfig.from_pretrained(str(ref.adapter)))
+        except ValueError as error:
+            raise UserError(f"{misfit}: {' '.join(str(error).split())[:200]}") from None
+    known = get_peft_model_state_dict(model, save_embedding_layers=False)
+    wanted = {name: list(tensor.shape) for name, tensor in known.items()}
+    unused, lost = sorted(there.keys() - wanted.keys() - of_base), sorted(wanted.keys() - there.keys())
+    parts = [
+        f"{len(names)} of {total} {what} (first: {names[0]})"
+        for names, total, what in (
+            (unused, len(there), "weights in the file belong to nothing that adapter_config.json names"),
+            (lost, len(wanted), "weights that it names are not in the file"),
+        )
+        if names
+    ]
+    if parts:
+        raise UserError(
+            f"{misfit}: {'; '.join(parts)}. PEFT's save_pretrained gives names that begin with base_model.model."
+        )
+    for name in wanted:
+        if there[name] != wanted[name]:
+            raise UserError(f"{misfit}: {name} is {there[name]} in the adapter, {wanted[name]} for the base")
 
 
 def check_all_loaded(source: str, model: Any, info: Mapping[str, Any]) -> None:
@@ -234,31 +243,3 @@ def check_all_loaded(source: str, model: Any, info: Mapping[str, Any]) -> None:
             "%s: %d weights in its files are not part of the model that config.json describes (first: %s)",
             source, len(unused), unused[0],
         )  # fmt: skip
-
-
-def with_adapter(model: Any, adapter: Path) -> Any:
-    """Return the model with a LoRA adapter on top. UserError unless all of the adapter, and nothing else, is in it."""
-    from peft import PeftModel, get_peft_model_state_dict
-
-    base = {f"base_model.model.{name}" for name in model.state_dict()}
-    with warnings.catch_warnings():  # of what is missing: said below, as an error
-        warnings.filterwarnings("ignore", message="Found missing adapter keys")
-        model = PeftModel.from_pretrained(model, str(adapter))
-    # PEFT drops what it does not know and leaves at its start what it does not find.
-    there = set(safetensors_shapes(adapter / "adapter_model.safetensors"))
-    wanted = set(get_peft_model_state_dict(model, save_embedding_layers=False))
-    unused, lost = sorted(there - wanted - base), sorted(wanted - there)
-    if unused or lost:
-        parts = [
-            f"{len(names)} of {total} {what} (first: {names[0]})"
-            for names, total, what in (
-                (unused, len(there), "weights in the file belong to nothing that adapter_config.json names"),
-                (lost, len(wanted), "weights that it names are not in the file"),
-            )
-            if names
-        ]
-        raise UserError(
-            f"adapter {adapter} does not fit its adapter_config.json: {'; '.join(parts)}. Save it with PEFT's "
-            "save_pretrained, whose names begin with base_model.model."
-        )
-    return model

@@ -15,7 +15,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.hub import dtype_on_cpu
 from gtpo.common.provenance import package_versions
 from gtpo.evalkit.engines.base import Engine, Generation, Reading, Sampling, Task, sample_seed
-from gtpo.evalkit.engines.local import check_all_loaded, context_length, load_config, with_adapter
+from gtpo.evalkit.engines.local import check_all_loaded, context_length, load_config
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.rewards.completions import decode_completion
 from gtpo.rewards.thoughts import unfinished
@@ -109,7 +109,9 @@ class TransformersEngine(Engine):
             model, info = loaded
             check_all_loaded(ref.source, model, info)
             if ref.adapter is not None:
-                model = with_adapter(model, ref.adapter)
+                from peft import PeftModel
+
+                model = PeftModel.from_pretrained(model, str(ref.adapter))
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise UserError(
                 f"{ref.adapter or ref.source}: cannot be loaded ({' '.join(str(error).split())[:300]})"

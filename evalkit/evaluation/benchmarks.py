@@ -1,23 +1,16 @@
 """Benchmarks: one small declaration each, and how users add their own.
 
-A benchmark is named on the command line by one of `BENCHMARKS`, by a .jsonl/.parquet file with the fields problem
-and answer, by a .yaml declaration (`YamlBenchmark`), or by a dotted path `package.module:NAME` to a `Benchmark` or to a
-function that returns a list of `gtpo.rewards.data.problems.Problem`.
+A benchmark is named on the command line by one of `BENCHMARKS`, by a .jsonl or .parquet file with the fields problem
+and answer (`--fields` if they have other names), or by a .yaml declaration (`YamlBenchmark`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import importlib
-import inspect
 import json
-import math
 import re
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,9 +27,10 @@ from gtpo.rewards.data.problems import (
     load_hub,
     load_source,
     math_gold,
-    parse_level,
     plain_integer,
+    problem_of,
     read_rows,
+    renamed,
 )
 from gtpo.rewards.extract import gsm8k_gold
 
@@ -128,123 +122,55 @@ def _from_yaml(path: Path) -> Benchmark:
     if (spec.file is None) == (spec.hub is None):
         raise UserError(f"{path}: give either file or hub, to say where the problems of {spec.name} lie")
 
-    def field(row: dict[str, Any], ours: Field, where: str) -> Any:
-        theirs = spec.fields.get(ours, ours)
-        needed = ours in spec.fields or ours in ("problem", "answer")
-        value = row.get(theirs)
-        if needed and (theirs not in row or (ours in ("problem", "answer") and not _is_text(value))):
-            found = (str(value) if isinstance(value, float) else type(value).__name__) if theirs in row else "missing"
-            raise UserError(
-                f'{where}: field "{theirs}" ({ours}) must be text, found {found}; fields here: {", ".join(row)}'
-            )
-        return value
+    fields = {str(ours): theirs for ours, theirs in spec.fields.items()}
 
     def parse(row: dict[str, Any], position: int, where: str) -> Problem:
-        identifier = field(row, "id", where)
-        gold = _GOLD[spec.gold](str(field(row, "answer", where)))
-        if not gold.strip() and spec.gold != "plain":
+        problem = problem_of(renamed(row, fields, where), position, spec.name, where)
+        gold = _GOLD[spec.gold](problem.answer)
+        if not gold and problem.answer:
             form = "\\boxed{}" if spec.gold == "boxed" else "####"
-            theirs = spec.fields.get("answer", "answer")
-            raise UserError(f'{where}: field "{theirs}" holds no {form}, where gold: {spec.gold} looks for the answer')
-        return Problem(
-            id=f"{spec.name}/{position}" if identifier is None else str(identifier),
-            problem=str(field(row, "problem", where)),
-            answer=gold,
-            solution=str(field(row, "solution", where) or ""),
-            subject=str(field(row, "subject", where) or ""),
-            level=parse_level(field(row, "level", where)),
-            answers=spec.answers,
-        )
+            raise UserError(f"{where}: the answer holds no {form}, where gold: {spec.gold} looks for it")
+        return replace(problem, answer=gold, answers=spec.answers)
 
     if spec.file is not None:
         file = path.parent / spec.file
-        source = spec.file
 
         def load(folder: str | Path | None) -> list[Problem]:
             return [parse(row, i, where) for i, (where, row) in enumerate(read_rows(file))]
 
     else:
-        assert spec.hub is not None
-        source = f"{spec.hub} ({spec.split})"
-
-        def parse_row(row: dict[str, Any], position: int) -> Problem:
-            return parse(row, position, f"{spec.hub}, row {position + 1}")
-
-        hub = HubSource(spec.hub, spec.split, spec.count or 0, "", (spec.config,))
+        hub = HubSource(spec.hub or "", spec.split, spec.count or 0, "", (spec.config,))
 
         def load(folder: str | Path | None) -> list[Problem]:
-            return load_hub(spec.name, hub, parse_row)
+            return load_hub(spec.name, hub, lambda row, i: parse(row, i, f"{spec.hub}, row {i + 1}"))
 
+    source = spec.file or f"{spec.hub} ({spec.split})"
     return Benchmark(spec.name, spec.title or spec.name, load, source, spec.count, spec.checksum)
 
 
-def _is_text(value: Any) -> bool:
-    finite = not isinstance(value, float) or math.isfinite(value)
-    return isinstance(value, str | int | float) and not isinstance(value, bool) and finite
+def find_benchmark(name: str, fields: Mapping[str, str] | None = None) -> Benchmark:
+    """Return the benchmark that a name, file or declaration stands for. UserError with the nearest name.
 
-
-def _from_dotted(path: str) -> Benchmark:
-    module_name, _, attribute = path.partition(":")
-    if not attribute or "" in module_name.split("."):
-        raise UserError(f'benchmark "{path}": expected package.module:NAME')
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module raises
-        raise UserError(f'benchmark "{path}": cannot import {module_name} ({_what(error)})') from error
-    found = getattr(module, attribute, None)
-    if isinstance(found, Benchmark):
-        return found
-    if not callable(found):
-        raise UserError(f'benchmark "{path}": {module_name} has no Benchmark and no function "{attribute}"')
-    with contextlib.suppress(ValueError):  # it has no signature
-        try:
-            inspect.signature(found).bind()
-        except TypeError as error:
-            raise UserError(f'benchmark "{path}": {attribute} is called without arguments, but {error}') from None
-
-    def load(folder: str | Path | None) -> list[Problem]:
-        try:
-            return found()
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(f'benchmark "{path}": {attribute} failed ({_what(error)})') from error
-
-    return Benchmark(attribute, attribute, load, path)
-
-
-def _what(error: Exception) -> str:
-    """Say what the user's code raised, and on which line."""
-    if isinstance(error, ImportError):
-        return str(error)
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}:{error.lineno}: {error.msg}"
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{place.filename}:{place.lineno}: {type(error).__name__}: {error}"
-
-
-def find_benchmark(name: str) -> Benchmark:
-    """Return the benchmark a name, file, declaration or dotted path stands for. UserError with the nearest name."""
+    fields: of a file, our names for fields that have others.
+    """
+    if fields and not name.endswith((".jsonl", ".jsonl.gz", ".parquet")):
+        raise UserError(f"--fields is for .jsonl and .parquet files, and {name} is none")
     if name in BENCHMARKS:
         return BENCHMARKS[name]
     if name.endswith((".yaml", ".yml")):
         return _from_yaml(Path(name))
     if name.endswith((".jsonl", ".jsonl.gz", ".parquet")):
         stem = re.sub(r"\.(jsonl|jsonl\.gz|parquet)$", "", Path(name).name)
-        return Benchmark(stem, stem, lambda folder: load_source(name), name)
-    if ":" in name:
-        return _from_dotted(name)
+        return Benchmark(stem, stem, lambda folder: load_source(name, fields=fields), name)
     raise UserError(
         f'unknown benchmark "{name}".{did_you_mean(name, BENCHMARKS)} Known: {", ".join(BENCHMARKS)}; '
-        "your own: a .jsonl, .parquet or .yaml file, or package.module:NAME"
+        "your own: a .jsonl, .parquet or .yaml file"
     )
 
 
-def find_benchmarks(names: str) -> list[Benchmark]:
+def find_benchmarks(names: str, fields: Mapping[str, str] | None = None) -> list[Benchmark]:
     """Return the benchmarks of a comma-separated list. UserError where it is empty or names one twice."""
-    found = [find_benchmark(name.strip()) for name in names.split(",") if name.strip()]
+    found = [find_benchmark(name.strip(), fields) for name in names.split(",") if name.strip()]
     if not found:
         raise UserError("--benchmarks names no benchmark")
     for i, benchmark in enumerate(found):
@@ -256,8 +182,8 @@ def find_benchmarks(names: str) -> list[Benchmark]:
 def load_problems(benchmark: Benchmark, data_dir: str | Path | None) -> list[Problem]:
     """Load a benchmark's problems; UserError on a repeated id or an empty set."""
     problems = benchmark.load(data_dir)
-    if not isinstance(problems, Sequence) or not problems or not all(isinstance(p, Problem) for p in problems):
-        raise UserError(f"benchmark {benchmark.name}: expected a non-empty list of problems")
+    if not problems:
+        raise UserError(f"benchmark {benchmark.name} has no problems")
     seen: set[str] = set()
     for problem in problems:
         if problem.id in seen:

@@ -255,7 +255,7 @@ def _add_benchmarks(progress: EvalProgress, path: Path, wanted: dict[QuestionKey
 
 def plan_evaluation(settings: EvalSettings, verifier: Verifier, engine: str) -> Plan:
     """Resolve the model, load and check the problems, and render the prompts for this engine."""
-    benchmarks = find_benchmarks(settings.benchmarks or "")
+    benchmarks = find_benchmarks(settings.benchmarks or "", settings.field_names())
     ref = resolve_model(settings.model or "", checkpoint=settings.checkpoint, served=engine == "openai")
     for warning in ref.warnings:
         LOG.warning(warning)

@@ -31,10 +31,6 @@ NO_ANSWER = 0.9
 FEW = 4
 """k up to which the overview says enough: beyond, a table shows how the metrics grow with k."""
 
-GROUPS_FROM = 200
-"""Questions from which subjects and levels are printed: below, a group is a handful (eval.json has them)."""
-
-
 TROUBLES: dict[str, Callable[[BenchmarkRecord], float]] = {
     "unfinished": lambda entry: entry.unfinished_rate or 0.0,
     "failed": lambda entry: (entry.unscored - entry.refused) / max(1, entry.samples + entry.unscored),
@@ -69,8 +65,6 @@ def print_summary(folder: Path, record: EvalRecord, k: int | None = None) -> Non
         if largest > FEW:
             _print_details(console, name, entry, record.scoring, largest)
         console.print(_line(record.scoring, entry), markup=False)
-        if entry.questions >= GROUPS_FROM and (entry.by_level or entry.by_subject):
-            _print_groups(console, entry, largest)
     console.print("[a, b]: 95 % interval over questions and samples.", style="dim", markup=False)
     if any(_largest(entry, k) > 1 for entry in done.values()):
         console.print(DEFINITIONS, style="dim")
@@ -192,22 +186,17 @@ def warn(record: EvalRecord) -> None:
 def _likely_cause(record: EvalRecord, entry: BenchmarkRecord) -> str:
     """Say why most completions have no answer under strict scoring, from the shares of what else is the matter."""
     none = entry.no_answer_rate or 0.0
-    silent = (entry.lenient.no_answer_rate or 0.0) if entry.lenient is not None else 0.0
     if (entry.unfinished_rate or 0.0) > none / 2:
         return "thoughts do not end within --max-tokens"
     if (entry.truncation_rate or 0.0) > none / 2:
         return "completions are cut off before their answer: set a larger --max-tokens"
-    if silent < none / 2:
-        asked = (
-            "the system prompt asks for them" if "<answer>" in (record.prompt.system or "") else "nothing asks for them"
+    if entry.lenient is not None and (entry.lenient.no_answer_rate or 0.0) >= none / 2:
+        return (
+            "the completions hold no answer in any form. Look at one in samples/; a base model wants few-shot examples "
+            "and no chat template (--protocol lm-eval-gsm8k)"
         )
-        if record.engine.name == "recorded":  # nothing is sampled: a protocol would have no effect
-            return "the completions answer in another form: --scoring lenient"
-        return f"the model answers in another form, and {asked}: --protocol boxed, or --scoring lenient"
-    return (
-        "the completions hold no answer in any form. Look at one in samples/; a base model wants few-shot examples and "
-        "no chat template (--protocol lm-eval-gsm8k)"
-    )
+    of_a_model = "" if record.engine.name == "recorded" else "--protocol boxed, or "  # recorded ones are as they are
+    return f"the completions answer in another form: {of_a_model}--scoring lenient"
 
 
 def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
@@ -245,18 +234,6 @@ def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
     return ", ".join(parts)
 
 
-def _print_groups(console: Any, entry: BenchmarkRecord, k: int) -> None:
-    """Print the means of subjects and levels."""
-    rows = []
-    for groups, title in ((entry.by_subject, "{}"), (entry.by_level, "level {}")):
-        for value, group in (groups or {}).items():
-            cells = [group.pass_at_k.get(1), *([group.pass_at_k.get(k), group.maj_at_k.get(k)] if k > 1 else [])]
-            shown = ("" if cell is None else f"{100 * cell:.1f}" for cell in cells)
-            rows.append((title.format(value), str(group.questions), *shown))
-    head = ["", "questions", "pass@1", *([f"pass@{k}", f"maj@{k}"] if k > 1 else [])]
-    _print_table(console, head, rows, box=None, pad_edge=False)
-
-
 def print_benchmarks() -> None:
     """Print the benchmarks and the protocols that are built in (gtpo eval --list)."""
     from rich.table import Table
@@ -270,8 +247,7 @@ def print_benchmarks() -> None:
     head = ("benchmark", "", "questions", "source", "local file")
     _print_table(console, head, rows, left=("benchmark", "", "source", "local file"), box=None, pad_edge=False)
     console.print(
-        "Local files are read from --data-dir or GTPO_DATA_DIR. Your own: a .jsonl, .parquet or .yaml file, or "
-        "package.module:NAME.\n"
+        "Local files are read from --data-dir or GTPO_DATA_DIR. Your own: a .jsonl, .parquet or .yaml file.\n"
     )
     table = Table(box=None, pad_edge=False)
     for column in ("protocol", "", "source"):
@@ -285,7 +261,7 @@ def print_benchmarks() -> None:
 def print_check(settings: EvalSettings) -> None:
     """Print what a benchmark holds, how a model is asked, and which golds cannot be verified."""
     protocol = find_protocol(settings.protocol)
-    benchmark = find_benchmark(settings.check or "")
+    benchmark = find_benchmark(settings.check or "", settings.field_names())
     problems = load_problems(benchmark, settings.data_dir)
     print(f"{benchmark.name}: {len(problems)} problems from {benchmark.source}")
     for problem in problems[:3]:

@@ -1,28 +1,23 @@
-"""Files of completions from elsewhere, row by row: plain JSONL, and the logs of lm-eval, inspect_ai, lighteval and NeMo
-Evaluator.
+"""Files of completions from elsewhere, row by row: plain JSONL, and the logs of lm-eval and inspect_ai.
 
 Which of them a file is follows from its ending and its first row. A completion that failed is read as one.
 """
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import itertools
 import math
 import re
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gtpo.common.errors import UserError
-from gtpo.common.files import read_jsonl
 from gtpo.common.packages import installed
 from gtpo.evalkit.engines.base import finish_word
 from gtpo.rewards.data.problem import Problem
-from gtpo.rewards.data.problems import math_gold, parse_level
+from gtpo.rewards.data.problems import math_gold, parse_level, read_rows, renamed
 from gtpo.rewards.extract import gsm8k_gold
 
 _FAILED = ("abort", "aborted", "error", "failed", "cancelled", "canceled", "timeout")
@@ -54,19 +49,22 @@ class Row:
     """The owner's verdicts, one a sample or none."""
 
 
-def read_completions(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file. Raises UserError with file and line on the first that is wrong."""
+def read_completions(path: Path, fields: Mapping[str, str] | None = None) -> Iterator[Row]:
+    """Yield the rows of a file. Raises UserError with file and line on the first that is wrong.
+
+    fields: our names for fields that have others; such a file holds rows of the user's own.
+    """
     if path.suffix in (".eval", ".json"):
         return _inspect(path)
-    if path.suffix == ".parquet":
-        return _lighteval(path)
-    rest = ((f"{path}:{number}", row) for number, row in read_jsonl(path))
+    rest = read_rows(path)
     first = next(rest)
     rows = itertools.chain([first], rest)
-    if {"doc_id", "resps"} <= first[1].keys():
+    if {"doc_id", "resps"} <= first[1].keys() and not fields:
         return _lm_eval(path, rows)
-    nemo = {"sample_id", "response", "target", "status"} <= first[1].keys()
-    return _nemo(rows) if nemo else (_plain(*row) for row in rows)
+    if not fields or "id" in fields:
+        return (_plain(where, renamed(row, fields or {}, where)) for where, row in rows)
+    numbered = enumerate(rows)
+    return (_plain(where, {"id": f"{path.stem}/{i}", **renamed(row, fields, where)}) for i, (where, row) in numbered)
 
 
 def _row(
@@ -181,75 +179,6 @@ def _of_solution(target: Any) -> Any:
     if not isinstance(target, str):
         return target
     return gsm8k_gold(target) if "####" in target else math_gold(target) if "\\boxed" in target else target
-
-
-def _nemo(rows: Iterator[tuple[str, dict[str, Any]]]) -> Iterator[Row]:
-    """Yield the rows of NeMo Evaluator's byob_predictions.jsonl. A repeated evaluation numbers its samples on."""
-    first: dict[tuple[str, int], int] = {}
-    seen: Counter[tuple[str, int]] = Counter()
-    for where, row in rows:
-        about = row["metadata"] if isinstance(row.get("metadata"), dict) else {}
-        response, error = row["response"], row.get("error")
-        failed = None if response is not None else str(error or "no completion was recorded")
-        problem = str(
-            next((about[name] for name in ("problem", "question") if about.get(name)), row.get("prompt") or "")
-        )
-        repeat, same = int(about.get("_repeat", 0)), f"{problem}\0{row['target']}"
-        seen[same, repeat] += 1  # the same text twice in one repeat: two questions
-        number = first.setdefault((same, seen[same, repeat]), row["sample_id"])
-        scores = row.get("scores") or {}
-        label = scores.get("correct", scores.get("score"))
-        labels = [bool(label)] if label in (0, 1) and failed is None else []
-        yield _row(
-            where,
-            str(number),
-            [Sample(response or "", failed)],
-            _of_solution(row["target"]),
-            {"problem": problem},
-            labels,
-        )
-
-
-def _lighteval(path: Path) -> Iterator[Row]:
-    """Yield the rows of lighteval's details_TASK_DATE.parquet, of version 0.10 or before."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            table = file.read(use_threads=False)
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
-    names = set(table.column_names)
-    if not {"doc", "model_response"} <= names and not {"example", "predictions", "gold"} <= names:
-        raise UserError(f"{path}: not a details file of lighteval (columns: {', '.join(table.column_names)})")
-    columns = {name: table.column(name).to_pylist() for name in names}
-    task = path.name.removeprefix("details_").partition("_20")[0]
-    for number in range(len(table)):
-        where = f"{path}, row {number}"
-        if "doc" in names:
-            doc, response = columns["doc"][number], columns["model_response"][number]
-            texts, problem = response.get("text") or [], str(doc.get("query") or "")
-            places = doc.get("gold_index")
-            places = places if isinstance(places, list) else [places]
-            golds = [doc["choices"][place] for place in places if place is not None and doc.get("choices")]
-        else:
-            texts, golds, problem = (_literal(columns[name][number]) for name in ("predictions", "gold", "example"))
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise UserError(f"{where}: generated texts are expected; save the details of a generative task")
-        samples = [Sample(text) for text in texts] or [Sample("", "no completion was recorded")]
-        golds = golds if isinstance(golds, list) else [golds]
-        yield _row(
-            where, f"{task}/{number}", samples, _of_solution(golds[0]) if golds else None, {"problem": problem}, []
-        )
-
-
-def _literal(value: Any) -> Any:
-    """A value of a column; older files hold lists as Python's text of them."""
-    if isinstance(value, str) and value[:1] == "[":
-        with contextlib.suppress(ValueError, SyntaxError):
-            return ast.literal_eval(value)
-    return value
 
 
 def _inspect(path: Path) -> Iterator[Row]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,10 +52,10 @@ class Recorded:
     """Questions whose rows say that there is no gold."""
 
 
-def read_recorded(path: Path) -> Recorded:
-    """Check every row of a file. UserError with file and line on the first that is wrong."""
+def read_recorded(path: Path, fields: Mapping[str, str]) -> Recorded:
+    """Check every row of a file (`read_completions`). UserError with file and line on the first that is wrong."""
     found = Recorded()
-    for row in read_completions(path):
+    for row in read_completions(path, fields):
         first = found.counts.get(row.id, 0)
         found.counts[row.id] = first + len(row.samples)
         if row.problem is None and row.no_gold:
@@ -116,7 +116,7 @@ def recorded_file(
     """
     path, protocol = settings.completions, find_protocol(settings.protocol)
     assert path is not None
-    found = read_recorded(path)
+    found = read_recorded(path, settings.field_names())
     benchmark, source, known = _identify(settings, path, found)
     every = [known[identifier] for identifier in found.counts if identifier in known]
     lacking = sorted(found.no_gold - known.keys())
@@ -147,7 +147,7 @@ def recorded_file(
         ),
         benchmarks={benchmark: entry},
     )
-    engine = RecordedEngine(path)
+    engine = RecordedEngine(path, settings.field_names())
     return settings.model or _stem(path), RunRequest(record, {benchmark: kept}), tasks, found.labels, engine
 
 
@@ -156,8 +156,8 @@ class RecordedEngine(Engine):
 
     name = "recorded"
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, fields: Mapping[str, str]) -> None:
+        self._path, self._fields = path, fields
 
     def describe(self) -> dict[str, Any]:
         """Return the name; what sampled is not known."""
@@ -168,7 +168,7 @@ class RecordedEngine(Engine):
         wanted = {(task.question_id, index): task.benchmark for task in tasks for index in task.missing}
         counts: Counter[str] = Counter()
         chunk: list[Generation] = []
-        for row in read_completions(self._path):
+        for row in read_completions(self._path, self._fields):
             for sample in row.samples:
                 key = row.id, counts[row.id]
                 counts[row.id] += 1

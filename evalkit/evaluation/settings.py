@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from gtpo.common.errors import UserError
 from gtpo.common.log import Verbosity
 from gtpo.common.options import Options, either, option
+from gtpo.rewards.data.problems import parse_fields
 
 SAMPLING_DEFAULTS: dict[str, float] = {
     "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
@@ -69,6 +70,10 @@ class EvalSettings(Options):
     data_dir: Path | None = _option(
         None, "Folder with local benchmark files; with --rescore their golds count.", modes=(*FILE, "check", "rescore")
     )
+    fields: str | None = _option(
+        None, "Names of fields in files, ours=theirs: problem=question,answer=reward_model.ground_truth.",
+        modes=(*FILE, "check"),
+    )  # fmt: skip
     completions: Path | None = _option(
         None, "Score the recorded completions of a JSONL file; no model is run.", modes=("completions",)
     )
@@ -201,6 +206,7 @@ class EvalSettings(Options):
             )
         self.failure_limit(1)
         self.request_body()
+        self.field_names()
         self.shard_of()
         if self.completions is None and self.model is None:
             raise UserError("gtpo eval needs a MODEL (Hub name, folder or train run), or --completions FILE")
@@ -271,6 +277,10 @@ class EvalSettings(Options):
             raise UserError(f"--extra-body: {', '.join(own)} is set by gtpo eval itself, or by an option of its own")
         kwargs = self.template_kwargs()
         return {**(body or {}), "chat_template_kwargs": kwargs} if kwargs else body
+
+    def field_names(self) -> dict[str, str]:
+        """Return --fields, ours -> theirs. UserError unless it is such a list."""
+        return parse_fields(self.fields or "")
 
     def shard_of(self) -> Shard | None:
         """Return the shard asked for; UserError unless it is i/n with 1 <= i <= n."""

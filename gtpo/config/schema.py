@@ -149,6 +149,8 @@ class DatasetSection(Section):
     """System prompt of every conversation. Empty: no system message."""
     data_dir: Path | None = None
     """Folder with the files of docs/evaluation.md. The environment variable GTPO_DATA_DIR does the same."""
+    fields: str = ""
+    """Names of fields in files, ours=theirs: problem=question,answer=reward_model.ground_truth."""
     limit: int | None = Field(None, ge=1)
     """Maximum number of problems, taken in shuffled order."""
     validation_problems: int = Field(64, ge=1)

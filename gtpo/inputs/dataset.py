@@ -20,7 +20,7 @@ from gtpo.config.schedule import launched_processes, require_a_rollout
 from gtpo.config.schema import TrainConfig
 from gtpo.inputs.tiny import damage_target
 from gtpo.rewards.data.problem import Problem, chat_messages, target_text
-from gtpo.rewards.data.problems import load_file, load_source
+from gtpo.rewards.data.problems import load_file, load_source, parse_fields
 from gtpo.rewards.golds import find_unverifiable
 
 if TYPE_CHECKING:
@@ -158,7 +158,8 @@ class TrainingProblems:
         """Return all problems of the source, shuffled. Raises UserError if the source cannot be read."""
         if self._order is None:
             dataset = self.config.dataset
-            problems = load_source(self.source, data_dir=dataset.data_dir, subsets=dataset.subsets)
+            fields = parse_fields(dataset.fields)
+            problems = load_source(self.source, data_dir=dataset.data_dir, subsets=dataset.subsets, fields=fields)
             self._order = self._shuffled(problems)
         return self._order
 
@@ -172,7 +173,7 @@ class TrainingProblems:
             order, dataset = self.load(), self.config.dataset
             held_out: list[Problem] = []
             if self.config.training.eval_steps is not None and dataset.validation_file is not None:
-                held_out = load_file(dataset.validation_file)
+                held_out = load_file(dataset.validation_file, fields=parse_fields(dataset.fields))
             elif self.config.training.eval_steps is not None:
                 if len(order) <= dataset.validation_problems:
                     raise UserError(

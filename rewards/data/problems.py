@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -56,6 +56,41 @@ def _gold(row: dict[str, Any]) -> str:
     return plain_integer(str(row["answer"]))
 
 
+FIELDS = ("id", "problem", "answer", "solution", "subject", "level")
+RECORDED_FIELDS = ("gold", "completion", "completions", "finish_reason", "tokens", "label", "reasoning_content")
+
+
+def parse_fields(text: str) -> dict[str, str]:
+    """Return {ours: theirs} for `problem=question,answer=label`. Raises UserError."""
+    pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
+    for ours, equals, theirs in pairs:
+        if not (equals and theirs) or ours not in (*FIELDS, *RECORDED_FIELDS):
+            raise UserError(
+                f'fields are ours=theirs with commas between them, e.g. problem=question,answer=label; found "{ours}'
+                f'{equals}{theirs}". Ours: {", ".join(FIELDS)}; of completions also {", ".join(RECORDED_FIELDS)}'
+            )
+    return {ours: theirs for ours, _, theirs in pairs}
+
+
+def renamed(row: dict[str, Any], fields: Mapping[str, str], where: str) -> dict[str, Any]:
+    """Return a row with its fields under our names; fields: ours -> theirs, `reward_model.ground_truth` a nested one.
+
+    Raises UserError if the row has no such field.
+    """
+    found = {name: value for name, value in row.items() if name not in fields.values()}
+    for ours, theirs in fields.items():
+        value: Any = row
+        for part in [theirs] if theirs in row else theirs.split("."):
+            at = int(part) if isinstance(value, list) and part.isdecimal() else part
+            try:
+                value = value[at]
+            except (KeyError, IndexError, TypeError):
+                there = ", ".join(row)
+                raise UserError(f'{where}: field "{theirs}" ({ours}) is missing; fields here: {there}') from None
+        found[ours] = value
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class HubSource:
     """Where a named source lies on the Hub, and how one of its rows becomes a Problem."""
@@ -66,9 +101,12 @@ class HubSource:
     id: str  # with the fields of a row, `position` in the whole set, and `paper` of an AIME
     configs: tuple[str, ...] = ("default",)
     gold: Callable[[dict[str, Any]], str] = _gold
+    fields: tuple[tuple[str, str], ...] = ()
+    """(Ours, theirs) for fields that have other names there."""
 
     def parse(self, row: dict[str, Any], position: int) -> Problem:
         """Return the problem that a row is. Raises KeyError for a field that is not there."""
+        row = renamed(row, dict(self.fields), f"{self.repository}, row {position + 1}")
         place = re.search(r"2024_AIME_(I+)_Problems/Problem_(\d+)", str(row.get("url", "")))
         paper = "-".join(place.groups()) if place else f"{'I' if position < 15 else 'II'}-{position % 15 + 1}"
         known = {"position": position, "paper": paper, "id": position, "problem_idx": position + 1}
@@ -112,7 +150,18 @@ SOURCES: dict[str, HubSource] = {
     "aime24": HubSource("HuggingFaceH4/aime_2024", "train", 30, "aime/2024-{paper}"),
     "aime25": HubSource("math-ai/aime25", "test", 30, "aime/2025-{paper}"),
     "aime26": HubSource("MathArena/aime_2026", "train", 30, "aime/2026-{problem_idx}"),
-    "hmmt26": HubSource("MathArena/hmmt_feb_2026", "train", 33, "hmmt/2026-feb-{problem_idx}"),
+    "hmmt_feb25": HubSource("MathArena/hmmt_feb_2025", "train", 30, "hmmt/2025-feb-{problem_idx}"),
+    "hmmt_nov25": HubSource("MathArena/hmmt_nov_2025", "train", 30, "hmmt/2025-nov-{problem_idx}"),
+    "hmmt_feb26": HubSource("MathArena/hmmt_feb_2026", "train", 33, "hmmt/2026-feb-{problem_idx}"),
+    "brumo25": HubSource("MathArena/brumo_2025", "train", 30, "brumo/2025-{problem_idx}"),
+    "minerva": HubSource("math-ai/minervamath", "test", 272, "minerva/{position}"),
+    "olympiadbench": HubSource(
+        "math-ai/olympiadbench", "test", 675, "olympiadbench/{id}", gold=lambda row: ", ".join(row["final_answer"])
+    ),
+    "imo_answerbench": HubSource(
+        "Hwilner/imo-answerbench", "train", 400, "{id}",
+        fields=(("id", "Problem ID"), ("problem", "Problem"), ("answer", "Short Answer"), ("subject", "Category")),
+    ),
     "amc23": HubSource("math-ai/amc23", "test", 40, "amc23/{id}"),
 }  # fmt: skip
 GENERATED = {f"arithmetic_{split}": partial(arithmetic_problems, split) for split in DEFAULT_COUNTS}
@@ -124,7 +173,8 @@ def source_names() -> list[str]:
     return [*SOURCES, *GENERATED]
 
 
-def _problem_of(row: dict[str, Any], position: int, stem: str, where: str) -> Problem:
+def problem_of(row: dict[str, Any], position: int, stem: str, where: str) -> Problem:
+    """Return the problem that a row is, under our names for its fields. Raises UserError."""
     for field in ("problem",) if row.get("answer", 0) is None else ("problem", "answer"):  # an empty gold is left out
         value = row.get(field)
         if not isinstance(value, str | int | float) or isinstance(value, bool):
@@ -186,10 +236,10 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise UserError(f"{path}: expected a .jsonl or .parquet file")
 
 
-def load_file(path: Path, *, published: bool = False) -> list[Problem]:
+def load_file(path: Path, *, published: bool = False, fields: Mapping[str, str] | None = None) -> list[Problem]:
     """Read problems from a .jsonl (or .jsonl.gz) or .parquet file. Rows without a gold are left out, and named.
 
-    published: a set whose ids and count are known; its rows without a gold stay.
+    published: a set whose ids and count are known; its rows without a gold stay. fields: as of `renamed`.
 
     Raises UserError with file and line (row) number on a broken row, a missing field or a repeated id.
     """
@@ -197,7 +247,8 @@ def load_file(path: Path, *, published: bool = False) -> list[Problem]:
     first_seen: dict[str, str] = {}
     left_out: list[str] = []
     for where, row in read_rows(path):
-        problem = _problem_of(row, len(problems) + len(left_out), path.stem.removesuffix(".jsonl"), where)
+        row = renamed(row, fields or {}, where)
+        problem = problem_of(row, len(problems) + len(left_out), path.stem.removesuffix(".jsonl"), where)
         if is_no_gold(problem.answer) and not published:
             left_out.append(f'{where} ("{problem.answer}")')
             continue
@@ -263,7 +314,11 @@ def _normalise_subject(name: str) -> str:
 
 
 def load_source(
-    name: str, *, data_dir: str | Path | None = None, subsets: Sequence[str] | None = None
+    name: str,
+    *,
+    data_dir: str | Path | None = None,
+    subsets: Sequence[str] | None = None,
+    fields: Mapping[str, str] | None = None,
 ) -> list[Problem]:
     """Load the problems of a source.
 
@@ -271,10 +326,13 @@ def load_source(
         name: one of `source_names()`, or the path of a .jsonl/.parquet file.
         data_dir: folder with `<name>.jsonl` or `<name>.parquet`; GTPO_DATA_DIR where it is not given.
         subsets: subjects to keep ("algebra" or "Algebra", ...); all where it is empty.
+        fields: of a file, our names for fields that have others (`renamed`).
 
     Raises UserError for an unknown name (with the nearest one), a file or folder that is not there, broken rows
     (with file and line), an unknown subset, and a Hub that cannot be reached.
     """
+    if fields and not name.endswith((".jsonl", ".jsonl.gz", ".parquet")):
+        raise UserError(f"names of fields are for .jsonl and .parquet files, and {name} is none")
     if name in GENERATED:
         problems = GENERATED[name]()
     elif name in SOURCES:
@@ -285,7 +343,7 @@ def load_source(
             raise UserError(f"{folder} has neither {name}.jsonl nor {name}.parquet")
         problems = load_file(found, published=True) if found else load_hub(name, SOURCES[name])
     elif name.endswith((".jsonl", ".jsonl.gz", ".parquet")):
-        problems = load_file(Path(name))
+        problems = load_file(Path(name), fields=fields)
     else:
         known = source_names()
         raise UserError(

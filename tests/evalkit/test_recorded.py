@@ -258,44 +258,18 @@ def test_a_sample_log_of_lm_eval(gtpo, tmp_path: Path) -> None:  # type: ignore[
     )
 
 
-def test_predictions_of_nemo_evaluator(tmp_path: Path) -> None:
-    """Repeats are further samples of a question, and a call that failed is no wrong answer."""
-    rows = [
-        {"sample_id": 2 * repeat + i, "prompt": f"Q: {text}\nA:", "response": response, "target": target,
-         "scores": {"correct": True} if response else None, "status": "scored" if response else "skipped_model_error",
-         "error": None if response else "HTTP 500", "metadata": {"question": text, "_repeat": repeat}}
-        for repeat in range(2)
-        for i, (text, target, response) in enumerate((("1 + 1?", "2", "It is 2"), ("2 + 2?", "4", "4" * (repeat == 0))))
-    ]  # fmt: skip
-    rows[3]["response"] = None
-    path = tmp_path / "byob_predictions.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = list(read_completions(path))
-    assert [(row.id, row.problem.problem, row.problem.answer, row.samples[0].error) for row in found] == [
-        ("0", "1 + 1?", "2", None), ("1", "2 + 2?", "4", None),
-        ("0", "1 + 1?", "2", None), ("1", "2 + 2?", "4", "HTTP 500"),
-    ]  # fmt: skip
-    assert [row.labels for row in found] == [[True], [True], [True], []]
-
-
-def test_details_of_lighteval(tmp_path: Path) -> None:
-    """Version 0.10 with its structures, and the one before with lists, or with Python's text of them."""
-    now = {
-        "doc": {"query": "1 + 1?", "choices": ["so #### 2"], "gold_index": 0},
+def test_logs_of_other_fields(tmp_path: Path) -> None:
+    """As lighteval writes them; rows without an id are numbered."""
+    row = {
+        "doc": {"query": "1 + 1?", "choices": ["2"], "gold_index": 0},
         "model_response": {"text": ["2", "3"]},
     }
-    before = {"example": "1 + 1?", "gold": ["2"], "predictions": ["2", "3"]}
-    older = {name: str(value) for name, value in before.items()}
-    for version, row in enumerate((now, before, older)):
-        path = tmp_path / f"details_lighteval|gsm8k|0_{2024 + version}-01-01.parquet"
-        pq.write_table(pa.Table.from_pylist([row, row]), path)
-        first, second = read_completions(path)
-        assert (first.problem.problem, first.problem.answer) == ("1 + 1?", "2")
-        assert [sample.text for sample in first.samples] == ["2", "3"]
-        assert (first.id, second.id) == ("lighteval|gsm8k|0/0", "lighteval|gsm8k|0/1")
-    pq.write_table(pa.table({"x": [1]}), tmp_path / "x.parquet")
-    with pytest.raises(UserError, match="not a details file of lighteval"):
-        list(read_completions(tmp_path / "x.parquet"))
+    pq.write_table(pa.Table.from_pylist([row, row]), tmp_path / "details.parquet")
+    fields = {"problem": "doc.query", "gold": "doc.choices.0", "completions": "model_response.text"}
+    first, second = read_completions(tmp_path / "details.parquet", fields)
+    assert (first.problem.problem, first.problem.answer) == ("1 + 1?", "2")
+    assert [sample.text for sample in first.samples] == ["2", "3"]
+    assert (first.id, second.id) == ("details/0", "details/1")
 
 
 def test_a_log_of_inspect_ai(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import Generation, Sampling, Task, sample_seed
-from gtpo.evalkit.engines.local import chat_template, load_config, load_tokenizer, render
+from gtpo.evalkit.engines.local import chat_template, check_adapter, load_config, load_tokenizer, render
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.engines.transformers import TransformersEngine, _presence_penalty, plan_batches, sample_blocks
 from gtpo.rewards.completions import decode_completion
@@ -225,22 +225,28 @@ def with_another_module(tensors: dict) -> dict:
     return tensors | more
 
 
+def of_another_size(tensors: dict) -> dict:
+    return {name: torch.zeros(t.shape[0], 65) if "lora_A" in name else t for name, t in tensors.items()}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (unprefixed, r"8 of 8 weights in the file belong to nothing.*8 of 8 weights that it names are not in the file"),
         (without_second_layer, r": 4 of 8 weights that it names are not in the file \(first: .*layers\.1\."),
         (with_another_module, r": 2 of 10 weights in the file belong to nothing .*k_proj"),
+        (of_another_size, r"lora_A\.weight is \[4, 65\] in the adapter, \[4, 64\] for the base"),
     ],
 )
-def test_an_adapter_is_loaded_whole_or_refused(change, words: str, lora: Path, tokenizer, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_an_adapter_is_loaded_whole_or_refused(change, words: str, lora: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     from safetensors.torch import load_file, save_file
 
     copy = tmp_path / "adapter"
     shutil.copytree(lora, copy)
     save_file(change(load_file(lora / "adapter_model.safetensors")), copy / "adapter_model.safetensors")
+    ref = resolve_model(str(copy))
     with pytest.raises(UserError, match=words):
-        load(copy, tokenizer)
+        check_adapter(ref, load_config(ref))
 
 
 @pytest.mark.parametrize(
