@@ -73,6 +73,10 @@ class PolicyLoss(NamedTuple):
     """`<H>_i` [N] in nats."""
     kept: Tensor
     """delta_i [N] bool."""
+    logps: Tensor
+    """log pi(y_t) [N, L] that the loss was made of."""
+    token_entropies: Tensor
+    """H_t [N, L] in nats."""
 
 
 def token_entropy(log_probabilities: Tensor, log_clamp: float = 0.0) -> Tensor:
@@ -169,7 +173,7 @@ def policy_loss(
     losses = entropy_term - policy
     averaged = 1 if objective.group_reduction == "sum" else num_generations
     loss = losses.sum() / (averaged * (len(mask) / num_generations if groups is None else groups))
-    return PolicyLoss(loss, losses, shaped, entropy, kept)
+    return PolicyLoss(loss, losses, shaped, entropy, kept, logps.detach(), entropies.detach())
 
 
 def _conflict_norm(objective: Objective, completions: Completions) -> Tensor | int:

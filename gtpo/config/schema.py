@@ -272,9 +272,9 @@ class RolloutSection(PassedOn):
     """TRL's correction of the mismatch between vLLM's log-probabilities and the trainer's, for gtpo and grpo alike.
     Completions whose ratio is above 3 are left out, the others are weighted by it. Costs a second forward."""
     logp_difference_alarm: float | None = Field(None, gt=0)
-    """Mean difference in nats per token between vLLM's log-probabilities and the trainer's (`sampling/logp_difference`)
-    above which the run stops. null: that of the coarser data type of the two, 0.001 for float32, 0.02 for float16, 0.1
-    for bfloat16."""
+    """Mean difference in nats per token between the sampler's log-probabilities and the loss's above which the run
+    stops: measured before the first round, and with vLLM at each step (`sampling/logp_difference`). null: that of the
+    coarser data type of the two, 0.001 for float32, 0.02 for float16, 0.1 for bfloat16."""
 
 
 class HealthSection(Section):

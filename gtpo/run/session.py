@@ -232,7 +232,7 @@ class TrainingRun(TrainerCallback):
             gate.between_batches, gate.while_measuring = self._stop_before_training, self.stop.at_once
         if isinstance(trainer, SampledTrainer):
             self.groups = trainer.groups
-            self.groups.logp_tolerance = self.config.rollout.logp_difference_alarm
+            trainer.sampler.tolerance = self.config.rollout.logp_difference_alarm
             self.groups.mark_unscored = partial(mark_unscored, trainer)
         StepProgress(trainer, self.progress)
         every = self.config.training.eval_steps

@@ -142,7 +142,7 @@ class Validation(TrainerCallback):
                 filled = asked + [asked[-1]] * (-len(asked) % world)
                 share = len(filled) // world
                 mine = filled[accelerator.process_index * share : (accelerator.process_index + 1) * share]
-                _, _, completions = trl_seam.sample(trainer, mine)
+                completions = trl_seam.sample(trainer, [{"prompt": prompt} for prompt in mine])[3]
                 texts += gather_object([completion_text(completion) for completion in completions])[: len(asked)]
         return texts
 

@@ -112,40 +112,38 @@ class GateCalibration(TrainerCallback):
             if self.trainer.accelerator.is_main_process:
                 LOG.info(describe_gate(self.objective, self.calibration))
 
-    def prompts(self) -> list[Any]:
-        """Return the prompts that H_ini is measured on."""
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of the dataset that H_ini is measured on."""
         rows: Any = self.trainer.train_dataset
         count = SAMPLES if isinstance(rows, IterableDataset) else min(SAMPLES, len(rows))
-        return [row["prompt"] for row in itertools.islice(iter(rows), count)]
+        return list(itertools.islice(iter(rows), count))
 
     def _measure(self) -> Calibration:
         """Sample and score the first training samples; leaves random numbers, metrics and counters as they were."""
-        prompts, trainer = self.prompts(), self.trainer
-        self._scored, self._wanted = 0, len(prompts)
-        here = torch.tensor([self.sampled_at_once(prompts)], device=trainer.accelerator.device)
+        rows, trainer = self.rows(), self.trainer
+        self._scored, self._wanted = 0, len(rows)
+        here = torch.tensor([self.sampled_at_once(rows)], device=trainer.accelerator.device)
         batch = int(trainer.accelerator.gather(here).min()) * trainer.accelerator.num_processes  # of unequal GPUs too
         if trainer.accelerator.is_main_process:
-            LOG.info(
-                f"measuring H_ini on the untrained policy: sampling {min(batch, len(prompts))} completions at once"
-            )
+            LOG.info(f"measuring H_ini on the untrained policy: sampling {min(batch, len(rows))} completions at once")
         begin = time.monotonic()
         with self.while_measuring(), self.groups.sampling_aside(trainer.args.seed):
-            found = calibrate_initial_entropy(self._completion_entropies, prompts, batch_size=batch)
+            found = calibrate_initial_entropy(self._completion_entropies, rows, batch_size=batch)
         return found._replace(seconds=round(time.monotonic() - begin, 1))
 
-    def sampled_at_once(self, prompts: Sequence[Any]) -> int:
+    def sampled_at_once(self, rows: Sequence[dict[str, Any]]) -> int:
         """Return the completions that a process samples side by side: all of them, where their cache is small enough.
 
         vLLM bounds its memory by itself. The trainer's own model samples at least what a step samples.
         """
         trainer = self.trainer
         if trainer.use_vllm:
-            return len(prompts)
+            return len(rows)
         step = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
         config = trainer.accelerator.unwrap_model(trainer.model).config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        longest = max(map(str, prompts), key=len)
+        longest = max((str(row.get("prompt", "")) for row in rows), key=len)
         tokens = len(trl_seam.tokenizer(trainer)(longest)["input_ids"]) + trainer.max_completion_length
         numbers = 2 * config.num_hidden_layers * heads * width * tokens
         most = CACHE_BYTES
@@ -153,30 +151,32 @@ class GateCalibration(TrainerCallback):
             most = max(most, torch.cuda.get_device_properties(device).total_memory // CACHE_SHARE)
         return max(int(step), most // (numbers * trainer.model.get_input_embeddings().weight.element_size()))
 
-    def _completion_entropies(self, prompts: Sequence[Any]) -> Tensor:
-        """Sample one completion per prompt and return <H>_i [n] in nats. The prompts are shared out among ranks."""
+    def _completion_entropies(self, rows: Sequence[dict[str, Any]]) -> Tensor:
+        """Sample one completion per row and return <H>_i [n] in nats. The rows are shared out among ranks."""
         trainer, accelerator = self.trainer, self.trainer.accelerator
         world = accelerator.num_processes
         # Every rank must take part in every forward of a sharded model, so a short batch is filled up.
-        filled = [*prompts, *([prompts[-1]] * (-len(prompts) % world))]
+        filled = [*rows, *([rows[-1]] * (-len(rows) % world))]
         mine = filled[accelerator.process_index :: world]
         trainer.model.train()
-        prompt_ids, completion_ids, _ = trl_seam.sample(trainer, mine)
+        prompt_ids, completion_ids, written, *_ = trl_seam.sample(trainer, mine)
+        written = written or [[1] * len(ids) for ids in completion_ids]
         size = trainer.args.per_device_train_batch_size  # what a step's forward holds, without its gradients
         alike = sorted(
             range(len(mine)), key=lambda row: len(prompt_ids[row]) + len(completion_ids[row])
         )  # less padding
         local = torch.empty(len(mine), device=accelerator.device)
         for start in range(0, len(mine), size):
-            rows = alike[start : start + size]
-            local[rows] = self._entropies([prompt_ids[row] for row in rows], [completion_ids[row] for row in rows])
+            some = alike[start : start + size]
+            parts = ([each[row] for row in some] for each in (prompt_ids, completion_ids, written))
+            local[some] = self._entropies(*parts)
             self.report(min(self._scored + (start + size) * world, self._wanted), self._wanted)
-        self._scored += len(prompts)
+        self._scored += len(rows)
         ranks = accelerator.gather(local).view(world, -1)
-        return ranks.T.reshape(-1)[: len(prompts)]
+        return ranks.T.reshape(-1)[: len(rows)]
 
-    def _entropies(self, prompt_ids: Sequence[Any], completion_ids: Sequence[Any]) -> Tensor:
-        """Return <H>_i [n] in nats of n completions under the policy, in one forward."""
+    def _entropies(self, prompt_ids: Sequence[Any], completion_ids: Sequence[Any], written: Sequence[Any]) -> Tensor:
+        """Return <H>_i [n] in nats of n completions under the policy, in one forward; written: its own tokens (1)."""
         trainer = self.trainer
         batch: dict[str, Tensor] = {}
         for name, rows, side in (("prompt", prompt_ids, "left"), ("completion", completion_ids, "right")):
@@ -186,4 +186,5 @@ class GateCalibration(TrainerCallback):
         batch = {name: value.to(trainer.accelerator.device) for name, value in batch.items()}
         # Of the distribution that was sampled, whatever the objective takes.
         _, entropies = batch_statistics(trainer, trainer.model_wrapped, batch, temperature=trainer.temperature)
-        return entropies.sum(dim=1) / batch["completion_mask"].sum(dim=1)
+        own = pad([torch.tensor(row) for row in written], 0, "right").to(entropies.device)
+        return (entropies * own).sum(dim=1) / own.sum(dim=1)

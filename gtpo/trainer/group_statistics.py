@@ -26,7 +26,6 @@ from gtpo.head import check_finite, token_statistics
 from gtpo.presets import LN2, PRESETS, Objective
 from gtpo.rewards.completions import completion_text, format_score
 from gtpo.trainer import trl_seam
-from gtpo.trainer.checks import SamplerCheck, tolerance_of
 from gtpo.trainer.policy_head import LMHead, policy_forward
 
 
@@ -143,11 +142,8 @@ class GroupStatistics:
         """The round of sampling in use, by mode (train, eval)."""
         self.mark_unscored: Callable[[Tensor], Tensor] = lambda rewards: rewards
         """Makes whole rows NaN where a function failed (`gtpo train`); by itself TRL's meaning of None is kept."""
-        self.logp_tolerance: float | None = None
-        """Nats per token that vLLM's log-probabilities may differ by from the trainer's; None: that of the dtype."""
         self._scores: dict[str, Any] = {}
         """What the round that is being scored has earned: the first fields of its Rollout."""
-        self._sampler_check: SamplerCheck | None = None
 
     @contextmanager
     def sampling_aside(self, seed: int) -> Iterator[None]:
@@ -285,9 +281,7 @@ class GroupStatistics:
         totals = torch.stack([gap.sum(), known.sum().to(gap.dtype)])
         difference, tokens = self.trainer.accelerator.gather(totals).view(-1, 2).sum(dim=0).tolist()
         trl_seam.log(self.trainer, "sampling/logp_difference", difference / max(tokens, 1))
-        if self._sampler_check is None:
-            self._sampler_check = SamplerCheck(self.logp_tolerance or tolerance_of(self.trainer))
-        self._sampler_check.observe(self.trainer.state.global_step + 1, difference, tokens)
+        self.trainer.sampler.observe(self.trainer.state.global_step + 1, difference, tokens)
 
 
 def batch_statistics(

@@ -61,6 +61,9 @@ class GTPOConfig(GRPOConfig):
         default=False, metadata={"help": "Compare the fused loss with the reference on the first group."}
     )
     learning_rate: float = field(default=1e-6, metadata={"help": "The initial learning rate for AdamW."})
+    disable_dropout: bool = field(
+        default=True, metadata={"help": "Set dropout to 0: the loss is of the policy that samples."}
+    )
     loss_type: str = field(default="grpo", metadata={"help": "The objective's own loss; no other."})
     scale_rewards: str = field(default="", metadata={"help": "As the objective has it."})
     vllm_importance_sampling_correction: bool = field(

@@ -43,6 +43,7 @@ from gtpo.trainer.calibration import GateCalibration
 from gtpo.trainer.checks import ObjectiveGuard, check_first_group, check_inputs
 from gtpo.trainer.group_statistics import (
     GroupStatistics,
+    batch_statistics,
     from_batch,
     loss_mask,
     policy_statistics,
@@ -50,6 +51,7 @@ from gtpo.trainer.group_statistics import (
 )
 from gtpo.trainer.gtpo_config import GTPOConfig
 from gtpo.trainer.policy_head import LMHead, add_policy_head, policy_forward
+from gtpo.trainer.sampler_check import SamplerCheck, prepare
 
 
 class RunTrainer(Trainer):
@@ -145,6 +147,23 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
     """What the methods that sample share: TRL's rounds, with the statistics of their groups."""
 
     groups: GroupStatistics
+    only_samples = False
+    """Whether the round that TRL begins is to be measured, and neither scored nor trained on."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        prepare(self)
+        self.sampler = SamplerCheck(self)
+
+    def logps_of(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return log-probabilities [B, L] of a batch's completions by the loss's head, at the sampling temperature."""
+        ids, mask = (torch.cat([batch[f"prompt_{x}"], batch[f"completion_{x}"]], dim=1) for x in ("ids", "mask"))
+        with torch.no_grad():
+            found = super()._get_per_token_logps_and_entropies(
+                self.model_wrapped, ids, mask, batch["completion_ids"].size(1)
+            )
+        logps: Tensor = found[0]
+        return logps
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         if self.exact is not None:
@@ -153,10 +172,20 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
         # Here, since TRL spreads the groups over micro-batches next.
         return self.groups.prepare(batch)
 
+    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
+        outputs = super()._tokenize_prompts(prompts)
+        self.sampler.prompts(outputs[0])
+        return outputs
+
     def _generate(self, prompts: list[Any]) -> Any:
         shown = nullcontext() if self.step_progress is None else self.step_progress.sampling(prompts)
         with shown, self.groups.timed("time/generation"):
-            return trl_seam.with_special_tokens(self, super()._generate(prompts))
+            outputs = super()._generate(prompts)
+        self.sampler.completions(outputs)
+        outputs = trl_seam.with_special_tokens(self, outputs)
+        if self.only_samples:
+            raise trl_seam.RoundOver(outputs)
+        return outputs
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         shown = nullcontext() if self.step_progress is None else self.step_progress.scoring(inputs)
@@ -269,15 +298,21 @@ class GTPOTrainer(SampledTrainer):
         """Return whether the objective takes its log-probabilities at the temperature that was sampled with."""
         return bool(self.objective.temperature(self.temperature) == self.temperature)
 
+    def logps_of(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return log-probabilities [B, L] of a batch's completions by the loss's head, at the sampling temperature."""
+        return batch_statistics(self, self.model_wrapped, batch, temperature=self.temperature)[0]
+
     # -- the loss ------------------------------------------------------------------------------------------------------
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        return self.policy_loss(model, inputs)
+
+    def policy_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """Return the loss (a scalar) of a micro-batch."""
         inputs = without_empty_columns(inputs)  # padded to the longest of the round, not of this micro-batch
-        (found, logps, entropies), aux_loss = policy_forward(
-            self, model, inputs, functools.partial(self._loss_of_hidden, inputs)
-        )
-        self._log(inputs, found, logps.detach(), entropies.detach())
-        loss: Tensor = found.loss
+        output, aux_loss = policy_forward(self, model, inputs, functools.partial(self._loss_of_hidden, inputs))
+        self._log(output, inputs)
+        loss: Tensor = output.loss
         if aux_loss is None:
             return loss
         trl_seam.log(self, "aux_loss", self.accelerator.gather(aux_loss.detach()).mean().item())
@@ -287,10 +322,8 @@ class GTPOTrainer(SampledTrainer):
         """Return how many micro-batches make up the gradient that a micro-batch is a part of."""
         return self.current_gradient_accumulation_steps if trl_seam.mode(self) == "train" else 1
 
-    def _loss_of_hidden(
-        self, inputs: dict[str, Any], hidden: Tensor, head: LMHead
-    ) -> tuple[PolicyLoss, Tensor, Tensor]:
-        """Return the loss, log-probabilities and entropies [B, L] of a micro-batch from its hidden states [B, L, D]."""
+    def _loss_of_hidden(self, inputs: dict[str, Any], hidden: Tensor, head: LMHead) -> PolicyLoss:
+        """Return the loss of a micro-batch from its hidden states [B, L, D]."""
         objective, completions, gate_active = self.objective, from_batch(inputs), self.gate.active()
         mask = loss_mask(inputs).bool()
         logps, entropies = token_statistics(
@@ -315,17 +348,17 @@ class GTPOTrainer(SampledTrainer):
             epsilon_high=self.epsilon_high,
         )
         check_finite(hidden, head.weight, head.bias, logps, entropies)
-        return found, logps, entropies
+        return found
 
-    def _log(self, inputs: dict[str, Any], found: PolicyLoss, logps: Tensor, entropies: Tensor) -> None:
+    def _log(self, output: PolicyLoss, inputs: dict[str, Any]) -> None:
         """Log what the forward has found: entropies, the gate's choice, clipping, the distance from the sampler."""
         if self._samples_as_trained():  # vLLM's are: at another temperature they are not comparable
-            self.groups.log_mismatch(logps, inputs)
+            self.groups.log_mismatch(output.logps, inputs)
         if inputs.get("old_per_token_logps") is not None:
-            self._log_clipping(inputs, logps, found.shaped_advantages)
-        self.groups.log_completions(inputs["row"], inputs.get("behaviour_entropy", found.entropy), found.kept)
+            self._log_clipping(inputs, output.logps, output.shaped_advantages)
+        self.groups.log_completions(inputs["row"], inputs.get("behaviour_entropy", output.entropy), output.kept)
         tokens = self.accelerator.gather(loss_mask(inputs).sum()).sum()
-        trl_seam.log(self, "entropy", (self.accelerator.gather(entropies.sum()).sum() / tokens).item())
+        trl_seam.log(self, "entropy", (self.accelerator.gather(output.token_entropies.sum()).sum() / tokens).item())
 
     def _log_clipping(self, inputs: dict[str, Any], logps: Tensor, shaped_advantages: Tensor) -> None:
         """Log the share of tokens whose policy gradient the clipping takes away, under TRL's names."""

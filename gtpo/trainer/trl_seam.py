@@ -14,9 +14,12 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
+from accelerate.utils import is_peft_model
+from transformers import GenerationConfig
 from trl import GRPOTrainer, SFTTrainer
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
+from trl.models import unwrap_model_for_generation
 from trl.trainer import grpo_trainer
 from trl.trainer import utils as trl_utils
 
@@ -43,6 +46,7 @@ METHODS: dict[str, list[str] | None] = {
 SAMPLING_METHODS: dict[str, list[str] | None] = {
     "_compute_loss": ["model", "inputs"],
     "_generate_and_score_completions": ["inputs"],
+    "_tokenize_prompts": ["prompts"],
     "_generate": ["prompts"],
     "_calculate_rewards": ["inputs", "prompts", "completions", "completion_ids_list"],
     "_get_per_token_logps_and_entropies": None,
@@ -55,7 +59,7 @@ FIELDS = ("_total_train_tokens", "_metrics", "_tr_loss", "_globalstep_last_logge
 SAMPLING_FIELDS = (
     *("_step", "_buffered_inputs", "_last_loaded_step", "_tokenizer", "eos_token_ids", "temperature", "num_iterations"),
     *("reward_funcs", "reward_func_names", "reward_weights", "num_generations", "num_generations_eval"),
-    *("epsilon_low", "epsilon_high", "tools"),
+    *("epsilon_low", "epsilon_high", "tools", "generation_config", "generation_kwargs", "_dist"),
     *("aux_loss_enabled", "router_aux_loss_coef", "multi_objective_aggregation", "vllm_generation", "ref_model"),
     "current_gradient_accumulation_steps",
 )
@@ -131,10 +135,53 @@ def mid_round(trainer: Any) -> bool:
     return isinstance(trainer, GRPOTrainer) and bool(trainer._step % (args.steps_per_generation * args.num_iterations))
 
 
-def sample(trainer: Any, prompts: Sequence[Any]) -> tuple[list[list[int]], list[list[int]], list[Any]]:
-    """Return prompt ids, completion ids and completions, one for each prompt of this process. All processes call it."""
-    prompt_ids, completion_ids, _, completions, *_ = trainer._generate(list(prompts))
-    return prompt_ids, completion_ids, completions
+def policy(trainer: Any) -> Any:
+    """Return the causal LM that is trained, without what shards it and without adapters around it."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return model.get_base_model() if is_peft_model(model) else model
+
+
+def backbone(model: Any) -> Any:
+    """Return a causal LM without its head."""
+    return model.get_decoder() if model.base_model is model else model.base_model
+
+
+def generate(trainer: Any, ids: torch.Tensor, mask: torch.Tensor, asked: GenerationConfig) -> Any:
+    """Return what `generate` makes of padded prompts [B, T], in the contexts in which TRL samples."""
+    unwrapped = unwrap_model_for_generation(
+        trainer.model_wrapped,
+        trainer.accelerator,
+        gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+        generation_kwargs=trainer.generation_kwargs,
+        gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+    )
+    whole = trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False)
+    with unwrapped as model, torch.no_grad(), whole:
+        return model.generate(input_ids=ids, attention_mask=mask, generation_config=asked)
+
+
+class RoundOver(Exception):
+    """Ends TRL's round of sampling before it is scored."""
+
+    def __init__(self, outputs: tuple[Any, ...]) -> None:
+        super().__init__("a round was sampled to be measured, and is not scored")
+        self.outputs = outputs
+        """What TRL's `_generate` returned: ids of prompts and completions, which of them the policy wrote, texts."""
+
+
+def sample(trainer: Any, rows: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
+    """Return what a round on rows of the dataset samples, one for each, as `RoundOver.outputs`. All processes call it.
+
+    TRL prepares the round, with its tools and environments.
+    """
+    trainer.only_samples = True
+    try:
+        GRPOTrainer._generate_and_score_completions(trainer, list(rows))
+    except RoundOver as over:
+        return over.outputs
+    finally:
+        trainer.only_samples = False
+    raise RuntimeError("TRL scored a round that it did not generate")
 
 
 def with_special_tokens(trainer: Any, outputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -31,7 +31,7 @@ from gtpo.config import BuiltModel  # noqa: E402
 from gtpo.inputs.model import widen_adapters  # noqa: E402
 from gtpo.inputs.tiny import build_tiny_model  # noqa: E402
 from gtpo.trainer import adapter_sync  # noqa: E402
-from gtpo.trainer.checks import tolerance_of  # noqa: E402
+from gtpo.trainer.sampler_check import tolerance_of  # noqa: E402
 
 
 def digest(tensors: dict[str, Any]) -> str:

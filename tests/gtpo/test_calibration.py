@@ -26,6 +26,7 @@ from gtpo.trainer import calibration
 from gtpo.trainer.calibration import GateCalibration
 
 PROMPTS = ["1 + 2", "30 - 4", "7", "8 - 5 - 1", "2 + 2"]
+ROWS = [{"prompt": prompt} for prompt in PROMPTS]
 
 
 def trainer_at(folder: Path, model: Any, tokenizer: Any, asked: list[str], **settings: Any) -> GTPOTrainer:
@@ -127,8 +128,8 @@ def test_all_at_once_is_scored_in_parts(tmp_path: Path) -> None:
     asked: list[str] = []
     trainer = trainer_at(tmp_path, model, tokenizer, asked)
     forwards, plain = [], trainer.gate._entropies
-    trainer.gate._entropies = lambda prompts, written: forwards.append(len(written)) or plain(prompts, written)  # type: ignore
-    found = trainer.gate._completion_entropies(PROMPTS)
+    trainer.gate._entropies = lambda *rows: forwards.append(len(rows[0])) or plain(*rows)  # type: ignore
+    found = trainer.gate._completion_entropies(ROWS)
     assert forwards == [2, 2, 1]
     assert found.tolist() == pytest.approx(brute_force(model, tokenizer), abs=1e-5)
 
@@ -142,9 +143,9 @@ def test_the_trainers_own_model_samples_as_many_at_once_as_its_cache_may_hold(
     tokens = len(tokenizer("8 - 5 - 1")["input_ids"]) + 32
     each = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * 4 * tokens
     monkeypatch.setattr(calibration, "CACHE_BYTES", 70 * each)
-    assert gate.sampled_at_once(PROMPTS) == 70
+    assert gate.sampled_at_once(ROWS) == 70
     monkeypatch.setattr(calibration, "CACHE_BYTES", each)
-    assert gate.sampled_at_once(PROMPTS) == 4, "what a step samples"
+    assert gate.sampled_at_once(ROWS) == 4, "what a step samples"
     gpu = SimpleNamespace(total_memory=8 * 90 * each)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     gate.trainer = SimpleNamespace(
@@ -152,7 +153,7 @@ def test_the_trainers_own_model_samples_as_many_at_once_as_its_cache_may_hold(
         _tokenizer=tokenizer,
         **{name: getattr(gate.trainer, name) for name in ("use_vllm", "args", "model", "max_completion_length")},
     )
-    assert gate.sampled_at_once(PROMPTS) == 90, "an eighth of a GPU"
+    assert gate.sampled_at_once(ROWS) == 90, "an eighth of a GPU"
 
 
 def test_new_run_in_a_used_folder_measures_its_own(tmp_path: Path) -> None:
@@ -207,3 +208,21 @@ def test_signal_while_it_measures_stops_the_run_after_the_forward(
     assert "initial_entropy" not in record
     finished = json.loads((run(tmp_path, **changes) / "run.json").read_text())
     assert (finished["status"], finished["initial_entropy"]["samples"]) == ("finished", 8)
+
+
+def test_h_ini_is_of_the_tokens_that_the_policy_wrote(tmp_path: Path) -> None:
+    """An environment's tokens are in the completion and not in the loss: neither are they in H_ini."""
+    model, tokenizer = tiny_model()
+    trainer = trainer_at(tmp_path, model, tokenizer, [])
+    whole = trainer.gate._completion_entropies(ROWS[:2])
+    plain = trainer.rollout_func
+    trainer.rollout_func = lambda prompts, trainer: (
+        (found := plain(prompts, trainer))
+        | {"env_mask": [[1, *[0] * (len(ids) - 1)] for ids in found["completion_ids"]]}
+    )
+    first = trainer.gate._completion_entropies(ROWS[:2])
+    assert not torch.allclose(first, whole)
+    outputs = plain(PROMPTS[:2], trainer)
+    for value, prompt, completion in zip(first, outputs["prompt_ids"], outputs["completion_ids"], strict=True):
+        logits = model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1].log_softmax(-1)
+        assert float(value) == pytest.approx(float(-(logits.exp() * logits).sum()), abs=1e-5)

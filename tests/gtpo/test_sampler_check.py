@@ -1,0 +1,175 @@
+"""The policy that samples is the one that the loss is taken of: no false stop, and each way to differ is named."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from datasets import Dataset
+from logs import logged
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from gtpo import GTPOConfig, GTPOTrainer
+from gtpo.inputs.tiny import build_tokenizer
+from gtpo.run.trainers import GRPOBaseline
+from gtpo.trainer.policy_head import logit_transform
+from gtpo.trainer.sampler_check import TOLERANCE, OtherPolicy, SamplerCheck, coarsest
+
+TOKENIZER = build_tokenizer()
+SHAPE: dict[str, Any] = {
+    "vocab_size": len(TOKENIZER), "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256,
+    "pad_token_id": TOKENIZER.pad_token_id, "eos_token_id": TOKENIZER.eos_token_id, "bos_token_id": 1,
+    "initializer_range": 0.3, "moe_intermediate_size": 16, "num_experts": 4, "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {}, "Qwen2": {}, "Qwen3": {}, "Mistral": {"sliding_window": 16}, "Phi3": {}, "Phi": {}, "Qwen3Moe": {},
+    "Gemma2": {"sliding_window": 16}, "Gemma3Text": {"sliding_window": 16}, "GPT2": {"attn_pdrop": 0.3}, "GPTNeoX": {},
+    "GPTNeo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2}, "Olmo2": {}, "Bloom": {}, "Mamba": {},
+    "Cohere": {"logit_scale": 0.5}, "Granite": {"logits_scaling": 4.0}, "Falcon": {"alibi": True},
+    "OPT": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+}  # fmt: skip
+"""Rotary, absolute, learned and ALiBi positions, windows, scales, caps, a bias in the head, experts, a state space."""
+PROMPTS = ["1 + 1?" + " 9" * more for more in range(0, 24, 3)]
+
+
+def small(family: str, **changes: Any) -> Any:
+    kind = getattr(transformers, f"{family}Config")
+    known = kind()
+    torch.manual_seed(0)
+    settings = {name: value for name, value in SHAPE.items() if name in known.to_dict()}
+    return AutoModelForCausalLM.from_config(kind(**{**settings, **changes})).float()
+
+
+def built(folder: Path, model: Any, kind: Any = GTPOTrainer, **changes: Any) -> Any:
+    model.config._name_or_path = model.name_or_path = str(folder / "model")
+    TOKENIZER.save_pretrained(folder / "model")
+    plain = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16, "use_cpu": True}
+    arguments = GTPOConfig(output_dir=str(folder), report_to="none", bf16=False, **{**plain, **changes})
+    trainer = kind(
+        model=model, reward_funcs=lambda completion_ids, **_: [float(len(ids)) for ids in completion_ids],
+        args=arguments, train_dataset=Dataset.from_dict({"prompt": PROMPTS}), processing_class=TOKENIZER,
+    )  # fmt: skip
+    trainer.model.train()
+    return trainer
+
+
+def check(trainer: Any) -> None:
+    trainer._tokenize_prompts(PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [*((name, "float32") for name in FAMILIES), *((name, "bfloat16") for name in ("Llama", "GPT2", "Gemma2", "Phi"))],
+)
+def test_a_model_that_is_right_is_not_stopped(family: str, dtype: str, tmp_path: Path) -> None:
+    """Positions of padded rows and functional dropout are mended before: the tolerance is that of the dtype."""
+    width = {} if dtype == "float32" else {"initializer_range": 0.1}  # 0.3 makes half a nat of rounding in bfloat16
+    trainer = built(tmp_path, small(family, **FAMILIES[family], **width).to(getattr(torch, dtype)))
+    state = torch.random.get_rng_state()
+    with logged(logging.WARNING) as lines:
+        check(trainer)
+    assert not lines
+    assert torch.equal(state, torch.random.get_rng_state()), "the training's random numbers are not touched"
+
+
+def test_logits_under_another_name_are_found(tmp_path: Path) -> None:
+    """RecurrentGemma's cap has a name of its own; --check-loss compared the loss with the same guess."""
+    shape = {"block_types": ["recurrent", "attention"], "attention_window_size": 64, "lru_width": 32}
+    model = small("RecurrentGemma", **shape, logits_soft_cap=1.0)
+    model.get_output_embeddings().weight.data.mul_(20)
+    assert logit_transform(model.config) == (1.0, None)
+    with pytest.raises(OtherPolicy) as stopped:
+        check(built(tmp_path, model))
+    told = str(stopped.value)
+    assert told.startswith("RecurrentGemmaForCausalLM: generate gives the tokens that it draws a mean log-probability")
+    assert "the tolerance is 0.001" in told
+    assert "the model's own forward differs from the loss by" in told
+
+
+@pytest.mark.parametrize("kind", [GTPOTrainer, GRPOBaseline])
+def test_dropout_that_acts_is_said_and_off_by_default(kind: Any, tmp_path: Path) -> None:
+    model = small("Llama", attention_dropout=0.5)
+    with logged(logging.INFO) as lines:
+        trainer = built(tmp_path, model, kind)
+        check(trainer)
+    assert lines == ["set to 0, as disable_dropout says: attention_dropout 0.5"]
+    assert model.config.attention_dropout == 0
+    with logged(logging.WARNING) as lines:
+        check(built(tmp_path, small("Llama", attention_dropout=0.5), kind, disable_dropout=False))
+    assert lines[0].endswith(
+        "Dropout acts (attention_dropout): each forward is another policy; set disable_dropout=True"
+    )
+
+
+def test_positions_counted_from_the_padding_are_found(tmp_path: Path) -> None:
+    """What `count_positions` mends: without it GPT-2's padded rows, and no others, are those of another policy."""
+    trainer = built(tmp_path, small("GPT2"))
+    trainer.model.base_model._forward_pre_hooks.clear()
+    with pytest.raises(OtherPolicy, match=r"the model's own forward|only rows with padding differ"):
+        check(trainer)
+
+
+def test_sampling_parameters_of_the_model_do_not_act(tmp_path: Path) -> None:
+    model = small("Llama")
+    for name, value in {
+        "min_p": 0.9,
+        "typical_p": 0.5,
+        "no_repeat_ngram_size": 2,
+        "num_beams": 3,
+        "top_k": 5,
+        "do_sample": True,
+    }.items():
+        setattr(model.generation_config, name, value)
+    with logged(logging.WARNING) as lines:
+        trainer = built(tmp_path, model)
+        check(trainer)
+    asked = model._prepare_generation_config(trainer.generation_config)[0]
+    assert (asked.min_p, asked.typical_p or 1.0, asked.no_repeat_ngram_size or 0, asked.num_beams) == (None, 1.0, 0, 1)
+    assert asked.top_k == 0  # TRL's own, which it passes
+    assert len(lines) == 1
+    assert "num_beams 3, min_p 0.9, typical_p 0.5, no_repeat_ngram_size 2;" in lines[0]
+
+
+def test_sampling_parameters_of_the_user_act_and_are_said(tmp_path: Path) -> None:
+    with logged(logging.WARNING) as lines:
+        check(built(tmp_path, small("Llama"), top_k=2))
+    assert "sampling parameters move the log-probability of a drawn token by" in lines[0]
+    with pytest.raises(ValueError, match=r"temperature 0\.5, and the loss is taken at 1\.0: set the argument"):
+        built(tmp_path, small("Llama"), generation_kwargs={"temperature": 0.5})
+
+
+def test_ids_beyond_the_embedding_are_named(tmp_path: Path) -> None:
+    trainer = built(tmp_path, small("Llama", vocab_size=len(TOKENIZER) - 1))
+    with pytest.raises(OtherPolicy, match=f"and the model's embedding has {len(TOKENIZER) - 1} rows"):
+        trainer.sampler.prompts([[5, len(TOKENIZER) - 1]])
+
+
+def test_vllm_is_compared_at_the_first_round_and_at_every_step() -> None:
+    """The tokens' log-probabilities are vLLM's own; here a vLLM of the same weights, then one of others."""
+    ours = torch.tensor([[-1.0, -2.0, -0.5], [-3.0, -1.0, -1.0]])
+    trainer: Any = SimpleNamespace(
+        use_vllm=True, model=nn.Linear(1, 1), args=SimpleNamespace(disable_dropout=True), num_generations=2,
+        vllm_generation=SimpleNamespace(), logps_of=lambda batch: ours[:, : batch["completion_ids"].size(1)],
+        _tokenizer=TOKENIZER, accelerator=SimpleNamespace(
+            device=torch.device("cpu"), mixed_precision="no", gather=lambda part: part, unwrap_model=lambda model: model
+        ),
+    )  # fmt: skip
+    prompts, ids = [[1, 2], [1, 2, 3]], [[5, 6, 7], [5, 6, 7]]
+    same = [[-1.0, -2.0, None], [-3.0, -1.0, -1.0]]
+    SamplerCheck(trainer, 0.01).completions((prompts, ids, None, [], same))
+    far = [[-1.0, -2.0, -0.5], [-3.0, -1.0, -1.6]]
+    SamplerCheck(trainer, 0.01).completions((prompts, ids, [[1, 1, 1], [1, 1, 0]], [], far))  # a tool wrote it
+    check = SamplerCheck(trainer, 0.01)
+    check._cause = lambda *_: "the cause"  # type: ignore[method-assign]
+    with pytest.raises(OtherPolicy, match=r"vLLM gives the tokens .* they differ by 0\.1 nats per token over 6"):
+        check.completions((prompts, ids, None, [], far))
+    assert coarsest(torch.float32, torch.bfloat16) is torch.bfloat16
+    assert TOLERANCE[torch.float32] < TOLERANCE[torch.float16] < TOLERANCE[torch.bfloat16]
