@@ -30,12 +30,12 @@ from gtpo.common.provenance import git_commit, package_versions
 from gtpo.config import HealthSection
 from gtpo.run.advice import Advice
 from gtpo.run.exact import ExactCheckpoints
-from gtpo.run.folder import TrainFolder
 from gtpo.run.health import Health
-from gtpo.run.logs import append_metrics, metrics_row, write_completions
+from gtpo.run.logs import metrics_row, write_completions
 from gtpo.run.trainers import GRPOBaseline, SFTBaseline
 from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.run.validation import METRIC, Validation
+from gtpo.runs.train_run import TrainFolder
 from gtpo.trainer import GTPOTrainer, trl_seam
 
 __all__ = [
@@ -126,7 +126,7 @@ class RunLog(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Write a line of metrics."""
         if logs and "loss" in logs and state.is_world_process_zero:
-            append_metrics(self.folder.metrics_jsonl, metrics_row(state.global_step, logs, self.method))
+            self.folder.append_metrics(metrics_row(state.global_step, logs, self.method))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the rollout that the last step completed, if it is due."""
@@ -138,7 +138,7 @@ class RunLog(TrainerCallback):
         rollout.logged = True
         prompts = gather_object(rollout.prompts)
         if state.is_world_process_zero:
-            write_completions(self.folder.completions, rollout, prompts, self.trainer)
+            write_completions(self.folder, rollout, prompts, self.trainer)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note the end."""

@@ -115,7 +115,7 @@ def train(
         describe(config, json_output=json_output)
         return
     from gtpo.run.command import train as run
-    from gtpo.run.folder import TrainFolder
+    from gtpo.runs.train_run import TrainFolder
 
     scorer: Any = None
     if config.training.eval_steps is not None:

@@ -20,7 +20,7 @@ from gtpo import cli
 from gtpo.config.keys import SHORTCUTS, by_section
 from gtpo.config.keys import default_of as config_default
 from gtpo.config.published import REWARDS, RUNTIME, TRAINERS, WITHOUT_EFFECT
-from gtpo.evalkit.results.record import (
+from gtpo.runs.eval_record import (
     BenchmarkRecord,
     EvalRecord,
     GroupMetrics,
@@ -28,7 +28,7 @@ from gtpo.evalkit.results.record import (
     LabelAgreement,
     ScoringMetrics,
 )
-from gtpo.evalkit.results.schema import PROBLEM_COLUMNS, PROMPT_COLUMNS, QUESTION_COLUMNS, SAMPLE_COLUMNS, Columns
+from gtpo.runs.tables import PROBLEM_COLUMNS, PROMPT_COLUMNS, QUESTION_COLUMNS, SAMPLE_COLUMNS, Columns
 
 DOCS = Path(__file__).resolve().parents[1]
 RUN_REFERENCE: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("run_reference.yaml").read_text())
@@ -274,7 +274,7 @@ def files() -> str:
     sub = (("Interval", Interval, "in `pass@k` and `maj@k`"), ("Scoring", ScoringMetrics, "`strict` and `lenient`"))
     sub += (("Group", GroupMetrics, "in `by_subject` and `by_level`"), ("Labels", LabelAgreement, "`labels`"))
     parts = [
-        HEADER.format("docs/tools/run_reference.yaml, evalkit/results/record.py and evalkit/results/schema.py"),
+        HEADER.format("docs/tools/run_reference.yaml, gtpo/runs/eval_record.py and gtpo/runs/tables.py"),
         FILES_INTRODUCTION,
         "## run.json\n",
         fields("run.json"),

@@ -21,8 +21,9 @@ from gtpo.evalkit.comparison.methods import Method, group, members_of
 from gtpo.evalkit.comparison.questions import Shared, named_alike, shared_questions
 from gtpo.evalkit.comparison.scores import FORMAT, MAJ, PASS, Column, clusters, differ, pairing_note, scores
 from gtpo.evalkit.comparison.verdicts import Cell, corrected
-from gtpo.evalkit.results.run import EvalRun, TrainRun
 from gtpo.evalkit.statistics import method_mean
+from gtpo.runs.eval_run import EvalRun
+from gtpo.runs.train_run import TrainFolder
 
 BASELINE_ORDER = ("grpo", "sft", "")
 """The default baseline: the first of these presets (none: a model that was not trained here), else the first given."""
@@ -119,7 +120,7 @@ def choose_ks(least: int, asked: Sequence[int] | None) -> list[int]:
 
 def compare(
     runs: list[EvalRun],
-    trains: list[TrainRun],
+    trains: list[TrainFolder],
     *,
     baseline: str | None = None,
     group_by: str = "config",

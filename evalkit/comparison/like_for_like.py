@@ -1,6 +1,6 @@
 """Whether runs may be compared: settings that must agree, and settings whose differences are named.
 
-Runs that differ in what is measured (SETTINGS of evalkit/results/find.py) are refused, or compared with a note where
+Runs that differ in what is measured (SETTINGS) are refused, or compared with a note where
 that was asked for. Everything else that eval.json says of how samples came about, engine, dtype, quantisation, adapter,
 versions, hardware, is compared key by key: what differs is named, nothing differs in silence.
 """
@@ -14,9 +14,18 @@ from typing import Any
 from gtpo.common.errors import UserError
 from gtpo.common.files import flatten
 from gtpo.evalkit.engines.model_ref import fingerprint
-from gtpo.evalkit.results.find import SETTINGS, samples_per_question, settings
-from gtpo.evalkit.results.record import EvalRecord
-from gtpo.evalkit.results.run import EvalRun
+from gtpo.runs.eval_record import EvalRecord
+from gtpo.runs.eval_run import EvalRun, setting
+
+SETTINGS = {
+    "scoring": "scoring", "temperature": "sampling.temperature", "top_p": "sampling.top_p", "top_k": "sampling.top_k",
+    "min_p": "sampling.min_p", "presence_penalty": "sampling.presence_penalty",
+    "repetition_penalty": "sampling.repetition_penalty", "max_tokens": "sampling.max_tokens", "stop": "sampling.stop",
+    "prompt": "prompt.system", "user template": "prompt.user", "few-shot examples": "prompt.fewshot",
+    "api": "prompt.api", "chat template": "prompt.chat_template_hash",
+    "chat template kwargs": "prompt.chat_template_kwargs", "verifier": "verifier.version",
+}  # fmt: skip
+"""What two runs must share to be comparable: name for a reader -> key in eval.json. `n` belongs to a benchmark."""
 
 NOT_SETTINGS = (
     *SETTINGS.values(), "schema_version", "status", "name", "shard", "created", "wall_seconds", "benchmark_seconds",
@@ -25,6 +34,15 @@ NOT_SETTINGS = (
     "prompt.protocol", "prompt.hash", "verifier.name", "verifier.math_verify",
 )  # fmt: skip
 """Keys of eval.json that identify a run, count its work, or are compared elsewhere."""
+
+
+def settings(run: EvalRun) -> dict[str, Any]:
+    """Return SETTINGS by name: the prompt's hash where its text is unknown, Math-Verify's version if it judged."""
+    record = run.record
+    found = {name: setting(record, key) for name, key in SETTINGS.items()}
+    if record.prompt.system is None:
+        found["prompt"] = record.prompt.hash
+    return found | {"verifier": record.verifier.other_judge or record.verifier.version}
 
 
 def by_run(values: Mapping[str, Any]) -> str:
@@ -64,7 +82,7 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
             continue
         problems.append(f"{key} differs ({by_run(values)})")
     counts = {
-        benchmark: {run.name: samples_per_question(run, benchmark) for run in runs if benchmark in run.benchmarks}
+        benchmark: {run.name: run.samples_per_question(benchmark) for run in runs if benchmark in run.benchmarks}
         for benchmark in dict.fromkeys(name for run in runs for name in run.benchmarks)
     }
     problems += [f"n of {name} differs ({by_run(n)})" for name, n in counts.items() if len(set(n.values())) > 1]
@@ -118,12 +136,14 @@ def _changed_weights(run: EvalRun) -> list[str]:
         kind, before = record.model.checkpoint, (record.model.fingerprint or "").rpartition("-")[2]
         if not kind or not before:
             continue
-        places = [run.train.folder / kind, run.train.folder / "checkpoints" / kind]
-        there = next((place for place in places if any(place.glob("*.safetensors"))), None)
-        if there is not None and fingerprint(there) != before:
+        try:
+            there = run.train.weights(kind)
+        except UserError:
+            continue
+        if any(there.glob("*.safetensors")) and fingerprint(there) != before:
             return [
                 f"{run.name}: the weights in {there} have changed since they were evaluated: these are the figures of "
-                f"the old ones. gtpo eval {run.train.folder} --checkpoint {kind} --out NEW measures the new"
+                f"the old ones. gtpo eval {run.train.root} --checkpoint {kind} --out NEW measures the new"
             ]
     return []
 

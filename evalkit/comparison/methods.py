@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.common.errors import UserError, did_you_mean
-from gtpo.common.files import flatten
-from gtpo.common.yaml_file import read_yaml
-from gtpo.evalkit.results.run import EvalRun, TrainRun
+from gtpo.runs.eval_run import EvalRun
+from gtpo.runs.train_run import TrainFolder
 
 SEED_KEY = "model.random_seed"
 NAME_KEYS = ("run_name",)
@@ -34,7 +33,7 @@ class Member:
 
     name: str
     run: EvalRun | None
-    train: TrainRun | None
+    train: TrainFolder | None
     config: dict[str, Any] | None = field(repr=False)
     """Flattened config.yaml of the train run; None where there is none."""
 
@@ -43,7 +42,7 @@ class Member:
         """The preset or method it was trained with; empty for a model that no train run made."""
         if self.run is not None and self.run.method:
             return self.run.method
-        return (self.train.preset or self.train.method) if self.train else ""
+        return self.train.preset if self.train else ""
 
     @property
     def seed(self) -> str | None:
@@ -78,7 +77,7 @@ class Method:
         return [member.run for member in self.members if member.run is not None]
 
     @property
-    def trains(self) -> list[TrainRun]:
+    def trains(self) -> list[TrainFolder]:
         """Its train runs."""
         return [member.train for member in self.members if member.train is not None]
 
@@ -101,24 +100,17 @@ class Method:
         return any(
             asked == member.name
             or any(Path(os.path.abspath(folder)) == path for folder in (member.run.folders if member.run else ()))
-            or (member.train is not None and Path(os.path.abspath(member.train.folder)) == path)
+            or (member.train is not None and Path(os.path.abspath(member.train.root)) == path)
             for member in self.members
         )
 
 
-def read_config(train: TrainRun | None) -> dict[str, Any] | None:
-    """Flattened config.yaml of a train run; None where there is none to read. UserError where it is damaged."""
-    if train is None or not (train.folder / "config.yaml").is_file():
-        return None
-    return flatten(read_yaml(train.folder / "config.yaml", "a mapping of sections")[0])
-
-
-def members_of(runs: Iterable[EvalRun], trains: Iterable[TrainRun]) -> list[Member]:
+def members_of(runs: Iterable[EvalRun], trains: Iterable[TrainFolder]) -> list[Member]:
     """Eval runs with the train run behind each, then the train runs that no eval run stands for."""
-    members = [Member(run.name, run, run.train, read_config(run.train)) for run in runs]
-    evaluated = {run.train.folder.resolve() for run in (m.run for m in members) if run is not None and run.train}
-    rest = [train for train in trains if train.folder.resolve() not in evaluated]
-    return members + [Member(train.name, None, train, read_config(train)) for train in rest]
+    members = [Member(run.name, run, run.train, run.train.config() if run.train else None) for run in runs]
+    evaluated = {run.train.root.resolve() for run in (m.run for m in members) if run is not None and run.train}
+    rest = [train for train in trains if train.root.resolve() not in evaluated]
+    return members + [Member(train.name, None, train, train.config()) for train in rest]
 
 
 def group(members: list[Member], group_by: str, labels: Sequence[str], notes: list[str]) -> list[Method]:
@@ -154,11 +146,11 @@ def _as_given(method: Method, methods: list[Method], notes: list[str]) -> Method
     trained = [member.train for member in others if member.train is not None]
     if len(method.members) > 1 or method.trains == [] or not trained or len(trained) < len(others):
         return method
-    folder = method.trains[0].folder.resolve()
+    folder = method.trains[0].root.resolve()
 
-    def begins_here(train: TrainRun) -> bool:
+    def begins_here(train: TrainFolder) -> bool:
         base = str(train.document.get("base_model") or "")
-        where_it_was_trained = train.folder.resolve().parents[2]  # of results/train/NAME
+        where_it_was_trained = train.root.resolve().parents[2]  # of results/train/NAME
         return folder in (Path(base).resolve(), (where_it_was_trained / base).resolve())
 
     if not all(map(begins_here, trained)):

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison.like_for_like import by_run, unscored_notes
 from gtpo.evalkit.comparison.methods import Method
-from gtpo.evalkit.results.questions import Questions, load_problems, load_questions
-from gtpo.evalkit.results.run import EvalRun
 from gtpo.evalkit.statistics import by_text
+from gtpo.runs.eval_run import EvalRun
+from gtpo.runs.questions import Questions, load_problems, load_questions
 
 
 @dataclass(frozen=True)

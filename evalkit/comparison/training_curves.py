@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gtpo.common.errors import UserError
-from gtpo.evalkit.results.run import TrainRun
+from gtpo.runs.train_run import MetricsLog, TrainFolder
 
 LN2 = math.log(2.0)
 """The entropy gate's default threshold, drawn into every entropy plot."""
@@ -69,75 +65,19 @@ class Curve:
         return np.minimum.reduceat(self.values, edges), np.maximum.reduceat(self.values, edges)
 
 
-class CurveLog:
-    """A metrics.jsonl, read as it grows: each `read` takes the lines that were added since the last."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._start_again()
-
-    def _start_again(self) -> None:
-        self._position = self._lines = 0
-        self._rows: dict[float, dict[str, Any]] = {}
-        self.nonfinite: dict[float, str] = {}
-        """Step -> names of what was not finite there."""
-
-    def read(self) -> None:
-        """Read on.
-
-        A last line without its newline, which a writer or a kill has cut short, is left for the next time. UserError
-        with its number for any other line that is no JSON object with a step.
-        """
-        size = self.path.stat().st_size if self.path.is_file() else 0
-        if size < self._position:  # another run under the same name
-            self._start_again()
-        if size == self._position:
-            return
-        with self.path.open("rb") as file:
-            file.seek(self._position)
-            data = file.read()
-        *whole, last = data.split(b"\n")
-        for line in whole:
-            self._lines += 1
-            if line.strip():
-                self._take(line, self._lines)
-        self._position += len(data) - len(last)
-        if last.strip():
-            with suppress(ValueError):
-                json.loads(last)
-                self._take(last, self._lines + 1)
-
-    def _take(self, line: bytes, number: int) -> None:
-        where = f"{self.path}:{number}"
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{where}: not a JSON object ({error})") from None
-        if not isinstance(row, dict):
-            raise UserError(f"{where}: expected a JSON object, found {type(row).__name__}")
-        # A resumed run logs the steps after its checkpoint again: the last entry of a step counts.
-        step = row.get("step", number)
-        if isinstance(step, bool) or not isinstance(step, (int, float)) or not math.isfinite(step):
-            raise UserError(f"{where}: step is {step!r}, expected a number")
-        self._rows[step] = self._rows.get(step, {}) | row
-        if names := row.get("nonfinite"):
-            self.nonfinite[step] = ", ".join(names)
-
-    def curves(self) -> dict[str, Curve]:
-        """The curves by key; values that are missing, null or not finite leave a gap."""
-        points: dict[str, list[tuple[float, float]]] = {}
-        for step in sorted(self._rows):
-            for key, value in self._rows[step].items():
-                if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-                    points.setdefault(key, []).append((float(step), float(value)))
-        return {key: Curve(*np.array(found).T) for key, found in points.items() if key != "step"}
+def curves_of(log: MetricsLog) -> dict[str, Curve]:
+    """The curves by key; values that are missing, null or not finite leave a gap. UserError as in `MetricsLog.read`."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for step, row in sorted(log.read().items()):
+        for key, value in row.items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+                points.setdefault(key, []).append((float(step), float(value)))
+    return {key: Curve(*np.array(found).T) for key, found in points.items() if key != "step"}
 
 
-def read_curves(train: TrainRun) -> dict[str, Curve]:
-    """The curves of one train run by key; empty where it logged nothing. UserError as in `CurveLog.read`."""
-    log = CurveLog(train.folder / "metrics.jsonl")
-    log.read()
-    return log.curves()
+def read_curves(train: TrainFolder) -> dict[str, Curve]:
+    """The curves of one train run by key; empty if it logged nothing."""
+    return curves_of(MetricsLog(train))
 
 
 @dataclass(frozen=True)
@@ -151,7 +91,7 @@ class Band:
     seeds: int
 
 
-def method_bands(trains: list[TrainRun], points: int) -> dict[str, Band]:
+def method_bands(trains: list[TrainFolder], points: int) -> dict[str, Band]:
     """The curves of a method's train runs by key, at most `points` steps each: those that every seed reached."""
     curves = [read_curves(train) for train in trains]
     bands = {}
@@ -176,7 +116,7 @@ def smoothed(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
     return (total[ends] - total[starts]) / (ends - starts)
 
 
-def summary(train: TrainRun) -> dict[str, float | None]:
+def summary(train: TrainFolder) -> dict[str, float | None]:
     """The end of training: the mean of the last tenth of the steps of each metric, and where accuracy was best."""
     curves = read_curves(train)
     out: dict[str, float | None] = {"steps": max((float(curve.steps[-1]) for curve in curves.values()), default=0.0)}
@@ -190,18 +130,13 @@ def summary(train: TrainRun) -> dict[str, float | None]:
     return out
 
 
-def initial_entropy(train: TrainRun) -> float | None:
+def initial_entropy(train: TrainFolder) -> float | None:
     """H_ini of the untrained policy in nats, as run.json stores it; None where the gate did not need it."""
     found = train.document.get("initial_entropy")
     return None if found is None else float(found["nats"])
 
 
-def gate(train: TrainRun) -> str:
+def gate(train: TrainFolder) -> str:
     """What the entropy gate did, for the reader: `auto: on`, `never: off`; empty where there is none."""
     found = train.document.get("gate")
     return f"{found['filter']}: {'on' if found['active'] else 'off'}" if found else ""
-
-
-def completions_files(folder: Path) -> list[Path]:
-    """The parquet files with logged training completions, in order of their steps."""
-    return sorted((folder / "completions").glob("*.parquet"))

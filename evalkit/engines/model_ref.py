@@ -22,8 +22,7 @@ from gtpo.common.hub import adapter_base, check_model
 from gtpo.common.provenance import file_hash, text_hash
 from gtpo.common.vllm_environment import lora_rank_slot
 from gtpo.common.yaml_file import read_yaml, validate_yaml
-
-TRAIN_RUNS = Path("results/train")
+from gtpo.runs.train_run import RESULTS, TrainFolder, find_train_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,42 +152,25 @@ def _weights(folder: Path, **known: Any) -> ModelRef:
     raise UserError(f"{folder} holds neither a model (config.json) nor an adapter (adapter_config.json)")
 
 
-def _train_run(run: Path, checkpoint: str | None) -> ModelRef:
-    record = read_json_object(run / "run.json")
-    file = run / "config.yaml"
-    known = read_yaml(file, "a mapping of sections") if file.is_file() else ({}, {})
-    config = validate_yaml(_TrainConfig, file, *known)
-    if checkpoint in (None, "best", "final"):
-        options = [checkpoint] if checkpoint else ["best", "final"]
-        chosen = next((run / name for name in options if (run / name).is_dir()), None)
-        if chosen is None:
-            status = record.get("status", "unknown")
-            raise UserError(
-                f"train run {run} has no {' or '.join(f'{name}/' for name in options)} yet (status: {status}); "
-                "train on, or choose weights with --checkpoint"
-            )
-    else:
-        assert checkpoint is not None
-        candidates = [run / checkpoint, run / "checkpoints" / checkpoint, Path(checkpoint)]
-        chosen = next((path for path in candidates if path.is_dir()), None)
-        if chosen is None:
-            there = sorted(p.name for p in (run / "checkpoints").glob("*") if p.is_dir())
-            near = did_you_mean(checkpoint, ["best", "final", *there])
-            raise UserError(f'train run {run} has no checkpoint "{checkpoint}".{near}')
+def _train_run(run: TrainFolder, checkpoint: str | None) -> ModelRef:
+    known = read_yaml(run.config_yaml, "a mapping of sections") if run.config_yaml.is_file() else ({}, {})
+    config = validate_yaml(_TrainConfig, run.config_yaml, *known)
+    chosen = run.weights(checkpoint)
     max_tokens, prompt = config.training.max_completion_length, config.training.max_prompt_length
     if max_tokens is None and config.model.max_seq_length is not None and prompt is not None:
         max_tokens = config.model.max_seq_length - prompt
     warnings: tuple[str, ...] = ()
-    if record.get("status") not in (None, "complete", "completed", "finished"):
-        why = f" ({record['stopped_because']})" if record["status"] == "collapsed" else ""
-        warnings = (f"train run {run.name} is {record['status']}{why}: evaluating {chosen.name}/ as it is",)
+    name = run.root.name
+    if run.status != "finished":
+        why = f" ({run.document['stopped_because']})" if run.collapsed else ""
+        warnings = (f"train run {name} is {run.status}{why}: evaluating {chosen.name}/ as it is",)
     return _weights(
         chosen,
-        name=run.name,
-        train_run=run.name,
-        method=record.get("method"),
-        preset=record.get("preset"),
-        checkpoint=chosen.name if chosen.parent in (run, run / "checkpoints") else str(chosen),
+        name=name,
+        train_run=name,
+        method=run.document.get("method"),
+        preset=run.document.get("preset"),
+        checkpoint=chosen.name if chosen.parent in (run.root, run.checkpoints) else str(chosen),
         system=config.dataset.system_instruction,
         max_tokens=max_tokens,
         warnings=warnings,
@@ -236,8 +218,7 @@ def resolve_model(model: str, *, checkpoint: str | None = None, served: bool = F
     Raises UserError where there is nothing under that name.
     """
     path = Path(model)
-    run = next((p for p in (path, TRAIN_RUNS / model) if (p / "run.json").is_file()), None)
-    if run is not None:
+    if (run := find_train_run(model)) is not None:
         return _train_run(run, checkpoint)
     if served:
         return ModelRef(source=model, name=model.rstrip("/").split("/")[-1])
@@ -251,9 +232,9 @@ def resolve_model(model: str, *, checkpoint: str | None = None, served: bool = F
     if (looks_local and os.sep in model) or model.count("/") > 1:
         raise UserError(f"{model}: no such model folder or train run")
     if "/" not in model:
-        runs = sorted(p.parent.name for p in TRAIN_RUNS.glob("*/run.json"))
+        runs = sorted(p.parent.name for p in (RESULTS / "train").glob("*/run.json"))
         raise UserError(
-            f'no model "{model}": no such folder, and no train run of that name in {TRAIN_RUNS}.'
+            f'no model "{model}": no such folder, and no train run of that name in {RESULTS / "train"}.'
             f"{did_you_mean(model, runs)} A Hub model is named owner/name"
         )
     check_model(model)

@@ -49,7 +49,9 @@ from gtpo.evalkit.evaluation.recorded import recorded_file
 from gtpo.evalkit.evaluation.scoring import find_hidden_thoughts, hide_thoughts
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally
-from gtpo.evalkit.results.record import (
+from gtpo.rewards.verify import Verifier, usable_cpus
+from gtpo.runs.eval_folder import EvalFolder, Key, QuestionKey
+from gtpo.runs.eval_record import (
     BenchmarkRecord,
     EngineRecord,
     EvalRecord,
@@ -57,8 +59,6 @@ from gtpo.evalkit.results.record import (
     PromptRecord,
     SamplingRecord,
 )
-from gtpo.evalkit.results.store import EvalFolder, Key, QuestionKey
-from gtpo.rewards.verify import Verifier, usable_cpus
 
 MOST_TOKENS = 32_768
 """--max-tokens by default, where the context allows it."""

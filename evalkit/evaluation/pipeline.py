@@ -14,11 +14,12 @@ from typing import Any
 from gtpo.common.log import LOG
 from gtpo.evalkit.engines.base import Engine, Generation
 from gtpo.evalkit.evaluation.progress import EvalProgress
-from gtpo.evalkit.evaluation.scoring import Judges, Row, score, unverified_row
+from gtpo.evalkit.evaluation.scoring import Judges, score, unverified
 from gtpo.evalkit.evaluation.summary import Tally
-from gtpo.evalkit.results.store import EvalFolder, QuestionKey
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
+from gtpo.runs.eval_folder import EvalFolder, QuestionKey
+from gtpo.runs.tables import Sample
 
 PART_ROWS = 2048
 PART_SECONDS = 20.0
@@ -74,7 +75,7 @@ class ScoringPipeline:
         self._changed = threading.Condition()
         self._closing = False
         self._error: BaseException | None = None
-        self._rows: list[Row] = []
+        self._rows: list[Sample] = []
         self._oldest = 0.0
         self._characters = 0
         self._scoring: list[Generation] = []
@@ -110,10 +111,10 @@ class ScoringPipeline:
         """Store at once what came in; what has no verdict yet gets it when the run is resumed."""
         with self._storing, self._changed:
             self._cut = self._closing = True
-            unverified = [*self._scoring, *(g for lot in self._waiting for g in lot)]
+            left = [*self._scoring, *(g for lot in self._waiting for g in lot)]
             self._waiting.clear()
             try:
-                self._folder.append(self._rows + [unverified_row(g) for g in unverified])
+                self._folder.append(self._rows + [unverified(g) for g in left])
             except OSError as error:
                 self._error = error
             self._changed.notify_all()
@@ -177,9 +178,9 @@ class ScoringPipeline:
             self._changed.notify_all()
             return lot, self._closing and not self._waiting
 
-    def _count(self, rows: list[Row]) -> None:
+    def _count(self, rows: list[Sample]) -> None:
         self.tally.add(rows)
-        touched = dict.fromkeys((row["benchmark"], row["question_id"]) for row in rows)
+        touched = dict.fromkeys((row.benchmark, row.question_id) for row in rows)
         of = self.tally.questions
         whole = [key for key in touched if len(of[key].scored) == self._wanted[key]]
         self.tally.count_votes([of[key] for key in whole], [self._problems[key] for key in whole])

@@ -15,11 +15,11 @@ from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS, checksum, find_benchm
 from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol, presets
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.metrics import DEFINITIONS
-from gtpo.evalkit.results.record import SCORINGS, BenchmarkRecord, EvalRecord, Interval
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring
 from gtpo.rewards.golds import contradiction, find_unverifiable, read_contract
 from gtpo.rewards.verify import Verifier
+from gtpo.runs.eval_record import SCORINGS, BenchmarkRecord, EvalRecord, Interval
 
 UNDECIDED = ("TIMEOUT", "REJECTED")
 CUT_OFF = 0.05

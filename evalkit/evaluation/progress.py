@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from gtpo.common.log import LOG, duration, stderr_console
 from gtpo.evalkit.engines.base import Engine, Generation
 from gtpo.rewards.extract import Scoring
 from gtpo.rewards.verify import Verdict
+from gtpo.runs.tables import Sample
 
 LINE_EVERY_S = 10.0
 
@@ -92,15 +93,15 @@ class EvalProgress:
                 counts.tokens += g.tokens or 0
             self._last_arrival = time.monotonic()
 
-    def count(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Count rows of SAMPLE_SCHEMA as they are scored."""
+    def count(self, samples: Iterable[Sample]) -> None:
+        """Count samples as they are scored."""
         with self._lock:
-            for row in rows:
-                if row["error"] is None:
-                    counts = self._counts[row["benchmark"]]
+            for sample in samples:
+                if sample.error is None:
+                    counts = self._counts[sample.benchmark]
                     counts.done += 1
                     counts.scored += 1
-                    counts.correct += row[f"verdict_{self.scoring}"] == Verdict.CORRECT
+                    counts.correct += sample.verdict(self.scoring) == Verdict.CORRECT
         if self._live is None and LOG.isEnabledFor(logging.INFO) and time.monotonic() - self._last_line >= LINE_EVERY_S:
             self._last_line = time.monotonic()
             with self._lock:

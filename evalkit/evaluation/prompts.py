@@ -12,9 +12,9 @@ from gtpo.evalkit.engines.base import Prompt
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.evalkit.evaluation.protocol import Protocol
 from gtpo.evalkit.evaluation.settings import EvalSettings
-from gtpo.evalkit.results.record import PromptRecord
-from gtpo.evalkit.results.store import QuestionKey, StoredPrompt
 from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION, Problem
+from gtpo.runs.eval_folder import QuestionKey, StoredPrompt
+from gtpo.runs.eval_record import PromptRecord
 
 
 class Question(NamedTuple):

@@ -25,7 +25,7 @@ _FAILED = ("abort", "aborted", "error", "failed", "cancelled", "canceled", "time
 
 
 @dataclass(slots=True)
-class Sample:
+class RecordedSample:
     """One completion, or why there is none."""
 
     text: str
@@ -40,7 +40,7 @@ class Row:
 
     where: str
     id: str
-    samples: list[Sample]
+    samples: list[RecordedSample]
     no_gold: bool = False
     """Whether the row itself says that there is no gold."""
     problem: Problem | None = None
@@ -68,7 +68,7 @@ def read_completions(path: Path, fields: Mapping[str, str] | None = None) -> Ite
 
 
 def _row(
-    where: str, identifier: str, samples: list[Sample], gold: Any, about: dict[str, Any], labels: list[bool]
+    where: str, identifier: str, samples: list[RecordedSample], gold: Any, about: dict[str, Any], labels: list[bool]
 ) -> Row:
     """Return a row with its problem; about: the fields of the problem beside its gold."""
     if gold is None:
@@ -112,7 +112,7 @@ def _plain(where: str, row: dict[str, Any]) -> Row:
         if thought:
             text = f"<think>{thought}</think>{text}" if text or _reason(reason) == "stop" else f"<think>{thought}"
             failed = None if failed == "no completion was recorded" else failed
-        samples.append(Sample(text or "", failed, _reason(reason), tokens))
+        samples.append(RecordedSample(text or "", failed, _reason(reason), tokens))
     labels = [] if each["label"] == [None] * len(texts) else each["label"]
     for label in labels:
         if not isinstance(label, bool | int | float) or label not in (0, 1):
@@ -171,7 +171,7 @@ def _lm_eval(path: Path, rows: Iterator[tuple[str, dict[str, Any]]]) -> Iterator
         label = row.get("exact_match", row.get("acc"))
         labels = [label == 1] if isinstance(label, int | float) and len(texts) == 1 else []
         about = {"problem": doc.get("question") or doc.get("problem")}
-        yield _row(where, identifier, [Sample(text) for text in texts], _of_solution(target), about, labels)
+        yield _row(where, identifier, [RecordedSample(text) for text in texts], _of_solution(target), about, labels)
 
 
 def _of_solution(target: Any) -> Any:
@@ -213,7 +213,7 @@ def _inspect(path: Path) -> Iterator[Row]:
         gold = sample.target if isinstance(sample.target, str) else ", ".join(sample.target)
         reason = _reason(str(output.stop_reason)) if output.choices else None
         failed = failed or _failure(str(output.stop_reason) if output.choices else None)
-        found = Sample(text, failed, reason, usage.output_tokens if usage else None)
+        found = RecordedSample(text, failed, reason, usage.output_tokens if usage else None)
         labels = [] if right is None else [right]
         yield _row(
             where, str(sample.id), [found], gold or None, {"problem": message, **(sample.metadata or {})}, labels

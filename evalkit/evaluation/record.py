@@ -16,7 +16,11 @@ from gtpo.evalkit.evaluation.benchmarks import checksum, content_checksum
 from gtpo.evalkit.evaluation.scoring import RULES_VERSION, Judges, verify_stored
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally, summarise
-from gtpo.evalkit.results.record import (
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.golds import find_unverifiable
+from gtpo.rewards.verify import Verifier
+from gtpo.runs.eval_folder import EvalFolder, QuestionKey
+from gtpo.runs.eval_record import (
     EVAL_SCHEMA_VERSION,
     SCORINGS,
     BenchmarkRecord,
@@ -25,11 +29,7 @@ from gtpo.evalkit.results.record import (
     SamplingRecord,
     VerifierRecord,
 )
-from gtpo.evalkit.results.run import check_identity
-from gtpo.evalkit.results.store import EvalFolder, QuestionKey
-from gtpo.rewards.data.problem import Problem
-from gtpo.rewards.golds import find_unverifiable
-from gtpo.rewards.verify import Verifier
+from gtpo.runs.eval_run import check_identity
 
 EVAL_RUNS = Path("results/eval")
 

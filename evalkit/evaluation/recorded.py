@@ -28,10 +28,10 @@ from gtpo.evalkit.evaluation.protocol import find_protocol
 from gtpo.evalkit.evaluation.readers import read_completions
 from gtpo.evalkit.evaluation.record import RunRequest, drop_unverifiable
 from gtpo.evalkit.evaluation.settings import EvalSettings
-from gtpo.evalkit.results.record import EngineRecord, EvalRecord, ModelRecord, PromptRecord, SamplingRecord
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import data_folder
 from gtpo.rewards.verify import Verifier
+from gtpo.runs.eval_record import EngineRecord, EvalRecord, ModelRecord, PromptRecord, SamplingRecord
 
 CHUNK = 512
 

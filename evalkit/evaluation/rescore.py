@@ -12,12 +12,13 @@ from gtpo.common.errors import UserError
 from gtpo.evalkit.evaluation.benchmarks import checksum, content_checksum, find_benchmark, load_problems
 from gtpo.evalkit.evaluation.progress import EvalProgress
 from gtpo.evalkit.evaluation.record import Problems, find_run, verifier_record, write_results
-from gtpo.evalkit.evaluation.scoring import Row, verify_stored
+from gtpo.evalkit.evaluation.scoring import verify_stored
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally
-from gtpo.evalkit.results.record import SCORINGS, EvalRecord
-from gtpo.evalkit.results.store import EvalFolder
 from gtpo.rewards.verify import Verifier
+from gtpo.runs.eval_folder import EvalFolder
+from gtpo.runs.eval_record import SCORINGS, EvalRecord
+from gtpo.runs.tables import Sample
 
 SHOWN = 20
 """Changed samples that are printed one by one."""
@@ -81,12 +82,12 @@ def corrected(stored: Problems, data_dir: Path) -> Problems:
     return found
 
 
-def _changes(before: list[Row], after: list[Row]) -> list[Change]:
+def _changes(before: list[Sample], after: list[Sample]) -> list[Change]:
     return [
-        (f"{new['benchmark']} {new['question_id']} #{new['sample_index']}", scoring, was, now, new[f"answer_{scoring}"])
+        (f"{new.benchmark} {new.question_id} #{new.sample_index}", scoring, was or "", now or "", new.answer(scoring))
         for old, new in zip(before, after, strict=True)
         for scoring in SCORINGS
-        if (was := old[f"verdict_{scoring}"]) != (now := new[f"verdict_{scoring}"])
+        if (was := old.verdict(scoring)) != (now := new.verdict(scoring))
     ]
 
 

@@ -1,22 +1,23 @@
-"""From completions to rows of SAMPLE_SCHEMA: both scorings, format, verdicts; stored ones again."""
+"""From completions to samples: both scorings, format, verdicts; stored ones again."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from gtpo.evalkit.engines.base import Generation
-from gtpo.evalkit.results.record import SCORINGS
-from gtpo.evalkit.results.schema import SAMPLE_SCHEMA
-from gtpo.evalkit.results.store import EvalFolder, QuestionKey
 from gtpo.rewards.completions import format_ok
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_both
 from gtpo.rewards.functions import math_verify_text
 from gtpo.rewards.thoughts import closes_unopened, unfinished_thought
 from gtpo.rewards.verify import Verdict, Verifier
+from gtpo.runs.eval_folder import EvalFolder, QuestionKey
+from gtpo.runs.eval_record import SCORINGS
+from gtpo.runs.tables import Sample
 
 RULES_VERSION = 13
 """Version of extraction and verification as eval.json records it; raised with a change that moves verdicts."""
@@ -24,23 +25,14 @@ RULES_VERSION = 13
 Judges = Literal["gtpo", "math-verify"]
 """Whose verdicts are stored."""
 
-Row = dict[str, Any]
-"""One row of SAMPLE_SCHEMA."""
-
-_STORED = (
-    "benchmark", "question_id", "sample_index", "completion", "tokens", "finish_reason", "seed", "error",
-    "prompt_tokens",
-)  # fmt: skip
-"""The columns that make a `Generation`."""
-
 
 def score(
     generations: Sequence[Generation],
     problems: Mapping[QuestionKey, Problem],
     verifier: Verifier,
     judges: Judges = "gtpo",
-) -> list[Row]:
-    """Return one row per generation, in order; those with an error are unscored.
+) -> list[Sample]:
+    """Return one sample per generation, in order; those with an error are unscored.
 
     problems: (benchmark, question id) -> problem with its gold answer. Math-Verify judges the answer in the answer
     tags; in lenient scoring the completion if there are no tags.
@@ -59,26 +51,32 @@ def score(
         verdicts["strict"] = [Verdict.NO_ANSWER if strict is None else verdict for (strict, _), verdict in pairs]
         verdicts["lenient"] = theirs
     scored = [
-        {
-            **unverified_row(g),
-            "answer_strict": _storable(strict),
-            "answer_lenient": _storable(lenient),
-            "verdict_strict": str(verdicts["strict"][i]),
-            "verdict_lenient": str(verdicts["lenient"][i]),
-            "format_ok": format_ok(g.text),
-            "unfinished": unfinished_thought(g.text),
-        }
+        replace(
+            unverified(g),
+            answer_strict=_storable(strict),
+            answer_lenient=_storable(lenient),
+            verdict_strict=str(verdicts["strict"][i]),
+            verdict_lenient=str(verdicts["lenient"][i]),
+            format_ok=format_ok(g.text),
+            unfinished=unfinished_thought(g.text),
+        )
         for i, (g, (strict, lenient)) in enumerate(zip(answered, extracted, strict=True))
     ]
     following = iter(scored)
-    return [next(following) if g.error is None else unverified_row(g) for g in generations]
+    return [next(following) if g.error is None else unverified(g) for g in generations]
 
 
-def unverified_row(g: Generation) -> Row:
-    """Return the row of a generation without answers, format and verdicts."""
-    known = {name: getattr(g, name) for name in _STORED if name != "completion"}
-    texts = {"completion": _storable(g.text), "error": _storable(g.error)}
-    return dict.fromkeys(SAMPLE_SCHEMA.names) | known | texts
+def unverified(g: Generation) -> Sample:
+    """Return the sample of a generation without answers, format and verdicts."""
+    return Sample(
+        *g.key, completion=_storable(g.text) or "", tokens=g.tokens, finish_reason=g.finish_reason, seed=g.seed,
+        error=_storable(g.error), prompt_tokens=g.prompt_tokens,
+    )  # fmt: skip
+
+
+def _generation(s: Sample) -> Generation:
+    """Return the generation that a stored sample was made of."""
+    return Generation(*s.key, s.completion, s.tokens, s.finish_reason, s.seed, s.error, s.prompt_tokens)
 
 
 def verify_stored(
@@ -88,17 +86,15 @@ def verify_stored(
     judges: Judges,
     *,
     everything: bool,
-) -> Iterator[tuple[list[Row], list[Row]]]:
-    """Verify stored completions, part by part, and yield each part's rows before and after.
+) -> Iterator[tuple[list[Sample], list[Sample]]]:
+    """Verify stored completions, part by part, and yield each part's samples before and after.
 
     everything: also those that have their verdicts, after a change of the rules.
     """
     for part, light in folder.tables(["verdict_strict", "error"]):
         if everything or light.column("verdict_strict").null_count > light.num_rows - light.column("error").null_count:
-            before = folder.part(part).to_pylist()
-            after = score(
-                [Generation(*(row[field] for field in _STORED)) for row in before], problems, verifier, judges
-            )
+            before = folder.part(part)
+            after = score([_generation(sample) for sample in before], problems, verifier, judges)
             if before != after:
                 folder.replace_part(part, after)
             yield before, after
@@ -144,13 +140,11 @@ def hide_thoughts(
 ) -> None:
     """Take the completions in question for thoughts: they have no answer."""
     for part, places in found.hidden.items():
-        rows = folder.part(part).to_pylist()
-        for place in places:
-            rows[place]["completion"] = f"<think>{rows[place]['completion']}"
-        cut = [Generation(*(rows[place][field] for field in _STORED)) for place in places]
-        for place, row in zip(places, score(cut, problems, verifier, judges), strict=True):
-            rows[place] = row
-        folder.replace_part(part, rows)
+        samples = folder.part(part)
+        cut = [_generation(samples[place])._replace(text=f"<think>{samples[place].completion}") for place in places]
+        for place, sample in zip(places, score(cut, problems, verifier, judges), strict=True):
+            samples[place] = sample
+        folder.replace_part(part, samples)
 
 
 def _by_math_verify(

@@ -11,21 +11,22 @@ import numpy as np
 import numpy.typing as npt
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.evaluation.scoring import Row, Votes, count_votes, verify
+from gtpo.evalkit.evaluation.scoring import Votes, count_votes, verify
 from gtpo.evalkit.metrics import all_pass_at_all_k, jackknife_variance, maj_at_all_k, pass_at_all_k
-from gtpo.evalkit.results.record import SCORINGS, BenchmarkRecord, GroupMetrics, Interval, ScoringMetrics
-from gtpo.evalkit.results.store import EvalFolder, Key, QuestionKey
 from gtpo.evalkit.statistics import by_text, mean_interval
 from gtpo.rewards.completions import format_ok
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_answer
 from gtpo.rewards.verify import Verdict, Verifier, default_verifier
+from gtpo.runs.eval_folder import EvalFolder, Key, QuestionKey
+from gtpo.runs.eval_record import SCORINGS, BenchmarkRecord, GroupMetrics, Interval, ScoringMetrics
+from gtpo.runs.tables import Sample
 
 Array = npt.NDArray[np.float64]
 
 
 class SampleScores(NamedTuple):
-    """What the metrics need of a sample; the fields are columns of SAMPLE_SCHEMA."""
+    """What the metrics need of a sample; the fields are some of `Sample`'s."""
 
     finish_reason: str | None
     """None where it is not known: a file of recorded completions need not say."""
@@ -91,9 +92,9 @@ class Tally:
         for _, table in folder.tables(_COLUMNS):
             self._add(zip(*(table.column(name).to_pylist() for name in _COLUMNS), strict=True))
 
-    def add(self, rows: Sequence[Row]) -> None:
-        """Count new rows of SAMPLE_SCHEMA."""
-        self._add(tuple(row[name] for name in _COLUMNS) for row in rows)
+    def add(self, samples: Sequence[Sample]) -> None:
+        """Count new samples."""
+        self._add(tuple(getattr(sample, name) for name in _COLUMNS) for sample in samples)
 
     def _add(self, rows: Iterable[tuple[Any, ...]]) -> None:
         for benchmark, question, index, error, reason, *scores in rows:

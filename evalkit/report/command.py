@@ -103,7 +103,7 @@ def run_compare(settings: CompareSettings) -> int:
 
     Raises UserError.
     """
-    from gtpo.evalkit.results.find import find_runs
+    from gtpo.runs.find import find_runs
 
     ks, metrics = parse_ks(settings.k), parse_metrics(settings.metric or ())
     runs, trains, notes = find_runs(list(settings.runs), allow_incomplete=settings.allow_mismatch)

@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.comparison.training_curves import completions_files
 from gtpo.evalkit.report.maths import segments
 from gtpo.evalkit.report.text import visible
-from gtpo.evalkit.results.questions import load_problems, load_prompts, read_table, sample_files
-from gtpo.evalkit.results.run import EvalRun, TrainRun
+from gtpo.runs.eval_run import EvalRun
+from gtpo.runs.questions import AGAIN, load_problems, load_prompts, sample_files
+from gtpo.runs.tables import read_table
+from gtpo.runs.train_run import TrainFolder, read_completions
 
 FEW = 4
 """Completions shown of a question and run where not all fit."""
@@ -33,7 +34,6 @@ TURNS = ("disagree", "disagree", "partial", "disagree", "failed", "solved")
 ANSWERS = 8
 """Answer classes of a question and method that are listed, the largest first."""
 _SAMPLE = ("index", "verdict", "answer", "format", "tokens", "finish", "text", "cut", "run")
-GROUP_COLUMNS = ("step", "group", "tokens", "weight", "advantage", "entropy", "kept")
 
 
 @dataclass
@@ -128,7 +128,7 @@ def choose_samples(
     heavy = ["sample_index", f"verdict_{scoring}", f"answer_{scoring}", "format_ok", "tokens", "finish_reason"]
     heavy.append("completion")
     for method, run in ((str(m), run) for m, its_runs in enumerate(methods.values()) for run in its_runs):
-        for batch in (read_table(path, light + heavy) for path in sample_files(run)):
+        for batch in (read_table(path, light + heavy, remedy=AGAIN) for path in sample_files(run)):
             names = zip(batch["benchmark"].to_pylist(), batch["question_id"].to_pylist(), strict=True)
             for row, (b, question) in enumerate(names):
                 if b == run.stored.get(benchmark, benchmark) and question in wanted:
@@ -189,12 +189,8 @@ def _keep(kept: list[dict[str, Any]], sample: dict[str, Any], each: int) -> None
 
 def _groups_in(path: Path) -> list[dict[str, Any]]:
     """The groups of one logged rollout, the most telling first."""
-    table = read_table(path, remedy="remove it to go on")
-    missing = [name for name in GROUP_COLUMNS if name not in table.column_names]
-    if missing:
-        raise UserError(f"{path}: column {missing[0]} is missing; not a completions log that gtpo train wrote")
     members: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    for row in table.to_pylist():
+    for row in read_completions(path):
         members.setdefault((int(row["step"]), int(row["group"])), []).append(row)
     return sorted((_group(*key, rows) for key, rows in members.items()), key=lambda group: -group["interest"])
 
@@ -215,13 +211,13 @@ def _that_fit(groups: Iterable[dict[str, Any]], budget: int) -> list[dict[str, A
     return chosen
 
 
-def choose_groups(train: TrainRun, budget: int) -> tuple[list[dict[str, Any]], int]:
+def choose_groups(train: TrainFolder, budget: int) -> tuple[list[dict[str, Any]], int]:
     """Choose logged groups of a train run for the token view: spread over the steps, most telling first.
 
     Returns (groups, groups logged in all). A group tells most where its advantages differ and conflict weights are at
     work; of every chosen step the best one is shown, then a second of each, as far as `budget` bytes go.
     """
-    files = completions_files(train.folder)
+    files = train.completions_files()
     if not files:
         return [], 0
     picked = sorted({int(i) for i in np.linspace(0, len(files) - 1, num=min(len(files), 12))})

@@ -202,7 +202,7 @@ def training_rows(comparison: MethodComparison) -> Rows:
             best = "–" if end.get("best accuracy") is None else f"{show('best accuracy')} ({show('best step', 1, 0)})"
             rows.append([
                 visible(method.name), visible(member.train.name) + " (collapsed)" * member.train.collapsed,
-                member.seed or "–", member.train.preset or member.train.method, show("steps", 1, 0),
+                member.seed or "–", member.train.preset, show("steps", 1, 0),
                 show("reward/accuracy"), best, show("reward/format"), show("entropy/mean", 1, 3),
                 show("gate/kept", 100, 1), show("conflict/fraction", 100, 1),
             ])  # fmt: skip

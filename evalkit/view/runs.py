@@ -16,18 +16,19 @@ from gtpo.evalkit.comparison.training_curves import (
     LN2,
     METRICS,
     Curve,
-    CurveLog,
     Metric,
-    completions_files,
+    curves_of,
     gate,
     initial_entropy,
 )
 from gtpo.evalkit.report.excerpts import groups_of, shortened
 from gtpo.evalkit.report.maths import segments
-from gtpo.evalkit.results.find import RESULTS, evals_of, read_train_run, resolve, subfolders
-from gtpo.evalkit.results.questions import load_problems, read_table
-from gtpo.evalkit.results.record import EvalRecord, read_record
-from gtpo.evalkit.results.run import EvalRun, TrainRun
+from gtpo.runs.eval_record import EvalRecord, read_record
+from gtpo.runs.eval_run import EvalRun
+from gtpo.runs.find import RESULTS, evals_of, resolve, subfolders
+from gtpo.runs.questions import AGAIN, load_problems
+from gtpo.runs.tables import read_table
+from gtpo.runs.train_run import MetricsLog, TrainFolder
 
 POINTS = 500
 """Steps of a curve that the page gets; longer ones are averaged."""
@@ -103,26 +104,20 @@ class Training:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._log = CurveLog(folder / "metrics.jsonl")
-
-    def _run(self) -> TrainRun:
-        if (self.folder / "run.json").is_file():
-            return read_train_run(self.folder)
-        return TrainRun(self.folder.resolve().name, self.folder, {"status": "starting"})
+        self._log = MetricsLog(TrainFolder(folder))
 
     def summary(self) -> dict[str, Any]:
         """Return status, steps, gate and curves, at most POINTS steps of each."""
-        run = self._run()
-        self._log.read()
-        curves = self._log.curves()
+        run = TrainFolder(self.folder)
+        curves = curves_of(self._log)
         rewards = [key for key in curves if key.startswith("rewards/") and key.endswith("/mean")]
         shown = [key for key in (*rewards, *(metric.key for metric in SHOWN)) if key in curves]
-        files = completions_files(self.folder)
+        files = run.completions_files()
         last = max((float(curve.steps[-1]) for curve in curves.values()), default=None)
         return {
-            "method": run.preset or run.method,
+            "method": run.preset,
             "sft": run.method == "sft",
-            "status": str(run.document.get("status") or "unknown"),
+            "status": run.status if run.document else "starting",
             "step": last if last is not None else run.document.get("step"),
             "steps": run.document.get("steps"),
             "stopped": str(run.document.get("stopped_because") or ""),
@@ -135,14 +130,14 @@ class Training:
             "curves": {key: _thinned(curves[key]) for key in shown},
         }
 
-    def _warnings(self, run: TrainRun, curves: dict[str, Curve]) -> list[str]:
+    def _warnings(self, run: TrainFolder, curves: dict[str, Curve]) -> list[str]:
         """Return what is wrong with the run, in sentences; why it stopped, run.json says."""
         found = []
-        steps = self._log.nonfinite
+        steps = {step: row["nonfinite"] for step, row in self._log.rows.items() if row.get("nonfinite")}
         if steps:
             found.append(
                 f"values that were not finite at {len(steps)} step{'s' * (len(steps) > 1)}, the last at step "
-                f"{max(steps):g} ({steps[max(steps)]})"
+                f"{max(steps):g} ({', '.join(steps[max(steps)])})"
             )
         if run.method != "sft" and "entropy/mean" in curves:
             entropy = float(curves["entropy/mean"].values[-RECENT:].mean())
@@ -152,7 +147,7 @@ class Training:
 
     def rollout(self, log: str) -> list[dict[str, Any]]:
         """Return the groups of a logged rollout (else of the last one), the most telling first."""
-        files = {path.stem: path for path in completions_files(self.folder)}
+        files = {path.stem: path for path in TrainFolder(self.folder).completions_files()}
         path = files.get(log) or (list(files.values())[-1] if files else None)
         return groups_of(path, ROLLOUT_BYTES) if path else []
 
@@ -272,7 +267,7 @@ class Evaluation:
         key = (scoring, tuple(path.stat().st_mtime_ns for path in files))
         if self._loaded is None or self._loaded.key != key:
             names = {name: name for name in _LIGHT} | {name: f"{name}_{scoring}" for name in ("verdict", "answer")}
-            tables = [read_table(path, list(names.values())) for path in files]
+            tables = [read_table(path, list(names.values()), remedy=AGAIN) for path in files]
             columns = {
                 name: np.array([value for table in tables for value in table.column(stored).to_pylist()], dtype=object)
                 for name, stored in names.items()
@@ -288,6 +283,6 @@ class Evaluation:
         for path, start, end in zip(self._loaded.files, self._loaded.starts, self._loaded.starts[1:], strict=False):
             mine = [row for row in rows.tolist() if start <= row < end]
             if mine:
-                column = read_table(path, ["completion"]).column(0)
+                column = read_table(path, ["completion"], remedy=AGAIN).column(0)
                 texts |= {row: column[row - start].as_py() for row in mine}
         return [texts[row] for row in rows.tolist()]

@@ -4,7 +4,7 @@ Unknown keys are refused, so no key is silently ignored. The string under a fiel
 `gtpo train --help-config` and docs/config.md print it.
 
 The default of a key added later must be what runs did before the key existed: a run folder of an earlier version is
-read with it, and resumed only if nothing differs (`gtpo.run.folder`).
+read with it, and resumed only if nothing differs (`gtpo.runs.train_run`).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.files import read_json_object
 from gtpo.common.hub import adapter_base
 from gtpo.config.schema import ModelSection
+from gtpo.runs.train_run import RESULTS, find_train_run
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """What config.json calls the number of experts of a mixture of experts."""
@@ -23,7 +24,7 @@ class Weights(NamedTuple):
     """What a train run's name was resolved to."""
 
 
-def find_weights(section: ModelSection, results: Path = Path("results")) -> Weights:
+def find_weights(section: ModelSection, results: Path = RESULTS) -> Weights:
     """Find the weights of `model.model_name`. A train run means its best weights, else its final ones.
 
     Raises UserError for a train run without weights, a local path that does not exist, and a broken config.json.
@@ -31,17 +32,10 @@ def find_weights(section: ModelSection, results: Path = Path("results")) -> Weig
     name = section.model_name
     if name is None:
         return Weights("")
-    for run in (Path(name), results / "train" / name):
-        if (run / "run.json").is_file() and (run / "config.yaml").is_file():
-            for part in ("best", "final"):
-                if (run / part).is_dir():
-                    _check_config(run / part)
-                    note = f"model.model_name {name} is a train run: using its {part}/ weights"
-                    return Weights(str(run / part), note)
-            raise UserError(
-                f"model.model_name {name!r}: {run} is a train run without weights; finish it first "
-                f"(the command that started it resumes it)"
-            )
+    if (run := find_train_run(name, results)) is not None:
+        folder = run.weights()
+        _check_config(folder)
+        return Weights(str(folder), f"model.model_name {name} is a train run: using its {folder.name}/ weights")
     path = Path(name)
     if path.is_dir():
         if not ((path / "config.json").is_file() or (path / "adapter_config.json").is_file()):

@@ -19,6 +19,7 @@ from gtpo.inputs.model_shape import Weights, find_weights
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import SOURCES
 from gtpo.rewards.loading import load_reward, probe_reward
+from gtpo.runs.train_run import RESULTS
 
 
 class RunInputs(NamedTuple):
@@ -103,7 +104,7 @@ def needed_packages(config: TrainConfig) -> Iterator[tuple[str, str, str]]:
         yield f"rollout.engine {config.rollout.engine}", "vllm", "vllm"
 
 
-def preflight(config: TrainConfig, results: Path = Path("results")) -> RunInputs:
+def preflight(config: TrainConfig, results: Path = RESULTS) -> RunInputs:
     """Refuse what would fail later. Raises UserError; reads local files only, and no weights."""
     for purpose, package, extra in needed_packages(config):
         require(purpose, package, extra=extra)

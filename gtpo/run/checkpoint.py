@@ -5,6 +5,7 @@ Each of them is whole or absent.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +17,10 @@ from transformers import TrainerState
 from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
 
 from gtpo.common.errors import UserError
-from gtpo.common.files import read_json, write_json
+from gtpo.common.files import DISK_FULL, read_json, write_json
 from gtpo.common.log import LOG
 from gtpo.inputs.model import LoadedModel
-from gtpo.run.folder import PARTIAL, TrainFolder, replace_folder
+from gtpo.runs.train_run import PARTIAL, TrainFolder, last_checkpoint
 from gtpo.trainer import trl_seam
 
 STATE_FILE = "gtpo_state.json"
@@ -101,6 +102,26 @@ def check_checkpoint(checkpoint: Path, processes: int, *also: str) -> None:
         raise damaged(checkpoint, f"has no {SCHEDULER_NAME}")
 
 
+def out_of_space(error: BaseException) -> bool:
+    """Return whether an error says that the disk is full: the system's own, or that of safetensors or torch."""
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        return True
+    text = str(error).lower()
+    return any(
+        words in text for words in ("no space left", "disk quota", "failed writing", "writing file", "os error 28")
+    )
+
+
+def no_room(checkpoints: Path, what: str) -> UserError:
+    """Return the error of a full disk, with what the run resumes from."""
+    kept = last_checkpoint(checkpoints)
+    return UserError(
+        f"no room on disk {what}. "
+        + (f"{kept.name} is whole: " if kept else "There is no checkpoint yet: ")
+        + "free some space; the same command resumes the run"
+    )
+
+
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 
@@ -146,3 +167,13 @@ def restore_best(trainer: Any, best: Path) -> None:
     trainer.lr_scheduler._last_lr = [rate / 2 for rate in trainer.lr_scheduler._last_lr]
     for group in trainer.optimizer.param_groups:
         group["lr"] /= 2
+
+
+def replace_folder(source: Path, target: Path) -> None:
+    """Put the folder `source` in the place of `target`, which may exist; both on one file system."""
+    old = target.with_name(f"{PARTIAL}-old-{target.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        os.replace(target, old)
+    os.replace(source, target)
+    shutil.rmtree(old, ignore_errors=True)

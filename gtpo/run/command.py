@@ -17,9 +17,10 @@ from gtpo.common.vllm_environment import quiet_vllm
 from gtpo.config import TrainConfig
 from gtpo.config.schedule import launched_processes
 from gtpo.plan.preflight import preflight
+from gtpo.run.continuation import check_config
 from gtpo.run.environment import trackers_write_to
-from gtpo.run.folder import ENDED, TrainFolder
 from gtpo.run.stopping import Stop
+from gtpo.runs.train_run import ENDED, TrainFolder
 
 if TYPE_CHECKING:
     from gtpo.run.validation import ScoreHeldOut
@@ -47,7 +48,7 @@ def train(
     if config.env.CUDA_VISIBLE_DEVICES is not None:  # before anything imports torch
         os.environ["CUDA_VISIBLE_DEVICES"] = config.env.CUDA_VISIBLE_DEVICES
     folder = TrainFolder(results_dir / "train" / config.run_name)
-    folder.check_config(config)
+    check_config(folder, config)
     if (status := folder.run().get("status")) in ENDED:
         LOG.info(f"{folder.root} is {status}; nothing to do")
         _print_result(folder, json_output)

@@ -26,8 +26,17 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl.trainer.utils import RepeatSampler
 
 from gtpo.common.files import write_json
-from gtpo.run.checkpoint import STATE_FILE, check_checkpoint, read_state, readable, round_file, window_file
-from gtpo.run.folder import PARTIAL, no_room, out_of_space
+from gtpo.run.checkpoint import (
+    STATE_FILE,
+    check_checkpoint,
+    no_room,
+    out_of_space,
+    read_state,
+    readable,
+    round_file,
+    window_file,
+)
+from gtpo.runs.train_run import PARTIAL
 from gtpo.trainer import RunTrainer, SampledTrainer, trl_seam
 from gtpo.trainer.group_statistics import Rollout
 

@@ -37,7 +37,7 @@ MAX_ROLLBACKS = 3
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     """What one step's metrics, or one validation, say."""
 
     collapsed: str | None = None
@@ -111,7 +111,7 @@ class Health:
             "why": why if step else "the untrained model: nothing is better beyond noise so far",
         }
 
-    def observe(self, step: int, row: Mapping[str, Any]) -> Verdict:
+    def observe(self, step: int, row: Mapping[str, Any]) -> Judgement:
         """Take in one line of metrics.jsonl."""
         self.seen += 1
         said = self.watch.observe(step, row)
@@ -123,7 +123,7 @@ class Health:
             if len(self.accuracy) == self.lines:
                 self.best_accuracy = max(self.best_accuracy, float(np.mean(self.accuracy)))
         if self.validates:
-            return Verdict(said, broken)
+            return Judgement(said, broken)
         if value is not None and math.isfinite(value):
             self.window.append(float(value))
         # Neighbouring windows share all values but two, so looking at every line would only write more often.
@@ -131,7 +131,7 @@ class Health:
         new_best = due and not self.fallen and self._beats(list(self.window))
         if new_best:
             self.best, self.best_step = list(self.window), step
-        return Verdict(said, broken, new_best, self._patience(step))
+        return Judgement(said, broken, new_best, self._patience(step))
 
     def last_is_best(self, step: int) -> bool:
         """Take the last lines of a run too short for a best, unless it collapsed; return whether there are any."""
@@ -150,13 +150,13 @@ class Health:
                              for each in (values, self.best)))  # fmt: skip
         return bool(gain > 2 * noise and gain > 0)
 
-    def validated(self, step: int, passed: Sequence[float]) -> Verdict:
+    def validated(self, step: int, passed: Sequence[float]) -> Judgement:
         """Take in a validation: pass@1 of each held-out problem, always the same. Step 0: the untrained model."""
         values = [float(value) for value in passed]
         if step == 0 or self.best is None:
             self.best, self.best_step = values, step
             self.first = values if step == 0 else None
-            return Verdict(new_best=True)
+            return Judgement(new_best=True)
         self.looks += 1
         self.recent.append(values)
         said = next(self._fallen_since(step, values), None)
@@ -169,7 +169,7 @@ class Health:
         overfitted = self._overfit(step, window)
         if new_best:
             self.best, self.best_step = window, step
-        return Verdict(None if before else said, False, new_best, self._patience(step), overfitted)
+        return Judgement(None if before else said, False, new_best, self._patience(step), overfitted)
 
     def _fallen_since(self, step: int, values: list[float]) -> Iterator[str]:
         """Yield what the held-out problems say of a collapse."""

@@ -1,31 +1,15 @@
-"""What a run logs: metrics.jsonl, the table of rewards at its end, and the completions.
-
-metrics.jsonl has one line per logged step, with the same names for every method. The completions log says what the
-model wrote, and what each token and completion counted for: a parquet file per logged step
-(`training.log_completions_steps`), one row per completion:
-
-    step, group, completion_index   the step the round was sampled for; the prompt's and the completion's place in it
-    prompt                          the user's turn
-    tokens, weight                  the completion's tokens as text and lambda of each
-    advantage, entropy, kept        A_i, <H>_i in nats, whether the entropy gate let the completion count
-    reward_<name>                   one column a reward function, and reward_format, reward_accuracy; null = unscored
-"""
+"""What a run logs: the lines of metrics.jsonl, the table of rewards at its end, and the completions."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gtpo.common.errors import UserError
-from gtpo.common.files import write_parquet, write_text
+from gtpo.runs.train_run import MetricsLog, TrainFolder
 
 if TYPE_CHECKING:
     from gtpo.trainer.group_statistics import Rollout
-
-COMPLETIONS_SCHEMA = 1
 
 RENAMED = {
     "loss": "loss",
@@ -77,45 +61,6 @@ def metrics_row(step: int, logs: Mapping[str, Any], method: str, *, ratios_move:
     return row
 
 
-def append_metrics(path: Path, row: Mapping[str, Any]) -> None:
-    """Append one line. A value that is not finite becomes null and is named in `nonfinite`."""
-    bad = [key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
-    clean = {key: None if key in bad else value for key, value in row.items()}
-    if bad:
-        clean["nonfinite"] = bad
-    with path.open("a", encoding="utf-8") as handle:
-        handle.write(json.dumps(clean, allow_nan=False) + "\n")
-
-
-def metrics_lines(path: Path) -> list[tuple[int, bytes]]:
-    """Return (step, line) for each whole line; none where there is no file.
-
-    A line that was being written when the run was killed is left out. Raises UserError where another is none of a
-    run's.
-    """
-    found = []
-    for number, line in enumerate(path.read_bytes().split(b"\n") if path.exists() else (), start=1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        step = row.get("step") if isinstance(row, dict) else None
-        if not isinstance(step, int):
-            raise UserError(
-                f"{path}:{number}: expected an object with a step, found {line[:40].decode(errors='replace')!r}"
-            )
-        found.append((step, line))
-    return found
-
-
-def drop_metrics_after(path: Path, step: int) -> None:
-    """Drop the lines of later steps, and a line that was being written when the run was killed."""
-    if not path.exists():
-        return
-    kept = [line for at, line in metrics_lines(path) if at <= step]
-    write_text(path, b"".join(line + b"\n" for line in kept).decode())
-
-
 class RewardRow(NamedTuple):
     """One reward function over a run; means over the first and the last logged steps."""
 
@@ -140,14 +85,12 @@ def reward_rows(metrics: Sequence[dict[str, Any]], window: int) -> list[RewardRo
     return rows
 
 
-def reward_table(metrics_jsonl: Path, window: int, logging_steps: int = 1) -> str:
+def reward_table(folder: TrainFolder, window: int, logging_steps: int = 1) -> str:
     """Return the table as text, empty where nothing was rewarded (sft).
 
     window: lines that a mean covers; logging_steps: steps that a line covers.
     """
-    if not metrics_jsonl.exists():
-        return ""
-    metrics = [json.loads(line) for line in metrics_jsonl.read_text(encoding="utf-8").splitlines()]
+    metrics = list(MetricsLog(folder).read().values())
     rows = reward_rows(metrics, window)
     if not rows:
         return ""
@@ -179,31 +122,26 @@ def _numbers(values: Any) -> list[float | None]:
     return [None if math.isnan(value) else value for value in values.float().tolist()]
 
 
-def write_completions(folder: Path, rollout: Rollout, prompts: Sequence[Any], trainer: Any) -> None:
-    """Write a round of sampling as folder/step-NNNNNN.parquet, whole or not at all. prompts: of all ranks [N]."""
-    import pyarrow as pa
-
+def write_completions(folder: TrainFolder, rollout: Rollout, prompts: Sequence[Any], trainer: Any) -> None:
+    """Write a round of sampling. prompts: of all ranks [N]."""
     ids, mask, weights = rollout.ids.cpu(), rollout.mask.cpu(), rollout.weights.float().cpu()
     count, group_size = len(ids), trainer.args.num_generations
-    tokens = [
-        [trainer.processing_class.decode([token]) for token in row[keep].tolist()]
-        for row, keep in zip(ids, mask, strict=True)
-    ]
-    columns: dict[str, Any] = {
-        "step": pa.array([rollout.step] * count, pa.int64()),
-        "group": pa.array([row // group_size for row in range(count)], pa.int32()),
-        "completion_index": pa.array([row % group_size for row in range(count)], pa.int32()),
-        "prompt": pa.array([prompt_text(prompt) for prompt in prompts], pa.string()),
-        "tokens": pa.array(tokens, pa.list_(pa.string())),
-        "weight": pa.array([w[keep].tolist() for w, keep in zip(weights, mask, strict=True)], pa.list_(pa.float32())),
-        "advantage": pa.array(_numbers(rollout.advantages), pa.float32()),
-        "entropy": pa.array(_numbers(rollout.entropy), pa.float32()),
-        "kept": pa.array(rollout.keep_mask.tolist(), pa.bool_()),
-    }
-    for place, name in enumerate(trainer.reward_func_names):
-        columns[f"reward_{name}"] = pa.array(_numbers(rollout.rewards[:, place]), pa.float32())
-    columns.setdefault("reward_format", pa.array(_numbers(rollout.format), pa.float32()))
+    rewards = {f"reward_{name}": rollout.rewards[:, i] for i, name in enumerate(trainer.reward_func_names)}
+    rewards.setdefault("reward_format", rollout.format)
     if rollout.accuracy is not None:
-        columns["reward_accuracy"] = pa.array(_numbers(rollout.accuracy), pa.float32())
-    table = pa.table(columns).replace_schema_metadata({"gtpo_schema_version": str(COMPLETIONS_SCHEMA)})
-    write_parquet(folder / f"step-{rollout.step:06d}.parquet", table)
+        rewards["reward_accuracy"] = rollout.accuracy
+    folder.write_completions(rollout.step, {
+        "step": [rollout.step] * count,
+        "group": [row // group_size for row in range(count)],
+        "completion_index": [row % group_size for row in range(count)],
+        "prompt": [prompt_text(prompt) for prompt in prompts],
+        "tokens": [
+            [trainer.processing_class.decode([token]) for token in row[keep].tolist()]
+            for row, keep in zip(ids, mask, strict=True)
+        ],
+        "weight": [w[keep].tolist() for w, keep in zip(weights, mask, strict=True)],
+        "advantage": _numbers(rollout.advantages),
+        "entropy": _numbers(rollout.entropy),
+        "kept": rollout.keep_mask.tolist(),
+        **{name: _numbers(values) for name, values in rewards.items()},
+    })  # fmt: skip

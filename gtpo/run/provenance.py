@@ -12,7 +12,7 @@ from gtpo.common.provenance import cpu_model, git_commit, package_versions
 from gtpo.config import TrainConfig
 from gtpo.entropy import Calibration
 from gtpo.inputs.model import LoadedModel
-from gtpo.run.folder import TrainFolder
+from gtpo.runs.train_run import TrainFolder
 from gtpo.trainer.calibration import CalibrationFile
 
 _PACKAGES = (

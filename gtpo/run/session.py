@@ -26,13 +26,21 @@ from gtpo.plan.preflight import RunInputs
 from gtpo.rewards.data.problem import Problem
 from gtpo.run.advice import Advice, memory_advice
 from gtpo.run.arguments import rollout_engine, trainer_arguments
-from gtpo.run.checkpoint import check_checkpoint, provide_base, readable, restore_best, save_weights
+from gtpo.run.checkpoint import (
+    check_checkpoint,
+    no_room,
+    out_of_space,
+    provide_base,
+    readable,
+    restore_best,
+    save_weights,
+)
+from gtpo.run.continuation import begin, check_same
 from gtpo.run.environment import quiet_libraries, run_on_cpu
 from gtpo.run.exact import ExactCheckpoints
-from gtpo.run.folder import TrainFolder, last_checkpoint, no_room, out_of_space
 from gtpo.run.guarded_reward import guarded_rewards, mark_unscored
 from gtpo.run.health import MAX_ROLLBACKS, Health
-from gtpo.run.logs import append_metrics, metrics_lines, metrics_row, reward_table, write_completions
+from gtpo.run.logs import metrics_row, reward_table, write_completions
 from gtpo.run.progress import Progress, StepProgress
 from gtpo.run.provenance import CalibrationRecord, describe_run
 from gtpo.run.stopping import Stop, StoppedBeforeTraining
@@ -40,6 +48,7 @@ from gtpo.run.trainers import build_trainer, sharing_prefixes, trainer_class, vl
 from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.run.validation import METRIC as VALIDATION_METRIC
 from gtpo.run.validation import ScoreHeldOut, Validation
+from gtpo.runs.train_run import MetricsLog, TrainFolder, last_checkpoint
 from gtpo.trainer import GTPOTrainer, SampledTrainer, trl_seam
 from gtpo.trainer.adapter_sync import vllm_of
 from gtpo.trainer.group_statistics import GroupStatistics
@@ -111,10 +120,10 @@ class TrainingRun(TrainerCallback):
             self.folder.lock()
             self.stop.forget()
         try:
-            metrics_lines(self.folder.metrics_jsonl)
+            MetricsLog(self.folder).read()
             checkpoint = last_checkpoint(self.folder.checkpoints)
             if checkpoint is not None:
-                self.folder.check_same(self.processes.num_processes)
+                check_same(self.folder, self.processes.num_processes)
                 check_checkpoint(checkpoint, self.processes.num_processes, "health")
             with libraries_aside():
                 loaded = load_model(self.config, self.inputs.weights)
@@ -122,13 +131,13 @@ class TrainingRun(TrainerCallback):
                 for why in rounded_away(self.arguments, loaded.model):
                     raise UserError(f"model.dtype {self.config.model.dtype}: {why}")
             if checkpoint is not None:
-                self.folder.check_same(self.processes.num_processes, loaded.dtype)
+                check_same(self.folder, self.processes.num_processes, loaded.dtype)
             dataset, report = self.inputs.problems.dataset(loaded.tokenizer)
             check_ids(report, loaded.tokenizer, loaded.model.get_input_embeddings().num_embeddings)
             if self.score_held_out is not None and self.config.training.eval_steps is not None:
                 self.held_out = self.inputs.problems.validation(loaded.tokenizer)
             if self.main:
-                self.folder.start(self.config)
+                begin(self.folder, self.config)
             self.processes.wait_for_everyone()
             if self.main:
                 LOG.info(f"{self.folder.root}   follow it: gtpo view {self.folder.root}")
@@ -329,7 +338,7 @@ class TrainingRun(TrainerCallback):
             row |= self.validation.fresh
             self.validation.fresh = {}
         if self.main:
-            append_metrics(self.folder.metrics_jsonl, row)
+            self.folder.append_metrics(row)
         self.progress.step(state.global_step, row)
         if verdict.new_best:
             self._save_best(state.global_step)
@@ -354,7 +363,7 @@ class TrainingRun(TrainerCallback):
         rollout.logged = True
         prompts = gather_object(rollout.prompts)
         if self.main:
-            write_completions(self.folder.completions, rollout, prompts, self.trainer)
+            write_completions(self.folder, rollout, prompts, self.trainer)
 
     def _stop(self, control: Any, why: str) -> None:
         self.stopped_because = why
@@ -424,7 +433,7 @@ class TrainingRun(TrainerCallback):
             LOG.info(f"{self.folder.root}: stopped at step {step} of {total}; the same command resumes the run")
             return
         every = self.config.training.logging_steps
-        if self.main and (table := reward_table(self.folder.metrics_jsonl, self.health.lines, every)):
+        if self.main and (table := reward_table(self.folder, self.health.lines, every)):
             LOG.info(table)
         if self.collapsed:
             kept = f"step {self.health.best_step} in best/" if self.folder.best.exists() else "no step before it"

@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 from gtpo.common.log import LOG
 from gtpo.rewards.completions import completion_text
 from gtpo.rewards.data.problem import Problem, chat_messages
-from gtpo.run.health import Health, Verdict
+from gtpo.run.health import Health, Judgement
 from gtpo.trainer import SampledTrainer, trl_seam
 
 METRIC = "validation/pass@1"
@@ -81,7 +81,7 @@ class Validation(TrainerCallback):
             for name, value in self.run(state.global_step).items():
                 trl_seam.log(self.groups.trainer, name, value)
 
-    def judged(self, health: Health, step: int, verdict: Verdict) -> Verdict:
+    def judged(self, health: Health, step: int, verdict: Judgement) -> Judgement:
         """Return what counts of a line that gave `verdict`: an alarm is a reason to ask the held-out problems.
 
         All processes call it.

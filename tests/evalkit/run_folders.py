@@ -16,10 +16,10 @@ from gtpo.evalkit.evaluation.benchmarks import checksum
 from gtpo.evalkit.evaluation.record import write_results
 from gtpo.evalkit.evaluation.scoring import score
 from gtpo.evalkit.evaluation.summary import Tally
-from gtpo.evalkit.results.record import EVAL_SCHEMA_VERSION, EvalRecord
-from gtpo.evalkit.results.store import EvalFolder
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
+from gtpo.runs.eval_folder import EvalFolder
+from gtpo.runs.eval_record import EVAL_SCHEMA_VERSION, EvalRecord
 
 HOSTILE = "</script><script>window.hostile = true</script><img src=x onerror='window.hostile = true'>"
 

@@ -21,9 +21,9 @@ from gtpo.evalkit.evaluation.benchmarks import (
     select_problems,
 )
 from gtpo.evalkit.evaluation.settings import EvalSettings
-from gtpo.evalkit.results.record import read_record
 from gtpo.inputs.dataset import TrainingProblems
 from gtpo.rewards.golds import find_unverifiable
+from gtpo.runs.eval_record import read_record
 
 
 @pytest.mark.shared

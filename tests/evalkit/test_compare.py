@@ -20,8 +20,6 @@ from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison.compare import choose_ks, compare
 from gtpo.evalkit.comparison.scores import Column
 from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE
-from gtpo.evalkit.results.find import find_runs
-from gtpo.evalkit.results.questions import load_questions
 from gtpo.evalkit.statistics import (
     METHODS,
     WEIGHTS,
@@ -31,6 +29,8 @@ from gtpo.evalkit.statistics import (
     mean_interval,
     paired_difference,
 )
+from gtpo.runs.find import find_runs
+from gtpo.runs.questions import load_questions
 
 ROOT = Path(__file__).resolve().parents[2]
 

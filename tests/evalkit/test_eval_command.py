@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from commands import command_line
 
-from gtpo.evalkit.results.schema import QUESTION_SCHEMA, SAMPLE_SCHEMA
+from gtpo.runs.tables import QUESTION_SCHEMA, SAMPLE_SCHEMA
 
 EVAL = ("--engine", "transformers", "--max-tokens", "24", "--batch-size", "32", "--quiet")
 
@@ -78,7 +78,7 @@ KILLED = """
 import os, signal, sys
 import gtpo.evalkit.evaluation.pipeline as pipeline
 from gtpo import cli
-from gtpo.evalkit.results.store import EvalFolder
+from gtpo.runs.eval_folder import EvalFolder
 pipeline.PART_ROWS = 1  # parts of one batch each
 append = EvalFolder.append
 def killed(self, rows):
@@ -153,7 +153,7 @@ def test_a_damaged_part_is_named(gtpo, tiny_model: Path, whole: Path, tmp_path: 
 
 
 def test_two_writers(gtpo, whole: Path, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
-    from gtpo.evalkit.results.store import EvalFolder
+    from gtpo.runs.eval_folder import EvalFolder
 
     command = ("eval", tiny_model, "--benchmarks", "arithmetic", "--k", "12", "--limit", "10", "--out", whole, *EVAL)
     with EvalFolder(whole):

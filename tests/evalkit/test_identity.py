@@ -16,7 +16,7 @@ import pytest
 from commands import command_line
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.results.store import EvalFolder
+from gtpo.runs.eval_folder import EvalFolder
 
 EVAL = ("--engine", "transformers", "--max-tokens", "24", "--batch-size", "32", "--k", "2", "--limit", "4", "--quiet")
 BOTH = "arithmetic,arithmetic_hard"

@@ -18,7 +18,7 @@ def weights(folder: Path, content: bytes = b"weights") -> Path:
     return folder
 
 
-def train_run(folder: Path, status: str = "complete", best: bool = True) -> Path:
+def train_run(folder: Path, status: str = "finished", best: bool = True) -> Path:
     weights(folder / "final")
     weights(folder / "checkpoints/checkpoint-50")
     if best:

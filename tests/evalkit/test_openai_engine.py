@@ -21,7 +21,7 @@ from gtpo.evalkit.engines.base import EngineStopped, Generation, Prompt, Samplin
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.engines.openai_reply import refused
 from gtpo.evalkit.engines.openai_request import Dialect, access, card_context, server_urls
-from gtpo.evalkit.results.record import read_record
+from gtpo.runs.eval_record import read_record
 
 Serve = Callable[..., Server]
 SEED = sample_seed(5, "b", "q0", 0)

@@ -16,8 +16,8 @@ from run_folders import HOSTILE, write_eval, write_train
 from test_compare import gtpo
 from test_view import until
 
-from gtpo.evalkit.results.find import find_runs
-from gtpo.evalkit.results.questions import load_questions
+from gtpo.runs.find import find_runs
+from gtpo.runs.questions import load_questions
 
 pytestmark = pytest.mark.chromium
 RUNS = ("base", "grpo", "gtpo", "<b>x</b>")

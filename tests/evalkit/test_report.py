@@ -24,7 +24,8 @@ from gtpo.evalkit.report.excerpts import choose_groups, choose_samples, rank_que
 from gtpo.evalkit.report.figures import write_figures
 from gtpo.evalkit.report.latex import latex
 from gtpo.evalkit.report.page import embedded, render
-from gtpo.evalkit.results.find import find_runs, read_train_run
+from gtpo.runs.find import find_runs
+from gtpo.runs.train_run import TrainFolder
 
 TRAINED = ("train/sft", "train/grpo", "train/gtpo")
 
@@ -217,9 +218,9 @@ def test_a_train_run_of_the_same_name_in_another_project_is_another(
     made["train_run"] = "other"
     write_eval(tmp_path / "p2/results/eval/other", model__source=str(tmp_path / "p3/train/other/best"), **made)
     (run,), (train,), _ = find_runs([str(tmp_path / "p3/train/other")])
-    assert (run.name, train.folder) == ("other", tmp_path / "p3/train/other")
+    assert (run.name, train.root) == ("other", tmp_path / "p3/train/other")
     (run,), (train,), _ = find_runs(["results/eval/other"])
-    assert train.folder == tmp_path / "p3/train/other"
+    assert train.root == tmp_path / "p3/train/other"
     # An eval run of p1 whose train run is gone does not get the curves of p2's.
     shutil.rmtree(tmp_path / "p1/results/train/run")
     (run,), trains, _ = find_runs(["../p1/results/eval/run"])
@@ -295,7 +296,7 @@ def test_ranking_brings_disagreement_first_and_covers_every_kind() -> None:
 
 def test_sample_is_bounded_and_shows_each_verdict(home: Path) -> None:
     runs, _, _ = find_runs([str(home / "results/eval" / name) for name in ("grpo-eval", "gtpo-eval")])
-    from gtpo.evalkit.results.questions import load_questions
+    from gtpo.runs.questions import load_questions
 
     parts = [load_questions(run, "arithmetic", "strict") for run in runs]
     ids = [str(i) for i in parts[0].ids]
@@ -353,7 +354,7 @@ def test_figures_that_fail_do_not_cost_the_page(tmp_path: Path, monkeypatch: pyt
 
 
 def test_groups_prefer_mixed_rewards(home: Path) -> None:
-    train = read_train_run(home / "results/train/gtpo")
+    train = TrainFolder(home / "results/train/gtpo")
     groups, logged = choose_groups(train, 10**6)
     assert [g["step"] for g in groups] == [50, 100]
     assert logged == 2
@@ -378,14 +379,14 @@ def test_curves_survive_a_killed_write_and_a_resume(tmp_path: Path) -> None:
     lines = ['{"step": 1, "loss": 1.0}', '{"step": 2, "loss": null}', '{"step": 3, "loss": 9.0}']
     lines += ['{"step": 3, "loss": 3.0}', '{"step": 4, "lo']
     (folder / "metrics.jsonl").write_text("\n".join(lines))
-    curve = read_curves(read_train_run(folder))["loss"]
+    curve = read_curves(TrainFolder(folder))["loss"]
     assert (curve.steps.tolist(), curve.values.tolist()) == ([1, 3], [1, 3])
     (folder / "metrics.jsonl").write_text('{"step": 1}\n{"step"\n{"step": 2}\n')
     with pytest.raises(UserError, match=r"metrics.jsonl:2: not a JSON object"):
-        read_curves(read_train_run(folder))
+        read_curves(TrainFolder(folder))
     (folder / "metrics.jsonl").write_text('{"step": "one", "loss": 1}\n')
     with pytest.raises(UserError, match=r"metrics.jsonl:1: step is 'one', expected a number"):
-        read_curves(read_train_run(folder))
+        read_curves(TrainFolder(folder))
 
 
 def test_bands_are_mean_least_and_largest_over_the_seeds(tmp_path: Path) -> None:
@@ -393,7 +394,7 @@ def test_bands_are_mean_least_and_largest_over_the_seeds(tmp_path: Path) -> None
         folder = write_train(tmp_path / f"run-{i}", steps=1)
         lines = [json.dumps({"step": step, "loss": value}) for step, value in enumerate(values, start=1)]
         (folder / "metrics.jsonl").write_text("\n".join([*lines, ""]))
-    band = method_bands([read_train_run(tmp_path / f"run-{i}") for i in range(2)], points=100)["loss"]
+    band = method_bands([TrainFolder(tmp_path / f"run-{i}") for i in range(2)], points=100)["loss"]
     assert band.steps.tolist() == [1, 2, 3]
     assert (band.mean.tolist(), band.low.tolist(), band.high.tolist()) == ([2, 2, 4], [1, 2, 3], [3, 2, 5])
 
@@ -408,11 +409,11 @@ def test_curve_smoothing_and_thinning() -> None:
 
 
 def test_summary_of_training(home: Path) -> None:
-    end = summary(read_train_run(home / "results/train/gtpo"))
+    end = summary(TrainFolder(home / "results/train/gtpo"))
     rows = [json.loads(line) for line in (home / "results/train/gtpo/metrics.jsonl").read_text().splitlines()]
     assert end["steps"] == 120
     assert end["reward/accuracy"] == pytest.approx(np.mean([row["reward/accuracy"] for row in rows[-12:]]))
-    assert summary(read_train_run(home / "results/train/sft"))["reward/accuracy"] is None
+    assert summary(TrainFolder(home / "results/train/sft"))["reward/accuracy"] is None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import Generation
 from gtpo.evalkit.evaluation.progress import EvalProgress
 from gtpo.evalkit.evaluation.settings import EvalSettings
-from gtpo.evalkit.results.record import read_record
+from gtpo.runs.eval_record import read_record
 
 EVAL = ("--benchmarks", "arithmetic", "--limit", "2", "--engine", "transformers")
 

@@ -17,11 +17,11 @@ from gtpo.evalkit.evaluation.pipeline import ScoringPipeline
 from gtpo.evalkit.evaluation.progress import EvalProgress
 from gtpo.evalkit.evaluation.scoring import count_votes, score
 from gtpo.evalkit.evaluation.summary import Tally
-from gtpo.evalkit.results.record import EvalRecord
-from gtpo.evalkit.results.run import check_identity
-from gtpo.evalkit.results.store import EvalFolder
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
+from gtpo.runs.eval_folder import EvalFolder
+from gtpo.runs.eval_record import EvalRecord
+from gtpo.runs.eval_run import check_identity
 
 PROBLEM = Problem("q", "", "4")
 PROBLEMS = {("b", "q"): PROBLEM}
@@ -143,6 +143,6 @@ def test_votes_by_meaning() -> None:
         alike = ["5", "5"], ["INCORRECT", "INCORRECT"]
         counted = count_votes([(answers, verdicts, PROBLEM), (*silent, PROBLEM), (*alike, PROBLEM)], verifier)
         assert counted == [(1, 1, [3, 2, 1]), (0, 2, []), (0, 0, [2])]
-        rows = score(generations(1, text="\ud83d <answer>4</answer>"), PROBLEMS, verifier)
-        rows[0]["completion"].encode("utf-8")
-        assert (rows[0]["verdict_strict"], rows[0]["answer_strict"]) == ("CORRECT", "4")
+        samples = score(generations(1, text="\ud83d <answer>4</answer>"), PROBLEMS, verifier)
+        samples[0].completion.encode("utf-8")
+        assert (samples[0].verdict_strict, samples[0].answer_strict) == ("CORRECT", "4")

@@ -11,10 +11,10 @@ import pytest
 from gtpo.evalkit.engines.base import Generation
 from gtpo.evalkit.evaluation.scoring import score
 from gtpo.evalkit.evaluation.summary import Tally, summarise
-from gtpo.evalkit.results.record import BenchmarkRecord
-from gtpo.evalkit.results.store import EvalFolder
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
+from gtpo.runs.eval_folder import EvalFolder
+from gtpo.runs.eval_record import BenchmarkRecord
 
 
 def row(question: str, index: int, text: str, reason: str = "stop") -> Generation:

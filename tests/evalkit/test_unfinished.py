@@ -17,7 +17,7 @@ from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS
 from gtpo.evalkit.evaluation.evaluate import evaluate
 from gtpo.evalkit.evaluation.pipeline import Incomplete
 from gtpo.evalkit.evaluation.settings import EvalSettings
-from gtpo.evalkit.results.record import EarlierEngine, EvalRecord, read_record
+from gtpo.runs.eval_record import EarlierEngine, EvalRecord, read_record
 
 GOLDS = {p.id: p.answer for p in BENCHMARKS["arithmetic"].load(None)}
 

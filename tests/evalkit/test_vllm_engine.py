@@ -167,7 +167,7 @@ LOSES_ITS_SERVER = """
 import contextlib, os, signal, sys
 import gtpo.evalkit.evaluation.pipeline as pipeline
 from gtpo import cli
-from gtpo.evalkit.results.store import EvalFolder
+from gtpo.runs.eval_folder import EvalFolder
 pipeline.PART_ROWS = 1
 append = EvalFolder.append
 server = int(sys.argv.pop(1))

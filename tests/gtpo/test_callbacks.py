@@ -18,14 +18,14 @@ from gtpo.callbacks import Advice, CollapseWatch, ExactCheckpoints, GRPOBaseline
 from gtpo.common.errors import UserError
 from gtpo.config import BuiltModel
 from gtpo.evalkit.comparison.compare import compare
-from gtpo.evalkit.comparison.training_curves import completions_files, read_curves
+from gtpo.evalkit.comparison.training_curves import read_curves
 from gtpo.evalkit.report.excerpts import groups_of
-from gtpo.evalkit.results.find import find_runs
 from gtpo.inputs.model import rounded_away, savable_generation_config
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.rewards.data.problem import Problem
-from gtpo.run.health import Health, Verdict
+from gtpo.run.health import Health, Judgement
 from gtpo.run.validation import Score
+from gtpo.runs.find import find_runs
 
 TWO_STEPS_A_ROUND = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "learning_rate": 1e-2}
 
@@ -128,7 +128,7 @@ def test_a_collapse_warns_or_stops(
     trainer = trainer_of("gtpo", folder, tmp_path / "out", steps_per_generation=1)
     trainer.add_callback(CollapseWatch(trainer, on_collapse=action))
     said = "entropy rose" if action == "stop" else "accuracy fell"
-    monkeypatch.setattr(Health, "observe", lambda self, step, row: Verdict(collapsed=said if step == 2 else None))
+    monkeypatch.setattr(Health, "observe", lambda self, step, row: Judgement(collapsed=said if step == 2 else None))
     with logged() as told:
         trainer.train()
     assert f"collapse: {said}" in "\n".join(told)
@@ -162,7 +162,7 @@ def test_a_script_writes_a_run_folder(method: str, folder: Path, tmp_path: Path)
     curves = read_curves(trains[0])
     assert curves["loss"].steps.tolist() == [1, 2, 3, 4]
     assert ("entropy/mean" in curves) == (method != "trl")
-    files = completions_files(trains[0].folder)
+    files = trains[0].completions_files()
     assert bool(files) == (method in ("gtpo", "grpo"))
     if files:
         assert len(groups_of(files[0], 10**6)[0]["completions"]) == trainer.args.num_generations

@@ -17,7 +17,8 @@ from gtpo.common import hub
 from gtpo.common.errors import UserError
 from gtpo.config import ModelSection
 from gtpo.inputs.model import compute_precision, resolve_dtype
-from gtpo.run.folder import TrainFolder
+from gtpo.run.continuation import check_same
+from gtpo.runs.train_run import TrainFolder
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="of machines without a GPU")
 
@@ -56,11 +57,11 @@ def test_auto_takes_bfloat16_where_it_is_stored_frozen_and_multiplied(
 def test_a_run_is_not_resumed_in_another_dtype(tmp_path: Path) -> None:
     folder = TrainFolder(tmp_path / "run")
     folder.root.mkdir()
-    folder.check_same(1, "bfloat16")
+    check_same(folder, 1, "bfloat16")
     folder.update_run(dtype="float32")
-    folder.check_same(1, "float32")
+    check_same(folder, 1, "float32")
     with pytest.raises(UserError, match=r"was trained in float32, and model\.dtype means bfloat16 on this machine"):
-        folder.check_same(1, "bfloat16")
+        check_same(folder, 1, "bfloat16")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from test_train_run import MANY_STEPS_A_ROUND, _Crash, assert_same_run, config_o
 
 from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
-from gtpo.run.health import Health, Verdict
+from gtpo.run.health import Health, Judgement
 from gtpo.run.session import TrainingRun
 
 
@@ -121,8 +121,8 @@ def test_damaged_checkpoint_is_refused_in_a_sentence_and_the_one_before_it_goes_
     [
         ("run.json", "[]", "run.json: expected a JSON object, found list"),
         ("run.json", "null", "run.json: expected a JSON object, found NoneType"),
-        ("metrics.jsonl", '{"step": 1}\n5\n', "metrics.jsonl:2: expected an object with a step, found '5'"),
-        ("metrics.jsonl", '{"loss": 1}\n', "metrics.jsonl:1: expected an object with a step"),
+        ("metrics.jsonl", '{"step": 1}\n5\n', "metrics.jsonl:2: expected a JSON object, found int"),
+        ("metrics.jsonl", '{"loss": 1}\n', "metrics.jsonl:1: step is None, expected a number"),
     ],
 )
 def test_damaged_file_of_a_run_is_named(name: str, text: str, words: str, tmp_path: Path) -> None:
@@ -181,9 +181,9 @@ def test_rollback_within_a_round_samples_anew_from_the_restored_weights(
     observe, prepare = Health.observe, GTPOTrainer._generate_and_score_completions
     sampled_at: list[int] = []
 
-    def collapsing(self: Health, step: int, row: dict[str, Any]) -> Verdict:
+    def collapsing(self: Health, step: int, row: dict[str, Any]) -> Judgement:
         verdict = observe(self, step, row)
-        return Verdict("made up", new_best=verdict.new_best) if step == 3 else verdict
+        return Judgement("made up", new_best=verdict.new_best) if step == 3 else verdict
 
     def sampling(self: GTPOTrainer, inputs: Any) -> Any:
         sampled_at.append(self.state.global_step + 1)

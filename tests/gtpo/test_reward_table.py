@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from gtpo.run.logs import reward_rows, reward_table
+from gtpo.runs.train_run import TrainFolder
 
 
 def test_means_of_the_first_last_and_best_window(tmp_path: Path) -> None:
@@ -23,15 +24,13 @@ def test_means_of_the_first_last_and_best_window(tmp_path: Path) -> None:
     accuracy, mine = reward_rows(rows, 2)
     assert accuracy == ("accuracy", 1.0, 2.0, 7.0)
     assert mine == ("mine", 9.0, 8.0, 9.0)
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = reward_table(path, 2)
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = reward_table(TrainFolder(tmp_path), 2)
     assert "accuracy" in text
     assert "unscored completions: 8.3%, in 1 of 6 steps" in text
     assert "unsimplified completions: 25.0%, in 6 of 6 steps" in text
 
 
 def test_nothing_rewarded_gives_no_table(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1, "loss": 2.0}\n')
-    assert reward_table(path, 5) == ""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    assert reward_table(TrainFolder(tmp_path), 5) == ""

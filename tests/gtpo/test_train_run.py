@@ -32,9 +32,9 @@ from gtpo.inputs.tiny import build_tokenizer
 from gtpo.plan.preflight import needed_packages
 from gtpo.run.command import train
 from gtpo.run.environment import FOLDERS, trackers_write_to
-from gtpo.run.folder import TrainFolder
-from gtpo.run.health import Health, Verdict
+from gtpo.run.health import Health, Judgement
 from gtpo.run.session import TrainingRun
+from gtpo.runs.train_run import TrainFolder
 
 STEPS = 6
 PLAIN: dict[str, Any] = {
@@ -308,7 +308,7 @@ def test_folder_that_is_no_run_and_run_that_is_busy_are_refused(tmp_path: Path) 
     with pytest.raises(UserError, match="is no train run"):
         run(tmp_path)
 
-    from gtpo.run.folder import TrainFolder
+    from gtpo.runs.train_run import TrainFolder
 
     busy = TrainFolder(tmp_path / "busy/results/train/run")
     busy.lock()
@@ -455,9 +455,9 @@ def test_out_of_gpu_memory_says_what_to_lower(tmp_path: Path, monkeypatch: pytes
 def test_collapse_stops_or_rolls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Health.observe
 
-    def collapsing(self: Health, step: int, row: dict[str, Any]) -> Verdict:
+    def collapsing(self: Health, step: int, row: dict[str, Any]) -> Judgement:
         verdict = plain(self, step, row)
-        return Verdict("made up") if step == 4 else verdict
+        return Judgement("made up") if step == 4 else verdict
 
     monkeypatch.setattr(Health, "observe", collapsing)
     stopped = run(tmp_path / "stop", **{"health.on_collapse": "stop"})

@@ -1,6 +1,6 @@
 """The folder of an eval run: one writer at a time, parts written whole, nothing overwritten.
 
-Layout and schemas: `gtpo.evalkit.results.schema`. The system drops the lock when the process ends, however it ends.
+Layout and schemas: `gtpo.runs.tables`. The system drops the lock when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gtpo.common.errors import UserError
-from gtpo.common.files import LOCK_FILES, NewerSchema, check_schema_version, lock_folder, read_json, write_parquet
+from gtpo.common.files import LOCK_FILES, NewerSchema, lock_folder, read_json, write_parquet
 from gtpo.common.log import LOG
-from gtpo.evalkit.results.record import EVAL_SCHEMA_VERSION, EvalRecord, parse_record
-from gtpo.evalkit.results.run import check_identity
-from gtpo.evalkit.results.schema import PROBLEM_SCHEMA, PROMPT_SCHEMA, QUESTION_SCHEMA, SAMPLE_SCHEMA
 from gtpo.rewards.data.problem import Problem
+from gtpo.runs.eval_record import EvalRecord, parse_record
+from gtpo.runs.eval_run import check_identity
+from gtpo.runs.tables import (
+    PROBLEM_SCHEMA,
+    PROMPT_SCHEMA,
+    QUESTION_SCHEMA,
+    SAMPLE_SCHEMA,
+    Sample,
+    read_rows,
+    read_table,
+)
 
 QuestionKey = tuple[str, str]
 """(benchmark, question id)"""
@@ -36,35 +45,7 @@ WALL = b"gtpo_wall_seconds"
 """Metadata of a part: wall time of the run when it was written, which outlives a kill."""
 
 
-def key_of(row: Mapping[str, Any]) -> Key:
-    """Return the key of a row of SAMPLE_SCHEMA."""
-    return row["benchmark"], row["question_id"], row["sample_index"]
-
-
-def _schema(path: Path) -> pa.Schema:
-    """Return the schema of a file that gtpo wrote, with metadata. UserError where it is damaged or too new."""
-    try:
-        schema = pq.read_schema(path)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _damaged(path, error) from None
-    schema = schema.with_metadata(schema.metadata or {})
-    check_schema_version(path, int(schema.metadata.get(b"gtpo_schema_version", b"0")), EVAL_SCHEMA_VERSION)
-    return schema
-
-
-def _damaged(path: Path, error: Exception) -> UserError:
-    first = str(error).split("\n")[0][:160]
-    return UserError(
-        f"{path} is damaged ({first}): move it away and run the same command, which samples only what it held"
-    )
-
-
-def _read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    _schema(path)
-    try:
-        return pq.read_table(path, columns=columns)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _damaged(path, error) from None
+REMEDY = "move it away and run the same command, which samples only what it held"
 
 
 class EvalFolder:
@@ -77,7 +58,7 @@ class EvalFolder:
             raise UserError(f"{path} exists and is not an eval run; choose another --out")
         self._lock = lock_folder(path)
         self._writing = threading.Lock()
-        self._sample_schema = SAMPLE_SCHEMA
+        self._metadata = dict(SAMPLE_SCHEMA.metadata)
         self._clock: Callable[[], float] | None = None
         self.samples = path / "samples"
         for leftover in self.samples.glob(".*.tmp"):  # a writer that was killed; its part was never renamed
@@ -115,7 +96,7 @@ class EvalFolder:
         headers: dict[bytes, tuple[Path, EvalRecord]] = {}
         wall = 0.0
         for part in self.parts():
-            metadata = _schema(part).metadata
+            metadata = read_table(part, [], remedy=REMEDY).schema.metadata or {}
             wall = max(wall, float(metadata.get(WALL, b"0")))
             if (found := metadata.get(RUN)) is None:
                 raise UserError(f"{part} does not say of which run it is: move it away, or choose another --out")
@@ -138,47 +119,42 @@ class EvalFolder:
     def begin(self, record: EvalRecord, clock: Callable[[], float] | None = None) -> None:
         """Write eval.json of a run that goes on; parts written from now on carry it, and the wall time of the run."""
         self._clock = clock
-        self._sample_schema = SAMPLE_SCHEMA.with_metadata(
-            {**SAMPLE_SCHEMA.metadata, RUN: json.dumps(record.header().as_json()).encode()}
-        )
+        self._metadata[RUN] = json.dumps(record.header().as_json()).encode()
         record.write(self.path)
 
-    def append(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Write rows of SAMPLE_SCHEMA as one more part."""
-        if not rows:
+    def append(self, samples: Sequence[Sample]) -> None:
+        """Write samples as one more part."""
+        if not samples:
             return
-        table = pa.Table.from_pylist(list(rows), schema=self._sample_schema)
-        if self._clock is not None:
-            table = table.replace_schema_metadata({**table.schema.metadata, WALL: str(self._clock()).encode()})
+        wall = {} if self._clock is None else {WALL: str(self._clock()).encode()}
         with self._writing:
-            write_parquet(self.samples / f"part-{self._next:06d}.parquet", table)
+            _write_part(self.samples / f"part-{self._next:06d}.parquet", samples, self._metadata | wall)
             self._next += 1
 
-    def replace_part(self, path: Path, rows: Sequence[dict[str, Any]]) -> None:
-        """Write a part again, whole and with the record it carries; without rows it goes."""
-        if not rows:
+    def replace_part(self, path: Path, samples: Sequence[Sample]) -> None:
+        """Write a part again, whole and with the record it carries; without samples it goes."""
+        if samples:
+            _write_part(path, samples, {**(pq.read_schema(path).metadata or {}), **SAMPLE_SCHEMA.metadata})
+        else:
             path.unlink()
-            return
-        metadata = {**(pq.read_schema(path).metadata or {}), **SAMPLE_SCHEMA.metadata}
-        write_parquet(path, pa.Table.from_pylist(list(rows), schema=SAMPLE_SCHEMA.with_metadata(metadata)))
 
     def drop_failed(self, keys: Set[Key]) -> None:
         """Forget those of the samples with an error: they are asked for again."""
-        for part, table in self.tables() if keys else ():
+        for part, table in self.tables(["error"]) if keys else ():
             if table.column("error").null_count < len(table):
-                rows = table.to_pylist()
-                kept = [row for row in rows if row["error"] is None or key_of(row) not in keys]
-                if len(kept) < len(rows):
+                samples = self.part(part)
+                kept = [sample for sample in samples if sample.error is None or sample.key not in keys]
+                if len(kept) < len(samples):
                     self.replace_part(part, kept)
 
     def tables(self, columns: Sequence[str] | None = None) -> Iterator[tuple[Path, pa.Table]]:
         """Yield (part, its table) with the given columns, one part in memory at a time."""
         for part in self.parts():
-            yield part, _read_table(part, columns)
+            yield part, read_table(part, columns, remedy=REMEDY)
 
-    def part(self, path: Path) -> pa.Table:
-        """Return a whole part."""
-        return _read_table(path)
+    def part(self, path: Path) -> list[Sample]:
+        """Return the samples of a part."""
+        return [Sample(**row) for row in read_table(path, remedy=REMEDY).to_pylist()]
 
     def problems(self, *, everything: bool = False) -> dict[str, list[Problem]]:
         """Return the problems that the last command asked for, by benchmark; everything: all that have samples."""
@@ -189,8 +165,7 @@ class EvalFolder:
         return found
 
     def _problems(self) -> list[tuple[str, Problem, bool]]:
-        path = self.path / "problems.parquet"
-        rows = _read_table(path).to_pylist() if path.is_file() else []
+        rows = read_rows(self.path / "problems.parquet", remedy=REMEDY)
         return [(row.pop("benchmark"), Problem(**row), asked) for row in rows for asked in [row.pop("asked", True)]]
 
     def add_problems(self, problems: dict[str, list[Problem]], *, corrected: bool = False) -> None:
@@ -211,10 +186,9 @@ class EvalFolder:
 
     def prompts(self) -> dict[QuestionKey, StoredPrompt]:
         """Return what the model read of each question, as far as the run holds it."""
-        path = self.path / "prompts.parquet"
         return {
             (row["benchmark"], row["id"]): (json.loads(row["messages"] or "[]"), row["prompt"], row["tokens"])
-            for row in (_read_table(path).to_pylist() if path.is_file() else ())
+            for row in read_rows(self.path / "prompts.parquet", remedy=REMEDY)
         }
 
     def add_prompts(self, prompts: Mapping[QuestionKey, StoredPrompt]) -> None:
@@ -229,3 +203,8 @@ class EvalFolder:
     def write_questions(self, rows: Iterable[dict[str, Any]]) -> None:
         """Write questions.parquet."""
         write_parquet(self.path / "questions.parquet", pa.Table.from_pylist(list(rows), schema=QUESTION_SCHEMA))
+
+
+def _write_part(path: Path, samples: Sequence[Sample], metadata: Mapping[bytes, bytes]) -> None:
+    rows = [asdict(sample) for sample in samples]
+    write_parquet(path, pa.Table.from_pylist(rows, schema=SAMPLE_SCHEMA.with_metadata(metadata)))

@@ -1,4 +1,4 @@
-"""Runs as a reader sees them: an eval run (or its shards), the train run behind it; and whose samples are of a kind."""
+"""An eval run as a reader sees it, of one folder or several; and whether two records are of one kind of samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.results.record import BenchmarkRecord, EvalRecord, PromptRecord, SamplingRecord
+from gtpo.runs.eval_record import BenchmarkRecord, EvalRecord, PromptRecord, SamplingRecord
+from gtpo.runs.train_run import TrainFolder
 
 IDENTITY = (
     "model.source", "model.adapter", "model.fingerprint", "model.weights", "model.tokenizer",
@@ -17,44 +18,8 @@ IDENTITY = (
     *(f"prompt.{name}" for name in PromptRecord.model_fields if name not in ("protocol", "hash")),
 )  # fmt: skip
 """Settings that a run keeps for life: samples drawn under others would not be of one kind."""
-
-COLLAPSED = "collapsed"
-"""The status in run.json of a training whose policy collapsed."""
-
-
-@dataclass(frozen=True)
-class TrainRun:
-    """A train run's folder and its run.json."""
-
-    name: str
-    folder: Path
-    document: dict[str, Any] = field(repr=False)
-
-    @property
-    def method(self) -> str:
-        """gtpo, grpo or sft."""
-        return str(self.document.get("method") or "")
-
-    @property
-    def preset(self) -> str:
-        """The objective's preset; empty for sft."""
-        return str(self.document.get("preset") or "")
-
-    @property
-    def seed(self) -> int | None:
-        """Its seed; None where unknown."""
-        seed = self.document.get("seed")
-        return None if seed is None else int(seed)
-
-    @property
-    def complete(self) -> bool:
-        """Return whether training reached its end."""
-        return self.document.get("status") in ("finished", COLLAPSED)
-
-    @property
-    def collapsed(self) -> bool:
-        """Return whether training was seen to collapse."""
-        return self.document.get("status") == COLLAPSED
+PLACES = ("model.source", "model.adapter", "model.train_run", "model.checkpoint")
+"""Where the weights were: this counts only for weights without a fingerprint."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +29,7 @@ class EvalRun:
     name: str
     folders: tuple[Path, ...]
     records: tuple[EvalRecord, ...] = field(repr=False)
-    train: TrainRun | None = None
+    train: TrainFolder | None = None
     stored: dict[str, str] = field(default_factory=dict, repr=False)
     """Name of a benchmark here -> its name in the run's files, where the two differ."""
 
@@ -78,12 +43,16 @@ class EvalRun:
         """The preset or method it was trained with; empty for a model that no train run made."""
         name = self.record.model.preset or self.record.model.method
         if not name and self.train is not None:
-            name = self.train.preset or self.train.method
+            name = self.train.preset
         return str(name or "")
 
     def entries(self, benchmark: str) -> list[BenchmarkRecord]:
         """Return what its records say of a benchmark, as far as they have it."""
         return [record.benchmarks[benchmark] for record in self.records if benchmark in record.benchmarks]
+
+    def samples_per_question(self, benchmark: str) -> str:
+        """Return `64`: the samples a question of a benchmark got, failed ones too; `2 and 8` if parts differ."""
+        return " and ".join(dict.fromkeys(str(entry.n) for entry in self.entries(benchmark)))
 
     @property
     def benchmarks(self) -> list[str]:
@@ -92,20 +61,29 @@ class EvalRun:
         return list(dict.fromkeys(name for name, entry in entries if entry.pass_at_k))
 
 
+def unlike(a: EvalRecord, b: EvalRecord, keys: Sequence[str] = IDENTITY) -> list[tuple[str, Any, Any]]:
+    """Return (key, value of a, value of b) of each setting by which samples of the two are not of one kind."""
+    found = []
+    moved = a.model.has_fingerprint and b.model.has_fingerprint
+    for key in keys:
+        one, other = setting(a, key), setting(b, key)
+        if key == "engine.dtype":  # what `auto` came to counts, not the word
+            known = a.engine.compute_dtype, b.engine.compute_dtype
+            if all(known):
+                key, (one, other) = "engine.compute_dtype", known
+            elif one == "auto" and other == known[0]:
+                continue
+        if one != other and not (moved and key in PLACES):
+            found.append((key, one, other))
+    return found
+
+
 def check_identity(where: Path, old: EvalRecord, new: EvalRecord, also: Sequence[str] = ()) -> None:
     """Raise UserError that names each setting in which a run and a command differ. also: other differences, in words.
 
     The questions are none of them: a subset or a shard is a view on what is stored.
     """
-    # Where both have fingerprints, the weights count, not their place.
-    moved = old.model.has_fingerprint and new.model.has_fingerprint
-    differing = [
-        f"{key} ({_short(before)} there, {_short(now)} now)"
-        for key in IDENTITY
-        if (before := setting(old, key)) != (now := setting(new, key))
-        and not (moved and key in ("model.source", "model.adapter"))
-        and not (key == "engine.dtype" and before == "auto" and now == old.engine.compute_dtype)
-    ]
+    differing = [f"{key} ({_short(before)} there, {_short(now)} now)" for key, before, now in unlike(old, new)]
     differing += also
     if differing:
         raise UserError(

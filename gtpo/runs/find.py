@@ -1,7 +1,7 @@
 """Run folders as a reader finds them: by path or by name, checked.
 
-An eval run is a folder with `eval.json` (evalkit/results/schema.py); a train run is a folder with `run.json` and stands
-for the eval runs made of it. What makes a run unreadable is a UserError that names it and says what to do.
+An eval run is a folder with `eval.json`; a train run is a folder with `run.json` and stands for the eval runs made of
+it. What makes a run unreadable is a UserError that names it and says what to do.
 """
 
 from __future__ import annotations
@@ -11,41 +11,41 @@ import re
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from gtpo.common.errors import UserError, did_you_mean
-from gtpo.common.files import check_schema_version, read_json
-from gtpo.evalkit.results.questions import load_questions
-from gtpo.evalkit.results.record import EvalRecord, read_record
-from gtpo.evalkit.results.run import IDENTITY, EvalRun, TrainRun, setting
+from gtpo.runs.eval_record import EvalRecord, read_record
+from gtpo.runs.eval_run import IDENTITY, PLACES, EvalRun, unlike
+from gtpo.runs.questions import load_questions
+from gtpo.runs.train_run import RESULTS, TrainFolder
 
-RESULTS = Path("results")
-"""Where names are looked up: results/eval/NAME and results/train/NAME under the working directory."""
-TRAIN_SCHEMA_VERSION = 1
 SHARD = re.compile(r"-shard-\d+-of-\d+$")
 """What `gtpo eval --shard i/n` appends to a run's name; the shards of one name are compared as one run."""
 
 
-def find_runs(names: list[str], *, allow_incomplete: bool = False) -> tuple[list[EvalRun], list[TrainRun], list[str]]:
+def find_runs(
+    names: list[str], *, allow_incomplete: bool = False
+) -> tuple[list[EvalRun], list[TrainFolder], list[str]]:
     """Resolve paths and names to eval runs (table lines), the train runs behind them, and notes for the reader.
 
     Train runs without an eval run are returned too: they still have dynamics. Raises UserError on a run that is not
     there, not complete (unless `allow_incomplete`), of a newer schema, or whose name is taken by another.
     """
     evals: list[EvalRun] = []
-    trains: dict[Path, TrainRun] = {}
+    trains: dict[Path, TrainFolder] = {}
     notes: list[str] = []
     alone: list[str] = []
     for given, folder in [(name, place) for name in names for place in resolve(name)]:
         if (folder / "run.json").is_file() and not (folder / "eval.json").is_file():
-            train = read_train_run(folder)
+            train = TrainFolder(folder)
             if not train.complete:
-                status = train.document.get("status", "unknown")
-                resume = f"resume it with: gtpo train {folder / 'config.yaml'}"
+                resume = f"resume it with: gtpo train {train.config_yaml}"
                 if not allow_incomplete:
-                    raise UserError(f'{folder}: train run "{train.name}" is incomplete (status {status}); {resume}')
+                    raise UserError(
+                        f'{folder}: train run "{train.name}" is incomplete (status {train.status}); {resume}'
+                    )
                 notes.append(
-                    f"{train.name} is an incomplete train run (status {status}): shown as far as it got ({resume})"
+                    f"{train.name} is an incomplete train run (status {train.status}): shown as far as it got "
+                    f"({resume})"
                 )
             elif train.collapsed:
                 notes.append(f"{train.name} collapsed: {train.document.get('stopped_because')}")
@@ -64,7 +64,7 @@ def find_runs(names: list[str], *, allow_incomplete: bool = False) -> tuple[list
             run = read_eval_run(folder, allow_incomplete=allow_incomplete, notes=notes)
             behind = _train_run_of(run)
             if behind is not None:
-                trains.setdefault(behind.folder.resolve(), behind)
+                trains.setdefault(behind.root.resolve(), behind)
                 run = replace(run, train=behind)
             evals.append(run)
     if alone:
@@ -145,16 +145,6 @@ def read_eval_run(folder: Path, *, allow_incomplete: bool = False, notes: list[s
     return EvalRun(name, (folder,), (record,))
 
 
-def read_train_run(folder: Path) -> TrainRun:
-    """Read one train run's run.json. Raises UserError."""
-    path = folder / "run.json"
-    document = read_json(path)
-    if not isinstance(document, dict) or not isinstance(document.get("schema_version"), int):
-        raise UserError(f"{path}: no schema_version; not a file that gtpo wrote")
-    check_schema_version(path, document["schema_version"], TRAIN_SCHEMA_VERSION)
-    return TrainRun(str(document.get("run_name") or folder.resolve().name), folder, document)
-
-
 def _names_train_run(record: EvalRecord | None, folder: Path) -> bool:
     """Return whether an eval.json says that its model is this train run."""
     named = record.model.train_run if record is not None else None
@@ -194,7 +184,7 @@ def evals_of(folder: Path) -> list[tuple[Path, EvalRecord]]:
     return found
 
 
-def _train_run_of(run: EvalRun) -> TrainRun | None:
+def _train_run_of(run: EvalRun) -> TrainFolder | None:
     """The train run that an eval run names, where its folder is still there.
 
     It is looked for beside the eval run, under results/ for an eval run within the working directory, and where the
@@ -213,33 +203,8 @@ def _train_run_of(run: EvalRun) -> TrainRun | None:
             places += [parent for parent in Path(weights).parents if parent.name == name]
     for place in places:
         if (place / "run.json").is_file():
-            return read_train_run(place)
+            return TrainFolder(place)
     return None
-
-
-SETTINGS = {
-    "scoring": "scoring", "temperature": "sampling.temperature", "top_p": "sampling.top_p", "top_k": "sampling.top_k",
-    "min_p": "sampling.min_p", "presence_penalty": "sampling.presence_penalty",
-    "repetition_penalty": "sampling.repetition_penalty", "max_tokens": "sampling.max_tokens", "stop": "sampling.stop",
-    "prompt": "prompt.system", "user template": "prompt.user", "few-shot examples": "prompt.fewshot",
-    "api": "prompt.api", "chat template": "prompt.chat_template_hash",
-    "chat template kwargs": "prompt.chat_template_kwargs", "verifier": "verifier.version",
-}  # fmt: skip
-"""What two runs must share to be comparable: name for a reader -> key in eval.json. `n` belongs to a benchmark."""
-
-
-def settings(run: EvalRun) -> dict[str, Any]:
-    """Return SETTINGS by name: the prompt's hash where its text is unknown, Math-Verify's version if it judged."""
-    record = run.record
-    found = {name: setting(record, key) for name, key in SETTINGS.items()}
-    if record.prompt.system is None:
-        found["prompt"] = record.prompt.hash
-    return found | {"verifier": record.verifier.other_judge or record.verifier.version}
-
-
-def samples_per_question(run: EvalRun, benchmark: str) -> str:
-    """`64`: how many samples a question of the benchmark got, failed ones included; `2 and 8` where parts differ."""
-    return " and ".join(dict.fromkeys(str(entry.n) for entry in run.entries(benchmark)))
 
 
 def _note_parts(run: EvalRun, parts: list[EvalRun], notes: list[str]) -> None:
@@ -268,7 +233,7 @@ def _one_line_a_name(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
     return lines
 
 
-def _joined(name: str, parts: list[EvalRun], notes: list[str], train: TrainRun | None = None) -> EvalRun:
+def _joined(name: str, parts: list[EvalRun], notes: list[str], train: TrainFolder | None = None) -> EvalRun:
     """One run of its parts; UserError where they are not of one. train: the train run whose eval runs they are."""
     folders = tuple(folder for part in parts for folder in part.folders)
     apart = _difference(parts) if len(parts) > 1 else ""
@@ -288,16 +253,20 @@ def _joined(name: str, parts: list[EvalRun], notes: list[str], train: TrainRun |
     return run
 
 
+_ONE_RUN = (*dict.fromkeys((*IDENTITY, *PLACES)), "scoring", "verifier.version", "verifier.other_judge")
+"""What the parts of one run share."""
+
+
 def _difference(parts: list[EvalRun]) -> str:
-    """Say why parts are not different questions of the same weights, sampled in the same way; empty where they are."""
-    first = settings(parts[0])
-    differing = [key for key in SETTINGS if any(settings(part)[key] != first[key] for part in parts[1:])]
-    for other in (record for part in parts[1:] for record in part.records):
-        differing += [text for text in _other_origin(parts[0].record, other) if text not in differing]
+    """Say why parts are not different questions of the same weights, sampled in the same way; empty if they are."""
+    first, *others = (record for part in parts for record in part.records)
+    # Source and fingerprint of recorded completions are of their file, which says nothing of the model.
+    keys = [key for key in _ONE_RUN if not (_recorded(first) and key.startswith("model."))]
+    differing = [f"{key} ({a}, {b})" for other in others for key, a, b in unlike(first, other, keys)]
     if differing:
-        return f"differ in {', '.join(differing)}"
+        return f"differ in {', '.join(dict.fromkeys(differing))}"
     for benchmark in dict.fromkeys(b for part in parts for b in part.benchmarks):
-        ns = dict.fromkeys(samples_per_question(part, benchmark) for part in parts if benchmark in part.benchmarks)
+        ns = dict.fromkeys(part.samples_per_question(benchmark) for part in parts if benchmark in part.benchmarks)
         if len(ns) > 1:
             return f"differ in n of {benchmark} ({', '.join(ns)})"
         seen: set[str] = set()
@@ -307,26 +276,6 @@ def _difference(parts: list[EvalRun]) -> str:
                 return f"share questions of {benchmark}"
             seen.update(ids)
     return ""
-
-
-_WEIGHTS = ("model.fingerprint", "model.source", "model.adapter", "model.train_run", "model.checkpoint")
-"""The first says what weights they are; the others say where they were, for weights without a fingerprint."""
-_HOW = tuple(key for key in IDENTITY if key.partition(".")[0] in ("engine", "sampling"))
-
-
-def _other_origin(one: EvalRecord, other: EvalRecord) -> list[str]:
-    """`model.fingerprint (a, b)` for each key beside SETTINGS by which samples are of other weights or other draws."""
-    keys = list(_WEIGHTS)
-    if _recorded(one) and _recorded(other):
-        # Source and fingerprint are of the file, which says nothing of the model.
-        keys = []
-    elif one.model.has_fingerprint and other.model.has_fingerprint:
-        keys = ["model.fingerprint"]
-    keys += [key for key in _HOW if key.partition(".")[2] not in SETTINGS]
-    if one.engine.compute_dtype and other.engine.compute_dtype:  # what `auto` came to counts, not the word
-        keys = ["engine.compute_dtype" if key == "engine.dtype" else key for key in keys]
-    pairs = {key: (setting(one, key), setting(other, key)) for key in keys}
-    return [f"{key} ({before}, {now})" for key, (before, now) in pairs.items() if before != now]
 
 
 def _recorded(record: EvalRecord) -> bool:

@@ -1,1 +1,0 @@
-"""What lies on disk: written by `gtpo eval`, read by `gtpo compare`."""

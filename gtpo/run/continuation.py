@@ -1,0 +1,123 @@
+"""Whether a command goes on with the train run that a folder holds, or begins one there."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from gtpo.common.errors import UserError
+from gtpo.common.files import LOCK_FILES, flatten, write_text
+from gtpo.common.log import LOG
+from gtpo.config import TrainConfig
+from gtpo.config.document import Findings, read_document
+from gtpo.config.load import validate
+from gtpo.runs.train_run import TrainFolder
+
+LONGEST_NAME = 255
+"""Bytes in the name of a folder, on all common file systems."""
+
+FREE_KEYS = frozenset(
+    {
+        "env.CUDA_VISIBLE_DEVICES",
+        "model.gpu_memory_utilization",
+        "dataset.data_dir",
+        "training.save_steps",
+        "training.save_total_limit",
+        "training.report_to",
+        "training.log_completions_steps",
+        "rollout.server_host",
+        "rollout.server_port",
+        "rollout.logp_difference_alarm",
+    }
+)
+"""Keys that may differ between a run and its continuation: they change no number."""
+
+
+def _first_difference(old: TrainConfig, new: TrainConfig) -> tuple[str, Any, Any] | None:
+    """Return (dotted key, old value, new value) of the first key that separates two resolved configs, or None."""
+    before, after = flatten(old.as_dict()), flatten(new.as_dict())
+    for key in {**before, **after}:
+        if key not in FREE_KEYS and before.get(key) != after.get(key):
+            return key, before.get(key), after.get(key)
+    return None
+
+
+def _stored_config(folder: TrainFolder) -> TrainConfig:
+    """Return the run's config; a key that an earlier version did not have takes its default.
+
+    Raises UserError where the file is of a version whose keys are not those of this one.
+    """
+    try:
+        return validate(read_document(folder.config_yaml), Findings())
+    except UserError as error:
+        first = str(error).splitlines()[0]
+        raise UserError(
+            f"{folder.root} holds a run that this version of gtpo cannot resume ({first}). Choose another run_name "
+            "(--run-name), or resume it with the version that run.json names; nothing was overwritten"
+        ) from None
+
+
+def check_config(folder: TrainFolder, config: TrainConfig) -> None:
+    """Refuse to resume with another config. Raises UserError naming the first key that differs.
+
+    A start that failed before its first step binds nothing: `begin` replaces it.
+    """
+    if (length := len(folder.root.name.encode())) > LONGEST_NAME:
+        raise UserError(f"run_name: {length} bytes in UTF-8; the name of a folder has at most {LONGEST_NAME}")
+    if folder.root.exists() and not folder.root.is_dir():
+        raise UserError(f"{folder.root} is a file, where the run folder is to be; choose another run_name")
+    if not folder.config_yaml.exists():
+        if folder.root.exists() and {path.name for path in folder.root.iterdir()} - LOCK_FILES:
+            raise UserError(f"{folder.root} exists and is no train run (no config.yaml); choose another run_name")
+        return
+    if not folder.has_begun():
+        return
+    difference = _first_difference(_stored_config(folder), config)
+    if difference is not None:
+        key, before, after = difference
+        raise UserError(
+            f"{folder.root} holds a run with {key} = {before!r}, now {after!r}. Choose another run_name "
+            f"(--run-name), restore the key, or move the folder away; nothing was overwritten"
+        )
+
+
+def check_same(folder: TrainFolder, processes: int, dtype: str | None = None) -> None:
+    """Refuse to resume with what the run's numbers depend on and no key says. Raises UserError naming both values.
+
+    processes: their number; dtype: of the weights, None where they are not loaded yet.
+    """
+    run = folder.run()
+    if (before := run.get("processes", processes)) != processes:
+        raise UserError(
+            f"{folder.root} was trained by {before} process(es), now {processes}: batches and data order follow from "
+            f"the number. Resume it with {before}, or choose another run_name (--run-name)"
+        )
+    if dtype and (before := run.get("dtype", dtype)) != dtype:
+        raise UserError(
+            f"{folder.root} was trained in {before}, and model.dtype means {dtype} on this machine: resume it where "
+            "it ran, or choose another run_name (--run-name)"
+        )
+
+
+def begin(folder: TrainFolder, config: TrainConfig) -> None:
+    """Write the config and remove what an interrupted write left behind.
+
+    If the folder holds another config, it must be that of a start without a step (UserError else): what
+    depends on it goes.
+    """
+    check_config(folder, config)  # again, under the lock: another process may have been quicker
+    folder.remove_partial()
+    if folder.config_yaml.exists() and not folder.has_begun() and (changed := _changed(folder, config)):
+        LOG.warning(f"{folder.root}: replacing a start that made no step ({changed})")
+        shutil.rmtree(folder.base, ignore_errors=True)  # weights of the other model
+        folder.run_json.unlink(missing_ok=True)  # H_ini of the other policy
+    write_text(folder.config_yaml, config.to_yaml())
+
+
+def _changed(folder: TrainFolder, config: TrainConfig) -> str | None:
+    """Return how `config` differs from the stored one, None where it does not."""
+    try:
+        difference = _first_difference(_stored_config(folder), config)
+    except UserError:
+        return "its config is of another version"
+    return None if difference is None else "{}: {!r}, now {!r}".format(*difference)

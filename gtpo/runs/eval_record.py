@@ -1,0 +1,283 @@
+"""eval.json, typed: what an eval run says of itself. Whatever writes or reads the file does so through `EvalRecord`.
+
+Rates and metrics are fractions in [0, 1]. A key that a file of this schema version has beyond these stays in it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gtpo.common.errors import UserError
+from gtpo.common.files import check_schema_version, read_json, write_json
+from gtpo.rewards.extract import Scoring
+
+EVAL_SCHEMA_VERSION = 2
+"""2: samples that failed are stored with their error; parts carry their run's record."""
+SCORINGS: tuple[Scoring, ...] = get_args(Scoring)
+
+
+class _Block(BaseModel):
+    model_config = ConfigDict(
+        extra="allow", validate_by_name=True, validate_by_alias=True, use_attribute_docstrings=True
+    )
+
+
+class Interval(_Block):
+    """A mean with its two 95 % intervals."""
+
+    mean: float = Field(description="The mean over questions.")
+    low: float = Field(description="Lower end, over questions and samples.")
+    high: float = Field(description="Upper end.")
+    low_sampling: float | None = None
+    """Lower end for sampling on these very questions; null for k = n."""
+    high_sampling: float | None = Field(None, description="Upper end.")
+    questions: int | None = None
+    """Questions with k samples, of which the mean is; only if some have fewer."""
+    worst: float | None = Field(None, description="The mean if every missing sample were wrong; absent if none is.")
+    best: float | None = Field(None, description="The same if every missing sample were right.")
+
+
+class ScoringMetrics(_Block):
+    """What one scoring makes of a benchmark's samples; metrics by k."""
+
+    pass_at_k: dict[int, Interval] = Field({}, alias="pass@k")
+    """By k: chance that k samples hold a right one."""
+    all_pass_at_k: dict[int, Interval] = Field({}, alias="pass^k")
+    """By k: chance that k samples are all right."""
+    maj_at_k: dict[int, Interval] = Field({}, alias="maj@k")
+    """By k: chance that the most frequent of k answers is right."""
+    no_answer_rate: float | None = Field(None, description="Share of samples from which no answer could be extracted.")
+    unsimplified_rate: float | None = None
+    """Share of answers right in value but still to be computed."""
+    verdicts: dict[str, int] = Field({}, description="Verdict -> count of samples.")
+
+
+class GroupMetrics(_Block):
+    """Means over the questions of one subject or level, by k."""
+
+    questions: int = Field(description="Questions of the group.")
+    pass_at_k: dict[int, float] = Field(alias="pass@k", description="By k: mean.")
+    maj_at_k: dict[int, float] = Field(alias="maj@k", description="By k: mean.")
+
+
+class LabelAgreement(_Block):
+    """Recorded completions that bring their owners' labels: samples on which they agree with our verdict."""
+
+    compared: int = Field(description="Samples with a label.")
+    agree: dict[str, int] = Field(description="Scoring -> samples on which label and verdict agree.")
+
+
+class BenchmarkRecord(ScoringMetrics):
+    """One benchmark: its questions, and the metrics once it is complete (those at the top: the headline scoring)."""
+
+    source: str = Field("", description="Where the questions come from: a Hub name, a file, or embedded.")
+    questions: int = Field(0, description="Questions asked.")
+    texts: int | None = Field(None, description="Different texts, if some repeat: intervals count these.")
+    checksum: str | None = Field(None, description="Of ids and golds.")
+    content_checksum: str | None = None
+    """Of ids, texts, golds and ways to compare; null if texts are unknown."""
+    excluded: list[str] = Field([], description="Ids of questions left out because their gold cannot be verified.")
+    n: int | None = None
+    """Samples per question that the metrics count, failed ones too; null at first."""
+    n_asked: int | None = Field(None, description="Samples per question asked for last; above `n` while unfinished.")
+    finish_with: str | None = Field(None, description="Command that finishes this benchmark; null if complete.")
+    samples: int = Field(0, description="Scored samples; the metrics are theirs.")
+    unscored: int = Field(0, description="Samples without a completion.")
+    unscored_reasons: dict[str, int] = Field({}, description="Why: the server's word -> count.")
+    refused: int = Field(0, description="Of these, those that the server refused, e.g. by a content filter.")
+    unscored_questions: list[str] = []
+    """Ids of questions without a scored sample: left out of the metrics."""
+    lacking: dict[str, int] = {}
+    """Question -> its scored samples, if fewer than n: its metrics end there."""
+    unfinished_rate: float | None = None
+    """Share of samples that end inside a thought; absent if none does."""
+    format_rate: float | None = Field(None, description="Share of samples in the full layout.")
+    truncation_rate: float | None = None
+    """Share of samples cut off at the token limit; null if unknown."""
+    cut_off_tokens: int | None = Field(None, description="Most tokens of a completion that was cut off.")
+    mean_tokens: float | None = Field(None, description="Tokens of a completion.")
+    completion_tokens: int | None = Field(None, description="Of all scored samples, as far as they are known.")
+    prompt_tokens: int | None = Field(None, description="Of the prompts of all samples, each counted once a sample.")
+    strict: ScoringMetrics | None = Field(None, description="Metrics if the answer must stand in the tags.")
+    lenient: ScoringMetrics | None = Field(None, description="Metrics if the last box or number will do.")
+    by_subject: dict[str, GroupMetrics] | None = Field(None, description="Subject -> metrics, if it has any.")
+    by_level: dict[str, GroupMetrics] | None = Field(None, description="Level -> metrics, if it has any.")
+    labels: LabelAgreement | None = Field(None, description="Agreement with labels that recorded completions bring.")
+
+    def before_samples(self) -> BenchmarkRecord:
+        """Return the record without what its samples brought."""
+        fields = {"source", "questions", "checksum", "content_checksum", "excluded", "n_asked", "finish_with"}
+        return BenchmarkRecord(**self.model_dump(include=fields, exclude_unset=True))
+
+    def by_scoring(self, scoring: Scoring) -> ScoringMetrics:
+        """Return the metrics under one scoring."""
+        found = self.strict if scoring == "strict" else self.lenient
+        assert found is not None, "asked for before the benchmark was complete"
+        return found
+
+
+class ModelRecord(_Block):
+    """What was evaluated; None where unknown."""
+
+    source: str | None = Field(None, description="Hub name, folder, or the base of an adapter.")
+    adapter: str | None = Field(None, description="Folder of the LoRA adapter.")
+    fingerprint: str | None = None
+    """Hash of the weights' content: of the base, and of the adapter after a dash."""
+    weights: str | None = None
+    """Hash of every byte of the weights and their config; null for what is not on this machine."""
+    tokenizer: str | None = Field(None, description="Hash of the tokenizer's files and chat template.")
+    generation_config: str | None = None
+    """Hash of generation_config.json, which names the end tokens."""
+    train_run: str | None = Field(None, description="Train run that the weights come from.")
+    checkpoint: str | None = Field(None, description="Which of its weights: best, final or a checkpoint.")
+    method: str | None = Field(None, description="Its method.")
+    preset: str | None = Field(None, description="Its preset.")
+
+    @property
+    def has_fingerprint(self) -> bool:
+        """Return whether the fingerprint covers all weights: those of an adapter too, where there is one."""
+        return self.fingerprint is not None and self.fingerprint.count("-") == (self.adapter is not None)
+
+
+class EarlierEngine(_Block):
+    """What earlier sessions of a run sampled on, where it was something else."""
+
+    versions: dict[str, str] = {}
+    """Package -> version, in a list: of each earlier session where they were others."""
+    hardware: str | None = Field(None, description="The GPU or processor there.")
+
+
+class EngineRecord(_Block):
+    """What sampled: `Engine.describe`, and the dtype as it was asked for."""
+
+    name: str = Field("", description="The engine; `recorded` for recorded completions.")
+    dtype: str | None = Field(None, description="Data type as asked for.")
+    compute_dtype: str | None = Field(None, description="Data type as used.")
+    versions: dict[str, str] = Field({}, description="Package -> version.")
+    hardware: str | None = Field(None, description="The GPU or processor.")
+    rows: int | None = None
+    """Batch rows, engine transformers: its samples' rounding depends on them."""
+    canaries: dict[str, Any] | None = None
+    """Servers: which models answer, whether seeds matter, and hashes of first texts."""
+    parameters_left_out: list[str] = Field([], description="Servers: sampling parameters that they do not take.")
+    earlier: list[EarlierEngine] = []
+    """What else the run's samples were made on: versions and hardware of earlier sessions."""
+
+    def followed_by(self, now: EngineRecord) -> list[EarlierEngine]:
+        """Return what samples were made on before a session on `now`, without what it has itself."""
+        before = [*self.earlier, EarlierEngine(versions=self.versions, hardware=self.hardware)]
+        current = EarlierEngine(versions=now.versions, hardware=now.hardware)
+        return [one for i, one in enumerate(before) if one != current and one not in before[:i]]
+
+
+class SamplingRecord(_Block):
+    """How completions were drawn; None for recorded completions."""
+
+    temperature: float | None = Field(None, description="Sampling temperature; 0 is greedy.")
+    top_p: float | None = Field(None, description="Nucleus sampling; 1 is off.")
+    max_tokens: int | None = Field(None, description="Token limit of a completion.")
+    n: int = Field(0, description="Samples per question, the most of any benchmark; each benchmark has its own `n`.")
+    seed: int | None = Field(None, description="Seed of the run.")
+    top_k: int | None = 0
+    """0 is off. Null, here and above: a server's own default, which a request does not change."""
+    min_p: float | None = Field(0.0, description="0 is off.")
+    presence_penalty: float | None = Field(0.0, description="0 is off.")
+    repetition_penalty: float | None = Field(1.0, description="1 is off.")
+    extra_body: dict[str, Any] | None = Field(None, description="Further fields of every request to a server.")
+    stop: list[str] = Field([], description="A completion ends before the first of these texts.")
+
+
+class PromptRecord(_Block):
+    """What came before the question."""
+
+    protocol: str = Field("gtpo", description="Name of the protocol.")
+    system: str | None = Field(None, description="The system prompt.")
+    system_role: str = Field("system", description="Role of its message.")
+    user: str = Field("{problem}", description="Template of the question.")
+    fewshot: dict[str, Any] | None = None
+    """Worked examples: their source, how many, how they are chosen and shown."""
+    api: str = Field("chat", description="chat, or completions: one text without a chat template.")
+    thoughts: list[tuple[str, str]] = Field([], description="Delimiters of thoughts beside `<think>` and `<thinking>`.")
+    begins_in_thought: bool = False
+    """Whether completions are taken to begin in a thought where the rendered prompt is not known."""
+    chat_template_hash: str | None = Field(None, description="Of the chat template.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Passed to the chat template.")
+    hash: str | None = Field(None, description="Of all that comes before the question.")
+
+
+class VerifierRecord(_Block):
+    """How answers were judged."""
+
+    version: int | str | None = Field(None, description="Version of the scoring rules.")
+    timeout_s: float | None = Field(None, description="Time limit of one verification, in seconds.")
+    name: Literal["gtpo", "math-verify"] = Field("gtpo", description="Whose verdicts are stored.")
+    math_verify: str | None = Field(None, description="Version of Math-Verify, where it judged.")
+
+    @property
+    def other_judge(self) -> str | None:
+        """Return Math-Verify's name and version if it judged, else None."""
+        return f"math-verify {self.math_verify}" if self.name == "math-verify" else None
+
+
+class EvalRecord(_Block):
+    """eval.json."""
+
+    schema_version: int = EVAL_SCHEMA_VERSION
+    """Version of this layout. A reader that meets a newer one says so."""
+    status: Literal["complete", "incomplete"] = "incomplete"
+    """complete once every benchmark has all its samples, stored and scored."""
+    name: str = Field("", description="Name of the run.")
+    model: ModelRecord = Field(ModelRecord(), description="What was evaluated.")
+    engine: EngineRecord = Field(EngineRecord(), description="What sampled.")
+    sampling: SamplingRecord = Field(SamplingRecord(), description="How completions were drawn.")
+    prompt: PromptRecord = Field(PromptRecord(), description="What came before the question.")
+    scoring: Scoring = Field("strict", description="The headline.")
+    shard: str | None = Field(None, description="i/n: every n-th question, from the i-th.")
+    verifier: VerifierRecord = Field(VerifierRecord(), description="How answers were judged.")
+    created: str | None = Field(None, description="Time of the start, UTC.")
+    wall_seconds: float | None = Field(None, description="Wall time of all sessions.")
+    benchmark_seconds: dict[str, float] = {}
+    """Time in which each benchmark's samples arrived; benchmarks may overlap."""
+    command: str | None = None
+    """The last command line; of an incomplete run the one that goes on with it."""
+    git_commit: str | None = Field(None, description="Commit of gtpo, where it runs from a checkout.")
+    benchmarks: dict[str, BenchmarkRecord] = Field({}, description="Benchmark -> its record.")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the content of eval.json; what was never set is left out."""
+        return self.model_dump(by_alias=True, exclude_unset=True)
+
+    def header(self) -> EvalRecord:
+        """Return the record of the run as it is before any metric: what every part of its samples carries."""
+        benchmarks = {name: entry.before_samples() for name, entry in self.benchmarks.items()}
+        return self.model_copy(update={"status": "incomplete", "benchmarks": benchmarks})
+
+    def write(self, folder: Path) -> None:
+        """Write eval.json in the run's folder."""
+        self.schema_version = EVAL_SCHEMA_VERSION  # whatever version it was read from
+        write_json(folder / "eval.json", self.as_json())
+
+
+def read_record(folder: Path) -> EvalRecord:
+    """Read eval.json of a run's folder. UserError, naming the field, where it is missing, broken, or too new."""
+    path = folder / "eval.json"
+    return parse_record(read_json(path), path)
+
+
+def parse_record(document: Any, path: Path) -> EvalRecord:
+    """Check what was read from a file. UserError, naming the field, where it is no run's record."""
+    if not isinstance(document, dict):
+        raise UserError(f"{path}: expected a JSON object")
+    if not isinstance(document.get("schema_version"), int):
+        raise UserError(f"{path}: no schema_version; not a file that gtpo wrote")
+    check_schema_version(path, document["schema_version"], EVAL_SCHEMA_VERSION)
+    if not isinstance(document.get("benchmarks"), dict):
+        raise UserError(f"{path}: no benchmarks; not an eval run's summary")
+    try:
+        return EvalRecord.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None

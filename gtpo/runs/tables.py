@@ -1,0 +1,158 @@
+"""The Parquet files of a run: the columns of each, and how one is read.
+
+results/eval/<run>/
+    eval.json            settings, provenance, aggregated metrics (gtpo/runs/eval_record.py)
+    questions.parquet    one row per question and scoring: the per-question figures that paired tests need
+    problems.parquet     the questions and golds that the samples answer
+    prompts.parquet      what the model read of each question, once
+    samples/*.parquet    one row per sample, in parts written by write-then-rename
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gtpo.common.errors import UserError
+from gtpo.common.files import check_schema_version
+from gtpo.runs.eval_record import EVAL_SCHEMA_VERSION
+
+Columns = tuple[tuple[str, pa.DataType, str], ...]
+"""(name, type, meaning); docs/files.md is written from these."""
+
+
+def _column(kind: pa.DataType, meaning: str) -> Any:
+    return field(default=None, metadata={"kind": kind, "meaning": meaning})
+
+
+@dataclass(slots=True)
+class Sample:
+    """One sample of an eval run: a completion with its verdicts, or why there is none. Equal to a row on disk."""
+
+    benchmark: str = _column(pa.string(), "Name of the benchmark.")
+    question_id: str = _column(pa.string(), "The question.")
+    sample_index: int = _column(pa.int32(), "Which sample of the question, from 0.")
+    completion: str = _column(
+        pa.string(),
+        "What the model wrote, after the tag of a thought that its prompt opened; of a failed sample what came of it.",
+    )
+    answer_strict: str | None = _column(pa.string(), "Answer inside the answer tags; null where there is none.")
+    verdict_strict: str | None = _column(
+        pa.string(), "Its verdict; null for a failed sample, or one that is yet to be verified."
+    )
+    answer_lenient: str | None = _column(pa.string(), "Answer by the lenient rules; null where there is none.")
+    verdict_lenient: str | None = _column(pa.string(), "Its verdict, null as above.")
+    format_ok: bool | None = _column(pa.bool_(), "Whether the completion has the full layout.")
+    tokens: int | None = _column(pa.int32(), "Its tokens; null for recorded completions that do not say.")
+    finish_reason: str | None = _column(
+        pa.string(), "stop; length where it was cut off; error or refused where it failed; null as above."
+    )
+    seed: int | None = _column(pa.int64(), "Seed of this sample, with engine transformers of its batch; null as above.")
+    error: str | None = _column(pa.string(), "Why there is no completion. Such a sample is unscored, never wrong.")
+    prompt_tokens: int | None = _column(pa.int32(), "Tokens of its prompt; null where not known.")
+    unfinished: bool | None = _column(
+        pa.bool_(), "Whether it ends inside a thought, so that it has no answer; null where it failed."
+    )
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Return its benchmark, question and index."""
+        return self.benchmark, self.question_id, self.sample_index
+
+    def answer(self, scoring: str) -> str | None:
+        """Return the answer under one scoring."""
+        return self.answer_strict if scoring == "strict" else self.answer_lenient
+
+    def verdict(self, scoring: str) -> str | None:
+        """Return the verdict under one scoring."""
+        return self.verdict_strict if scoring == "strict" else self.verdict_lenient
+
+
+SAMPLE_COLUMNS: Columns = tuple((f.name, f.metadata["kind"], f.metadata["meaning"]) for f in fields(Sample))
+
+QUESTION_COLUMNS: Columns = (
+    ("benchmark", pa.string(), "Name of the benchmark."),
+    ("question_id", pa.string(), "The question."),
+    ("scoring", pa.string(), "strict or lenient."),
+    ("subject", pa.string(), "Its subject, where there is one."),
+    ("level", pa.int32(), "Its level, where there is one."),
+    ("n", pa.int32(), "Scored samples."),
+    ("correct", pa.int32(), "Right ones."),
+    ("abstentions", pa.int32(), "Samples without an answer."),
+    ("votes", pa.list_(pa.int32()), "Sizes of the classes of equal wrong answers."),
+    ("pass_at_k", pa.list_(pa.float64()), "pass@k for k = 1 to n."),
+    ("maj_at_k", pa.list_(pa.float64()), "maj@k for k = 1 to n."),
+    ("format_ok", pa.int32(), "Samples in the full layout."),
+    ("truncated", pa.int32(), "Samples cut off at the token limit; null where it is not known how they ended."),
+    ("mean_tokens", pa.float64(), "Tokens of a completion."),
+)
+"""One question under one scoring: the figures that paired tests need."""
+
+PROBLEM_COLUMNS: Columns = (
+    ("benchmark", pa.string(), "Name of the benchmark."),
+    ("id", pa.string(), "The question."),
+    ("problem", pa.string(), "Its text; empty for recorded completions without it."),
+    ("answer", pa.string(), "The gold."),
+    ("subject", pa.string(), "Its subject, where there is one."),
+    ("level", pa.int32(), "Its level, where there is one."),
+    ("answers", pa.string(), "`text` where answers are compared as text."),
+    ("asked", pa.bool_(), "Whether the last command asked for it: the metrics are of these questions."),
+)
+"""One question: its text and gold."""
+
+PROMPT_COLUMNS: Columns = (
+    ("benchmark", pa.string(), "Name of the benchmark."),
+    ("id", pa.string(), "The question."),
+    ("messages", pa.string(), "The conversation, as JSON; null where the prompt is one text for a base model."),
+    ("prompt", pa.string(), "The text as the model reads it; null where a server does not show it."),
+    ("tokens", pa.list_(pa.int32()), "Its tokens; null as above."),
+)
+"""One question as it was asked."""
+
+
+def _schema(columns: Columns) -> pa.Schema:
+    named = [(name, kind) for name, kind, _ in columns]
+    return pa.schema(named, metadata={b"gtpo_schema_version": str(EVAL_SCHEMA_VERSION).encode()})
+
+
+SAMPLE_SCHEMA, QUESTION_SCHEMA, PROBLEM_SCHEMA, PROMPT_SCHEMA = map(
+    _schema, (SAMPLE_COLUMNS, QUESTION_COLUMNS, PROBLEM_COLUMNS, PROMPT_COLUMNS)
+)
+"""Every sample part's metadata also holds, as `gtpo_run`, the eval.json of its run as it was then, without metrics."""
+
+
+def read_table(
+    path: Path,
+    columns: Sequence[str] | None = None,
+    *,
+    remedy: str,
+    newest: int = EVAL_SCHEMA_VERSION,
+    dictionary: Sequence[str] = (),
+) -> pa.Table:
+    """Read a Parquet file of a run, with the metadata of its schema.
+
+    remedy: what to do if it cannot be read. newest: the schema version up to which it can. dictionary: columns of few
+    different texts. Raises UserError if the file is damaged, too new, or lacks one of the columns.
+    """
+    try:
+        with pq.ParquetFile(path, read_dictionary=list(dictionary)) as file:  # pq.read_table imports pandas: 0.25 s
+            metadata = file.schema_arrow.metadata or {}
+            check_schema_version(path, int(metadata.get(b"gtpo_schema_version", b"0")), newest)
+            missing = [name for name in columns or () if name not in file.schema_arrow.names]
+            if missing:
+                raise UserError(f"{path}: column {missing[0]} is missing; {remedy}")
+            table = file.read(columns=None if columns is None else list(columns), use_threads=False)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        first = str(error).split("\n")[0][:160]
+        raise UserError(f"{path} is damaged or cannot be read ({first}); {remedy}") from None
+    return table.replace_schema_metadata(metadata)
+
+
+def read_rows(path: Path, columns: Sequence[str] | None = None, *, remedy: str) -> list[dict[str, Any]]:
+    """Read a Parquet file as rows; none if there is no such file. Raises UserError as `read_table` does."""
+    return read_table(path, columns, remedy=remedy).to_pylist() if path.is_file() else []

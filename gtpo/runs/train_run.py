@@ -1,0 +1,289 @@
+"""The folder of a train run: its files, who may write to it, and where a run resumes from.
+
+config.yaml      the resolved config
+run.json         what ran: versions, hardware, seeds, H_ini and the gate's decision, wall time, status
+metrics.jsonl    one line per logged step, with the same names for every method
+checkpoints/     checkpoint-N, each whole or absent
+best/ final/     weights (or adapter) and tokenizer; best.json says why
+base/            only if an adapter, TRL's KL term or vLLM refers to weights that are nowhere else
+completions/     parquet, one file per logged step, one row per completion (`COMPLETION_COLUMNS`)
+
+A folder of TRL's own trainers, without run.json, is read from the trainer_state.json of its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from filelock import FileLock
+
+from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.files import (
+    check_schema_version,
+    flatten,
+    lock_folder,
+    read_json_object,
+    write_json,
+    write_parquet,
+    write_text,
+)
+from gtpo.common.yaml_file import read_yaml
+from gtpo.runs.tables import read_table
+
+RESULTS = Path("results")
+"""Where names are looked up: results/train/NAME and results/eval/NAME under the working directory."""
+SCHEMA_VERSION = 1
+COMPLETIONS_SCHEMA = 1
+PARTIAL = ".partial"
+"""Checkpoints are written here and renamed into place, so that a name `checkpoint-N` always means a whole one."""
+COLLAPSED = "collapsed"
+"""The status in run.json of a training whose policy collapsed."""
+ENDED = ("finished", COLLAPSED)
+"""Statuses of a run that is not resumed."""
+
+COMPLETION_COLUMNS = {
+    "step": pa.int64(),
+    "group": pa.int32(),
+    "completion_index": pa.int32(),
+    "prompt": pa.string(),
+    "tokens": pa.list_(pa.string()),
+    "weight": pa.list_(pa.float32()),
+    "advantage": pa.float32(),
+    "entropy": pa.float32(),
+    "kept": pa.bool_(),
+}
+"""Step that the round was sampled for; prompt's and completion's place in it; the user's turn; the completion's tokens
+as text and lambda of each; A_i, <H>_i in nats, whether the entropy gate let it count. Further: reward_NAME, float32, of
+each reward function, and reward_format and reward_accuracy; null is unscored."""
+
+
+def last_checkpoint(checkpoints: Path) -> Path | None:
+    """Return the whole checkpoint of the highest step in a folder, or None."""
+    found = [path for path in checkpoints.glob("checkpoint-*") if path.name.split("-")[1].isdigit()]
+    return max(found, key=lambda path: int(path.name.split("-")[1]), default=None)
+
+
+class TrainFolder:
+    """One train run on disk. Anyone may read it; only the main process of a training writes, and holds the lock."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config_yaml = root / "config.yaml"
+        self.run_json = root / "run.json"
+        self.metrics_jsonl = root / "metrics.jsonl"
+        self.checkpoints = root / "checkpoints"
+        self.best = root / "best"
+        self.final = root / "final"
+        self.completions = root / "completions"
+        self.base = root / "base"
+        self._lock: FileLock | None = None
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> dict[str, Any]:
+        """Return run.json as it is now, or an empty dict if there is none. Raises UserError on a newer schema."""
+        if not self.run_json.exists():
+            return {}
+        run = read_json_object(self.run_json)
+        check_schema_version(self.run_json, int(run.get("schema_version", 0)), SCHEMA_VERSION)
+        return run
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """run.json as it was when a reader first asked for it."""
+        return self.run()
+
+    @property
+    def name(self) -> str:
+        """Return the name of the run."""
+        return str(self.document.get("run_name") or self.root.resolve().name)
+
+    @property
+    def method(self) -> str:
+        """Return gtpo, grpo or sft; empty if unknown."""
+        return str(self.document.get("method") or "")
+
+    @property
+    def preset(self) -> str:
+        """Return the objective's preset, or the method if there is none."""
+        return str(self.document.get("preset") or self.method)
+
+    @property
+    def seed(self) -> int | None:
+        """Return its seed; None if unknown."""
+        seed = self.document.get("seed")
+        return None if seed is None else int(seed)
+
+    @property
+    def status(self) -> str:
+        """Return the status in run.json; `unknown` if there is none."""
+        return str(self.document.get("status") or "unknown")
+
+    @property
+    def complete(self) -> bool:
+        """Return whether training reached its end."""
+        return self.status in ENDED
+
+    @property
+    def collapsed(self) -> bool:
+        """Return whether training was seen to collapse."""
+        return self.status == COLLAPSED
+
+    def config(self) -> dict[str, Any] | None:
+        """Return config.yaml as one level with dotted keys; None if there is none. Raises UserError."""
+        if not self.config_yaml.is_file():
+            return None
+        return flatten(read_yaml(self.config_yaml, "a mapping of sections")[0])
+
+    def weights(self, checkpoint: str | None = None) -> Path:
+        """Return the folder of its weights: best/, else final/; or a checkpoint by name or path. Raises UserError."""
+        options = [self.root / name for name in ([checkpoint] if checkpoint else ["best", "final"])]
+        if checkpoint is not None and checkpoint not in ("best", "final"):
+            options += [self.checkpoints / checkpoint, Path(checkpoint)]
+        for place in options:
+            if place.is_dir():
+                return place
+        if len(options) == 3:
+            there = sorted(path.name for path in self.checkpoints.glob("*") if path.is_dir())
+            near = did_you_mean(str(checkpoint), ["best", "final", *there])
+            raise UserError(f'train run {self.root} has no checkpoint "{checkpoint}".{near}')
+        raise UserError(
+            f"train run {self.root} has no {' or '.join(f'{place.name}/' for place in options)} yet (status: "
+            f"{self.status}); the command that started it resumes it; gtpo eval --checkpoint chooses other weights"
+        )
+
+    def has_begun(self) -> bool:
+        """Return whether the run made a step that anything is left of."""
+        measured = self.metrics_jsonl.exists() and bool(self.metrics_jsonl.read_bytes().strip())
+        return measured or last_checkpoint(self.checkpoints) is not None or self.run().get("status") in ENDED
+
+    def completions_files(self) -> list[Path]:
+        """Return the files of the logged rollouts, in order of their steps."""
+        return sorted(self.completions.glob("*.parquet"))
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def lock(self) -> None:
+        """Take the folder for this process until it ends. Raises UserError if another process writes to it."""
+        self._lock = lock_folder(self.root)
+
+    def unlock(self) -> None:
+        """Give the folder back."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def remove_partial(self) -> None:
+        """Remove what an interrupted write left behind."""
+        shutil.rmtree(self.checkpoints / PARTIAL, ignore_errors=True)
+        for folder in (self.best, self.final, self.base):
+            shutil.rmtree(folder.with_name(PARTIAL + "-" + folder.name), ignore_errors=True)
+
+    def update_run(self, **fields: Any) -> None:
+        """Merge `fields` into run.json."""
+        write_json(self.run_json, {"schema_version": SCHEMA_VERSION, **self.run(), **fields})
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """Append a line to metrics.jsonl. A value that is not finite becomes null and is named in `nonfinite`."""
+        bad = [key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
+        clean = {key: None if key in bad else value for key, value in row.items()}
+        if bad:
+            clean["nonfinite"] = bad
+        with self.metrics_jsonl.open("a", encoding="utf-8") as handle:
+            handle.write(json.dumps(clean, allow_nan=False) + "\n")
+
+    def drop_after(self, step: int) -> None:
+        """Remove the metrics and completions of later steps, which will be made again, and a line that a kill cut."""
+        if self.metrics_jsonl.exists():
+            lines = self.metrics_jsonl.read_text(encoding="utf-8").split("\n")[:-1]
+            write_text(
+                self.metrics_jsonl, "".join(f"{line}\n" for line in lines if json.loads(line).get("step", 0) <= step)
+            )
+        for path in self.completions.glob("step-*.parquet"):
+            if int(path.stem.split("-")[1]) > step:
+                path.unlink()
+
+    def write_completions(self, step: int, columns: Mapping[str, list[Any]]) -> None:
+        """Write a rollout as completions/step-NNNNNN.parquet, whole or not at all.
+
+        columns: those of `COMPLETION_COLUMNS`, and reward_NAME of each reward function.
+        """
+        table = pa.table({
+            name: pa.array(values, COMPLETION_COLUMNS.get(name, pa.float32())) for name, values in columns.items()
+        }).replace_schema_metadata({"gtpo_schema_version": str(COMPLETIONS_SCHEMA)})  # fmt: skip
+        write_parquet(self.completions / f"step-{step:06d}.parquet", table)
+
+
+def read_completions(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a logged rollout. Raises UserError if it is no file that gtpo train wrote."""
+    remedy = "remove it to go on"
+    needed = [name for name in COMPLETION_COLUMNS if name not in ("completion_index", "prompt")]
+    read_table(path, needed, remedy=remedy, newest=COMPLETIONS_SCHEMA)
+    rows: list[dict[str, Any]] = read_table(path, remedy=remedy, newest=COMPLETIONS_SCHEMA).to_pylist()
+    return rows
+
+
+class MetricsLog:
+    """The metrics of a train run, read as they grow: each `read` takes the lines that were added since the last."""
+
+    def __init__(self, folder: TrainFolder) -> None:
+        self._folder, self.path = folder, folder.metrics_jsonl
+        self._start_again()
+
+    def _start_again(self) -> None:
+        self._position = self._lines = 0
+        self.rows: dict[float, dict[str, Any]] = {}
+        """Step -> its line. A resumed run logs the steps after its checkpoint again: the last line of a step counts."""
+
+    def read(self) -> dict[float, dict[str, Any]]:
+        """Read on, and return all rows by step.
+
+        A last line without its newline, which a writer or a kill has cut short, is left for the next time. Raises
+        UserError with its number for any other line that is no JSON object with a step.
+        """
+        size = self.path.stat().st_size if self.path.is_file() else 0
+        if size < self._position:  # another run under the same name
+            self._start_again()
+        if size == self._position:
+            return self.rows
+        with self.path.open("rb") as file:
+            file.seek(self._position)
+            data = file.read()
+        *whole, last = data.split(b"\n")
+        for line in whole:
+            self._lines += 1
+            if line.strip():
+                self._take(line, self._lines)
+        self._position += len(data) - len(last)
+        if last.strip():
+            with suppress(ValueError):
+                json.loads(last)
+                self._take(last, self._lines + 1)
+        return self.rows
+
+    def _take(self, line: bytes, number: int) -> None:
+        where = f"{self.path}:{number}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{where}: not a JSON object ({error})") from None
+        if not isinstance(row, dict):
+            raise UserError(f"{where}: expected a JSON object, found {type(row).__name__}")
+        step = row.get("step")
+        if isinstance(step, bool) or not isinstance(step, (int, float)) or not math.isfinite(step):
+            raise UserError(f"{where}: step is {step!r}, expected a number")
+        self.rows[step] = self.rows.get(step, {}) | row
+
+
+def find_train_run(name: str, results: Path = RESULTS) -> TrainFolder | None:
+    """Return the train run of a path or of a name under results/train; None if there is none."""
+    places = (Path(name), results / "train" / name)
+    return next((TrainFolder(place) for place in places if (place / "run.json").is_file()), None)
