@@ -88,21 +88,15 @@ def _adapted(model: Any, adapter: str) -> list[tuple[str, Any]]:
     ]
 
 
-def whole_tensor(value: Tensor) -> Tensor:
-    """Return a whole tensor, also where FSDP2 has sharded it."""
-    found: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
-    return found.detach()
-
-
 def adapter_tensors(model: Any) -> dict[str, Tensor]:
     """Return A [r, d_in] and B [d_out, r] of each layer in float32, under the names that vLLM reads; B is scaled."""
     name, tensors = model.active_adapters[0], {}
     for layer, module in _adapted(model, name):
         path = layer.replace("_fsdp_wrapped_module.", "").replace("_checkpoint_wrapped_module.", "")
-        tensors[f"base_model.model.{path}.lora_A.weight"] = whole_tensor(module.lora_A[name].weight).float()
-        tensors[f"base_model.model.{path}.lora_B.weight"] = (
-            whole_tensor(module.lora_B[name].weight).float() * module.scaling[name]
-        )
+        for part, factor in (("lora_A", 1.0), ("lora_B", module.scaling[name])):
+            weight = getattr(module, part)[name].weight.detach()
+            weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight  # FSDP2 keeps it in parts
+            tensors[f"base_model.model.{path}.{part}.weight"] = weight.float() * factor
     return tensors
 
 
@@ -110,7 +104,7 @@ def write_unpacked(model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype)
     """Write the base of a 4-bit PeftModel as vLLM reads it: each weight as the trainer computes with it, in `dtype`."""
     from bitsandbytes.functional import dequantize_4bit
 
-    base, shard, size, where = model.get_base_model(), dict[str, Tensor](), 0, dict[str, str]()
+    base, shard, where = model.get_base_model(), dict[str, Tensor](), dict[str, str]()
     config = copy.deepcopy(base.config)
     del config.quantization_config
     config.dtype = dtype
@@ -127,10 +121,8 @@ def write_unpacked(model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype)
         state = getattr(parameter, "quant_state", None)
         value = parameter.data if state is None else dequantize_4bit(parameter.data, state)
         shard[name.replace(".base_layer.", ".")] = value.to(dtype).cpu().contiguous()
-        size += value.numel() * dtype.itemsize
-        if size >= SHARD_BYTES:
+        if sum(held.nbytes for held in shard.values()) >= SHARD_BYTES:
             flush()
-            size = 0
     flush()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
     config.save_pretrained(folder)

@@ -47,12 +47,8 @@ def repeated_across_prompts(ids: Tensor, mask: Tensor, group: int) -> float:
     return sum(len(prompts[text]) > 1 for text in texts) / len(texts)
 
 
-BATCH_ROWS = {
-    "weights": "conflict_weights",
-    "forward": "conflict_forward",
-    "backward": "conflict_backward",
-    "union": "conflict_union",
-    "excluded": "excluded",
+BATCH_ROWS = {name: f"conflict_{name}" for name in ("weights", "forward", "backward", "union")} | {
+    "excluded": "excluded"
 }
 """Field of `Completions` -> key of the batch dict. TRL shuffles and splits these rows with the completions."""
 
@@ -87,13 +83,6 @@ class Rollout:
     """delta_i [N] bool; True until the completion has been through the loss."""
     logged: bool = False
     """Whether the completions log has it."""
-
-
-def to_batch(completions: Completions, rows: slice, length: int) -> dict[str, Tensor]:
-    """Return one rank's rows of `completions` as they travel in the batch dict, cut to its `length` tokens."""
-    batch = {key: getattr(completions, field)[rows] for field, key in BATCH_ROWS.items()}
-    batch["conflict_weights"] = batch["conflict_weights"][:, :length]
-    return batch
 
 
 def without_empty_columns(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,7 +215,8 @@ class GroupStatistics:
         mine = slice(accelerator.process_index * local, (accelerator.process_index + 1) * local)
         batch["advantages"] = advantages[mine].to(batch["advantages"].dtype)
         batch["row"] = torch.arange(len(ids), device=ids.device)[mine]
-        batch |= to_batch(completions, mine, length)
+        batch |= {key: getattr(completions, field)[mine] for field, key in BATCH_ROWS.items()}
+        batch["conflict_weights"] = batch["conflict_weights"][:, :length]
 
         trl_seam.log(trainer, "conflict/forward", completions.forward.float().mean().item())
         trl_seam.log(trainer, "conflict/backward", completions.backward.float().mean().item())
@@ -315,17 +305,11 @@ def policy_statistics(
 
     The arguments after `objective` are those of TRL's method that scores log-probabilities.
     """
-
     found: list[tuple[Tensor, Tensor]] = []
-    size = batch_size or len(ids)
-    for rows, kept in zip(ids.split(size), mask.split(size), strict=True):
-        batch = {
-            "prompt_ids": rows[:, :-length],
-            "prompt_mask": kept[:, :-length],
-            "completion_ids": rows[:, -length:],
-            "completion_mask": kept[:, -length:],
-        }
-        temperature = objective.temperature(trainer.temperature)
+    size, temperature = batch_size or len(ids), objective.temperature(trainer.temperature)
+    for rows in zip(ids.split(size), mask.split(size), strict=True):
+        batch = {f"prompt_{name}": part[:, :-length] for name, part in zip(("ids", "mask"), rows, strict=True)}
+        batch |= {f"completion_{name}": part[:, -length:] for name, part in zip(("ids", "mask"), rows, strict=True)}
         found.append(batch_statistics(trainer, model, batch, temperature=temperature, log_clamp=objective.log_clamp))
     logps, entropies = map(torch.cat, zip(*found, strict=True))
     return logps, entropies

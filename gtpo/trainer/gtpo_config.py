@@ -15,26 +15,22 @@ from gtpo.presets import PRESETS, Objective
 NOT_GTPO = {
     name: instead
     for instead, names in {
-        "the objective is GTPO's; GRPOTrainer has TRL's losses": ["loss_type"],
-        "set objective={'scale_rewards': ...}": ["scale_rewards"],
-        "set objective={'mask_truncated': True}": ["mask_truncated_completions"],
-        "GTPO's ratio is per token": ["importance_sampling_level"],
-        "GTPO has its entropy gate": ["top_entropy_quantile"],
-        "set objective={'entropy_mode': 'loss', 'gamma': ...}": [
-            *("entropy_coef", "use_adaptive_entropy", "entropy_coef_min", "entropy_coef_max"),
-            *("entropy_coef_delta", "entropy_target"),
-        ],
-        "it belongs to another loss; GRPOTrainer has TRL's losses": [
-            *("sapo_temperature_neg", "sapo_temperature_pos"),
-            *("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
-        ],
-        "GTPO has no such mask": ["off_policy_mask_threshold"],
-        "GTPO clips on both sides by epsilon": ["delta"],
-        "GTPO has no reference model and no KL term": ["beta", "use_bias_correction_kl"],
-        "GTPO has no reference model": ["sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"],
-        "logits and statistics are float32 already": ["cast_lm_head_to_fp32"],
+        "the objective is GTPO's; GRPOTrainer has TRL's losses": "loss_type",
+        "set objective={'scale_rewards': ...}": "scale_rewards",
+        "set objective={'mask_truncated': True}": "mask_truncated_completions",
+        "GTPO's ratio is per token": "importance_sampling_level",
+        "GTPO has its entropy gate": "top_entropy_quantile",
+        "set objective={'entropy_mode': 'loss', 'gamma': ...}": "entropy_coef use_adaptive_entropy entropy_coef_min "
+        "entropy_coef_max entropy_coef_delta entropy_target",
+        "it belongs to another loss; GRPOTrainer has TRL's losses": "sapo_temperature_neg sapo_temperature_pos "
+        "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
+        "GTPO has no such mask": "off_policy_mask_threshold",
+        "GTPO clips on both sides by epsilon": "delta",
+        "GTPO has no reference model and no KL term": "beta use_bias_correction_kl",
+        "GTPO has no reference model": "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps",
+        "logits and statistics are float32 already": "cast_lm_head_to_fp32",
     }.items()
-    for name in names
+    for name in names.split()
 }
 """GRPOConfig's fields that GTPO decides itself, and what to do instead: setting one is an error, never ignored."""
 
@@ -85,11 +81,8 @@ class GTPOConfig(GRPOConfig):
             self.bf16 = False
         if self.fp16 and on_cpu:
             raise ValueError("GTPOConfig: fp16=True needs a GPU; on a CPU train in float32, or with bf16=True")
-        if (
-            self.use_vllm
-            and self.vllm_importance_sampling_correction
-            and objective.temperature(self.temperature) != self.temperature
-        ):
+        corrected = self.use_vllm and self.vllm_importance_sampling_correction
+        if corrected and objective.temperature(self.temperature) != self.temperature:
             raise ValueError(
                 "GTPOConfig: vllm_importance_sampling_correction compares vLLM's log-probabilities, at temperature "
                 f"{self.temperature}, with the objective's at 1 (entropy_temperature 'one'): set temperature=1.0, "

@@ -326,26 +326,16 @@ class GTPOTrainer(SampledTrainer):
         """Return the loss of a micro-batch from its hidden states [B, L, D]."""
         objective, completions, gate_active = self.objective, from_batch(inputs), self.gate.active()
         mask = loss_mask(inputs).bool()
-        logps, entropies = token_statistics(
-            hidden,
-            head.weight,
-            inputs["completion_ids"],
-            mask,
-            **objective.head_options(self.temperature),
-            **head.transform(),
-        )
-        found = policy_loss(
-            objective,
-            completions,
-            logps,
-            entropies,
-            mask,
+        options = objective.head_options(self.temperature) | head.transform()
+        logps, entropies = token_statistics(hidden, head.weight, inputs["completion_ids"], mask, **options)
+        # The micro-batches of a step add up, the ranks are averaged: B of the step is so many groups per rank.
+        group, clipping = (
             trl_seam.group_size(self),
-            gate_active=gate_active,
-            # The micro-batches of a step add up, the ranks are averaged: B of the step is this many per rank.
-            groups=len(hidden) * self._accumulation() / trl_seam.group_size(self),
-            epsilon_low=self.epsilon_low,
-            epsilon_high=self.epsilon_high,
+            {"epsilon_low": self.epsilon_low, "epsilon_high": self.epsilon_high},
+        )
+        groups = len(hidden) * self._accumulation() / group
+        found = policy_loss(
+            objective, completions, logps, entropies, mask, group, gate_active=gate_active, groups=groups, **clipping
         )
         check_finite(hidden, head.weight, head.bias, logps, entropies)
         return found

@@ -12,7 +12,7 @@ import functools
 import types
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,14 +47,6 @@ class PolicyOutput(NamedTuple):
     """What `policy_loss` returned."""
     aux_loss: Tensor | None
     """Load-balancing loss of a mixture of experts, a scalar without its coefficient; None unless asked for."""
-
-
-def _load_balancing_loss(router_logits: Any, config: Any, attention_mask: Tensor | None) -> Tensor:
-    """Return the loss (a scalar) of router logits, one tensor [N T, experts] per layer, as TRL computes it."""
-    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
-
-    loss = load_balancing_loss_func(router_logits, config.num_experts, config.num_experts_per_tok, attention_mask)
-    return cast(Tensor, loss)
 
 
 def logit_transform(config: Any) -> tuple[float, float | None]:
@@ -95,7 +87,10 @@ def add_policy_head(model: Any) -> None:
         outputs = self.base_model(*args, **{**kwargs, "use_cache": False})
         aux_loss = None
         if kwargs.get("output_router_logits"):
-            aux_loss = _load_balancing_loss(outputs.router_logits, text_config, kwargs.get("attention_mask"))
+            from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func  # TRL's choice too
+
+            sizes = (text_config.num_experts, text_config.num_experts_per_tok)
+            aux_loss = load_balancing_loss_func(outputs.router_logits, *sizes, kwargs.get("attention_mask"))
         hidden, head = outputs.last_hidden_state, self.get_output_embeddings()
         weight, bias = head.weight, getattr(head, "bias", None)
         hidden = hidden.to(weight.device)
