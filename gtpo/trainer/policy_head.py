@@ -12,7 +12,7 @@ import functools
 import types
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -90,7 +90,7 @@ def add_policy_head(model: Any) -> None:
             from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func  # TRL's choice too
 
             sizes = (text_config.num_experts, text_config.num_experts_per_tok)
-            aux_loss = load_balancing_loss_func(outputs.router_logits, *sizes, kwargs.get("attention_mask"))
+            aux_loss = cast(Any, load_balancing_loss_func)(outputs.router_logits, *sizes, kwargs.get("attention_mask"))
         hidden, head = outputs.last_hidden_state, self.get_output_embeddings()
         weight, bias = head.weight, getattr(head, "bias", None)
         hidden = hidden.to(weight.device)
