@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,9 +12,6 @@ from typing import Any, NamedTuple
 from gtpo.common.errors import UserError
 from gtpo.rewards.completions import words
 from gtpo.rewards.thoughts import opened_thought, plain, unfinished
-
-WINDOW_S = 15.0
-"""The throughput that is shown is that of the last so many seconds."""
 
 
 class Prompt(NamedTuple):
@@ -142,11 +138,9 @@ class Throughput:
     """What one worker has done; written by the engine, read by the progress."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.samples, self.tokens = name, 0, 0
+        self.name, self.samples, self.tokens, self._began = name, 0, 0, 0.0
         self.state = ""
         """Empty while it works; else what is the matter: `restarting`, `left out`."""
-        self._began = 0.0
-        self._recent: deque[tuple[float, int]] = deque()
 
     def start(self) -> None:
         """Begin to measure."""
@@ -154,17 +148,11 @@ class Throughput:
 
     def add(self, generations: Sequence[Generation]) -> None:
         """Count completions."""
-        now, tokens = time.monotonic(), sum(g.tokens or 0 for g in generations)
         self.samples += sum(g.error is None for g in generations)
-        self.tokens += tokens
-        self._recent.append((now, tokens))
-        while self._recent[0][0] < now - WINDOW_S:
-            self._recent.popleft()
+        self.tokens += sum(g.tokens or 0 for g in generations)
 
     def __str__(self) -> str:
-        now = time.monotonic()
-        recent = sum(tokens for moment, tokens in list(self._recent) if moment >= now - WINDOW_S)
-        rate = recent / max(1e-3, min(WINDOW_S, now - self._began))
+        rate = self.tokens / max(1e-3, time.monotonic() - self._began)
         return f"{self.name}: {self.samples} samples, {self.state or f'{rate:.0f} tokens/s'}"
 
 

@@ -3,8 +3,8 @@
 One streamed request per sample, each with the sample's seed; all servers take from one queue, at most `concurrency` at
 a time each. A request that fails in a way that may pass is sent again with growing pauses, to another server if there
 is one; a server that fails gets half as many at a time, and refused for the rate (429) it has a pause too. A sample
-that keeps failing is handed on with its error. A server that is gone or answers nothing is left out; without another
-the engine waits for `wait_s`, then stops. The key comes from the environment, goes into the request header and nowhere
+that keeps failing is handed on with its error. A server that answers nothing is left out; without another the engine
+stops. The key comes from the environment, goes into the request header and nowhere
 else.
 
 aiohttp is the client: streamed, it takes 0.5 ms of processor time for a completion of 64 tokens, where httpx takes 5 ms
@@ -44,14 +44,12 @@ from gtpo.evalkit.engines.base import (
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.evalkit.engines.openai_reply import Answer, Reply, RequestError, one_line, refused
 from gtpo.evalkit.engines.openai_request import (
-    POLL_S,
     Access,
     Dialect,
     Unreachable,
     apart,
     card_of,
     list_models,
-    listed_models,
     not_listed,
     refusal,
 )
@@ -126,7 +124,7 @@ class OpenAIEngine(Engine):
     """Samples from the servers at `urls`, e.g. http://127.0.0.1:8000/v1.
 
     concurrency: most requests in flight at each. retries: attempts after the first. wait_s: for how long no server may
-    answer. body: further fields of every request. first: questions for the canaries.
+    answer at the start. body: further fields of every request. first: questions for the canaries.
 
     Raises UserError if no server can be reached, or one refuses the key.
     """
@@ -148,16 +146,20 @@ class OpenAIEngine(Engine):
         thoughts: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self.ref, self.sampling, self.access, self._first = ref, sampling, access, first[:1]
-        self._concurrency, self._retries, self._wait_s, self._body = concurrency, retries, wait_s, body or {}
+        self._concurrency, self._retries, self._body = concurrency, retries, body or {}
         self._reading = Reading(sampling.stop, thoughts)
         self._sends_stop = True
         self.servers = {url: _Server(url, concurrency) for url in urls}
         for url, listed in list_models(urls, access, wait_s).items():
+            server = self.servers[url]
             if isinstance(listed, Unreachable):
-                self.servers[url].out = str(listed)
+                server.out = str(listed)
                 LOG.warning("no server answers at %s (%s): left out", url, listed)
-            else:
-                self._meet(self.servers[url], listed)
+                continue
+            server.dialect.owner = str(card_of(listed, ref.served_name).get("owned_by", ""))
+            server.unlisted = not_listed(url, listed, ref)
+            if server.unlisted:
+                LOG.warning("%s. It is asked all the same", server.unlisted)
         self._results: queue.SimpleQueue[list[Generation] | None] = queue.SimpleQueue()
         self._lot: list[Generation] = []
         """What has come since the last of `_results`."""
@@ -165,13 +167,6 @@ class OpenAIEngine(Engine):
         self._thread: threading.Thread | None = None
         self._fatal: Exception | None = None
         self._completed = self._only_thought = 0
-
-    def _meet(self, server: _Server, listed: list[dict[str, Any]]) -> None:
-        """Take note of what a server lists."""
-        server.dialect.owner = str(card_of(listed, self.ref.served_name).get("owned_by", ""))
-        if (said := not_listed(server.url, listed, self.ref)) and said != server.unlisted:
-            LOG.warning("%s. It is asked all the same", said)
-        server.unlisted = said
 
     # -- before sampling -----------------------------------------------------------------------------------------------
 
@@ -320,8 +315,6 @@ class OpenAIEngine(Engine):
                 await asyncio.sleep(TICK_S)
                 if self._completed:  # until then, failures may be one mistake of the command's
                     self._hand_over()
-                if not self._in() and self._stop_at is None:
-                    await self._wait_for_a_server()
             for server in self.servers.values():
                 for worker in server.workers:
                     worker.cancel()
@@ -370,7 +363,7 @@ class OpenAIEngine(Engine):
             if error.status == 429 and error.passing:
                 self._pause(server, request, error)
             else:
-                await self._failed(server, request, error)
+                self._failed(server, request, error)
             return
         server.accepted()
         server.served += 1
@@ -399,26 +392,23 @@ class OpenAIEngine(Engine):
         self._waiting.appendleft(request)
         pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**server.refusals / 4)
         server.pause_until = max(server.pause_until, now + max(error.pause_s, pause))
-        if now - server.accepted_at > max(self._wait_s, self.access.timeout_s):
+        if now - server.accepted_at > self.access.timeout_s:
             self._leave_out(server, f"it has accepted no request for {now - server.accepted_at:.0f} s (HTTP 429)")
 
-    async def _failed(self, server: _Server, request: _Request, error: RequestError) -> None:
-        """Decide from an error: the sample is asked for again, or has failed, or the server is gone."""
+    def _failed(self, server: _Server, request: _Request, error: RequestError) -> None:
+        """Decide from an error: the sample is asked for again, or has failed, or the server is left out."""
         url, text, status = server.url, self.access.redact(str(error)), error.status
+        if server.out is not None or (server.served and status in (401, 429)):  # nothing that the sample did
+            self._waiting.appendleft(request)
+            self._leave_out(server, f"it refuses further requests ({text})")
+            return
         request.attempts += 1
         server.failed_in_a_row += 1
-        last = not error.passing or request.attempts > self._retries
-        gone = last and error.passing and not await self._is_there(server)
-        if server.out is not None or gone or (server.served and status in (401, 429)):  # nothing that the sample did
-            request.attempts -= 1
-            self._waiting.appendleft(request)
-            self._leave_out(server, f"it gave no answer ({text})" if gone else f"it refuses further requests ({text})")
-            return
         if not server.served and status in (401, 404):
             self._halt(UserError(server.unlisted or refusal(url, self.access, status, text)))
         elif not server.served and status is not None and 300 <= status < 400:
             self._halt(UserError(f"{url}: {text}"))
-        if not last:
+        if error.passing and request.attempts <= self._retries:
             request.failed_at.add(url)
             pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (request.attempts - 1)) * random.uniform(0.75, 1.25)
             pause = max(0.0 if len(self._in()) > 1 else pause, error.pause_s)
@@ -439,37 +429,18 @@ class OpenAIEngine(Engine):
             self.stop(DRAIN_S)
 
     def _leave_out(self, server: _Server, why: str) -> None:
-        """Give a server no more requests; those that are in flight there go to the others."""
+        """Give a server no more requests; those that are in flight there go to the others, if there are any."""
         if server.out is not None:
             return
-        server.out, server.throughput.state, server.failed_in_a_row = why, "left out", 0
+        server.out, server.throughput.state = why, "left out"
         LOG.warning("%s is left out: %s", server.url, why)
+        if not self._in():
+            reasons = "; ".join(f"{other.url}: {other.out}" for other in self.servers.values())
+            self._halt(EngineStopped(f"no server is left: {reasons}"))
+            return
         for worker in server.workers:
             if worker is not asyncio.current_task():
                 worker.cancel()
-
-    async def _wait_for_a_server(self) -> None:
-        """Wait until one lists its models again; stop if none does within `wait_s`."""
-        reasons = "; ".join(f"{server.url}: {server.out}" for server in self.servers.values())
-        if self._wait_s:
-            LOG.warning("no server answers: waiting for up to %.0f s (--wait-for-server)", self._wait_s)
-        end = time.monotonic() + self._wait_s
-        while not self._in() and self._stop_at is None:
-            if time.monotonic() >= end:
-                self._halt(EngineStopped(f"no server is left: {reasons}"))
-                return
-            await asyncio.sleep(POLL_S)
-            for server in self.servers.values():
-                if await self._is_there(server):
-                    server.out, server.throughput.state, server.accepted_at = None, "", time.monotonic()
-                    self._start(server)
-
-    async def _is_there(self, server: _Server) -> bool:
-        """Return whether a server lists its models."""
-        with contextlib.suppress(Unreachable, UserError):
-            self._meet(server, await listed_models(self._session, server.url, PROBE_S, self.access))
-            return True
-        return False
 
     # -- one request ---------------------------------------------------------------------------------------------------
 

@@ -96,51 +96,36 @@ def server_urls(ref: ModelRef, given: Sequence[str], key_name: str) -> list[str]
     Each value is a URL, several with commas between them, or a file with one on each line (`#` begins a comment).
     UserError says what is wrong with which.
     """
-    values = list(given) or [os.environ.get("OPENAI_BASE_URL", "")]
-    entries = [entry for value in values for entry in _entries(value.strip())]
-    if not entries:
+    urls: list[str] = []
+    for value in given or [os.environ.get("OPENAI_BASE_URL", "")]:
+        text = value
+        if "://" not in value and Path(value).is_file():
+            try:
+                text = Path(value).read_text(encoding="utf-8-sig")
+            except (OSError, UnicodeDecodeError) as error:
+                raise UserError(f"--base-url {value}: not a readable list of servers ({error})") from None
+        parts = (part.strip() for line in text.split("\n") for part in line.partition("#")[0].split(","))
+        urls += [_checked(part, key_name) for part in parts if part]
+    if not urls:
         command = serve_command(ref)
         start = f". The server for this run: {command}" if command else ""
         raise UserError(f"--engine openai needs --base-url (or OPENAI_BASE_URL), e.g. http://127.0.0.1:8000/v1{start}")
-    urls: dict[str, str] = {}
-    for place, entry in entries:
-        url = _checked(place, entry, key_name)
-        if url in urls:
-            raise UserError(f"{place}: {url} is given twice (before: {urls[url]})")
-        urls[url] = place
-    return list(urls)
+    return list(dict.fromkeys(urls))
 
 
-def _entries(value: str) -> list[tuple[str, str]]:
-    """Return (where it stands, URL) for each server in one value of --base-url."""
-    if "://" in value or not Path(value).is_file():
-        return [("--base-url", part.strip()) for part in value.split(",") if part.strip()]
-    try:
-        lines = Path(value).read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--base-url {value}: not a readable list of servers ({error})") from None
-    stripped = [(f"{value}:{number}", line.partition("#")[0].strip()) for number, line in enumerate(lines, 1)]
-    if not any(line for _, line in stripped):
-        raise UserError(f"--base-url {value}: the file lists no server; write one URL on each line")
-    return [(place, line) for place, line in stripped if line]
-
-
-def _checked(place: str, url: str, key_name: str) -> str:
-    form = "must start with http:// or https://, e.g. http://127.0.0.1:8000/v1"
+def _checked(url: str, key_name: str) -> str:
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise UserError(f"{place}: {one_line(url)} is no URL ({error})") from None
+        raise UserError(f"--base-url: {one_line(url)} is no URL ({error})") from None
     if parts.username or parts.password or parts.query:
-        raise UserError(f"{place} must hold no credentials: put the key in the environment variable {key_name}")
-    if parts.scheme not in ("http", "https") or not host:
+        raise UserError(f"--base-url must hold no credentials: put the key in the environment variable {key_name}")
+    if parts.scheme not in ("http", "https") or not host or any(c.isspace() for c in url):
         hint = "" if "://" in url else ", and there is no file of that name"
         # The part before an @ may be a password.
         found = "" if "@" in url else f"; found {one_line(url)}{hint}"
-        raise UserError(f"{place} {form}{found}")
-    if any(c.isspace() for c in url):
-        raise UserError(f"{place}: one URL on a line, or commas between them; found {one_line(url)}")
+        raise UserError(f"--base-url is http:// or https:// and a host, e.g. http://127.0.0.1:8000/v1{found}")
     return url.rstrip("/")
 
 

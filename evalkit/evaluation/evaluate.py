@@ -381,7 +381,7 @@ def _sample(
 
     failed: list[Generation] = []
     stop: Incomplete | None = None
-    with Interrupt(engine, pipeline) as interrupt:
+    with Interrupt(engine) as interrupt:
         try:
             for generations in engine.generate(tasks):
                 progress.arrive(generations)
@@ -402,9 +402,8 @@ def _sample(
         except BaseException:
             pipeline.abandon()
             raise
-        if interrupt.seen:
-            pipeline.cut_short()
-            raise Incomplete("stopped", interrupted=True)
         pipeline.close()
+        if interrupt.seen:
+            raise Incomplete("stopped", interrupted=True)
     if stop is not None:
         raise stop

@@ -14,7 +14,7 @@ from typing import Any
 from gtpo.common.log import LOG
 from gtpo.evalkit.engines.base import Engine, Generation
 from gtpo.evalkit.evaluation.progress import EvalProgress
-from gtpo.evalkit.evaluation.scoring import Judges, score, unverified
+from gtpo.evalkit.evaluation.scoring import Judges, score
 from gtpo.evalkit.evaluation.summary import Tally
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
@@ -78,12 +78,6 @@ class ScoringPipeline:
         self._rows: list[Sample] = []
         self._oldest = 0.0
         self._characters = 0
-        self._scoring: list[Generation] = []
-        """What has been taken and is not among `_rows` yet."""
-        self._storing = threading.Lock()
-        self.hurry = False
-        """Whether `put` must not wait: `cut_short` will follow."""
-        self._cut = False
         self._thread = threading.Thread(target=self._work, name="scoring", daemon=True)
         self._thread.start()
 
@@ -91,7 +85,7 @@ class ScoringPipeline:
         """Hand over generations; blocks while much text waits to be scored."""
         self._raise_error()
         with self._changed:
-            while self._waiting_characters > WAITING_CHARACTERS and self._error is None and not self.hurry:
+            while self._waiting_characters > WAITING_CHARACTERS and self._error is None:
                 self._changed.wait(timeout=0.2)
             self._waiting.append(generations)
             self._waiting_rows += len(generations)
@@ -105,19 +99,6 @@ class ScoringPipeline:
             self._closing = True
             self._changed.notify_all()
         self._thread.join()
-        self._raise_error()
-
-    def cut_short(self) -> None:
-        """Store at once what came in; what has no verdict yet gets it when the run is resumed."""
-        with self._storing, self._changed:
-            self._cut = self._closing = True
-            left = [*self._scoring, *(g for lot in self._waiting for g in lot)]
-            self._waiting.clear()
-            try:
-                self._folder.append(self._rows + [unverified(g) for g in left])
-            except OSError as error:
-                self._error = error
-            self._changed.notify_all()
         self._raise_error()
 
     def abandon(self) -> None:
@@ -137,23 +118,17 @@ class ScoringPipeline:
             while not last:
                 generations, last = self._take()
                 rows = score(generations, self._problems, self._verifier, self._judges) if generations else []
-                with self._storing:
-                    if self._cut:
-                        return
-                    if rows and not self._rows:
-                        self._oldest = time.monotonic()
-                    self._rows += rows
-                    self._scoring = []
-                    self._characters += _characters(generations)
-                    old = bool(self._rows) and time.monotonic() - self._oldest > PART_SECONDS
-                    if last or old or len(self._rows) >= PART_ROWS or self._characters >= PART_CHARACTERS:
-                        self._folder.append(self._rows)
-                        self._rows, self._characters = [], 0
+                if rows and not self._rows:
+                    self._oldest = time.monotonic()
+                self._rows += rows
+                self._characters += _characters(generations)
+                old = bool(self._rows) and time.monotonic() - self._oldest > PART_SECONDS
+                if last or old or len(self._rows) >= PART_ROWS or self._characters >= PART_CHARACTERS:
+                    self._folder.append(self._rows)
+                    self._rows, self._characters = [], 0
                 self._progress.count(rows)
                 self._count(rows)  # after storing: it may take a while
         except BaseException as error:  # handed to the main thread, which stops the engine and reports it
-            if self._cut:
-                return
             self._error = error
             if self._rows and not isinstance(error, OSError):  # what was scored before the error is good
                 self._folder.append(self._rows)
@@ -174,7 +149,6 @@ class ScoringPipeline:
                 characters += _characters(taken)
             self._waiting_rows -= len(lot)
             self._waiting_characters -= characters
-            self._scoring = lot
             self._changed.notify_all()
             return lot, self._closing and not self._waiting
 
@@ -187,11 +161,10 @@ class ScoringPipeline:
 
 
 class Interrupt:
-    """Ctrl-C or SIGTERM while sampling: the first ends it within two seconds, all stored; the second at once."""
+    """Ctrl-C or SIGTERM while sampling: the first ends it as soon as what came is stored; the second at once."""
 
-    def __init__(self, engine: Engine, pipeline: ScoringPipeline) -> None:
-        self._engine, self._pipeline = engine, pipeline
-        self.seen = False
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self.seen = engine, False
 
     def __enter__(self) -> Interrupt:
         self._handled = threading.current_thread() is threading.main_thread()
@@ -207,7 +180,7 @@ class Interrupt:
     def _handle(self, *_: Any) -> None:
         if self.seen:
             os._exit(130)
-        self.seen = self._pipeline.hurry = True
+        self.seen = True
         self._engine.stop(INTERRUPT_S)
         # A handler must not use buffered streams.
         os.write(2, b"\ngtpo: stopping; Ctrl-C again ends at once\n")

@@ -153,13 +153,12 @@ def _changed(name: str, stored: Sequence[Problem], asked: Sequence[Problem]) -> 
 
 
 def verify_again(folder: EvalFolder, asked: RunRequest, old: EvalRecord, verifier: Verifier) -> bool:
-    """Verify by today's rules what has no verdict by them; return whether there was anything."""
-    changed = old.verifier.version != RULES_VERSION
-    if changed:
-        LOG.warning("the rules of scoring have changed: the stored completions are verified again")
+    """Verify by today's rules what was verified by others; return whether there was anything."""
+    if old.verifier.version == RULES_VERSION:
+        return False
+    LOG.warning("the rules of scoring have changed: the stored completions are verified again")
     problems = {(name, p.id): p for name, chosen in folder.problems(everything=True).items() for p in chosen}
-    parts = verify_stored(folder, {**problems, **asked.questions}, verifier, old.verifier.name, everything=changed)
-    return bool(deque(parts, maxlen=1))
+    return bool(deque(verify_stored(folder, {**problems, **asked.questions}, verifier, old.verifier.name), maxlen=1))
 
 
 def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier: Verifier, **known: Any) -> EvalRecord:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.evaluation.benchmarks import checksum, content_checksum, find_benchmark, load_problems
 from gtpo.evalkit.evaluation.progress import EvalProgress
-from gtpo.evalkit.evaluation.record import Problems, find_run, verifier_record, write_results
+from gtpo.evalkit.evaluation.record import find_run, verifier_record, write_results
 from gtpo.evalkit.evaluation.scoring import verify_stored
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally
@@ -44,42 +42,17 @@ def rescore_run(settings: EvalSettings) -> tuple[Path, EvalRecord]:
         record = record.model_copy(update={"verifier": verifier_record(judges)})
         with Verifier() as verifier, EvalProgress(headline) as progress:
             stored = folder.problems(everything=True)
-            if settings.data_dir is not None:
-                stored = corrected(stored, settings.data_dir)
-                folder.add_problems(stored, corrected=True)
-                for benchmark, shown in folder.problems().items():
-                    entry = record.benchmarks[benchmark]
-                    entry.checksum, entry.content_checksum = checksum(shown), content_checksum(shown)
             asked = {(name, p.id): p for name, chosen in stored.items() for p in chosen}
             for benchmark, entry in record.benchmarks.items():
                 progress.add(benchmark, entry.samples, 0)
             progress.start()
-            for before, after in verify_stored(folder, asked, verifier, judges, everything=True):
+            for before, after in verify_stored(folder, asked, verifier, judges):
                 changes += _changes(before, after)
                 progress.count(after)
             record = write_results(folder, record, Tally(folder, verifier), verifier, scoring=headline)
         path = folder.path
     _print(changes)
     return path, record
-
-
-def corrected(stored: Problems, data_dir: Path) -> Problems:
-    """Return a run's problems with the golds that the data folder has today; print those that are others.
-
-    UserError where a question is not there, or has another text.
-    """
-    found: Problems = {}
-    for name, problems in stored.items():
-        today = {p.id: p for p in load_problems(find_benchmark(name), data_dir)}
-        for p in problems:
-            now = today.get(p.id)
-            if now is None or (p.problem and now.problem != p.problem):
-                what = "is not" if now is None else "has another text"
-                raise UserError(f"--rescore --data-dir: question {p.id} of {name} {what} in {data_dir}")
-            if now.answer != p.answer:
-                print(f"gold of {name} {p.id}: {p.answer} -> {now.answer}", file=sys.stderr)
-        found[name] = [replace(p, answer=today[p.id].answer) for p in problems]
-    return found
 
 
 def _changes(before: list[Sample], after: list[Sample]) -> list[Change]:

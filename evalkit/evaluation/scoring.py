@@ -80,24 +80,15 @@ def _generation(s: Sample) -> Generation:
 
 
 def verify_stored(
-    folder: EvalFolder,
-    problems: Mapping[QuestionKey, Problem],
-    verifier: Verifier,
-    judges: Judges,
-    *,
-    everything: bool,
+    folder: EvalFolder, problems: Mapping[QuestionKey, Problem], verifier: Verifier, judges: Judges
 ) -> Iterator[tuple[list[Sample], list[Sample]]]:
-    """Verify stored completions, part by part, and yield each part's samples before and after.
-
-    everything: also those that have their verdicts, after a change of the rules.
-    """
-    for part, light in folder.tables(["verdict_strict", "error"]):
-        if everything or light.column("verdict_strict").null_count > light.num_rows - light.column("error").null_count:
-            before = folder.part(part)
-            after = score([_generation(sample) for sample in before], problems, verifier, judges)
-            if before != after:
-                folder.replace_part(part, after)
-            yield before, after
+    """Verify stored completions again, part by part, and yield each part's samples before and after."""
+    for part, _ in folder.tables(["error"]):
+        before = folder.part(part)
+        after = score([_generation(sample) for sample in before], problems, verifier, judges)
+        if before != after:
+            folder.replace_part(part, after)
+        yield before, after
 
 
 class Siblings(NamedTuple):

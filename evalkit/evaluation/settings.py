@@ -67,9 +67,7 @@ class EvalSettings(Options):
     k: int = _option(1, "Largest k of pass@k and maj@k.", modes=FILE, ge=1)
     samples: int | None = _option(None, "Completions per question (default: k).")
     engine: Literal["auto", "vllm", "transformers", "openai", "ray"] = _option("auto", "What samples.")
-    data_dir: Path | None = _option(
-        None, "Folder with local benchmark files; with --rescore their golds count.", modes=(*FILE, "check", "rescore")
-    )
+    data_dir: Path | None = _option(None, "Folder with local benchmark files.", modes=(*FILE, "check"))
     fields: str | None = _option(
         None, "Names of fields in files, ours=theirs: problem=question,answer=reward_model.ground_truth.",
         modes=(*FILE, "check"),
@@ -144,9 +142,7 @@ class EvalSettings(Options):
     total_timeout: float | None = _option(
         None, "Seconds until a request fails in any case (default: 60 times --timeout).", engines=SERVERS, gt=0.0
     )
-    wait_for_server: float = _option(
-        0.0, "Seconds to wait where no server answers, at the start or in between.", engines=SERVERS, ge=0.0
-    )
+    wait_for_server: float = _option(0.0, "Seconds to wait for a server at the start.", engines=SERVERS, ge=0.0)
     extra_body: str | None = _option(
         None, "JSON object of further fields for every request, e.g. '{\"reasoning_effort\": \"low\"}'.",
         engines=SERVERS,

@@ -168,14 +168,11 @@ class EvalFolder:
         rows = read_rows(self.path / "problems.parquet", remedy=REMEDY)
         return [(row.pop("benchmark"), Problem(**row), asked) for row in rows for asked in [row.pop("asked", True)]]
 
-    def add_problems(self, problems: dict[str, list[Problem]], *, corrected: bool = False) -> None:
-        """Write problems.parquet: these as what is asked for of their benchmarks, before the others that are there.
-
-        corrected: they take the place of those that are there, and what is asked for stays.
-        """
+    def add_problems(self, problems: dict[str, list[Problem]]) -> None:
+        """Write problems.parquet: these as what is asked for of their benchmarks, before the others that are there."""
         before = {(name, p.id): (p, asked) for name, p, asked in self._problems()}
         now = {(name, p.id): p for name, chosen in problems.items() for p in chosen}
-        rows = {key: (p, before[key][1] if corrected else True) for key, p in now.items()}
+        rows = {key: (p, True) for key, p in now.items()}
         rows |= {key: (p, asked and key[0] not in problems) for key, (p, asked) in before.items() if key not in now}
         fields = PROBLEM_SCHEMA.names[1:-1]
         table = [

@@ -138,10 +138,11 @@ def test_the_last_server_ends_the_run(serve) -> None:  # type: ignore[no-untyped
         found.extend(g for lot in make(*servers, retries=1).generate(tasks(30, 4)) for g in lot)
     assert all(server.url in str(stop.value) for server in servers)
     last, first = sorted(servers, key=lambda server: str(stop.value).index(server.url))
-    assert all(g.error is None for g in found)
-    assert last.served <= {g.seed for g in found} <= last.served | first.served, "what the last one serves is handed on"
+    assert {g.error for g in found} <= {None, "HTTP 503: down"}
+    done = {g.seed for g in found if g.error is None}
+    assert last.served <= done <= last.served | first.served, "what the last one serves is handed on"
     # Of a server that is left out, up to three replies in flight are dropped: the other one is to answer these.
-    assert len(first.served - {g.seed for g in found}) < 4
+    assert len(first.served - done) < 4
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -184,14 +185,13 @@ def test_a_server_that_is_down_at_the_start_is_left_out(serve, caplog) -> None: 
 
 
 MISTAKES = [
-    ("http://a/v1,htp://b/v1", "--base-url must start with http:// or https://.*; found htp://b/v1$"),
+    ("http://a/v1,htp://b/v1", "--base-url is http:// or https://.*; found htp://b/v1$"),
     ("servers.txt", "found servers.txt, and there is no file of that name"),
-    ("http://a/v1,http://a/v1/", r"--base-url: http://a/v1 is given twice \(before: --base-url\)"),
     ("http://a:80x0/v1", "is no URL"),
     ("http://u:secret@a/v1", "must hold no credentials"),
-    ("u:secret@a:80/v1", "must start with http"),
-    ("list.txt", r"list.txt:3 must start with http:// .*; found gpu2:8000/v1"),
-    ("empty.txt", "the file lists no server"),
+    ("u:secret@a:80/v1", "--base-url is http"),
+    ("list.txt", "--base-url is http://.*; found gpu2:8000/v1"),
+    ("empty.txt", "needs --base-url"),
 ]
 
 

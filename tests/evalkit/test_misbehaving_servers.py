@@ -13,7 +13,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from commands import command_line
@@ -312,21 +311,5 @@ def test_ctrl_c(gtpo, serve, whole: Path, tmp_path: Path, environment: dict[str,
         assert "the same command resumes" in stderr
     healthy = serve()
     gtpo(*EVAL, "--base-url", healthy.url, "--out", run)
-    assert rows(run) == rows(whole)
-    assert benchmarks(run) == benchmarks(whole)
-
-
-def test_a_completion_without_its_verdict_gets_it_on_resume(gtpo, serve, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """What Ctrl-C stores unverified: rows as `cut_short` writes them."""
-    run = tmp_path / "run"
-    shutil.copytree(whole, run)
-    (part,) = (run / "samples").iterdir()
-    table = pq.read_table(part)
-    blank = [
-        {**row, **{key: None for key in row if key.startswith(("answer_", "verdict_", "format_"))}} if i % 2 else row
-        for i, row in enumerate(table.to_pylist())
-    ]
-    pq.write_table(pa.Table.from_pylist(blank, schema=table.schema), part)
-    gtpo(*EVAL, "--base-url", serve().url, "--out", run)
     assert rows(run) == rows(whole)
     assert benchmarks(run) == benchmarks(whole)

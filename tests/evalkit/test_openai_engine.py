@@ -4,7 +4,6 @@ vLLM: test_vllm_engine.py)."""
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -437,10 +436,7 @@ def test_many_failures_in_a_row_stop_it(serve: Serve) -> None:
 
 
 def test_a_server_that_is_shut_down(serve: Serve) -> None:
-    """Not even a connection: the engine gives up after one request's attempts or many failures in a row.
-
-    Which of the two comes first depends on the pauses between attempts.
-    """
+    """Not even a connection: what was served is handed on, and one sentence ends the run."""
 
     def behaviour(payload: dict[str, Any], times: int) -> Reply:
         if len(server.requests) > 9:
@@ -449,33 +445,9 @@ def test_a_server_that_is_shut_down(serve: Serve) -> None:
         return completion(payload)
 
     server, found = serve(behaviour), list[Generation]()
-    with pytest.raises(EngineStopped, match=f"{server.url}: (it gave no answer|16 requests in a row failed)"):
+    with pytest.raises(EngineStopped, match=f"no server is left: {server.url}: 16 requests in a row failed"):
         found.extend(g for lot in make(server, retries=2).generate(tasks(50, 4)) for g in lot)
-    assert {g.seed for g in found} == server.served
-
-
-def test_an_outage_is_waited_for(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The server is back when it has been asked three times whether it is."""
-    monkeypatch.setattr(engine_module, "POLL_S", 0.01)
-    server = serve()
-    there, asked = server.models, itertools.count()
-
-    def models() -> Any:
-        server.models = models if next(asked) < 2 else there
-        return Reply(503, {})
-
-    def behaviour(payload: dict[str, Any], times: int) -> Reply:
-        if len(server.requests) == 20:
-            server.models = models
-        return completion(payload) if server.models is there else Reply(503, {})
-
-    server.behaviour = behaviour
-    found = collect(make(server, retries=0, wait_s=3600.0), tasks(10, 4))
-    assert len(found) == 40
-    assert all(g.error is None for g in found.values())
-    assert "waiting for up to 3600 s" in caplog.text
+    assert {g.seed for g in found if g.error is None} == server.served
 
 
 def test_no_server_within_the_time_it_may_take(gtpo) -> None:  # type: ignore[no-untyped-def]
@@ -499,7 +471,7 @@ def test_addresses_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for url, message in (
         ("http://user:secret@127.0.0.1:1/v1", "must hold no credentials"),
-        ("127.0.0.1:8000", "must start with http"),
+        ("127.0.0.1:8000", "is http:// or https://"),
     ):
         with pytest.raises(UserError, match=message) as error:
             urls(url)

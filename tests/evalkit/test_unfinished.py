@@ -227,23 +227,6 @@ def test_the_wall_time_survives_a_kill(sample, tmp_path: Path) -> None:  # type:
     assert sample(Scripted(right), k=3).wall_seconds > 700
 
 
-def test_a_corrected_gold_needs_no_new_samples(gtpo, sample, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    def write(gold: str) -> None:
-        rows = [{"id": f"gsm8k/test/{i}", "problem": f"Say {i}.", "answer": gold if i == 1 else str(i)} for i in (0, 1)]
-        text = "".join(json.dumps({**row, "solution": f"#### {row['answer']}"}) + "\n" for row in rows)
-        (tmp_path / "data/gsm8k_test.jsonl").write_text(text)
-
-    (tmp_path / "data").mkdir()
-    write("7")
-    sample(Scripted(lambda question, index: "<answer>8</answer>"), "gsm8k", data_dir=tmp_path / "data")
-    write("8")
-    done = gtpo("eval", "run", "--rescore", "--data-dir", "data")
-    assert "gold of gsm8k gsm8k/test/1: 7 -> 8" in done.stderr
-    entry = read_record(tmp_path / "run").benchmarks["gsm8k"]
-    assert (entry.pass_at_k[1].mean, entry.samples) == (0.5, 4)
-    sample(Scripted(wrong), "gsm8k", k=3, data_dir=tmp_path / "data")  # and the run goes on with that gold
-
-
 @pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json", "model.safetensors"])
 def test_all_of_the_model_is_its_identity(sample, tiny_model: Path, tmp_path: Path, name: str) -> None:  # type: ignore[no-untyped-def]
     """One byte, wherever it lies: the run is refused by the name of what changed."""
