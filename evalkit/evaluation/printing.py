@@ -10,7 +10,6 @@ from typing import Any
 from gtpo.common.log import LOG, duration
 from gtpo.common.terminal import stacked, stdout_console
 from gtpo.evalkit.engines.base import Reading
-from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS, checksum, find_benchmark, load_problems
 from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol, presets
 from gtpo.evalkit.evaluation.settings import EvalSettings
@@ -294,6 +293,7 @@ def _print_first(lines: list[str]) -> None:
 
 def _print_prompt(settings: EvalSettings, protocol: Protocol, problems: Sequence[Problem]) -> None:
     """Print the prompt of the first question: as the model reads it, with its tokens, else the conversation."""
+    from gtpo.evalkit.engines.model_ref import resolve_model
     from gtpo.evalkit.evaluation.prompts import Question, conversation, render_prompts
 
     first = problems[0]
