@@ -31,11 +31,7 @@ def blocks_of(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     return [
         Block(
-            page.name,
-            text.count("\n", 0, found.start("mark")) + 1,
-            found["language"],
-            found["text"],
-            found["reason"],
+            page.name, text.count("\n", 0, found.start("mark")) + 1, found["language"], found["text"], found["reason"]
         )
         for found in FENCE.finditer(text)
     ]

@@ -86,13 +86,7 @@ class Gradients(TrainerCallback):
 
 
 def step_gradients(
-    out: Path,
-    preset: str,
-    batch: int,
-    accumulation: int,
-    *,
-    weights: Path | None = None,
-    **settings: Any,
+    out: Path, preset: str, batch: int, accumulation: int, *, weights: Path | None = None, **settings: Any
 ) -> dict[str, torch.Tensor]:
     """Return the gradient of the last step and save it to `out`; or save the weights after it to `weights`."""
     model, tokenizer = tiny_model()

@@ -63,10 +63,7 @@ def test_run_name_is_the_files_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            "training:\n  lora_rank: 8\n",
-            'run.yaml:4: unknown key "training.lora_rank". Did you mean "model.lora_rank"',
-        ),
+        ("training:\n  lora_rank: 8\n", 'run.yaml:4: unknown key "training.lora_rank". Did you mean "model.lora_rank"'),
         ("trainin:\n  learning_rate: 1\n", 'run.yaml:3: unknown key "trainin"'),
         (
             "training:\n  num_generations: many\n",
@@ -195,11 +192,7 @@ def test_extends_refuses_loops_and_absent_files(tmp_path: Path, base: str, expec
         ("--model.load_in_4bit false run.yaml", "run.yaml", {"model.load_in_4bit": "false"}),
         ("run.yaml --model.lora_alpha none", "run.yaml", {"model.lora_alpha": None}),
         ("run.yaml --dataset-subset a --dataset-subset b", "run.yaml", {"dataset-subset": ["a", "b"]}),
-        (
-            "run.yaml --cuda 3 --model-name o/m",
-            "run.yaml",
-            {"cuda": "3", "model-name": "o/m"},
-        ),
+        ("run.yaml --cuda 3 --model-name o/m", "run.yaml", {"cuda": "3", "model-name": "o/m"}),
         (
             "run.yaml --gtpo_runtime.torch_compile_options.trace.enabled false",
             "run.yaml",

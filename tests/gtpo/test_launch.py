@@ -31,6 +31,7 @@ from sharded_step import STEP
 from step_gradients import step_gradients, tiny_model
 from test_gradients import assert_same
 from test_train_run import PLAIN
+from test_train_run import metrics as logged_metrics
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers import AutoModelForCausalLM
 
@@ -92,8 +93,7 @@ def write_config(folder: Path) -> None:
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "results/train/run/metrics.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if not key.startswith("time/")} for line in lines]
+    return logged_metrics(folder / "results/train/run")
 
 
 @pytest.mark.slow

@@ -11,14 +11,7 @@ import pytest
 import torch
 
 from gtpo.completions import group_advantages
-from gtpo.objective import (
-    LN2,
-    PRESETS,
-    Objective,
-    filter_is_active,
-    loss_from_statistics,
-    reference_loss,
-)
+from gtpo.objective import LN2, PRESETS, Objective, filter_is_active, loss_from_statistics, reference_loss
 
 SEED = 7
 F64 = torch.float64

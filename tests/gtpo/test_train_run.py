@@ -175,11 +175,7 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
 @pytest.mark.parametrize(
     ("method", "changes", "step"),
-    [
-        ("gtpo", MANY_STEPS_A_ROUND, 3),
-        ("grpo", {"training.beta": 0.05}, 5),
-        ("sft", {}, 3),
-    ],
+    [("gtpo", MANY_STEPS_A_ROUND, 3), ("grpo", {"training.beta": 0.05}, 5), ("sft", {}, 3)],
     ids=["gtpo within a round", "grpo with KL", "sft"],
 )
 def test_resumed_run_is_the_uninterrupted_one(
@@ -206,17 +202,19 @@ def killed(self, *arguments):
         os.kill(os.getpid(), signal.SIGKILL)
     return plain(self, *arguments)
 GTPOTrainer._calculate_rewards = killed
-sys.argv = ["gtpo", "train", "run.yaml", "--quiet"]
+sys.argv = ["gtpo", *sys.argv[1:]]
 cli.app()
 """
+"""In the fourth step: one step more is logged than the last checkpoint has."""
 
 
 @pytest.mark.slow
 def test_kill_9_and_the_same_command_again(tmp_path: Path) -> None:
-    """In the fourth step: one step more is logged than the last checkpoint has."""
     config_of(tmp_path)
     folder = tmp_path / "results/train/run"
-    assert subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path).returncode == -signal.SIGKILL
+    assert (
+        subprocess.run([sys.executable, "-c", KILLED, "train", "run.yaml"], cwd=tmp_path).returncode == -signal.SIGKILL
+    )
     assert len(metrics(folder)) == 3
     assert not (folder / "checkpoints/checkpoint-3").exists()
     assert json.loads((folder / "run.json").read_text())["status"] == "running"
@@ -540,11 +538,7 @@ def test_trackers_write_into_the_run_folder(tmp_path: Path, root: Path) -> None:
         pytest.skip("no tracker is installed")
     (tmp_path / "work").mkdir()
     (tmp_path / "work/run.yaml").write_text(yaml.safe_dump(PLAIN))
-    home = {
-        "HOME": str(tmp_path / "home"),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "WANDB_MODE": "offline",
-    }
+    home = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "cache"), "WANDB_MODE": "offline"}
     environment = {name: value for name, value in os.environ.items() if name not in (*FOLDERS, "HF_HOME")} | home
     done = subprocess.run(
         [
@@ -562,7 +556,7 @@ def test_trackers_write_into_the_run_folder(tmp_path: Path, root: Path) -> None:
     outside = [path for path in records if not path.is_relative_to(folder)]
     assert not outside
     assert {path for path in written if path.parts[0] == "work" and not path.is_relative_to(folder)} == {
-        Path("work/run.yaml"),
+        Path("work/run.yaml")
     }
 
 

@@ -103,10 +103,7 @@ def test_bfloat16_autocast_agrees_with_the_reference(folder: Path, tmp_path: Pat
     """TRL's default precision; --check-loss refuses a loss that differs."""
     settings = arguments(tmp_path, bf16=True, check_loss=True, initial_entropy=0.1, max_steps=1)
     trainer = GTPOTrainer(
-        model=str(folder),
-        reward_funcs=reward,
-        args=settings,
-        train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
+        model=str(folder), reward_funcs=reward, args=settings, train_dataset=Dataset.from_dict({"prompt": PROMPTS})
     )
     trainer.train()
     assert trainer.state.global_step == 1

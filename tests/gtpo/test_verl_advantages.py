@@ -59,14 +59,7 @@ def test_loss_and_gradient_are_the_reference(objective: Objective, seed: int) ->
     ids, mask, rewards = (given[name][order] for name in ("completion_ids", "completion_mask", "rewards"))
     prompts = [f"prompt-{row // G}" for row in order.tolist()]
     found = token_advantages(
-        objective,
-        ids,
-        mask,
-        rewards,
-        entropies(logits[order]),
-        prompts,
-        batch_rows=len(order),
-        initial_entropy=0.4,
+        objective, ids, mask, rewards, entropies(logits[order]), prompts, batch_rows=len(order), initial_entropy=0.4
     )
     loss = loss_of_verl(objective, logits[order], ids, mask, found.advantages.double(), len(order))
     (gradient,) = torch.autograd.grad(loss, logits)

@@ -12,45 +12,28 @@ from typing import Any
 
 import pytest
 import yaml
+from test_train_run import KILLED, STEPS
+from test_train_run import PLAIN as SHORT
+from test_train_run import metrics as logged_metrics
 
 from gtpo.config import BuiltModel
 from gtpo.config.schema import RolloutSection
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
-STEPS = 6
 ROUNDING = 0.05
 """Nats per token that bfloat16 in vLLM and float32 in the trainer may differ by on this model."""
 PLAIN: dict[str, Any] = {
-    "run_name": "run",
-    "method": "gtpo",
-    "model": {
-        # vLLM's attention on a CPU takes heads of 32 numbers and more.
-        "build": {
-            "hidden_size": 64,
-            "intermediate_size": 64,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "initializer_range": 0.2,
-        },
-        "max_seq_length": 96,
-    },
-    "dataset": {"name": "arithmetic", "system_instruction": "", "limit": 16, "validation_problems": 4},
-    "training": {
-        "learning_rate": 3e-2,
-        "lr_scheduler_type": "constant",
-        "num_generations": 4,
-        "per_device_train_batch_size": 8,
-        "max_steps": STEPS,
-        "save_steps": 2,
-        "eval_steps": 3,
-        "eval_samples": 2,
-        "max_prompt_length": 64,
-        "max_completion_length": 8,
-    },
+    **SHORT,
+    # vLLM's attention on a CPU takes heads of 32 numbers and more.
+    "model": {**SHORT["model"], "build": {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
+                                          "num_attention_heads": 2, "initializer_range": 0.2}},
+    "dataset": {**SHORT["dataset"], "limit": 16, "validation_problems": 4},
+    "training": {**SHORT["training"], "learning_rate": 3e-2, "lr_scheduler_type": "constant", "eval_steps": 3,
+                 "eval_samples": 2, "max_completion_length": 8},
     "trainer": {"reward_funcs": ["my_reward.mine"]},
     "rollout": {"engine": "vllm"},
-}
+}  # fmt: skip
 REWARD = "def mine(completions, completion_ids, **_):\n    return [float(sum(ids[:1]) % 5) for ids in completion_ids]\n"
 STALE = """
 import sys
@@ -65,20 +48,6 @@ from gtpo import cli
 sys.argv = ["gtpo", *sys.argv[1:]]
 cli.app()
 """
-
-KILLED = """
-import os, signal, sys
-from gtpo import GTPOTrainer, cli
-plain = GTPOTrainer._calculate_rewards
-def killed(self, *arguments):
-    if self.state.global_step == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return plain(self, *arguments)
-GTPOTrainer._calculate_rewards = killed
-sys.argv = ["gtpo", *sys.argv[1:]]
-cli.app()
-"""
-"""In the fourth step: one step more is logged than the last checkpoint has."""
 
 
 def command_of(folder: Path, *flags: str, start: tuple[str, ...] | None = None) -> tuple[list[str], dict[str, str]]:
@@ -104,8 +73,7 @@ def gtpo(folder: Path, *flags: str, start: tuple[str, ...] | None = None, code: 
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "results/train/run/metrics.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if not key.startswith("time/")} for line in lines]
+    return logged_metrics(folder / "results/train/run")
 
 
 @pytest.fixture(scope="module")

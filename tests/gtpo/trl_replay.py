@@ -26,12 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TRL_ARGUMENTS: dict[str, dict[str, Any]] = {
     "dapo": {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "mask_truncated_completions": True},
     "dr-grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
-    "gspo": {
-        "loss_type": "grpo",
-        "importance_sampling_level": "sequence",
-        "epsilon": 3e-4,
-        "epsilon_high": 4e-4,
-    },
+    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
     "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
     "80-20": {
         "loss_type": "dapo",
