@@ -108,7 +108,7 @@ def test_two_processes(tmp_path: Path, root: Path) -> None:
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"),
         *(str(HERE / "step_gradients.py"), str(tmp_path), "2", "gtpo:4:1", "gtpo-published:2:2", *KEPT),
     ]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     for preset in ("gtpo", "gtpo-published", *(case.split(":")[0] for case in KEPT)):
         assert (tmp_path / f"{preset}.pt").exists(), done.stderr[-3000:]
         assert_same(torch.load(tmp_path / f"{preset}.pt"), step_gradients(tmp_path / "whole.pt", preset, 8, 1))

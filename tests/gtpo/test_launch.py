@@ -323,7 +323,7 @@ def test_slurm_training_starts_each_node_with_its_rank(tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", ROOT / "configs/slurm/train.sbatch", "configs/paper/llama-math-gtpo-g8.yaml"],
         cwd=ROOT, env=slurm_job(tmp_path, srun=each_node, accelerate='echo "$@"\n'),
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     ranks = []

@@ -69,7 +69,7 @@ class Told(logging.Handler):
         with self._came:
             before = len(self.lines)
             self.now += 60
-            assert self._came.wait_for(lambda: any(what in line for line in self.lines[before:]), 60)
+            assert self._came.wait_for(lambda: any(what in line for line in self.lines[before:]), 240)
 
 
 @pytest.mark.parametrize("shown", [True, False])

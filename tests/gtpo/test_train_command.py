@@ -37,7 +37,7 @@ def process(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedP
     env = os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "200"} | environment
     env = {name: value for name, value in env.items() if name not in UNSET}
     command = [sys.executable, str(ROOT / "cli.py"), *words]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=240)
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_errors_come_before_anything_heavy(run: Path) -> None:
         "except SystemExit as end:\n    assert end.code == 2\n"
         "assert not {'torch', 'transformers', 'datasets', 'sympy'} & set(sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "training.learning_rate must be a number > 0" in done.stderr
 
