@@ -20,15 +20,7 @@ from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison.compare import choose_ks, compare
 from gtpo.evalkit.comparison.scores import Column
 from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE
-from gtpo.evalkit.statistics import (
-    METHODS,
-    WEIGHTS,
-    differences,
-    holm,
-    holm_factors,
-    mean_interval,
-    paired_difference,
-)
+from gtpo.evalkit.statistics import METHODS, WEIGHTS, differences, holm, holm_factors, mean_interval, paired_difference
 from gtpo.runs.find import find_runs
 from gtpo.runs.questions import load_questions
 
@@ -843,12 +835,7 @@ def test_start_up_imports_nothing_heavy(home: Path) -> None:
         "except SystemExit: pass\n"
         "print({'torch', 'transformers', 'pandas', 'scipy.stats', 'matplotlib'} & set(sys.modules), file=sys.stderr)"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=home,
-        capture_output=True,
-        text=True,
-    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=home, capture_output=True, text=True)
     assert ran.stderr.strip() == "set()"
 
 
