@@ -9,12 +9,13 @@ differ: SMALLER lists each printed text that is replaced, and a test fails where
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from blocks import NOT_CODE, Block, blocks_of, expected_output
 
 pytestmark = [pytest.mark.docs, pytest.mark.timeout(1200)]
 
@@ -34,6 +35,42 @@ SMALLER = {
     "howto_benchmark.md": {"--k 4 --limit 4 --max-tokens 48": "--k 2 --limit 1 --max-tokens 4"},
 }
 """page -> printed text -> what the test runs in its place: fewer steps, samples and tokens."""
+
+
+FENCE = re.compile(
+    r"(?:<!-- not run: (?P<reason>[^>]+?) -->\n+)?^(?P<mark>```+)(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=mark)\s*$",
+    re.MULTILINE | re.DOTALL,
+)
+NOT_CODE = {"text", "yaml", "json", ""}
+"""Output, configs and data: they are read, not run. A page's configs are written to files by its bash blocks."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    reason: str | None
+    """Why it is not run; None for one that is."""
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """Return the fenced blocks of a page in order."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(
+            page.name, text.count("\n", 0, found.start("mark")) + 1, found["language"], found["text"], found["reason"]
+        )
+        for found in FENCE.finditer(text)
+    ]
+
+
+def expected_output(code: str) -> list[str]:
+    """Return what the comments behind a block's print statements promise, one line each."""
+    return re.findall(r"^\s*print\(.*\)  # (.*)$", code, re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +146,20 @@ def test_the_blocks_of_a_page_run(page, workspace):
             assert "Traceback" not in done.stderr, where
         else:
             assert done.returncode == 0, f"{where}: {done.stdout}{done.stderr}"
+
+
+def test_the_examples_of_the_api_print_what_they_say(tmp_path):
+    """All in one script, one after the other: torch is imported once."""
+    blocks = [block for block in blocks_of(ROOT / "docs/api.md") if block.language == "python"]
+    assert len(blocks) >= 7
+    assert [block.line for block in blocks if block.reason] == []
+    (tmp_path / "api.py").write_text("\n".join(block.text for block in blocks))
+    env = os.environ | {"DS_ACCELERATOR": "cpu"}  # DeepSpeed, where it is installed, says on stdout what it found
+    done = subprocess.run(
+        [sys.executable, "api.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    expected = [line for block in blocks for line in expected_output(block.text)]
+    printed = done.stdout.splitlines()
+    assert len(printed) == len(expected)
+    assert [(a, b) for a, b in zip(printed, expected, strict=True) if b != "..." and a != b] == []

@@ -1,5 +1,5 @@
 """Real vLLM on a CPU, several times: model copies on Ray, and servers. Whatever is killed, the samples are those of
-one process that was left alone (why: test_vllm_rounding.py)."""
+one process that was left alone."""
 
 from __future__ import annotations
 

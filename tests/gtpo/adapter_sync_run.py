@@ -1,9 +1,8 @@
-"""Fifty synchronisations of an adapter with vLLM: is the base what it was, and does vLLM sample the trained policy?
+"""A base that stays as it is while its adapter is synchronised with vLLM, which needs a process of its own.
 
-    OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind PYTHONPATH=. python tests/gtpo/adapter_sync_run.py --base 4bit
+    python tests/gtpo/adapter_sync_run.py 4bit|float32|bfloat16 STEPS [--merge]
 
-A model built here, or that of --model, is trained with LoRA at learning rate 1e-2, on a random reward, sampled by vLLM
-in this process.
+A model built here is trained with LoRA at learning rate 1e-2, on a random reward, sampled by vLLM in this process.
 Expected: both copies of the base bit for bit as at the start, and at each step a difference within the tolerance.
 --merge: the null, with TRL's own synchronisation, which merges: the base must move.
 """
@@ -11,9 +10,9 @@ Expected: both copies of the base bit for bit as at the start, and at each step 
 from __future__ import annotations
 
 import hashlib
+import json
+import sys
 import tempfile
-from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
 from gtpo.common.vllm_environment import quiet_vllm
@@ -25,7 +24,6 @@ from datasets import Dataset  # noqa: E402
 from peft import LoraConfig  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig  # noqa: E402
 
-from bench.common import parser, save  # noqa: E402
 from gtpo import GTPOConfig, GTPOTrainer  # noqa: E402
 from gtpo.config import BuiltModel  # noqa: E402
 from gtpo.inputs.model import widen_adapters  # noqa: E402
@@ -56,38 +54,36 @@ def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
     return [float(sum(ids) % 7) for ids in completion_ids]
 
 
-def measure(asked: Namespace) -> dict[str, Any]:
+def measure(base: str, steps: int) -> dict[str, Any]:
     """Train and return checksums of the base and the differences in nats per token."""
     torch.manual_seed(0)
-    dtype = torch.bfloat16 if asked.base == "bfloat16" else torch.float32
+    dtype = torch.bfloat16 if base == "bfloat16" else torch.float32
     with tempfile.TemporaryDirectory() as folder:
-        source = asked.model or folder
-        if asked.model is None:
-            spec = BuiltModel(hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-                              initializer_range=0.2)  # fmt: skip
-            built, tokenizer = build_tiny_model(spec, max_seq_length=96, seed=0)
-            built.to(dtype).save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
+        spec = BuiltModel(hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+                          initializer_range=0.2)  # fmt: skip
+        built, tokenizer = build_tiny_model(spec, max_seq_length=96, seed=0)
+        built.to(dtype).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
         options: dict[str, Any] = {"dtype": dtype}
-        if asked.base == "4bit":
+        if base == "4bit":
             options["quantization_config"] = BitsAndBytesConfig(
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
                 bnb_4bit_compute_dtype=torch.float32,
             )  # fmt: skip
         problems = ["1 + 1 =", "2 + 3 =", "7 - 4 =", "3 * 3 ="] * 50
         trainer = GTPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(source, **options),
+            model=AutoModelForCausalLM.from_pretrained(folder, **options),
             reward_funcs=[reward],
             args=GTPOConfig(
-                output_dir=f"{folder}/out", per_device_train_batch_size=8, num_generations=8, max_steps=asked.steps,
+                output_dir=f"{folder}/out", per_device_train_batch_size=8, num_generations=8, max_steps=steps,
                 max_completion_length=16, learning_rate=1e-2, lr_scheduler_type="constant", optim="adamw_torch",
                 use_vllm=True, vllm_mode="colocate", vllm_max_model_length=96, initial_entropy=1.0, report_to="none",
                 use_cpu=True, bf16=False, logging_steps=1, save_strategy="no", disable_tqdm=True,
                 vllm_importance_sampling_correction=False, gradient_checkpointing=False,
             ),
             train_dataset=Dataset.from_dict({"prompt": problems}),
-            processing_class=AutoTokenizer.from_pretrained(source, padding_side="left"),
-            peft_config=LoraConfig(r=8, lora_alpha=24, use_rslora=asked.rslora, lora_dropout=0.0, task_type="CAUSAL_LM",
+            processing_class=AutoTokenizer.from_pretrained(folder, padding_side="left"),
+            peft_config=LoraConfig(r=8, lora_alpha=24, use_rslora=True, lora_dropout=0.0, task_type="CAUSAL_LM",
                 target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
         )  # fmt: skip
         widen_adapters(trainer.model)
@@ -98,23 +94,14 @@ def measure(asked: Namespace) -> dict[str, Any]:
         gaps = [row[key] for row in trainer.state.log_history if key in row]
         moved = max(p.abs().max().item() for n, p in trainer.model.named_parameters() if "lora_B" in n)
         return {
-            "base": asked.base, "steps": len(gaps), "tolerance": tolerance_of(trainer), "largest_b": moved,
+            "base": base, "steps": len(gaps), "tolerance": tolerance_of(trainer), "largest_b": moved,
             "base_unchanged": {name: before[name] == after[name] for name in before}, "difference_first": gaps[0],
-            "difference_last": gaps[-1], "difference_largest": max(gaps), "differences": gaps,
+            "difference_last": gaps[-1], "difference_largest": max(gaps),
         }  # fmt: skip
 
 
-def main() -> None:
-    """Measure, print, and write a JSON where one is named."""
-    bases = ("bfloat16", "float32", "4bit")
-    asked = parser(__doc__, base=bases, model=str, steps=50, rslora=False, merge=False, out=Path).parse_args()
-    if asked.merge:
-        adapter_sync.adapter_obstacle = lambda model: "--merge"
-    found = measure(asked)
-    print({name: value for name, value in found.items() if name != "differences"})
-    if asked.out:
-        save(asked.out, found)
-
-
 if __name__ == "__main__":
-    main()
+    base, steps, *merge = sys.argv[1:]
+    if merge:
+        adapter_sync.adapter_obstacle = lambda model: "--merge"
+    print(json.dumps(measure(base, int(steps))))

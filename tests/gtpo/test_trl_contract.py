@@ -74,14 +74,6 @@ def test_private_names_are_in_the_seam_and_in_the_classes_that_override_them() -
             assert not private.findall(path.read_text()), path.name
 
 
-def test_no_method_is_replaced_in_a_trainer_that_exists() -> None:
-    package = Path(gtpo.__file__).parent
-    names = "|".join([*METHODS, *SAMPLING_METHODS])
-    replaced = re.compile(rf"setattr\((self\.)?trainer|[tT]rainer\.({names}) = ")
-    for path in [*package.glob("trainer/*.py"), *package.glob("run/*.py"), package / "callbacks.py"]:
-        assert not replaced.findall(path.read_text()), path.name
-
-
 def test_a_resumed_run_trains_its_epochs_in_a_method_of_its_own() -> None:
     source = inspect.getsource(Trainer._inner_training_loop)
     assert "self._run_epoch(" in source
