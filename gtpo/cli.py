@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from typer.core import TyperCommand
@@ -17,7 +17,7 @@ from gtpo.common.errors import UserError, did_you_mean, explained
 from gtpo.common.log import LOG, start_logging
 from gtpo.common.options import Options
 from gtpo.common.packages import require
-from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.evalkit.evaluation.settings import EXAMPLES, HELP_GROUPS, EvalSettings
 from gtpo.evalkit.report.command import CompareSettings, run_compare
 
 COLLAPSED = 4
@@ -57,7 +57,27 @@ def main(
     """Train language models on mathematics with GTPO and measure them against GRPO and SFT."""
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+class _Train(TyperCommand):
+    """`gtpo train`, whose help begins with the keys that are used most; they are parsed with all others."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the keys, then the options."""
+        with formatter.section("Used most"):
+            formatter.write_dl(USED_MOST)
+        super().format_options(ctx, formatter)
+
+
+USED_MOST = (
+    ("--model NAME", "Hub name, model folder or train run."),
+    ("--data NAME", "gsm8k, math, arithmetic, or a .jsonl or .parquet file."),
+    ("--method NAME", "gtpo (default), grpo or sft."),
+    ("--run-name NAME", "The run's folder is results/train/NAME."),
+    ("--max-tokens N", "Longest completion, training.max_completion_length."),
+    ("--training.max_steps N", "Optimizer steps; --help-config lists every other key."),
+)
+
+
+@app.command(context_settings={"ignore_unknown_options": True}, cls=_Train)
 def train(
     words: Annotated[
         list[str] | None,
@@ -67,7 +87,7 @@ def train(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved run and a memory forecast; train nothing.")
+        bool, typer.Option("--dry-run", help="Print what would run and a memory forecast (--verbose: every key).")
     ] = False,
     help_config: Annotated[
         bool, typer.Option("--help-config", help="Print every key: type, range, default, meaning.")
@@ -81,9 +101,8 @@ def train(
 ) -> None:
     """Train a model from a config, or from --model NAME --data gsm8k --method gtpo and default settings.
 
-    Every key is also a flag, e.g. --training.learning_rate 2e-6; lists take several words. Shortcuts: --model --data
-    --model-name --dataset-name --dataset-subset (repeatable) --dataset-split --data-dir --cuda --run-name. The same
-    command again resumes an interrupted run.
+    Every key is also a flag, e.g. --training.learning_rate 2e-6; lists take several words. The same command again
+    resumes an interrupted run.
     """
     from gtpo.config import load_config
     from gtpo.config.flags import START, as_file, from_flags, parse_flags
@@ -112,7 +131,7 @@ def train(
         from gtpo.run.arguments import trainer_arguments
 
         trainer_arguments(config, Path("results"), "float32")  # what TRL would refuse
-        describe(config, json_output=json_output)
+        describe(config, overrides, json_output=json_output, verbose=verbose)
         return
     from gtpo.run.command import train as run
     from gtpo.runs.train_run import TrainFolder
@@ -150,14 +169,32 @@ def _declared(settings: type[Options], run: Callable[[Any], int | None]) -> Call
             taken = str if option.default is not None else str | None
         elif taken in (Sequence[str], Sequence[str] | None):
             taken = list[str] if required else list[str] | None
-        argument = name == settings.ARGUMENT
-        info = typer.Argument(help=help) if argument else typer.Option(*option.flags, help=help)
+        if name == settings.ARGUMENT:
+            info: Any = typer.Argument(help=help)
+        elif number := next((kind for kind in (int, float) if kind in (taken, *get_args(taken))), None):
+            # Typer's own parser answers in the words of pydantic.
+            info = typer.Option(*option.flags, help=help, metavar="N", parser=_number_of(option.flags[0], number))
+        else:
+            info = typer.Option(*option.flags, help=help)
         default = inspect.Parameter.empty if required else option.default
         parameters.append(inspect.Parameter(name, kind, default=default, annotation=Annotated[taken, info]))
     command.__doc__ = run.__doc__
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
+
+
+def _number_of(flag: str, kind: type[int] | type[float]) -> Callable[[str], float]:
+    """Return what reads the number of an option. UserError that names the flag."""
+
+    def number(text: Any) -> float:
+        try:
+            return kind(text)
+        except ValueError:
+            what = "a whole number" if kind is int else "a number"
+            raise UserError(f'{flag} must be {what}, found "{text}"') from None
+
+    return number
 
 
 def _evaluate(settings: EvalSettings) -> int:
@@ -178,6 +215,26 @@ def _compare(settings: CompareSettings) -> int:
     return run_compare(settings)
 
 
+class _Evaluate(TyperCommand):
+    """`gtpo eval`, whose help has its options in groups, and three examples."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write a section for each group."""
+        helps = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
+        helps = {name: record for name, record in helps.items() if record is not None}
+        for title, names in HELP_GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([helps.pop(name) for name in names])
+        with formatter.section("Output"):
+            formatter.write_dl(list(helps.values()))
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples, a line each."""
+        with formatter.section("Examples"):
+            for line in EXAMPLES:
+                formatter.write(f"  {line}\n")
+
+
 class _Compare(TyperCommand):
     """`gtpo compare`, in which --fail-if-worse may stand without a number: 0."""
 
@@ -194,7 +251,7 @@ def _number(word: str) -> bool:
     return bool(re.fullmatch(r"-?\d+(\.\d*)?|-?\.\d+", word))
 
 
-app.command("eval")(_declared(EvalSettings, _evaluate))
+app.command("eval", cls=_Evaluate)(_declared(EvalSettings, _evaluate))
 app.command("compare", cls=_Compare)(_declared(CompareSettings, _compare))
 
 
@@ -254,13 +311,15 @@ def configs(
     For programs that need a file:
     accelerate launch --config_file "$(gtpo configs accelerate/ddp)" -m gtpo train demo/gtpo
     """
-    from gtpo.config.document import CONFIGS, config_names, find_config
+    from gtpo.config.document import CONFIGS, GROUPS, TABLE, config_names, find_config
 
     if name is None:
-        print("\n".join(config_names()))
+        for group, line in GROUPS.items():
+            print(f"{group}: {line}")
+            print("\n".join(f"  {known}" for known in config_names() if known.startswith(f"{group}/")))
         return
     folders = {known.partition("/")[0] for known in config_names()}
     path = CONFIGS / name if name in folders else find_config(name)
     if path is None:
         raise UserError(f"gtpo configs {name}: there is none.{did_you_mean(name, [*config_names(), *folders])}")
-    print(path)
+    print(path if path.exists() else path.with_name(TABLE))

@@ -66,21 +66,25 @@ def group_advantages(
     are no whole groups raise ValueError.
     """
     if not isinstance(rewards, Tensor):
+        # None is how a reward says 'I cannot tell'; NaN carries it through tensor code.
         listed = [float("nan") if reward is None else float(reward) for reward in rewards]
         rewards = torch.tensor(listed, dtype=torch.float64)
     if rewards.dim() != 1:
         raise ValueError(f"rewards must have shape [N]; found {list(rewards.shape)}")
     if num_generations < 1 or rewards.shape[0] % num_generations:
         raise ValueError(f"num_generations {num_generations} does not divide the {rewards.shape[0]} rewards")
+    # One infinite reward would make the mean, and with it every advantage of the group, NaN or infinite.
     if bool(rewards.isinf().any()):
         raise ValueError(f"rewards: row {int(rewards.isinf().nonzero()[0])} is infinite")
     if rewards.dtype != torch.float64:
+        # bfloat16 rewards of 19 and 20 share too few digits for a mean; float64 stays, for exact tests.
         rewards = rewards.float()
     grouped = rewards.view(-1, num_generations)
     scored = ~grouped.isnan()
     count = scored.sum(dim=1, keepdim=True)
     values = torch.where(scored, grouped, 0.0)
     centred = torch.where(scored, values - values.sum(dim=1, keepdim=True) / count.clamp(min=1), 0.0)
+    # Compared by their extremes: a deviation of rounded values may be 1e-8 for equal rewards.
     infinity = torch.full_like(grouped, float("inf"))
     highest = torch.where(scored, grouped, -infinity).amax(dim=1, keepdim=True)
     lowest = torch.where(scored, grouped, infinity).amin(dim=1, keepdim=True)
@@ -90,8 +94,11 @@ def group_advantages(
     rounding = count * torch.finfo(values.dtype).eps * values.abs().amax(dim=1, keepdim=True)
     advantages = torch.where(zero_variance | (centred.abs() <= rounding), 0.0, centred)
     if objective.scale_rewards == "group":
+        # The sample deviation, with n - 1, as TRL and the paper's baselines have it; the published code does not
+        # divide.
         deviation = (centred.square().sum(dim=1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
         advantages = advantages / (deviation + STD_EPSILON)
+    # One deviation for the whole rollout: groups of nearly equal rewards are not blown up.
     elif objective.scale_rewards == "batch" and int(scored.sum()) > 1:
         advantages = advantages / (grouped[scored].std() + STD_EPSILON)
     return Advantages(advantages.view(-1), scored.view(-1), zero_variance.expand_as(grouped).reshape(-1))
@@ -148,6 +155,7 @@ def prepare_completions(
     Raises ValueError for shapes that do not fit, and if `mask_truncated` is set without `truncated`.
     """
     rows = scored.advantages.shape[0]
+    # Checked before anything else: a mismatch here means that a rank gathered fewer rows than another.
     if completion_ids.shape[:1] != (rows,):
         raise ValueError(f"rewards [{rows}] must have one value per row of completion_ids {list(completion_ids.shape)}")
     device = completion_ids.device
@@ -160,14 +168,17 @@ def prepare_completions(
         positive_weight=objective.positive_weight,
         combine=objective.combine,
     )
+    # A completion that could not be scored teaches nothing, but it still counts in its group's size.
     excluded = ~scored.scored
     if objective.skip_zero_variance_groups:
         excluded = excluded | scored.zero_variance
     excluded = excluded.to(device)
     if objective.mask_truncated:
+        # Without it, nothing would be masked and nobody would notice.
         if truncated is None:
             raise ValueError("mask_truncated needs truncated [N] bool: which completions ended without EOS")
         excluded = excluded | truncated.to(device)
+    # The spans are computed in any case: GRPO runs log how many tokens would be in conflict.
     weights = spans.weights if objective.conflict else torch.ones_like(spans.weights)
     return Completions(
         advantages=advantages,

@@ -58,6 +58,7 @@ def completion_lengths(completion_ids: Tensor, completion_mask: Tensor, num_gene
     lengths = mask.sum(dim=1)
     if not bool((lengths > 0).all()):
         raise ValueError(f"completion_mask: row {int((lengths == 0).nonzero()[0])} has no tokens")
+    # Left padding would shift positions against each other, and conflicts would be found between unrelated tokens.
     if bool((mask[:, 1:] & ~mask[:, :-1]).any()):
         row = int((mask[:, 1:] & ~mask[:, :-1]).any(dim=1).nonzero()[0])
         raise ValueError(f"completion_mask: row {row} is not ones followed by zeros; completions are right-padded")
@@ -89,14 +90,18 @@ def conflict_weights(
         raise ValueError(f"advantages {list(advantages.shape)} must have shape [{rows}], one per row of completion_ids")
 
     position = torch.arange(width, device=completion_ids.device)
+    # From the lengths, never from a pad id: the pad token may be a real token of a completion.
     valid = position < lengths[:, None]
     grouped = (rows // num_generations, num_generations, -1)
+    # A = 0 is in neither, so a completion that says nothing about better or worse makes no conflicts.
     positive, negative = (advantages > 0)[:, None], (advantages < 0)[:, None]
     taking_part = positive | negative
+    # Two different keys for 'nobody' below, so that two absent tokens never match each other.
     nobody = torch.iinfo(torch.long).min
 
     def span_lengths(backward: bool) -> Tensor:
         found = torch.zeros_like(lengths)
+        # A row whose span has ended stays ended: a later match is not part of the first contiguous span.
         running = taking_part.squeeze(1)
         start, size = 0, FIRST_LOOK
         while start < width:  # a handful of looks at most: each is four times the last
@@ -111,8 +116,10 @@ def conflict_weights(
             conflict = torch.zeros_like(keys, dtype=torch.bool)
             for other in range(num_generations):  # G slots of all groups at once: N L bytes instead of N G L
                 conflict |= keys == counterparts[:, other, None]
+            # cummin turns 'conflict here' into 'conflict here and at every position before'.
             run = conflict.view(rows, -1).cummin(dim=1).values & running[:, None]
             found += run.sum(dim=1)
+            # Only rows that are in conflict up to the end of this window can go on in the next.
             running = run[:, -1]
             if not bool(running.any()):  # every span has ended: nothing further can belong to one
                 break
@@ -142,13 +149,17 @@ def span_weights(
     """
     position = torch.arange(width, device=lengths.device)
     in_forward = position < forward[:, None]
+    # The first condition keeps padding out: with a span of 0 the second alone would be true behind the end.
     in_backward = (position < lengths[:, None]) & (position >= (lengths - backward)[:, None])
     in_either = in_forward | in_backward
 
+    # A completion of A = 0 has no span; 1 is what its tokens weigh in any case.
     inside_weight = torch.where(advantages > 0, positive_weight, torch.where(advantages < 0, 0.0, 1.0))
     inside_weight = inside_weight.to(torch.float32)[:, None]
     weights = torch.where(in_either, inside_weight, 1.0)
     if combine == "product":
+        # What the authors' code computes: it multiplies both masks, so 4 for a short right completion and still 0 for
+        # a wrong one.
         weights = torch.where(in_forward & in_backward, inside_weight.square(), weights)
     elif combine != "or":
         raise ValueError(f'combine must be "or" or "product"; found {combine!r}')

@@ -40,6 +40,7 @@ class Calibration(NamedTuple):
     def record(self) -> dict[str, Any]:
         """Return what a run stores (`initial_entropy` in run.json)."""
         kept = self._asdict()
+        # The unit is in the name: run.json is read by people.
         return {"nats": kept.pop("initial_entropy"), **kept}
 
     @classmethod
@@ -52,9 +53,11 @@ def summarise(entropies: Tensor) -> Calibration:
     """Return H_ini, the mean over `<H>_i` [n], with its standard error. Raises ValueError naming a row not finite."""
     if entropies.dim() != 1 or not len(entropies):
         raise ValueError(f"entropies must have shape [n], n >= 1; found {list(entropies.shape)}")
+    # A NaN here decides the gate for the whole run, so it is named instead of averaged.
     if not bool(torch.isfinite(entropies).all()):
         row = int((~torch.isfinite(entropies)).nonzero()[0])
         raise ValueError(f"the untrained model's entropy on sample {row} is not finite; its logits hold NaN or inf")
+    # A sum of 100 values near ln 2 in float32 may fall on the other side of it.
     values = entropies.double()
     error = float(values.std() / len(values) ** 0.5) if len(values) > 1 else None
     return Calibration(float(values.mean()), len(values), error)
@@ -75,6 +78,7 @@ def calibrate_initial_entropy(
     Raises ValueError for an empty dataset, a batch size below 1, a batch whose shape does not match, and an entropy
     that is not finite.
     """
+    # The first samples, not random ones: the paper's rule, and a resumed run would choose the same.
     chosen = list(prompts[:samples])
     if not chosen:
         raise ValueError("no training sample to calibrate the initial entropy on: the dataset is empty")
@@ -84,8 +88,10 @@ def calibrate_initial_entropy(
     for start in range(0, len(chosen), batch_size):
         batch = chosen[start : start + batch_size]
         entropies = completion_entropies(batch)
+        # An engine that drops a completion would shift H_ini without an error.
         if entropies.shape != (len(batch),):
             raise ValueError(f"completion_entropies returned shape {list(entropies.shape)} for {len(batch)} prompts")
+        # To the CPU at once: a hundred small tensors on a GPU would keep their batches alive.
         measured.append(entropies.detach().double().cpu())
     return summarise(torch.cat(measured))
 

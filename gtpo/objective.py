@@ -83,6 +83,7 @@ def token_entropy(log_probabilities: Tensor, log_clamp: float = 0.0) -> Tensor:
     """Return -sum_v p log p in nats over the last dimension; p is clamped at `log_clamp` inside the logarithm."""
     probabilities = log_probabilities.exp()
     if log_clamp > 0:
+        # The published code clamps only inside the logarithm, so a token of probability 0 still adds 0.
         return -(probabilities * probabilities.clamp(min=log_clamp).log()).sum(dim=-1)
     # 0 log 0 = 0: a logit of -inf has no probability, adds nothing, and must not put a NaN into the gradient.
     return -(probabilities * torch.where(probabilities > 0, log_probabilities, 0.0)).sum(dim=-1)
@@ -97,6 +98,7 @@ def filter_is_active(objective: Objective, initial_entropy: float | None) -> boo
             'filter "auto" needs initial_entropy (H_ini, from gtpo.entropy.calibrate_initial_entropy); '
             'or set filter to "always" or "never"'
         )
+    # NaN would compare as False below and turn the gate off without a word.
     if not 0 <= initial_entropy < float("inf"):
         raise ValueError(f"initial_entropy must be a finite number of nats, at least 0; found {initial_entropy}")
     return initial_entropy < LN2
@@ -109,6 +111,7 @@ def entropy_gate(objective: Objective, entropy: Tensor, advantages: Tensor, *, g
     """
     if not gate_active:
         return torch.ones_like(entropy, dtype=torch.bool)
+    # Strictly above: the paper keeps a completion that lies exactly on the threshold.
     dropped = entropy > objective.entropy_threshold
     if objective.filter_scope == "negative":
         dropped &= advantages < 0
@@ -117,6 +120,7 @@ def entropy_gate(objective: Objective, entropy: Tensor, advantages: Tensor, *, g
 
 def weighted_advantages(objective: Objective, advantages: Tensor) -> Tensor:
     """Return w_i A_i [N]: advantages A [N] times the factor of their sign (arXiv 2506.01347; 1 and 1 by default)."""
+    # The signs stay those of A, so that no factor, not even 0, changes which tokens are in conflict.
     factors = (objective.positive_advantage_weight, objective.negative_advantage_weight)
     return torch.where(advantages > 0, factors[0] * advantages, factors[1] * advantages)
 
@@ -144,6 +148,7 @@ def policy_loss(
     """
     lengths = mask.sum(dim=1)
     advantages, weights = completions.advantages.to(logps.dtype), completions.weights.to(logps.dtype)
+    # Padding may hold NaN (a head that was never asked about it), and 0 * NaN would be NaN.
     entropies = torch.where(mask, entropies, 0.0)
     entropy = entropies.detach().sum(dim=1) / lengths
 
@@ -153,6 +158,7 @@ def policy_loss(
     included = torch.ones_like(kept) if completions.excluded is None else ~completions.excluded
     shaped = weighted_advantages(objective, advantages)
     if objective.entropy_mode == "advantage":
+        # Without a gradient through the entropy, as the authors' code has it: the term acts like a lower reward.
         shaped = shaped - objective.gamma * sampled
     shaped = torch.where(kept & included, shaped, 0.0)
 
@@ -161,16 +167,20 @@ def policy_loss(
     ratio = torch.exp(logps - (logps.detach() if old_logps is None else old_logps))
     importance = completions.importance_weights
     if importance is not None:
+        # TRL corrects by token or by completion; both are factors on lambda, so that the clipping below sees them.
         weights = weights * (importance[:, None] if importance.dim() == 1 else importance)
     terms = shaped[:, None] * weights * ratio
     if old_logps is not None:
+        # The pessimistic bound of PPO. The clipped branch has no gradient, which is what limits the step.
         terms = torch.minimum(terms, shaped[:, None] * weights * ratio.clamp(1 - epsilon_low, 1 + epsilon_high))
     policy = torch.where(mask, terms, 0.0).sum(dim=1) / (lengths * _conflict_norm(objective, completions))
+    # A tensor, not 0.0: the losses keep their shape and dtype in every mode.
     entropy_term = torch.zeros_like(policy)
     if objective.entropy_mode == "loss":
         acts = included & kept if objective.entropy_gated else included
         entropy_term = torch.where(acts, objective.gamma * entropies.sum(dim=1) / lengths, 0.0)
     losses = entropy_term - policy
+    # A fraction of a group is allowed here: a micro-batch may hold half of one, and its share of the mean is half.
     averaged = 1 if objective.group_reduction == "sum" else num_generations
     loss = losses.sum() / (averaged * (len(mask) / num_generations if groups is None else groups))
     return PolicyLoss(loss, losses, shaped, entropy, kept, logps.detach(), entropies.detach())
@@ -179,6 +189,7 @@ def policy_loss(
 def _conflict_norm(objective: Objective, completions: Completions) -> Tensor | int:
     """Return n_i [N], at least 1."""
     if objective.conflict and objective.conflict_norm == "union":
+        # At least 1: a completion without conflict tokens keeps its plain loss.
         return completions.union.clamp(min=1)
     if objective.conflict and objective.conflict_norm == "max":
         return torch.maximum(completions.forward, completions.backward).clamp(min=1)
@@ -211,6 +222,7 @@ def reference_loss(
     check_ids(completion_ids, mask, logits.shape[-1])
     if temperature <= 0:
         raise ValueError(f"temperature must be positive; found {temperature}")
+    # Half precision rounds log-probabilities by a percent; the reference is there to be trusted.
     precision = logits.dtype if logits.dtype in (torch.float32, torch.float64) else torch.float32
     given = prepare_completions(
         objective,
@@ -226,6 +238,7 @@ def reference_loss(
     # Padding is blanked first, so that nothing there can reach the loss or its gradient.
     visible = torch.where(mask[..., None], logits.to(precision), 0.0)
     log_probabilities = (visible / scale).log_softmax(dim=-1)
+    # Padding ids may be -100 or beyond the vocabulary; gather would fail on them.
     ids = torch.where(mask, completion_ids, 0).long()
     log_probability = log_probabilities.gather(-1, ids[..., None]).squeeze(-1)
     found = policy_loss(
@@ -280,6 +293,7 @@ def loss_from_statistics(
     return policy_loss(
         objective,
         given,
+        # Any log-probability will do: rho = 1 in value, and nobody takes a gradient of logged steps.
         torch.zeros_like(mask, dtype=advantages.dtype),
         entropy[:, None].expand(mask.shape),
         mask,

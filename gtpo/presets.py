@@ -21,7 +21,9 @@ _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 @dataclass(
-    frozen=True, config=ConfigDict(strict=True, allow_inf_nan=False, extra="forbid", use_attribute_docstrings=True)
+    # strict: a YAML '0.1' in quotes is a mistake that pydantic would otherwise repair in silence.
+    frozen=True,
+    config=ConfigDict(strict=True, allow_inf_nan=False, extra="forbid", use_attribute_docstrings=True),
 )
 class _Switches:
     scale_rewards: Literal["group", "batch", "none"] = "group"
@@ -74,6 +76,7 @@ class Objective(_Switches):
         try:
             super().__init__(**values)
         except ValidationError as error:
+            # Only the first: a script's author mends one field at a time, and a config file is checked elsewhere.
             fault = error.errors()[0]
             name = str(fault["loc"][0])
             field = vars(_Switches)["__pydantic_fields__"].get(name)
@@ -92,6 +95,7 @@ class Objective(_Switches):
 
 
 def _expected(field: FieldInfo) -> str:
+    # get_args of bool is empty, and 'a number' would be wrong.
     if field.annotation is bool:
         return "True or False"
     if choices := get_args(field.annotation):
@@ -106,10 +110,12 @@ def bounds_of(field: FieldInfo) -> list[str]:
 
 
 _PAPER = Objective()
+# GRPO as switches of this objective. Method `grpo` trains with TRL's own loss; this describes it for comparison.
 _GRPO = replace(_PAPER, conflict=False, filter="never", entropy_mode="none")
 
 PRESETS: dict[str, Objective] = {
     "gtpo": _PAPER,
+    # Not the paper's method: what its authors' code computed, which made the published curves.
     "gtpo-published": replace(
         _PAPER,
         scale_rewards="none",
@@ -119,13 +125,17 @@ PRESETS: dict[str, Objective] = {
         filter="always",
         entropy_threshold=0.7,
         log_clamp=1e-6,
+        # It samples at 0.9 and measures entropy at 1.
         entropy_temperature="one",
     ),
+    # Eq. 7 read literally: the entropy term is differentiated. It pushes entropy the other way.
     "gtpo-eq7": replace(_PAPER, entropy_mode="loss"),
     "gtpo-conflict-only": replace(_PAPER, filter="never", entropy_mode="none"),
     "gtpo-no-filter": replace(_PAPER, filter="never"),
+    # Figure 10b, 'OnlyNeg'.
     "gtpo-negative-only": replace(_PAPER, filter="always", filter_scope="negative"),
     "grpo": _GRPO,
+    # Figure 10c. It is trained by GTPOTrainer, which has the gate.
     "grpo-filtered": replace(_PAPER, conflict=False, filter="always", entropy_threshold=1.05),
     "nsr": replace(_GRPO, positive_advantage_weight=0.0),
     "psr": replace(_GRPO, negative_advantage_weight=0.0),

@@ -229,7 +229,7 @@ trainer.train()
 
 
 def test_a_trl_script_is_switched_as_the_readme_says(train, root, model, tmp_path):
-    said = "import `GTPOConfig` and `GTPOTrainer` from `gtpo` in place of `GRPOConfig` and\n`GRPOTrainer`"
+    said = "from gtpo import GTPOConfig, GTPOTrainer    # before: from trl import GRPOConfig, GRPOTrainer"
     assert said in (root / "README.md").read_text()
     (tmp_path / "train.py").write_text(TRL_SCRIPT.replace("MODEL", str(model)))
     change = "sed -i 's/GRPO/GTPO/g; s/from trl import/from gtpo import/' train.py"
@@ -239,9 +239,9 @@ def test_a_trl_script_is_switched_as_the_readme_says(train, root, model, tmp_pat
 
 
 def test_training_on_own_data_as_the_readme_types_it(train, root, model, tmp_path):
-    lines = (root / "README.md").read_text().splitlines()
-    command, _, comment = next(line for line in lines if line.startswith("gtpo train --model")).partition("  #")
-    row = json.loads(comment.partition("a row: ")[2])
+    text = (root / "README.md").read_text()
+    command = next(line for line in text.splitlines() if line.startswith("gtpo train --model")).partition("  #")[0]
+    row = json.loads(re.search(r"A line of the file: `(\{.*?\})`", text)[1])
     rows = [row | {"problem": f"What is {a}+3?", "answer": f"{a + 3}"} for a in range(40)]
     (tmp_path / "my_problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     named = "Qwen/Qwen2.5-0.5B-Instruct"

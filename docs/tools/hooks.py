@@ -2,7 +2,8 @@
 
 Such a file becomes a page of its own below `code/` (text, with line anchors), or is copied as it is. Markdown files at
 the repository's root that the navigation names (CONTRIBUTING.md, ...) become pages. Figures open at full size, and
-long names in tables may break after a dot, a slash or an underscore. On a phone the rows of the widest tables are shown
+long names in tables may break after a dot, a slash or an underscore. Equations (```math) become MathML and notes
+(> [!NOTE]) admonitions, both as on a repository's page. On a phone the rows of the widest tables are shown
 as blocks, each cell with its column's name (extra.css).
 """
 
@@ -21,6 +22,8 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+EVIDENCE = ROOT / "results/published"
+"""Its Markdown files are pages, outside of the navigation."""
 
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
 ANCHOR = re.compile(r"(?<![`\[\w])`((?:[\w-]+/)+[\w.-]+\.(?:py|yaml))(?:::([\w.]+))?`(?![`\]])")
@@ -28,12 +31,13 @@ FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 TEXT = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".md": "markdown", ".json": "json", ".jsonl": "json"} | {
     ".txt": "text", ".log": "text", ".sh": "bash", ".cff": "yaml", ".ipynb": "json", ".toml": "toml", "": "text",
 }  # fmt: skip
+NOTE = re.compile(r"^> \[!(NOTE|TIP|WARNING)\]\n((?:^>.*\n?)+)", re.MULTILINE)
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 NAME = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
 BREAK = re.compile(r"(?<=\w)([_/]+|\.(?!(?:py|md|yaml|jsonl?|parquet)\b))(?=[A-Za-z])")
 CODE = re.compile(r"<code>(?:[^<]|<wbr>)+</code>")
 FIGURE = re.compile(r'<img [^>]*?src="([^"]+)"[^>]*>')
-WIDE = {"architecture.md", "config.md", "paper_vs_code.md", "recipes.md"}
+WIDE = {"architecture.md", "config.md", "paper_vs_code.md", "recipes.md", "verification.md"}
 """Pages whose tables or figures take the width of the table of contents."""
 LONGEST_PAGE = 200_000
 """Bytes above which a text is copied instead of shown."""
@@ -55,7 +59,7 @@ def place(path: Path) -> str:
     if path.is_relative_to(DOCS):
         return path.relative_to(DOCS).as_posix()
     name = path.relative_to(ROOT).as_posix()
-    if path.parent == ROOT and path.suffix == ".md" and path.name != "README.md":
+    if path.suffix == ".md" and ((path.parent == ROOT and path.name != "README.md") or path.is_relative_to(EVIDENCE)):
         return name
     return f"code/{name}.md" if is_shown(path) else f"code/{name}"
 
@@ -118,7 +122,8 @@ def on_files(files: Files, config: Any) -> Files:
             if where.endswith(".md") and where.startswith("code/"):
                 made = File.generated(config, where, content=shown(path), inclusion=InclusionLevel.NOT_IN_NAV)
             elif where.endswith(".md"):
-                made = File.generated(config, where, content=path.read_text(encoding="utf-8"))
+                kind = InclusionLevel.NOT_IN_NAV if path.is_relative_to(EVIDENCE) else InclusionLevel.UNDEFINED
+                made = File.generated(config, where, content=path.read_text(encoding="utf-8"), inclusion=kind)
             else:
                 made = File.generated(config, where, abs_src_path=str(path))
             files.append(made)
@@ -154,13 +159,30 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return f'<a href="{page}.html#line-0-{line}">{match.group(0)}</a>'
 
     def prose(text: str) -> str:
-        return ANCHOR.sub(anchor, LINK.sub(link, text))
+        return NOTE.sub(admonition, ANCHOR.sub(anchor, LINK.sub(link, text)))
 
     parts, at = [], 0
     for fence in FENCE.finditer(markdown):
-        parts += [prose(markdown[at : fence.start()]), fence.group(0)]
+        parts += [prose(markdown[at : fence.start()]), equation(fence.group(0))]
         at = fence.end()
     return "".join([*parts, prose(markdown[at:])])
+
+
+def admonition(match: re.Match[str]) -> str:
+    """Return a note of a repository's page as an admonition of the site."""
+    text = re.sub(r"^> ?", "    ", match.group(2), flags=re.MULTILINE)
+    return f"!!! {match.group(1).lower()}\n\n{text}"
+
+
+def equation(fence: str) -> str:
+    """Return a block of LaTeX as MathML, which browsers show without a script; any other block as it is."""
+    if not fence.startswith("```math"):
+        return fence
+    from latex2mathml.converter import convert
+
+    return (
+        f'<p class="equation">{convert(fence.removeprefix("```math").removesuffix("```").strip(), display="block")}</p>'
+    )
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
@@ -172,7 +194,7 @@ def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
     def table(match: re.Match[str]) -> str:
         text = NAME.sub(lambda name: BREAK.sub(r"\1<wbr>", name.group(0)), match.group(0))
         heads = re.findall(r"<th[^>]*>(.*?)</th>", text)
-        if not wide or len(heads) < 4:
+        if len(heads) < 3:
             return text
         label = itertools.cycle(re.sub(r"<.*?>", "", head) for head in heads)
         return re.sub(r"<td(?=[ >])", lambda cell: f'{cell.group(0)} data-label="{next(label)}"', text)

@@ -110,7 +110,7 @@ CONFIG_INTRODUCTION = """\
 
 # The config of a training run
 
-`gtpo train CONFIG [flags]`, where CONFIG is a YAML file or the name of one that comes with gtpo, such as
+`gtpo train CONFIG [flags]`, CONFIG being a YAML file or the name of one that comes with gtpo, such as
 `paper/llama-math-gtpo-g8` (`gtpo configs` lists them). Every key below is also a flag, `--section.key value`, before or
 after the file. A list takes several words, `--key=value` works too, and a flag wins over the file. `gtpo train
 --help-config` prints this list, `--dry-run` prints what a run resolves to.

@@ -95,7 +95,7 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
     if problems and not allow:
         raise UserError(
             f"these runs cannot be compared: {'; and '.join(problems)}. --allow-mismatch compares them anyway, "
-            "with a note"
+            f"with a note{_evaluated_alike(runs)}"
         )
     notes += [f"not like for like: {problem}" for problem in problems]
     kinds = {run.name: run.record.model.checkpoint for run in runs if run.record.model.checkpoint is not None}
@@ -106,6 +106,15 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
     if differing:
         notes.append("also different, which can move samples: " + "; and ".join(differing))
     return shared
+
+
+def _evaluated_alike(runs: list[EvalRun]) -> str:
+    """Return the command that evaluates the last run as the first; nothing for completions that were recorded."""
+    first, last = runs[0], runs[-1]
+    if last.record.engine.name == "recorded":
+        return ""
+    model = last.record.model.train_run or last.record.model.source
+    return f". To mend it: gtpo eval {model} --like {first.name} --out results/eval/{last.name}-like-{first.name}"
 
 
 def _other_differences(runs: list[EvalRun]) -> list[str]:

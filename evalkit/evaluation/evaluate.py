@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Set
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from gtpo.common.errors import UserError
@@ -23,6 +24,7 @@ from gtpo.evalkit.engines.base import (
 )
 from gtpo.evalkit.engines.model_ref import ModelRef, content_hashes, fingerprint, resolve_model
 from gtpo.evalkit.evaluation.benchmarks import (
+    Benchmark,
     check_questions,
     checksum,
     find_benchmarks,
@@ -41,14 +43,17 @@ from gtpo.evalkit.evaluation.record import (
     begin_record,
     default_folder,
     drop_unverifiable,
+    like,
     previous_record,
     verify_again,
     write_results,
 )
-from gtpo.evalkit.evaluation.recorded import recorded_file
+from gtpo.evalkit.evaluation.recorded import recorded_file, scored_by_content
 from gtpo.evalkit.evaluation.scoring import find_hidden_thoughts, hide_thoughts
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.data.problems import load_source
 from gtpo.rewards.verify import Verifier, usable_cpus
 from gtpo.runs.eval_folder import EvalFolder, Key, QuestionKey
 from gtpo.runs.eval_record import (
@@ -137,7 +142,12 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
     where the run stopped early: what was sampled until then is stored.
     """
     started = time.monotonic()
+    alike: dict[str, tuple[str, list[Problem]]] = {}
+    if settings.like is not None:
+        settings, alike = like(settings)
     protocol = find_protocol(settings.protocol)
+    if settings.completions is not None and "scoring" not in settings.given and protocol.scoring == "strict":
+        settings = scored_by_content(settings)
     settings = protocol.applied(settings)
     # One is left for the engine: verification runs beside it.
     workers = max(1, usable_cpus() - 1)
@@ -147,7 +157,9 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
         if settings.completions is not None:
             name, asked, tasks, labels, recorded = recorded_file(settings, verifier)
         else:
-            plan = plan_evaluation(settings, verifier, choose_engine(settings) if engine is None else engine.name)
+            plan = plan_evaluation(
+                settings, verifier, choose_engine(settings) if engine is None else engine.name, alike
+            )
             name, labels = plan.ref.name, {}
         with EvalFolder(settings.out or default_folder(name, settings)) as folder:
             tally = Tally(folder, verifier)
@@ -253,9 +265,23 @@ def _add_benchmarks(progress: EvalProgress, path: Path, wanted: dict[QuestionKey
         LOG.info("%s: keeping %d stored samples", path, done.total())
 
 
-def plan_evaluation(settings: EvalSettings, verifier: Verifier, engine: str) -> Plan:
-    """Resolve the model, load and check the problems, and render the prompts for this engine."""
-    benchmarks = find_benchmarks(settings.benchmarks or "", settings.field_names())
+def _stored(folder: str | Path | None, problems: list[Problem]) -> list[Problem]:
+    return problems
+
+
+def plan_evaluation(
+    settings: EvalSettings, verifier: Verifier, engine: str, alike: dict[str, tuple[str, list[Problem]]] | None = None
+) -> Plan:
+    """Resolve the model, load and check the problems, and render the prompts for this engine.
+
+    alike: benchmark -> (source, problems) of another run, if --benchmarks names none.
+    """
+    if alike and not settings.benchmarks:
+        benchmarks = [
+            Benchmark(name, name, partial(_stored, problems=stored), source) for name, (source, stored) in alike.items()
+        ]
+    else:
+        benchmarks = find_benchmarks(settings.benchmarks or "", settings.field_names())
     ref = resolve_model(settings.model or "", checkpoint=settings.checkpoint, served=engine == "openai")
     for warning in ref.warnings:
         LOG.warning(warning)
@@ -263,6 +289,7 @@ def plan_evaluation(settings: EvalSettings, verifier: Verifier, engine: str) -> 
     records: dict[str, BenchmarkRecord] = {}
     loaded = {benchmark.name: load_problems(benchmark, settings.data_dir) for benchmark in benchmarks}
     check_questions(loaded, settings.questions)
+    seen = {p.problem for p in load_source(str(ref.train_data))} if ref.train_data else set()
     protocol = find_protocol(settings.protocol)
     asked: dict[QuestionKey, Question] = {}
     for benchmark in benchmarks:
@@ -278,6 +305,7 @@ def plan_evaluation(settings: EvalSettings, verifier: Verifier, engine: str) -> 
         problems[benchmark.name], records[benchmark.name] = drop_unverifiable(
             benchmark.name, benchmark.source, chosen, verifier
         )
+        records[benchmark.name].trained_on = sum(p.problem in seen for p in problems[benchmark.name]) or None
         examples = protocol.examples(every, settings.data_dir)
         asked |= {(benchmark.name, p.id): Question(p, examples[p.id]) for p in problems[benchmark.name]}
     from gtpo.evalkit.engines import local

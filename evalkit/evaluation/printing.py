@@ -144,6 +144,11 @@ def warn(record: EvalRecord) -> None:
                 "incomplete: %s does not have its %s samples of each question yet%s. Finish it with: %s",
                 name, entry.n_asked, f"; its figures are of the first {entry.n}" if entry.n else "", entry.finish_with,
             )  # fmt: skip
+        if entry.trained_on:
+            LOG.warning(
+                "%s: %d of %d questions are in the data that this run was trained on. These numbers say how well it "
+                "knows them, not what it does with new ones", name, entry.trained_on, entry.questions,
+            )  # fmt: skip
         if entry.unscored:
             reason, count = next(iter(entry.unscored_reasons.items()), ("", 0))
             left_out = f", {len(entry.unscored_questions)} questions are left out" if entry.unscored_questions else ""

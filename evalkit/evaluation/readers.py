@@ -97,7 +97,8 @@ def _plain(where: str, row: dict[str, Any]) -> Row:
         raise UserError(f'{where}: expected either "completion" or "completions"; fields here: {", ".join(row)}')
     texts = row["completions"] if "completions" in row else [row["completion"]]
     if not isinstance(texts, list) or not all(isinstance(text, str | None) for text in texts):
-        raise UserError(f"{where}: completions must be text, or null where they failed")
+        hint = '; several go under "completions"' if isinstance(row.get("completion"), list) else ""
+        raise UserError(f"{where}: a completion must be text, or null if it failed{hint}")
     if not texts:
         raise UserError(f"{where}: completions is empty")
     names = ("error", "finish_reason", "tokens", "reasoning_content", "label")

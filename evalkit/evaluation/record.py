@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from gtpo.common.log import LOG
 from gtpo.common.provenance import command_line, git_commit, now
 from gtpo.evalkit.evaluation.benchmarks import checksum, content_checksum
 from gtpo.evalkit.evaluation.scoring import RULES_VERSION, Judges, verify_stored
-from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.evalkit.evaluation.settings import SAMPLING_DEFAULTS, EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally, summarise
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.golds import find_unverifiable
@@ -28,6 +29,7 @@ from gtpo.runs.eval_record import (
     LabelAgreement,
     SamplingRecord,
     VerifierRecord,
+    read_record,
 )
 from gtpo.runs.eval_run import check_identity
 
@@ -228,6 +230,26 @@ def find_run(name: str | None, flag: str) -> Path:
         if name and (path / "eval.json").is_file():
             return path
     raise UserError(f'{flag} needs an eval run: no eval.json in "{name}" or {EVAL_RUNS / (name or "")}')
+
+
+def like(settings: EvalSettings) -> tuple[EvalSettings, dict[str, tuple[str, list[Problem]]]]:
+    """Return settings in which what was not given is as in the run of --like, and its questions.
+
+    The questions are benchmark -> (source, problems), as the run stored them. UserError if there is no such run.
+    """
+    path = find_run(settings.like, "--like")
+    record, problems = read_record(path), EvalFolder(path).problems()
+    sampling, prompt = record.sampling, record.prompt
+    taken: dict[str, Any] = {name: getattr(sampling, name) for name in (*SAMPLING_DEFAULTS, "max_tokens", "seed")}
+    taken |= {"k": sampling.n, "prompt": prompt.system or "", "protocol": prompt.protocol, "scoring": record.scoring}
+    if prompt.chat_template_kwargs:
+        taken["chat_template_kwargs"] = json.dumps(prompt.chat_template_kwargs)
+    given = {name: getattr(settings, name) for name in settings.given}
+    known = {name: value for name, value in taken.items() if value is not None}
+    if "samples" in given or "k" in given:
+        known.pop("k")
+    questions = {name: (record.benchmarks[name].source, chosen) for name, chosen in problems.items()}
+    return EvalSettings(**{**known, **given}), questions
 
 
 def agreement(tally: Tally, name: str, labels: dict[tuple[str, int], bool]) -> LabelAgreement:

@@ -68,6 +68,17 @@ def read_recorded(path: Path, fields: Mapping[str, str]) -> Recorded:
     return found
 
 
+def scored_by_content(settings: EvalSettings) -> EvalSettings:
+    """Return settings whose headline scoring is strict if a completion has an answer tag, else lenient."""
+    assert settings.completions is not None
+    rows = read_completions(settings.completions, settings.field_names())
+    tagged = any("<answer>" in sample.text for row in rows for sample in row.samples)
+    if not tagged:
+        LOG.info("scoring: lenient, since no completion has an <answer> tag; --scoring chooses")
+    given = {name: getattr(settings, name) for name in settings.given}
+    return EvalSettings(**given, scoring="strict" if tagged else "lenient")
+
+
 def _identify(settings: EvalSettings, path: Path, found: Recorded) -> tuple[str, str, dict[str, Problem]]:
     """Return (benchmark name, source, id -> problem): whose golds count, and under which name."""
     stem = _stem(path)

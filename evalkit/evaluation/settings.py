@@ -52,6 +52,25 @@ def _option(
     return option(default, help, *flags, about={"engines": engines, "modes": modes}, **limits)
 
 
+HELP_GROUPS: dict[str, tuple[str, ...]] = {
+    "What": ("model", "benchmarks", "completions", "like", "check", "rescore", "limit", "questions", "shard",
+             "data_dir", "checkpoint"),
+    "Sampling": ("k", "samples", "engine", "protocol", "prompt", "chat_template", "chat_template_kwargs", "temperature",
+                 "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty", "sampling", "max_tokens", "seed"),
+    "Scoring": ("scoring", "verifier", "fail_on_error"),
+    "Servers": ("base_url", "api_key_env", "concurrency", "timeout", "total_timeout", "wait_for_server", "extra_body",
+                "header", "retries"),
+    "This machine, several GPUs": ("batch_size", "dtype", "gpu_memory_utilization", "trust_remote_code",
+                                   "tensor_parallel_size", "data_parallel_size", "ray_address"),
+}  # fmt: skip
+"""Sections of `gtpo eval --help` -> their options; the rest is about the output."""
+EXAMPLES = (
+    "gtpo eval Qwen/Qwen2.5-0.5B-Instruct --benchmarks gsm8k --k 8",
+    "gtpo eval --completions mine.jsonl --k 4",
+    "gtpo eval NAME --base-url http://HOST:8000/v1 --benchmarks math500 --k 16",
+)
+
+
 class EvalSettings(Options):
     """One `gtpo eval` command, checked before anything heavy is imported. Raises UserError that names the flag."""
 
@@ -74,6 +93,9 @@ class EvalSettings(Options):
     )  # fmt: skip
     completions: Path | None = _option(
         None, "Score the recorded completions of a JSONL file; no model is run.", modes=("completions",)
+    )
+    like: str | None = _option(
+        None, "An eval run whose questions and settings are taken; flags that are given win. For a fair comparison."
     )
     out: Path | None = _option(None, "Run folder (default: results/eval/NAME).", modes=FILE)
     list_benchmarks: bool = _option(False, "List the benchmarks and exit.", "--list", modes=("list",))
@@ -120,7 +142,10 @@ class EvalSettings(Options):
     )
     checkpoint: str | None = _option(None, "Weights of a train run: best, final, or a checkpoint (default: best).")
     scoring: Literal["strict", "lenient"] = _option(
-        "strict", "Headline scoring (with --rescore: the run's own). Both are stored.", modes=(*FILE, "rescore")
+        "strict",
+        "Headline scoring; both are stored (default: strict; of --completions without any <answer> tag lenient; with "
+        "--rescore the run's own).",
+        modes=(*FILE, "rescore"),
     )
     verifier: Literal["gtpo", "math-verify"] = _option(
         "gtpo", "Who judges (with --rescore: as the run was).", modes=(*FILE, "rescore")
@@ -208,8 +233,11 @@ class EvalSettings(Options):
             raise UserError("gtpo eval needs a MODEL (Hub name, folder or train run), or --completions FILE")
         if self.completions is None and Path(self.model or "").suffix == ".jsonl":
             raise UserError(f"{self.model} is no model; to score the completions in it: --completions {self.model}")
-        if self.completions is None and not self.benchmarks:
-            raise UserError("--benchmarks names what to evaluate on, e.g. --benchmarks gsm8k,math (gtpo eval --list)")
+        if self.completions is None and not self.benchmarks and self.like is None:
+            raise UserError(
+                "--benchmarks names what to evaluate on, e.g. --benchmarks gsm8k,math (gtpo eval --list); --like RUN "
+                "takes the questions and settings of another run"
+            )
 
     @property
     def mode(self) -> str:

@@ -5,6 +5,8 @@ And one sentence for each error in it: place, key as typed, what is expected, wh
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +17,7 @@ import yaml
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.yaml_file import read_yaml
-from gtpo.config.keys import keys, sections
+from gtpo.config.keys import SHORTCUTS, keys, sections
 
 Key = tuple[str, ...]
 
@@ -24,16 +26,73 @@ CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parent / "con
 """The configs that come with gtpo: beside its modules where it is installed, configs/ in a checkout."""
 
 
+TABLE = "table.yaml"
+"""A file of many configs: FOLDER/table.yaml holds FOLDER/NAME for each of its names (`_from_table`)."""
+GROUPS = {
+    "demo": "a toy on a CPU core: a base model, then SFT, GRPO, GTPO and eight baselines from it",
+    "laptop": "a real model of 0.1B or 0.5B on a CPU",
+    "desk": "Qwen2.5-1.5B on GSM8K with LoRA, one GPU of 24 GiB",
+    "paper": "the paper's runs: Llama-3.1-8B and Qwen2.5-3B, GSM8K and MATH, one GPU of 80 GB",
+    "ablations": "the paper's figures, each from one of its runs",
+    "published": "the authors' own files",
+    "recipes": "layers for `extends:`, a baseline each; start is what --model and --data begin from",
+    "accelerate": "for accelerate launch: several GPUs or nodes",
+    "slurm": "for sbatch",
+    "verl": "for python -m gtpo.integrations.verl",
+}
+"""Folder of CONFIGS -> what is in it."""
+
+
 def config_names() -> list[str]:
     """Return the names of the configs that come with gtpo, e.g. paper/llama-math-gtpo-g8."""
     files = (path.relative_to(CONFIGS) for path in CONFIGS.rglob("*") if path.suffix in (".yaml", ".sbatch"))
-    return sorted(file.with_suffix("").as_posix() for file in files)
+    names = {file.with_suffix("").as_posix() for file in files if file.name != TABLE}
+    for table in CONFIGS.glob(f"*/{TABLE}"):
+        names |= {f"{table.parent.name}/{name}" for name in _table_names(table)}
+    return sorted(names)
 
 
 def find_config(name: str) -> Path | None:
-    """Return the file that comes with gtpo under this name, with or without its ending; None where there is none."""
+    """Return the file that comes with gtpo under this name, with or without its ending; None if there is none.
+
+    A config of a table has a path like any other, which `read_document` understands; there is no such file.
+    """
     known = name.removesuffix(".yaml").removesuffix(".sbatch")
-    return next(CONFIGS.glob(f"{known}.*")) if known in config_names() else None
+    if known not in config_names():
+        return None
+    return next(CONFIGS.glob(f"{known}.*"), CONFIGS / f"{known}.yaml")
+
+
+def _axes(table: Path) -> list[dict[str, Any]]:
+    values, _ = read_yaml(table, "a mapping of sections", _Loader)
+    return [entries for axis, entries in values.items() if axis != "base"]
+
+
+@functools.cache
+def _table_names(table: Path) -> dict[str, tuple[str, ...]]:
+    """Return the names of a table's configs: an entry of each axis, joined by dashes -> the entries."""
+    if not table.is_file():
+        return {}
+    return {"-".join(entries): entries for entries in itertools.product(*_axes(table))}
+
+
+def _exists(path: Path) -> bool:
+    return path.is_file() or path.name.removesuffix(".yaml") in _table_names(path.with_name(TABLE))
+
+
+def _from_table(path: Path) -> Document:
+    """Return the config that a table has under a path's name: its `base`, and an entry of each axis laid over it."""
+    table = path.with_name(TABLE)
+    values, lines = read_yaml(table, "a mapping of sections", _Loader)
+    chosen = _table_names(table)[path.name.removesuffix(".yaml")]
+    layers = [("base",), *zip((axis for axis in values if axis != "base"), chosen, strict=True)]
+    document = Document({}, {(): Origin(str(table), "")})
+    for layer in layers:
+        above: Any = functools.reduce(lambda inside, key: inside.get(key, {}), layer, values)
+        document.values = _merge(document.values, _string_keys(above))
+        places = {key[len(layer) :]: line for key, line in lines.items() if key[: len(layer)] == layer}
+        document.origins |= {key: Origin(f"{table}:{line}", ".".join(key)) for key, line in places.items() if key}
+    return document
 
 
 class Origin(NamedTuple):
@@ -119,6 +178,8 @@ def _parse(path: Path) -> Document:
     if path.is_dir():
         what = "a folder; expected a config file (.yaml)"
         raise UserError(f"{path} is {_model_hint(path) if (path / 'config.json').is_file() else what}")
+    if _exists(path) and not path.is_file():
+        return _from_table(path)
     if not path.exists():
         near = did_you_mean(path.name, (other.name for other in path.parent.glob("*.y*ml")))
         typed = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
@@ -164,11 +225,11 @@ def read_document(path: Path, _chain: tuple[Path, ...] = ()) -> Document:
         if not isinstance(base, str):
             raise UserError(f"{place}: extends takes a file or a list of files, found {bases!r}")
         file = path.parent / base
-        if not file.is_file():
+        if not _exists(file):
             file = find_config(base) or file
         if file.resolve() in chain:
             raise UserError(f"{place}: extends {base} is circular")
-        if not file.is_file():
+        if not _exists(file):
             raise UserError(f"{place}: extends {base}: no such file ({file})")
         below = read_document(file, chain)
         merged = Document(_merge(merged.values, below.values), {**merged.origins, **below.origins})
@@ -205,7 +266,11 @@ def unknown_key(origin: Origin, known: Iterable[str] = ()) -> str:
     elif same:
         hint = f' Did you mean "{same[0]}"?'
     else:
-        hint = did_you_mean(name, known) or did_you_mean(name, keys()) or " gtpo train --help-config lists the keys."
+        hint = (
+            did_you_mean(name, known)
+            or did_you_mean(name, (*SHORTCUTS, *keys()))
+            or " gtpo train --help-config lists the keys."
+        )
     if origin.is_flag:
         return f'unknown flag "{origin.typed}".' + hint.replace('mean "', 'mean "--')
     return f'{origin.place}: unknown key "{origin.typed}".{hint}'

@@ -34,8 +34,10 @@ SHORTCUTS: dict[str, str] = {
     "data-dir": "dataset.data_dir",
     "cuda": "env.CUDA_VISIBLE_DEVICES",
     "run-name": "run_name",
+    "max-tokens": "training.max_completion_length",
+    "fields": "dataset.fields",
 }
-"""The short flags of the published README (and --model, --data, --data-dir, as in `gtpo eval`) -> the key they set."""
+"""The short flags of the published README, and those that `gtpo eval` has too -> the key they set."""
 
 
 @dataclass(frozen=True)

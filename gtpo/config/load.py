@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.config.document import (
     Document,
@@ -61,6 +62,8 @@ def load_config(
     line per error: key as typed, file and line, the allowed values and the nearest name.
     """
     file = Path(path)
+    if file.name.endswith((".jsonl", ".jsonl.gz", ".parquet")):
+        raise UserError(f"{path} holds data, not a config; to train on it: gtpo train --model MODEL --data {path}")
     if not file.is_file():
         file = find_config(str(path)) or file
     document = read_document(file)

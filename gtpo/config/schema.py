@@ -111,7 +111,7 @@ class ModelSection(Section):
     """Library that loads the model. `unsloth` needs the package unsloth and a GPU."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Data type of the base weights. `auto`: float32 for trained weights, so that small updates are not rounded away,
-    on a GPU with bfloat16 autocast. For frozen weights (LoRA) bfloat16; on a CPU where they are stored in it and the
+    on a GPU with bfloat16 autocast. For frozen weights (LoRA) bfloat16; on a CPU if they are stored in it and the
     CPU multiplies it (AVX512_BF16, AMX), else float32."""
     max_seq_length: int = Field(2048, ge=16)
     """Maximum length of prompt and completion together, in tokens."""
@@ -287,12 +287,12 @@ class HealthSection(Section):
     false_alarms: float = Field(0.01, gt=0, lt=1)
     """Share of the runs of a policy that does not change in which a collapse is reported."""
     early_stop_patience: int | None = Field(None, ge=1)
-    """Stop after this many steps without better smoothed accuracy: held-out where training.eval_steps is set, else the
+    """Stop after this many steps without better smoothed accuracy: held-out if training.eval_steps is set, else the
     accuracy reward. Unset: never."""
     smoothing_steps: int = Field(20, ge=1)
     """Window in steps of the running mean that selects `best/` without validation: the weights of its last step."""
     smoothing_evaluations: int = Field(3, ge=1)
-    """Window in validations of the running mean that selects `best/` where training.eval_steps is set."""
+    """Window in validations of the running mean that selects `best/` if training.eval_steps is set."""
 
 
 class ObjectiveBase(Section):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +27,8 @@ from gtpo.common.hub import adapter_base, cache_if_unreachable
 from gtpo.common.packages import install_command, installed
 from gtpo.common.terminal import columns_of_stdout, folded
 from gtpo.config.schedule import launched_processes, micro_batches_per_rollout, optimizer_steps
-from gtpo.config.schema import TrainConfig
-from gtpo.inputs.dataset import check_ids
+from gtpo.config.schema import PASSED_ON_DEFAULTS, TrainConfig
+from gtpo.inputs.dataset import DatasetReport, check_ids
 from gtpo.inputs.model_shape import find_weights
 from gtpo.plan.preflight import check_inputs, is_local, needed_packages
 
@@ -146,8 +147,13 @@ def _steps(config: TrainConfig, rows: int | None) -> dict[str, Any]:
     return steps
 
 
-def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
-    """Print the resolved run on stdout, as text or as one JSON object. Raises UserError on what would refuse it."""
+def dry_run(
+    config: TrainConfig, given: Mapping[str, Any] | None = None, *, json_output: bool = False, verbose: bool = False
+) -> None:
+    """Print the resolved run on stdout, as text or as one JSON object. Raises UserError on what would refuse it.
+
+    given: the flags, which are repeated in the text. verbose: the text has every key and every item of memory.
+    """
     problems, name, runs = check_inputs(config), config.model.model_name, Path("results") / "train"
     tokenizer, items, rows = None, list[Item](), 0
     with nullcontext() if name is None or Path(name).exists() else cache_if_unreachable():
@@ -197,9 +203,14 @@ def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
         )
         print()
         return
+    unit, scale = ("GiB", 1) if total >= 1 else ("MiB", 1024)
+    if not verbose:
+        _print_short(
+            config, given or {}, report, note, steps, f"{scale * total:.1f} {unit}" if items else unknown, missing
+        )
+        return
     print(config.to_yaml(width=min(100, columns_of_stdout(120) - 20)))  # a word that crosses it still fits
     checked = [] if config.method == "sft" else [f"reward {path}: called" for path, _ in config.trainer.reward_calls()]
-    unit, scale = ("GiB", 1) if total >= 1 else ("MiB", 1024)
     held = [f"{row.name:16} {scale * row.gib:8.2f} {unit}  {row.basis}" for row in [*items, Item("sum", total, "")]]
     if config.method != "sft" and config.rollout.engine == "vllm":
         held.append(f"vLLM takes {config.model.gpu_memory_utilization:.0%} of the GPU besides, and must hold in it its "
@@ -213,3 +224,49 @@ def dry_run(config: TrainConfig, *, json_output: bool = False) -> None:
         if lines:
             print("\n".join([title, *(folded(f"  {line.rstrip()}", 4) for line in lines), ""]))
     print(folded("Dry run: nothing was trained or written. Without --dry-run the same command starts the run."))
+
+
+def _print_short(
+    config: TrainConfig,
+    given: Mapping[str, Any],
+    report: DatasetReport | None,
+    note: str,
+    steps: dict[str, Any],
+    memory: str,
+    missing: list[str],
+) -> None:
+    """Print what a run is in about twelve lines: what was set, and what was resolved."""
+    training, model = config.training, config.model
+    trls = PASSED_ON_DEFAULTS | training.passed_on
+    preset = f", preset {config.objective.preset}" if config.method == "gtpo" else ""
+    weights = f"LoRA of rank {model.lora_rank}" if model.lora_rank else "all weights"
+    lines = {
+        "run": f"results/train/{config.run_name}   method {config.method}{preset}, seed {model.random_seed}",
+        "set": " ".join(f"--{flag} {value}" for flag, value in given.items() if flag != "run_name")
+        or "nothing beside the file",
+        "model": f"{model.model_name or 'built here'}, {weights}{', 4 bits' if model.load_in_4bit else ''}",
+        "data": "; ".join(line.strip() for line in report.lines()) if report else note,
+        "steps": f"{steps.get('steps', 'not known')} of {steps['examples_per_step']} completions"
+        + (f" ({steps['prompts_per_step']:g} prompts)" if "prompts_per_step" in steps else ""),
+        "optimizer": f"{training.optimizer}, learning rate {training.learning_rate:g} ({trls['lr_scheduler_type']}), "
+        f"betas {training.adam_beta1:g} {training.adam_beta2:g}, gradient norm at most {trls['max_grad_norm']:g}",
+    }
+    if config.method != "sft":
+        lines["sampling"] = (
+            f"engine {config.rollout.engine}, at most {training.max_completion_length} tokens, "
+            f"temperature {training.temperature:g}, {training.num_generations} a prompt"
+        )
+        lines["rewards"] = ", ".join(path for path, _ in config.trainer.reward_calls()) + " (each was called once)"
+    if config.method == "gtpo":
+        objective = config.resolved_objective()
+        lines["objective"] = (
+            f"gamma {objective.gamma:g}, filter {objective.filter} at {objective.entropy_threshold:.4g} nats"
+        )
+    lines["memory"] = f"{memory} a process on a GPU (forecast; --verbose: by item)"
+    if report and note:
+        lines["note"] = note
+    if missing:
+        lines["missing"] = "; ".join(missing)
+    for name, line in lines.items():
+        print(folded(f"{name:10} {line}", 11))
+    print("Dry run: nothing was trained or written. --verbose shows every key.")

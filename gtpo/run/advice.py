@@ -32,11 +32,11 @@ TRUNCATED = 0.5
 class Advice(TrainerCallback):
     """Warns of what learns nothing: `trainer.add_callback(Advice(trainer))`, for a GTPOTrainer or TRL's GRPOTrainer.
 
-    Each warning is given once, and again only after its cause has passed.
+    Each warning is given once in a run. script: it names the fields of GTPOConfig, not the keys of `gtpo train`.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
+    def __init__(self, trainer: Any, *, script: bool = True) -> None:
+        self.trainer, self.script = trainer, script
         self.recent: deque[Mapping[str, Any]] = deque(maxlen=EQUAL_STEPS)
         self.said: set[str] = set()
 
@@ -53,8 +53,9 @@ class Advice(TrainerCallback):
             return []
         found = dict(self._found())
         new = [text for name, text in found.items() if name not in self.said]
-        self.said = set(found)
-        return new
+        # A cause that comes and goes is still one cause: in a log of 300 steps the same text stood six times.
+        self.said |= set(found)
+        return [_for_scripts(text) for text in new] if self.script else new
 
     def _values(self, name: str, trls: str = "", steps: int = STEPS) -> list[float]:
         """Return a metric of the last steps, under our name or TRL's; none where a step lacks it."""
@@ -102,6 +103,24 @@ class Advice(TrainerCallback):
             "training.learning_rate, or start from an sft run. If it is high everywhere, take harder problems. If none "
             "of these, the reward function returns a constant"
         )
+
+
+_IN_SCRIPTS = {
+    " (and model.max_seq_length)": "",
+    "dataset.system_instruction": "the system prompt",
+    "Read completions/ in the run folder": "Read some completions (log_completions=True)",
+    "with objective.mask_truncated true": "with objective={'mask_truncated': True}",
+    "set objective.filter never (objective.preset gtpo-no-filter)": "set preset='gtpo-no-filter'",
+    "Raise objective.entropy_threshold": "Raise entropy_threshold (objective={'entropy_threshold': ...})",
+    "training.": "",
+}
+"""Words of the advice -> how a script with a GTPOConfig says it."""
+
+
+def _for_scripts(text: str) -> str:
+    for key, field in _IN_SCRIPTS.items():
+        text = text.replace(key, field)
+    return text
 
 
 def memory_advice(config: TrainConfig, error: BaseException) -> str:

@@ -16,7 +16,7 @@ from transformers import PrinterCallback, TrainerCallback
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG, duration, libraries_aside
-from gtpo.common.provenance import now, peak_memory
+from gtpo.common.provenance import command_line, now, peak_memory
 from gtpo.config import TrainConfig
 from gtpo.config.resolve import held_out_benchmark
 from gtpo.config.schedule import one_step_per_rollout
@@ -266,7 +266,7 @@ class TrainingRun(TrainerCallback):
         if kl_every := self._kl_every(loaded):
             trainer.add_callback(UntrainedKL(trainer, kl_every, self._untrained(loaded)))
         trainer.add_callback(self)
-        trainer.add_callback(Advice(trainer))
+        trainer.add_callback(Advice(trainer, script=False))
 
     def _stop_before_training(self) -> None:
         if self.stop.agree(self.trainer.accelerator):
@@ -430,7 +430,10 @@ class TrainingRun(TrainerCallback):
         self.processes.wait_for_everyone()  # a launcher ends the others when the first process has ended
         self.progress.stop()
         if stopped:
-            LOG.info(f"{self.folder.root}: stopped at step {step} of {total}; the same command resumes the run")
+            LOG.info(
+                f"{self.folder.root}: stopped at step {step} of {total}; the same command resumes the run: "
+                f"{command_line()}"
+            )
             return
         every = self.config.training.logging_steps
         if self.main and (table := reward_table(self.folder, self.health.lines, every)):

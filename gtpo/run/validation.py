@@ -149,10 +149,13 @@ class Validation(TrainerCallback):
     def summary(self, session_s: float, health: Health) -> dict[str, Any]:
         """Return, and say, what validation gave and what it cost in a session of `session_s` seconds, for run.json."""
         untrained, gain = health.first_value, health.gain()
-        LOG.info(f"{self.count} validations: {self.seconds:.1f} s, {100 * self.seconds / session_s:.1f} % of the run")
+        LOG.info(
+            f"validated {self.count} time{'s' * (self.count != 1)}: {self.seconds:.1f} s, "
+            f"{100 * self.seconds / session_s:.1f} % of the run"
+        )
         if gain is not None:
             mean, low, high = (100 * value for value in gain)
-            LOG.info(f"held-out pass@1 of best/ less the untrained model's: {mean:+.1f} ({low:+.1f} to {high:+.1f})")
+            LOG.info(f"held-out pass@1 of best/ less the untrained model's: {mean:+.1f} [{low:+.1f}, {high:+.1f}]")
         return {
             "validation": {
                 "untrained": untrained,
@@ -169,7 +172,7 @@ class Validation(TrainerCallback):
         """Say a validation's result and its cost."""
         parts = [
             f"{name.removeprefix('validation/')} {100 * value:.1f} % "
-            f"({100 * row[f'{name}_low']:.0f}-{100 * row[f'{name}_high']:.0f})"
+            f"[{100 * row[f'{name}_low']:.0f}, {100 * row[f'{name}_high']:.0f}]"
             for name, value in row.items()
             if f"{name}_low" in row
         ]

@@ -79,6 +79,7 @@ class BenchmarkRecord(ScoringMetrics):
     checksum: str | None = Field(None, description="Of ids and golds.")
     content_checksum: str | None = None
     """Of ids, texts, golds and ways to compare; null if texts are unknown."""
+    trained_on: int | None = Field(None, description="Questions that are in the train run's data; null if none is.")
     excluded: list[str] = Field([], description="Ids of questions left out because their gold cannot be verified.")
     n: int | None = None
     """Samples per question that the metrics count, failed ones too; null at first."""
@@ -109,7 +110,8 @@ class BenchmarkRecord(ScoringMetrics):
 
     def before_samples(self) -> BenchmarkRecord:
         """Return the record without what its samples brought."""
-        fields = {"source", "questions", "checksum", "content_checksum", "excluded", "n_asked", "finish_with"}
+        fields = {"source", "questions", "checksum", "content_checksum", "excluded", "trained_on", "n_asked"}
+        fields.add("finish_with")
         return BenchmarkRecord(**self.model_dump(include=fields, exclude_unset=True))
 
     def by_scoring(self, scoring: Scoring) -> ScoringMetrics:

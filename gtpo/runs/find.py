@@ -97,6 +97,8 @@ def resolve(given: str) -> list[Path]:
         return shards
     if path.is_dir():
         raise UserError(f"{path}: neither an eval run (eval.json) nor a train run (run.json)")
+    if path.is_file():
+        raise UserError(f"{path} is a file, not a run; score it first: gtpo eval --completions {path}")
     known = [entry.name for entry in evals + subfolders(RESULTS / "train")]
     raise UserError(
         f'no run "{given}": no such folder, and none of that name in {RESULTS}/eval or {RESULTS}/train.'

@@ -178,8 +178,11 @@ def problem_of(row: dict[str, Any], position: int, stem: str, where: str) -> Pro
     for field in ("problem",) if row.get("answer", 0) is None else ("problem", "answer"):  # an empty gold is left out
         value = row.get(field)
         if not isinstance(value, str | int | float) or isinstance(value, bool):
-            found = "missing" if value is None else f"{type(value).__name__}"
-            raise UserError(f'{where}: field "{field}" must be text, found {found}; fields here: {", ".join(row)}')
+            found = "is missing" if value is None else f"must be text, found {type(value).__name__}"
+            raise UserError(
+                f'{where}: field "{field}" {found}; fields here: {", ".join(row)}. If they have other names: '
+                "--fields problem=question,answer=label"
+            )
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f'{where}: field "{field}" must be a number or text, found {value}')
     return Problem(

@@ -48,7 +48,7 @@ def test_false_alarms_are_what_is_promised(published) -> None:
 
 
 def test_the_page_shows_the_published_tables(root: Path, published) -> None:
-    page, measured = (root / "docs/training.md").read_text(), published("bench/health")
+    page, measured = (root / "results/published/bench/health.md").read_text(), published("bench/health")
     for table in tables(measured):
         assert table in page
     regimes = measured["claims"]["regimes"].values()

@@ -12,13 +12,13 @@ torch.set_num_threads(1)
 
 
 def test_the_pages_tables_are_the_published_measurements(root: Path, published) -> None:
-    scale = (root / "docs/scale.md").read_text()
+    scale = (root / "results/published/bench/steps.md").read_text()
     for name in ("", "_wide", "_wide_sampled", "_bfloat16", "_bfloat16_sampled", "_bfloat16_profile"):
         assert step.page(published(f"bench/step{name}")) in scale, name
 
 
 def test_shared_prefixes(root: Path, published) -> None:
-    page = (root / "docs/scale.md").read_text()
+    page = (root / "results/published/bench/steps.md").read_text()
     assert shared_prefixes.page(published("bench/shared_prefixes")) in page
     null = published("bench/shared_prefixes_null")["ratio"]
     told = "one turn of each gave {:.2f} (GTPO) and {:.2f} (GRPO) of the time"

@@ -10,6 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
+from scipy import stats
+
 from bench import loss
 
 FOLDERS = ("bench", "claims", "collapse", "demo", "gpu", "real", "verl")
@@ -54,7 +58,7 @@ def points(row: dict[str, Any]) -> str:
 
 
 def test_the_pages_verdicts_are_those_of_the_answers(root: Path, published: Any) -> None:
-    page, answers = (root / "docs/results.md").read_text(), published("claims/answers")
+    page, answers = (root / "results/published/claims/tests.md").read_text(), published("claims/answers")
     lines = [line for line in page.splitlines() if line.startswith("| ")]
     for row in answers["first"]:
         test = row["effects"][0]
@@ -67,17 +71,52 @@ def test_the_pages_verdicts_are_those_of_the_answers(root: Path, published: Any)
         numbers = "{difference:+.3f} [{low:+.3f}, {high:+.3f}] | {p:.2g} | **{verdict}** |".format(**row)
         assert any(line.startswith(f"| {row['claim']} |") and line.endswith(numbers) for line in lines), row["claim"]
     verdicts = [row["verdict"] for part in answers.values() for row in part]
-    told = (root / "README.md").read_text()
-    assert f"{verdicts.count('undecided')} tests are undecided" in told
     effects = [row["effects"][0] for row in answers["first"]] + answers["second"]
-    section = told[told.index("What GTPO does, as far as") : told.index("## Find the answer")]
-    found = re.findall(r"[+-]\d+\.\d \[[^\]]+\]", section)
-    assert len(found) == 5
-    assert set(found) <= {points(row) for row in effects if abs(row["difference"]) < 1}
+    primary = {points(row) for row in effects if abs(row["difference"]) < 1}
+    for page in ("README.md", "docs/results.md"):
+        told = (root / page).read_text()
+        assert f"{verdicts.count('undecided')} tests" in told
+        rows = re.findall(
+            r"^\| [^|]*(?:step|prompt|answers|parameters)[^|]* \| ([+-]\d+\.\d \[[^\]]+\]) \|", told, re.MULTILINE
+        )
+        assert len(rows) >= 4, page
+        assert set(rows) <= primary, page
+
+
+def test_what_better_means_in_the_second_experiment(root: Path) -> None:
+    """Bases, ends, and what conflict correction does by itself, from the records."""
+    rows = pq.read_table(root / "results/published/claims/second.parquet").to_pylist()
+
+    def curves(regime: str, method: str) -> dict[int, Any]:
+        mine = [row for row in rows if row["regime"] == regime and row["method"] == method]
+        return {row["seed"]: np.array([v for v in row["validation/pass@1"] if v is not None]) for row in mine}
+
+    bases = [row for row in rows if row["regime"] == "base-micro"]
+    base = 100 * np.mean([np.mean(np.array(row["arithmetic:correct"]) / row["arithmetic:n"]) for row in bases])
+    page = " ".join((root / "docs/results.md").read_text().split())
+    assert f"right in {base:.1f} % of" in page
+    for regime, told in (("reuse-4", "end at {:.0f} and {:.0f} %"), ("reuse-8", "end at {:.0f} and {:.0f} %")):
+        gtpo, grpo = curves(regime, "gtpo"), curves(regime, "grpo")
+        ends = [
+            100 * np.mean([curve[-2:].mean() for seed, curve in each.items() if seed in gtpo]) for each in (gtpo, grpo)
+        ]
+        assert told.format(*ends) in page, regime
+    alone, grpo = curves("reuse-8", "gtpo-conflict-only"), curves("reuse-8", "grpo")
+    found = 100 * np.array([alone[seed].mean() - grpo[seed].mean() for seed in alone])
+    half = stats.t.ppf(0.975, len(found) - 1) * found.std(ddof=1) / np.sqrt(len(found))
+    assert f"{found.mean():+.1f} [{found.mean() - half:+.1f}, {found.mean() + half:+.1f}]" in page
+
+
+def test_the_verifiers_page(root: Path, published: Any) -> None:
+    page = (root / "docs/verifier.md").read_text()
+    ratios = [row["times_math_verify"] for row in published("bench/verify")["rows"] if row["contender"] == "gtpo"]
+    told = f"{min(ratios):.0f} to {max(ratios):.0f} times Math-Verify's"
+    assert told in " ".join(page.split())
+    assert told in " ".join((root / "README.md").read_text().split())
 
 
 def test_the_runs_on_a_real_model(root: Path, published: Any) -> None:
-    page = (root / "docs/results.md").read_text()
+    page = (root / "results/published/real/runs.md").read_text()
     runs = {"untrained": published("real/untrained")}
     for name in ("gtpo-s1", "grpo-s1", "gtpo-s2", "grpo-s2", "sft-s1"):
         runs[name] = published(f"real/records/real-gsm8k-{name}")
@@ -92,7 +131,7 @@ def test_the_runs_on_a_real_model(root: Path, published: Any) -> None:
 
 
 def test_agreement_on_a_models_own_completions(root: Path, published: Any) -> None:
-    page, report = (root / "docs/evaluation.md").read_text(), published("real/agreement")
+    page, report = (root / "results/published/bench/agreement.md").read_text(), published("real/agreement")
     for golds, rows in (("right", report["rows"]), ("of the next question (null)", report["null"])):
         for task, row in zip(("zero-shot", "few-shot"), rows, strict=True):
             names = ("lm_eval_flexible", "inspect_match", "gtpo_lenient", "agree_lm_eval", "agree_inspect")
@@ -109,21 +148,23 @@ def test_what_ran_on_a_gpu(root: Path, published: Any) -> None:
     blocks = {(b["shape"], b["head"]): b for b in published("bench/loss_cuda")["blocks"]}
     ratios = [loss.ratio(blocks[f"{n}x4096x128256", "frozen"], "bare matmuls") for n in (8192, 1024)]
     told = "took {:.2f} of its two bare matmuls at 8,192 tokens of the 8B shape on an H200, frozen and in bfloat16, and"
-    assert f"{told.format(ratios[0])} {ratios[1]:.2f} at" in " ".join((root / "docs/one_pass.md").read_text().split())
+    assert f"{told.format(ratios[0])} {ratios[1]:.2f} at" in " ".join(
+        (root / "results/published/bench/loss.md").read_text().split()
+    )
     gpu = root / "results/published/gpu"
     launches = [(gpu / run / "metrics.jsonl").read_text().splitlines()[:2] for run in ("ddp", "fsdp2")]
     one, other = ([json.loads(line)["loss"] for line in lines] for lines in launches)
     assert one == other
     metric = published("gpu/gpu-gsm8k-gtpo/eval")["benchmarks"]["gsm8k"]["pass@k"]["1"]
     told = "{:.1f} % [{:.1f}, {:.1f}] are right".format(*(100 * metric[key] for key in ("mean", "low", "high")))
-    assert told in " ".join((root / "docs/results.md").read_text().split())
+    assert told in " ".join((root / "results/published/real/runs.md").read_text().split())
     for run in ("q1", "q05", "q3"):
         peak = published(f"gpu/{run}/run")["peak_memory_bytes"] / 2**30
         assert f" | {peak:.2f} |" in (root / "docs/recipes.md").read_text()
 
 
 def test_the_page_on_a_real_model(root: Path, published: Any) -> None:
-    page = " ".join((root / "docs/real_model.md").read_text().split())
+    page = " ".join((root / "results/published/real/arms.md").read_text().split())
     weights, runs = published("real/arms/selection"), published("real/arms/lengths")
     for rule in ("conflict", "gate", "format 10 or 0"):
         assert weights[rule]["held"]

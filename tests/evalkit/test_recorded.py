@@ -115,7 +115,7 @@ def test_golds_of_a_known_benchmark(gtpo, tmp_path: Path) -> None:  # type: igno
         ('{"gold": "1", "completion": "x"}\n', '"id" is missing; fields here: gold, completion'),
         ('{"id": "a", "completion": "x"}\n', 'bad.jsonl:1: no gold, and "a" is no id of a known benchmark'),
         ('{"id": "a", "gold": "1", "completions": []}\n', "bad.jsonl:1: completions is empty"),
-        ('{"id": "a", "gold": "1", "completions": [3]}\n', "bad.jsonl:1: completions must be text"),
+        ('{"id": "a", "gold": "1", "completions": [3]}\n', "bad.jsonl:1: a completion must be text"),
         (
             '{"id": "a", "gold": "1", "completion": "x"}\n{"id": "a", "gold": "2", "completion": "x"}\n',
             'bad.jsonl:2: id "a" had the gold "1" before, now "2"',

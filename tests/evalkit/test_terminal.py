@@ -57,7 +57,7 @@ def test_the_dry_run_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for module in (terminal, dry_run):
         monkeypatch.setattr(module, "columns_of_stdout", lambda pipe: 80)
     (tmp_path / "problems.jsonl").write_text(json.dumps({"problem": "What is 2+3?", "answer": "5"}) + "\n")
-    words = ("train", "paper/llama-gsm8k-gtpo-g8", "--data", "problems.jsonl", "--dry-run")
+    words = ("train", "paper/llama-gsm8k-gtpo-g8", "--data", "problems.jsonl", "--dry-run", "--verbose")
     lines = command_line(*words, cwd=tmp_path).stdout.split("\n")
     assert [line for line in lines if cell_len(line) > 80] == []
     text = " ".join(" ".join(lines).split())

@@ -9,17 +9,19 @@ from pathlib import Path
 import pytest
 from logs import logged
 
+from gtpo.common.errors import UserError
 from gtpo.config import TrainConfig, load_config
+from gtpo.config.document import GROUPS, TABLE, config_names, find_config
 from gtpo.inputs.dataset import TrainingProblems
 from gtpo.rewards import format_ok
 from gtpo.rewards.data.arithmetic import arithmetic_problems
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted(
-    name
-    for path in (ROOT / "configs").rglob("*.yaml")
-    # recipes/ holds layers of a config; accelerate and verl have formats of their own
-    if not (name := path.relative_to(ROOT / "configs").as_posix()).startswith(("accelerate/", "recipes/", "verl/"))
+    f"{name}.yaml"
+    for name in config_names()
+    # recipes/ holds layers of a config; the others have formats of their own
+    if not name.startswith(("accelerate/", "recipes/", "slurm/", "verl/"))
 )
 LAYERS = sorted(path.stem for path in (ROOT / "configs/recipes").glob("*.yaml") if path.stem != "start")
 PAPER = [f"paper/{model}-{data}" for model in ("llama", "qwen") for data in ("gsm8k", "math")]
@@ -40,6 +42,20 @@ def test_resolved_recipe_reads_back_to_itself(name: str, tmp_path: Path) -> None
     with logged() as notices:
         assert load_config(tmp_path / "config.yaml").as_dict() == config.as_dict()
     assert notices == []
+
+
+def test_few_files_hold_all_configs_and_each_folder_says_what_is_in_it() -> None:
+    assert sum(path.is_file() for path in (ROOT / "configs").rglob("*")) <= 45
+    assert {name.partition("/")[0] for name in config_names()} == set(GROUPS)
+
+
+def test_an_error_in_a_table_names_its_line(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    table = "base:\n  method: gtpo\nsize:\n  small: {}\n  large:\n    objective: {gamm: 1}\n"
+    (tmp_path / "mine" / TABLE).write_text(table)
+    with pytest.raises(UserError, match=r"table.yaml:6: unknown key .objective.gamm"):
+        load_config(tmp_path / "mine/large.yaml")
+    assert find_config("paper/table") is None
 
 
 def test_run_names_are_unique() -> None:

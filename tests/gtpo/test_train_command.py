@@ -208,7 +208,7 @@ def test_dry_run_of_the_published_8b_file(tmp_path: Path) -> None:
 @pytest.mark.shared
 def test_dry_run_counts_real_data(tmp_path: Path, shared_dir: Path) -> None:
     recipe = str(ROOT / "configs/paper/qwen-gsm8k-gtpo-g8.yaml")
-    done = gtpo("train", recipe, "--dry-run", "--data-dir", str(shared_dir / "data"), cwd=tmp_path)
+    done = gtpo("train", recipe, "--dry-run", "--verbose", "--data-dir", str(shared_dir / "data"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "gsm8k_train: 7,473 of 7,473 problems" in done.stdout
     assert "prompt lengths not checked" in done.stdout
@@ -217,7 +217,10 @@ def test_dry_run_counts_real_data(tmp_path: Path, shared_dir: Path) -> None:
 
 
 def test_dry_run_of_a_built_model_checks_lengths(run: Path) -> None:
-    done = gtpo("train", "run.yaml", "--dry-run", "--dataset.system_instruction", "", cwd=run.parent)
+    short = gtpo("train", "run.yaml", "--dry-run", "--dataset.system_instruction", "", cwd=run.parent)
+    assert len(short.stdout.splitlines()) <= 16
+    assert re.search(r"memory +\d+\.\d MiB", short.stdout)
+    done = gtpo("train", "run.yaml", "--dry-run", "--verbose", "--dataset.system_instruction", "", cwd=run.parent)
     assert done.returncode == 0, done.stderr
     assert re.search(r"arithmetic_train: ([\d,]+) of \1 problems", done.stdout)
     assert "longest prompt kept" in done.stdout

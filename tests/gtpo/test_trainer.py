@@ -85,9 +85,11 @@ def test_ten_lines_of_a_trl_user(folder: Path, tmp_path: Path) -> None:
     assert trainer.initial_entropy in stored.values()
 
 
-def test_script_in_the_readme_runs(folder: Path, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_of_the_page_for_trl_runs(
+    folder: Path, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As printed, except for the model, the data and the number of steps."""
-    block = next(part for part in (root / "README.md").read_text().split("```") if "GTPOTrainer(" in part)
+    block = next(part for part in (root / "docs/trl.md").read_text().split("```") if "GTPOTrainer(" in part)
     code = block.removeprefix("python\n").replace('"Qwen/Qwen2.5-0.5B-Instruct"', repr(str(folder)))
     assert "max_steps=100" in code
     code = code.replace("max_steps=100", "max_steps=1, max_completion_length=8, use_cpu=True")

@@ -1,0 +1,309 @@
+"""Draw the figures of the documentation from committed files: `python docs/tools/figures.py`, into docs/figures/.
+
+`--view` also photographs `gtpo view` on the run of results/published/collapse, with Chromium.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+from matplotlib.patches import FancyBboxPatch
+
+mpl.rcParams |= {
+    "svg.hashsalt": "gtpo", "font.family": "DejaVu Sans", "font.size": 10, "axes.spines.top": False,
+    "axes.spines.right": False, "figure.facecolor": "white", "svg.fonttype": "path",
+}  # fmt: skip
+
+ROOT = Path(__file__).resolve().parents[2]
+PUBLISHED, FIGURES = ROOT / "results/published", ROOT / "docs/figures"
+GREEN, RED, BLUE, GREY, ORANGE = "#2e7d32", "#c62828", "#1565c0", "#9e9e9e", "#ef6c00"
+COLOURS = {
+    "holds": GREEN,
+    "better": GREEN,
+    "equivalent": BLUE,
+    "undecided": GREY,
+    "refuted": RED,
+    "withdrawn": "#000000",
+}
+
+
+LEGEND = (0, 30, 48, 72)
+"""Where the four colours of the tokens are explained."""
+
+
+def published(name: str) -> Any:
+    """Return a committed JSON file."""
+    return json.loads((PUBLISHED / f"{name}.json").read_text())
+
+
+def save(figure: Any, name: str) -> None:
+    """Write a figure; the same input gives the same bytes."""
+    FIGURES.mkdir(exist_ok=True)
+    figure.savefig(FIGURES / f"{name}.svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight")
+    plt.close(figure)
+
+
+def tokens() -> None:
+    """A right and a wrong answer of one prompt, each token with what GTPO does to it."""
+    group = published("demo/group")
+    chosen = [next(c for c in group["completions"] if (c["accuracy"] > 0) == right and c["format"] == 10
+                   and c["advantage"] * (1 if right else -1) > 0 and c["weight"].count(1.0) > 1)
+              for right in (True, False)]  # fmt: skip
+    figure, axes = plt.subplots(figsize=(9.2, 2.9))
+    axes.set(xlim=(0, 100), ylim=(0, 33))
+    axes.axis("off")
+    axes.text(
+        0,
+        31,
+        f"“{group['prompt'].splitlines()[-1]}”  One prompt, {len(group['completions'])} completions; two of them:",
+    )
+    for row, (completion, said) in enumerate(zip(chosen, ("right", "wrong"), strict=True)):
+        y, x = 22 - 11 * row, 0.0
+        axes.text(0, y + 4.4, f"{said}, advantage {completion['advantage']:+.2f}", weight="bold")
+        for token, weight in zip(completion["tokens"], completion["weight"], strict=True):
+            shown = token.replace("\n", "↵").replace("<|end|>", "<end>")
+            width = 1.16 * len(shown) + 1.6
+            up = completion["advantage"] > 0
+            colour = (GREEN if up else BLUE) if weight != 1 else ("#a5d6a7" if up else "#ef9a9a")
+            axes.add_patch(FancyBboxPatch((x, y), width - 0.5, 3.4, boxstyle="round,pad=0.1", color=colour))
+            ink = "white" if weight != 1 else "black"
+            centre = x + (width - 0.5) / 2
+            axes.text(centre, y + 1.6, shown, ha="center", va="center", family="DejaVu Sans Mono", size=8, color=ink)
+            x += width
+    legend = (
+        (GREEN, "pushed up twice (λ = 2)"),
+        ("#a5d6a7", "pushed up"),
+        (BLUE, "protected (λ = 0)"),
+        ("#ef9a9a", "pushed down"),
+    )
+    for place, (colour, text) in enumerate(legend):
+        axes.add_patch(FancyBboxPatch((LEGEND[place], 1), 2.4, 2.4, boxstyle="round,pad=0.1", color=colour))
+        axes.text(LEGEND[place] + 3.6, 2.1, text, va="center", size=9)
+    save(figure, "tokens")
+
+
+def pipeline() -> None:
+    """From a prompt to the loss; the boxes that differ from GRPO are coloured."""
+    figure, axes = plt.subplots(figsize=(9.2, 1.9))
+    axes.set(xlim=(-2, 102), ylim=(0, 20))
+    axes.axis("off")
+    boxes = (
+        ("prompt", "white"), ("G completions\nand rewards", "white"), ("advantages\n(1)", "white"),
+        ("conflict spans,\nweights (2, 3)", "#a5d6a7"), ("entropy gate\nand term (4–6)", "#90caf9"),
+        ("loss\n(7)", "white"),
+    )  # fmt: skip
+    width = 14.6
+    for place, (text, colour) in enumerate(boxes):
+        x = place * (width + 2.4)
+        axes.add_patch(
+            FancyBboxPatch((x, 6), width - 1, 9, boxstyle="round,pad=0.3", facecolor=colour, edgecolor="black")
+        )
+        axes.text(x + (width - 1) / 2, 10.5, text, ha="center", va="center", size=8.5)
+        if place:
+            axes.annotate("", (x - 0.3, 10.5), (x - 3.2, 10.5), arrowprops={"arrowstyle": "->"})
+    axes.text(50, 1.5, "coloured: what GTPO adds to GRPO. Numbers are the sections below.", ha="center", size=8.5)
+    save(figure, "pipeline")
+
+
+def forest() -> None:
+    """Every primary test that measures accuracy: difference, interval, verdict."""
+    answers, rows = published("claims/answers"), []
+    for row in answers["first"]:
+        test = row["effects"][0]
+        if "pass@1" in test["measure"]:
+            rows.append((f"{test['regime']}: {test['a']} − {test['b']}", test, row["verdict"]))
+    for row in answers["second"]:
+        if row["measure"].startswith("accuracy"):
+            verdict = "undecided" if row["regime"] == "reuse-varied" else row["verdict"]  # docs/results.md says why
+            rows.append((f"{row['regime']}: {row['a']} − {row['b']}", row, verdict))
+    figure, axes = plt.subplots(figsize=(9.2, 0.34 * len(rows) + 1))
+    axes.axvspan(-2, 2, color="#eeeeee")
+    axes.axvline(0, color="black", linewidth=0.8)
+    for place, (_, test, verdict) in enumerate(reversed(rows)):
+        low, mean, high = (100 * test[key] for key in ("low", "difference", "high"))
+        axes.plot([low, high], [place, place], color=COLOURS[verdict], linewidth=2.4)
+        axes.plot(mean, place, "o", color=COLOURS[verdict])
+        axes.text(13.5, place, verdict, va="center", size=9, color=COLOURS[verdict])
+    axes.set_yticks(range(len(rows)), [name for name, *_ in reversed(rows)], size=8.5)
+    axes.set(xlim=(-10, 18), xlabel="difference in accuracy, points, with 95 % interval; grey: within 2 points")
+    save(figure, "forest")
+
+
+def real() -> None:
+    """Strict and lenient pass@1 of each run on a real model, with intervals."""
+    runs = {"untrained": published("real/untrained")}
+    runs |= {
+        name: published(f"real/records/real-gsm8k-{name}")
+        for name in ("gtpo-s1", "gtpo-s2", "grpo-s1", "grpo-s2", "sft-s1")
+    }
+    figure, axes = plt.subplots(figsize=(9.2, 2.6))
+    for place, (name, record) in enumerate(runs.items()):
+        found = record["summary"]["gsm8k"]
+        strict, lenient = found["pass@k"]["1"], found["lenient"]["pass@k"]["1"]["mean"]
+        colour = GREEN if "gtpo" in name else ORANGE if "grpo" in name else GREY
+        axes.plot([place] * 2, [100 * strict["low"], 100 * strict["high"]], color=colour, linewidth=2.4)
+        axes.plot(place, 100 * strict["mean"], "o", color=colour, label="strict, 95 %" if not place else None)
+        axes.plot(
+            place + 0.15, 100 * lenient, "D", color=colour, fillstyle="none", label="lenient" if not place else None
+        )
+    axes.axhline(
+        100 * runs["untrained"]["summary"]["gsm8k"]["pass@k"]["1"]["mean"], color=GREY, linewidth=0.8, linestyle=":"
+    )
+    axes.set_xticks(range(len(runs)), list(runs))
+    axes.set(ylabel="pass@1, %", ylim=(0, None))
+    axes.legend(frameon=False)
+    save(figure, "real")
+
+
+def coverage() -> None:
+    """False marks and coverage of simulated comparisons, by the number of seeds and the kind of noise."""
+    cells = [
+        c for c in published("bench/coverage")["cells"] if c.get("judged") and re.fullmatch(r"\d+ v \d+", c["design"])
+    ]
+    figure, axes = plt.subplots(1, 2, figsize=(9.2, 2.8), sharex=True)
+    for kind, colour in (("alike", BLUE), ("unequal", GREEN), ("skewed", ORANGE), ("collapse", RED)):
+        mine = [c for c in cells if c["kind"] == kind]
+        seeds = sorted({min(c["a"], c["b"]) for c in mine})
+        marks = [
+            max(100 * c["marked"] for c in mine if min(c["a"], c["b"]) == n and c["difference"] == 0) for n in seeds
+        ]
+        least = [min(100 * c["coverage"] for c in mine if min(c["a"], c["b"]) == n) for n in seeds]
+        axes[0].plot(seeds, marks, "o-", color=colour, label=kind)
+        axes[1].plot(seeds, least, "o-", color=colour, label=kind)
+    axes[0].axhline(6, color="black", linewidth=0.8, linestyle=":")
+    axes[1].axhline(93, color="black", linewidth=0.8, linestyle=":")
+    axes[0].set(xlabel="seeds of each method", ylabel="equal methods marked, %", ylim=(0, 10))
+    axes[1].set(xlabel="seeds of each method", ylabel="least coverage, %", ylim=(88, 100))
+    axes[0].legend(frameon=False, title="noise of training", ncols=2)
+    save(figure, "coverage")
+
+
+def cell() -> None:
+    """The parts of a cell of a comparison."""
+    figure, axes = plt.subplots(figsize=(9.2, 1.8))
+    axes.set(xlim=(0, 100), ylim=(0, 20))
+    axes.axis("off")
+    parts = ((15, "+1.2", "points more than the baseline,\nsame questions"),
+             (48, "[-0.3, 2.7]", "95 % interval: questions, samples,\nfrom 3 seeds on training"),
+             (83, "▲  ▼  ≈", "better, worse, equivalent;\nnothing: undecided"))  # fmt: skip
+    for x, text, meaning in parts:
+        axes.text(x, 15, text, ha="center", va="center", size=17, family="DejaVu Sans Mono")
+        axes.annotate(meaning, (x, 12.4), (x, 4), ha="center", va="center", size=9, arrowprops={"arrowstyle": "->"})
+    save(figure, "cell")
+
+
+def exploit() -> None:
+    """Share of problems that each attack is paid for, by four judges."""
+    paid = published("bench/exploit")["paid"]
+    attacks = ["copy", "rewritten copy", "list", "hedge", "everything", "constant", "words", "sum left undone"]
+    figure, axes = plt.subplots(figsize=(9.2, 2.8))
+    for place, (judge, colour) in enumerate(zip(paid, (GREEN, BLUE, ORANGE, RED), strict=True)):
+        label = "this project" if judge == "gtpo" else judge
+        xs = [x + 0.2 * place - 0.3 for x in range(len(attacks))]
+        axes.bar(xs, [100 * paid[judge][attack] for attack in attacks], 0.19, color=colour, label=label)
+    axes.set_xticks(range(len(attacks)), attacks, size=8.5)
+    axes.set(ylabel="problems paid, %")
+    axes.legend(frameon=False)
+    save(figure, "exploit")
+
+
+def speed() -> None:
+    """Time and memory of a step of GTPO, GRPO and GRPO with KL."""
+    cases = {"lora, frozen head": "bench/step", "all weights": "bench/step"}
+    shown = [(f"{name}\n(2 layers, 512)", published(file)["cases"][name]["median"]) for name, file in cases.items()]
+    shown.append(
+        ("lora, Qwen2.5-0.5B\nbfloat16", published("bench/step_bfloat16")["cases"]["lora, frozen head"]["median"])
+    )
+    figure, axes = plt.subplots(1, 2, figsize=(9.2, 2.8))
+    for place, (method, colour) in enumerate((("gtpo", GREEN), ("grpo", BLUE), ("grpo-kl", ORANGE))):
+        xs = [x + 0.25 * place - 0.25 for x in range(len(shown))]
+        label = {"gtpo": "GTPO", "grpo": "GRPO", "grpo-kl": "GRPO with KL"}[method]
+        axes[0].bar(xs, [median[method]["cpu_seconds"] for _, median in shown], 0.24, color=colour, label=label)
+        memory = [(median[method]["peak_bytes"] + median[method]["reference_bytes"]) / 2**20 for _, median in shown]
+        axes[1].bar(xs, memory, 0.24, color=colour)
+    for panel, title in zip(axes, ("processor seconds a step", "peak memory of a step, MiB"), strict=True):
+        panel.set_xticks(range(len(shown)), [name for name, _ in shown], size=8)
+        panel.set_title(title, size=10)
+    axes[0].legend(frameon=False)
+    save(figure, "speed")
+
+
+def curves() -> None:
+    """pass@k and maj@k over k of the demo's base and methods (seed 1), with intervals."""
+    figure, axes = plt.subplots(1, 2, figsize=(9.2, 2.8), sharey=True)
+    for run, colour in (("demo-base", GREY), ("demo-sft-s1", BLUE), ("demo-grpo-s1", ORANGE), ("demo-gtpo-s1", GREEN)):
+        found = published(f"demo/{run}/eval")["benchmarks"]["arithmetic"]
+        for panel, metric in zip(axes, ("pass@k", "maj@k"), strict=True):
+            ks = sorted(map(int, found[metric]))
+            mean, low, high = ([100 * found[metric][str(k)][key] for k in ks] for key in ("mean", "low", "high"))
+            panel.plot(ks, mean, "o-", color=colour, label=run)
+            panel.fill_between(ks, low, high, color=colour, alpha=0.12)
+            panel.set(xscale="log", xlabel="k", title=metric)
+            panel.set_xticks(ks, [str(k) for k in ks])
+            panel.minorticks_off()
+    axes[0].set(ylabel="%, arithmetic")
+    axes[1].legend(frameon=False)
+    save(figure, "curves")
+
+
+def photograph_view() -> None:
+    """Photograph the page of `gtpo view` on the published collapse."""
+    from PIL import Image
+    from selenium import webdriver
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "results/train/demo-collapse"
+        shutil.copytree(PUBLISHED / "collapse", run)
+        command = [sys.executable, "-m", "gtpo", "view", "demo-collapse"]
+        server = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        options = webdriver.ChromeOptions()
+        for flag in (
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-dev-shm-usage",
+            "--hide-scrollbars",
+            "--window-size=1100,900",
+        ):
+            options.add_argument(flag)
+        options.binary_location = shutil.which("chromium") or ""
+        browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+        try:
+            assert server.stdout is not None
+            address = next(found[0] for line in server.stdout if (found := re.search(r"http://\S+", line)))
+            browser.get(address)
+            time.sleep(6)
+            path = FIGURES / "view.png"
+            browser.save_screenshot(str(path))
+            Image.open(path).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+        finally:
+            browser.quit()
+            server.terminate()
+
+
+DRAWN = (tokens, pipeline, forest, real, coverage, cell, exploit, speed, curves)
+
+
+def main() -> None:
+    """Draw all of DRAWN."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--view", action="store_true", help="photograph gtpo view, with Chromium")
+    asked = parser.parse_args()
+    for draw in DRAWN:
+        draw()
+    if asked.view:
+        photograph_view()
+
+
+if __name__ == "__main__":
+    main()

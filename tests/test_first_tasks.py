@@ -1,0 +1,131 @@
+"""What a new user does first, and the mistakes that are made on the way: two commands each, and no dead end."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import command_line
+
+SMALL = ("--training.max_steps", "2", "--training.logging_steps", "1", "--training.per_device_train_batch_size", "8")
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def gtpo(home: Path, *words: str, code: int = 0) -> str:
+    """Run a command; return what it printed."""
+    done = command_line(*words, cwd=home)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def boxed(home: Path, name: str, wrong: int) -> None:
+    """Write 40 questions x 4 completions that box their answer, one of `wrong` being wrong."""
+    rows = [
+        {
+            "id": f"q{i}",
+            "gold": str(i),
+            "completions": [rf"It is \boxed{{{i + (not (i + j) % wrong)}}}." for j in range(4)],
+        }
+        for i in range(40)
+    ]
+    write_rows(home / name, rows)
+
+
+def test_completions_in_boxes_are_scored_and_compared(tmp_path: Path) -> None:
+    """Strict scoring finds nothing in them; 0 % would be nobody's result."""
+    boxed(tmp_path, "model_a.jsonl", 2)
+    boxed(tmp_path, "model_b.jsonl", 8)
+    said = gtpo(tmp_path, "eval", "--completions", "model_a.jsonl", "--k", "4")
+    assert "model_a, lenient scoring" in said
+    assert "since no completion has an <answer> tag" in said
+    assert "50.0 [" in said
+    gtpo(tmp_path, "eval", "--completions", "model_b.jsonl", "--k", "4")
+    assert "model_b is better than model_a" in gtpo(tmp_path, "compare", "model_a", "model_b")
+    strict = gtpo(tmp_path, "eval", "--completions", "model_a.jsonl", "--k", "4", "--scoring", "strict")
+    assert "--scoring lenient" in strict.splitlines()[-1], "the advice comes last, and this command takes it"
+
+
+def test_one_tag_makes_the_scoring_strict(tmp_path: Path) -> None:
+    write_rows(tmp_path / "tags.jsonl", [{"id": "q", "gold": "4", "completions": ["<answer>4</answer>", "so 4"]}])
+    assert "tags, strict scoring" in gtpo(tmp_path, "eval", "--completions", "tags.jsonl", "--k", "2")
+
+
+def test_the_examples_show_a_verdict(tmp_path: Path, root: Path) -> None:
+    for name in ("before", "after"):
+        gtpo(tmp_path, "eval", "--completions", str(root / f"examples/{name}.jsonl"), "--k", "4")
+    assert "after is better than before" in gtpo(tmp_path, "compare", "before", "after")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder with the demo's base, and a run on problems of one's own; and what training printed."""
+    home = tmp_path_factory.mktemp("own")
+    write_rows(home / "mine.jsonl", [{"problem": f"What is {a}+3?", "answer": str(a + 3)} for a in range(40)])
+    gtpo(home, "train", "demo/base", *SMALL)
+    words = ("--model", "demo-base", "--data", "mine.jsonl", "--max-tokens", "16", "--run-name", "mine")
+    return home, gtpo(home, "train", *words, "--training.max_steps", "2")
+
+
+def test_a_run_says_where_it_is_and_its_last_line_is_a_command_that_works(trained: tuple[Path, str]) -> None:
+    home, said = trained
+    assert "results/train/mine   follow it: gtpo view results/train/mine" in said
+    following = re.search(r"next: gtpo (eval .*)", said)
+    assert following
+    assert "pass@1" in gtpo(home, *shlex.split(following[1]), "--limit", "2", "--out", "results/eval/next")
+
+
+def test_a_run_is_compared_with_its_base(trained: tuple[Path, str]) -> None:
+    """The base is evaluated otherwise by default: the refusal is the command that mends it."""
+    home, _ = trained
+    asked = ("-b", "mine.jsonl", "--k", "2", "--limit", "4")
+    said = gtpo(home, "eval", "mine", *asked)
+    assert "4 of 4 questions are in the data that this run was trained on" in said
+    record = json.loads((home / "results/eval/mine/eval.json").read_text())
+    assert record["benchmarks"]["mine"]["trained_on"] == 4
+    gtpo(home, "eval", "demo-base", *asked)
+    refusal = gtpo(home, "compare", "mine", "demo-base", code=2)
+    mend = re.search(r"To mend it: gtpo (.*)", refusal)
+    assert mend
+    gtpo(home, *shlex.split(mend[1]))
+    assert "mine" in gtpo(home, "compare", "mine", "demo-base-like-mine")
+
+
+def test_fields_of_other_names_are_trained_on_too(trained: tuple[Path, str]) -> None:
+    home, _ = trained
+    write_rows(home / "theirs.jsonl", [{"question": f"What is {a}+1?", "label": a + 1} for a in range(40)])
+    words = ("--model", "demo-base", "--data", "theirs.jsonl")
+    refusal = gtpo(home, "train", *words, "--dry-run", code=2)
+    assert "--fields problem=question,answer=label" in refusal
+    said = gtpo(home, "train", *words, "--fields", "problem=question,answer=label", "--dry-run")
+    assert "theirs.jsonl: 40 of 40 problems" in said
+
+
+MISTAKES = {
+    ("eval", "--completions", "list.json"): "Rows of your own go into a .jsonl file",
+    ("train", "rows.jsonl"): "to train on it: gtpo train --model MODEL --data rows.jsonl",
+    ("compare", "rows.jsonl", "rows.jsonl"): "score it first: gtpo eval --completions rows.jsonl",
+    ("eval", "--completions", "rows.jsonl"): 'several go under "completions"',
+    ("eval", "--completions", "rows.jsonl", "--k", "four"): '--k must be a whole number, found "four"',
+    ("train", "--model", "nothing", "--data", "rows.jsonl", "--max-token", "8"): 'Did you mean "--max-tokens"?',
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
+def test_a_mistake_is_answered_with_what_to_do(tmp_path: Path, words: tuple[str, ...]) -> None:
+    write_rows(tmp_path / "rows.jsonl", [{"id": "q", "gold": "1", "completion": ["1", "2"]}])
+    (tmp_path / "list.json").write_text("[]")
+    assert MISTAKES[words] in gtpo(tmp_path, *words, code=2)
+
+
+def test_help_begins_with_what_is_used(tmp_path: Path) -> None:
+    train, evaluate = gtpo(tmp_path, "train", "--help"), gtpo(tmp_path, "eval", "--help")
+    assert all(flag in train for flag in ("--model NAME", "--data NAME", "--method NAME"))
+    assert all(f"{title}:\n" in evaluate for title in ("What", "Sampling", "Scoring", "Servers", "Output", "Examples"))
+    assert evaluate[evaluate.index("Examples:") :].count("gtpo eval") == 3
