@@ -163,7 +163,7 @@ class DatasetSection(Section):
 
 
 class TrainingSection(PassedOn):
-    """Optimization and sampling. The names are those of transformers and TRL.
+    """Optimization and sampling, with the names of transformers and TRL.
 
     Any other field of TRL's GRPOConfig (SFTConfig with method sft) may stand here too: top_p, chat_template_kwargs,
     push_to_hub, epsilon, and with method grpo loss_type. Defaults that are not TRL's: lr_scheduler_type cosine,

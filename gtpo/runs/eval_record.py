@@ -73,7 +73,7 @@ class LabelAgreement(_Block):
 class BenchmarkRecord(ScoringMetrics):
     """One benchmark: its questions, and the metrics once it is complete (those at the top: the headline scoring)."""
 
-    source: str = Field("", description="Where the questions come from: a Hub name, a file, or embedded.")
+    source: str = Field("", description="Source of the questions: a Hub name, a file, or embedded.")
     questions: int = Field(0, description="Questions asked.")
     texts: int | None = Field(None, description="Different texts, if some repeat: intervals count these.")
     checksum: str | None = Field(None, description="Of ids and golds.")
@@ -140,7 +140,7 @@ class ModelRecord(_Block):
 
     @property
     def has_fingerprint(self) -> bool:
-        """Return whether the fingerprint covers all weights: those of an adapter too, where there is one."""
+        """Return whether the fingerprint covers all weights: those of an adapter too, if there is one."""
         return self.fingerprint is not None and self.fingerprint.count("-") == (self.adapter is not None)
 
 
@@ -148,7 +148,7 @@ class EarlierEngine(_Block):
     """What earlier sessions of a run sampled on, where it was something else."""
 
     versions: dict[str, str] = {}
-    """Package -> version, in a list: of each earlier session where they were others."""
+    """Package -> version, in a list: of each earlier session if they were others."""
     hardware: str | None = Field(None, description="The GPU or processor there.")
 
 
@@ -204,7 +204,7 @@ class PromptRecord(_Block):
     api: str = Field("chat", description="chat, or completions: one text without a chat template.")
     thoughts: list[tuple[str, str]] = Field([], description="Delimiters of thoughts beside `<think>` and `<thinking>`.")
     begins_in_thought: bool = False
-    """Whether completions are taken to begin in a thought where the rendered prompt is not known."""
+    """Whether completions are taken to begin in a thought if the rendered prompt is not known."""
     chat_template_hash: str | None = Field(None, description="Of the chat template.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Passed to the chat template.")
     hash: str | None = Field(None, description="Of all that comes before the question.")
@@ -216,7 +216,7 @@ class VerifierRecord(_Block):
     version: int | str | None = Field(None, description="Version of the scoring rules.")
     timeout_s: float | None = Field(None, description="Time limit of one verification, in seconds.")
     name: Literal["gtpo", "math-verify"] = Field("gtpo", description="Whose verdicts are stored.")
-    math_verify: str | None = Field(None, description="Version of Math-Verify, where it judged.")
+    math_verify: str | None = Field(None, description="Version of Math-Verify, if it judged.")
 
     @property
     def other_judge(self) -> str | None:
@@ -245,7 +245,7 @@ class EvalRecord(_Block):
     """Time in which each benchmark's samples arrived; benchmarks may overlap."""
     command: str | None = None
     """The last command line; of an incomplete run the one that goes on with it."""
-    git_commit: str | None = Field(None, description="Commit of gtpo, where it runs from a checkout.")
+    git_commit: str | None = Field(None, description="Commit of gtpo, if it runs from a checkout.")
     benchmarks: dict[str, BenchmarkRecord] = Field({}, description="Benchmark -> its record.")
 
     def as_json(self) -> dict[str, Any]:

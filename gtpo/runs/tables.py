@@ -41,22 +41,22 @@ class Sample:
         pa.string(),
         "What the model wrote, after the tag of a thought that its prompt opened; of a failed sample what came of it.",
     )
-    answer_strict: str | None = _column(pa.string(), "Answer inside the answer tags; null where there is none.")
+    answer_strict: str | None = _column(pa.string(), "Answer inside the answer tags; null if there is none.")
     verdict_strict: str | None = _column(
         pa.string(), "Its verdict; null for a failed sample, or one that is yet to be verified."
     )
-    answer_lenient: str | None = _column(pa.string(), "Answer by the lenient rules; null where there is none.")
+    answer_lenient: str | None = _column(pa.string(), "Answer by the lenient rules; null if there is none.")
     verdict_lenient: str | None = _column(pa.string(), "Its verdict, null as above.")
     format_ok: bool | None = _column(pa.bool_(), "Whether the completion has the full layout.")
     tokens: int | None = _column(pa.int32(), "Its tokens; null for recorded completions that do not say.")
     finish_reason: str | None = _column(
-        pa.string(), "stop; length where it was cut off; error or refused where it failed; null as above."
+        pa.string(), "stop; length if it was cut off; error or refused if it failed; null as above."
     )
     seed: int | None = _column(pa.int64(), "Seed of this sample, with engine transformers of its batch; null as above.")
     error: str | None = _column(pa.string(), "Why there is no completion. Such a sample is unscored, never wrong.")
-    prompt_tokens: int | None = _column(pa.int32(), "Tokens of its prompt; null where not known.")
+    prompt_tokens: int | None = _column(pa.int32(), "Tokens of its prompt; null if not known.")
     unfinished: bool | None = _column(
-        pa.bool_(), "Whether it ends inside a thought, so that it has no answer; null where it failed."
+        pa.bool_(), "Whether it ends inside a thought, so that it has no answer; null if it failed."
     )
 
     @property
@@ -79,8 +79,8 @@ QUESTION_COLUMNS: Columns = (
     ("benchmark", pa.string(), "Name of the benchmark."),
     ("question_id", pa.string(), "The question."),
     ("scoring", pa.string(), "strict or lenient."),
-    ("subject", pa.string(), "Its subject, where there is one."),
-    ("level", pa.int32(), "Its level, where there is one."),
+    ("subject", pa.string(), "Its subject, if there is one."),
+    ("level", pa.int32(), "Its level, if there is one."),
     ("n", pa.int32(), "Scored samples."),
     ("correct", pa.int32(), "Right ones."),
     ("abstentions", pa.int32(), "Samples without an answer."),
@@ -88,7 +88,7 @@ QUESTION_COLUMNS: Columns = (
     ("pass_at_k", pa.list_(pa.float64()), "pass@k for k = 1 to n."),
     ("maj_at_k", pa.list_(pa.float64()), "maj@k for k = 1 to n."),
     ("format_ok", pa.int32(), "Samples in the full layout."),
-    ("truncated", pa.int32(), "Samples cut off at the token limit; null where it is not known how they ended."),
+    ("truncated", pa.int32(), "Samples cut off at the token limit; null if it is not known how they ended."),
     ("mean_tokens", pa.float64(), "Tokens of a completion."),
 )
 """One question under one scoring: the figures that paired tests need."""
@@ -98,8 +98,8 @@ PROBLEM_COLUMNS: Columns = (
     ("id", pa.string(), "The question."),
     ("problem", pa.string(), "Its text; empty for recorded completions without it."),
     ("answer", pa.string(), "The gold."),
-    ("subject", pa.string(), "Its subject, where there is one."),
-    ("level", pa.int32(), "Its level, where there is one."),
+    ("subject", pa.string(), "Its subject, if there is one."),
+    ("level", pa.int32(), "Its level, if there is one."),
     ("answers", pa.string(), "`text` where answers are compared as text."),
     ("asked", pa.bool_(), "Whether the last command asked for it: the metrics are of these questions."),
 )
@@ -108,8 +108,8 @@ PROBLEM_COLUMNS: Columns = (
 PROMPT_COLUMNS: Columns = (
     ("benchmark", pa.string(), "Name of the benchmark."),
     ("id", pa.string(), "The question."),
-    ("messages", pa.string(), "The conversation, as JSON; null where the prompt is one text for a base model."),
-    ("prompt", pa.string(), "The text as the model reads it; null where a server does not show it."),
+    ("messages", pa.string(), "The conversation, as JSON; null if the prompt is one text for a base model."),
+    ("prompt", pa.string(), "The text as the model reads it; null if a server does not show it."),
     ("tokens", pa.list_(pa.int32()), "Its tokens; null as above."),
 )
 """One question as it was asked."""
