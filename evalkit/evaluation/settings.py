@@ -143,7 +143,7 @@ class EvalSettings(Options):
     checkpoint: str | None = _option(None, "Weights of a train run: best, final, or a checkpoint (default: best).")
     scoring: Literal["strict", "lenient"] = _option(
         "strict",
-        "Headline scoring; both are stored (default: strict; of --completions without any <answer> tag lenient; with "
+        "Headline scoring; both are stored (default: strict; of --completions without answer tags lenient; with "
         "--rescore the run's own).",
         modes=(*FILE, "rescore"),
     )
