@@ -20,7 +20,8 @@ HTML = frozenset(
     re.findall(
         r"\w+",
         """
-        a article aside b blockquote body br button code dd details div dl dt em footer form h1 h2 h3 h4 h5 h6 head header hr html
+        a article aside b blockquote body br button code dd details div dl dt em footer form h1 h2 h3 h4 h5
+        h6 head header hr html
         iframe img input label li link main meta nav ol p path pre script section small span strong style sub summary
         sup svg table tbody td th thead title tr ul wbr
         math mfrac mi mn mo mover mrow mspace mstyle msub msubsup msup mtable mtd mtext mtr munder munderover
