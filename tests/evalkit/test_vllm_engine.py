@@ -214,7 +214,7 @@ def test_served(gtpo, gtpo_process, tiny_model: Path, server, tmp_path: Path, mo
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
     assert "incomplete: " in done.stderr
-    assert server.base_url in done.stderr
+    assert server.url in done.stderr
     assert "the same command resumes" in done.stderr
     kept = texts(tmp_path / "died")
     assert 0 < len(kept) < 64 * 64
