@@ -105,6 +105,11 @@ def test_what_better_means_in_the_second_experiment(root: Path) -> None:
     found = 100 * np.array([alone[seed].mean() - grpo[seed].mean() for seed in alone])
     half = stats.t.ppf(0.975, len(found) - 1) * found.std(ddof=1) / np.sqrt(len(found))
     assert f"{found.mean():+.1f} [{found.mean() - half:+.1f}, {found.mean() + half:+.1f}]" in page
+    mine = [row["conflict/fraction"] for row in rows if (row["regime"], row["method"]) == ("reuse-varied", "gtpo")]
+    blocks = np.mean([[share for share in shares if share is not None] for shares in mine], axis=0)
+    tenth = len(blocks) // 10
+    assert f"from {100 * blocks[:tenth].mean():.0f} % to {100 * blocks[-tenth:].mean():.0f} % at the end" in page
+    assert blocks[: len(blocks) // 2].max() < 0.055 < blocks[len(blocks) // 2 :].min()
 
 
 def test_the_verifiers_page(root: Path, published: Any) -> None:
@@ -128,6 +133,11 @@ def test_the_runs_on_a_real_model(root: Path, published: Any) -> None:
         lenient, *rates = (found["lenient"]["pass@k"]["1"]["mean"], found["format_rate"], found["truncation_rate"])
         cells = [f"{100 * value:.1f}" for value in (lenient, *rates)]
         assert f"| {name} | {' | '.join(cells)} | {found['mean_tokens']:.0f} |" in page
+    right = {name: 100 * record["summary"]["gsm8k"]["pass@k"]["1"]["mean"] for name, record in runs.items()}
+    pairs = np.array([right[f"gtpo-s{seed}"] - right[f"grpo-s{seed}"] for seed in (1, 2)])
+    half = stats.t.ppf(0.975, 1) * stats.sem(pairs)
+    told = f"With two pairs it is [{pairs.mean() - half:+.1f}, {pairs.mean() + half:+.1f}]"
+    assert told in (root / "docs/results.md").read_text()
 
 
 def test_agreement_on_a_models_own_completions(root: Path, published: Any) -> None:
