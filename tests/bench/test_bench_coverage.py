@@ -36,11 +36,6 @@ def test_the_true_difference_is_the_one_that_is_drawn(kind: str) -> None:
     assert mean_score("alike", 0.3, shift, 0.3, 1) - mean_score("alike", 0.3, 0.0, 0.3, 1) == pytest.approx(0.1)
 
 
-def test_half_of_the_runs_collapse() -> None:
-    (_, b) = draw(np.random.default_rng(2), Setting("collapse", 3, 3, questions=50), 200)
-    assert 0.4 < (b.mean(axis=2) < 0.3 * 16).mean() < 0.6
-
-
 def test_a_cell_is_measured() -> None:
     judged = measure(Setting("alike", 3, 3, questions=30), 50, 1)
     assert judged["judged"]

@@ -25,13 +25,6 @@ def marks(root: Path) -> Any:
     return module
 
 
-def test_selection_on_log_length(marks: Any) -> None:
-    """Two completions: the better one is e times as long, so it is half a unit above the mean."""
-    a = marks.advantages(np.array([[0.0, 10.0]]))
-    assert a == pytest.approx(np.array([[-(0.5**0.5), 0.5**0.5]]), rel=1e-4)
-    assert marks.selection(a, np.array([[10.0, 10 * np.e]])) == pytest.approx([0.5**1.5], rel=1e-4)
-
-
 def write_run(out: Path, name: str, tokens: float, seed: int) -> None:
     """Write a record of a run whose 40 steps have about `tokens` tokens a completion."""
     lengths = tokens * np.exp(np.random.default_rng(seed).normal(0, 0.05, 40))
