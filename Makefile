@@ -200,7 +200,7 @@ $(VERL_VENV)/.installed: pyproject.toml setup.py constraints-verl.txt
 	@touch $@
 
 test-verl: $(VERL_VENV)/.installed  ## the tests that drive real verl on a local Ray, in an environment of its own
-	@$(VERL_VENV)/bin/python -m pytest -m verl -s tests/gtpo/test_verl_loss.py tests/gtpo/test_verl_training.py
+	@$(VERL_VENV)/bin/python -m pytest -m verl -s tests/gtpo/test_verl_training.py
 
 $(VENV)/.installed-bench: $(VENV)/.installed
 	@$(BIN)/python -m $(PIP_INSTALL) $(PIP_FLAGS) -c constraints.txt -e '.[bench]'

@@ -238,23 +238,6 @@ def test_a_trl_script_is_switched_as_the_readme_says(train, root, model, tmp_pat
     assert "'gate/kept'" in printed
 
 
-def test_training_on_own_data_as_the_readme_types_it(train, root, model, tmp_path):
-    text = (root / "README.md").read_text()
-    command = next(line for line in text.splitlines() if line.startswith("gtpo train --model")).partition("  #")[0]
-    row = json.loads(re.search(r"A line of the file: `(\{.*?\})`", text)[1])
-    rows = [row | {"problem": f"What is {a}+3?", "answer": f"{a + 3}"} for a in range(40)]
-    (tmp_path / "my_problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    named = "Qwen/Qwen2.5-0.5B-Instruct"
-    assert named in command
-    short = " --training.max_steps 2 --training.max_completion_length 32"
-    printed = typed(command.replace(named, str(model)) + short, train, tmp_path)
-    following = re.search(r"next: (gtpo eval (\S+) .*)", printed)
-    assert following
-    assert (tmp_path / following[2] / "best").is_dir()
-    assert "pass@1" in typed(following[1] + " --limit 2 --k 1 --max-tokens 8", train, tmp_path)
-    assert "my_problems.jsonl: 40 of 40 problems" in printed
-
-
 def test_the_users_modules_are_theirs(train, tmp_path):
     write_own_modules(tmp_path)
     done = subprocess.run([str(train / "python"), "-c", CHECK], cwd=tmp_path, capture_output=True, text=True)
