@@ -135,7 +135,7 @@ class Validation(TrainerCallback):
         if trainer.use_vllm:
             batch = max(batch, len(prompts))
         texts: list[str] = []
-        with self.groups.sampling_aside(seed):
+        with trl_seam.own_random_stream(trainer, seed):
             for start in range(0, len(prompts), batch):
                 asked = list(prompts[start : start + batch])
                 # Every rank must take part in every forward of a sharded model, so a short batch is filled up.

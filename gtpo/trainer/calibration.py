@@ -20,7 +20,7 @@ from gtpo.common.log import LOG
 from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, describe_gate
 from gtpo.objective import Objective, filter_is_active
 from gtpo.trainer import trl_seam
-from gtpo.trainer.group_statistics import GroupStatistics, batch_statistics
+from gtpo.trainer.group_statistics import batch_statistics
 
 CALIBRATION_FILE = "initial_entropy.json"
 REPORT_SECONDS = 5.0
@@ -52,8 +52,8 @@ class CalibrationFile:
 class GateCalibration(TrainerCallback):
     """Decides the entropy gate of a GTPOTrainer before its first step, by H_ini where the filter is `auto`."""
 
-    def __init__(self, trainer: Any, objective: Objective, groups: GroupStatistics) -> None:
-        self.trainer, self.objective, self.groups = trainer, objective, groups
+    def __init__(self, trainer: Any, objective: Objective) -> None:
+        self.trainer, self.objective = trainer, objective
         given = trainer.args.initial_entropy
         self.calibration = None if given is None else Calibration(given)
         self.file = CalibrationFile(Path(str(trainer.args.output_dir)) / CALIBRATION_FILE)
@@ -127,7 +127,7 @@ class GateCalibration(TrainerCallback):
         if trainer.accelerator.is_main_process:
             LOG.info(f"measuring H_ini on the untrained policy: sampling {min(batch, len(rows))} completions at once")
         begin = time.monotonic()
-        with self.while_measuring(), self.groups.sampling_aside(trainer.args.seed):
+        with self.while_measuring(), trl_seam.own_random_stream(trainer, trainer.args.seed):
             found = calibrate_initial_entropy(self._completion_entropies, rows, batch_size=batch)
         return found._replace(seconds=round(time.monotonic() - begin, 1))
 

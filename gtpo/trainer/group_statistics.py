@@ -47,9 +47,8 @@ def repeated_across_prompts(ids: Tensor, mask: Tensor, group: int) -> float:
     return sum(len(prompts[text]) > 1 for text in texts) / len(texts)
 
 
-BATCH_ROWS = {name: f"conflict_{name}" for name in ("weights", "forward", "backward", "union")} | {
-    "excluded": "excluded"
-}
+_SPANS = ("weights", "forward", "backward", "union")
+BATCH_ROWS = {name: f"conflict_{name}" for name in _SPANS} | {"excluded": "excluded"}
 """Field of `Completions` -> key of the batch dict. TRL shuffles and splits these rows with the completions."""
 
 
@@ -133,17 +132,6 @@ class GroupStatistics:
         """Makes whole rows NaN where a function failed (`gtpo train`); by itself TRL's meaning of None is kept."""
         self._scores: dict[str, Any] = {}
         """What the round that is being scored has earned: the first fields of its Rollout."""
-
-    @contextmanager
-    def sampling_aside(self, seed: int) -> Iterator[None]:
-        """Let completions be sampled, one per prompt, from their own random stream; the training does not notice."""
-        times = dict(self.stopwatch)
-        try:
-            with trl_seam.own_random_stream(self.trainer, seed):
-                yield
-        finally:
-            self.stopwatch.clear()
-            self.stopwatch.update(times)
 
     # -- sampling and scoring --------------------------------------------------------------------------------------
 

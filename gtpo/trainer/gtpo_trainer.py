@@ -10,13 +10,7 @@ TRL calls, at the start of a round of sampling, `_generate_and_score_completions
 `_calculate_rewards` and, if several steps share the round, `_get_per_token_logps_and_entropies`; then for each
 micro-batch `training_step`, from within it `compute_loss` and `_compute_loss`.
 
-Objective (docs/method.md; arXiv 2508.03772, Eq. 4-7), per completion o_i of a group of G:
-
-    loss_i = -A'_i / |o_i| / norm_i * sum_t rho_it lambda_it  (+ gamma <H>_i in entropy mode `loss`)
-    A'_i   = delta_i (A_i - gamma <H>_i)
-
-rho = pi / stopgrad(pi) = 1 in value; it is pi / pi_old, clipped, only where several optimizer steps share one round
-of sampling. There is no reference model and no second forward.
+The objective is `gtpo.objective.policy_loss`. There is no reference model and no second forward.
 """
 
 from __future__ import annotations
@@ -237,7 +231,7 @@ class GTPOTrainer(SampledTrainer):
         self.objective: Objective = args.resolved_objective()
         self._prepare_model(args)
         self.groups = GroupStatistics(self, self.objective)
-        self.gate = GateCalibration(self, self.objective, self.groups)
+        self.gate = GateCalibration(self, self.objective)
         self._loss_to_check = args.check_loss
         self._scoring = False
         self._scored_entropies: Tensor | None = None

@@ -31,15 +31,11 @@ NEWEST = (1, 16)
 """The newest release of TRL that all tests have passed with; 1.15 is the oldest."""
 
 METHODS: dict[str, list[str] | None] = {
+    **dict.fromkeys(("_run_epoch", "_get_train_sampler", "training_step", "compute_loss", "create_model_card")),
     "_get_output_dir": ["trial"],
     "_save_checkpoint": ["model", "trial"],
     "_load_optimizer_and_scheduler": ["checkpoint"],
     "_load_from_checkpoint": ["resume_from_checkpoint", "model"],
-    "_run_epoch": None,
-    "_get_train_sampler": None,
-    "training_step": None,
-    "compute_loss": None,
-    "create_model_card": None,
 }
 """Methods of every trainer that are overridden or called -> their parameters; None: handed on as they come."""
 
@@ -207,9 +203,10 @@ def with_special_tokens(trainer: Any, outputs: tuple[Any, ...]) -> tuple[Any, ..
 def own_random_stream(trainer: Any, seed: int) -> Iterator[None]:
     """Let `sample` draw one completion per prompt from a random stream of its own.
 
-    Random numbers, metrics and counters of the training are afterwards what they were.
+    Random numbers, metrics, times and counters of the training are afterwards what they were.
     """
     generations, seen, metrics = trainer.num_generations, trainer.state.num_input_tokens_seen, trainer._metrics
+    times = dict(trainer.groups.stopwatch)
     trainer.num_generations, trainer._metrics = 1, {**metrics, "train": defaultdict(list)}
     try:
         with torch.random.fork_rng():
@@ -218,6 +215,8 @@ def own_random_stream(trainer: Any, seed: int) -> Iterator[None]:
     finally:
         trainer.num_generations, trainer._metrics = generations, metrics
         trainer.state.num_input_tokens_seen = seen
+        trainer.groups.stopwatch.clear()
+        trainer.groups.stopwatch.update(times)
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------
