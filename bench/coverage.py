@@ -232,7 +232,7 @@ def kept(cell: Cell) -> dict[str, bool]:
 
 
 def tables(cells: list[Cell]) -> str:
-    """The table of docs/comparison.md: of each kind the worst cells, in percent."""
+    """The table of results/published/bench/coverage.md: of each kind the worst cells, in percent."""
     rows = []
 
     def group(cell: Cell) -> tuple[str, bool]:

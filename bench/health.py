@@ -214,7 +214,7 @@ def measure_cost() -> Row:
 
 
 def tables(found: dict[str, Any]) -> list[str]:
-    """Return the tables of docs/training.md: false alarms, slow changes, delays."""
+    """Return the tables of results/published/bench/health.md: false alarms, slow changes, delays."""
     rows = found["stationary"]
     plain = [row for row in rows if not (row["memory"] or row["problems"] or row["negative"] or row["kl"] > 0.05)]
     groups = {f"accuracy {mean}": [row for row in plain if row["accuracy"] == mean] for mean in MEANS}

@@ -169,7 +169,7 @@ def ratio(block: dict[str, Any], other: str, key: str = "seconds") -> float | No
 
 
 def page(report: dict[str, Any]) -> str:
-    """Return the blocks as a table of docs/one_pass.md; errors are the largest against float64, full logits' beside."""
+    """Return the blocks as a table of results/published/bench/loss.md; errors are the largest against float64."""
 
     def place(block: dict[str, Any]) -> tuple[Any, ...]:
         tokens, features, vocabulary = map(int, block["shape"].split("x"))

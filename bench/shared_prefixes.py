@@ -33,7 +33,7 @@ def measure(rounds: int, options: list[str]) -> dict[str, Any]:
 
 
 def page(document: dict[str, Any]) -> str:
-    """Return the table of docs/scale.md."""
+    """Return the table of results/published/bench/steps.md."""
     rows = []
     for method in METHODS:
         padded, shared = (document["median"][name] for name in (method, f"{method} shared"))

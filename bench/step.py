@@ -195,7 +195,7 @@ def measure(shape: argparse.Namespace) -> dict[str, Any]:
 
 
 def page(document: dict[str, Any]) -> str:
-    """Return the table of docs/scale.md. On a CPU the time to judge by is that of the processor."""
+    """Return the table of results/published/bench/steps.md. On a CPU the time to judge by is that of the processor."""
     clock = "cpu_seconds" if document["device"] == "cpu" else "seconds"
     rows = []
     for name, case in document["cases"].items():

@@ -148,7 +148,7 @@ class DatasetSection(Section):
     system_instruction: str = SYSTEM_INSTRUCTION
     """System prompt of every conversation. Empty: no system message."""
     data_dir: Path | None = None
-    """Folder with the files of docs/evaluation.md. The environment variable GTPO_DATA_DIR does the same."""
+    """Folder with the files of docs/howto_evaluate.md. The environment variable GTPO_DATA_DIR does the same."""
     fields: str = ""
     """Names of fields in files, ours=theirs: problem=question,answer=reward_model.ground_truth."""
     limit: int | None = Field(None, ge=1)
