@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -106,6 +107,18 @@ def test_nothing_is_loaded_from_a_network(site, pages):
     assert outside == []
     for style in site.rglob("*.css"):
         assert not re.search(r"(?:@import|url\()\s*['\"]?(?:https?:)?//", style.read_text(encoding="utf-8")), style
+
+
+def test_the_figures_are_drawn_from_the_committed_files(root, tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("docs_figures", root / "docs/tools/figures.py")
+    figures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(figures)
+    monkeypatch.setattr(figures, "FIGURES", tmp_path)
+    for draw in figures.DRAWN:
+        draw()
+    drawn = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
+    assert len(drawn) == len(figures.DRAWN)
+    assert [name for name, new in drawn.items() if new != (root / "docs/figures" / name).read_bytes()] == []
 
 
 def test_markdown_links_of_the_repository_work_without_the_site(root):
