@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -152,6 +153,43 @@ def test_agreement_on_a_models_own_completions(root: Path, published: Any) -> No
             by_reason.setdefault(found["why"], []).append(found["id"].rpartition("/")[2])
     for ids in by_reason.values():
         assert f"| {len(ids)} | {', '.join(ids)} | " in page
+
+
+def head_rows(blocks: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the rows of a record's blocks of bench.loss: as the page on speed has them -> as loss.md has them."""
+    rows = {}
+    for block in blocks:
+        size, off = block["shape"].replace("x", " x "), ", gate off" * (block["gate"] == "off")
+        numbers = " | ".join(
+            f"{loss.ratio(block, *other):.2f}" for other in (["bare matmuls"], ["full logits", "extra_bytes"])
+        )
+        found = (block["contenders"][who]["error_to_float64"] for who in ("ours", "full logits"))
+        ours, full = (max(each.get(name, 0.0) for name in ("dhidden", "dlm_head")) for each in found)
+        line = f"| {size} | {block['head']}{off} | {numbers} | {ours:.0e} ({full:.0e}) |"
+        rows[f"| {size}, {block['head']}{off} | {block['dtype']} | {numbers} |"] = line
+    return rows
+
+
+def test_the_page_on_speed(root: Path, published: Any) -> None:
+    page, record = (root / "docs/one_pass.md").read_text(), (root / "results/published/bench/loss.md").read_text()
+    rows = head_rows(published("bench/loss")["blocks"])
+    told = re.findall(r"^\| \d+ x .*$", page, re.MULTILINE)
+    assert len(told) >= 4
+    assert set(told) <= set(rows)
+    assert sorted(re.findall(r"^\| \d+ x .*$", record, re.MULTILINE)) == sorted(rows.values())
+    blocks = {(b["shape"], b["head"]): b for b in published("bench/head_cuda")["blocks"]}
+    for tokens in (8192, 1024):
+        its = [loss.ratio(blocks[f"{tokens}x4096x128256", head], "bare matmuls") for head in ("frozen", "trainable")]
+        assert f"| {tokens:,} | {its[0]:.2f} | {its[1]:.2f} |" in page
+    steps = published("bench/step_head")["turns"]
+    lora, whole = (
+        [statistics.median(steps[when][case]["cpu_seconds"]) for when in ("after", "before")]
+        for case in ("lora", "all")
+    )
+    assert f"took {lora[0]:.1f} processor seconds in bfloat16 with AMX and LoRA, and {lora[1]:.1f} before" in " ".join(
+        record.split()
+    )
+    assert f"it took {whole[0]:.1f} and {whole[1]:.1f} " in " ".join(record.split())
 
 
 def test_what_ran_on_a_gpu(root: Path, published: Any) -> None:
