@@ -78,7 +78,7 @@ def test_users_file_in_three_formats(tmp_path: Path) -> None:
     [
         ("", "the file is empty"),
         ('{"problem": "p", "answer": "1"}\n{"problem": "p",\n', r"bad\.jsonl:2: not a JSON object"),
-        ('{"problem": "p"}\n', r'bad\.jsonl:1: field "answer" must be text, found missing'),
+        ('{"problem": "p"}\n', r'bad\.jsonl:1: field "answer" is missing'),
         ('{"id": 1, "problem": "p", "answer": "1"}\n' * 2, r'bad\.jsonl:2: duplicate id "1", first at .*bad\.jsonl:1'),
     ],
 )
