@@ -18,9 +18,9 @@ class Prompt(NamedTuple):
     """One question as an engine sees it."""
 
     messages: list[dict[str, str]]
-    """The conversation; empty where the prompt is one text for a base model."""
+    """The conversation; empty if the prompt is one text for a base model."""
     text: str | None = None
-    """The text as the model reads it; None where a server applies its chat template and does not show it."""
+    """The text as the model reads it; None if a server applies its chat template and does not show it."""
     ids: list[int] | None = None
 
 
@@ -51,7 +51,7 @@ class Sampling:
     presence_penalty: float = 0.0
     """Subtracted from the logits of tokens that the completion already has."""
     repetition_penalty: float = 1.0
-    """Divides (multiplies, where negative) the logits of tokens that prompt or completion already have."""
+    """Divides (multiplies, if negative) the logits of tokens that prompt or completion already have."""
     stop: tuple[str, ...] = ()
     """A completion ends before the first of these texts outside a thought."""
 
@@ -126,7 +126,7 @@ class Generation(NamedTuple):
     error: str | None = None
     """Why there is no completion: the sample is unscored, and the next call asks for it again."""
     prompt_tokens: int | None = None
-    """Tokens of the prompt as a server counts them; None where it does not say, or the prompt is known itself."""
+    """Tokens of the prompt as a server counts them; None if it does not say, or the prompt is known itself."""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -172,7 +172,7 @@ class Engine(ABC):
         """Yield finished completions of every missing sample; what has been yielded may be stored at once."""
 
     def throughput(self) -> Sequence[Throughput]:
-        """Return what each model copy or server has done so far; empty where there is one only."""
+        """Return what each model copy or server has done so far; empty if there is one only."""
         return ()
 
     def running(self) -> tuple[int, int]:

@@ -26,7 +26,7 @@ def _explain(error: Exception, source: str) -> UserError:
 def load_config(ref: ModelRef, *, trust_remote_code: bool = False) -> Any:
     """Return the model's config.
 
-    UserError where the model is not there, needs code that is not trusted, or has a weights file that is damaged: told
+    UserError if the model is not there, needs code that is not trusted, or has a weights file that is damaged: told
     here, before anything is loaded.
     """
     from transformers import AutoConfig
@@ -45,7 +45,7 @@ def load_config(ref: ModelRef, *, trust_remote_code: bool = False) -> Any:
 
 
 def load_tokenizer(ref: ModelRef, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """Return the tokenizer: the adapter's own where it has one, else the model's."""
+    """Return the tokenizer: the adapter's own if it has one, else the model's."""
     from transformers import AutoTokenizer
 
     source = ref.tokenizer_source
@@ -86,7 +86,7 @@ def render(
     messages: list[dict[str, str]],
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> Prompt:
-    """Apply the chat template and tokenise. UserError where the template refuses the messages."""
+    """Apply the chat template and tokenise. UserError if the template refuses the messages."""
     try:
         text = tokenizer.apply_chat_template(
             messages, chat_template=template, tokenize=False, add_generation_prompt=True, **(template_kwargs or {})
@@ -137,7 +137,7 @@ def thought_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[str, str],
 
 
 def recommended_sampling(ref: ModelRef) -> dict[str, float]:
-    """Return the sampling parameters in the model's generation_config.json. UserError where it has none."""
+    """Return the sampling parameters in the model's generation_config.json. UserError if it has none."""
     path = ref.folder / "generation_config.json" if ref.folder is not None else _from_hub(ref.source)
     if path is None or not path.is_file():
         raise UserError(f"--sampling model: {ref.source} has no generation_config.json here; give the flags instead")
@@ -148,7 +148,7 @@ def recommended_sampling(ref: ModelRef) -> dict[str, float]:
 
 
 def _from_hub(repository: str) -> Path | None:
-    """Return generation_config.json of a Hub model, downloaded where it is not cached; None where it has none."""
+    """Return generation_config.json of a Hub model, downloaded if it is not cached; None if it has none."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -159,14 +159,14 @@ def _from_hub(repository: str) -> Path | None:
 
 
 def context_length(config: Any) -> int | None:
-    """Return the most tokens a model takes, None where its config does not say."""
+    """Return the most tokens a model takes, None if its config does not say."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     length = getattr(text, "max_position_embeddings", None)
     return int(length) if length else None
 
 
 def safetensors_shapes(path: Path) -> dict[str, list[int]]:
-    """Return tensor name -> shape of a .safetensors file, from its header alone. UserError where it is unreadable."""
+    """Return tensor name -> shape of a .safetensors file, from its header alone. UserError if it is unreadable."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -223,7 +223,7 @@ def check_adapter(ref: ModelRef, config: Any) -> None:
 
 
 def check_all_loaded(source: str, model: Any, info: Mapping[str, Any]) -> None:
-    """Raise UserError where a parameter was not in the checkpoint: transformers would leave it at random values.
+    """Raise UserError if a parameter was not in the checkpoint: transformers would leave it at random values.
 
     info: what `from_pretrained(..., output_loading_info=True)` returns beside the model. A tied head counts as loaded
     with the embedding that it shares. Buffers are no parameters.

@@ -42,7 +42,7 @@ class ModelRef:
     checkpoint: str | None = None
     """Which weights of the train run: best, final, or a path."""
     system: str | None = None
-    """System prompt of the train run; None where there is no train run."""
+    """System prompt of the train run; None if there is no train run."""
     max_tokens: int | None = None
     """Longest completion of the train run."""
     train_data: Path | None = None
@@ -93,7 +93,7 @@ _TOKENIZER = (
 def content_hashes(ref: ModelRef) -> dict[str, str | None]:
     """Return 16 hex digits for all that samples depend on: every byte of weights, of tokenizer, of generation_config.
 
-    Of an adapter too, and of its own tokenizer. None where there is no such file, and for what is not on this machine.
+    Of an adapter too, and of its own tokenizer. None if there is no such file, and for what is not on this machine.
     """
     folders = [folder for folder in (ref.folder, ref.adapter) if folder is not None]
     reader = Path(ref.tokenizer_source)
@@ -182,7 +182,7 @@ def _train_run(run: TrainFolder, checkpoint: str | None) -> ModelRef:
 
 
 def adapter_rank(ref: ModelRef) -> int | None:
-    """Return the rank of the LoRA adapter, None without one. UserError where it is no LoRA adapter."""
+    """Return the rank of the LoRA adapter, None without one. UserError if it is no LoRA adapter."""
     if ref.adapter is None:
         return None
     path = ref.adapter / "adapter_config.json"
@@ -215,11 +215,11 @@ def resolve_model(model: str, *, checkpoint: str | None = None, served: bool = F
 
     Args:
         model: path, name of a run in results/train, or Hub name.
-        checkpoint: of a train run: best, final, a folder of its checkpoints/, or a path; best where it has one.
+        checkpoint: of a train run: best, final, a folder of its checkpoints/, or a path; best if it has one.
         served: the name of a model behind a server (openai engine), which is not looked for on disk unless it is a
             train run, whose settings then apply.
 
-    Raises UserError where there is nothing under that name.
+    Raises UserError if there is nothing under that name.
     """
     path = Path(model)
     if (run := find_train_run(model)) is not None:

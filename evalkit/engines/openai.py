@@ -7,7 +7,7 @@ that keeps failing is handed on with its error. A server that answers nothing is
 stops. The key comes from the environment, goes into the request header and nowhere
 else.
 
-aiohttp is the client: streamed, it takes 0.5 ms of processor time for a completion of 64 tokens, where httpx takes 5 ms
+aiohttp is the client: streamed, it takes 0.5 ms of processor time for a completion of 64 tokens; httpx takes 5 ms
 and the openai package 9 ms.
 """
 
@@ -186,7 +186,7 @@ class OpenAIEngine(Engine):
             names = "; ".join(f"{url} answers as {model}" for url, model in models.items())
             raise UserError(f"the servers have different models: {names}. Samples of one run must be of one")
         for model in set(models.values()) - {self.ref.served_name}:
-            LOG.warning('"%s" answers where "%s" is asked for', model, self.ref.served_name)
+            LOG.warning('"%s" answers, and "%s" was asked for', model, self.ref.served_name)
         by_default = sorted(set[str]().union(*(server.dialect.by_default for server in servers)))
         stay = sorted(set(by_default).difference(*(server.dialect.left_out for server in servers)))
         if stay:

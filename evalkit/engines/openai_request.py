@@ -68,7 +68,7 @@ class Access:
 def access(variable: str, headers: Sequence[str], timeout_s: float = 600.0, total_s: float | None = None) -> Access:
     """Return how servers are asked: the key in an environment variable, and further headers as `Name: value`.
 
-    `$NAME` in a header is an environment variable. UserError where a value fits no HTTP header.
+    `$NAME` in a header is an environment variable. UserError if a value fits no HTTP header.
     """
     key = os.environ.get(variable, "").strip()
     found = {"Authorization": f"Bearer {key}"} if key else {}
@@ -136,9 +136,9 @@ class Unreachable(Exception):
 async def listed_models(
     session: aiohttp.ClientSession, url: str, timeout_s: float, access: Access
 ) -> list[dict[str, Any]]:
-    """Return what a server lists under /models; empty where it does not list its models.
+    """Return what a server lists under /models; empty if it does not list its models.
 
-    Raises Unreachable; UserError where it refuses the key.
+    Raises Unreachable; UserError if it refuses the key.
     """
     try:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
@@ -162,7 +162,7 @@ def list_models(
 ) -> dict[str, list[dict[str, Any]] | Unreachable]:
     """Return URL -> what the server lists, or why it cannot be reached.
 
-    Waits up to wait_s for one that can. UserError where none can be, or one refuses the key.
+    Waits up to wait_s for one that can. UserError if none can be, or one refuses the key.
     """
 
     async def ask_all() -> dict[str, list[dict[str, Any]] | Unreachable]:
@@ -332,7 +332,7 @@ def served_prompts(
         first, *rest = prompts
         async with access.session(AT_ONCE) as session:
             try:
-                # The others only where this one is answered.
+                # The others only if this one is answered.
                 known = {first: await ask(prompts[first])}
                 answers = await asyncio.gather(*(ask(prompts[key]) for key in rest))
             except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
@@ -43,15 +43,6 @@ _ENVIRONMENT = {
 """What Ray reads from the environment, unless the user has set it."""
 
 
-class CopyReply(NamedTuple):
-    """The samples of one question."""
-
-    copy: int
-    process: int
-    question: int
-    generations: list[Generation]
-
-
 class ModelCopy:
     """One model copy, an asynchronous actor: each call is one question, and all of them share vLLM's batches."""
 
@@ -73,14 +64,14 @@ class ModelCopy:
         except UserError as error:  # kept for `start`: raised here, it would be a death, and tried again
             self._mistake = error
 
-    async def start(self) -> tuple[int, dict[str, Any], int]:
-        """Return the process, the engine's description and its batch, once the model is loaded."""
+    async def start(self) -> tuple[dict[str, Any], int]:
+        """Return the engine's description and its batch, once the model is loaded."""
         if self._mistake is not None:
             raise self._mistake
-        return os.getpid(), self._engine.describe(), self._engine.batch
+        return self._engine.describe(), self._engine.batch
 
-    async def sample(self, question: int, task: Task) -> CopyReply:
-        """Return a question's missing samples once all of them are there. question: its place in the run."""
+    async def sample(self, question: int, task: Task) -> tuple[int, int, list[Generation]]:
+        """Return the copy's number, the question's place in the run, and all of its missing samples."""
         if self._mistake is not None:  # it was started again, and cannot load the model any more
             os._exit(1)
         found: list[Generation] = []
@@ -91,7 +82,7 @@ class ModelCopy:
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._step())
         await whole
-        return CopyReply(self._number, os.getpid(), question, found)
+        return self._number, question, found
 
     async def _step(self) -> None:
         """Do vLLM's steps, one after another; calls come in and go out between them."""
@@ -158,8 +149,7 @@ class RayEngine(Engine):
                     f"({_in_a_line(error)}); it may not fit into the memory of a node"
                 ) from None
             raise
-        self._processes = {number: process for number, (process, *_) in zip(numbers, started, strict=True)}
-        _, self._described, batch = started[0]
+        self._described, batch = started[0]
         self._calls = max(1, min(MOST_CALLS, -(-BATCHES * batch // sampling.n)))
 
     def describe(self) -> dict[str, Any]:
@@ -190,18 +180,15 @@ class RayEngine(Engine):
                 if not pool.has_next() or (self._stop_at is not None and time.monotonic() > self._stop_at):
                     break
                 try:
-                    answer: CopyReply = pool.get_next_unordered(timeout=_TICK_S)
+                    number, question, generations = pool.get_next_unordered(timeout=_TICK_S)
                 except TimeoutError:
                     continue
                 except ray.exceptions.RayError as error:
                     why = _in_a_line(error)
                     continue
-                if self._processes[answer.copy] != answer.process:
-                    LOG.warning("copy %d died: Ray has started it again", answer.copy)
-                    self._processes[answer.copy] = answer.process
-                del left[answer.question]
-                self._throughput[answer.copy].add(answer.generations)
-                yield answer.generations
+                del left[question]
+                self._throughput[number].add(generations)
+                yield generations
             if self._stop_at is not None:
                 return
         if left:
@@ -249,16 +236,15 @@ def _checked_address(address: str) -> str:
     """Return HOST:PORT of a cluster's head that answers: Ray itself ends the process if the cluster is gone."""
     from ray._private.services import canonicalize_bootstrap_address
 
+    given = address
     if address == "auto":
         with contextlib.suppress(ConnectionError, ValueError):
-            address = canonicalize_bootstrap_address("auto") or "auto"
-        if address == "auto":
-            raise UserError("--ray-address auto: no Ray cluster runs on this machine; `ray start --head` starts one")
+            address = canonicalize_bootstrap_address("auto") or ""
     host, _, port = address.rpartition(":")
-    if "://" in address or not host or not port.isdecimal():
+    if "://" in address or not port.isdecimal() or not host:
+        found = "no Ray cluster runs on this machine" if given == "auto" else f'found "{given}"'
         raise UserError(
-            f'--ray-address is auto, or HOST:PORT of the head node (e.g. 10.0.0.1:6379), found "{address}". Run the '
-            "command on a node of the cluster"
+            f"--ray-address is auto on a node of the cluster, or HOST:PORT of its head (e.g. 10.0.0.1:6379); {found}"
         )
     try:
         socket.create_connection((host, int(port)), timeout=5.0).close()

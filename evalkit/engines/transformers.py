@@ -70,7 +70,7 @@ class _Stopped(Exception):
 
 
 class TransformersEngine(Engine):
-    """Samples with transformers. `rows` is the batch size, taken from the device's memory where it is None."""
+    """Samples with transformers. `rows` is the batch size, taken from the device's memory if it is None."""
 
     name = "transformers"
 

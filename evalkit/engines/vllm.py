@@ -44,7 +44,7 @@ def requests(tasks: Sequence[Task]) -> Iterator[tuple[Task, int, int]]:
 
 
 class VLLMEngine(Engine):
-    """Samples with one vLLM engine in this process. Raises UserError where vLLM does not start."""
+    """Samples with one vLLM engine in this process. Raises UserError if vLLM does not start."""
 
     name = "vllm"
 

@@ -47,10 +47,10 @@ class Benchmark:
     """Where the problems come from, for the reader."""
     count: int | None = None
     checksum: str | None = None
-    """`checksum` of the set that published numbers refer to; another set is evaluated too, with a warning. None where
+    """`checksum` of the set that published numbers refer to; another set is evaluated too, with a warning. None if
     it has not been compared with the published set."""
     local: str = ""
-    """Name of its file in the data folder, without the ending; empty where it needs none."""
+    """Name of its file in the data folder, without the ending; empty if it needs none."""
     ids: str | None = None
     """Regular expression that every id matches: how recorded completions are recognised."""
 
@@ -64,7 +64,7 @@ def checksum(problems: Iterable[Problem]) -> str:
 def content_checksum(problems: Sequence[Problem]) -> str | None:
     """Return 16 hex digits that stand for the texts of a set too, and how its answers are compared.
 
-    None where a text is not known: recorded completions need not bring it.
+    None if a text is not known: recorded completions need not bring it.
     """
     if not all(p.problem for p in problems):
         return None
@@ -101,7 +101,7 @@ class YamlBenchmark(BaseModel):
     config: str = "default"
     split: str = "test"
     fields: dict[Field, str] = {}
-    """Our field -> the field in the data, where the names differ."""
+    """Our field -> the field in the data, if the names differ."""
     gold: Literal["plain", "boxed", "hashes"] = "plain"
     r"""How the gold stands in the answer field: bare, in the last \boxed, or after ####."""
     answers: Literal["mathematics", "text"] = "mathematics"
@@ -169,7 +169,7 @@ def find_benchmark(name: str, fields: Mapping[str, str] | None = None) -> Benchm
 
 
 def find_benchmarks(names: str, fields: Mapping[str, str] | None = None) -> list[Benchmark]:
-    """Return the benchmarks of a comma-separated list. UserError where it is empty or names one twice."""
+    """Return the benchmarks of a comma-separated list. UserError if it is empty or names one twice."""
     found = [find_benchmark(name.strip(), fields) for name in names.split(",") if name.strip()]
     if not found:
         raise UserError("--benchmarks names no benchmark")

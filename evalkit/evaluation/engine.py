@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def choose_engine(settings: EvalSettings) -> str:
-    """Return what samples; with `auto`, vllm where it is installed (on a CPU too), else transformers.
+    """Return what samples; with `auto`, vllm if it is installed (on a CPU too), else transformers.
 
     `ray` is vllm in several processes: its samples are of one kind with those of one process.
     """
@@ -31,7 +31,7 @@ def choose_engine(settings: EvalSettings) -> str:
 
 
 def servers(settings: EvalSettings, ref: ModelRef) -> tuple[list[str], Access]:
-    """Return the addresses of the servers, and how they are asked. UserError where they are not given, or wrong."""
+    """Return the addresses of the servers, and how they are asked. UserError if they are not given, or wrong."""
     from gtpo.evalkit.engines.openai_request import access, server_urls
 
     urls = server_urls(ref, settings.base_url or (), settings.api_key_env)

@@ -66,10 +66,10 @@ from gtpo.runs.eval_record import (
 )
 
 MOST_TOKENS = 32_768
-"""--max-tokens by default, where the context allows it."""
+"""--max-tokens by default, if the context allows it."""
 
 SERVER_TOKENS = 4096
-"""--max-tokens by default, where a server does not say what its context allows."""
+"""--max-tokens by default, if a server does not say what its context allows."""
 
 DRAIN_S = 30.0
 """When a run stops, requests in flight may still be answered for so long; after Ctrl-C for `pipeline.INTERRUPT_S`."""
@@ -90,15 +90,15 @@ class Plan:
     prompts: dict[QuestionKey, Prompt]
     prompt: PromptRecord
     context: int | None
-    """Tokens that the model takes, None where unknown."""
+    """Tokens that the model takes, None if unknown."""
     recommended: dict[str, float]
-    """Sampling parameters of the model's generation_config.json, where they were asked for."""
+    """Sampling parameters of the model's generation_config.json, if they were asked for."""
     reading: Reading
     """What of a completion is thought, and where it ends."""
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of the longest prompt; an upper bound where a server tokenises."""
+        """Tokens of the longest prompt; an upper bound if a server tokenises."""
         if any(prompt.ids is None for prompt in self.prompts.values()):
             texts = ((p.text or "", *(m["content"] + 64 * " " for m in p.messages)) for p in self.prompts.values())
             return max(sum(len(text.encode()) for text in each) for each in texts)
@@ -138,8 +138,8 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
 
     engine: samples in place of the one that the settings name; it is not closed.
 
-    Raises UserError for a mistake of the user's, before anything expensive where that is possible, and Incomplete
-    where the run stopped early: what was sampled until then is stored.
+    Raises UserError for a mistake of the user's, before anything expensive if that is possible, and Incomplete
+    if the run stopped early: what was sampled until then is stored.
     """
     started = time.monotonic()
     alike: dict[str, tuple[str, list[Problem]]] = {}
@@ -355,7 +355,7 @@ def _model_record(ref: ModelRef) -> ModelRecord:
 def _engine_record(
     path: Path, settings: EvalSettings, engine: Engine, asked: EngineRecord, old: EngineRecord | None
 ) -> EngineRecord:
-    """Return what samples from now on. UserError where its data type is not that of the samples that are stored."""
+    """Return what samples from now on. UserError if its data type is not that of the samples that are stored."""
     now = EngineRecord(**engine.describe(), **asked.model_dump(include={"dtype"}, exclude_unset=True))
     if old is None:
         return now
@@ -394,7 +394,7 @@ def _sample(
     progress: EvalProgress,
     total: int,
 ) -> None:
-    """Sample what is missing, scored and stored beside it. Raises Incomplete where that stops before its end.
+    """Sample what is missing, scored and stored beside it. Raises Incomplete if that stops before its end.
 
     total: samples of the whole run, of which --fail-on-error allows a share to fail.
     """

@@ -35,7 +35,7 @@ TROUBLES: dict[str, Callable[[BenchmarkRecord], float]] = {
     "failed": lambda entry: (entry.unscored - entry.refused) / max(1, entry.samples + entry.unscored),
     "refused": lambda entry: entry.refused / max(1, entry.samples + entry.unscored),
 }
-"""Columns of the overview that are shown where there is something in them: shares of the samples."""
+"""Columns of the overview that are shown if there is something in them: shares of the samples."""
 
 
 def shown_ks(n: int, k: int) -> list[int]:

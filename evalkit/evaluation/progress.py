@@ -110,7 +110,7 @@ class EvalProgress:
             self.tell_throughput()
 
     def tell_throughput(self) -> None:
-        """Say what each copy or server has done, where there are several."""
+        """Say what each copy or server has done, if there are several."""
         if copies := self._engine.throughput() if self._engine is not None else ():
             LOG.info("  %s", "; ".join(map(str, copies)))
 

@@ -36,7 +36,7 @@ def render_prompts(
 ) -> tuple[dict[QuestionKey, Prompt], PromptRecord, int | None, tuple[tuple[str, str], ...]]:
     """Render every question for the engine.
 
-    Return the prompts, what they were made with, the tokens that the model takes (None where unknown), and the
+    Return the prompts, what they were made with, the tokens that the model takes (None if unknown), and the
     delimiters of its thoughts beside those in use. Raises UserError for a model or template that cannot be used.
     """
     system = settings.prompt
@@ -84,7 +84,7 @@ def render_prompts(
 
 
 def check_same(where: str, stored: Mapping[QuestionKey, StoredPrompt], now: Mapping[QuestionKey, StoredPrompt]) -> None:
-    """Raise UserError where a question that has samples would now be asked in other words."""
+    """Raise UserError if a question that has samples would now be asked in other words."""
     for key in stored.keys() & now.keys():
         before, after = Prompt(*stored[key]), Prompt(*now[key])
         one, other = before.text, after.text

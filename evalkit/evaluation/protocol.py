@@ -52,7 +52,7 @@ class FewShot(_Section):
     seed: int = 1234
     answer: str = "{solution}"
     between: str = "\n\n"
-    """Between examples, where they are one text; in a chat each is a turn of user and assistant."""
+    """Between examples, if they are one text; in a chat each is a turn of user and assistant."""
 
 
 class Protocol(_Section):
@@ -63,7 +63,7 @@ class Protocol(_Section):
     source: str = ""
     """Where the facts are from."""
     extends: str | None = None
-    """A protocol of ours whose keys hold where this one has none."""
+    """A protocol of ours whose keys hold if this one has none."""
     system: str | None = None
     """'' for none. Absent: that of the train run, else ours."""
     system_role: Literal["system", "developer"] = "system"
@@ -74,7 +74,7 @@ class Protocol(_Section):
     thoughts: list[Annotated[tuple[str, str], Strict(False)]] = []  # YAML has lists for pairs
     """Delimiters of thoughts beside those in use (`gtpo.rewards.thoughts`); stored completions have <think> instead."""
     begins_in_thought: bool = False
-    """Whether the model's template opens a thought. Counts where a server does not show the rendered prompt."""
+    """Whether the model's template opens a thought. Counts if a server does not show the rendered prompt."""
     stop: list[str] = []
     """A completion ends before the first of them behind its thoughts."""
     chat_template_kwargs: dict[str, Any] | None = None

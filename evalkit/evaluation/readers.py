@@ -139,7 +139,7 @@ def _each(where: str, row: dict[str, Any], name: str, count: int) -> list[Any]:
 
 
 def _reason(reason: str | None) -> str | None:
-    """Return stop or length, None where a row does not say in words that are known."""
+    """Return stop or length, None if a row does not say in words that are known."""
     word = finish_word(reason or "")
     return word if word in ("stop", "length") else None
 

@@ -62,13 +62,13 @@ def verifier_record(judges: Judges, timeout_s: float | None = None) -> VerifierR
 
 
 def default_folder(name: str, settings: EvalSettings) -> Path:
-    """Return results/eval/<name>, with the shard where there is one."""
+    """Return results/eval/<name>, with the shard if there is one."""
     shard = settings.shard_of()
     return EVAL_RUNS / (f"{name}-shard-{shard.part}-of-{shard.parts}" if shard else name)
 
 
 def previous_record(folder: EvalFolder, tally: Tally) -> EvalRecord | None:
-    """Return what earlier sessions recorded; None where they stored no completion, so that any setting may change."""
+    """Return what earlier sessions recorded; None if they stored no completion, so that any setting may change."""
     old = folder.record()
     if old is not None and not tally.keys():
         tally.drop_failed(tally.keys(failed=True))
@@ -77,7 +77,7 @@ def previous_record(folder: EvalFolder, tally: Tally) -> EvalRecord | None:
 
 
 def begin_record(folder: EvalFolder, settings: EvalSettings, asked: RunRequest, old: EvalRecord | None) -> EvalRecord:
-    """Return the record of a session that begins, with what earlier ones recorded. UserError where their settings
+    """Return the record of a session that begins, with what earlier ones recorded. UserError if their settings
     were others.
 
     Metrics stay in the record until better ones are known: a raise of k that stops leaves those of the smaller k.
@@ -124,7 +124,7 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, asked: RunRequest, 
         kept[name] = kept[name].model_copy(update={"n_asked": most, "finish_with": command})
     benchmarks = {**record.benchmarks, **kept}
     most = max(entry.n_asked or old.sampling.n for entry in benchmarks.values())
-    # It stays `auto` where what that came to is now asked for by name.
+    # It stays `auto` if what that came to is now asked for by name.
     engine: dict[str, Any] = {"dtype": old.engine.dtype}
     engine |= {"rows": old.engine.rows} if old.engine.rows is not None else {}
     return record.model_copy(
@@ -166,9 +166,9 @@ def verify_again(folder: EvalFolder, asked: RunRequest, old: EvalRecord, verifie
 def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier: Verifier, **known: Any) -> EvalRecord:
     """Compute the metrics of what is in the tally; write questions.parquet and eval.json, and return its record.
 
-    A benchmark is summarised by the first n samples of each of its questions: all that were asked for, or, while these
-    are not all there, the n of its last summary. More would be those that came first, which are the short ones. Without
-    any n it has no metrics; the run is complete when every benchmark has all that was asked for.
+    A benchmark is summarised by the first n samples of each of its questions: as many as were asked for, or as every
+    question has. More would be those that came first, which are the short ones. The run is complete when every
+    benchmark has all that was asked for.
 
     begun: the record without the metrics. known: other fields of the record that are settled now.
     """
@@ -182,7 +182,7 @@ def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier:
             raise UserError(f"{folder.path}/problems.parquet has no problems of {name}: run with --benchmarks {name}")
         reached = tally.reached(name, problems[name])
         asked = entry.n_asked or reached
-        n = next((n for n in (asked, entry.n) if n and n <= reached), None)
+        n = min(asked, reached) or None
         found = entry.before_samples()
         try:
             if n is not None:
@@ -225,7 +225,7 @@ def _limit(record: EvalRecord, tally: Tally, name: str, n: int) -> int:
 
 
 def find_run(name: str | None, flag: str) -> Path:
-    """Return the folder of an eval run given by path or name. UserError where there is none."""
+    """Return the folder of an eval run given by path or name. UserError if there is none."""
     for path in (Path(name or ""), EVAL_RUNS / (name or "")):
         if name and (path / "eval.json").is_file():
             return path

@@ -141,7 +141,7 @@ def hide_thoughts(
 def _by_math_verify(
     texts: Sequence[str], problems: Sequence[Problem], ours: Sequence[Verdict], verifier: Verifier
 ) -> list[Verdict]:
-    """Return Math-Verify's verdicts; ours where answers are text, which it does not know."""
+    """Return Math-Verify's verdicts; ours if answers are text, which it does not know."""
     found = iter(
         verifier.math_verify_many(
             [(text, p.answer) for text, p in zip(texts, problems, strict=True) if p.answers == "mathematics"]

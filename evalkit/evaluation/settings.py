@@ -25,7 +25,7 @@ MODES = {
     "rescore": "--rescore scores again what a run has stored",
     "completions": "--completions samples nothing",
 }
-"""What a command may be, and what is said where an option has no effect there."""
+"""What a command may be, and what is said if an option has no effect there."""
 
 LOCAL = ("auto", "vllm", "transformers", "ray")
 VLLM = ("auto", "vllm", "ray")
@@ -275,7 +275,7 @@ class EvalSettings(Options):
         return {**SAMPLING_DEFAULTS, **recommended, **found}
 
     def failure_limit(self, total: int) -> int:
-        """Return how many of `total` samples may fail. UserError where --fail-on-error is no number or share."""
+        """Return how many of `total` samples may fail. UserError if --fail-on-error is no number or share."""
         text = self.fail_on_error.strip()
         try:
             if text.isdecimal():
@@ -317,7 +317,7 @@ class EvalSettings(Options):
 
 
 def _json_object(flag: str, text: str | None, example: str) -> dict[str, Any] | None:
-    """Return the object in an option's text. UserError where there is none."""
+    """Return the object in an option's text. UserError if there is none."""
     try:
         found = None if text is None else json.loads(text)
     except ValueError as error:

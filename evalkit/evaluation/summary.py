@@ -29,7 +29,7 @@ class SampleScores(NamedTuple):
     """What the metrics need of a sample; the fields are some of `Sample`'s."""
 
     finish_reason: str | None
-    """None where it is not known: a file of recorded completions need not say."""
+    """None if it is not known: a file of recorded completions need not say."""
     format_ok: bool
     unfinished: bool
     tokens: int | None
@@ -62,7 +62,7 @@ class QuestionSamples:
         return next(i for i in range(len(there) + 1) if i not in there)
 
     def column(self, name: str) -> list[Any]:
-        """Return a field of every sample that was scored, where it is known."""
+        """Return a field of every sample that was scored, if it is known."""
         values = (getattr(sample, name) for sample in self.scored.values())
         return [value for value in values if value is not None]
 
@@ -135,7 +135,7 @@ class Tally:
         return min((self.questions.get((name, p.id), QuestionSamples()).reached() for p in problems), default=0)
 
     def count_votes(self, samples: Sequence[QuestionSamples], problems: Sequence[Problem]) -> None:
-        """Count the votes of some questions, where they are not known: both scorings together, which mostly agree."""
+        """Count the votes of some questions, if they are not known: both scorings together, which mostly agree."""
         asked = [(s, p, scoring) for scoring in SCORINGS for s, p in zip(samples, problems, strict=True)]
         missing = [(s, p, scoring) for s, p, scoring in asked if scoring not in s.votes]
         counted = count_votes([(*s.said(g), p) for s, p, g in missing], self._verifier)
@@ -176,7 +176,7 @@ def _bounds(
 ) -> Callable[[str, int], dict[str, float]]:
     """Return (metric, k) -> the mean over all questions if each missing sample were wrong, and if it were right.
 
-    At the worst the missing votes go to the largest wrong class. lost: questions without any sample. Empty where
+    At the worst the missing votes go to the largest wrong class. lost: questions without any sample. Empty if
     nothing is missing.
     """
     missing = [max(0, n - len(s.scored)) for s in samples] + [n] * lost
@@ -262,7 +262,7 @@ def summarise(
     """Return (the benchmark's record with its metrics, its rows of questions.parquet).
 
     samples: of each problem. n: how many were asked for. Questions of which every sample failed are left out. Raises
-    UserError where nothing could be scored.
+    UserError if nothing could be scored.
     """
     errors = Counter(e for s in samples for e in s.errors.values())
     refused = sum(len(s.refused) for s in samples)
@@ -344,7 +344,7 @@ def score_held_out(problems: Sequence[Problem], completions: Sequence[Sequence[s
 
     And "problems": pass@1 of each problem [n].
 
-    completions: per problem its k >= 1 sampled texts, equally many for each. Raises ValueError where they are not.
+    completions: per problem its k >= 1 sampled texts, equally many for each. Raises ValueError if they are not.
     """
     k = len(completions[0]) if completions else 0
     if len(problems) != len(completions) or not k or any(len(texts) != k for texts in completions):

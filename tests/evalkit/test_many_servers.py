@@ -55,20 +55,6 @@ def test_servers_share_one_queue(serve) -> None:  # type: ignore[no-untyped-def]
     assert all(t.tokens == 7 * t.samples for t in shown)
 
 
-def test_a_faster_server_gets_more(serve) -> None:  # type: ignore[no-untyped-def]
-    """One answers nothing until the other has answered 100 of 160."""
-    enough = threading.Event()
-
-    def behaviour(payload: dict[str, Any], times: int) -> Reply:
-        if len(quick.requests) == 100:
-            enough.set()
-        return completion(payload)
-
-    quick, lame = serve(behaviour), serve()
-    held_until(lame, enough)
-    assert len(collect(make(quick, lame), tasks(40, 4))) == 160
-
-
 FAULTS = {
     "503 and no answer at all": (GONE, GONE),
     "500 for completions alone": (Reply(500, {"error": "CUDA error"}), None),

@@ -52,8 +52,8 @@ class Scripted:
     def throughput(self) -> Sequence[Throughput]:
         return ()
 
-    def running(self) -> tuple[()]:
-        return ()
+    def running(self) -> tuple[int, int]:
+        return 0, 0
 
     def stop(self, grace_s: float) -> None:
         pass

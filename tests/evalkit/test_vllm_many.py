@@ -85,10 +85,8 @@ def test_a_copy_that_is_killed(start, tiny_model: Path, whole, before: str) -> N
     copies(run.process.pid)[0].kill()
     run.end()
     assert samples(run.run) == whole
-    again = "died: Ray has started it again" in run.stderr  # unless the other copy was done before it came back
-    assert not (again and before)
     assert "; copy 2: " in run.stderr, "what each has done"
-    assert run.stderr.count("Ray") == 1 + again, "nothing of Ray's own"
+    assert run.stderr.count("Ray") == 1, "nothing of Ray's own"
     assert "raylet" not in (run.run.parent / "stdout").read_text()
     engine = json.loads((run.run / "eval.json").read_text())["engine"]
     assert (engine["name"], engine["data_parallel_size"]) == ("vllm", 2)
@@ -155,7 +153,7 @@ NO_NODE = "import ray\ndef init(**_): raise Exception('The node timed out.')\nra
         (("--data-parallel-size", "1", "--max-tokens", "90000000"), "", "vLLM does not start with"),
         (("--ray-address", "127.0.0.1:1"), "", "no Ray cluster answers at 127.0.0.1:1 ("),
         (("--ray-address", "auto"), "", "no Ray cluster runs on this machine"),
-        (("--ray-address", "ray://head:10001"), "", '--ray-address is auto, or HOST:PORT of the head node'),
+        (("--ray-address", "ray://head:10001"), "", '--ray-address is auto on a node of the cluster, or HOST:PORT'),
         ((), NO_NODE, "Ray does not start on this machine (The node timed out.)"),
     ],
 )  # fmt: skip
