@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.engines.base import Generation
+from gtpo.evalkit.engines.base import Generation, Reading
 from gtpo.evalkit.evaluation.protocol import find_protocol
 from gtpo.evalkit.evaluation.readers import read_completions
 from gtpo.evalkit.evaluation.scoring import score
@@ -105,17 +105,16 @@ def compare(name: str, task: str, data: Path, texts: dict[str, str], verifier: V
     strict, flexible = by_filter["strict-match"], by_filter["flexible-extract"]
     same = sum(flexible[i]["arguments"][0][0] == protocol.text(p, "", examples[p.id]) for i, p in enumerate(chosen))
     asked: dict[tuple[str, str], Problem] = {("gsm8k", p.id): p for p in chosen}
-    generations = [
-        protocol.completion(Generation("gsm8k", p.id, 0, texts[p.id], None, None, None), "", True) for p in chosen
-    ]
+    recorded = [Generation("gsm8k", p.id, 0, texts[p.id], None, None, None) for p in chosen]
+    generations = [protocol.completion(g, Reading(tuple(protocol.stop)), "") for g in recorded]
     ours = score(generations, asked, verifier)
-    right = [bool(row["verdict_lenient"] == "CORRECT") for row in ours]
+    right = [sample.verdict("lenient") == "CORRECT" for sample in ours]
     inspected = asyncio.run(judge_by_inspect([g.text for g in generations], [p.answer for p in chosen]))
     theirs = [bool(flexible[i]["exact_match"] == 1) for i in range(limit)]
     rows = zip(chosen, ours, theirs, right, inspected, strict=True)
     differ = [
         {"id": p.id, "gold": p.answer, "lm_eval": flexible[i]["filtered_resps"][0], "lm_eval_right": one,
-         "inspect_right": other, "gtpo": row["answer_lenient"], "gtpo_verdict": row["verdict_lenient"]}
+         "inspect_right": other, "gtpo": row.answer("lenient"), "gtpo_verdict": row.verdict("lenient")}
         for i, (p, row, one, its, other) in enumerate(rows)
         if not one == its == other
     ]  # fmt: skip
