@@ -89,22 +89,9 @@ def pass_at_all_k(n: npt.ArrayLike, c: npt.ArrayLike) -> Array:
     return out
 
 
-def all_pass_at_all_k(n: Sequence[int], c: Sequence[int]) -> tuple[Array, Array]:
-    """Return pass^k of Q questions for every k, and its sampling variance by the jackknife: each [Q, max n].
-
-    NaN where k exceeds a question's n; the variance is NaN for k = n too.
-    """
-    values = 1 - pass_at_all_k(n, [samples - right for samples, right in zip(n, c, strict=True)])
-    variance = np.full_like(values, np.nan)
-    for q, (samples, right) in enumerate(zip(n, c, strict=True)):
-        if samples > 1:
-            table = 1 - _pass_table(samples - 1)[::-1]  # row c: pass^k with c of n - 1 right
-            fewer, same = table[max(0, right - 1)], table[min(right, samples - 1)]
-            share = right / samples
-            mean = share * fewer + (1 - share) * same
-            spread = (samples - 1) * (share * (fewer - mean) ** 2 + (1 - share) * (same - mean) ** 2)
-            variance[q, : samples - 1] = spread
-    return values, variance
+def all_pass_at_all_k(n: Sequence[int], c: Sequence[int]) -> Array:
+    """Return pass^k of Q questions for every k: [Q, max n], NaN where k exceeds a question's n."""
+    return 1 - pass_at_all_k(n, [samples - right for samples, right in zip(n, c, strict=True)])
 
 
 @lru_cache(maxsize=8)
@@ -202,48 +189,3 @@ def maj_at_all_k(
         out[q, :n] = results[key]
     np.minimum(out, 1.0, out=out)
     return out
-
-
-def jackknife_variance(
-    votes: Sequence[Sequence[int]], correct: Sequence[int], abstentions: Sequence[int]
-) -> tuple[Array, Array]:
-    """Return the sampling variance of pass@k and maj@k of Q questions, each [Q, max n].
-
-    Both metrics are U-statistics of the n samples, so leaving out one sample at a time gives
-    (n-1)/n * sum_s (theta_(-s) - mean theta_(-s))^2 (Arvesen 1969); samples of one class share one term, so there
-    are few. For pass@1 this is c(n-c) / (n^2 (n-1)). NaN for k = n: one draw of n samples says nothing about its own
-    noise.
-    """
-    samples = [sum(vs) + c + a for vs, c, a in zip(votes, correct, abstentions, strict=True)]
-    rows: list[tuple[int, list[int], int, int, int]] = []
-    """Question, its votes without one sample, and how many samples would leave these."""
-    for q, (vs, c, a) in enumerate(zip(votes, correct, abstentions, strict=True)):
-        if samples[q] < 2:
-            continue
-        sizes = sorted(int(v) for v in vs if v)
-        for size in set(sizes):
-            at = sizes.index(size)
-            rows.append((q, [*sizes[:at], size - 1, *sizes[at + 1 :]], c, a, size * sizes.count(size)))
-        if c:
-            rows.append((q, sizes, c - 1, a, c))
-        if a:
-            rows.append((q, sizes, c, a - 1, a))
-    width = max(samples, default=0)
-    of_pass, of_maj = np.full((len(samples), width), np.nan), np.full((len(samples), width), np.nan)
-    if not rows:
-        return of_pass, of_maj
-    owner, *left, weight = (list(column) for column in zip(*rows, strict=True))
-    owners, weights = np.array(owner), np.array(weight, dtype=np.float64)[:, None]
-    sizes_left = [sum(vs) + c + a for _, vs, c, a, _ in rows]
-    for out, values in ((of_pass, pass_at_all_k(sizes_left, left[1])), (of_maj, maj_at_all_k(*left))):
-        n = np.array(samples, dtype=np.float64)[:, None]
-        mean = np.zeros((len(samples), values.shape[1]))
-        np.add.at(mean, owners, weights * values)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            mean = mean / n
-        spread = np.zeros_like(mean)
-        np.add.at(spread, owners, weights * (values - mean[owners]) ** 2)
-        for q, size in enumerate(samples):
-            if size >= 2:
-                out[q, : size - 1] = (size - 1) / size * spread[q, : size - 1]
-    return of_pass, of_maj

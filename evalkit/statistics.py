@@ -47,7 +47,11 @@ from scipy import special
 LEVEL = 0.95
 """Coverage of every interval."""
 SEEDS_NEEDED = 3
-"""Training seeds of a method from which on something is said of the method, and not only of its weights."""
+"""Training seeds of each of two methods from which on something is said of the methods, and not only of weights.
+
+A difference to given weights is about weights, however many seeds the other side has: all its runs may have come out
+well by chance. If half of a method's runs collapse, three are alike in 1 of 4 cases, and nothing in them says that
+another could differ (two methods of three seeds each: in 1 of 32); with ten skewed seeds t still errs in 9 %."""
 PAIRS_NEEDED = 5
 """Common seeds from which on they are paired. With fewer, runs of which some collapse look too often (2^-S) as if two
 methods never differed."""
@@ -65,15 +69,11 @@ Array = NDArray[np.float64]
 
 
 class ScoreInterval(NamedTuple):
-    """A mean in [0, 1] with its 95 % intervals, all as fractions."""
+    """A mean in [0, 1] with its 95 % interval over questions and samples, all as fractions."""
 
     mean: float
     low: float
     high: float
-    """low, high: covers the choice of questions as well as sampling noise."""
-    low_sampling: float | None
-    high_sampling: float | None
-    """Sampling noise on these very questions; None if it cannot be estimated (too few samples for the k)."""
 
 
 class MethodMean(NamedTuple):
@@ -117,9 +117,14 @@ class PairedDifference(NamedTuple):
 
     @property
     def scope(self) -> str:
-        """METHODS or WEIGHTS: METHODS if every side that was trained has SEEDS_NEEDED seeds."""
-        trained = [count for count in self.seeds if count]
-        return METHODS if trained and min(trained) >= SEEDS_NEEDED else WEIGHTS
+        """METHODS or WEIGHTS: METHODS if both sides were trained, with SEEDS_NEEDED seeds each."""
+        return METHODS if min(self.seeds) >= SEEDS_NEEDED else WEIGHTS
+
+    @property
+    def missing_seeds(self) -> tuple[int, int]:
+        """Training seeds that each of two trained sides lacks for a statement about methods."""
+        a, b = (max(SEEDS_NEEDED - count, 0) if all(self.seeds) else 0 for count in self.seeds)
+        return a, b
 
     @property
     def judged(self) -> bool:
@@ -174,7 +179,7 @@ class PairedDifference(NamedTuple):
         seeds = np.arange(SEEDS_NEEDED, most + 1)
         training = self.of_training / seeds
         whole = self.of_questions + training
-        degrees = (seeds - 1) * (1 if self.seeds_paired or 0 in self.seeds else 2)
+        degrees = (seeds - 1) * (1 if self.seeds_paired else 2)
         wide = t_quantile((1 + LEVEL) / 2, _freedom(whole, training, self.questions, degrees)) * np.sqrt(whole)
         return next((int(count) for count, width in zip(seeds, wide, strict=True) if width <= half_width), None)
 
@@ -239,7 +244,7 @@ def differences(
     a, weight = by_cluster(a, clusters)
     b, _ = by_cluster(b, clusters)
     paired = paired and all(trained) and a.shape[1] >= PAIRS_NEEDED
-    sides = [a - b] if paired else [x for x, by_training in zip((a, b), trained, strict=True) if by_training]
+    sides = [a - b] if paired else [a, b]
     d = a.mean(axis=1) - b.mean(axis=1)
     d = np.where(np.abs(d) < 1e-12, 0.0, d)
     mean, questions = d.mean(axis=1), d.shape[1]
@@ -335,47 +340,29 @@ def by_cluster(x: Array, clusters: ArrayLike | None) -> tuple[Array, Array]:
     return total / size.mean(), weight
 
 
-def by_text(texts: Sequence[str]) -> NDArray[np.int64] | None:
-    """Return a number for each text [Q], the same for texts that differ in white space only; None if none repeats."""
-    found = np.unique([" ".join(text.split()) or f"\0{i}" for i, text in enumerate(texts)], return_inverse=True)[1]
+def clusters_of(texts: Sequence[str], families: Sequence[str]) -> NDArray[np.int64] | None:
+    """Return a number for each question [Q]: the same for one family, or for texts that differ in white space only.
+
+    families: "" is none. None if every question is its own.
+    """
+    names = [
+        f"\1{family}" if family else " ".join(text.split()) or f"\0{i}"
+        for i, (text, family) in enumerate(zip(texts, families, strict=True))
+    ]
+    found = np.unique(names, return_inverse=True)[1]
     return None if found.max(initial=-1) + 1 == len(texts) else found
 
 
-def mean_interval(
-    values: ArrayLike,
-    within_variance: ArrayLike | None = None,
-    *,
-    draws: float = 1.0,
-    clusters: ArrayLike | None = None,
-) -> ScoreInterval:
-    """Return the mean of per-question scores with its 95 % intervals, clustered by question.
+def mean_interval(values: ArrayLike, *, clusters: ArrayLike | None = None) -> ScoreInterval:
+    """Return the mean of per-question scores with its 95 % interval, clustered by question.
 
-    values: [Q] scores in [0, 1], one per question. within_variance: [Q] estimated sampling variance of each score
-    (for pass@1 of c out of n: p (1 - p) / (n - 1)), or None, or NaN anywhere, if it cannot be estimated. draws:
-    independent draws behind each score (for pass@1: n; for k of n samples: n / k), used only if every question
-    came out alike and the variances say nothing. clusters: [Q] labels; questions with one label are one. Raises
+    values: [Q] scores in [0, 1], one per question. clusters: [Q] labels; questions with one label are one. Raises
     ValueError on an empty list, a NaN, or a score outside [0, 1].
     """
     scores = _checked(values)
     if scores.ndim != 1:
         raise ValueError(f"values must be a non-empty list of per-question scores, got shape {scores.shape}")
-    found = method_mean(scores[None], clusters=clusters)
-    interval = ScoreInterval(found.mean, found.low, found.high, None, None)
-    if within_variance is None:
-        return interval
-    within = np.asarray(within_variance, dtype=np.float64)
-    if np.isnan(within).any():
-        return interval
-    if within.shape != scores.shape or not np.all(within >= 0):
-        raise ValueError(f"within_variance must be {scores.size} variances >= 0, one per question")
-    if draws <= 0:
-        raise ValueError(f"draws must be positive, got {draws}")
-    if within.any():  # p (1 - p) / variance: as many independent draws as the variances speak of
-        draws = max(float((scores * (1 - scores)).sum() / within.sum()), 1.0)
-    bernoulli = scores.size * found.mean * (1 - found.mean)
-    effective = (bernoulli + _PRIOR) / (float(within.mean()) + _PRIOR / (scores.size * draws))
-    low, high = _mean_bounds(found.mean, effective, float(special.ndtri((1 + LEVEL) / 2)))
-    return interval._replace(low_sampling=low, high_sampling=high)
+    return ScoreInterval(*method_mean(scores[None], clusters=clusters)[:3])
 
 
 def method_mean(scores: ArrayLike, *, clusters: ArrayLike | None = None) -> MethodMean:

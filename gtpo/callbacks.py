@@ -31,7 +31,7 @@ from gtpo.config import HealthSection
 from gtpo.run.advice import Advice
 from gtpo.run.exact import ExactCheckpoints
 from gtpo.run.health import Health
-from gtpo.run.logs import metrics_row, write_completions
+from gtpo.run.logs import metrics_row, prompt_text, write_completions
 from gtpo.run.trainers import GRPOBaseline, SFTBaseline
 from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.run.validation import METRIC, Validation
@@ -70,7 +70,10 @@ class CollapseWatch(TrainerCallback):
         self.stops, self.validation = on_collapse == "stop", validation
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take in the validation of the untrained model."""
+        """Take in the validation of the untrained model; of a resumed run, what trainer_state.json says of its past."""
+        for logs in state.log_history:
+            if "loss" in logs:
+                self.health.observe(logs["step"], {**logs, **metrics_row(logs["step"], logs, "gtpo")})
         if self.validation is not None and state.global_step == 0:
             self.health.validated(0, self.validation.passed)
 
@@ -111,6 +114,9 @@ class RunLog(TrainerCallback):
             raise UserError(f"{self.folder.root} holds a run already; give RunLog another folder, or move it away")
         self.folder.lock()
         self.folder.drop_after(state.global_step)
+        rows = self.trainer.train_dataset
+        if "prompt" in (getattr(rows, "column_names", None) or ()) and hasattr(rows, "__len__"):
+            self.folder.write_problems(map(prompt_text, rows["prompt"]))
         versions = package_versions("gtpo", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm")
         name, base = self.folder.root.name, getattr(self.trainer.model.config, "_name_or_path", "") or None
         plain = json.loads(args.to_json_string())

@@ -210,6 +210,7 @@ all. Metrics have [a page of their own](metrics.md).
 | `config.yaml` | train run | the resolved [config](config.md): every key with its value |
 | `run.json` | train run | what ran, where, and how it ended |
 | `metrics.jsonl` | train run | [one line per logged step](metrics.md) |
+| `problems.txt` | train run | a hash of the text of each problem that is trained on |
 | `completions/step-N.parquet` | train run | what the model wrote, every `training.log_completions_steps` steps |
 | `checkpoints/`, `best/`, `final/` | train run | weights or adapter; `best/best.json` says why it is best |
 | `eval.json` | eval run | settings, provenance, all metrics |

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison.like_for_like import by_run, unscored_notes
 from gtpo.evalkit.comparison.methods import Method
-from gtpo.evalkit.statistics import by_text
+from gtpo.evalkit.statistics import clusters_of
 from gtpo.runs.eval_run import EvalRun
-from gtpo.runs.questions import Questions, load_problems, load_questions
+from gtpo.runs.questions import Questions, load_clusters, load_problems, load_questions
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,9 @@ def shared_questions(benchmark: str, methods: list[Method], scoring: str, allow:
         if len(runs[m.name]) < len(m.runs)
     ]
     notes += [note for _, run, _ in loaded for note in unscored_notes(run, benchmark)]
+    for run in (run for found in runs.values() for run in found):
+        if seen := sum(entry.trained_on or 0 for entry in run.entries(benchmark)):
+            notes.append(f"{run.name} was trained on {seen} of these questions: its figures say little of others")
     first = loaded[0][2]
     same_ids = all(np.array_equal(first.ids, part.ids) for _, _, part in loaded)
     if not same_ids and _only_unscored(benchmark, [(run, part) for _, run, part in loaded]):
@@ -159,12 +162,11 @@ def shared_questions(benchmark: str, methods: list[Method], scoring: str, allow:
     parts: dict[str, list[Questions]] = {name: [] for name in runs}
     for name, _, part in loaded:
         parts[name].append(part if part.ids.size == common.size else part.take(np.isin(part.ids, common)))
-    problems = load_problems(loaded[0][1], benchmark)
-    clusters = by_text([problems.get(question, ("", ""))[0] for question in next(iter(parts.values()))[0].ids])
+    clusters = clusters_of(*load_clusters(loaded[0][1], benchmark, next(iter(parts.values()))[0].ids.tolist()))
     shared = Shared(benchmark, "", methods, parts, runs, notes, scoring, clusters)
     if clusters is not None:
         notes.append(
-            f"{clusters.size} questions have {clusters.max() + 1} texts: those of one text count as one question"
+            f"{clusters.size} questions have {clusters.max() + 1} texts or clusters: those of one count as one question"
         )
     short = int((~shared.having(shared.samples)).sum())
     if short:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gtpo.evalkit.statistics import SEEDS_NEEDED, MethodMean, PairedDifference, holm_factors
+from gtpo.evalkit.statistics import MethodMean, PairedDifference, holm_factors
 
 ALPHA = 0.05
 """Family-wise error rate of one method's primary comparisons."""
@@ -72,9 +72,3 @@ def corrected(family: list[Cell], margin: float | None) -> list[Cell]:
         at_level = cell.paired._replace(level=float(1 - ALPHA / factors[place]))
         out[i] = replace(cell, paired=at_level, p_corrected=float(adjusted[place]), p_equivalent=equal)
     return out
-
-
-def missing_seeds(paired: PairedDifference) -> tuple[int, int]:
-    """Return how many training seeds each side lacks for a statement about methods."""
-    a, b = (max(SEEDS_NEEDED - count, 0) if count else 0 for count in paired.seeds)
-    return a, b

@@ -45,8 +45,6 @@ class ModelRef:
     """System prompt of the train run; None if there is no train run."""
     max_tokens: int | None = None
     """Longest completion of the train run."""
-    train_data: Path | None = None
-    """The file of problems that the train run was trained on, if it is on this machine."""
     warnings: tuple[str, ...] = field(default=())
 
     @property
@@ -113,7 +111,6 @@ def content_hashes(ref: ModelRef) -> dict[str, str | None]:
 
 
 class _Dataset(BaseModel):
-    name: StrictStr = ""
     system_instruction: StrictStr | None = None
 
 
@@ -176,7 +173,6 @@ def _train_run(run: TrainFolder, checkpoint: str | None) -> ModelRef:
         checkpoint=chosen.name if chosen.parent in (run.root, run.checkpoints) else str(chosen),
         system=config.dataset.system_instruction,
         max_tokens=max_tokens,
-        train_data=data if (data := Path(config.dataset.name)).is_file() else None,
         warnings=warnings,
     )
 

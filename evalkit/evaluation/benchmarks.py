@@ -85,7 +85,7 @@ _DECLARED, _ = read_yaml(Path(__file__).with_name("benchmarks.yaml"))
 BENCHMARKS = {name: _built_in(name, **said) for name, said in _DECLARED.items()}
 
 
-Field = Literal["id", "problem", "answer", "solution", "subject", "level"]
+Field = Literal["id", "problem", "answer", "solution", "subject", "level", "cluster"]
 
 
 class YamlBenchmark(BaseModel):

@@ -53,7 +53,6 @@ from gtpo.evalkit.evaluation.scoring import find_hidden_thoughts, hide_thoughts
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally
 from gtpo.rewards.data.problem import Problem
-from gtpo.rewards.data.problems import load_source
 from gtpo.rewards.verify import Verifier, usable_cpus
 from gtpo.runs.eval_folder import EvalFolder, Key, QuestionKey
 from gtpo.runs.eval_record import (
@@ -64,6 +63,7 @@ from gtpo.runs.eval_record import (
     PromptRecord,
     SamplingRecord,
 )
+from gtpo.runs.train_run import find_train_run
 
 MOST_TOKENS = 32_768
 """--max-tokens by default, if the context allows it."""
@@ -289,9 +289,9 @@ def plan_evaluation(
     records: dict[str, BenchmarkRecord] = {}
     loaded = {benchmark.name: load_problems(benchmark, settings.data_dir) for benchmark in benchmarks}
     check_questions(loaded, settings.questions)
-    seen = {p.problem for p in load_source(str(ref.train_data))} if ref.train_data else set()
     protocol = find_protocol(settings.protocol)
     asked: dict[QuestionKey, Question] = {}
+    run = find_train_run(settings.model or "")
     for benchmark in benchmarks:
         every = loaded[benchmark.name]
         if benchmark.checksum and checksum(every) != benchmark.checksum:
@@ -305,7 +305,8 @@ def plan_evaluation(
         problems[benchmark.name], records[benchmark.name] = drop_unverifiable(
             benchmark.name, benchmark.source, chosen, verifier
         )
-        records[benchmark.name].trained_on = sum(p.problem in seen for p in problems[benchmark.name]) or None
+        if run is not None and (seen := run.trained_on(p.problem for p in problems[benchmark.name])):
+            records[benchmark.name].trained_on = seen
         examples = protocol.examples(every, settings.data_dir)
         asked |= {(benchmark.name, p.id): Question(p, examples[p.id]) for p in problems[benchmark.name]}
     from gtpo.evalkit.engines import local

@@ -83,6 +83,7 @@ def _row(
         str(gold).strip(),
         subject=str(about.get("subject") or ""),
         level=parse_level(about.get("level")),
+        cluster=str(about.get("cluster") or ""),
     )
     return Row(where, identifier, samples, problem=problem, labels=labels)
 

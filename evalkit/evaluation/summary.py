@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.evaluation.scoring import Votes, count_votes, verify
-from gtpo.evalkit.metrics import all_pass_at_all_k, jackknife_variance, maj_at_all_k, pass_at_all_k
-from gtpo.evalkit.statistics import by_text, mean_interval
+from gtpo.evalkit.metrics import all_pass_at_all_k, maj_at_all_k, pass_at_all_k
+from gtpo.evalkit.statistics import clusters_of, mean_interval
 from gtpo.rewards.completions import format_ok
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_answer
@@ -150,10 +150,7 @@ class Scored(NamedTuple):
     votes: list[Votes]
     pass_at: Array
     maj_at: Array
-    pass_variance: Array
-    maj_variance: Array
     all_at: Array
-    all_variance: Array
     """Arrays [questions, most samples of one]: column k - 1 is for k."""
 
 
@@ -163,8 +160,7 @@ def _score(samples: Sequence[QuestionSamples]) -> dict[Scoring, Scored]:
     n = [len(sample.scored) for sample in samples]
     counts = [v.wrong for v in votes], [v.correct for v in votes], [v.abstentions for v in votes]
     every = n * len(SCORINGS)
-    arrays: list[Array] = [pass_at_all_k(every, counts[1]), maj_at_all_k(*counts), *jackknife_variance(*counts)]
-    arrays += all_pass_at_all_k(every, counts[1])
+    arrays = pass_at_all_k(every, counts[1]), maj_at_all_k(*counts), all_pass_at_all_k(every, counts[1])
     return {
         scoring: Scored(n, votes[rows], *(array[rows] for array in arrays))
         for scoring, rows in ((s, slice(i * len(n), (i + 1) * len(n))) for i, s in enumerate(SCORINGS))
@@ -189,7 +185,7 @@ def _bounds(
     total = [max(n, v.total) for v in known]
     tables = {
         "pass": (pass_at_all_k(total, right), pass_at_all_k(total, most)),
-        "all": (all_pass_at_all_k(total, right)[0], all_pass_at_all_k(total, most)[0]),
+        "all": (all_pass_at_all_k(total, right), all_pass_at_all_k(total, most)),
         "maj": (maj_at_all_k(wrong, right, silent), maj_at_all_k([v.wrong for v in known], most, silent)),
     }
     return lambda metric, k: {
@@ -209,22 +205,20 @@ def _metrics(
     counts, bounds = np.array(scored.n), _bounds(scored, samples, n, lost)
     verdicts = Counter(v for s in samples for v in s.said(scoring)[1])
 
-    def intervals(metric: str, values: Array, variance: Array) -> dict[int, Interval]:
+    def intervals(metric: str, values: Array) -> dict[int, Interval]:
         found = {}
         for k in range(1, min(n, counts.max()) + 1):
             rows = counts >= k
-            within = variance[rows, k - 1]
-            noise = None if np.isnan(within).any() else within
             same = None if clusters is None else clusters[rows]
-            interval = mean_interval(values[rows, k - 1], noise, draws=float(counts[rows].mean()) / k, clusters=same)
+            interval = mean_interval(values[rows, k - 1], clusters=same)
             fewer = {} if rows.all() else {"questions": int(rows.sum())}
             found[k] = Interval(**interval._asdict(), **fewer, **bounds(metric, k))
         return found
 
     return ScoringMetrics(
-        pass_at_k=intervals("pass", scored.pass_at, scored.pass_variance),
-        all_pass_at_k=intervals("all", scored.all_at, scored.all_variance),
-        maj_at_k=intervals("maj", scored.maj_at, scored.maj_variance),
+        pass_at_k=intervals("pass", scored.pass_at),
+        all_pass_at_k=intervals("all", scored.all_at),
+        maj_at_k=intervals("maj", scored.maj_at),
         no_answer_rate=sum(votes.abstentions for votes in scored.votes) / sum(scored.n),
         unsimplified_rate=verdicts[Verdict.UNSIMPLIFIED] / sum(scored.n),
         verdicts=dict(sorted(verdicts.items())),
@@ -274,7 +268,7 @@ def summarise(
     tally.count_votes(samples, problems)
     metrics: dict[Scoring, ScoringMetrics] = {}
     rows: list[dict[str, Any]] = []
-    by_scoring, clusters = _score(samples), by_text([p.problem for p in problems])
+    by_scoring, clusters = _score(samples), clusters_of([p.problem for p in problems], [p.cluster for p in problems])
     for scoring, scored in by_scoring.items():
         metrics[scoring] = _metrics(scored, samples, scoring, n, len(failed), clusters)
         rows += [_row(name, scoring, p, s, scored, i) for i, (p, s) in enumerate(asked)]

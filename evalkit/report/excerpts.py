@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gtpo.common.errors import UserError
 from gtpo.evalkit.report.maths import segments
 from gtpo.evalkit.report.text import visible
 from gtpo.runs.eval_run import EvalRun
@@ -30,6 +29,8 @@ FEW = 4
 """Completions shown of a question and run where not all fit."""
 LONGEST = 6000
 """Characters shown of one completion; a longer one is cut in its middle, which the page says."""
+CHARACTERS = 3.5
+"""Characters of a token, about."""
 TURNS = ("disagree", "disagree", "partial", "disagree", "failed", "solved")
 ANSWERS = 8
 """Answer classes of a question and method that are listed, the largest first."""
@@ -74,22 +75,10 @@ def rank_questions(rates: NDArray[np.float64], seed: int = 0) -> list[int]:
     return list(order)
 
 
-def _completion_size(runs: list[EvalRun]) -> float:
-    """Mean bytes of a completion, from the files' own metadata."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    total = rows = 0
-    for path in (path for run in runs for path in sample_files(run)):
-        try:
-            meta = pq.read_metadata(path)
-            where = meta.schema.names.index("completion")
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); run gtpo eval again") from None
-        # Dictionary encoding hides repeats, so this is a lower bound; the budget is enforced again later.
-        total += sum(meta.row_group(g).column(where).total_uncompressed_size for g in range(meta.num_row_groups))
-        rows += meta.num_rows
-    return max(total / rows, 40.0) if rows else 40.0
+def _completion_size(runs: list[EvalRun], benchmark: str) -> float:
+    """About how many characters a completion has; the budget is enforced again later."""
+    tokens = [entry.mean_tokens for run in runs for entry in run.entries(benchmark) if entry.mean_tokens]
+    return max(CHARACTERS * sum(tokens) / len(tokens), 40.0) if tokens else LONGEST / 4
 
 
 def choose_samples(
@@ -114,7 +103,7 @@ def choose_samples(
         problems = load_problems(run, benchmark) | problems
         prompts = load_prompts(run, benchmark) | prompts
     overhead = 60
-    size = min(_completion_size(runs), LONGEST) + overhead
+    size = min(_completion_size(runs, benchmark), LONGEST) + overhead
     affordable = int(budget / (size * len(methods) * len(ids)))
     samples *= max(len(found) for found in methods.values())
     everything = affordable >= samples

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
 from gtpo.evalkit.comparison.scores import Column
 from gtpo.evalkit.comparison.training_curves import summary
-from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, VERDICTS, WORSE, Cell, missing_seeds
+from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, VERDICTS, WORSE, Cell
 from gtpo.evalkit.report.text import covers, difference, p_text, points, visible
-from gtpo.evalkit.statistics import METHODS, SEEDS_NEEDED, WEIGHTS
+from gtpo.evalkit.statistics import METHODS, SEEDS_NEEDED, WEIGHTS, PairedDifference
 
 Rows = tuple[list[str], list[list[str]]]
 TARGET = 0.02
@@ -52,13 +52,23 @@ def verdict_sentence(comparison: MethodComparison, table: Table, method: str) ->
     return Sentence(method, table.benchmark, cell.verdict, head, rest, _advice(comparison, cell, a, b))
 
 
+def _about_weights(found: Iterable[tuple[str, str, PairedDifference]]) -> list[str]:
+    """Say why differences (method, baseline, difference) are about weights, if another seed could have changed them."""
+    of_weights = [(a, b, d) for a, b, d in found if d.scope == WEIGHTS and any(d.seeds)]
+    missing = {name: n for a, b, d in of_weights for name, n in zip((a, b), d.missing_seeds, strict=True) if n}
+    if missing:
+        lacking = ", ".join(f"{n} of {name}" for name, n in missing.items())
+        needed = f"a statement about methods needs {SEEDS_NEEDED} training seeds each ({lacking} missing)"
+        return [f"This is about these weights; {needed}."]
+    return ["This is about these weights, not about training them anew."] * bool(of_weights)
+
+
 def _advice(comparison: MethodComparison, cell: Cell, a: str, b: str) -> str:
     """What a verdict does not speak of, or what would settle an undecided comparison."""
     d = cell.paired
     assert d is not None
-    if d.scope == WEIGHTS and any(d.seeds):
-        lacking = ", ".join(f"{count} of {n}" for n, count in zip((a, b), missing_seeds(d), strict=True) if count)
-        return f"This is about these weights; methods need {SEEDS_NEEDED} training seeds each ({lacking} missing)."
+    for text in _about_weights([(a, b, d)]):
+        return text
     if cell.verdict != UNDECIDED:
         return ""
     if d.shown():
@@ -111,7 +121,11 @@ def answer(comparison: MethodComparison) -> list[tuple[str, str]]:
                 EQUIVALENT: f"equivalent to {base} within ±{points(comparison.margin or 0)} points",
             }[verdict]  # fmt: skip
             lines.append((verdict, f"{listed(names)} {'is' if len(names) == 1 else 'are'} {what} on {listed(where)}."))
-    lines += [("", advice) for advice in dict.fromkeys(one.advice for one in found) if advice]
+    cells = [(method, table.cells[method, comparison.metrics[0]].paired) for table in comparison.benchmarks
+             for method in table.methods if (method, comparison.metrics[0]) in table.cells]  # fmt: skip
+    about = _about_weights([(visible(method), base, d) for method, d in cells if d is not None])
+    others = [one.advice for one in found if not one.advice.startswith("This is about")]
+    lines += [("", advice) for advice in dict.fromkeys([*about, *others]) if advice]
     others = [method.name for method in comparison.methods if method.name != comparison.baseline]
     if len(others) > 1:
         lines.append(("", f"Not compared with each other: {listed(map(visible, others))} (--baseline NAME)."))

@@ -1,4 +1,4 @@
-"""Run folders as `gtpo view` shows them: read again and again while they grow, by whom nothing is written.
+"""Run folders as `gtpo view` shows them: read again and again while they grow; nothing is written.
 
 A folder may hold anything between nothing yet and a finished run. What cannot be read is an `error` of that run, in
 words; the others go on.
@@ -10,17 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from gtpo.evalkit.comparison.training_curves import (
-    LN2,
-    METRICS,
-    Curve,
-    Metric,
-    curves_of,
-    gate,
-    initial_entropy,
-)
+from gtpo.evalkit.comparison.training_curves import LN2, METRICS, Curve, Metric, curves_of, gate, initial_entropy
 from gtpo.evalkit.report.excerpts import groups_of, shortened
 from gtpo.evalkit.report.maths import segments
 from gtpo.runs.eval_record import EvalRecord, read_record
@@ -53,10 +43,7 @@ _WORST_FIRST = ("INCORRECT", "UNSIMPLIFIED", "NO_ANSWER", "REJECTED", "TIMEOUT",
 
 
 def find_folders(names: list[str]) -> list[Path]:
-    """Return the folders of the runs of these names or paths, and of the eval runs made of them.
-
-    UserError where there is none.
-    """
+    """Return the folders of the runs of these names or paths, and of the eval runs made of them. Raises UserError."""
     found: list[Path] = []
     for name in names:
         path = Path(name)
@@ -79,24 +66,10 @@ def is_eval(folder: Path) -> bool:
 
 def stamp(folder: Path) -> str:
     """Return what changes whenever a run has something new to show."""
-    files = [folder / name for name in ("run.json", "metrics.jsonl", "eval.json")]
     # The time of a folder changes with its files.
-    files += [folder / "completions", folder / "samples"]
-    stats = [(path.stat().st_mtime_ns, path.stat().st_size) for path in files if path.exists()]
-    return "-".join(f"{time}.{size}" for time, size in stats)
-
-
-def _short(values: Any) -> list[float]:
-    return [float(f"{value:.5g}") for value in values.tolist()]
-
-
-def _thinned(curve: Curve) -> dict[str, list[float]]:
-    """A curve for the page: where it is thinned, each point has the lowest and the highest value of its steps too."""
-    thin = curve.thinned(POINTS)
-    out = {"x": thin.steps.tolist(), "y": _short(thin.values)}
-    if thin is not curve:
-        out["low"], out["high"] = map(_short, curve.extremes(POINTS))
-    return out
+    names = ("run.json", "metrics.jsonl", "trainer_state.json", "eval.json", "checkpoints", "completions", "samples")
+    stats = [(path.stat().st_mtime_ns, path.stat().st_size) for path in (folder / n for n in names) if path.exists()]
+    return f"{folder.stat().st_mtime_ns} {stats}"
 
 
 class Training:
@@ -108,36 +81,34 @@ class Training:
 
     def summary(self) -> dict[str, Any]:
         """Return status, steps, gate and curves, at most POINTS steps of each."""
-        run = TrainFolder(self.folder)
-        curves = curves_of(self._log)
+        run, curves = TrainFolder(self.folder), curves_of(self._log)
         rewards = [key for key in curves if key.startswith("rewards/") and key.endswith("/mean")]
         shown = [key for key in (*rewards, *(metric.key for metric in SHOWN)) if key in curves]
-        files = run.completions_files()
-        last = max((float(curve.steps[-1]) for curve in curves.values()), default=None)
+        about = run.document
         return {
             "method": run.preset,
             "sft": run.method == "sft",
-            "status": run.status if run.document else "starting",
-            "step": last if last is not None else run.document.get("step"),
-            "steps": run.document.get("steps"),
-            "stopped": str(run.document.get("stopped_because") or ""),
+            "status": run.status if about else "starting",
+            "step": max((float(curve.steps[-1]) for curve in curves.values()), default=about.get("step")),
+            "steps": about.get("steps"),
+            "stopped": str(about.get("stopped_because") or ""),
             "gate": gate(run),
             "initial_entropy": initial_entropy(run),
-            "seconds": run.document.get("wall_time_s"),
-            "written": self._log.path.stat().st_mtime if curves else None,
+            "seconds": about.get("wall_time_s"),
+            "written": self._log.written,
             "warnings": self._warnings(run, curves),
-            "rollouts": [path.stem for path in files],
-            "curves": {key: _thinned(curves[key]) for key in shown},
+            "rollouts": [path.stem for path in run.completions_files()],
+            "curves": {key: _for_page(curves[key]) for key in shown},
         }
 
     def _warnings(self, run: TrainFolder, curves: dict[str, Curve]) -> list[str]:
         """Return what is wrong with the run, in sentences; why it stopped, run.json says."""
         found = []
-        steps = {step: row["nonfinite"] for step, row in self._log.rows.items() if row.get("nonfinite")}
+        steps = {step: ", ".join(row["nonfinite"]) for step, row in self._log.rows.items() if row.get("nonfinite")}
         if steps:
             found.append(
                 f"values that were not finite at {len(steps)} step{'s' * (len(steps) > 1)}, the last at step "
-                f"{max(steps):g} ({', '.join(steps[max(steps)])})"
+                f"{max(steps):g} ({steps[max(steps)]})"
             )
         if run.method != "sft" and "entropy/mean" in curves:
             entropy = float(curves["entropy/mean"].values[-RECENT:].mean())
@@ -152,35 +123,39 @@ class Training:
         return groups_of(path, ROLLOUT_BYTES) if path else []
 
 
-def _wrong_first(verdicts: Any, questions: Any) -> Any:
-    """Order of samples [N]: wrong ones first; of those, one of each question before a second of any."""
-    rank = {name: place for place, name in enumerate(_WORST_FIRST)}
-    number: dict[str, int] = {}
-    seen: Counter[tuple[int, str]] = Counter()
-    keys = []
-    for verdict, question in zip(verdicts, questions, strict=True):
-        place = rank.get(verdict, len(rank))
-        keys.append((place, seen[place, question], number.setdefault(question, len(number))))
-        seen[place, question] += 1
-    return np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=int)
+def _for_page(curve: Curve) -> dict[str, list[float]]:
+    """A curve for the page: if it is thinned, each point has the lowest and the highest value of its steps too."""
+
+    def short(values: Any) -> list[float]:
+        return [float(f"{value:.5g}") for value in values.tolist()]
+
+    thin = curve.thinned(POINTS)
+    out = {"x": thin.steps.tolist(), "y": short(thin.values)}
+    if thin is not curve:
+        out["low"], out["high"] = map(short, curve.extremes(POINTS))
+    return out
 
 
-def _matching(questions: Any, problems: dict[str, tuple[str, str]], find: str) -> Any:
-    """Which samples [N] are of a question that has `find` in its id or text; a whole id is that question alone."""
-    known = dict.fromkeys(questions.tolist())
-    word = find.casefold()
-    found = {q for q in known if word in q.casefold() or word in problems.get(q, ("",))[0].casefold()}
-    return np.isin(questions.astype(str), [find] if find in known else sorted(found))
+class _Row(NamedTuple):
+    """A stored sample without its completion, and where that is."""
 
+    path: Path
+    place: int
+    benchmark: str
+    question_id: str
+    sample_index: int
+    format_ok: bool | None
+    tokens: int | None
+    finish_reason: str | None
+    error: str | None
+    verdict: str
+    answer: str | None
 
-_LIGHT = ("benchmark", "question_id", "sample_index", "format_ok", "tokens", "finish_reason", "error")
-
-
-class _Loaded(NamedTuple):
-    key: Any
-    files: tuple[Path, ...]
-    starts: list[int]
-    columns: dict[str, Any]
+    @property
+    def kinds(self) -> list[str]:
+        """The choices of the page's list that show it."""
+        found = ["any", self.verdict] + ["format"] * (not self.format_ok)
+        return found + ["truncated"] * (self.finish_reason == "length")
 
 
 class Evaluation:
@@ -188,25 +163,25 @@ class Evaluation:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._loaded: _Loaded | None = None
+        self._key: Any = None
+        self._read: list[_Row] = []
 
     def _record(self) -> EvalRecord:
         return read_record(self.folder) if (self.folder / "eval.json").is_file() else EvalRecord()
 
     def summary(self) -> dict[str, Any]:
         """Return status, and of each benchmark its questions, samples, pass@1 and verdicts, from what is stored."""
-        record = self._record()
-        rows = self._rows()
+        record, rows = self._record(), self._rows()
+        samples, asked = Counter(row.benchmark for row in rows), {(row.benchmark, row.question_id) for row in rows}
         benchmarks = []
-        for name in dict.fromkeys([*record.benchmarks, *rows["benchmark"].tolist()]):
+        for name in dict.fromkeys([*record.benchmarks, *samples]):
             entry = record.benchmarks.get(name)
-            mine = rows["benchmark"] == name
             rate = entry.pass_at_k.get(1) if entry else None
             maj = max(entry.maj_at_k, default=1) if entry else 1
             benchmarks.append({
                 "name": name,
-                "questions": len(set(rows["question_id"][mine].tolist())),
-                "samples": int(mine.sum()),
+                "questions": sum(benchmark == name for benchmark, _ in asked),
+                "samples": samples[name],
                 "asked": entry.questions * (entry.n_asked or entry.n or 0) if entry else 0,
                 "pass1": [rate.mean, rate.low, rate.high] if rate else None,
                 "maj": [maj, entry.maj_at_k[maj].mean] if entry and maj > 1 else None,
@@ -220,69 +195,60 @@ class Evaluation:
         """Return one page of the samples of a benchmark, wrong answers first, and how many there are of each verdict.
 
         verdict: a verdict, format (a wrong one), truncated, or any. find: part of a question's id or text; a whole id
-        is that question alone.
+        is that question only.
         """
-        rows = self._rows()
+        rows = [row for row in self._rows() if row.benchmark == benchmark]
         problems = load_problems(EvalRun("", (self.folder,), (self._record(),)), benchmark)
-        chosen = np.flatnonzero(rows["benchmark"] == benchmark)
-        chosen = chosen[_matching(rows["question_id"][chosen], problems, find.strip())]
-        verdicts = rows["verdict"][chosen]
-        only = {
-            "format": ~rows["format_ok"][chosen].astype(bool),
-            "truncated": rows["finish_reason"][chosen] == "length",
-            **{name: verdicts == name for name in dict.fromkeys((*_WORST_FIRST, *verdicts))},
-        }
-        counts = {name: int(those.sum()) for name, those in only.items() if those.any()}
-        counts["any"] = len(chosen)
-        if verdict in only:
-            chosen = chosen[only[verdict]]
-        order = chosen[_wrong_first(rows["verdict"][chosen], rows["question_id"][chosen])]
-        page = max(0, min(page, -(-len(order) // PAGE) - 1))
-        shown = order[page * PAGE : (page + 1) * PAGE]
-        texts = self._completions(shown)
+        questions = dict.fromkeys(row.question_id for row in rows)
+        if (word := find.strip()) in questions:
+            questions = {word: None}
+        elif word := word.casefold():
+            texts = {question: f"{question}\n{problems.get(question, ('',))[0]}" for question in questions}
+            questions = dict.fromkeys(question for question, text in texts.items() if word in text.casefold())
+        rows = [row for row in rows if row.question_id in questions]
+        counts = Counter({"any": 0})
+        for row in rows:
+            counts.update(row.kinds)
+        shown = _wrong_first([row for row in rows if verdict in row.kinds])
+        page = max(0, min(page, -(-len(shown) // PAGE) - 1))
+        return {
+            "total": len(shown), "counts": counts, "page": page, "each": PAGE,
+            "samples": self._with_texts(shown[page * PAGE : (page + 1) * PAGE], problems),
+        }  # fmt: skip
+
+    def _with_texts(self, rows: list[_Row], problems: dict[str, tuple[str, str]]) -> list[dict[str, Any]]:
+        columns = {path: read_table(path, ["completion"], remedy=AGAIN).column(0) for path in {r.path for r in rows}}
         found = []
-        for row, text in zip(shown.tolist(), texts, strict=True):
-            question = str(rows["question_id"][row])
-            completion, cut = shortened(text or "", LONGEST)
-            asked, gold = problems.get(question, ("", ""))
+        for row in rows:
+            text, cut = shortened(columns[row.path][row.place].as_py() or "", LONGEST)
+            problem, gold = problems.get(row.question_id, ("", ""))
             found.append({
-                "question": question,
-                "problem": [segments(shortened(asked, LONGEST)[0]), gold],
-                "index": int(rows["sample_index"][row]),
-                "verdict": str(rows["verdict"][row]),
-                "answer": rows["answer"][row],
-                "format": bool(rows["format_ok"][row]),
-                "tokens": rows["tokens"][row],
-                "finish": rows["finish_reason"][row],
-                "error": rows["error"][row],
-                "text": completion,
-                "cut": cut,
+                "question": row.question_id, "problem": [segments(shortened(problem, LONGEST)[0]), gold],
+                "index": row.sample_index, "verdict": row.verdict, "answer": row.answer, "format": bool(row.format_ok),
+                "tokens": row.tokens, "finish": row.finish_reason, "error": row.error, "text": text, "cut": cut,
             })  # fmt: skip
-        return {"total": int(order.size), "counts": counts, "page": page, "each": PAGE, "samples": found}
+        return found
 
-    def _rows(self) -> dict[str, Any]:
-        """Return all columns but the completions: name -> [N]."""
-        scoring = self._record().scoring
-        files = tuple(sorted((self.folder / "samples").glob("part-*.parquet")))
-        key = (scoring, tuple(path.stat().st_mtime_ns for path in files))
-        if self._loaded is None or self._loaded.key != key:
-            names = {name: name for name in _LIGHT} | {name: f"{name}_{scoring}" for name in ("verdict", "answer")}
-            tables = [read_table(path, list(names.values()), remedy=AGAIN) for path in files]
-            columns = {
-                name: np.array([value for table in tables for value in table.column(stored).to_pylist()], dtype=object)
-                for name, stored in names.items()
-            }
-            columns["verdict"] = np.array([value or "UNSCORED" for value in columns["verdict"]], dtype=object)
-            starts = np.cumsum([0, *(len(table) for table in tables)]).tolist()
-            self._loaded = _Loaded(key, files, starts, columns)
-        return self._loaded.columns
+    def _rows(self) -> list[_Row]:
+        scoring, files = self._record().scoring, sorted((self.folder / "samples").glob("part-*.parquet"))
+        key = scoring, *(path.stat().st_mtime_ns for path in files)
+        if key != self._key:
+            names = [*_Row._fields[2:-2], f"verdict_{scoring}", f"answer_{scoring}"]
+            tables = ((path, read_table(path, names, remedy=AGAIN)) for path in files)
+            rows = (
+                (path, zip(*(column.to_pylist() for column in table.columns), strict=True)) for path, table in tables
+            )
+            every = [_Row(path, place, *values) for path, found in rows for place, values in enumerate(found)]
+            self._key, self._read = key, [row._replace(verdict=row.verdict or "UNSCORED") for row in every]
+        return self._read
 
-    def _completions(self, rows: Any) -> list[str | None]:
-        assert self._loaded is not None
-        texts: dict[int, str | None] = {}
-        for path, start, end in zip(self._loaded.files, self._loaded.starts, self._loaded.starts[1:], strict=False):
-            mine = [row for row in rows.tolist() if start <= row < end]
-            if mine:
-                column = read_table(path, ["completion"], remedy=AGAIN).column(0)
-                texts |= {row: column[row - start].as_py() for row in mine}
-        return [texts[row] for row in rows.tolist()]
+
+def _wrong_first(rows: list[_Row]) -> list[_Row]:
+    """Order samples: wrong ones first; of those, one of each question before a second of any."""
+    rank = {name: place for place, name in enumerate(_WORST_FIRST)}
+    seen: Counter[tuple[str, str]] = Counter()
+    keyed: list[tuple[int, int, int, _Row]] = []
+    for row in rows:
+        keyed.append((rank.get(row.verdict, len(rank)), seen[row.verdict, row.question_id], len(keyed), row))
+        seen[row.verdict, row.question_id] += 1
+    return [row for *_, row in sorted(keyed, key=lambda entry: entry[:3])]

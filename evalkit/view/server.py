@@ -79,7 +79,7 @@ class Runs:
         run = self._all().get(query.get("run", ""))
         if not isinstance(run, Evaluation):
             return {"error": "no such run"}
-        benchmark, verdict, find = (query.get(name, "") for name in ("benchmark", "verdict", "find"))
+        benchmark, verdict, find = query.get("benchmark", ""), query.get("verdict", "any"), query.get("find", "")
         return _told(lambda: run.samples(benchmark, verdict, find, _whole(query, "page")))
 
 

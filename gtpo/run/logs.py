@@ -6,24 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gtpo.runs.train_run import MetricsLog, TrainFolder
+from gtpo.runs.train_run import OF_TRL, MetricsLog, TrainFolder
 
 if TYPE_CHECKING:
     from gtpo.trainer.group_statistics import Rollout
-
-RENAMED = {
-    "loss": "loss",
-    "grad_norm": "grad_norm",
-    "learning_rate": "lr",
-    "kl": "kl",
-    "mean_token_accuracy": "tokens/accuracy",
-    "num_tokens": "tokens/seen",
-    "epoch": "epoch",
-    "entropy_coef": "entropy/coefficient",
-    "cispo_clip_ratio": "clip_ratio/high_mean",
-    "aux_loss": "router/aux_loss",
-}
-"""TRL's names -> ours."""
 
 DROPPED = (
     "sampling/sampling_logp_difference/mean",
@@ -49,10 +35,10 @@ def metrics_row(step: int, logs: Mapping[str, Any], method: str, *, ratios_move:
     ratios_move: several optimizer steps share a rollout, so that a ratio can be clipped.
     """
     row: dict[str, Any] = {"step": step}
-    row |= {new: logs[old] for old, new in RENAMED.items() if old in logs}
+    row |= {new: logs[old] for old, new in OF_TRL.items() if old in logs}
     for name, value in logs.items():
         number = value is None or isinstance(value, int | float)
-        if number and name not in RENAMED and name not in DROPPED:
+        if number and name not in OF_TRL and name not in DROPPED:
             row.setdefault(name, value)
     if method == "sft" and "entropy" in logs:
         row["entropy/mean"] = logs["entropy"]

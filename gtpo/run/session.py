@@ -40,7 +40,7 @@ from gtpo.run.environment import quiet_libraries, run_on_cpu
 from gtpo.run.exact import ExactCheckpoints
 from gtpo.run.guarded_reward import guarded_rewards, mark_unscored
 from gtpo.run.health import MAX_ROLLBACKS, Health
-from gtpo.run.logs import metrics_row, reward_table, write_completions
+from gtpo.run.logs import metrics_row, prompt_text, reward_table, write_completions
 from gtpo.run.progress import Progress, StepProgress
 from gtpo.run.provenance import CalibrationRecord, describe_run
 from gtpo.run.stopping import Stop, StoppedBeforeTraining
@@ -138,6 +138,7 @@ class TrainingRun(TrainerCallback):
                 self.held_out = self.inputs.problems.validation(loaded.tokenizer)
             if self.main:
                 begin(self.folder, self.config)
+                self.folder.write_problems(map(prompt_text, dataset["prompt"]))
             self.processes.wait_for_everyone()
             if self.main:
                 LOG.info(f"{self.folder.root}   follow it: gtpo view {self.folder.root}")

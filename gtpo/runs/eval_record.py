@@ -26,14 +26,11 @@ class _Block(BaseModel):
 
 
 class Interval(_Block):
-    """A mean with its two 95 % intervals."""
+    """A mean with its 95 % interval."""
 
     mean: float = Field(description="The mean over questions.")
     low: float = Field(description="Lower end, over questions and samples.")
     high: float = Field(description="Upper end.")
-    low_sampling: float | None = None
-    """Lower end for sampling on these very questions; null for k = n."""
-    high_sampling: float | None = Field(None, description="Upper end.")
     questions: int | None = None
     """Questions with k samples, of which the mean is; only if some have fewer."""
     worst: float | None = Field(None, description="The mean if every missing sample were wrong; absent if none is.")

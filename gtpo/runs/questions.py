@@ -122,10 +122,11 @@ def sample_files(run: EvalRun) -> list[Path]:
     return [path for folder in run.folders for path in sorted((folder / "samples").glob("part-*.parquet"))]
 
 
-def _rows(run: EvalRun, benchmark: str, name: str, columns: Sequence[str]) -> list[dict[str, Any]]:
+def _rows(run: EvalRun, benchmark: str, name: str, columns: Sequence[str] | None) -> list[dict[str, Any]]:
     """Return a benchmark's rows of a Parquet file of the run's folders, if they hold it."""
     stored = run.stored.get(benchmark, benchmark)
-    files = [read_rows(folder / name, ["benchmark", *columns], remedy=AGAIN) for folder in run.folders]
+    wanted = None if columns is None else ["benchmark", *columns]
+    files = [read_rows(folder / name, wanted, remedy=AGAIN) for folder in run.folders]
     return [row for rows in files for row in rows if row["benchmark"] == stored]
 
 
@@ -133,6 +134,13 @@ def load_problems(run: EvalRun, benchmark: str) -> dict[str, tuple[str, str]]:
     """Return id -> (question, gold) from the run's problems.parquet; empty if the run does not hold it."""
     rows = _rows(run, benchmark, "problems.parquet", ["id", "problem", "answer"])
     return {row["id"]: (row["problem"] or "", row["answer"]) for row in rows}
+
+
+def load_clusters(run: EvalRun, benchmark: str, ids: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the text and the cluster of each question; empty if the run does not hold them."""
+    rows = {row["id"]: row for row in _rows(run, benchmark, "problems.parquet", None)}
+    found = [rows.get(question, {}) for question in ids]
+    return [row.get("problem") or "" for row in found], [row.get("cluster") or "" for row in found]
 
 
 def load_prompts(run: EvalRun, benchmark: str) -> dict[str, tuple[str, int | None]]:

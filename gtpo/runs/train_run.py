@@ -7,8 +7,9 @@ checkpoints/     checkpoint-N, each whole or absent
 best/ final/     weights (or adapter) and tokenizer; best.json says why
 base/            only if an adapter, TRL's KL term or vLLM refers to weights that are nowhere else
 completions/     parquet, one file per logged step, one row per completion (`COMPLETION_COLUMNS`)
+problems.txt     a hash of each problem's text that is trained on
 
-A folder of TRL's own trainers, without run.json, is read from the trainer_state.json of its last checkpoint.
+A folder of TRL's own trainers has none of these: its metrics are those of the trainer_state.json of its last checkpoint.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +36,7 @@ from gtpo.common.files import (
     write_parquet,
     write_text,
 )
+from gtpo.common.provenance import text_hash
 from gtpo.common.yaml_file import read_yaml
 from gtpo.runs.tables import read_table
 
@@ -42,6 +44,7 @@ RESULTS = Path("results")
 """Where names are looked up: results/train/NAME and results/eval/NAME under the working directory."""
 SCHEMA_VERSION = 1
 COMPLETIONS_SCHEMA = 1
+PROBLEMS = "problems.txt"
 PARTIAL = ".partial"
 """Checkpoints are written here and renamed into place, so that a name `checkpoint-N` always means a whole one."""
 COLLAPSED = "collapsed"
@@ -63,6 +66,27 @@ COMPLETION_COLUMNS = {
 """Step that the round was sampled for; prompt's and completion's place in it; the user's turn; the completion's tokens
 as text and lambda of each; A_i, <H>_i in nats, whether the entropy gate let it count. Further: reward_NAME, float32, of
 each reward function, and reward_format and reward_accuracy; null is unscored."""
+
+OF_TRL = {
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "learning_rate": "lr",
+    "kl": "kl",
+    "mean_token_accuracy": "tokens/accuracy",
+    "num_tokens": "tokens/seen",
+    "epoch": "epoch",
+    "entropy_coef": "entropy/coefficient",
+    "cispo_clip_ratio": "clip_ratio/high_mean",
+    "aux_loss": "router/aux_loss",
+}
+"""TRL's names -> ours, of what is logged under one name only."""
+_IN_STATE = OF_TRL | {
+    "entropy": "entropy/mean",
+    "frac_reward_zero_std": "groups/zero_variance",
+    "completions/mean_length": "completions/length",
+    "completions/clipped_ratio": "completions/truncated",
+}
+"""The same, of trainer_state.json."""
 
 
 def last_checkpoint(checkpoints: Path) -> Path | None:
@@ -160,6 +184,25 @@ class TrainFolder:
             f"{self.status}); the command that started it resumes it; gtpo eval --checkpoint chooses other weights"
         )
 
+    def trainer_state(self) -> Path | None:
+        """Return transformers' own log, of the folder itself or of its last checkpoint; None if there is none."""
+        folders = [self.root, last_checkpoint(self.checkpoints), last_checkpoint(self.root)]
+        files = [folder / "trainer_state.json" for folder in folders if folder is not None]
+        return next((path for path in files if path.is_file()), None)
+
+    def trained_on(self, texts: Iterable[str]) -> int:
+        """Return how many of these problems the run was trained on, or the run that it began from, by their texts."""
+        known: set[str] = set()
+        folder: TrainFolder | None = self
+        while folder is not None:
+            path = folder.root / PROBLEMS
+            known |= set(path.read_text(encoding="utf-8").split()) if path.is_file() else set()
+            base = str(folder.document.get("base_model") or "")
+            homes = (Path(), *folder.root.resolve().parents[2:3])  # of results/train/NAME
+            runs = [TrainFolder((home / base).parent) for home in homes if base]
+            folder = next((run for run in runs if run.run_json.is_file() and run.root != folder.root), None)
+        return sum(_text_key(text) in known for text in texts) if known else 0
+
     def has_begun(self) -> bool:
         """Return whether the run made a step that anything is left of."""
         measured = self.metrics_jsonl.exists() and bool(self.metrics_jsonl.read_bytes().strip())
@@ -190,6 +233,10 @@ class TrainFolder:
     def update_run(self, **fields: Any) -> None:
         """Merge `fields` into run.json."""
         write_json(self.run_json, {"schema_version": SCHEMA_VERSION, **self.run(), **fields})
+
+    def write_problems(self, texts: Iterable[str]) -> None:
+        """Note the problems that are trained on, as a hash of each text."""
+        write_text(self.root / PROBLEMS, "".join(f"{key}\n" for key in sorted(set(map(_text_key, texts)))))
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl. A value that is not finite becomes null and is named in `nonfinite`."""
@@ -222,6 +269,10 @@ class TrainFolder:
         write_parquet(self.completions / f"step-{step:06d}.parquet", table)
 
 
+def _text_key(text: str) -> str:
+    return text_hash(" ".join(text.split()))
+
+
 def read_completions(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a logged rollout. Raises UserError if it is no file that gtpo train wrote."""
     remedy = "remove it to go on"
@@ -243,12 +294,25 @@ class MetricsLog:
         self.rows: dict[float, dict[str, Any]] = {}
         """Step -> its line. A resumed run logs the steps after its checkpoint again: the last line of a step counts."""
 
+    @property
+    def written(self) -> float | None:
+        """Return the time of the last line, in seconds of the epoch; None if there is none."""
+        path = self.path if self.path.is_file() else self._folder.trainer_state()
+        return path.stat().st_mtime if path is not None and self.rows else None
+
     def read(self) -> dict[float, dict[str, Any]]:
         """Read on, and return all rows by step.
 
         A last line without its newline, which a writer or a kill has cut short, is left for the next time. Raises
         UserError with its number for any other line that is no JSON object with a step.
         """
+        if not self.path.is_file() and (state := self._folder.trainer_state()) is not None:
+            self.rows = {}
+            for row in read_json_object(state).get("log_history") or []:
+                if isinstance(row, dict) and isinstance(row.get("step"), int):
+                    named = {str(_IN_STATE.get(key, key)): value for key, value in row.items()}
+                    self.rows[row["step"]] = self.rows.get(row["step"], {}) | named
+            return self.rows
         size = self.path.stat().st_size if self.path.is_file() else 0
         if size < self._position:  # another run under the same name
             self._start_again()

@@ -17,6 +17,8 @@ class Problem:
     """Worked solution, the source of SFT targets; may be empty."""
     subject: str = ""
     level: int | None = None
+    cluster: str = ""
+    """Family of questions that are not independent of each other; intervals count families. Empty: its own."""
     answers: Literal["mathematics", "text"] = "mathematics"
     """`text`: the answer is compared as text, without case and outer space."""
 

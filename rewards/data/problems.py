@@ -56,7 +56,7 @@ def _gold(row: dict[str, Any]) -> str:
     return plain_integer(str(row["answer"]))
 
 
-FIELDS = ("id", "problem", "answer", "solution", "subject", "level")
+FIELDS = ("id", "problem", "answer", "solution", "subject", "level", "cluster")
 RECORDED_FIELDS = ("gold", "completion", "completions", "finish_reason", "tokens", "label", "reasoning_content")
 
 
@@ -192,6 +192,7 @@ def problem_of(row: dict[str, Any], position: int, stem: str, where: str) -> Pro
         solution=str(row.get("solution") or ""),
         subject=str(row.get("subject") or ""),
         level=parse_level(row.get("level")),
+        cluster=str(row.get("cluster") or ""),
     )
 
 

@@ -40,11 +40,12 @@ def write_eval(
     golds_from: int = 1,
     cut_off: bool = False,
     failed: tuple[tuple[int, int], ...] = (),
+    seen: int | None = None,
     **settings: Any,
 ) -> Path:
     """Write a complete eval run whose model solves question q with chance sigmoid(difficulty_q + skill).
 
-    failed: (question, sample) pairs that a server answered with an error.
+    failed: (question, sample) pairs that a server answered with an error. seen: questions it was trained on.
     """
     document: dict[str, Any] = {
         "schema_version": EVAL_SCHEMA_VERSION,
@@ -108,7 +109,7 @@ def write_eval(
             run.add_prompts({(benchmark, p.id): ([], f"Q: {p.problem}", [1, 2]) for p in problems})
             document["benchmarks"][benchmark] = {
                 "source": "generated", "questions": count, "checksum": checksum(problems), "excluded": [],
-                "n_asked": n,
+                "n_asked": n, "trained_on": seen,
             }  # fmt: skip
         tally = Tally(run, write_eval.verifier)
         record = write_results(run, EvalRecord.model_validate(document), tally, write_eval.verifier)

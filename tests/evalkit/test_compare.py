@@ -392,7 +392,8 @@ def test_one_seed_speaks_of_weights_and_says_how_many_are_missing(seeds_home: Pa
     out = " ".join(gtpo("compare", "grpo-s0", "gtpo-s0", "base", "--baseline", "grpo", cwd=seeds_home).stdout.split())
     assert "gtpo-s0 is undecided against grpo-s0 on arithmetic and hard." in out
     assert (
-        "This is about these weights; methods need 3 training seeds each (2 of gtpo-s0, 2 of grpo-s0 missing)." in out
+        "This is about these weights; a statement about methods needs 3 training seeds each "
+        "(2 of gtpo-s0, 2 of grpo-s0 missing)." in out
     )
     assert "base is worse than grpo-s0 on arithmetic" in out
 
@@ -852,7 +853,7 @@ def test_the_base_of_all_methods_counts_as_given(tmp_path: Path) -> None:
     assert sum("all other runs began from base" in note for note in found.all_notes) == 1
     column = Column("pass@k", 1)
     given = found.tables[0].cells["gtpo", column].paired
-    assert (given.seeds, given.scope, given.judged) == ((3, 0), METHODS, True)
+    assert (given.seeds, given.scope, given.judged, given.missing_seeds) == ((3, 0), WEIGHTS, True, (0, 0))
     path = tmp_path / "results/train/gtpo-s3/run.json"
     path.write_text(path.read_text().replace("results/train/base", "another/base"))
     found = compared(tmp_path, *names, baseline="base")

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gtpo.evalkit.metrics import all_pass_at_all_k, jackknife_variance, maj_at_all_k, maj_at_k, pass_at_all_k, pass_at_k
+from gtpo.evalkit.metrics import all_pass_at_all_k, maj_at_all_k, maj_at_k, pass_at_all_k, pass_at_k
 
 RIGHT, SILENT = -1, -2
 
@@ -126,20 +126,6 @@ def test_more_right_answers_never_hurt() -> None:
         assert (above >= below - 1e-12).all()
 
 
-def test_jackknife() -> None:
-    of_pass, of_maj = jackknife_variance([[3, 2]], [4], [1])
-    p, n = 0.4, 10
-    assert of_pass[0, 0] == pytest.approx(p * (1 - p) / (n - 1))
-    assert of_maj[0, 0] == pytest.approx(p * (1 - p) / (n - 1))  # maj@1 is pass@1
-    # k = 3 by its definition, one sample left out at a time.
-    left = [maj_at_k([2, 2], 4, 3, 1)] * 3 + [maj_at_k([3, 1], 4, 3, 1)] * 2
-    left += [maj_at_k([3, 2], 3, 3, 1)] * 4 + [maj_at_k([3, 2], 4, 3, 0)]
-    assert of_maj[0, 2] == pytest.approx((n - 1) / n * np.square(np.array(left) - np.mean(left)).sum())
-    assert np.isnan([of_maj[0, 9], of_pass[0, 9]]).all()
-    single, _ = jackknife_variance([[]], [1], [0])
-    assert np.isnan(single).all()
-
-
 @pytest.mark.shared
 def test_reference_values_of_recorded_completions(shared_dir: Path) -> None:
     """Others' completions of 100 MATH problems, 8 each: string vote on the recorded answers, the file's labels."""
@@ -169,7 +155,6 @@ def test_reference_values_of_recorded_completions(shared_dir: Path) -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 9), st.data())
 def test_all_right_is_equal_to_full_enumeration(n: int, data: st.DataObject) -> None:
-    """pass^k, and its jackknife by leaving out every sample in turn."""
     c = data.draw(st.integers(0, n))
     samples = [1] * c + [0] * (n - c)
 
@@ -177,10 +162,6 @@ def test_all_right_is_equal_to_full_enumeration(n: int, data: st.DataObject) -> 
         subsets = list(itertools.combinations(of, k))
         return sum(all(subset) for subset in subsets) / len(subsets)
 
-    values, variance = all_pass_at_all_k([n], [c])
+    values = all_pass_at_all_k([n], [c])
     for k in range(1, n + 1):
         assert values[0, k - 1] == pytest.approx(share(samples, k), abs=1e-12)
-        if k < n:
-            left = [share(samples[:i] + samples[i + 1 :], k) for i in range(n)]
-            assert variance[0, k - 1] == pytest.approx((n - 1) * np.var(left), abs=1e-12)
-    assert np.isnan(variance[0]).tolist() == [k == n for k in range(1, n + 1)]

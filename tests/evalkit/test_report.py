@@ -389,6 +389,34 @@ def test_curves_survive_a_killed_write_and_a_resume(tmp_path: Path) -> None:
         read_curves(TrainFolder(folder))
 
 
+def test_a_folder_of_trl_is_read_from_its_trainer_state(tmp_path: Path) -> None:
+    """As transformers' Trainer leaves it: the log of the last checkpoint, under TRL's names."""
+    for step in (2, 10):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        history = [{"step": s, "loss": s / 10, "learning_rate": 1e-3, "entropy": 0.5} for s in range(1, step + 1)]
+        state = {"log_history": [*history, {"step": step, "train_runtime": 3.0}]}
+        (tmp_path / f"checkpoint-{step}/trainer_state.json").write_text(json.dumps(state))
+    curves = read_curves(TrainFolder(tmp_path))
+    assert curves["loss"].steps.tolist() == list(range(1, 11))
+    assert {"lr", "entropy/mean"} <= curves.keys()
+
+
+def test_problems_that_a_run_was_trained_on_are_known_by_their_text(tmp_path: Path) -> None:
+    """Those of the run that it began from too; a note says so."""
+    base, run = write_train(tmp_path / "results/train/base"), tmp_path / "results/train/run"
+    write_train(run, base_model=str(base / "final"))
+    TrainFolder(base).write_problems(["What is 1 + 1?"])
+    TrainFolder(run).write_problems(["What is 2 + 2?", "What is 2 + 2?"])
+    asked = ["What is\n1 + 1?", "What is 2 + 2?", "What is 3 + 3?"]
+    assert (TrainFolder(run).trained_on(asked), TrainFolder(base).trained_on(asked)) == (2, 1)
+    for name in ("a", "b"):
+        write_eval(tmp_path / f"results/eval/{name}", benchmarks={"arithmetic": 5}, seen=3 if name == "a" else None)
+    noted = gtpo("compare", "a", "b", "--format", "json", cwd=tmp_path)
+    assert "arithmetic: a was trained on 3 of these questions" in " ".join(
+        f"{t['benchmark']}: {note}" for t in json.loads(noted.stdout)["tables"] for note in t["notes"]
+    )
+
+
 def test_bands_are_mean_least_and_largest_over_the_seeds(tmp_path: Path) -> None:
     for i, values in enumerate(((1.0, 2.0, 3.0), (3.0, 2.0, 5.0))):
         folder = write_train(tmp_path / f"run-{i}", steps=1)
