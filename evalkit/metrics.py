@@ -79,7 +79,7 @@ def _pass_table(n: int) -> Array:
 
 
 def pass_at_all_k(n: npt.ArrayLike, c: npt.ArrayLike) -> Array:
-    """Return pass@k of Q questions for every k: [Q, max n], NaN where k exceeds a question's n."""
+    """Return pass@k of Q questions for every k: [Q, max n], NaN if k exceeds a question's n."""
     samples, right = np.array(n, dtype=np.int64), np.array(c, dtype=np.int64)
     out = np.full((samples.size, samples.max(initial=0)), np.nan)
     for size in set(samples.tolist()) - {0}:
@@ -90,7 +90,7 @@ def pass_at_all_k(n: npt.ArrayLike, c: npt.ArrayLike) -> Array:
 
 
 def all_pass_at_all_k(n: Sequence[int], c: Sequence[int]) -> Array:
-    """Return pass^k of Q questions for every k: [Q, max n], NaN where k exceeds a question's n."""
+    """Return pass^k of Q questions for every k: [Q, max n], NaN if k exceeds a question's n."""
     return 1 - pass_at_all_k(n, [samples - right for samples, right in zip(n, c, strict=True)])
 
 
@@ -153,7 +153,7 @@ def _maj_block(
 def maj_at_all_k(
     votes: Sequence[Sequence[int]], correct: Sequence[int], abstentions: Sequence[int] | None = None
 ) -> Array:
-    """Return the exact expected maj@k of Q questions for every k: [Q, max n], NaN where k exceeds a question's n.
+    """Return the exact expected maj@k of Q questions for every k: [Q, max n], NaN if k exceeds a question's n.
 
     Args:
         votes: per question, the sizes of its wrong answer classes (ragged).

@@ -43,15 +43,15 @@ class Table:
     columns: list[Column]
     cells: dict[tuple[str, Column], Cell] = field(repr=False)
     baseline: str | None
-    """None where there is nothing to compare with."""
+    """None if there is nothing to compare with."""
     best: dict[Column, tuple[str | None, str | None]]
-    """Best and second best, each where it is shown to be better than the next (see `_ranks`)."""
+    """Best and second best, each if it is shown to be better than the next (see `_ranks`)."""
     notes: list[str]
     shared: Shared = field(repr=False)
     """The per-question scores behind the cells."""
 
     def rank(self, method: str, column: Column) -> int | None:
-        """1 and 2 for the method that is best and second best in a column, where that is shown."""
+        """1 and 2 for the method that is best and second best in a column, if that is shown."""
         ranked = self.best.get(column, (None, None))
         return ranked.index(method) + 1 if method in ranked else None
 
@@ -98,7 +98,7 @@ class MethodComparison:
         return [*self.notes, *(f"{', '.join(names)}: {note}" for note, names in where.items())]
 
     def average(self, method: str, column: Column) -> tuple[float, float | None] | None:
-        """(mean over the benchmarks, its standard deviation over seeds or None); None where one is missing."""
+        """(mean over the benchmarks, its standard deviation over seeds or None); None if one is missing."""
         cells = [table.cells.get((method, column)) for table in self.benchmarks]
         values = [cell.value for cell in cells if cell is not None]
         if len(values) < len(cells):
@@ -134,7 +134,7 @@ def compare(
     margin: float | None = None,
     notes: Iterable[str] = (),
 ) -> MethodComparison:
-    """Compare eval runs. Raises UserError where they cannot be compared, naming the setting that differs.
+    """Compare eval runs. Raises UserError if they cannot be compared, naming the setting that differs.
 
     details: every k and the format rate; without, the columns of the table for a paper only.
     """
@@ -154,7 +154,7 @@ def compare(
         sets = "; ".join(f"{run.name}: {', '.join(run.benchmarks)}" for run in runs)
         raise UserError(
             f"these runs have no question in common ({sets}): evaluate them on the same benchmark. Files of recorded "
-            "completions count as one benchmark where their ids and golds are the same"
+            "completions count as one benchmark if their ids and golds are the same"
         )
     largest = min((shared.samples for shared in loaded), default=1)
     shown = list(metrics or dict.fromkeys([Column(PASS, 1), Column(MAJ, largest)]))
@@ -267,7 +267,7 @@ def _moved(cell: Cell, baseline: Cell) -> tuple[float, float]:
 
 
 def _mean_cell(shared: Shared, name: str, column: Column) -> Cell:
-    """A method's mean with its interval, and with its bounds where samples are missing."""
+    """A method's mean with its interval, and with its bounds if samples are missing."""
     value = method_mean(scores(shared, name, column), clusters=clusters(shared, column))
     if shared.group or column.metric == FORMAT:
         return Cell(value)
@@ -284,9 +284,9 @@ def rebased(comparison: MethodComparison, baseline: str, columns: Sequence[list[
 
 
 def _ranks(shared: Shared, column: Column, cells: dict[tuple[str, Column], Cell]) -> tuple[str | None, str | None]:
-    """(best, second best), each only where its test against the next one shows it, two-sided at ALPHA.
+    """(best, second best), each only if its test against the next one shows it, two-sided at ALPHA.
 
-    Comparing the winner with the runner-up alone, uncorrected, keeps the level (Hung and Fithian 2019, "Rank
+    Comparing the winner with the runner-up only, uncorrected, keeps the level (Hung and Fithian 2019, "Rank
     verification for exponential families").
     """
     order = sorted(shared.parts, key=lambda name: -cells[name, column].value.mean)

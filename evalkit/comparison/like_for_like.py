@@ -1,6 +1,6 @@
 """Whether runs may be compared: settings that must agree, and settings whose differences are named.
 
-Runs that differ in what is measured (SETTINGS) are refused, or compared with a note where
+Runs that differ in what is measured (SETTINGS) are refused, or compared with a note if
 that was asked for. Everything else that eval.json says of how samples came about, engine, dtype, quantisation, adapter,
 versions, hardware, is compared key by key: what differs is named, nothing differs in silence.
 """
@@ -55,7 +55,7 @@ def by_run(values: Mapping[str, Any]) -> str:
 
 
 def common_scoring(runs: list[EvalRun], asked: str | None) -> str:
-    """The scoring to compare under: as asked, else the runs' headline. UserError where headlines differ."""
+    """The scoring to compare under: as asked, else the runs' headline. UserError if headlines differ."""
     headlines = {run.name: run.record.scoring for run in runs}
     if asked:
         return asked
@@ -138,7 +138,7 @@ def _other_settings(record: EvalRecord) -> dict[str, Any]:
 
 
 def _changed_weights(run: EvalRun) -> list[str]:
-    """A note where the train run behind a run holds other weights now than those evaluated; it may hold none."""
+    """A note if the train run behind a run holds other weights now than those evaluated; it may hold none."""
     if run.train is None:
         return []
     for record in run.records:

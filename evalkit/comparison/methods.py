@@ -35,7 +35,7 @@ class Member:
     run: EvalRun | None
     train: TrainFolder | None
     config: dict[str, Any] | None = field(repr=False)
-    """Flattened config.yaml of the train run; None where there is none."""
+    """Flattened config.yaml of the train run; None if there is none."""
 
     @property
     def preset(self) -> str:
@@ -46,16 +46,16 @@ class Member:
 
     @property
     def seed(self) -> str | None:
-        """Its training seed; None where unknown."""
+        """Its training seed; None if unknown."""
         return None if self.train is None or self.train.seed is None else str(self.train.seed)
 
     @property
     def checkpoint(self) -> str | None:
-        """Which weights of its train run were evaluated: best, final or a checkpoint; None where unknown."""
+        """Which weights of its train run were evaluated: best, final or a checkpoint; None if unknown."""
         return self.run.record.model.checkpoint if self.run is not None else None
 
     def settings(self) -> dict[str, Any] | None:
-        """What must be equal within a method; None where it is unknown."""
+        """What must be equal within a method; None if it is unknown."""
         if self.config is None:
             return None
         skipped = (*NAME_KEYS, *WHERE_KEYS, SEED_KEY)
@@ -141,7 +141,7 @@ def group(members: list[Member], group_by: str, labels: Sequence[str], notes: li
 
 
 def _as_given(method: Method, methods: list[Method], notes: list[str]) -> Method:
-    """The method, marked and noted where it is the one run from whose weights all others were trained."""
+    """The method, marked and noted if it is the one run from whose weights all others were trained."""
     others = [member for other in methods if other is not method for member in other.members]
     trained = [member.train for member in others if member.train is not None]
     if len(method.members) > 1 or method.trains == [] or not trained or len(trained) < len(others):

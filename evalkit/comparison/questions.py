@@ -52,7 +52,7 @@ class Shared:
         return np.minimum.reduce([part.n for parts in self.parts.values() for part in parts])
 
     def bounds(self, name: str, metric: str, k: int) -> tuple[float, float] | None:
-        """A method's mean if every missing sample were wrong, and if it were right; None where none is missing."""
+        """A method's mean if every missing sample were wrong, and if it were right; None if none is missing."""
         entries = [entry for run in self.runs[name] for entry in run.entries(self.benchmark)]
         curves = [getattr(getattr(entry, self.scoring) or entry, metric.replace("@", "_at_")) for entry in entries]
         ends = [(found.mean, found.worst, found.best) for curve in curves if (found := curve.get(k)) is not None]
@@ -66,7 +66,7 @@ class Shared:
         return next(method for method in self.methods if method.name == name)
 
     def check_k(self, k: int) -> None:
-        """UserError where a run has fewer than k samples."""
+        """UserError if a run has fewer than k samples."""
         for name, parts in self.parts.items():
             for run, part in zip(self.runs[name], parts, strict=True):
                 had = part.pass_at_k.shape[1]
@@ -120,7 +120,7 @@ def named_alike(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
 
 
 def shared_questions(benchmark: str, methods: list[Method], scoring: str, allow: bool) -> Shared:
-    """Load a benchmark; UserError where the runs' questions or golds differ, unless `allow` takes what they share."""
+    """Load a benchmark; UserError if the runs' questions or golds differ, unless `allow` takes what they share."""
     runs = {m.name: [run for run in m.runs if benchmark in run.benchmarks] for m in methods}
     loaded = [(name, run, load_questions(run, benchmark, scoring)) for name, found in runs.items() for run in found]
     notes = [
@@ -185,9 +185,9 @@ def _only_unscored(benchmark: str, parts: list[tuple[EvalRun, Questions]]) -> bo
 
 
 def _other_golds(benchmark: str, runs: list[EvalRun]) -> str:
-    """Say how two runs' questions or golds of the same ids differ; empty where they do not.
+    """Say how two runs' questions or golds of the same ids differ; empty if they do not.
 
-    Checksums settle it where they can. Recorded completions without the questions' text have none of the content.
+    Checksums settle it if they can. Recorded completions without the questions' text have none of the content.
     """
     entries = {run.name: run.entries(benchmark) for run in runs}
     sums = {name: sorted(str(entry.checksum) for entry in found) for name, found in entries.items()}

@@ -131,12 +131,12 @@ def summary(train: TrainFolder) -> dict[str, float | None]:
 
 
 def initial_entropy(train: TrainFolder) -> float | None:
-    """H_ini of the untrained policy in nats, as run.json stores it; None where the gate did not need it."""
+    """H_ini of the untrained policy in nats, as run.json stores it; None if the gate did not need it."""
     found = train.document.get("initial_entropy")
     return None if found is None else float(found["nats"])
 
 
 def gate(train: TrainFolder) -> str:
-    """What the entropy gate did, for the reader: `auto: on`, `never: off`; empty where there is none."""
+    """What the entropy gate did, for the reader: `auto: on`, `never: off`; empty if there is none."""
     found = train.document.get("gate")
     return f"{found['filter']}: {'on' if found['active'] else 'off'}" if found else ""

@@ -33,7 +33,7 @@ class Cell:
     """How far missing samples of this method and of the baseline could move the difference, down and up."""
     primary: bool = False
     p_corrected: float | None = None
-    """Holm's, within the method's primary comparisons; None for an exploratory difference, and where too few seeds are
+    """Holm's, within the method's primary comparisons; None for an exploratory difference, and if too few seeds are
     known to judge."""
     p_equivalent: float | None = None
     """The same, of equivalence within the margin; None without a margin."""

@@ -88,7 +88,7 @@ def parse_ks(text: str | None) -> list[int] | None:
 
 
 def parse_metrics(texts: Sequence[str]) -> list[tuple[str, int]] | None:
-    """`pass@1,maj@64` as (metric, k), in order and each once; None where none is asked for. Raises UserError."""
+    """`pass@1,maj@64` as (metric, k), in order and each once; None if none is asked for. Raises UserError."""
     found: dict[tuple[str, int], None] = {}
     for text in (part.strip() for given in texts for part in given.split(",")):
         match = re.fullmatch(r"(pass|maj)@([1-9]\d*)", text)

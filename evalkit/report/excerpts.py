@@ -26,7 +26,7 @@ from gtpo.runs.tables import read_table
 from gtpo.runs.train_run import TrainFolder, read_completions
 
 FEW = 4
-"""Completions shown of a question and run where not all fit."""
+"""Completions shown of a question and run if not all fit."""
 LONGEST = 6000
 """Characters shown of one completion; a longer one is cut in its middle, which the page says."""
 CHARACTERS = 3.5
@@ -203,7 +203,7 @@ def _that_fit(groups: Iterable[dict[str, Any]], budget: int) -> list[dict[str, A
 def choose_groups(train: TrainFolder, budget: int) -> tuple[list[dict[str, Any]], int]:
     """Choose logged groups of a train run for the token view: spread over the steps, most telling first.
 
-    Returns (groups, groups logged in all). A group tells most where its advantages differ and conflict weights are at
+    Returns (groups, groups logged in all). A group tells most if its advantages differ and conflict weights are at
     work; of every chosen step the best one is shown, then a second of each, as far as `budget` bytes go.
     """
     files = train.completions_files()

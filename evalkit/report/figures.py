@@ -3,7 +3,7 @@
 curves-<benchmark>    pass@k and maj@k over k with 95 % bands (figures 2 below, 3)
 differences           paired differences to the baseline with 95 % intervals, all benchmarks
 training              accuracy, format, entropy with the ln 2 line, share kept by the gate, share of conflict
-                      tokens, KL where there is one, over the steps; a band from the least to the largest seed of a
+                      tokens, KL if there is one, over the steps; a band from the least to the largest seed of a
                       method (figures 1, 2 above, 4, 10)
 """
 
@@ -55,7 +55,7 @@ def label(name: str) -> str:
 
 
 def write_figures(comparison: MethodComparison, folder: Path) -> list[Path]:
-    """Write every figure that the runs have data for; return the files. Raises UserError where there is none."""
+    """Write every figure that the runs have data for; return the files. Raises UserError if there is none."""
     import matplotlib
 
     matplotlib.use("Agg")

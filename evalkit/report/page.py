@@ -1,7 +1,7 @@
 """The page of `gtpo compare --html`: one file that holds its data, style and code, and works without a network.
 
 Text that a model wrote is data here, never markup: it lies in JSON blocks in which every `<` is written `\\u003c`,
-the page's code puts it on screen through textContent alone, and a Content-Security-Policy with the hashes of the
+the page's code puts it on screen through textContent only, and a Content-Security-Policy with the hashes of the
 page's own script and style stops anything else from running or loading. Without JavaScript the tables are shown as
 plain HTML.
 """

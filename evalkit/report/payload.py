@@ -22,7 +22,7 @@ from gtpo.evalkit.statistics import method_mean
 POINTS = 300
 """Steps of a training curve that the page holds; longer ones are averaged."""
 WEIGHTS_SHARE = 0.3
-"""Share of the room for text that the token view takes where train runs logged completions."""
+"""Share of the room for text that the token view takes if train runs logged completions."""
 
 Points = list[tuple[float, float, float]]
 
@@ -43,7 +43,7 @@ def _cells(table: Table) -> dict[str, list[list[Any]]]:
 
 
 def _differences(comparison: MethodComparison, table: Table, columns: list[Column]) -> dict[str, list[Any]]:
-    """method -> the difference of each column, None where it was not computed."""
+    """method -> the difference of each column, None if it was not computed."""
     out: dict[str, list[Any]] = {}
     for name in table.methods:
         row: list[Any] = []

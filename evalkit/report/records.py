@@ -26,7 +26,7 @@ _DIFFERENCE = {
 
 
 def records(comparison: MethodComparison) -> list[dict[str, Any]]:
-    """One flat record per method, benchmark, group, metric and k; fractions, None where there is no value."""
+    """One flat record per method, benchmark, group, metric and k; fractions, None if there is no value."""
     by_name = {method.name: method for method in comparison.methods}
     out = []
     for table in comparison.tables:
@@ -82,7 +82,7 @@ def _cell(value: Any) -> Any:
 
 
 def as_csv(comparison: MethodComparison, *, details: bool = False) -> str:
-    """`records`, one per line, with a header; empty cells where there is no value."""
+    """`records`, one per line, with a header; empty cells if there is no value."""
     rows = records(comparison)
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]) if rows else ["benchmark"], lineterminator="\n")

@@ -1,4 +1,4 @@
-"""A comparison in the terminal and as Markdown: the table for a paper first, then, where asked for, the details."""
+"""A comparison in the terminal and as Markdown: the table for a paper first, then, if asked for, the details."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sections(table: Table) -> list[tuple[str, list[Column]]]:
 
 
 def average_text(comparison: MethodComparison, method: str, column: Column) -> str:
-    """45.2 ±0.4, or a dash where a benchmark is missing."""
+    """45.2 ±0.4, or a dash if a benchmark is missing."""
     found = comparison.average(method, column)
     if found is None:
         return "–"

@@ -1,6 +1,6 @@
 """The server behind `gtpo view`: one page and its data, for the browser of the person who started it.
 
-It listens on 127.0.0.1 alone. Every address begins with a random token, and the Host header must be the local one, so
+It listens on 127.0.0.1 only. Every address begins with a random token, and the Host header must be the local one, so
 that neither another user nor a page in the browser can read the runs. GET only; nothing is written.
 """
 
@@ -53,7 +53,7 @@ class Runs:
         return {str(folder): run for folder, run in self._held.items() if folder.is_dir()}
 
     def state(self, query: Query) -> dict[str, Any]:
-        """Return every run, in full where it has changed after the version that the page knows (`since`)."""
+        """Return every run, in full if it has changed after the version that the page knows (`since`)."""
         since = _whole(query, "since")
         found: dict[str, Any] = {}
         for key, run in self._all().items():
@@ -70,7 +70,7 @@ class Runs:
         return {"version": self._version, "runs": found}
 
     def rollout(self, query: Query) -> dict[str, Any]:
-        """Return the groups of a train run's logged rollout; of the last one where `log` names none."""
+        """Return the groups of a train run's logged rollout; of the last one if `log` names none."""
         run = self._all().get(query.get("run", ""))
         return _told(lambda: {"groups": run.rollout(query.get("log", "")) if isinstance(run, Training) else []})
 

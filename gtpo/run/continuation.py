@@ -45,7 +45,7 @@ def _first_difference(old: TrainConfig, new: TrainConfig) -> tuple[str, Any, Any
 def _stored_config(folder: TrainFolder) -> TrainConfig:
     """Return the run's config; a key that an earlier version did not have takes its default.
 
-    Raises UserError where the file is of a version whose keys are not those of this one.
+    Raises UserError if the file is of a version whose keys are not those of this one.
     """
     try:
         return validate(read_document(folder.config_yaml), Findings())
@@ -84,7 +84,7 @@ def check_config(folder: TrainFolder, config: TrainConfig) -> None:
 def check_same(folder: TrainFolder, processes: int, dtype: str | None = None) -> None:
     """Refuse to resume with what the run's numbers depend on and no key says. Raises UserError naming both values.
 
-    processes: their number; dtype: of the weights, None where they are not loaded yet.
+    processes: their number; dtype: of the weights, None if they are not loaded yet.
     """
     run = folder.run()
     if (before := run.get("processes", processes)) != processes:
@@ -115,7 +115,7 @@ def begin(folder: TrainFolder, config: TrainConfig) -> None:
 
 
 def _changed(folder: TrainFolder, config: TrainConfig) -> str | None:
-    """Return how `config` differs from the stored one, None where it does not."""
+    """Return how `config` differs from the stored one, None if it does not."""
     try:
         difference = _first_difference(_stored_config(folder), config)
     except UserError:

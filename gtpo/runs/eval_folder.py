@@ -49,7 +49,7 @@ REMEDY = "move it away and run the same command, which samples only what it held
 
 
 class EvalFolder:
-    """An eval run on disk, locked for this process until `close`. Raises UserError where another process holds it."""
+    """An eval run on disk, locked for this process until `close`. Raises UserError if another process holds it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -81,9 +81,9 @@ class EvalFolder:
         self.close()
 
     def record(self) -> EvalRecord | None:
-        """Return eval.json, or None in a new folder; where it is missing or damaged, what the parts say of their run.
+        """Return eval.json, or None in a new folder; if it is missing or damaged, what the parts say of their run.
 
-        UserError where a part is of another run, or cannot say, and on a newer schema.
+        UserError if a part is of another run, or cannot say, and on a newer schema.
         """
         path, record, fault = self.path / "eval.json", None, "is missing"
         if path.is_file():

@@ -119,7 +119,7 @@ class BenchmarkRecord(ScoringMetrics):
 
 
 class ModelRecord(_Block):
-    """What was evaluated; None where unknown."""
+    """What was evaluated; None if unknown."""
 
     source: str | None = Field(None, description="Hub name, folder, or the base of an adapter.")
     adapter: str | None = Field(None, description="Folder of the LoRA adapter.")
@@ -142,7 +142,7 @@ class ModelRecord(_Block):
 
 
 class EarlierEngine(_Block):
-    """What earlier sessions of a run sampled on, where it was something else."""
+    """What earlier sessions of a run sampled on, if it was something else."""
 
     versions: dict[str, str] = {}
     """Package -> version, in a list: of each earlier session if they were others."""
@@ -261,13 +261,13 @@ class EvalRecord(_Block):
 
 
 def read_record(folder: Path) -> EvalRecord:
-    """Read eval.json of a run's folder. UserError, naming the field, where it is missing, broken, or too new."""
+    """Read eval.json of a run's folder. UserError, naming the field, if it is missing, broken, or too new."""
     path = folder / "eval.json"
     return parse_record(read_json(path), path)
 
 
 def parse_record(document: Any, path: Path) -> EvalRecord:
-    """Check what was read from a file. UserError, naming the field, where it is no run's record."""
+    """Check what was read from a file. UserError, naming the field, if it is no run's record."""
     if not isinstance(document, dict):
         raise UserError(f"{path}: expected a JSON object")
     if not isinstance(document.get("schema_version"), int):

@@ -31,7 +31,7 @@ class EvalRun:
     records: tuple[EvalRecord, ...] = field(repr=False)
     train: TrainFolder | None = None
     stored: dict[str, str] = field(default_factory=dict, repr=False)
-    """Name of a benchmark here -> its name in the run's files, where the two differ."""
+    """Name of a benchmark here -> its name in the run's files, if the two differ."""
 
     @property
     def record(self) -> EvalRecord:

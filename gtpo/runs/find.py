@@ -75,7 +75,7 @@ def find_runs(
 def resolve(given: str) -> list[Path]:
     """A folder from a path to it, to its eval.json, or from a name under results/; a name may stand for shards.
 
-    UserError, with the nearest name, where there is none.
+    UserError, with the nearest name, if there is none.
     """
     path = Path(given)
     if path.name in ("eval.json", "run.json") and path.is_file():
@@ -107,12 +107,12 @@ def resolve(given: str) -> list[Path]:
 
 
 def subfolders(parent: Path) -> list[Path]:
-    """Return the folders in a folder, by name; none where it is not there."""
+    """Return the folders in a folder, by name; none if it is not there."""
     return sorted(entry for entry in parent.iterdir() if entry.is_dir()) if parent.is_dir() else []
 
 
 def _peek(folder: Path) -> EvalRecord | None:
-    """Return the eval.json of a folder, or None where it cannot be read: for searching among runs nobody asked for."""
+    """Return the eval.json of a folder, or None if it cannot be read: for searching among runs nobody asked for."""
     try:
         return _read_once(folder.resolve(), (folder / "eval.json").stat().st_mtime_ns)
     except (UserError, OSError):
@@ -187,7 +187,7 @@ def evals_of(folder: Path) -> list[tuple[Path, EvalRecord]]:
 
 
 def _train_run_of(run: EvalRun) -> TrainFolder | None:
-    """The train run that an eval run names, where its folder is still there.
+    """The train run that an eval run names, if its folder is still there.
 
     It is looked for beside the eval run, under results/ for an eval run within the working directory, and where the
     weights were: a run of that name elsewhere is another one.
@@ -236,7 +236,7 @@ def _one_line_a_name(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
 
 
 def _joined(name: str, parts: list[EvalRun], notes: list[str], train: TrainFolder | None = None) -> EvalRun:
-    """One run of its parts; UserError where they are not of one. train: the train run whose eval runs they are."""
+    """One run of its parts; UserError if they are not of one. train: the train run whose eval runs they are."""
     folders = tuple(folder for part in parts for folder in part.folders)
     apart = _difference(parts) if len(parts) > 1 else ""
     if apart and train is not None:

@@ -26,7 +26,7 @@ class Questions:
     """Per-question figures of one run on one benchmark under one scoring, sorted by question id.
 
     ids [Q] str; subject [Q] str; level [Q] int (0: none); n, correct, format_ok, truncated [Q] counts;
-    pass_at_k, maj_at_k [Q, K] for k = 1..K, K the largest n of a question; NaN where a question has fewer than k.
+    pass_at_k, maj_at_k [Q, K] for k = 1..K, K the largest n of a question; NaN if a question has fewer than k.
     """
 
     ids: NDArray[np.object_]

@@ -101,7 +101,7 @@ PROBLEM_COLUMNS: Columns = (
     ("subject", pa.string(), "Its subject, if there is one."),
     ("level", pa.int32(), "Its level, if there is one."),
     ("cluster", pa.string(), "Family of questions that intervals count as one; empty: the question is its own."),
-    ("answers", pa.string(), "`text` where answers are compared as text."),
+    ("answers", pa.string(), "`text` if answers are compared as text."),
     ("asked", pa.bool_(), "Whether the last command asked for it: the metrics are of these questions."),
 )
 """One question: its text and gold."""

@@ -29,7 +29,7 @@ def test_the_true_difference_is_the_one_that_is_drawn(kind: str) -> None:
     seeds = 0 if kind == "weights" else 4
     for one in (Setting(kind, seeds, seeds, questions=200, samples=4, difference=0.1),
                 Setting(kind, seeds, seeds, questions=200, samples=4, k=4, ease=1.0, difference=0.05)):  # fmt: skip
-        a, b = (scored(x, 4, one.k) for x in draw(rng, one, 100))
+        a, b = (scored(x, 4, one.k) for x in draw(rng, one, 100)[0])
         noise = 4 * np.hypot(a.mean(axis=(1, 2)).std(), b.mean(axis=(1, 2)).std()) / 10
         assert abs(a.mean() - b.mean() - one.difference) < noise
     shift = shift_for("alike", (0.3, 0.3), 0.0, 0.3, 1, 0.1)
@@ -43,6 +43,9 @@ def test_a_cell_is_measured() -> None:
     assert judged["marked"] == pytest.approx(1 - judged["coverage"])
     alone = measure(Setting("alike", 1, 1, questions=30, difference=0.1), 50, 1)
     assert (alone["judged"], alone["marked"], alone["equivalent"]) == (False, 0.0, 0.0)
+    given = measure(Setting("collapse", 0, 3, difference=0.1), 50, 1)
+    assert (given["of_weights"], given["judged"]) == (True, True)
+    assert given["coverage"] > 0.8, "of the true difference of these very runs"
     for kind in ("missing", "repeated", "one-sided"):
         assert measure(Setting(kind, questions=30, difference=-0.1 if kind == "one-sided" else 0.0), 50, 1)["judged"]
     assert 0.8 < measure_mean(Setting("mean", 5, questions=30), 50, 1)["coverage"] <= 1
