@@ -195,7 +195,6 @@ def measure_mean(one: Setting, repeats: int, seed: int) -> Cell:
 
 DESIGNS = (
     (3, 3, False), (3, 10, False), (10, 3, False), (5, 5, False), (10, 10, False), (5, 5, True), (10, 10, True),
-    (0, 1, False), (0, 3, False), (0, 5, False), (0, 10, False),
     (1, 1, False), (1, 3, False), (2, 2, False), (2, 10, False),
 )  # fmt: skip
 
@@ -204,7 +203,7 @@ def settings() -> list[Setting]:
     """Return every cell."""
     found = []
     for (a, b, paired), kind in product(DESIGNS, SPREADS):
-        judged = a == 0 or min(a, b) >= 3
+        judged = min(a, b) >= 3
         every = Setting(kind, a, b, paired)
         many = (500,) if judged and max(a, b) <= 5 else ()
         for questions, difference in product((30, 100) if judged else (100,), (0.0, 0.02, 0.1)):
@@ -212,6 +211,7 @@ def settings() -> list[Setting]:
         found += [every._replace(questions=questions, difference=d) for questions in many for d in (0.0, 0.02)]
         if judged and kind in ("alike", "collapse"):
             found += [every._replace(questions=30, samples=1), every._replace(questions=30, samples=16, k=16)]
+    found += [Setting(kind, 0, b, questions=q) for kind, b, q in product(SPREADS, (1, 3, 10), (30, 100))]
     pair = Setting("weights")
     for questions, samples, apart, difference in product((30, 100, 500), (1, 8, 64), (0.3, 1.0), (0.0, 0.02, 0.1)):
         found.append(pair._replace(questions=questions, samples=samples, apart=apart, difference=difference))
