@@ -339,7 +339,7 @@ def test_damaged_samples_are_named(tmp_path: Path) -> None:
     part.write_bytes(b"PAR1 not a parquet file")
     ran = gtpo("compare", tmp_path / "grpo", tmp_path / "gtpo", "--html", "page.html", cwd=tmp_path)
     assert ran.returncode == 2
-    assert f"{part.name}: cannot be read" in ran.stderr
+    assert f"{part.name} is damaged or cannot be read" in ran.stderr
     assert "Traceback" not in ran.stderr
 
 
