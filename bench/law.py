@@ -2,8 +2,8 @@ r"""The judge's law, on real problems: what computes nothing earns nothing, what
 
     python -m bench.law [--shared FOLDER] [--problems N] [--rewritings N] [--seed N] [--out FILE] [--show]
 
---problems: of the real sets; --rewritings: of each copy. Both are drawn with the seed; all of them by default. --show
-prints each case that breaks the law.
+--problems: of the real sets; --rewritings: of each kind, of each copy and gold. Both are drawn with the seed; all of
+them by default. --show prints each case that breaks the law.
 
 Three questions, in strict scoring, which is also the training reward's:
 
@@ -132,12 +132,16 @@ def main() -> None:
     with Verifier() as verifier:
         base = refused(list(originals(real)), verifier) + refused(list(originals(own)), verifier)
         attacks = rewritten(base, REWRITINGS, args.rewritings, args.seed)
-        attacks += [case for rules in (WRAPPERS, LETTERS) for case in rewritten(base, rules)]
+        attacks += [
+            case for rules in (WRAPPERS, LETTERS) for case in rewritten(base, rules, args.rewritings, args.seed)
+        ]
         paid = [c for c, v in zip(attacks, judge(attacks, verifier), strict=True) if v is Verdict.CORRECT]
         golds = [Case(identifier, "gold", gold, gold, problem) for identifier, problem, gold in real]
         refused_golds = [c for c, v in zip(golds, judge(golds, verifier), strict=True) if v is not Verdict.CORRECT]
         golds = [c for c in golds if c not in refused_golds]
         looks = rewritten(golds, LOOKS) + rewritten(golds, WRAPPERS)
+        if args.rewritings:
+            looks = random.Random(args.seed).sample(looks, min(len(looks), args.rewritings * len(golds)))
         lost = [c for c, v in zip(looks, judge(looks, verifier), strict=True) if v is not Verdict.CORRECT]
     summary: dict[str, Any] = {
         "problems": len(real) + len(own),

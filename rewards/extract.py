@@ -123,6 +123,7 @@ _NO_PROSE = re.compile(
 )
 _OPERATED_AFTER = re.compile(
     rf"\s*{_BETWEEN}\s*(?:\\left)?\s*(?:[\d({{\[|]|\\(?!text|mbox|mathrm|quad))|\s*\\[dt]?frac(?![a-z])"
+    r"|\s*(?:\\left)?\(\s*-?\d+\s*[-+*/]"
 )
 _OPERATED_BEFORE = re.compile(
     rf"[\d)}}\]]\s*{_BETWEEN}\s*(?:\\left\s*)?[({{]*\s*$"

@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import lru_cache, partial
@@ -283,15 +283,6 @@ class Verifier:
         cut_off = {gold for gold in others if found[gold] == Verdict.CORRECT and _is_cut_off(gold)}
         return [Verdict.UNUSABLE_GOLD if g in cut_off else Verdict(found.get(g, Verdict.CORRECT)) for g in golds]
 
-    def _exact_values(self, answers: Iterable[str]) -> dict[str, Fraction]:
-        """Return the values of those answers that are a value and nothing else (`equality.decide.exact_value`)."""
-        plain = {answer: plain_number(answer) for answer in answers}
-        values = {answer: value for answer, value in plain.items() if value is not None and "." not in answer}
-        others = [answer for answer, value in plain.items() if value is None]
-        undecided = {"", *Verdict}
-        outcomes = zip(others, self._pool.run([{"text": answer} for answer in others]), strict=True)
-        return values | {answer: Fraction(outcome) for answer, outcome in outcomes if outcome not in undecided}
-
     def answer_classes_many(
         self,
         questions: Sequence[tuple[Sequence[str | None], str]],
@@ -310,12 +301,10 @@ class Verifier:
         pairs = [(answer, gold) for given, gold in questions for answer in given]
         of_pair = [text for (given, _), text in zip(questions, texts, strict=True) for _ in given]
         verdicts = self.verify_many(pairs, of_pair, answers=answers)
-        wrong = {answer for (answer, _), v in zip(pairs, verdicts, strict=True) if answer and v is Verdict.INCORRECT}
-        values = self._exact_values(wrong) if answers == "mathematics" else {}
         of_question = iter(verdicts)
         judged = [list(islice(of_question, len(given))) for given, _ in questions]
         with ThreadPoolExecutor(self.workers) as threads:  # a question waits for its own trips to the workers only
-            group = partial(self._group, values=values, answers=answers)
+            group = partial(self._group, answers=answers)
             return list(threads.map(group, [given for given, _ in questions], judged, texts))
 
     def _group(
@@ -323,12 +312,13 @@ class Verifier:
         given: Sequence[str | None],
         verdicts: list[Verdict],
         problem: str | None,
-        values: Mapping[str, Fraction],
         answers: Answers,
     ) -> AnswerClasses:
-        """Group one question's answers. Those in `values` are equal or not by their value, without a verdict: most are
-        such, and a question of 64 samples would otherwise compare each new number with all others.
-        """
+        """Group one question's answers: integers by their value, other answers by verdicts on pairs of them."""
+
+        def whole(answer: str) -> Fraction | None:
+            return None if answers == "text" or "." in answer else plain_number(answer)
+
         labels: list[int | None] = []
         known: dict[str | Fraction, int] = {}
         equal: dict[Verdict, int] = {}
@@ -342,9 +332,9 @@ class Verifier:
             if label is None and verdict in _EQUAL:
                 label = equal.get(verdict)
             elif label is None and verdict is Verdict.INCORRECT:
-                value = values.get(answer)
+                value = whole(answer)
                 label = None if value is None else known.get(value)
-                others = [(at, other) for at, other in representatives if value is None or other not in values]
+                others = [(at, other) for at, other in representatives if value is None or whole(other) is None]
                 if label is None and others:
                     pairs = [(answer, other) for _, other in others] + [(other, answer) for _, other in others]
                     same = [v in _EQUAL for v in self.verify_many(pairs, [problem] * len(pairs), answers=answers)]

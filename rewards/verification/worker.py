@@ -77,7 +77,7 @@ def main() -> None:
 
     try:
         from gtpo.rewards.equality.arithmetic import TooBig
-        from gtpo.rewards.equality.comparing.decide import decide, exact_value
+        from gtpo.rewards.equality.comparing.decide import decide
         from gtpo.rewards.equality.comparing.sympy_fallback import agree, math_verify_outcome, warm_up
     except ImportError as error:
         _send(replies, "lacks", f"{error}; install gtpo again with its dependencies")
@@ -111,11 +111,7 @@ def main() -> None:
                 load()
                 outcome = math_verify_outcome(**task)
             else:
-                outcome = (
-                    exact_value(**task)
-                    if "gold" not in task
-                    else decide(**task, sympy_fallback=partial(agree, before=load))
-                )
+                outcome = decide(**task, sympy_fallback=partial(agree, before=load))
         except MemoryError:
             _send(replies, "retire", "REJECTED")  # a fresh process for the next: this one's memory may be fragmented
             os._exit(0)

@@ -168,3 +168,10 @@ def test_an_option_that_changes_nothing_is_refused(
         accuracy_reward([GOOD], ["12"], **options)
     with pytest.raises(ValueError, match="the dataset needs a column"):
         accuracy_reward([GOOD])
+
+
+def test_paid_answers_that_say_more_are_logged() -> None:
+    logged: dict[str, float] = {}
+    texts = [f"<answer>{answer}</answer>" for answer in ("42", "x = 42", "41", "42.0")]
+    accuracy_reward(texts, ["42"] * 4, log_metric=lambda name, value: logged.update({name: value}))
+    assert logged["reward/paid_longer"] == pytest.approx(2 / 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -70,40 +69,6 @@ def difference(relation: Relation) -> tuple[str, Term]:
     return op, ("add", left, ("neg", right))
 
 
-def is_graph(named: Named, equation: Relation) -> bool:
-    """Return whether an equation linear in y, such as x y = 1, has the solution y = 1/x."""
-    if equation.ops != ("=",) or not isinstance(named.value, Scalar) or len(named.name) != 1:
-        return False
-    value, name = named.value.term, named.name
-    _, left = difference(equation)
-    if name in symbols(value) or name not in symbols(left):
-        return False
-
-    def at(term: Term) -> Term:
-        return substitute(left, {name: term})
-
-    at_minus_one, at_zero, at_one, at_two = (at(("num", Fraction(n))) for n in (-1, 0, 1, 2))
-    bends = [("add", a, ("mul", ("num", Fraction(-2)), b), c)
-             for a, b, c in ((at_minus_one, at_zero, at_one), (at_zero, at_one, at_two))]  # fmt: skip
-    linear = all(equal_terms(bend, ZERO) for bend in bends) and not equal_terms(at_one, at_zero)
-    return linear and equal_terms(at(value), ZERO) and not _share_factor(("add", at_one, ("neg", at_zero)), at_zero)
-
-
-def _share_factor(first: Term, second: Term) -> bool:
-    """Return whether two terms have a factor with variables in common: their values then do, at large integers."""
-    names = sorted(symbols(first) | symbols(second))
-    if not names or not symbols(first):
-        return False
-    common = []
-    for start in (10**6 + 3, 10**7 + 19, 10**8 + 7):
-        point = {name: Fraction(start + 1_009 * index) for index, name in enumerate(names)}
-        values = [evaluate(term, point) for term in (first, second)]
-        if not all(isinstance(value, Fraction) for value in values):
-            return False
-        common.append(math.gcd(*(value.numerator for value in values)))
-    return min(common) > 10**5
-
-
 def value_of_chain(chain: Relation, problem: ProblemText | None) -> Term | None:
     """Return the last term of a chain that gives an expression its value, as `m + n = 12 + 19 = 31` does, else None.
 
@@ -115,6 +80,8 @@ def value_of_chain(chain: Relation, problem: ProblemText | None) -> Term | None:
     if set(chain.ops) != {"="} or not all(equal_terms(term, last) for term in others[:-1]):
         return None
     if not any(map(symbols, others)):
+        if not symbols(first) and contains(first, "bind"):
+            return last  # `\sum_{n=1}^\infty 2^{-n} = 1`
         names = first[0] == "add" and all(part[0] == "sym" for part in first[1:])
         asked = problem is not None and canonical(first) in problem.asked
         computed = not symbols(first) and equal_terms(first, last)
@@ -316,8 +283,8 @@ class Comparison:
         if isinstance(p, Relation) and isinstance(g, Scalar):
             value = value_of_chain(p, self.problem)
             return value is not None and equal_terms(value, g.term)
-        if isinstance(p, Scalar) and isinstance(g, Relation):  # `x^2` for `y - x^2 = 0`
-            return is_graph(Named("y", p), g)
+        if isinstance(p, Scalar) and isinstance(g, Relation) and len(g.ops) == 1:  # `x^2` for `y - x^2 = 0`
+            return self._relations(Relation(("=",), (("sym", "y"), p.term)), g)
         listing, chain = (p, g) if isinstance(p, Listing) else (g, p)
         rises = isinstance(chain, Relation) and set(chain.ops) == {_RISING.get(self.contract.order)}
         if rises and isinstance(chain, Relation) and isinstance(listing, Listing) and listing.kind == "list":
@@ -338,7 +305,7 @@ class Comparison:
                 return self.equal(p.value, g.value)
             if p.relation is None or g.relation is None:
                 return False
-            return self._relations(p.relation, g.relation) or is_graph(p, g.relation) or is_graph(g, p.relation)
+            return self._relations(p.relation, g.relation)
         named, other = (p, g) if isinstance(p, Named) else (g, p)
         assert isinstance(named, Named)
         if named.name.startswith("(") and isinstance(other, Listing) and other.kind == "tuple":
@@ -351,10 +318,12 @@ class Comparison:
         if isinstance(other, Relation):
             if named.relation is not None:
                 pair = (named.relation, other) if named is p else (other, named.relation)
-                if self._relations(*pair) or is_graph(named, other):
+                if self._relations(*pair):
                     return True
             return isinstance(named.value, (Union, Listing)) and self._sets(p, g)
-        return self.equal(named.value, other) if named is p else self.equal(other, named.value)
+        if named is p and len(named.variables) == 1 and isinstance(other, Scalar) and len(symbols(other.term)) == 1:
+            named = Named(named.name, renamed(named.value, {named.variables[0]: symbols(other.term).pop()}))
+        return self.equal(named.value, other) if p is not other else self.equal(other, named.value)
 
     def _says_of_unknown(self, p: Named) -> bool:
         """Return whether an equation gives something of an unknown (`|x| = 5`) and not the unknown asked for."""
@@ -377,11 +346,18 @@ class Comparison:
             return True  # the square of a segment of which nobody has spoken
         if not names or name in names:
             return False
-        if re.fullmatch(r"[A-Z]{2}", name):
-            return any(re.fullmatch(r"[A-Z]{2}(?:\^\d)?", other) for other in names)
-        if (power := re.fullmatch(r"(.+)\^\d", name)) is not None:
-            return power[1] in names
-        return bool(p.variables) and any(re.match(re.escape(p.name) + r"(?:\^-1|')", other) for other in names)
+        if p.variables:
+            return any(re.match(re.escape(p.name) + r"(?:\^-1|')", other) for other in names)
+        if len(name) > 1 or name in self.problem.tokens:  # `\angle A` for `\angle C`, `AB` for `AC`, `a_4` for `a_5`
+            shape, *shapes = (re.sub(r"\^\d$|[\d{}]", "", re.sub("[A-Z]", "A", each)) for each in (name, *names))
+            if shape in shapes and re.search("[A-Z]|_", name):
+                return True
+        if p.relation is None:
+            return False
+        left, asked = p.relation.terms[0], self.problem.asked
+        letters = [found for term in asked if max(map(len, found := symbols(term)), default=0) == 1]
+        among = left[0] != "opaque" and symbols(left) and any(symbols(left) <= found for found in letters)
+        return bool(among) and canonical(left) not in asked  # `xy = 3` for `x + y`
 
     # -- scalars -------------------------------------------------------------------------------------------------
     def _scalars(self, p: Scalar, g: Scalar) -> bool:
@@ -437,6 +413,8 @@ class Comparison:
         for asked in contract.units:
             wanted, _, per = asked.partition("/")
             # `5 hours` where it asks how many a week
+            if given == "degree" and wanted in ("celsius", "fahrenheit"):
+                return True
             money = contract.currencies == {"sterling"} and {head, wanted} >= {"sterling", "pound"}
             if money or (head == wanted and (per == below or not per or not below)):
                 return True

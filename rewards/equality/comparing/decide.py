@@ -14,7 +14,7 @@ from mpmath import mp
 from gtpo.rewards.equality.arithmetic import Budget, NoValue, TooBig, evaluate, symbols
 from gtpo.rewards.equality.comparing.comparison import Comparison
 from gtpo.rewards.equality.comparing.simplified import ANALYSIS, finding
-from gtpo.rewards.equality.reading.answers import NO_UNIT, Answer, Scalar, Words, same_name, same_words
+from gtpo.rewards.equality.reading.answers import Answer, Scalar, Words, same_name, same_words
 from gtpo.rewards.equality.reading.clean import PRICE, clean, typed_thousands, unwrap_answer
 from gtpo.rewards.equality.reading.problem import ProblemText, name_in, read_problem
 from gtpo.rewards.equality.reading.reader import read, split_choice
@@ -23,8 +23,7 @@ from gtpo.rewards.extract import boxed_together, extract_answer
 from gtpo.rewards.limits import ANSWERS_KEPT, DIGITS
 from gtpo.rewards.thoughts import plain, without_thoughts
 
-_LETTER_AFTER = re.compile(r"(-?(?:[\d.]+|\\frac\{\d+\}\{\d+\}))\s+([msghlL](?:\^\{?\d\}?)?)")
-"""`3 s^{2}`, which may be a unit and may be a product."""
+_UNIT_LETTER = re.compile(r"(-?[\d.,]+)([msghlL])")
 _OPTION_LETTER = re.compile(r"^\s*\(?[a-h]\)?\s*\.?\s*$")
 
 
@@ -47,10 +46,7 @@ def _texts(
 @lru_cache(maxsize=ANSWERS_KEPT)
 def _readings(text: str, gold: bool = False, known: bool = False) -> tuple[str, ...]:
     """Return the cleaned texts that a text without words around it may be read as; `known`: its problem is."""
-    readings = _commas(clean(text, gold), gold and known)
-    if (spaced := _LETTER_AFTER.fullmatch(readings[0])) is not None:
-        readings.append(spaced[1] + spaced[2])
-    return tuple(readings)
+    return tuple(_commas(clean(text, gold), gold and known))
 
 
 def selected(text: str) -> frozenset[str]:
@@ -106,8 +102,10 @@ def decide(
         return "CORRECT" if wanted == named else "INCORRECT"
     spoken = (known.asking, known.others) if known is not None and " " in prediction else ()
     texts = _texts(prediction, False, *spoken)
+    if known is not None and known.contract.units and (joined := _UNIT_LETTER.fullmatch(texts[-1])):
+        texts = (*texts, f"{joined[1]} {joined[2]}")  # `120m`, where a measure is asked for
     if known is not None and (name := name_in(gold, known)) is not None:
-        if any(same_name(clean(text), name) for text in texts):
+        if any(same_name(clean(text), name) for text in texts) or name_in(prediction, known) == name:
             return "CORRECT"
         if name == gold.strip():
             return "INCORRECT"
@@ -217,24 +215,3 @@ def _is_too_big(golds: list[Answer]) -> bool:
     except NoValue:
         return False
     return False
-
-
-def exact_value(text: str) -> str:
-    """Return the fraction that an answer is, as `3/4`, and "" for any other answer.
-
-    Two answers with such values are equal if and only if the values are: neither is a decimal, which may stand for
-    something near it, nor has a percent sign, a unit, or a second reading.
-    """
-    mp.dps = DIGITS
-    readings = {reading for gold in (False, True) for core in _texts(text, gold) for reading in _readings(core, gold)}
-    if len(readings) != 1:
-        return ""
-    try:
-        Budget.refill()
-        answer = _read(readings.pop())
-        if not isinstance(answer, Scalar) or answer.digits or answer.unit != NO_UNIT or answer.percent:
-            return ""
-        value = evaluate(answer.term, {})
-    except (TooBig, NoValue):
-        return ""
-    return str(value) if isinstance(value, Fraction) else ""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import mpmath
@@ -41,10 +41,7 @@ from gtpo.rewards.limits import COMPARISON_DIGITS
 
 POINTS_NEEDED, POINTS_TRIED = 4, 24
 GUARD_DIGITS = 20
-_STEPS = ("floor", "ceil", "max", "min", "mod", "gcd", "lcm")
-_KINKS = ("abs", "sqrt", "root", "arcsin", "arccos", "arctan", "ln", "log")
-"""Functions that may hide what happens far from where points are usually drawn."""
-_MAX_SCALES = 6
+_STEPS, _EXTREMES = frozenset(("floor", "ceil", "mod", "gcd", "lcm")), frozenset(("max", "min"))
 
 
 def close(a: Value, b: Value) -> bool:
@@ -153,7 +150,7 @@ def _same_values(a: Term, b: Term, sign: int) -> bool:
         or complex_meant
         or all(
             close(x, y) or not (is_real_value(x) and is_real_value(y))
-            for x, y in _values(a, b, chain(_far_points(a, b, names), _between_kinks(a, b, names)), sign)
+            for x, y in _values(a, b, _between_kinks(a, b, names), sign)
         )
     )
 
@@ -178,44 +175,11 @@ def _values(a: Term, b: Term, points: Iterable[dict[str, Value]], sign: int = 1)
 
 def _steps_of_one(a: Term, b: Term) -> bool:
     """Return whether a function with steps is taken of variables in one term and none of its kind in the other."""
-    first, second = (
-        {part[1] for part in subterms(term) if part[0] == "fn" and part[1] in (*_STEPS, "abs") and symbols(part)}
-        for term in (a, b)
+    first, second = ({part[1] for part in subterms(term) if part[0] == "fn" and symbols(part)} for term in (a, b))
+    return any(
+        (own & first and not others & second) or (own & second and not others & first)
+        for own, others in ((_STEPS, _STEPS), (_EXTREMES, _EXTREMES | {"abs"}))
     )
-    return (bool(first - {"abs"}) and not second) or (bool(second - {"abs"}) and not first)
-
-
-def _far_points(a: Term, b: Term, names: set[str]) -> Iterator[dict[str, Value]]:
-    """Yield points beyond the constants of terms with kinks: |x - 1000| is 1000 - x at every small x."""
-    kinked = [p for t in (a, b) for p in subterms(t) if p[0] == "fn" and p[1] in (*_STEPS, *_KINKS) and symbols(p)]
-    powers = [p for t in (a, b) for p in subterms(t) if p[0] == "pow" and symbols(p[1]) and p[2][0] == "div"]
-    if not kinked and not powers:
-        return
-    scales: list[Fraction] = []
-    for part in (p for t in (a, b) for p in subterms(t)):
-        if symbols(part) or part[0] not in ("num", "pow", "mul", "div"):
-            continue
-        try:
-            value = evaluate(part, {})
-        except NoValue:
-            continue
-        if isinstance(value, Fraction) and value and not Fraction(1, 8) < abs(value) < 4 and abs(value) not in scales:
-            scales.append(abs(value))
-    scales = sorted(scales, reverse=True)[:_MAX_SCALES]
-    logarithmic = any(part[1] in ("ln", "log") for part in kinked)
-    far = [scale**2 for scale in scales[:2]]
-    far += [Fraction(3) ** (2 * int(scale)) for scale in scales[:2] if logarithmic and scale < 500]
-    for index, scale in enumerate([*scales, *far, Fraction(0), Fraction(1), Fraction(2)]):
-        for sign in (1, -1):
-            if scale.denominator == 1 and scale < 3:
-                yield dict.fromkeys(names, sign * scale)
-                continue
-            for stretch in (1, -1):
-                factor = {name: 1 + noise("far", name, index, stretch) for name in names}
-                yield {
-                    name: (sign if i % 2 == 0 or stretch == 1 else -sign) * scale * factor[name] ** stretch
-                    for i, name in enumerate(sorted(names))
-                }
 
 
 def _between_kinks(a: Term, b: Term, names: set[str]) -> Iterator[dict[str, Value]]:
@@ -237,33 +201,19 @@ def _between_kinks(a: Term, b: Term, names: set[str]) -> Iterator[dict[str, Valu
 
 def _roots(term: Term, name: str, point: dict[str, Value]) -> Iterator[Any]:
     """Yield the real roots of a polynomial of at most the 8th degree in a letter, none of anything else."""
-    with suppress(NoValue):
-        values = [evaluate(term, point | {name: Fraction(n)}) for n in range(-5, 6)]
-        if not all(isinstance(value, Fraction) for value in values):
-            return
-        differences = []
-        while len(values) > 1:
-            differences.append(values[0])
-            values = [y - x for x, y in pairwise(values)]
-        degree = max((at for at, value in enumerate(differences) if value), default=0)
-        if not 0 < degree <= 8:
-            return
-        # Newton's form at -5, written out: the coefficients of sum d_k binom(x + 5, k)
-        coefficients, factor = [Fraction(0)] * (degree + 1), [Fraction(1)]
-        for k in range(degree + 1):
-            for at, value in enumerate(factor):
-                coefficients[at] += differences[k] * value
-            longer = [Fraction(0), *factor]
-            for at, value in enumerate(factor):
-                longer[at] += (5 - k) * value
-            factor = [value / (k + 1) for value in longer]
-        if degree == 1:
-            yield number_of(-coefficients[0] / coefficients[1])
-            return
-        with suppress(mpmath.libmp.libhyper.NoConvergence):
-            for root in mpmath.polyroots([number_of(c) for c in reversed(coefficients)], maxsteps=200, extraprec=200):
-                if abs(mpmath.im(root)) < mp.mpf(10) ** -15:
-                    yield mpmath.re(root)
+
+    def value(x: Any) -> Any:
+        return number_of(evaluate(term, point | {name: x}))
+
+    with suppress(NoValue, ValueError, ZeroDivisionError, mpmath.libmp.libhyper.NoConvergence):
+        coefficients = [c if abs(c) > mp.mpf(10) ** -25 else mp.mpf(0) for c in mpmath.taylor(value, 0, 8)]
+        while coefficients and coefficients[-1] == 0:
+            coefficients.pop()
+        far = Fraction(37, 3)
+        gap = mpmath.polyval(coefficients[::-1], number_of(far)) - value(far)
+        if len(coefficients) > 1 and abs(gap) < mp.mpf(10) ** -9:
+            roots = mpmath.polyroots(coefficients[::-1], maxsteps=200, extraprec=200)
+            yield from (mpmath.re(root) for root in roots if abs(mpmath.im(root)) < mp.mpf(10) ** -9)
 
 
 def proportional(a: Term, b: Term, positive: bool) -> bool:

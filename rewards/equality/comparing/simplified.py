@@ -17,19 +17,17 @@ from itertools import chain
 from typing import NamedTuple
 
 from gtpo.rewards.equality.arithmetic import (
+    NO_BASE,
     ONE,
     ZERO,
     Budget,
     NoValue,
     Term,
     Value,
-    add,
     canonical,
     contains,
-    divide,
     evaluate,
     is_literal,
-    multiply,
     negative,
     noise,
     number_of,
@@ -38,7 +36,7 @@ from gtpo.rewards.equality.arithmetic import (
     symbols,
 )
 from gtpo.rewards.equality.comparing.comparison import rename
-from gtpo.rewards.equality.comparing.numeric import close, equal_terms, one_to_one
+from gtpo.rewards.equality.comparing.numeric import close, one_to_one
 from gtpo.rewards.equality.reading.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Words, leaves
 from gtpo.rewards.equality.reading.grammar import occurs, tokens_of
 from gtpo.rewards.equality.reading.problem import ProblemText
@@ -215,8 +213,6 @@ def _product(term: Term, found: Count, whole: bool) -> None:
                 found[Work.PRODUCT] += 1
             elif math.gcd(a, b) > 1:
                 found[reduction] += 1
-    if bottoms and not tops and any(_content(f, bottoms[0]) > 1 for f in others[0]):
-        found[reduction] += 1
     bases = [repr(canonical(_base(f))) for f in others[0] + others[1]]
     found[Work.PRODUCT] += len(bases) - len(set(bases))
     for side in others:
@@ -292,18 +288,6 @@ def _whole_base(unit: Term) -> int | None:
     return int(base[1]) if _is_integer(base) else None
 
 
-def _content(factor: Term, divisor: Term) -> int:
-    """Return what the coefficients of a sum have in common with an integer that divides it."""
-    number = _whole_base(divisor)
-    if factor[0] != "add" or number is None:
-        return 1
-    for part in addends(factor):
-        units = [f for f in factors(part)[0] if is_rational(f)]
-        value = _whole_base(units[0]) if len(units) == 1 else None
-        number = math.gcd(number, 1 if value is None else value)
-    return number
-
-
 def _root(radicand: Term, degree: Term, found: Count, whole: bool, below: bool) -> None:
     bare, _ = _unsigned(radicand)
     if degree == ONE:
@@ -372,31 +356,15 @@ def in_form(written: Sequence[Scalar], wanted: Sequence[Scalar], forms: frozense
         return False
     if "one fraction" in forms and p[0] == "add" and g[0] != "add":
         return False
-    if "as stated" in forms and not is_literal(g) and _outline(p) != _outline(g):
-        return False
+    if "as stated" in forms and not is_literal(g):
+        shapes = (
+            Counter(part[0] for part in subterms(canonical(t)) if part[0] in ("add", "pow", "fn")) for t in (p, g)
+        )
+        if next(shapes) != next(shapes):
+            return False
     if "simplest" in forms and symbols(g):
         return not (has_product_of_sums(p) or contains(p, "div")) or _sums(p) <= _sums(g)
     return True
-
-
-def _outline(term: Term) -> str:
-    """Return the form of an expression: its operations and letters, without numbers and signs, operands in order."""
-    term = canonical(term)
-
-    def outline(part: Term) -> str:
-        if part[0] == "num":
-            return "n"
-        if part[0] in ("sym", "const"):
-            return str(part[1])
-        head = f"{part[0]} {part[1]}" if isinstance(part[1], str) else part[0]
-        within = [outline(each) for each in parts(part)]
-        if part[0] == "mul":
-            within = [each for each in within if each != "n"]
-            if len(within) < 2:
-                return within[0] if within else "n"
-        return f"{head}({', '.join(sorted(within))})"
-
-    return outline(term) if term[0] != "mat" else ""
 
 
 def _sums(term: Term) -> int:
@@ -437,11 +405,15 @@ def _all_factors(term: Term) -> list[Term]:
     return found
 
 
+def same_values(a: Values, b: Values) -> bool:
+    """Return whether values agree point by point."""
+    return all(map(close, a, b))
+
+
 def is_padded(term: Term) -> bool:
     """Return whether something in an expression changes nothing.
 
-    A part of it is constant, or equals a part of its own, or some terms of a sum add up to 0, or two factors multiply
-    to a number.
+    A part of it is constant, or equals a part of its own.
     """
     names = sorted(symbols(term))
     if not names:
@@ -449,11 +421,6 @@ def is_padded(term: Term) -> bool:
     Budget.refill()
     points = [{name: sign * noise("padded", name, sign) for name in names} for sign in (1, -1)]
     return _padding(term, points) is None
-
-
-def same_values(a: Values, b: Values) -> bool:
-    """Return whether values agree point by point."""
-    return all(map(close, a, b))
 
 
 def _padding(term: Term, points: Sequence[dict[str, Value]]) -> list[Values] | None:
@@ -468,42 +435,11 @@ def _padding(term: Term, points: Sequence[dict[str, Value]]) -> list[Values] | N
         within += values
     try:
         own: Values = tuple(evaluate(term, point) for point in points)
-        if term[0] != "sym":
-            if close(own[0], own[1]) or any(same_values(own, other) for other in within):
-                return None
-            if (term[0] == "add" and _cancel(list(addends(term)), points)) or (
-                term[0] in ("mul", "div") and _divide_out(term, points)
-            ):
-                return None
+        if term[0] != "sym" and (close(own[0], own[1]) or any(same_values(own, other) for other in within)):
+            return None
     except NoValue:
         return within
     return [own, *within]
-
-
-def _cancel(added: list[Term], points: Sequence[dict[str, Value]]) -> bool:
-    """Return whether some addends in a row add up to 0."""
-    values = [tuple(evaluate(part, point) for point in points) for part in added[:40]]
-    for start in range(len(values)):
-        total = values[start]
-        for value in values[start + 1 :]:
-            total = tuple(map(add, total, value))
-            if same_values(total, (Fraction(0), Fraction(0))):
-                return True
-    return False
-
-
-def _divide_out(term: Term, points: Sequence[dict[str, Value]]) -> bool:
-    """Return whether two factors with variables multiply to a number."""
-    above, below, *_ = factors(term)
-    sides = [[tuple(evaluate(f, point) for point in points) for f in side if symbols(f)] for side in (above, below)]
-    for number, first in enumerate(sides):
-        for at, a in enumerate(first):
-            for b in first[at + 1 :]:
-                if close(*map(multiply, a, b)):
-                    return True
-            if number == 0 and any(close(*map(divide, a, b)) for b in sides[1]):
-                return True
-    return False
 
 
 # -- the finding ------------------------------------------------------------------------------------------------------
@@ -574,7 +510,7 @@ def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemTe
     if problem is None or not excess:
         return "CORRECT"
     # What is left is one number that could be written shorter: it depends on the problem whether it must.
-    simplest = "simplest" in problem.contract.forms or (numeric and _states(problem, wanted))
+    simplest = "simplest" in problem.contract.forms
     if simplest or (excess[Work.FRACTION] and all(_is_whole(leaf.term) for leaf in wanted)):
         return "UNEVALUATED"
     return "CORRECT"
@@ -611,19 +547,13 @@ def _work(parts: Iterable[Scalar]) -> Count:
     found: Count = Counter()
     for part in parts:
         term = part.unscaled or part.term
-        if term[0] == "div" and all(side[:2] in (("fn", "ln"), ("fn", "log")) for side in term[1:]):
-            above, below = term[1:]  # `\frac{\ln 5}{\ln 2}` is the logarithm to the base 2 that it stands for
-            if above[1] == below[1] and above[3:] == below[3:]:
+        if term[0] == "div":  # `\frac{\ln 5}{\ln 2}` is the logarithm to the base 2 that it stands for
+            above, below = (side[1] if side[2:] == (NO_BASE,) else side for side in term[1:])
+            logarithms = above[0] == "fn" and above[1] in ("ln", "log") and above[1] == below[1]
+            if logarithms and above[3:] == below[3:]:
                 term = ("fn", "log", above[2], below[2])
         found += work_left(("div", term, _HUNDRED) if part.percent and not is_rational(term) else term)
     return found
-
-
-def _states(problem: ProblemText, wanted: list[Scalar]) -> bool:
-    """Return whether the problem states the gold's number in another form: then that form is what it asks for."""
-    own = {canonical(leaf.term) for leaf in wanted}
-    given = [term for term in problem.expressions - own if not symbols(term)]
-    return any(equal_terms(term, leaf.term) for leaf in wanted for term in given)
 
 
 def _form_of(parts: list[Scalar]) -> list[str]:

@@ -62,6 +62,7 @@ _TYPED: _Substitutions = [
         r"\\binom{\1}{\2}",
     ),
     (re.compile(r"(?<![\w\\])C\s*\^\s*\{?(\d+)\}?\s*_\s*\{?(\d+)\}?"), r"\\binom{\2}{\1}"),
+    (re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)"), r"\\times "),
     (re.compile("<=|=<"), r"\\le "),
     (re.compile(">=|=>"), r"\\ge "),
     (re.compile(r"\\not\s*=|!="), r"\\ne "),
@@ -119,7 +120,7 @@ _ALL_BUT = re.compile(
     r"^(?:the set of )?all reals?(?: numbers?)?(?: x)?,? (?:except|other than|but)(?: for)?(?: x ?=)? (-?[\d.]+)$"
 )
 _BOUND = re.compile(
-    r"^(?:the set of )?(?:all )?(?:real )?(?:numbers?|values?)(?: of)?(?: [a-z])?(?: that are)? "
+    r"^(?:the set of )?(?:all )?(?:real )?(?:(?:numbers?|values?)(?: of)?(?: [a-z])?|[a-z])(?: that are)? "
     r"(?:(greater|larger|more)|less|smaller) than( or equal to)? (-?[\d.]+|-?\\frac\{\d+\}\{\d+\})$"
 )
 _NAMED_SETS = [

@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import accumulate
 
 from gtpo.rewards.completions import words
-from gtpo.rewards.equality.arithmetic import FUNCTIONS, Term, TooBig
+from gtpo.rewards.equality.arithmetic import FUNCTIONS, NO_BASE, Term, TooBig
 from gtpo.rewards.equality.reading import TABLES, WORDS
 from gtpo.rewards.limits import MAX_DECIMAL_EXPONENT
 
@@ -427,7 +427,7 @@ class Parser:
             name, power = INVERSES[name], None
         if name == "log" and base is None:
             # Base 10 or e, by the author's habit: a function of its own, equal to neither.
-            term: Term = ("mul", ("fn", "ln", *arguments), ("opaque", "the base of log"))
+            term: Term = ("mul", ("fn", "ln", *arguments), NO_BASE)
         elif base is not None:
             term = ("fn", "log", *arguments, base)
         else:

@@ -27,17 +27,7 @@ _ASKS = re.compile(
     re.IGNORECASE,
 )
 _HOW_MUCH = re.compile(r"\bhow (?:many|much)((?:\s+[a-zA-Z]+){1,6})", re.IGNORECASE)
-_IN_UNIT = re.compile(
-    r"(?:,|\b(?:is|answer|it|speed|length|area|volume|time|distance|weight|mass|angle|height|width|depth|radius|diameter"
-    r"|perimeter|circumference|temperature|cost|price|value|amount|total|bill|charge|fee|profit|wage|salary|income))"
-    r"\s+in\s+((?:[a-zA-Z]+\s*){1,4})",
-    re.IGNORECASE,
-)
-_HOW_LONG = re.compile(
-    r"\bhow (?:long|far|fast|old|tall|deep|wide|heavy|high|large)\b[^.?]*?\bin (?!an?\b|one\b|each\b|the\b|half\b)"
-    r"((?:[a-zA-Z]+\s*){1,4})(?=[.?,;]|$)",
-    re.IGNORECASE,
-)
+_IN_UNIT = re.compile(r"\bin (?!an?\b|one\b|each\b|the\b|half\b)((?:[a-zA-Z]+\s*){1,4})", re.IGNORECASE)
 _CONVERTED = re.compile(
     r"\b(?:convert|change|express|write|rewrite|give|equivalent|equal)\b[^.?]*?\b(?:to|into|in)\s+((?:[a-zA-Z]+\s*){1,4})",
     re.I,
@@ -183,7 +173,7 @@ def _asked_for(sentences: Sequence[str]) -> tuple[set[str], bool]:
 def _units(prose: str) -> set[str]:
     """Return the measures that are asked for: "how many square feet", "the speed in miles per hour"."""
     found = set()
-    for pattern in (_HOW_MUCH, _IN_UNIT, _HOW_LONG, _CONVERTED):
+    for pattern in (_HOW_MUCH, _IN_UNIT, _CONVERTED):
         for phrase in pattern.findall(prose):
             spoken = phrase.lower().split()
             for size in range(len(spoken), 0, -1):
@@ -284,15 +274,9 @@ class ProblemText:
 
     @cached_property
     def asked(self) -> frozenset[Term]:
-        """Canonical terms of those that no relation of the problem gives a value, `m + n` of "find m + n"."""
-        alone: set[Term] = set()
-        given: set[Term] = set()
-        for formula in [*self._formulas, *self._runs][:PROBLEM_EXPRESSIONS]:
-            sides = _RELATION.split(formula)
-            for term in map(_parsed, sides):
-                if term is not None and not is_literal(term):
-                    (alone if len(sides) == 1 else given).add(canonical(term))
-        return frozenset(alone - given)
+        """Canonical terms of the expressions in its question, `m + n` of "find m + n"."""
+        terms = map(_parsed, _split(self._asking[-1])[0] if self._asking else ())
+        return frozenset(canonical(term) for term in terms if term is not None and not is_literal(term))
 
     @cached_property
     def vocabulary(self) -> frozenset[str]:
@@ -426,7 +410,11 @@ def plain_name(name: str) -> str:
     r"""Return a name in one spelling: `BA` and `|AB|` are AB, `m\angle CBA` is `\angle ABC`."""
     bare = re.sub(r"[\s{}$|.,?]|\\(?:overline|text|mathrm|left|right)(?![a-z])", "", name)
     bare = re.sub(r"^m(?=\\angle)", "", bare)
-    return re.sub(r"[A-Z]{2,}", lambda m: min(m.group(), m.group()[::-1]), bare)
+    return (
+        bare
+        if "arrow" in bare or "vec" in bare
+        else re.sub(r"[A-Z]{2,}", lambda m: min(m.group(), m.group()[::-1]), bare)
+    )
 
 
 @lru_cache(maxsize=4096)

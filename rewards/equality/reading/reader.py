@@ -12,7 +12,7 @@ from typing import Any
 
 from mpmath import mp
 
-from gtpo.rewards.equality.arithmetic import NoValue, Term, contains, evaluate, number_of
+from gtpo.rewards.equality.arithmetic import NoValue, Term, contains, evaluate, number_of, symbols
 from gtpo.rewards.equality.reading.answers import (
     NO_UNIT,
     SHORT_WORDS,
@@ -223,7 +223,7 @@ def _read_relation(text: str, depth: int) -> Answer | None:
         if cut == 0 and is_name(parts[0]):
             ops[0] = "="
             cut = ops.index("~") if "~" in ops else len(ops)
-        if cut == 0 and _misses([read_calculation(part) for part in parts[cut:]]):
+        if cut == 0 and _contradict([read_calculation(part) for part in parts[cut:]], loosely=True):
             return Words(text)  # `12 \approx 20`
         ops, parts = ops[:cut], parts[: cut + 1]
         if not ops:
@@ -256,7 +256,7 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
         bare = all(q.unit == NO_UNIT for q in numbers)
         return Words(" = ".join(parts)) if bare else Named("", read(parts[-1], depth + 1), contradicted=True)
     if isinstance(own := quantities[-1], Based) and len(numbers) == len(parts) - 1:  # `255 = FF_{16}`
-        return own if all(equals_base(number.term, own) for number in numbers) else Words(" = ".join(parts))
+        return own
     if len(numbers) == len(parts) and any(number.unit.name for number in numbers) and not contradicted:
         return numbers[-1]  # `180/3 = 60 mph`
     if not is_name(left) and not is_name(parts[-2]) and is_name(parts[-1]) and "frac" not in parts[-1]:
@@ -269,6 +269,12 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
         value = read(parts[-1], depth + 1)
         call = re.fullmatch(r"([a-zA-Z]['a-zA-Z]*)\s*\(\s*([a-zA-Z])\s*\)", name)
         relation = Relation(("=",), (terms[0], terms[-1])) if terms else None
+        if (
+            relation is not None
+            and relation.terms[0][0] == "sym"
+            and relation.terms[0][1] in symbols(relation.terms[1])
+        ):
+            return relation  # `x = 2x + 1` gives x no value
         if call:
             return Named(call[1], value, relation, (call[2],), contradicted)
         return Named(re.sub(r"[\s{}]|\\text", "", name), value, relation, (), contradicted)
@@ -279,43 +285,24 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
     return Relation(("=",) * (len(terms) - 1), tuple(terms))
 
 
-def equals_base(term: Term, numeral: Based) -> bool:
-    """Return whether a numeral stands for the number that a term is."""
-    try:
-        return numeral.base <= 36 and evaluate(term, {}) == int(numeral.digits, numeral.base)
-    except (NoValue, ValueError):
-        return False
-
-
-def _misses(quantities: Sequence[Answer]) -> bool:
-    """Return whether a number is far from the first, by what its digits show."""
-    try:
-        exact, *others = [
-            (evaluate(q.term, {}), q) for q in quantities if isinstance(q, Scalar) and not _has_symbols(q.term)
-        ]
-        for value, quantity in others:
-            zeros = 0 if quantity.digits else len(str(value)) - len(str(value).rstrip("0"))
-            slack = mp.mpf(10) ** (zeros - quantity.places) * mp.mpf("1.01" if quantity.digits else "0.6")
-            if exact[1].unit == quantity.unit and abs(number_of(value) - number_of(exact[0])) > slack:
-                return True
-    except (NoValue, ValueError, TypeError):
-        return False
-    return False
-
-
-def _contradict(numbers: list[Scalar]) -> bool:
+def _contradict(numbers: Sequence[Answer], loosely: bool = False) -> bool:
     """Return whether two numbers of a chain differ (`41 = 42`): then it says nothing.
 
-    Units are converted, and a decimal may be rounded (`2 hours = 120 minutes`, `2/3 = 0.67`).
+    Units are converted, and a decimal may be rounded (`2 hours = 120 minutes`, `2/3 = 0.67`); `loosely`: a digit more
+    or less in the last place, and the zeros that end an integer, say nothing (`19998 \\approx 20000`).
     """
     known: list[tuple[Any, Any, str]] = []
     for quantity in numbers:
+        if not isinstance(quantity, Scalar) or _has_symbols(quantity.term):
+            continue
         try:
             value = number_of(evaluate(quantity.term, {}))
         except NoValue:
             continue
         percent = 100 if quantity.percent else 1
-        slack = 0.501 / 10**quantity.places / percent if quantity.digits else 0
+        slack = (1.01 if loosely else 0.501) / 10**quantity.places / percent if quantity.digits else 0
+        if loosely and known and not slack:
+            slack = 0.6 * 10 ** (len(text := str(quantity.term[-1])) - len(text.rstrip("0"))) / percent
         value, unit = value / percent, quantity.unit.name
         for other, other_slack, other_unit in known:
             factor = conversion(unit, other_unit) if unit and other_unit else 1

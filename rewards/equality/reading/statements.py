@@ -18,7 +18,6 @@ from gtpo.rewards.equality.reading.units import (
     CHANGES_MEANING,
     NEGATIONS,
     NUMBER_WORDS,
-    is_noun,
     scale_of,
     singular,
     spoken_number,
@@ -37,7 +36,7 @@ _OPENERS = tuple(f"{word} " for word in sorted(WORDS.prepositions | words("in of
 _CHOOSING = [
     words(each)
     for each in (
-        "first", "second", "third", "fourth", "fifth", "last final", "other another", "next", "previous",
+        "first", "second", "third", "fourth", "fifth", "last", "other another", "next", "previous",
         "larger largest greater greatest bigger biggest longer longest higher highest maximum older oldest taller",
         "smaller smallest lesser least shorter shortest lower lowest minimum younger youngest", "middle",
     )
@@ -113,7 +112,7 @@ _LABEL = re.compile(
     r"^(?P<label>[^\W\d_][^\d$\\:：=<>{}\[\]|]{0,60}?)\s*(?:[:：]|(?<=[^\W\d_A-Z]{3})\s=|—|➜|[-=]>|(?<=[Aa]ns)\.|(?<=nswer)\.|(?<=olution)\.)\s*(?P<rest>\S.*)$",
     re.DOTALL,
 )
-_NAMED = re.compile(r"(?:value|values|values?|number) (?:of|for) \$?([^$\s=]{1,30}?)\$? (?:is|are|equals|=)$")
+_NAMED = re.compile(r"(?:values?|number|length|measure) (?:of|for) \$?([^$\s=]{1,30}?)\$? (?:is|are|equals|=)$")
 _APPROXIMATE = (
     r"(?:\b(?:which|that|this)\s+(?:is|equals)\s+)?(?:or\s+|i\.e\.,?\s*)?"
     r"(?:\babout|\bapproximately|\bapprox\.?|\broughly|\baround|\bnearly|≈|~|\\approx|\\simeq)"
@@ -134,6 +133,7 @@ _REMARKS = [
 _IN_BRACKETS = re.compile(r"\s*[\[(]\s*((?=[^()]*[^\W\d_]{3})[^\W\d_]{2,}(?:[\s,.'’-]+[^\W\d_]+)*[.!]?)\s*[\])]")
 _CLAUSE = re.compile(
     r"(?<=[\w})\]$%°])[,;.]?\s+(?P<c>which|because|since|as (?:required|desired|claimed|shown|the)|"
+    r"(?:attained|achieved|reached|occurring|occurs) (?:at|when|for|if)|"
     r"where|for (?:all|any|every|each|some)|for(?= +\$?[a-z]\$? *(?:\\neq?|≠|!=))|when(?:ever)?|with)\b"
 )
 _IS_ANSWER = re.compile(
@@ -172,7 +172,7 @@ def cores(text: str, asked: frozenset[str] = frozenset(), others: frozenset[str]
 
 def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> Iterator[str]:
     """Yield what a text says with less around it."""
-    yield from _without_remark(text)
+    yield from _without_remark(text, asked)
     if (point := _POINT.match(text)) is not None:
         yield point[1]
     pieces = _pieces(text)
@@ -201,6 +201,9 @@ def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> Iterator[
     predicate = re.search(r"\b(?:is|are)\s+(?:an?\s+|the\s+)?([a-z]+(?: [a-z]+)?)[.!]?$", after)
     if predicate is not None and not _denies(text):
         yield predicate[1]
+        of_question = set(re.findall(r"[^\W\d_]+", after.lower())) <= (asked | WORDS.kinds) - CHANGES_MEANING
+        if first == 0 and of_question:  # `1/6 of the cake is left`
+            yield inner
         return
     prose = before + " " + after
     if _denies(prose) or _chooses(prose, asked) or re.search(r"(?<=\w{3})[.!?]\s+\S", prose.strip()):
@@ -219,24 +222,21 @@ def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> Iterator[
 
 
 def _labelled(label: str, rest: str) -> Iterator[str]:
-    """Yield what is behind a label, its noun as the unit: `Number of boys: 5` counts boys."""
+    """Yield what is behind a label that does not make another number of it."""
     spoken = re.findall(r"[a-z]+", label.lower())
-    bare, noun = rest.strip(" .$"), spoken[-1] if spoken else ""
-    if is_noun(noun) and noun not in WORDS.answer | WORDS.kinds and re.fullmatch(r"[\d,.]+", bare):
-        yield f"{bare} {noun}"
-    elif WORDS.reversals.isdisjoint(spoken) and WORDS.modals.isdisjoint(spoken) and WORDS.bounds.isdisjoint(spoken):
+    if not any(map(spoken.__contains__, WORDS.reversals | WORDS.modals | WORDS.bounds)):
         yield rest
 
 
 def _chooses(prose: str, asked: frozenset[str]) -> bool:
     """Return whether prose speaks of another than the one asked for: of the second number, or of the larger."""
     spoken = set(re.findall(r"[a-z]+", prose.lower()))
-    if spoken == {"final"} or not (WORDS.answer | {"value", "form"}).isdisjoint(spoken):
-        spoken -= {"final", "last"}  # the final result
+    if not (WORDS.answer | {"value", "form"}).isdisjoint(spoken):
+        spoken -= {"last"}  # the last result
     return any(not kind.isdisjoint(spoken) and kind.isdisjoint(asked) for kind in _CHOOSING)
 
 
-def _without_remark(text: str) -> Iterator[str]:
+def _without_remark(text: str, asked: frozenset[str]) -> Iterator[str]:
     for pattern, joint in _REMARKS:
         match = pattern.match(text)
         if match is not None and not _denies(match["v"], "or") and re.search(r"\d", match["a"]):
@@ -253,11 +253,12 @@ def _without_remark(text: str) -> Iterator[str]:
     clause = _CLAUSE.search(text)
     if clause is not None and not _denies(text, "or"):
         spoken = set(re.findall(r"[a-zA-Z]{2,}", text[clause.start("c") :]))
-        if clause["c"][:3] in ("whi", "bec", "sin", "as ") or spoken <= WORDS.domain:
+        if clause["c"][:3] in ("whi", "bec", "sin", "as ", "att", "ach", "rea", "occ") or spoken <= WORDS.domain:
             yield text[: clause.start()]
     if (it := _IS_ANSWER.match(text)) is not None and not _denies(text, "or"):
         said = set(re.findall(r"[^\W\d_]+", it["c"].lower()))
-        if re.search(r"[\d\\$]|^\(?[A-H]\)?$", it["v"]) and not said.isdisjoint(WORDS.answer | {"correct"}):
+        answers = not said.isdisjoint(WORDS.answer | {"correct"}) or said <= (asked | WORDS.kinds) - CHANGES_MEANING
+        if answers and re.search(r"[\d\\$]|^\(?[A-H]\)?$", it["v"]):
             yield it["v"]
     if (yes := _YES.match(text)) is not None:
         yield yes[1]

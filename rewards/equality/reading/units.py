@@ -188,7 +188,7 @@ _COUNTED = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s*\\text\s*\{[^{}]*\}(?=\s*(?:
 """A number of a calculation with its unit."""
 _UNIT_TEXT = re.compile(r"\s*(?:\\text\s*\{(?P<text>[^{}]*)\}\s*(?P<power>\^\s*\{?\s*[23]\s*\}?)?)\s*$")
 _UNIT_TYPED = re.compile(
-    r"(?:(?<=[\d})!%])|(?<=\\pi))(?P<space>\s*)(?P<words>[a-zA-Z][a-zA-Z./ ]*?)\.?"
+    r"(?:(?<=[\d})!%])|(?<=\\pi))(?P<space>\s*)(?P<words>/?[a-zA-Z][a-zA-Z./ ]*?)\.?"
     r"(?P<power>\s*\^\s*\{?\s*[23]\s*\}?)?\s*$"
 )
 _DEGREES = re.compile(r"\s*\^\\circ\s*(?:\\text\s*\{\s*)?(?P<scale>[CF])?\s*\}?\s*$")
@@ -318,7 +318,7 @@ def _strip_unit(text: str) -> tuple[str | None, Unit, bool, tuple[str, ...]]:
 
 def _typed_unit(match: re.Match[str], text: str) -> bool:
     """Return whether letters typed after a number are a unit and not variables: known ones, or words of 3+ letters."""
-    phrase = match["words"].replace(".", "").split()
+    phrase = match["words"].replace(".", "").removeprefix("/").split()
     if not phrase or any(word in ("sin", "cos", "tan", "log", "sqrt", "pi", "inf") for word in phrase):
         return False
     if scale_of(phrase[0]) is not None:
